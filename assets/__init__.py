@@ -1,0 +1,1 @@
+"""Partitioned assets, jobs and checks of a pipeline."""

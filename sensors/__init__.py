@@ -1,0 +1,1 @@
+"""What asks for runs: the producer sensor and the schedules."""
