@@ -1,1 +1,1 @@
-"""Broadway's model on Dagster and Spark: pull messages, handle, batch, keep failures apart, acknowledge what is safe."""
+"""Broadway's model on Dagster and Spark: pull, handle, batch, keep failures apart, acknowledge what is safe."""
