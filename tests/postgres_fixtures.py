@@ -45,7 +45,7 @@ def postgres() -> Iterator[Postgres]:
         run_as = _unprivileged(folder)
         _initialize(binaries, folder, password, run_as)
         # Another process may take the port between its choice and its use.
-        for attempt in range(3):
+        for _ in range(3):
             port = _free_port()
             process = _start(binaries, folder, port, run_as)
             try:
@@ -54,7 +54,6 @@ def postgres() -> Iterator[Postgres]:
                     return
             finally:
                 _stop(process)
-            print(f"attempt {attempt}: PostgreSQL did not start on port {port}")
         pytest.fail(f"PostgreSQL does not start:\n{(folder / 'log').read_text()[-2_000:]}")
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,232 @@
+"""When a run is asked for, and how many messages it may take on. Nothing here talks to anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple, Self
+
+from pydantic import AwareDatetime, BaseModel, ValidationError
+
+from pipeline_platform.options import Processors, Producer
+from pipeline_platform.source import Backlog
+
+
+class Ask(NamedTuple):
+    """What to ask for.
+
+    Attributes:
+        demand: Messages that a run may take on; 0 asks for no run.
+        because: Why, in words for people.
+    """
+
+    demand: int
+    because: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What bounds a demand at this moment.
+
+    Attributes:
+        max_runs: Runs that may be under way at once.
+        per_run: Messages that one run takes on at most.
+        worthwhile: Messages that make a run worth its fixed cost.
+        patience: After so long less than that is asked for, too.
+        permits: Messages that the rate limit gives until a run asked for now would end; None without a limit.
+        permits_soon: The same until the next look; never more than `permits`.
+        permits_at: When the next interval of the limit begins.
+        paused: Why nothing is to be asked for, None if it is.
+    """
+
+    max_runs: int
+    per_run: int
+    worthwhile: int
+    patience: timedelta
+    permits: int | None = None
+    permits_soon: int | None = None
+    permits_at: datetime | None = None
+    paused: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        producer: Producer,
+        processors: Processors,
+        *,
+        permits: int | None = None,
+        permits_soon: int | None = None,
+        permits_at: datetime | None = None,
+        paused: str | None = None,
+    ) -> Self:
+        """Take them from a pipeline's options, and from what the control store says."""
+        return cls(
+            max_runs=producer.max_runs,
+            per_run=processors.concurrency * processors.max_demand,
+            worthwhile=processors.worthwhile,
+            patience=producer.patience,
+            permits=permits,
+            permits_soon=permits_soon,
+            permits_at=permits_at,
+            paused=paused,
+        )
+
+    @property
+    def capacity(self) -> int:
+        """Messages that may be in flight at once, over all runs."""
+        return self.max_runs * self.per_run
+
+
+class Waiting(BaseModel, frozen=True):
+    """What a sensor keeps in its cursor: since when something waits that it has not asked for.
+
+    Attributes:
+        since: When it was first seen; for a source that cannot tell what waits, when it was last asked. None where
+            nothing waits, or nothing was asked yet.
+    """
+
+    since: AwareDatetime | None = None
+
+    def waited(self, now: datetime) -> timedelta | None:
+        """Say for how long; never negative, whatever clocks do."""
+        return None if self.since is None else max(timedelta(0), now - self.since)
+
+    def after(self, backlog: Backlog, asks: Sequence[Ask], now: datetime, *, unleased: int = 0) -> Waiting:
+        """Say what waits after a look at the source.
+
+        Args:
+            backlog: What the look found.
+            asks: What was decided on it.
+            now: The time of the look.
+            unleased: As for `decide`.
+        """
+        demand = sum(ask.demand for ask in asks)
+        if backlog.messages is not None and backlog.messages <= unleased + demand:
+            return Waiting()
+        if demand or (self.since is None and backlog.messages is not None):
+            return Waiting(since=now)
+        # A clock that was ahead when it was written must not make anybody wait for it to come true.
+        return Waiting(since=now) if self.since is not None and self.since > now else self
+
+    def to_json(self) -> str:
+        """Write it as a cursor, below 100 bytes."""
+        return self.model_dump_json()
+
+    @classmethod
+    def from_json(cls, text: str | None) -> Waiting:
+        """Read a cursor; what is none counts as a sensor that looks for the first time."""
+        try:
+            return cls.model_validate_json(text or "{}")
+        except ValidationError:
+            return cls()
+
+
+def decide(
+    backlog: Backlog,
+    limits: Limits,
+    in_flight: int,
+    waited: timedelta | None,
+    *,
+    runs: int = 0,
+    unleased: int = 0,
+) -> Ask:
+    """Say how many messages one more run should take on, or why there should be none.
+
+    A backlog is asked for as soon as it makes a run worthwhile, or is as much as can be handled before the next
+    look; less than that after `patience`. A source that cannot tell its backlog (None) is asked for at once, and
+    then again each `patience`.
+
+    Args:
+        backlog: What waits at the source.
+        limits: What bounds the demand now.
+        in_flight: Messages that live and queued runs hold, or will.
+        waited: For how long something waits that was not asked for, from `Waiting`; None if nothing was seen.
+        runs: How many runs those are.
+        unleased: Of `in_flight`, what runs were asked for and have not leased yet: the source still counts it.
+    """
+    waiting = None if backlog.messages is None else max(0, backlog.messages - unleased)
+    room = min(limits.per_run, limits.capacity - in_flight)
+    # Messages in flight will take their permits out of the same intervals.
+    permits = room if limits.permits is None else limits.permits - in_flight
+    soon = room if limits.permits_soon is None else limits.permits_soon
+    hindrance = _hindrance(backlog, limits, in_flight, runs, waiting) or _no_permits(limits, in_flight, permits, soon)
+    if hindrance:
+        return Ask(0, hindrance)
+
+    most = min(room, permits)
+    patient = waited is not None and waited < limits.patience
+    if waiting is None:
+        if patient:
+            return Ask(0, f"the source cannot tell what waits; {_pays_after(limits, waited)}")
+        return Ask(most, "the source cannot tell what waits")
+    demand = min(waiting, most)
+    worthwhile = min(limits.worthwhile, room, soon)
+    if demand >= worthwhile:
+        return Ask(demand, f"{_count(waiting)} at the source")
+    if waited is None or patient:
+        return Ask(0, f"{_wait(waiting)}; a run pays from {worthwhile}, or {_pays_after(limits, waited)}")
+    return Ask(demand, f"{_wait(waiting)}, and {_seconds(waited)} are long enough")
+
+
+def decide_all(
+    backlog: Backlog,
+    limits: Limits,
+    in_flight: int,
+    waited: timedelta | None,
+    *,
+    runs: int = 0,
+    unleased: int = 0,
+) -> list[Ask]:
+    """Decide on every run that one look at the source is worth; the arguments are those of `decide`.
+
+    Returns:
+        One ask for each run, or a single one of 0 that says why there is none.
+    """
+    asks: list[Ask] = []
+    while True:
+        ask = decide(backlog, limits, in_flight, waited, runs=runs, unleased=unleased)
+        if not ask.demand:
+            return asks or [ask]
+        asks.append(ask)
+        in_flight, unleased, runs = in_flight + ask.demand, unleased + ask.demand, runs + 1
+        waited = timedelta(0)  # the patience of what waited is satisfied; the rest has to be worth a run of its own
+
+
+def _hindrance(backlog: Backlog, limits: Limits, in_flight: int, runs: int, waiting: int | None) -> str | None:
+    if limits.paused is not None:
+        return f"paused: {limits.paused}"
+    if backlog.messages == 0:
+        return "the queue is empty"
+    if waiting == 0:
+        return f"{_wait(backlog.messages or 0)}, and runs under way will take them"
+    if in_flight >= limits.capacity:
+        return f"{_count(in_flight)} in flight fill the capacity of {limits.capacity}"
+    if runs >= limits.max_runs:
+        return f"{runs} {'run' if runs == 1 else 'runs'} under way; max_runs allows {limits.max_runs}"
+    return None
+
+
+def _no_permits(limits: Limits, in_flight: int, permits: int, soon: int) -> str | None:
+    if limits.permits is None or (permits > 0 and soon > 0):
+        return None
+    until = f"until {limits.permits_at.astimezone(UTC):%H:%M:%S} UTC" if limits.permits_at else "for now"
+    if limits.permits > 0 and permits <= 0:
+        return f"the rate limit gives {limits.permits} while a run lasts, and {_count(in_flight)} in flight need them"
+    return f"the rate limit leaves nothing {until}"
+
+
+def _pays_after(limits: Limits, waited: timedelta | None) -> str:
+    return f"after {_seconds(limits.patience)} (waited {_seconds(waited or timedelta(0))})"
+
+
+def _count(messages: int) -> str:
+    return f"{messages} message" if messages == 1 else f"{messages} messages"
+
+
+def _wait(messages: int) -> str:
+    return f"{_count(messages)} {'waits' if messages == 1 else 'wait'}"
+
+
+def _seconds(span: timedelta) -> str:
+    return f"{span.total_seconds():.3g} s"

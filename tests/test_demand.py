@@ -1,0 +1,203 @@
+"""When runs are asked for, and how much."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline_platform.demand import Ask, Limits, Waiting, decide, decide_all
+from pipeline_platform.options import Processors, Producer
+from pipeline_platform.source import Backlog
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+LIMITS = Limits.of(Producer(source="queue", max_runs=2), Processors())
+UNKNOWN = Backlog(None)
+
+
+def seconds(number: float) -> timedelta:
+    return timedelta(seconds=number)
+
+
+def limited(permits: int, soon: int, max_runs: int = 2) -> Limits:
+    return Limits.of(
+        Producer(source="queue", max_runs=max_runs),
+        Processors(),
+        permits=permits,
+        permits_soon=soon,
+        permits_at=NOON + seconds(60),
+    )
+
+
+def test_limits_follow_from_the_options():
+    assert (LIMITS.per_run, LIMITS.capacity, LIMITS.worthwhile) == (100_000, 200_000, 50_000)
+
+
+def test_a_worthwhile_backlog_is_asked_for_at_once():
+    assert decide(Backlog(60_000), LIMITS, 0, None) == Ask(60_000, "60000 messages at the source")
+
+
+def test_one_run_takes_on_no_more_than_its_tasks_hold():
+    assert decide(Backlog(1_000_000), LIMITS, 0, None).demand == 100_000
+
+
+def test_what_is_in_flight_leaves_less():
+    assert decide(Backlog(1_000_000), LIMITS, 170_000, None, runs=1).demand == 30_000
+
+
+@pytest.mark.parametrize(
+    ("backlog", "in_flight", "runs", "unleased", "waited", "because"),
+    [
+        (0, 0, 0, 0, None, "the queue is empty"),
+        (9, 200_000, 2, 0, None, "200000 messages in flight fill the capacity of 200000"),
+        (9, 5, 2, 0, None, "2 runs under way; max_runs allows 2"),
+        (9, 9, 1, 9, None, "9 messages wait, and runs under way will take them"),
+        (12, 0, 0, 0, 4, "12 messages wait; a run pays from 50000, or after 30 s (waited 4 s)"),
+        (1, 0, 0, 0, None, "1 message waits; a run pays from 50000, or after 30 s (waited 0 s)"),
+        (None, 0, 0, 0, 4, "the source cannot tell what waits; after 30 s (waited 4 s)"),
+    ],
+)
+def test_a_look_without_an_ask_says_why(backlog, in_flight, runs, unleased, waited, because):
+    span = None if waited is None else seconds(waited)
+
+    assert decide(Backlog(backlog), LIMITS, in_flight, span, runs=runs, unleased=unleased) == Ask(0, because)
+
+
+def test_a_pause_comes_before_all_else():
+    paused = Limits.of(Producer(source="queue"), Processors(), paused="the lake is full")
+
+    assert decide(Backlog(10**6), paused, 0, seconds(99)) == Ask(0, "paused: the lake is full")
+    assert decide(UNKNOWN, paused, 0, None) == Ask(0, "paused: the lake is full")
+
+
+def test_patience_ends_the_wait_of_a_small_backlog():
+    assert decide(Backlog(12), LIMITS, 0, seconds(29.9)).demand == 0
+    assert decide(Backlog(12), LIMITS, 0, seconds(30)) == Ask(12, "12 messages wait, and 30 s are long enough")
+
+
+def test_an_unknown_backlog_is_asked_for_at_once_and_then_each_patience():
+    assert decide(UNKNOWN, LIMITS, 0, None).demand == 100_000
+    assert decide(UNKNOWN, LIMITS, 0, seconds(29)).demand == 0
+    assert decide(UNKNOWN, LIMITS, 0, seconds(30)).demand == 100_000
+
+
+def test_a_slow_limit_makes_small_runs_worthwhile():
+    assert decide(Backlog(10**6), limited(permits=600, soon=50), 0, None).demand == 600
+    assert decide(Backlog(60), limited(permits=600, soon=50), 0, None).demand == 60
+    assert decide(Backlog(40), limited(permits=600, soon=50), 0, None).demand == 0
+
+
+def test_an_exhausted_limit_says_when_it_gives_again():
+    for permits in (0, 600):
+        ask = decide(Backlog(10**6), limited(permits=permits, soon=0), 0, seconds(99))
+        assert ask == Ask(0, "the rate limit leaves nothing until 12:01:00 UTC")
+
+
+def test_messages_in_flight_use_permits_first():
+    assert decide(Backlog(10**6), limited(permits=600, soon=50), 400, None, runs=1).demand == 200
+    assert decide(Backlog(10**6), limited(permits=600, soon=50), 600, None, runs=1) == Ask(
+        0, "the rate limit gives 600 while a run lasts, and 600 messages in flight need them"
+    )
+
+
+def test_one_look_asks_for_as_many_runs_as_are_worthwhile():
+    assert [ask.demand for ask in decide_all(Backlog(10**6), LIMITS, 0, None)] == [100_000, 100_000]
+    assert [ask.demand for ask in decide_all(Backlog(150_000), LIMITS, 0, None)] == [100_000, 50_000]
+    assert [ask.demand for ask in decide_all(Backlog(100_001), LIMITS, 0, seconds(99))] == [100_000]
+    assert [ask.demand for ask in decide_all(UNKNOWN, LIMITS, 0, None)] == [100_000]
+    assert decide_all(Backlog(0), LIMITS, 0, None) == [Ask(0, "the queue is empty")]
+
+
+messages = st.one_of(st.none(), st.integers(0, 500))
+limits = st.builds(
+    lambda runs, tasks, most, least, permits, soon: Limits.of(
+        Producer(source="queue", max_runs=runs),
+        Processors(concurrency=tasks, max_demand=most, min_demand=min(least, most - 1)),
+        permits=permits,
+        permits_soon=None if permits is None else min(permits, soon),
+    ),
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.integers(1, 50),
+    st.integers(0, 50),
+    st.one_of(st.none(), st.integers(0, 200)),
+    st.integers(0, 200),
+)
+
+
+@given(messages, limits, st.integers(0, 300), st.integers(0, 4), st.integers(0, 300), st.integers(0, 60))
+def test_no_limit_is_ever_exceeded(backlog, limits, in_flight, runs, unleased, waited):
+    asks = decide_all(
+        Backlog(backlog), limits, in_flight, seconds(waited), runs=runs, unleased=min(unleased, in_flight)
+    )
+    total = sum(ask.demand for ask in asks)
+
+    assert all(0 <= ask.demand <= limits.per_run for ask in asks)
+    assert all(ask.because for ask in asks)
+    if total:
+        assert in_flight + total <= limits.capacity
+        assert runs + len(asks) <= limits.max_runs
+        assert limits.permits is None or in_flight + total <= limits.permits
+        assert backlog is None or total + min(unleased, in_flight) <= backlog
+
+
+@given(
+    limits=limits.filter(lambda limits: limits.permits_soon != 0),
+    looks=st.lists(st.tuples(st.integers(1, 10), st.integers(1, 20)), min_size=1, max_size=20),
+    cursor=st.one_of(st.none(), st.text(max_size=5), st.just('{"since": "2999-01-01T00:00:00Z"}')),
+)
+def test_whatever_waits_is_asked_for_within_patience(limits, looks, cursor):
+    """Looks at irregular times, a backlog that goes up and down, a cursor that may be nonsense."""
+    now, first_seen, waiting = NOON, None, Waiting.from_json(cursor)
+    for step, backlog in looks:
+        now += seconds(step)
+        asks = decide_all(Backlog(backlog), limits, 0, waiting.waited(now))
+        waiting = Waiting.from_json(waiting.after(Backlog(backlog), asks, now).to_json())
+        if asks[0].demand:
+            first_seen = None
+            continue
+        first_seen = first_seen or now
+        assert now - first_seen < limits.patience
+
+
+@given(limits.filter(lambda limits: limits.permits_soon != 0), st.lists(st.integers(1, 10), max_size=30))
+def test_an_unknown_backlog_is_asked_for_once_in_a_patience(limits, steps):
+    now, last, waiting = NOON, None, Waiting()
+    for step in steps:
+        now += seconds(step)
+        asks = decide_all(UNKNOWN, limits, 0, waiting.waited(now))
+        waiting = waiting.after(UNKNOWN, asks, now)
+        due = last is None or now - last >= limits.patience
+        assert bool(asks[0].demand) == due
+        last = now if due else last
+
+
+def test_waiting_begins_when_something_is_first_left_over():
+    nothing, backlog = Waiting(), Backlog(12)
+    first = nothing.after(backlog, [Ask(0, "too few")], NOON)
+    later = first.after(backlog, [Ask(0, "too few")], NOON + seconds(9))
+
+    assert nothing.waited(NOON) is None
+    assert later.waited(NOON + seconds(10)) == seconds(10)
+
+
+def test_waiting_ends_with_an_ask_and_begins_anew_for_the_rest():
+    waiting = Waiting(since=NOON)
+
+    assert waiting.after(Backlog(12), [Ask(12, "")], NOON + seconds(9)) == Waiting()
+    assert waiting.after(Backlog(12), [Ask(0, "")], NOON + seconds(9), unleased=12) == Waiting()
+    assert waiting.after(Backlog(12), [Ask(8, "")], NOON + seconds(9)) == Waiting(since=NOON + seconds(9))
+
+
+@pytest.mark.parametrize("cursor", [None, "", "{", "[]", '{"since": 1e999}', '{"since": "noon"}', '{"a": "12:00"}'])
+def test_a_cursor_that_says_nothing_is_a_first_look(cursor):
+    assert Waiting.from_json(cursor) == Waiting()
+
+
+def test_a_cursor_is_small_and_comes_back_as_it_was():
+    waiting = Waiting(since=NOON + timedelta(microseconds=1))
+
+    assert len(waiting.to_json()) < 100
+    assert Waiting.from_json(waiting.to_json()) == waiting
