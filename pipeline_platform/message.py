@@ -66,17 +66,19 @@ class Failure(NamedTuple):
         kind: `failed` where a callback called `Message.failed`, else the exception's class name.
         reason: One line for people.
         traceback: Of the exception, or empty.
+        stage: The callback it failed in, or `lake` where its data fits no column.
     """
 
     kind: str
     reason: str
     traceback: str = ""
+    stage: str = ""
 
     @classmethod
-    def of(cls, error: BaseException) -> Failure:
+    def of(cls, error: BaseException, stage: str) -> Failure:
         """Describe an exception that a callback raised; the traceback is cut to its last 8,000 characters."""
         text = "".join(traceback.format_exception(error))
-        return cls(type(error).__name__, str(error)[:2_000] or type(error).__name__, text[-8_000:])
+        return cls(type(error).__name__, str(error)[:2_000] or type(error).__name__, text[-8_000:], stage)
 
 
 class Delivery:
@@ -177,6 +179,12 @@ class Message:
         new.actions = self.actions
         new._delivery = self._delivery
         new._row = self._row
+        return new
+
+    def _moved_to(self, delivery: Delivery, row: int) -> Message:
+        """The same message, as a row of a batch that holds more than the one it was handled in."""
+        new = self._copy()
+        new._delivery, new._row = delivery, row
         return new
 
     def put_data(self, data: Any) -> Message:

@@ -1,0 +1,1 @@
+"""The lake: one writer, manifests, the decision, tables, failed messages."""

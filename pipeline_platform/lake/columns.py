@@ -1,0 +1,174 @@
+"""From a pydantic model to the columns of a table, and from the data of messages to rows that fit them."""
+
+from __future__ import annotations
+
+import enum
+import types
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from functools import lru_cache
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from uuid import UUID
+
+import pyarrow as pa
+from pydantic import BaseModel
+
+_PLAIN: dict[type, pa.DataType] = {
+    bool: pa.bool_(),
+    int: pa.int64(),
+    float: pa.float64(),
+    str: pa.string(),
+    bytes: pa.binary(),
+    datetime: pa.timestamp("us", "UTC"),
+    date: pa.date32(),
+    Decimal: pa.decimal128(38, 9),
+}
+_AS_TEXT = (UUID, time, timedelta)
+
+
+class ColumnError(TypeError):
+    """A field of a model, or the data of a message, fits no column: names it."""
+
+
+def arrow_schema(model: type[BaseModel]) -> pa.Schema:
+    """The columns of a model's table, all nullable, so that a field can be added or dropped later.
+
+    Raises:
+        ColumnError: A field has a type that no column holds.
+    """
+    return pa.schema(
+        [pa.field(name, _arrow_type(model, name, field.annotation)) for name, field in model.model_fields.items()]
+    )
+
+
+def _arrow_type(model: type[BaseModel], name: str, annotation: Any) -> pa.DataType:
+    annotation = _bare(annotation)
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        kinds = {type(value) for value in arguments}
+        if len(kinds) == 1 and (kind := kinds.pop()) in _PLAIN:
+            return _PLAIN[kind]
+    elif origin in (list, set, frozenset, Sequence, tuple) and (len(arguments) == 1 or arguments[1:] == (Ellipsis,)):
+        return pa.list_(_arrow_type(model, name, arguments[0]))
+    elif origin in (dict, Mapping) and arguments and _bare(arguments[0]) is str:
+        return pa.map_(pa.string(), _arrow_type(model, name, arguments[1]))
+    elif isinstance(annotation, type):
+        if annotation in _PLAIN:
+            return _PLAIN[annotation]
+        if issubclass(annotation, BaseModel):
+            return pa.struct(list(arrow_schema(annotation)))
+        if issubclass(annotation, enum.Enum):
+            kinds = {type(member.value) for member in annotation}
+            if len(kinds) == 1 and (kind := kinds.pop()) in _PLAIN:
+                return _PLAIN[kind]
+        if annotation in _AS_TEXT:
+            return pa.string()
+        for base, type_ in _PLAIN.items():
+            if issubclass(annotation, base):
+                return type_
+    raise ColumnError(
+        f"{model.__name__}.{name} is {annotation!r}, which is no column's type; use bool, int, float, str, bytes, "
+        "datetime, date, Decimal, UUID, Enum, Literal, a model, list[...] or dict[str, ...]"
+    )
+
+
+def _bare(annotation: Any) -> Any:
+    """Strip `Annotated` and the None of `X | None`."""
+    while get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    if get_origin(annotation) in (Union, types.UnionType):
+        others = [one for one in get_args(annotation) if one is not type(None)]
+        if len(others) == 1:
+            return _bare(others[0])
+    return annotation
+
+
+@lru_cache(maxsize=256)
+def row_of(model: type[BaseModel]) -> Callable[[BaseModel], dict[str, Any]]:
+    """How to turn an instance of the model into a row: its own `__dict__` where every field is plain already."""
+    if all(_is_plain(field.annotation) for field in model.model_fields.values()):
+        return _own_dict
+
+    def convert(instance: BaseModel) -> dict[str, Any]:
+        return {name: _plain(value) for name, value in instance.__dict__.items()}
+
+    return convert
+
+
+def _own_dict(instance: BaseModel) -> dict[str, Any]:
+    return instance.__dict__
+
+
+def _is_plain(annotation: Any) -> bool:
+    annotation = _bare(annotation)
+    return annotation in _PLAIN or get_origin(annotation) is Literal
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return row_of(type(value))(value)
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, _AS_TEXT):
+        return value.isoformat() if isinstance(value, time) else str(value)
+    if isinstance(value, dict):
+        return [(key, _plain(one)) for key, one in value.items()]
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(one) for one in value]
+    return value
+
+
+class RowType:
+    """The rows of one model: checks data against its columns, and builds them a column at a time."""
+
+    def __init__(self, model: type[BaseModel]) -> None:
+        self.model = model
+        self.schema = arrow_schema(model)
+        self._struct = pa.struct(list(self.schema))
+        self._fields = frozenset(model.model_fields)
+        self._required = frozenset(name for name, field in model.model_fields.items() if field.is_required())
+        self._row = row_of(model)
+        self._maps = any(pa.types.is_map(field.type) or pa.types.is_nested(field.type) for field in self.schema)
+
+    def row(self, data: Any) -> dict[str, Any]:
+        """Turn the data of one message into a row.
+
+        Raises:
+            ColumnError: It is neither the model nor a dict with the model's fields.
+        """
+        kind = type(data)
+        if kind is self.model:
+            return self._row(data)
+        if kind is dict:
+            if data.keys() != self._fields:
+                self._refuse(data)
+            return _plain_dict(data) if self._maps else data
+        if isinstance(data, self.model):
+            full = self._row(data)
+            return {name: full[name] for name in self._fields}
+        raise ColumnError(f"data is {_kind(data)}, not {self.model.__name__} or a dict of its fields")
+
+    def _refuse(self, data: dict[str, Any]) -> None:
+        unknown, missing = data.keys() - self._fields, self._required - data.keys()
+        if unknown:
+            raise ColumnError(f"data has {sorted(map(str, unknown))}, which {self.model.__name__} has no field for")
+        if missing:
+            raise ColumnError(f"data lacks {sorted(missing)}, which {self.model.__name__} requires")
+
+    def columns(self, rows: list[dict[str, Any]]) -> list[pa.Array]:
+        """Build the columns of rows.
+
+        Raises:
+            pa.ArrowException, TypeError, ValueError, OverflowError: Some value does not fit its column.
+        """
+        flat: list[pa.Array] = pa.array(rows, self._struct).flatten()
+        return flat
+
+
+def _plain_dict(data: dict[str, Any]) -> dict[str, Any]:
+    return {name: _plain(value) for name, value in data.items()}
+
+
+def _kind(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")

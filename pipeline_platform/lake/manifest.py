@@ -1,0 +1,85 @@
+"""What a task wrote: one row a file, and its notes. Manifests are how files become part of tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+MANIFEST = pa.schema(
+    [
+        ("table", pa.string()),
+        ("window", pa.string()),
+        ("path", pa.string()),
+        ("rows", pa.int64()),
+        ("bytes", pa.int64()),
+        ("stats", pa.string()),
+        ("notes", pa.string()),
+    ]
+)
+"""What tasks return: a row for each file, and one row without a path for each task, with its notes as JSON."""
+
+
+class File(NamedTuple):
+    """A Parquet file that a task wrote.
+
+    Attributes:
+        table: The table it is meant for, as a path under the pipeline's folder.
+        window: The window its rows belong to.
+        path: Under the table's folder.
+        rows: How many.
+        bytes: On disk.
+        stats: Column statistics as the Delta protocol writes them, JSON.
+    """
+
+    table: str
+    window: str
+    path: str
+    rows: int
+    bytes: int
+    stats: str
+
+
+class Manifest:
+    """The files and notes of any number of tasks."""
+
+    def __init__(self, files: Iterable[File] = (), notes: Iterable[dict[str, Any]] = ()) -> None:
+        self.files = list(files)
+        self.notes = list(notes)
+
+    @classmethod
+    def of(cls, table: pa.Table) -> Manifest:
+        """Read what tasks returned."""
+        rows = table.to_pylist()
+        return cls(
+            [File(*(row[name] for name in File._fields)) for row in rows if row["path"]],
+            [json.loads(row["notes"]) for row in rows if row["notes"]],
+        )
+
+    def to_arrow(self) -> pa.Table:
+        """The inverse of `of`."""
+        rows: list[dict[str, Any]] = [file._asdict() for file in self.files]
+        rows += [{"notes": json.dumps(note)} for note in self.notes]
+        return pa.Table.from_pylist(rows, schema=MANIFEST)
+
+    def __add__(self, other: Manifest) -> Manifest:
+        """Both together."""
+        return Manifest([*self.files, *other.files], [*self.notes, *other.notes])
+
+    def of_table(self, table: str) -> list[File]:
+        """The files meant for one table, in the order in which they were written."""
+        return [file for file in self.files if file.table == table]
+
+    def rows(self, table: str) -> int:
+        """How many rows were written for one table."""
+        return sum(file.rows for file in self.of_table(table))
+
+    def total(self, note: str) -> int:
+        """Sum of a number that tasks noted."""
+        return sum(int(notes.get(note, 0)) for notes in self.notes)
+
+    def __iter__(self) -> Iterator[File]:
+        """All files."""
+        return iter(self.files)

@@ -1,0 +1,87 @@
+"""Reading back what was written: rows of Parquet files, in order, bounded in rows and bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline_platform.lake.manifest import File
+from pipeline_platform.lake.storage import Lake
+
+
+class Range(NamedTuple):
+    """Rows `start` to `stop` of a file, whose first row has `position` among all rows of the receive."""
+
+    path: str
+    window: str
+    start: int
+    stop: int
+    position: int
+
+
+def divide(files: Sequence[File], pipeline: str, shares: int) -> list[list[Range]]:
+    """Divide the rows of files into at most `shares` parts of equal length, in order; no part is empty."""
+    total = sum(file.rows for file in files)
+    shares = max(1, min(shares, total))
+    bounds = [total * index // shares for index in range(shares + 1)]
+    parts: list[list[Range]] = []
+    for low, high in zip(bounds, bounds[1:], strict=False):
+        part, first = [], 0
+        for file in files:
+            start, stop = max(low - first, 0), min(high - first, file.rows)
+            if start < stop:
+                part.append(Range(f"{pipeline}/{file.table}/{file.path}", file.window, start, stop, first))
+            first += file.rows
+        if part:
+            parts.append(part)
+    return parts
+
+
+def read_ranges(
+    lake: Lake, ranges: Iterable[Range], columns: Sequence[str], max_rows: int, max_bytes: int = 16 * 2**20
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield `(position of the first row, batch)`, each within the bounds; one larger row is a batch of its own.
+
+    `window` and `position`, if asked for, are filled in: they are not stored in files.
+    """
+    stored = [name for name in columns if name not in ("window", "position")]
+    for wanted in ranges:
+        with lake.open_input(wanted.path) as file:
+            parquet = pq.ParquetFile(file)
+            first = 0
+            for group in range(parquet.metadata.num_row_groups):
+                rows = parquet.metadata.row_group(group).num_rows
+                start, stop = max(wanted.start - first, 0), min(wanted.stop - first, rows)
+                if start < stop:
+                    table = parquet.read_row_group(group, columns=stored).slice(start, stop - start)
+                    position = wanted.position + first + start
+                    for batch in table.combine_chunks().to_batches(max_chunksize=max_rows):
+                        for part in bounded(batch, max_bytes):
+                            yield position, _filled(part, columns, wanted.window, position)
+                            position += part.num_rows
+                first += rows
+
+
+def bounded(batch: pa.RecordBatch, max_bytes: int) -> Iterator[pa.RecordBatch]:
+    """Cut a batch in halves until each part is within `max_bytes` or a single row."""
+    if batch.num_rows <= 1 or batch.get_total_buffer_size() <= max_bytes or batch.nbytes <= max_bytes:
+        yield batch
+        return
+    half = batch.num_rows // 2
+    yield from bounded(batch.slice(0, half), max_bytes)
+    yield from bounded(batch.slice(half), max_bytes)
+
+
+def _filled(batch: pa.RecordBatch, columns: Sequence[str], window: str, position: int) -> pa.RecordBatch:
+    arrays = []
+    for name in columns:
+        if name == "window":
+            arrays.append(pa.repeat(window, batch.num_rows))
+        elif name == "position":
+            arrays.append(pa.array(range(position, position + batch.num_rows), pa.int64()))
+        else:
+            arrays.append(batch.column(name))
+    return pa.RecordBatch.from_arrays(arrays, names=list(columns))

@@ -1,0 +1,112 @@
+"""Receives on their way: what one run leased, kept in the lake until its messages are acknowledged."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any, Literal
+
+import pyarrow.parquet as pq
+from pydantic import BaseModel, ConfigDict
+
+from pipeline_platform.lake.manifest import File, Manifest
+from pipeline_platform.lake.storage import Lake
+
+Origin = Literal["source", "failed", "messages"]
+"""Where a receive takes its messages from: the pipeline's source, its open failures, or what it received before."""
+
+
+class Receive(BaseModel):
+    """What one run took on.
+
+    Attributes:
+        receive_id: Names its lease, its files, its transaction and its Spark work.
+        pipeline: Name of the pipeline.
+        origin: `source`, `failed` (a backfill of failures) or `messages` (a full replay).
+        run_id: Of the Dagster run that began it.
+        windows: Partition keys that the run is about; messages from the source belong to the last.
+        demand: How many messages it may take on.
+        context: What the run changes in the pipeline's context.
+        base: Version of `outcomes` that it looked at before it received: what came later is looked at again.
+        replaces: For a replay: the receives whose rows it takes the place of.
+        started_at: When.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    receive_id: str
+    pipeline: str
+    origin: Origin
+    run_id: str
+    windows: tuple[str, ...]
+    demand: int
+    context: dict[str, Any] = {}
+    base: int
+    replaces: tuple[str, ...] = ()
+    started_at: datetime
+
+    @property
+    def window(self) -> str:
+        """Where messages of the source belong."""
+        return self.windows[-1]
+
+
+class Receives:
+    """The receives of a pipeline that are not finished: a folder each, with its record and the manifests of its steps.
+
+    A receive is there from before its lease until after its acknowledgement, whatever dies.
+    """
+
+    def __init__(self, lake: Lake, pipeline: str) -> None:
+        self._lake, self._folder = lake, f"{pipeline}/_receives"
+
+    def begin(self, receive: Receive) -> None:
+        """Keep its record."""
+        self._lake.write(f"{self._folder}/{receive.receive_id}/receive.json", receive.model_dump_json().encode())
+
+    def get(self, receive_id: str) -> Receive | None:
+        """Its record; None once it is finished."""
+        record = self._lake.read(f"{self._folder}/{receive_id}/receive.json")
+        return None if record is None else Receive.model_validate_json(record)
+
+    def unfinished(self) -> list[str]:
+        """The ids of those that are there."""
+        return self._lake.names(self._folder)
+
+    def keep(self, receive_id: str, step: str, manifest: Manifest) -> None:
+        """Keep what a step wrote; a step that runs again takes the place of what it wrote before."""
+        sink = io.BytesIO()
+        pq.write_table(manifest.to_arrow(), sink)
+        self._lake.write(f"{self._folder}/{receive_id}/{step}.parquet", sink.getvalue())
+
+    def manifest(self, receive_id: str, *steps: str) -> Manifest:
+        """What some steps wrote, or all; empty for a step that has not run."""
+        folder = f"{self._folder}/{receive_id}"
+        names = [f"{step}.parquet" for step in steps] or self._steps(folder)
+        found = Manifest()
+        for name in names:
+            content = self._lake.read(f"{folder}/{name}")
+            if content is not None:
+                found += Manifest.of(pq.read_table(io.BytesIO(content)))
+        return found
+
+    def replace_files(self, receive_id: str, replaced: dict[File, File | None]) -> None:
+        """Put other files in the place of some, or nothing where none of their rows is left."""
+        folder = f"{self._folder}/{receive_id}"
+        for name in self._steps(folder):
+            manifest = self.manifest(receive_id, name.removesuffix(".parquet"))
+            if any(file in replaced for file in manifest):
+                files = (replaced.get(file, file) for file in manifest)
+                self.keep(receive_id, name.removesuffix(".parquet"), Manifest(_present(files), manifest.notes))
+
+    def remove(self, receive_id: str) -> None:
+        """Forget it: it is finished, or never will be."""
+        self._lake.remove(f"{self._folder}/{receive_id}")
+
+    def _steps(self, folder: str) -> list[str]:
+        return [name for name in self._lake.names(folder) if name.endswith(".parquet")]
+
+
+def _present(files: Iterable[File | None]) -> list[File]:
+    return [file for file in files if file is not None]

@@ -1,0 +1,116 @@
+"""Where the lake lies: a local folder or an object store, by one set of calls."""
+
+from __future__ import annotations
+
+import os
+from functools import cached_property
+from typing import Any
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Lake(BaseModel):
+    """A root that all tables lie under, reached alike by the driver and by tasks.
+
+    Paths given to it are relative to the root and made by this package only: no payload, id or batch key is ever
+    part of one.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ignored_types=(cached_property,))
+
+    root: str = Field(description="A folder, or the URL of an object store such as s3://bucket/prefix.", min_length=1)
+    storage_options: dict[str, str] = Field(
+        default_factory=dict,
+        repr=False,
+        description="For an object store, by delta-rs's names (AWS_REGION, AWS_ENDPOINT_URL, ...); credentials "
+        "are better left to the environment.",
+    )
+
+    @property
+    def is_local(self) -> bool:
+        """True for a folder of this machine."""
+        return "://" not in self.root
+
+    def uri(self, *parts: str) -> str:
+        """The address of a path under the root, as delta-rs and Spark take it."""
+        root = os.path.abspath(self.root) if self.is_local else self.root.rstrip("/")
+        return "/".join([root, *parts])
+
+    @cached_property
+    def _filesystem(self) -> pafs.FileSystem:
+        if self.is_local:
+            return pafs.LocalFileSystem()
+        scheme = urlsplit(self.root).scheme
+        if scheme not in ("s3", "s3a"):
+            filesystem, _ = pafs.FileSystem.from_uri(self.root)
+            return filesystem
+        told = {key.lower(): value for key, value in self.storage_options.items()}
+        options: dict[str, Any] = {}
+        if endpoint := told.get("aws_endpoint_url"):
+            parts = urlsplit(endpoint)
+            options |= {"endpoint_override": parts.netloc, "scheme": parts.scheme}
+        for theirs, ours in (
+            ("aws_region", "region"),
+            ("aws_access_key_id", "access_key"),
+            ("aws_secret_access_key", "secret_key"),
+            ("aws_session_token", "session_token"),
+        ):
+            if theirs in told:
+                options[ours] = told[theirs]
+        return pafs.S3FileSystem(**options)
+
+    def _at(self, path: str) -> str:
+        if self.is_local:
+            return self.uri(path)
+        parts = urlsplit(self.root)
+        return f"{parts.netloc}{parts.path}".rstrip("/") + "/" + path
+
+    def __getstate__(self) -> dict[Any, Any]:
+        """Leave clients behind: each process makes its own."""
+        state = super().__getstate__()
+        state["__dict__"] = {key: value for key, value in state["__dict__"].items() if key != "_filesystem"}
+        return state
+
+    def open_output(self, path: str) -> pa.NativeFile:
+        """Open a new file for writing; an object appears when it is closed."""
+        if self.is_local:
+            os.makedirs(os.path.dirname(self._at(path)), exist_ok=True)
+        return self._filesystem.open_output_stream(self._at(path))
+
+    def open_input(self, path: str) -> pa.NativeFile:
+        """Open a file for reading at any place."""
+        return self._filesystem.open_input_file(self._at(path))
+
+    def write(self, path: str, content: bytes) -> None:
+        """Write a whole file; on a local disk it appears under its name only when complete."""
+        if not self.is_local:
+            with self.open_output(path) as file:
+                file.write(content)
+            return
+        half = f"{path}.{os.getpid()}.half"
+        with self.open_output(half) as file:
+            file.write(content)
+        os.replace(self._at(half), self._at(path))
+
+    def read(self, path: str) -> bytes | None:
+        """Read a whole file; None where there is none."""
+        try:
+            with self.open_input(path) as file:
+                return bytes(file.read())
+        except FileNotFoundError:
+            return None
+
+    def names(self, folder: str) -> list[str]:
+        """The names directly under a folder, sorted; none where there is no such folder."""
+        found = self._filesystem.get_file_info(pafs.FileSelector(self._at(folder), allow_not_found=True))
+        return sorted(info.base_name for info in found)
+
+    def remove(self, folder: str) -> None:
+        """Remove a folder and all in it, if it is there."""
+        try:
+            self._filesystem.delete_dir(self._at(folder))
+        except FileNotFoundError:
+            return

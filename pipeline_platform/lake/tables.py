@@ -1,0 +1,246 @@
+"""The tables of a pipeline: their columns, their commits, and what was added to them since."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow as pa
+
+from pipeline_platform.lake.columns import arrow_schema
+from pipeline_platform.lake.manifest import File
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.message import MESSAGES
+from pipeline_platform.pipeline import Pipeline
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+OUTCOMES = pa.schema(
+    [
+        ("source", pa.string()),
+        ("message_id", pa.string()),
+        ("attempt", pa.int32()),
+        ("receive_id", pa.string()),
+        ("outcome", pa.string()),
+        ("ack_ref", pa.string()),
+        ("ack_id", pa.string()),
+        ("action", pa.string()),
+        ("window", pa.string()),
+    ]
+)
+"""What became of every message. `outcome` is `handled` or `failed`, which decide it, or `returned` (given back to the
+source on failure) or `duplicate` (another receive decided it), which do not."""
+
+FAILED = pa.schema(
+    [
+        ("source", pa.string()),
+        ("message_id", pa.string()),
+        ("attempt", pa.int32()),
+        ("state", pa.string()),
+        ("stage", pa.string()),
+        ("kind", pa.string()),
+        ("reason", pa.string()),
+        ("traceback", pa.string()),
+        ("batcher", pa.string()),
+        ("batch_key", pa.string()),
+        ("data", pa.binary()),
+        ("metadata", pa.string()),
+        ("at", pa.timestamp("us", "UTC")),
+        ("receive_id", pa.string()),
+        ("window", pa.string()),
+    ]
+)
+"""Failures and their ends, append only: the event with the highest `attempt` says whether a message is `open` or
+`closed`. An `open` event holds the payload as it was delivered."""
+
+SYSTEM = pa.schema(
+    [
+        ("source", pa.string()),
+        ("message_id", pa.string()),
+        ("attempt", pa.int32()),
+        ("batch_key", pa.string()),
+        ("batch_id", pa.string()),
+        ("receive_id", pa.string()),
+        ("window", pa.string()),
+    ]
+)
+"""What every batcher's table has beside the data."""
+
+DECIDED, FENCED = 1, 2
+"""What the transaction of a receive says in `outcomes`: it decided, or it never may."""
+
+_KEEP_TRANSACTIONS = "interval 30 days"
+"""For how long a receive that died can still be finished by its transaction; then by its rows."""
+
+
+class SchemaChangeError(Exception):
+    """A column changed its type: names table, column, both types and the way out."""
+
+
+class CommitConflictError(Exception):
+    """Another commit came first: look again."""
+
+
+class Stored(NamedTuple):
+    """A file of a table: its path under the table's folder, its window, rows and size."""
+
+    path: str
+    window: str
+    rows: int
+    bytes: int
+
+
+def columns_of(pipeline: type[Pipeline], table: str) -> pa.Schema:
+    """The columns of one of the pipeline's tables."""
+    fixed = {"messages": MESSAGES, "outcomes": OUTCOMES, "failed": FAILED}
+    if table in fixed:
+        return fixed[table]
+    model = pipeline.batchers[table].table_schema
+    data = pa.schema([("data", pa.string())]) if model is None else arrow_schema(model)
+    return pa.schema([*data, *SYSTEM])
+
+
+class Table:
+    """One Delta table, partitioned by `window`."""
+
+    def __init__(self, lake: Lake, pipeline: str, name: str, schema: pa.Schema) -> None:
+        self.lake, self.pipeline, self.name, self.schema = lake, pipeline, name, schema
+
+    @property
+    def uri(self) -> str:
+        """Its address."""
+        return self.lake.uri(self.pipeline, self.name)
+
+    @cached_property
+    def stored_schema(self) -> pa.Schema:
+        """The columns that are in files: all but the partition."""
+        return pa.schema([field for field in self.schema if field.name != "window"])
+
+    def open(self) -> DeltaTable:
+        """Look at it as it is now.
+
+        Raises:
+            deltalake.exceptions.TableNotFoundError: It is not there yet.
+        """
+        from deltalake import DeltaTable
+
+        return DeltaTable(self.uri, storage_options=self.lake.storage_options or None)
+
+    def exists(self) -> bool:
+        """Whether a receive ever made it."""
+        from deltalake import DeltaTable
+
+        return DeltaTable.is_deltatable(self.uri, storage_options=self.lake.storage_options or None)
+
+    def ensure(self) -> None:
+        """Make it, or add the columns that its model has gained.
+
+        Raises:
+            SchemaChangeError: A column has another type than the table's.
+        """
+        from deltalake import DeltaTable, Schema
+
+        if not self.exists():
+            DeltaTable.create(
+                self.uri,
+                schema=Schema.from_arrow(self.schema),
+                mode="ignore",
+                partition_by=["window"],
+                configuration={"delta.setTransactionRetentionDuration": _KEEP_TRANSACTIONS},
+                storage_options=self.lake.storage_options or None,
+            )
+        handle = self.open()
+        there = {field.name: field for field in handle.schema().fields}
+        ours = Schema.from_arrow(self.schema).fields
+        for field in ours:
+            before = there.get(field.name)
+            if before is not None and before.type != field.type:
+                raise SchemaChangeError(
+                    f"{self.pipeline}/{self.name}.{field.name} is {before.type} in the table and {field.type} in the "
+                    "model: give the field a new name, or write the batcher to a table of another name"
+                )
+        if added := [field for field in ours if field.name not in there]:
+            handle.alter.add_columns(added)
+
+    def files(self, handle: DeltaTable, windows: Iterable[str] | None = None) -> list[Stored]:
+        """The files of some windows, or of all, as of this handle."""
+        adds = pa.table(handle.get_add_actions(flatten=True))
+        wanted = None if windows is None else set(windows)
+        rows = adds.select(["path", "partition.window", "num_records", "size_bytes"]).to_pylist()
+        return [
+            Stored(row["path"], row["partition.window"], row["num_records"], row["size_bytes"])
+            for row in rows
+            if wanted is None or row["partition.window"] in wanted
+        ]
+
+    def added_since(self, handle: DeltaTable, version: int) -> list[str]:
+        """Paths of the files that commits after `version` added, up to this handle; compaction adds no data."""
+        added = []
+        for later in range(version + 1, handle.version() + 1):
+            log = self.lake.read(f"{self.pipeline}/{self.name}/_delta_log/{later:020d}.json") or b""
+            for line in log.splitlines():
+                action = json.loads(line).get("add")
+                if action and action["dataChange"]:
+                    added.append(str(action["path"]))
+        return added
+
+    def swap(
+        self,
+        handle: DeltaTable,
+        receive_id: str,
+        files: Sequence[File],
+        *,
+        removed: Sequence[Stored] = (),
+        state: int = DECIDED,
+    ) -> None:
+        """Commit files under the receive's transaction, if nothing was committed since `handle` was opened.
+
+        Raises:
+            CommitConflictError: Something was.
+        """
+        from deltalake import CommitProperties, Schema, Transaction
+        from deltalake.exceptions import CommitFailedError
+        from deltalake.transaction import AddAction, RemoveAction
+
+        now = int(time.time() * 1000)
+        actions: list[AddAction | RemoveAction] = [
+            AddAction(file.path, file.bytes, {"window": file.window}, now, data_change=True, stats=file.stats)
+            for file in files
+        ]
+        actions += [RemoveAction(file.path, True, now, file.bytes, {"window": file.window}) for file in removed]
+        try:
+            handle.create_write_transaction(
+                actions,
+                "append",
+                Schema.from_arrow(self.schema),
+                ["window"],
+                commit_properties=CommitProperties(
+                    max_commit_retries=0,
+                    app_transactions=[Transaction(receive_id, state, now)],
+                    custom_metadata={"receive_id": receive_id},
+                ),
+            )
+        except CommitFailedError as error:
+            raise CommitConflictError(f"{self.pipeline}/{self.name} changed under {receive_id}") from error
+
+
+class Tables:
+    """All tables of one pipeline."""
+
+    def __init__(self, lake: Lake, pipeline: type[Pipeline]) -> None:
+        self.lake, self.pipeline = lake, pipeline
+        self.names = ("messages", "outcomes", "failed", *pipeline.batchers)
+        self._tables = {name: Table(lake, pipeline.name, name, columns_of(pipeline, name)) for name in self.names}
+
+    def __getitem__(self, name: str) -> Table:
+        """One table, by name."""
+        return self._tables[name]
+
+    def ensure(self) -> None:
+        """Make or widen every table; see `Table.ensure`. Done before anything is leased."""
+        for table in self._tables.values():
+            table.ensure()

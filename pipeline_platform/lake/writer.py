@@ -1,0 +1,185 @@
+"""The one writer: rows in, Parquet files under their tables' folders out, told in a manifest. Runs in tasks."""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline_platform.lake.manifest import File, Manifest
+from pipeline_platform.lake.storage import Lake
+
+ROW_GROUP_ROWS = 65_536
+ROW_GROUP_BYTES = 16 * 2**20
+"""Rows and bytes after which a row group is closed: what a reader must hold at once."""
+
+_UNIQUE = frozenset({"message_id", "ack_id", "data", "metadata", "traceback"})
+"""Columns whose values rarely repeat: a dictionary would be built and thrown away."""
+
+_WINDOW = re.compile(r"[0-9A-Za-z_-]+")
+
+
+def check_window(window: str) -> str:
+    """Return `window` if it can be part of a path: the partition keys that the platform makes are.
+
+    Raises:
+        ValueError: It cannot.
+    """
+    if not _WINDOW.fullmatch(window):
+        raise ValueError(f"window {window!r} is no partition key of the platform: letters, digits, - and _ only")
+    return window
+
+
+class Writer:
+    """Writes what one task makes: one open file a table and window.
+
+    Nothing written is visible to anyone before a commit names it: a task that dies leaves files that no manifest
+    mentions, and `vacuum` removes them.
+    """
+
+    def __init__(self, lake: Lake, pipeline: str, prefix: str, rows_per_file: dict[str, int] | None = None) -> None:
+        """Prepare to write files named `<prefix>-<random>-<number>.parquet`.
+
+        Args:
+            lake: Where.
+            pipeline: The folder of its tables.
+            prefix: Begins every file's name: the receive, the step and the task, for people who look.
+            rows_per_file: By table; a table that is not named gets one file a window.
+        """
+        self._lake, self._pipeline = lake, pipeline
+        self._prefix = f"{prefix}-{uuid.uuid4().hex[:8]}"
+        self._rows_per_file = rows_per_file or {}
+        self._open: dict[tuple[str, str], _OpenFile] = {}
+        self._files: list[File] = []
+        self._number = 0
+
+    def write(self, table: str, window: str, batch: pa.RecordBatch) -> None:
+        """Add rows; an empty batch adds nothing."""
+        limit = self._rows_per_file.get(table)
+        while batch.num_rows:
+            file = self._open.get((table, window))
+            if file is None:
+                file = self._open[table, window] = self._create(table, window, batch.schema)
+            room = batch.num_rows if limit is None else limit - file.rows
+            file.add(batch.slice(0, room))
+            batch = batch.slice(room)
+            if limit is not None and file.rows >= limit:
+                self._files.append(self._open.pop((table, window)).close())
+
+    def _create(self, table: str, window: str, schema: pa.Schema) -> _OpenFile:
+        path = f"window={check_window(window)}/{self._prefix}-{self._number}.parquet"
+        self._number += 1
+        sink = self._lake.open_output(f"{self._pipeline}/{table}/{path}")
+        return _OpenFile(File(table, window, path, 0, 0, ""), sink, schema)
+
+    def close(self, **notes: Any) -> Manifest:
+        """Finish all files; return them with the task's notes."""
+        self._files += [file.close() for file in self._open.values()]
+        self._open.clear()
+        return Manifest(self._files, [notes])
+
+    def __enter__(self) -> Self:
+        """Nothing to do."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        """Let go of files left open by an error."""
+        for file in self._open.values():
+            file.abandon()
+        self._open.clear()
+
+
+class _OpenFile:
+    def __init__(self, file: File, sink: pa.NativeFile, schema: pa.Schema) -> None:
+        self.rows = 0
+        self._file, self._sink = file, sink
+        self._metadata: list[Any] = []
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_rows = self._waiting_bytes = 0
+        self._writer = pq.ParquetWriter(
+            sink,
+            schema,
+            compression="zstd",
+            compression_level=1,
+            use_dictionary=[field.name for field in schema if field.name not in _UNIQUE and _repeats(field.type)],
+            metadata_collector=self._metadata,
+        )
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        self.rows += batch.num_rows
+        self._waiting.append(batch)
+        self._waiting_rows += batch.num_rows
+        self._waiting_bytes += batch.nbytes
+        if self._waiting_rows >= ROW_GROUP_ROWS or self._waiting_bytes >= ROW_GROUP_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._waiting:
+            self._writer.write_table(pa.Table.from_batches(self._waiting), row_group_size=self._waiting_rows)
+            self._waiting.clear()
+            self._waiting_rows = self._waiting_bytes = 0
+
+    def close(self) -> File:
+        self._flush()
+        self._writer.close()
+        size = self._sink.tell()
+        self._sink.close()
+        return self._file._replace(rows=self.rows, bytes=size, stats=_stats(self._metadata[0]))
+
+    def abandon(self) -> None:
+        self._waiting.clear()
+        self._writer.close()
+        self._sink.close()
+
+
+def _repeats(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_string(type_) or pa.types.is_binary(type_))
+
+
+def _stats(metadata: pq.FileMetaData) -> str:
+    """Statistics as the Delta protocol wants them, for columns whose bounds are exact: readers skip files by them.
+
+    Left out: times (the protocol cuts them to milliseconds, and a cut maximum hides rows), long text (Parquet may cut
+    it), nested columns, and floating point (a NaN compares with nothing).
+    """
+    least: dict[str, Any] = {}
+    most: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    unknown: set[str] = set()
+    for group in range(metadata.num_row_groups):
+        for index in range(metadata.num_columns):
+            column = metadata.row_group(group).column(index)
+            name, stats = column.path_in_schema, column.statistics
+            if "." in name or stats is None:
+                unknown.add(name)
+                continue
+            nulls[name] = nulls.get(name, 0) + (stats.null_count or 0)
+            if not stats.has_min_max:
+                if stats.null_count != column.num_values:
+                    unknown.add(name)
+                continue
+            low, high = stats.min, stats.max
+            if not _bounds(low, high):
+                unknown.add(name)
+                continue
+            least[name] = min(least.get(name, low), low)
+            most[name] = max(most.get(name, high), high)
+    return json.dumps(
+        {
+            "numRecords": metadata.num_rows,
+            "minValues": {name: value for name, value in least.items() if name not in unknown},
+            "maxValues": {name: value for name, value in most.items() if name not in unknown},
+            "nullCount": {name: count for name, count in nulls.items() if "." not in name},
+        }
+    )
+
+
+def _bounds(low: object, high: object) -> bool:
+    if type(low) is int and type(high) is int:
+        return True
+    return all(isinstance(one, str) and len(one) <= 32 and one.isascii() for one in (low, high))

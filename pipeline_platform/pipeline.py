@@ -1,0 +1,187 @@
+"""A pipeline: what its author writes. Options are checked when the class is built."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import BaseModel
+
+from pipeline_platform.message import BatchInfo, Message
+from pipeline_platform.options import Batcher, Options, Processors, Producer, Retention, TableBatcher
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
+RESERVED_TABLES = frozenset({"messages", "outcomes", "failed"})
+"""Tables that every pipeline has; no batcher can be named so."""
+SYSTEM_COLUMNS = ("source", "message_id", "attempt", "batch_key", "batch_id", "receive_id", "window")
+"""Columns that the platform adds to a batcher's table; no field of its model can be named so."""
+
+
+class PipelineError(ValueError):
+    """A pipeline's options cannot work together: says which, their value, and the way out."""
+
+
+class Pipeline:
+    """Messages in, handled, batched, failures apart, acknowledged when safe.
+
+    Subclass it in a file of its own, set the options as class attributes and write the callbacks. Callbacks run in
+    Spark tasks: what they need beyond the message they make themselves or take from `context`.
+
+    Attributes:
+        name: Names the assets, tables, jobs and limits; lower case. Never change it: it is where the data lies.
+        producer: Where messages come from.
+        processors: How many are handled at once.
+        batchers: By name; none at all means that a handled message leaves nothing behind but its outcome.
+        context: A pydantic model with defaults, handed to every callback; a run can override its fields.
+        window_cron: When a window begins, in UTC; hourly by default. Never change it once there is data.
+        retention: How long windows are kept.
+        fail_run_on: `never`, `any`, or the share of failed messages (0 to 1) above which a run ends red, after
+            everything is published and acknowledged.
+        owners: Of the assets: e-mail addresses or `team:<name>`.
+    """
+
+    name: ClassVar[str]
+    producer: ClassVar[Producer]
+    processors: ClassVar[Processors] = Processors()
+    batchers: ClassVar[Mapping[str, Batcher | TableBatcher]] = {}
+    context: ClassVar[BaseModel | None] = None
+    window_cron: ClassVar[str] = "0 * * * *"
+    retention: ClassVar[Retention] = Retention()
+    fail_run_on: ClassVar[Literal["never", "any"] | float] = "never"
+    owners: ClassVar[Sequence[str]] = ()
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        """Refuse what cannot work, when the class is built."""
+        super().__init_subclass__(**kwargs)
+        _check(cls)
+
+    def transform(self, event: Message) -> Message:
+        """Make a message of what the source delivered, before anything else; by default it is one already."""
+        return event
+
+    def prepare_messages(self, messages: list[Message], context: Any) -> list[Message]:
+        """Do once for a chunk what each message would do for itself (one query, one call).
+
+        Must return as many messages, in the same order; raising, or returning fewer or more, fails the whole chunk.
+        """
+        del context
+        return messages
+
+    def handle_message(self, message: Message, context: Any) -> Message:
+        """Handle one message: put its data, its batcher and batch key, or mark it failed.
+
+        Whatever is raised fails this message alone, with its original payload kept.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no handle_message")
+
+    def handle_messages(self, messages: DataFrame, context: Any) -> DataFrame:
+        """Handle all messages with column expressions: the fast lane, instead of `handle_message`.
+
+        Args:
+            messages: The columns of `MESSAGES`, `position`, and `batcher`, `batch_key`, `status`, `reason`.
+            context: As for the other callbacks.
+
+        Returns:
+            As many rows, with `position` and `message_id` as they were. A row goes to the table of its `batcher`:
+            the fields of that table's model are taken from columns of the same name. A row fails by a `status` of
+            `failed` with its `reason`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no handle_messages")
+
+    def handle_batch(self, batcher: str, messages: list[Message], batch_info: BatchInfo, context: Any) -> list[Message]:
+        """Handle a batch: write it outside, say. Must return the messages, each ok or failed.
+
+        A message that is not returned fails; raising fails them all. May run again for the same
+        `batch_info.batch_id` after a crash.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no handle_batch")
+
+    def handle_failed(self, messages: list[Message], context: Any) -> list[Message]:
+        """Look at the messages that failed, before they are recorded: notify, count, `configure_ack`.
+
+        They stay failed. Raising, or returning something else, leaves them as they were.
+        """
+        del context
+        return messages
+
+    @classmethod
+    def uses_columns(cls) -> bool:
+        """True where the author chose the fast lane."""
+        return cls.handle_messages is not Pipeline.handle_messages
+
+    @classmethod
+    def description(cls) -> str:
+        """The class's own docstring."""
+        return inspect.cleandoc(cls.__doc__ or "")
+
+    @classmethod
+    def context_of(cls, overrides: Mapping[str, Any] | None) -> BaseModel | None:
+        """The context of a run: the class's own with some fields overridden.
+
+        Raises:
+            PipelineError: The pipeline has no context, or a field is unknown or does not fit.
+        """
+        if not overrides:
+            return cls.context
+        if cls.context is None:
+            raise PipelineError(
+                f"{cls.name}: the run sets context {sorted(overrides)}, but the pipeline has no context"
+            )
+        model = type(cls.context)
+        unknown = sorted(set(overrides) - set(model.model_fields))
+        if unknown:
+            raise PipelineError(f"{cls.name}: context has no field {unknown}; it has {sorted(model.model_fields)}")
+        try:
+            return model.model_validate({**cls.context.model_dump(), **overrides})
+        except ValueError as error:
+            raise PipelineError(f"{cls.name}: context {dict(overrides)!r} does not fit: {error}") from error
+
+
+def _check(cls: type[Pipeline]) -> None:
+    """Refuse a class that cannot work; all that is wrong with one option is said at once by its own model."""
+    where = cls.__qualname__
+
+    def refuse(option: str, value: object, why: str) -> None:
+        raise PipelineError(f"{where}.{option} is {value!r}: {why}")
+
+    def expect(option: str, model: type[Options]) -> None:
+        value = getattr(cls, option, None)
+        if not isinstance(value, model):
+            refuse(option, value, f"it must be a {model.__name__}(...)")
+
+    name = getattr(cls, "name", None)
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        refuse(
+            "name", name, "lower-case letters, digits and _ only, beginning with a letter: it names tables and assets"
+        )
+    expect("producer", Producer)
+    expect("processors", Processors)
+    expect("retention", Retention)
+    for batcher, options in dict(cls.batchers).items():
+        key = f"batchers[{batcher!r}]"
+        if not isinstance(batcher, str) or not _NAME.fullmatch(batcher) or batcher in RESERVED_TABLES:
+            refuse(
+                "batchers",
+                batcher,
+                f"not the name of a batcher: [a-z][a-z0-9_]*, and none of {sorted(RESERVED_TABLES)}",
+            )
+        if not isinstance(options, Batcher | TableBatcher):
+            refuse(key, options, "it must be a Batcher(...) or a TableBatcher(schema=...)")
+        if options.table_schema is not None:
+            taken = sorted(set(options.table_schema.model_fields) & set(SYSTEM_COLUMNS))
+            if taken:
+                refuse(
+                    f"{key}.schema", options.table_schema.__name__, f"the platform adds columns {taken}: rename them"
+                )
+        if isinstance(options, Batcher) and cls.handle_batch is Pipeline.handle_batch:
+            refuse(key, "Batcher", "the class has no handle_batch; write one, or use TableBatcher")
+    one = cls.handle_message is not Pipeline.handle_message
+    if one == cls.uses_columns():
+        refuse("handle_message", "both" if one else None, "write either handle_message or handle_messages")
+    if not (cls.fail_run_on in ("never", "any") or (isinstance(cls.fail_run_on, float) and 0 <= cls.fail_run_on <= 1)):
+        refuse("fail_run_on", cls.fail_run_on, "it is 'never', 'any', or a share of failures from 0.0 to 1.0")

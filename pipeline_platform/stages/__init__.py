@@ -1,0 +1,1 @@
+"""What Spark tasks run: plain functions over Arrow batches, free of Dagster."""

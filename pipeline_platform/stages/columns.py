@@ -1,0 +1,174 @@
+"""The fast lane: rows that column expressions handled, to the tables of their batchers. Runs in tasks."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline_platform.lake.columns import arrow_schema
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.writer import Writer
+from pipeline_platform.message import Failure, Message
+from pipeline_platform.options import TableBatcher
+from pipeline_platform.pipeline import Pipeline, PipelineError
+from pipeline_platform.source import Source
+from pipeline_platform.stages.record import Recorder
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+IDENTITY = (
+    "source", "message_id", "data", "metadata", "ack_ref", "ack_id", "attempt", "received_at", "window", "position",
+)  # fmt: skip
+ROUTING = ("batcher", "batch_key", "status", "reason")
+
+
+def offered(received: DataFrame) -> DataFrame:
+    """What `handle_messages` gets: the received columns, and how each row would be routed if nothing is said."""
+    from pyspark.sql import functions as f
+
+    return received.withColumns(
+        {
+            "batcher": f.lit("default"),
+            "batch_key": f.lit("default"),
+            "status": f.lit("ok"),
+            "reason": f.lit(None).cast("string"),
+        }
+    )
+
+
+def taken(pipeline: type[Pipeline], handled: DataFrame) -> DataFrame:
+    """Select, of what `handle_messages` returned, what is written; one column a field, whatever the batcher.
+
+    Raises:
+        PipelineError: A column is missing.
+    """
+    fields = dict.fromkeys(
+        field
+        for options in pipeline.batchers.values()
+        if options.table_schema is not None
+        for field in arrow_schema(options.table_schema).names
+    )
+    wanted = [*IDENTITY, *ROUTING, *fields]
+    missing = sorted(set(wanted) - set(handled.columns))
+    if missing:
+        raise PipelineError(f"{pipeline.__qualname__}.handle_messages returned no column {missing}")
+    return handled.select(*wanted)
+
+
+@dataclass(frozen=True)
+class WriteColumns:
+    """Writes the rows that came out of `handle_messages`."""
+
+    pipeline: type[Pipeline]
+    context: Any
+    source: Source
+    origin: str
+    lake: Lake
+    receive_id: str
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Write one partition; return its manifest."""
+        started = time.monotonic()
+        pipeline = self.pipeline()
+
+        def handle_failed(messages: list[Message]) -> list[Message]:
+            return pipeline.handle_failed(messages, self.context)
+
+        rows_per_file = {
+            name: options.batch_size for name, options in pipeline.batchers.items() if isinstance(options, TableBatcher)
+        }
+        prefix = f"{self.receive_id}-handle-{uuid.uuid4().hex[:4]}"
+        with Writer(self.lake, pipeline.name, prefix, rows_per_file) as writer:
+            recorder = Recorder(self.pipeline, self.source, self.origin, self.receive_id, writer, handle_failed)
+            rows = _Rows(self.pipeline, recorder)
+            for batch in batches:
+                for window in pc.unique(batch.column("window")).to_pylist():
+                    rows.write(batch.filter(pc.equal(batch.column("window"), window)), window)
+            manifest = writer.close(**recorder.notes(), returned_rows=rows.count, seconds=time.monotonic() - started)
+        yield from manifest.to_arrow().to_batches()
+
+
+class _Rows:
+    """Puts rows in the columns of their batchers' tables; what fits none fails alone."""
+
+    def __init__(self, pipeline: type[Pipeline], recorder: Recorder) -> None:
+        self._batchers, self._recorder, self.count = pipeline.batchers, recorder, 0
+        self._schemas = {
+            name: arrow_schema(options.table_schema)
+            for name, options in pipeline.batchers.items()
+            if options.table_schema is not None
+        }
+
+    def write(self, batch: pa.RecordBatch, window: str) -> None:
+        self.count += batch.num_rows
+        failed = pc.fill_null(pc.equal(batch.column("status"), "failed"), False)
+        batcher = pc.fill_null(batch.column("batcher"), "")
+        known = pc.is_in(batcher, pa.array([*self._batchers], pa.string()))
+        unknown = pc.invert(known) if self._batchers else pc.and_(known, failed)
+        self._fail(
+            batch.filter(failed), window, lambda row: Failure("failed", str(row["reason"]), "", "handle_messages")
+        )
+        self._fail(
+            batch.filter(pc.and_not(unknown, failed)),
+            window,
+            lambda row: Failure(
+                "unknown batcher",
+                f"no batcher {row['batcher']!r}; there are {sorted(self._batchers)}",
+                "",
+                "handle_messages",
+            ),
+        )
+        good = pc.and_not(pc.invert(unknown), failed)
+        if not self._batchers:
+            self._recorder.settle_handled(batch.filter(good), window)
+        for name, options in self._batchers.items():
+            rows = batch.filter(pc.and_(good, pc.equal(batcher, name)))
+            if rows.num_rows and isinstance(options, TableBatcher):
+                self._write(name, rows, window)
+            elif rows.num_rows:
+                self._stage(name, rows, window)
+
+    def _write(self, name: str, rows: pa.RecordBatch, window: str) -> None:
+        try:
+            columns = self._cast(name, rows)
+        except (pa.ArrowException, ValueError):
+            if rows.num_rows > 1:
+                half = rows.num_rows // 2
+                self._write(name, rows.slice(0, half), window)
+                self._write(name, rows.slice(half), window)
+                return
+            self._fail(rows, window, lambda row: Failure("ArrowInvalid", self._misfit(name, rows), "", "lake"))
+            return
+        self._recorder.columns(name, rows, window, columns, self._schemas[name].names)
+
+    def _cast(self, name: str, rows: pa.RecordBatch) -> list[pa.Array]:
+        return [rows.column(field.name).cast(field.type) for field in self._schemas[name]]
+
+    def _misfit(self, name: str, row: pa.RecordBatch) -> str:
+        for field in self._schemas[name]:
+            try:
+                row.column(field.name).cast(field.type)
+            except (pa.ArrowException, ValueError) as error:
+                return f"{field.name} is {row.column(field.name)[0]} and fits no {field.type}: {error}"
+        return "it fits no column"
+
+    def _stage(self, name: str, rows: pa.RecordBatch, window: str) -> None:
+        """Hand rows to a batcher with a callback, as messages whose data is a dict of its model's fields."""
+        data = rows.select(self._schemas[name].names).to_pylist() if name in self._schemas else rows["data"].to_pylist()
+        messages = []
+        for message, value, key in zip(Message.each(rows), data, rows.column("batch_key").to_pylist(), strict=True):
+            messages.append(message.put_data(value).put_batcher(name).put_batch_key(key or "default"))
+        self._recorder.handled(rows, window, messages)
+
+    def _fail(self, rows: pa.RecordBatch, window: str, why: Callable[[dict[str, Any]], Failure]) -> None:
+        if rows.num_rows:
+            told = rows.select(["batcher", "reason"]).to_pylist()
+            messages = [message.failed(why(row)) for message, row in zip(Message.each(rows), told, strict=True)]
+            self._recorder.settle(rows, window, messages, [], list(range(rows.num_rows)))

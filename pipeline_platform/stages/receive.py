@@ -1,0 +1,52 @@
+"""Receiving: a task reads its share of the source once, and writes what it read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.writer import Writer
+from pipeline_platform.source import Share, Source
+
+
+@dataclass(frozen=True)
+class Receive:
+    """Task `n` reads share `n` into the table `messages`.
+
+    What goes on later reads what was written here, never the source: reading it again would lease other messages.
+    """
+
+    source: Source
+    shares: Sequence[Share]
+    lake: Lake
+    pipeline: str
+    receive_id: str
+    window: str
+
+    def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
+        """Run task `index`."""
+        share, started = self.shares[index], time.monotonic()
+        window = share.window or self.window
+        received = redelivered = 0
+        with Writer(self.lake, self.pipeline, f"{self.receive_id}-receive-{index}") as writer:
+            for batch in self.source.read(share, self.receive_id):
+                received += batch.num_rows
+                redelivered += pc.sum(batch.column("redelivered")).as_py() or 0
+                writer.write("messages", window, self._stamped(batch))
+            manifest = writer.close(
+                received=received, redelivered=redelivered, seconds=time.monotonic() - started, task=index
+            )
+        yield from manifest.to_arrow().to_batches()
+
+    def _stamped(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        now = pa.scalar(datetime.now(UTC), pa.timestamp("us", "UTC"))
+        return pa.RecordBatch.from_arrays(
+            [*batch.columns, pa.repeat(now, batch.num_rows), pa.repeat(self.receive_id, batch.num_rows)],
+            names=[*batch.schema.names, "received_at", "receive_id"],
+        )
