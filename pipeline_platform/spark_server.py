@@ -1,0 +1,309 @@
+"""A warm Spark on this machine: one Spark Connect server that outlives the runs that use it.
+
+A run that starts its own Spark waits seconds for it; with a server it waits half a second. The server listens on
+the loopback address only and wants a token. What is known about it lies in a state folder, readable by its owner
+alone: `spark.json` (process, port, token, Java) and `spark.log`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pipeline_platform import engine, jvm
+
+_SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
+_POLL_S = 0.05
+_STOP_S = 15  # Spark's own shutdown hooks take up to 10 s before the process is killed
+
+
+class SparkServerError(RuntimeError):
+    """The server did not start; the message ends with the last lines of its log."""
+
+
+@dataclass(frozen=True)
+class SparkServer:
+    """A running server.
+
+    Attributes:
+        pid: Its process.
+        born: When that process was started, as its system counts: with `pid`, it names one process for ever.
+        port: On the loopback address.
+        token: What a client must bring. Not part of `repr`.
+        started_at: ISO 8601, UTC. Names one life of the server (see `shipping.session_id`).
+        java: The Java home it runs on.
+        cores: Tasks that run at a time.
+    """
+
+    pid: int
+    born: str
+    port: int
+    token: str = field(repr=False)
+    started_at: str
+    java: str
+    cores: int
+
+    @property
+    def address(self) -> str:
+        """For clients, without the token. By name: Spark's client insists on TLS for `127.0.0.1`."""
+        return f"sc://localhost:{self.port}"
+
+
+def state_folder() -> Path:
+    """Where this machine's Pipeline Platform keeps what is not in the lake.
+
+    `$PIPELINE_PLATFORM_HOME` if set, else `pipeline_platform` in `$DAGSTER_HOME` if set, else
+    `.pipeline_platform` in the working directory. Runs find the warm server only if they see the same folder.
+
+    Returns:
+        An absolute path; the folder need not exist.
+    """
+    if home := os.environ.get("PIPELINE_PLATFORM_HOME"):
+        return Path(home).expanduser().resolve()
+    if dagster := os.environ.get("DAGSTER_HOME"):
+        return Path(dagster).expanduser().resolve() / "pipeline_platform"
+    return Path(".pipeline_platform").resolve()
+
+
+def status(folder: Path | None = None) -> SparkServer | None:
+    """Look for the running server.
+
+    Args:
+        folder: State folder; `state_folder()` if not given.
+
+    Returns:
+        The server, or None if none was started, or what was started is gone, even if its process id lives on in
+        some other process.
+    """
+    try:
+        server = SparkServer(**json.loads(_state_file(folder or state_folder()).read_text()))
+    except (FileNotFoundError, ValueError, TypeError):  # never started, or written by another version
+        return None
+    return server if _born(server.pid) == server.born else None
+
+
+def start(
+    folder: Path | None = None, *, cores: int | None = None, memory: str = "1g", timeout_s: float = 120
+) -> SparkServer:
+    """Start the server, or return the one that is running. Two at once start one.
+
+    Args:
+        folder: State folder, `state_folder()` if not given. Made if missing.
+        cores: Tasks that run at a time; all of the machine's if not given.
+        memory: Of the JVM, in its notation. Python workers come on top of it.
+        timeout_s: Seconds until its port must answer.
+
+    Returns:
+        The running server, which may have other cores or memory if it was there before.
+
+    Raises:
+        SparkServerError: It died or did not answer in time. Nothing is left running.
+        pipeline_platform.jvm.JavaNotFoundError: There is no Java to run it on.
+    """
+    folder = folder or state_folder()
+    _make(folder)
+    with _locked(folder):
+        if running := status(folder):
+            return running
+        _sweep(folder)
+        # One log per life of a server. It may quote data of failed tasks, hence private.
+        _write_private(_log_file(folder), "")
+        java = jvm.ensure_java(folder)
+        deadline = time.monotonic() + timeout_s
+        while True:
+            server = _launch(folder, java, cores or os.cpu_count() or 1, memory)
+            try:
+                _await_port(server, folder, deadline)
+            except SparkServerError as error:
+                _end(server)
+                # Somebody took the port between our look and Spark's bind.
+                if "java.net.BindException" in str(error) and time.monotonic() < deadline:
+                    continue
+                raise
+            finally:
+                _properties_file(folder).unlink(missing_ok=True)
+            _write_private(_state_file(folder), json.dumps(asdict(server), indent=2))
+            return server
+
+
+def stop(folder: Path | None = None) -> bool:
+    """End the server that `start` started, that very process and no other.
+
+    Args:
+        folder: State folder; `state_folder()` if not given.
+
+    Returns:
+        Whether there was one.
+    """
+    folder = folder or state_folder()
+    if not _state_file(folder).exists():
+        return False
+    with _locked(folder):
+        server = status(folder)
+        if server:
+            _end(server)
+        _state_file(folder).unlink(missing_ok=True)
+        _sweep(folder)
+    return server is not None
+
+
+def log_tail(folder: Path | None = None, lines: int = 20) -> str:
+    """The last lines of the server's log.
+
+    Args:
+        folder: State folder; `state_folder()` if not given.
+        lines: How many.
+
+    Returns:
+        Text, empty if there is no log.
+    """
+    try:
+        text = _log_file(folder or state_folder()).read_text(errors="replace")
+    except FileNotFoundError:
+        return ""
+    return "\n".join(text.splitlines()[-lines:])
+
+
+def _launch(folder: Path, java: Path, cores: int, memory: str) -> SparkServer:
+    port, token = _free_port(), secrets.token_hex(32)
+    settings = engine.local_settings(cores, memory) | {
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": str(port),
+        "spark.connect.authenticate.token": token,
+        # Sessions are shared and named after the code, and the id of one that timed out never comes back.
+        "spark.connect.session.manager.defaultSessionTimeout": "30d",
+        # Work whose client was killed ends by itself after this, not after five minutes.
+        "spark.connect.execute.manager.detachedTimeout": "60s",
+        "spark.local.dir": str(folder / "scratch"),
+    }
+    # The token goes by this file: arguments show in the process list, variables in every worker.
+    properties = _properties_file(folder)
+    _write_private(properties, "".join(f"{name}={_escaped(value)}\n" for name, value in settings.items()))
+    # Left over from a client in this process, these would make a client of the server; and another Spark's
+    # configuration folder is not ours.
+    foreign = {"SPARK_REMOTE", "SPARK_LOCAL_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "SPARK_CONF_DIR"}
+    environment = {name: value for name, value in os.environ.items() if name not in foreign}
+    environment |= engine.interpreters() | {"JAVA_HOME": str(java)}
+    submit = Path(environment["SPARK_HOME"]) / "bin" / "spark-submit"
+    # By way of a shell that ends at once, so that the server is nobody's child and leaves no zombie; in a
+    # session of its own, so that Ctrl-C in the starter's terminal does not reach it.
+    pid = subprocess.run(  # noqa: S603
+        ["/bin/sh", "-c", 'log=$1; shift; umask 077; "$@" >>"$log" 2>&1 </dev/null & echo $!', "sh",
+         _log_file(folder), submit, "--properties-file", properties, "--class", _SERVER, "spark-internal"],
+        # Not in the project: a worker looks into its working directory first and would find unshipped code.
+        cwd=folder, env=environment, start_new_session=True, stdout=subprocess.PIPE, text=True, check=True,
+    ).stdout  # fmt: skip
+    now = datetime.now(UTC).isoformat()
+    return SparkServer(int(pid), _born(int(pid)) or "", port, token, now, str(java), cores)
+
+
+def _await_port(server: SparkServer, folder: Path, deadline: float) -> None:
+    while _born(server.pid) == server.born and server.born:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", server.port), timeout=1):
+            return
+        if time.monotonic() > deadline:
+            raise SparkServerError(
+                f"the Spark server does not answer on port {server.port}; give it a longer timeout_s, or read "
+                f"{_log_file(folder)}, which ends with:\n{log_tail(folder)}"
+            )
+        time.sleep(_POLL_S)
+    raise SparkServerError(
+        f"the Spark server died while starting on {server.java}. Its log {_log_file(folder)} ends with:\n"
+        f"{log_tail(folder)}"
+    )
+
+
+def _end(server: SparkServer) -> None:
+    """Ask the process to end, make it after a while, and touch no other that has its id by now."""
+    for sent, patience_s in ((signal.SIGTERM, _STOP_S), (signal.SIGKILL, _STOP_S)):
+        if _born(server.pid) != server.born:
+            return
+        with suppress(ProcessLookupError):
+            os.kill(server.pid, sent)
+        deadline = time.monotonic() + patience_s
+        while _born(server.pid) == server.born and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+
+
+def _born(pid: int) -> str | None:
+    """When a living process was started; None if there is none or it is only waiting to be reaped."""
+    try:
+        # The name may hold blanks and brackets, so count from its end: state is field 3, start time 22.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        if Path("/proc/self/stat").exists():
+            return None
+        return _born_by_ps(pid)
+    if fields[0] in "ZX":
+        return None
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}/{fields[19]}"
+
+
+def _born_by_ps(pid: int) -> str | None:
+    """The same on systems without /proc."""
+    answer = subprocess.run(  # noqa: S603
+        ["/bin/ps", "-o", "state=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
+    ).stdout.split()
+    return " ".join(answer[1:]) if answer and not answer[0].startswith("Z") else None
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _make(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    ignore = folder / ".gitignore"
+    if not ignore.exists():
+        ignore.write_text("*\n")  # as other tools' caches do: nobody should commit a token
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what a killed server could not."""
+    for leftover in ("scratch", "artifacts", "spark-warehouse"):
+        shutil.rmtree(folder / leftover, ignore_errors=True)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    with (folder / "spark.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # let go when the file is closed, also by death
+        yield
+
+
+def _write_private(path: Path, text: str) -> None:
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(text)
+    aside.replace(path)
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace("\n", "\\n")
+
+
+def _state_file(folder: Path) -> Path:
+    return folder / "spark.json"
+
+
+def _log_file(folder: Path) -> Path:
+    return folder / "spark.log"
+
+
+def _properties_file(folder: Path) -> Path:
+    return folder / "spark.properties"

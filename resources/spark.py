@@ -1,0 +1,347 @@
+"""Spark for a run: in the run's own process, on this machine's warm server, or on a cluster.
+
+The session itself is made by dagster-pyspark, on first use: loading this file loads no Spark, so the code server
+and sensors can afford it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import socket
+import sys
+import tempfile
+import threading
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+from urllib.parse import quote
+
+import dagster as dg
+from pydantic import Field, PrivateAttr, field_validator
+
+from pipeline_platform import engine, jvm, shipping, spark_server
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+WARM = "warm"
+"""Value of `SparkResource.remote` that stands for this machine's warm server."""
+
+_USER = "pipeline-platform"  # sessions are kept by user and id, and runs may be started by several users
+_GENERATIONS = 100
+_CLIENT_MARK = "SPARK_CONNECT_MODE_ENABLED"
+
+
+class SparkResource(dg.ConfigurableResource["SparkResource"]):
+    """A Spark session for the steps of a run, started when it is first asked for.
+
+    Whatever it runs on, workers get the project's code as a zip. On a Connect server, all runs of the same code
+    share one session, so that its Python workers are warm; an edit starts another. Hence no temporary views and
+    no settings that differ by run.
+
+    A process has one Spark session at a time: several of these resources with the same settings share it, others
+    are refused until it is closed.
+    """
+
+    remote: str = Field(
+        default="",
+        description=(
+            "Where Spark runs: empty for a session inside the run's own process, `warm` for the server that "
+            "`pipeline-platform spark start` started on this machine (a run without one starts its own session), "
+            "or the address of a Spark Connect server, `sc://host:port`."
+        ),
+    )
+    token: str | None = Field(
+        default=None,
+        description="Token for the server at an `sc://` address, as an environment variable (`dg.EnvVar`).",
+    )
+    cores: int = Field(default=0, ge=0, description="Tasks at a time in a session of the run's own; 0 takes all cores.")
+    memory: str = Field(default="1g", description="Memory of the JVM of a session of the run's own.")
+    spark_config: dict[str, str] = Field(
+        default_factory=dict,
+        description="More Spark settings for a session of the run's own; servers have theirs from their start.",
+    )
+    packages: list[str] = Field(
+        default_factory=lambda: list(shipping.PACKAGES),
+        description="Importable packages and modules that workers get: what the tasks import.",
+    )
+    state_folder: str | None = Field(
+        default=None,
+        description="Where the warm server's state lies; see `pipeline_platform.spark_server.state_folder`.",
+    )
+    _held: _Held | None = PrivateAttr(default=None)
+
+    @field_validator("remote")
+    @classmethod
+    def _is_somewhere(cls, remote: str) -> str:
+        if remote in ("", WARM):
+            return remote
+        if not remote.startswith("sc://"):
+            raise ValueError(
+                f"remote is {remote!r}: leave it empty for a session in the run's own process, or give `warm` or "
+                "the address of a Spark Connect server, `sc://host:port`."
+            )
+        if "token=" in remote:
+            raise ValueError(
+                "remote holds a token, which would show in the UI: give it as `token=dg.EnvVar(...)` instead."
+            )
+        return remote
+
+    @contextmanager
+    def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator[Self]:  # noqa: ARG002
+        """Lend the resource to a run; afterwards close what it opened, if it opened anything."""
+        with closing(self):
+            yield self
+
+    @property
+    def spark_session(self) -> SparkSession:
+        """The session, started or joined on first use.
+
+        Raises:
+            RuntimeError: This process has another Spark session open.
+            pipeline_platform.jvm.JavaNotFoundError: A session of the run's own finds no Java.
+        """
+        if self._held is None:
+            self._held = _hold(self._place())
+        return self._held.session
+
+    def run(self, task: engine.Task, shares: int, schema: pa.Schema) -> pa.Table:
+        """Run a task for each share; see `pipeline_platform.engine.run`."""
+        return engine.run(self.spark_session, task, shares, schema)
+
+    def warm_up(self) -> None:
+        """Start the session and a Python worker per core, so that the next run need not wait for them."""
+        engine.warm_up(self.spark_session, self.cores or os.cpu_count() or 1)
+
+    def tag(self, receive_id: str) -> None:
+        """Mark what this thread asks of Spark from now on as work for a receive.
+
+        A killed run's work goes on by itself in a shared session. The mark lets another run end it.
+        """
+        self.spark_session.addTag(_tag(receive_id))
+
+    def interrupt(self, receive_ids: Iterable[str]) -> int:
+        """End the work for receives whose lease is over, whoever asked for it.
+
+        Reaches the shared session of this very code. Work of another session ends with its lease, or a minute
+        after its client died if it is on the warm server.
+
+        Args:
+            receive_ids: As given to `tag`. Those without running work do no harm.
+
+        Returns:
+            How many operations were interrupted.
+        """
+        return sum(len(self.spark_session.interruptTag(_tag(receive_id))) for receive_id in receive_ids)
+
+    def close(self) -> None:
+        """Let go of the session: stop one of this process's own, leave a server's to the others.
+
+        Harmless if none was opened; the next use opens one again.
+        """
+        if self._held is not None:
+            held, self._held = self._held, None
+            _let_go(held)
+
+    def _place(self) -> _Place:
+        log = dg.get_dagster_logger("spark")
+        folder = Path(self.state_folder).resolve() if self.state_folder else spark_server.state_folder()
+        packages = tuple(self.packages)
+        if self.remote == WARM:
+            server = spark_server.status(folder)
+            if server and _answers(server.port):
+                return _Server(
+                    packages, server.address, server.token, named=server.started_at, params=f";user_id={_USER}"
+                )
+            log.warning(
+                f"No warm Spark server according to {folder}: starting Spark in this process, which takes seconds. "
+                "`pipeline-platform spark start` starts a server (with the same PIPELINE_PLATFORM_HOME)."
+            )
+        elif self.remote:
+            address, _, params = self.remote.rstrip("/").partition("/;")
+            return _Server(packages, address, self.token, named=address, params=f";{params}" if params else "")
+        cores = self.cores or os.cpu_count() or 1
+        settings = engine.local_settings(cores, self.memory) | self.spark_config
+        return _Process(packages, tuple(sorted(settings.items())), folder)
+
+
+@dataclass(frozen=True)
+class _Process:
+    """Spark inside this process."""
+
+    packages: tuple[str, ...]
+    settings: tuple[tuple[str, str], ...]
+    folder: Path
+
+    def open(self, closing_up: ExitStack, code: shipping.Code) -> SparkSession:
+        java = str(jvm.ensure_java(self.folder))
+        with _environment(JAVA_HOME=java, **engine.interpreters()):  # Java keeps what it was started with
+            session = _session(dict(self.settings))
+        closing_up.callback(session.stop)
+        with _import_path_kept():
+            session.addArtifacts(str(code.path), pyfile=True)
+        return session
+
+
+@dataclass(frozen=True)
+class _Server:
+    """A Spark Connect server."""
+
+    packages: tuple[str, ...]
+    address: str
+    token: str | None
+    named: str
+    params: str
+
+    def open(self, closing_up: ExitStack, code: shipping.Code) -> SparkSession:
+        if "session_id=" in self.params:  # its owner's to choose, and to renew
+            return self._join(closing_up, code, "")
+        for generation in range(_GENERATIONS):
+            name = shipping.session_id(code.digest, self.named, generation)
+            try:
+                return self._join(closing_up, code, f";session_id={name}")
+            except Exception as error:
+                # Somebody stopped it or it timed out: an id never comes back, so all go on to the next.
+                if "SESSION_CLOSED" not in str(error):
+                    raise
+        raise RuntimeError(f"{self.address} closed {_GENERATIONS} sessions of this code: restart that server.")
+
+    def _join(self, closing_up: ExitStack, code: shipping.Code, session_id: str) -> SparkSession:
+        token = f";token={quote(self.token)}" if self.token else ""
+        session = _session({"spark.remote": f"{self.address}/{token}{session_id}{self.params}"})
+        with ExitStack() as failing:
+            failing.callback(_leave, session)
+            with _import_path_kept():
+                _add(session, code)
+            closing_up.push(failing.pop_all())
+        return session
+
+
+_Place = _Process | _Server
+
+
+@dataclass
+class _Held:
+    """The session of this process, and who closes it."""
+
+    place: _Place
+    session: SparkSession
+    closing_up: ExitStack
+    holders: int = 0
+
+
+_lock = threading.RLock()
+_current: _Held | None = None
+
+
+def _hold(place: _Place) -> _Held:
+    """Join this process's session, or open it."""
+    global _current  # noqa: PLW0603 - a process can have one session, so this is the process's own state
+    with _lock:
+        if _current is None:
+            with ExitStack() as closing_up:
+                folder = closing_up.enter_context(tempfile.TemporaryDirectory(prefix="spark-code-"))
+                code = shipping.pack(place.packages, Path(folder))
+                session = place.open(closing_up, code)
+                _current = _Held(place, session, closing_up.pop_all())
+        elif _current.place != place:
+            raise RuntimeError(
+                "this process has a Spark session with other settings open: Spark allows one at a time. "
+                "Close it first, or give both resources the same settings."
+            )
+        _current.holders += 1
+        return _current
+
+
+def _let_go(held: _Held) -> None:
+    """Close the session when its last holder goes."""
+    global _current  # noqa: PLW0603
+    with _lock:
+        held.holders -= 1
+        if held.holders == 0 and held is _current:
+            _current = None
+            held.closing_up.close()
+
+
+@atexit.register
+def _close_at_exit() -> None:
+    """Close what a script forgot: a process with an open client may hang at its end."""
+    with _lock:
+        if _current is not None:
+            _current.holders = 1
+            _let_go(_current)
+
+
+def _session(settings: dict[str, str]) -> SparkSession:
+    """Have dagster-pyspark make a session, whatever the environment says about Spark."""
+    # Left by a client before this one; Spark's functions look at it to know which kind of column to make.
+    os.environ.pop(_CLIENT_MARK, None)
+    with warnings.catch_warnings(), _environment(SPARK_REMOTE=None, SPARK_LOCAL_REMOTE=None):
+        warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
+        from dagster_pyspark import LazyPySparkResource
+
+        return LazyPySparkResource(spark_config=settings).spark_session
+
+
+def _add(session: SparkSession, code: shipping.Code) -> None:
+    """Ship the code to a session that others may be shipping the same to at this moment."""
+    for last in (False, False, True):
+        try:
+            session.addArtifacts(str(code.path), pyfile=True)
+            return
+        except Exception as error:
+            # Two that see no file yet both put theirs; the later one finds the very same bytes the next time.
+            if last or not re.search("already_?exists", str(error), re.IGNORECASE):
+                raise
+
+
+def _leave(session: SparkSession) -> None:
+    """Close the client and not the session: `stop` would end it for all."""
+    session.client.close()
+    os.environ.pop(_CLIENT_MARK, None)
+
+
+@contextmanager
+def _environment(**changes: str | None) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in changes}
+    _set_environment(changes)
+    try:
+        yield
+    finally:
+        _set_environment(before)
+
+
+def _set_environment(values: dict[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+@contextmanager
+def _import_path_kept() -> Iterator[None]:
+    """Spark puts shipped code on this process's own path too, where it would outlive an edit."""
+    before = list(sys.path)
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+def _answers(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=2):
+            return True
+    except OSError:
+        return False
+
+
+def _tag(receive_id: str) -> str:
+    return f"receive:{receive_id}"
