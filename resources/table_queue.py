@@ -1,0 +1,419 @@
+"""A queue in a SQL table: SQLite as the embedded default, PostgreSQL for more than one machine.
+
+Three tables. The **queue** (`table`) is only ever inserted into and deleted from, so that a lease never rewrites a
+payload and any table with a unique id can be a queue. Beside it `<table>_leases` has one narrow row per message that
+was ever leased and not acknowledged: whose it is and how often it was delivered. `<table>_receives` has one row per
+receive: until when its lease lasts. Renewing the lease of a million messages is therefore an update of one row.
+
+A message waits when it has no lease row, or when its receive is over. A receive is over once a planner finds that it
+ran out, or once it was given back; it never revives. Until a planner comes by, a late driver may still renew it.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, date, datetime
+from typing import Any, Final, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import sqlalchemy as sa
+from pydantic import ConfigDict, Field, field_validator
+
+from pipeline_platform.source import Backlog, Refused, Share, Source, SourceError
+from resources import table_leases
+from resources.table_leases import Tables, UnfitError
+
+IDS_PER_TRANSACTION: Final = 100_000
+"""Acknowledged in one transaction: about 0.1 s of SQLite's only write lock, so that nobody waits long for it."""
+
+LOST: Final = "not leased by this receive any more: another has it, or it was given back"
+
+T = TypeVar("T")
+
+
+class _BrokenOffError(SourceError):
+    """PostgreSQL ended a transaction for another's sake; doing it again is all it takes."""
+
+
+_WAYS_OUT: Final = {
+    "unable to open database file": "url must name a file that is there; create() makes it",
+    "database is locked": f"another writer held the file for {table_leases.BUSY_S} s",
+    "file is not a database": "url must name a SQLite file",
+    "password authentication failed": "correct user and password in url",
+    "no password supplied": "put the password into url",
+    "does not exist": "correct url or table, or call create()",
+    "no such table": "correct table, or call create()",
+    "connection failed": "correct host and port in url, and see that the server runs",
+    "connection timeout": "correct host and port in url, and see that the server runs",
+    "permission denied": "grant the user of url SELECT, INSERT, UPDATE and DELETE",
+}
+
+
+class TableQueue(Source):
+    """Messages in a SQL table, leased to one receive at a time, oldest (lowest id) first.
+
+    `create` makes the tables. To use a table of one's own, name its columns and call `create` once: it leaves the
+    table as it is and makes the two small ones beside it. On SQLite it also turns on write-ahead logging for the
+    file, so that readers and the writer do not wait for each other; that needs a local disk.
+    """
+
+    model_config = ConfigDict(hide_input_in_errors=True)  # a validation error would print the password otherwise
+
+    url: str = Field(
+        repr=False,
+        description="SQLAlchemy URL: sqlite:///<path> or postgresql+psycopg://user:password@host/database.",
+    )
+    table: str = Field("messages", min_length=1, description="Table of the messages; may be <schema>.<table>.")
+    id_column: str = Field(
+        "id",
+        min_length=1,
+        description="Unique integer, text or UUID; a message's identity for ever, so never used twice.",
+    )
+    data_column: str | None = Field("data", description="Payload; None for the whole row as one JSON object.")
+    metadata_column: str | None = Field(None, description="JSON object of metadata, where there is one.")
+    created_column: str | None = Field(None, description="When it came, to tell how long the oldest has waited.")
+
+    @field_validator("url")
+    @classmethod
+    def _names_a_database_to_lease_from(cls, url: str) -> str:
+        try:
+            parsed = sa.make_url(url)
+        except sa.exc.ArgumentError:
+            raise ValueError(
+                "url is no SQLAlchemy URL; write sqlite:///<path> or postgresql+psycopg://user:password@host/database"
+            ) from None
+        if parsed.drivername == "postgresql":
+            parsed = parsed.set(drivername="postgresql+psycopg")
+        if parsed.drivername not in ("sqlite", "sqlite+pysqlite", "postgresql+psycopg"):
+            raise ValueError(f"url is for {parsed.drivername!r}; a table queue is sqlite or postgresql+psycopg")
+        if parsed.drivername != "postgresql+psycopg" and parsed.database in (None, "", ":memory:"):
+            raise ValueError("url names no file: a SQLite queue in memory would be a new one in every process")
+        return parsed.render_as_string(hide_password=False)
+
+    def create(self) -> None:
+        """Make the tables that are not there yet; on SQLite the file and its folders, too.
+
+        Raises:
+            SourceError: The database cannot be reached, or a table of one's own lacks what the options name.
+        """
+        with self._errors():
+            engine = table_leases.engine_of(self.url, create=True)
+            schema, name = self._schema_and_name()
+            with engine.begin() as connection:
+                if not sa.inspect(connection).has_table(name, schema=schema):
+                    self._new_queue(schema, name, of_sqlite=table_leases.is_sqlite(engine)).create(connection)
+            table_leases.open_tables.cache_clear()
+            self._tables().leases.metadata.create_all(engine)
+
+    def enqueue(self, payloads: Iterable[bytes], metadata: Iterable[Mapping[str, Any] | None] | None = None) -> int:
+        """Add messages, all or none, and return how many; they are on disk then.
+
+        On SQLite the write lock is held meanwhile: hand over what is at hand, not what takes long to come.
+
+        Args:
+            payloads: One per message.
+            metadata: One JSON object or None per payload; needs `metadata_column`.
+
+        Raises:
+            SourceError: The table cannot take them.
+            TypeError: A payload is not `bytes`.
+            ValueError: There are more or fewer metadata than payloads, or a payload for a text column is no UTF-8.
+        """
+        tables = self._tables()
+        if tables.data is None:
+            raise SourceError(f"{self._here()}: data_column is None, so there is no column to put payloads in")
+        columns = [tables.data]
+        if metadata is not None:
+            if tables.metadata is None:
+                raise SourceError(f"{self._here()}: metadata_column is None, so there is no column for metadata")
+            columns.append(tables.metadata)
+        rows = _Counted(_rows(payloads, metadata, as_text=not isinstance(tables.data.type, sa.LargeBinary)))
+        with self._errors(), self._transaction(tables, durable=True) as connection:
+            table_leases.copy_in(connection, tables.queue, columns, rows)
+        return rows.count
+
+    def backlog(self) -> Backlog:
+        """Count what waits; below 0.1 s for a million messages on either database.
+
+        With `created_column` it looks for the first message that is not leased, 0.25 s past a million that are.
+        """
+        tables = self._tables()
+        with self._errors(), tables.engine.connect() as connection:
+            messages = table_leases.count_waiting(connection, tables)
+            oldest = table_leases.oldest_waiting(connection, tables) if messages else None
+        return Backlog(messages, self._time(oldest))
+
+    def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]:
+        """Lease up to `demand` messages, oldest first, and divide them into ranges of ids with equal counts.
+
+        Two planners never lease one message. On PostgreSQL they do not wait for each other either; one may then
+        get fewer than it asked for. Planned again under the same `receive_id`, what the first plan leased is given
+        back: the earlier shares are void.
+        """
+        if demand < 1:
+            return []
+        tables = self._tables()
+        self._write(lambda connection: table_leases.end_what_ran_out(connection, tables, receive_id))
+        return self._write(
+            lambda connection: table_leases.lease(connection, tables, receive_id, self.lease_s, demand, concurrency),
+            durable=True,
+        )
+
+    def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
+        """Read what this receive still holds of a share, in the order of ids; a task may do so again.
+
+        `redelivered` is exact: it was leased before. Metadata then tell `deliveries`, this one included. A payload
+        that is not binary comes as its text in UTF-8, NULL as empty, a whole row as JSON with binary columns as
+        a backslash, x and hexadecimal digits.
+
+        Raises:
+            SourceError: The receive is over, or the database cannot be reached.
+        """
+        tables = self._tables()
+        with self._errors(), tables.engine.connect() as connection:
+            if not table_leases.is_live(connection, tables, receive_id):
+                raise SourceError(
+                    f"{self._here()}: receive {receive_id!r} is over, others may have its messages; "
+                    f"extend it in time, or raise lease_s (now {self.lease_s:g})"
+                )
+            for rows in table_leases.read_share(connection, tables, share, receive_id):
+                yield self._batch(rows, receive_id)
+
+    def ack(self, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
+        """Delete messages that are leased under `ack_ref`, 100,000 a transaction; several tasks may do so at once.
+
+        The lease may have run out, as long as no other receive was given the message. What is gone already is
+        fine. What is there and not under `ack_ref` is returned as lost.
+        """
+        return self._each(
+            ack_ids, lambda connection, tables, ids: table_leases.acknowledge(connection, tables, ack_ref, ids)
+        )
+
+    def release(self, ack_ref: str, ack_ids: Sequence[str], delay_s: int = 0) -> list[Refused]:
+        """Give messages that are leased under `ack_ref` back; how often they were delivered is kept."""
+        return self._each(
+            ack_ids,
+            lambda connection, tables, ids: table_leases.give_back(connection, tables, ack_ref, ids, delay_s),
+        )
+
+    def extend(self, receive_id: str) -> bool:
+        """Renew the lease of a whole receive by `lease_s` from now: one row, however many messages.
+
+        Returns:
+            True when all that the receive has neither acknowledged nor released is its own for `lease_s` more, even
+            if the lease had run out, as long as nobody has planned since. False when the receive is over (it ran
+            out and somebody planned, or it was abandoned), was never planned, or has no message left.
+        """
+        tables = self._tables()
+        return self._write(lambda connection: table_leases.renew(connection, tables, receive_id, self.lease_s))
+
+    def abandon(self, receive_id: str) -> None:
+        """Give back all that a receive still holds, in one row. Until another is given a message, `ack` still works."""
+        tables = self._tables()
+        self._write(lambda connection: table_leases.give_back_all(connection, tables, receive_id))
+
+    def refuse_or_pass(self) -> None:
+        """Raise `SourceError` where a receive is bound to fail: the tables, the columns, or the right to write."""
+        tables = self._tables()
+        with self._errors(), tables.engine.connect() as connection:
+            for table in (tables.leases, tables.receives):
+                if not sa.inspect(connection).has_table(table.name, schema=table.schema):
+                    raise UnfitError(f"there is no table {table.name!r} for leases; call create() once")
+        self.backlog()
+        self._write(lambda connection: table_leases.end_what_ran_out(connection, tables, ""))
+
+    def _schema_and_name(self) -> tuple[str | None, str]:
+        schema, dot, name = self.table.rpartition(".")
+        return (schema, name) if dot else (None, name)
+
+    def _new_queue(self, schema: str | None, name: str, *, of_sqlite: bool) -> sa.Table:
+        if self.data_column is None:
+            raise UnfitError("there is no such table, and with data_column None it is one of your own; correct table")
+        key = sa.Column(self.id_column, table_leases.row_id(of_sqlite=of_sqlite), primary_key=True)
+        columns: list[sa.Column[Any]] = [key, sa.Column(self.data_column, sa.LargeBinary, nullable=False)]
+        if self.metadata_column:
+            columns.append(sa.Column(self.metadata_column, sa.Text))
+        if self.created_column:
+            time_type = sa.DateTime(timezone=True)
+            columns.append(sa.Column(self.created_column, time_type, server_default=sa.func.now(), nullable=False))
+        # AUTOINCREMENT: without it SQLite gives the id of the last message, once that is deleted, to the next.
+        return sa.Table(name, sa.MetaData(), *columns, schema=schema, sqlite_autoincrement=True)
+
+    def _tables(self) -> Tables:
+        with self._errors():
+            return table_leases.open_tables(
+                self.url,
+                *self._schema_and_name(),
+                self.id_column,
+                self.data_column,
+                self.metadata_column,
+                self.created_column,
+            )
+
+    def _each(
+        self, ack_ids: Sequence[str], act: Callable[[sa.Connection, Tables, pa.Array], list[Any]]
+    ) -> list[Refused]:
+        """Act on ids as the column holds them, sorted and each once, a slice per transaction."""
+        tables = self._tables()
+        ids = pa.array(ack_ids, pa.string())
+        if tables.kind is int:
+            try:
+                ids = ids.cast(pa.int64())
+            except pa.ArrowInvalid as error:
+                raise SourceError(f"{self._here()}: id_column holds integers, and of the ids: {error}") from None
+        ids = pc.unique(ids)
+        ids = ids.take(pc.array_sort_indices(ids))  # ranges need it, and whoever locks in one order cannot deadlock
+        left: list[Any] = []
+        for start in range(0, len(ids), IDS_PER_TRANSACTION):
+            part = ids.slice(start, IDS_PER_TRANSACTION)
+            left += self._write(lambda connection, part=part: act(connection, tables, part))  # type: ignore[misc]
+        return [Refused(str(id_), LOST, lost=True) for id_ in left]
+
+    def _batch(self, rows: list[tuple[Any, ...]], receive_id: str) -> pa.RecordBatch:
+        ids, attempts, data, *told = zip(*rows, strict=True)
+        redelivered = pc.greater(pa.array(attempts, pa.int32()), 1)
+        metadata = None
+        if told or max(attempts) > 1:
+            notes = told[0] if told else [None] * len(ids)
+            metadata = [self._metadata(note, count) for note, count in zip(notes, attempts, strict=True)]
+        id_strings = pa.array(ids).cast(pa.string()) if isinstance(ids[0], int) else [str(i) for i in ids]
+        return self.deliveries(
+            message_id=id_strings,
+            data=pc.fill_null(pa.array(data, pa.binary()), b""),
+            ack_id=id_strings,
+            ack_ref=receive_id,
+            metadata=metadata,
+            redelivered=redelivered,
+        )
+
+    def _metadata(self, note: Any, deliveries: int) -> dict[str, Any]:
+        if isinstance(note, str | bytes):
+            try:
+                note = json.loads(note)
+            except ValueError:  # one row with broken JSON must not cost the others
+                note = note if isinstance(note, str) else note.decode(errors="replace")
+        known = note if isinstance(note, dict) else {} if note is None else {self.metadata_column or "metadata": note}
+        return {**known, "deliveries": deliveries} if deliveries > 1 else known
+
+    def _time(self, value: Any) -> datetime | None:
+        """Read what the created column holds; what has no zone is UTC, as both databases write it."""
+        try:
+            if isinstance(value, str):
+                value = datetime.fromisoformat(value)
+            elif isinstance(value, int | float):
+                value = datetime.fromtimestamp(value, UTC)
+            elif isinstance(value, date) and not isinstance(value, datetime):
+                value = datetime(value.year, value.month, value.day, tzinfo=UTC)
+        except (ValueError, OverflowError):
+            pass
+        if value is not None and not isinstance(value, datetime):
+            raise SourceError(
+                f"{self._here()}: created_column is {self.created_column!r}, and {value!r} in it is no time; "
+                "name a column of timestamps, ISO 8601 texts or seconds since 1970, or leave it out"
+            )
+        return value.replace(tzinfo=UTC) if value is not None and value.tzinfo is None else value
+
+    def _write(self, work: Callable[[sa.Connection], T], *, durable: bool = False) -> T:
+        """Do `work` in one transaction; again where PostgreSQL broke it off so that another could go on."""
+        tables = self._tables()
+        for pause_s in (0.02, 0.1, 0.5):
+            try:
+                with self._errors(), self._transaction(tables, durable=durable) as connection:
+                    return work(connection)
+            except _BrokenOffError:
+                time.sleep(pause_s)
+        with self._errors(), self._transaction(tables, durable=durable) as connection:
+            return work(connection)
+
+    @contextmanager
+    def _transaction(self, tables: Tables, *, durable: bool) -> Iterator[sa.Connection]:
+        """Begin to write.
+
+        On SQLite what must survive a power failure is synced: what is enqueued, and a lease, for without it a
+        message would come again without the mark that has it looked up. An acknowledgement need not be: its
+        message comes again, marked, and is found decided. Skipping the sync never harms a file in write-ahead mode.
+        """
+        if not tables.is_sqlite:
+            with tables.engine.begin() as connection:
+                yield connection
+            return
+        with tables.engine.connect() as connection:
+            logs_ahead = connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+            connection.exec_driver_sql(
+                "PRAGMA synchronous=NORMAL" if logs_ahead and not durable else "PRAGMA synchronous=FULL"
+            )
+            # At once: a lock that is asked for after the first read may be refused without waiting.
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+            try:
+                yield connection
+            except BaseException:
+                connection.exec_driver_sql("ROLLBACK")
+                raise
+            connection.exec_driver_sql("COMMIT")
+
+    def _here(self) -> str:
+        return f"{self.name} (table {self.table!r} at {sa.make_url(self.url).render_as_string(hide_password=True)})"
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Say in the words of the options what the database said in its own."""
+        try:
+            yield
+        except UnfitError as error:
+            raise SourceError(f"{self._here()}: {error}") from None
+        except ModuleNotFoundError as error:
+            raise SourceError(
+                f"{self._here()}: needs {error.name}; install it with pip install 'pipeline-platform[postgres]'"
+            ) from None
+        except sa.exc.SQLAlchemyError as error:
+            raise self._said(getattr(error, "orig", None) or error) from None
+        except Exception as error:
+            if isinstance(error, sqlite3.Error) or type(error).__module__.startswith("psycopg"):
+                raise self._said(error) from None
+            raise
+
+    def _said(self, error: BaseException) -> SourceError:
+        said = " ".join(str(error).split())
+        kind = _BrokenOffError if getattr(error, "sqlstate", None) in ("40001", "40P01") else SourceError
+        for words, way_out in _WAYS_OUT.items():
+            if words in said:
+                return kind(f"{self._here()}: {said}; {way_out}")
+        return kind(f"{self._here()}: {said}")
+
+
+class _Counted(Iterator[T]):
+    """An iterator that knows how many it gave."""
+
+    def __init__(self, items: Iterator[T]) -> None:
+        self._items = items
+        self.count = 0
+
+    def __next__(self) -> T:
+        item = next(self._items)
+        self.count += 1
+        return item
+
+
+def _rows(
+    payloads: Iterable[bytes], metadata: Iterable[Mapping[str, Any] | None] | None, *, as_text: bool
+) -> Iterator[tuple[Any, ...]]:
+    told = None if metadata is None else iter(metadata)
+    missing = object()
+    for payload in payloads:
+        if not isinstance(payload, bytes):
+            raise TypeError(f"a payload is bytes, not {type(payload).__name__}; encode it")
+        data = payload.decode() if as_text else payload
+        if told is None:
+            yield (data,)
+            continue
+        note = next(told, missing)
+        if note is missing:
+            raise ValueError("there are fewer metadata than payloads; give one or None for each")
+        yield data, None if note is None else json.dumps(note, default=str)
+    if told is not None and next(told, missing) is not missing:
+        raise ValueError("there are more metadata than payloads; give one or None for each")
