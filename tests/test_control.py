@@ -93,9 +93,9 @@ def test_asking_for_no_permit_is_refused(store):
 
 def test_a_clock_set_back_finds_the_interval_as_it_was(store, clock):
     store.take("flights", TEN_A_MINUTE, 10)
-    clock.now += 60
+    clock.now += 61
     store.take("flights", TEN_A_MINUTE, 1)
-    clock.now -= 1
+    clock.now -= 2
     assert store.take("flights", TEN_A_MINUTE, 1).messages == 0
 
 
@@ -386,6 +386,37 @@ def test_threads_share_a_store_from_its_first_use(url):
 
     with ThreadPoolExecutor(8) as pool:
         assert sum(pool.map(take, range(8))) == 10
+    store.close()
+
+
+def test_claims_and_beats_at_the_same_moment_take_turns(url):
+    store, together = ControlStore(url, now=noon), threading.Barrier(8)
+
+    def claim(worker):
+        granted = 0
+        for number in range(12):
+            together.wait()
+            granted += store.claim(f"pipeline_{number}", f"{worker}_{number}", "run", wanted=9, capacity=40, lease_s=1)
+            store.beat(f"{worker}_{number}", 60)
+        return granted
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(claim, range(8))) == 12 * 40
+    store.close()
+
+
+def test_takes_at_the_same_moment_take_turns(url):
+    store, together = ControlStore(url, now=noon), threading.Barrier(8)
+
+    def take(_):
+        taken = 0
+        for number in range(12):
+            together.wait()
+            taken += store.take(f"pipeline_{number}", TEN_A_MINUTE, 3).messages
+        return taken
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(take, range(8))) == 12 * 10, "none too many, and none refused while some are left"
     store.close()
 
 

@@ -31,6 +31,7 @@ class Clock:
         self.now = START
         self.slept: list[float] = []
         self.latency = 0.0
+        self.read = self.now
 
     def __call__(self) -> float:
         return self.now
@@ -42,9 +43,9 @@ class Clock:
 
     def slow(self) -> float:
         """The store's clock: its answer takes as long to come as the question took to get there."""
-        now = self.now + self.latency / 2
+        self.read = self.now + self.latency / 2
         self.now += self.latency
-        return now
+        return self.read
 
 
 @pytest.fixture
@@ -126,6 +127,17 @@ def test_a_slow_task_leaves_permits_to_others(store, clock):
         left = store.spare("flights", TEN_A_SECOND, timedelta(0))
         assert left >= 10 - 3
         clock.now += 0.4
+
+
+def test_a_task_that_becomes_slow_soon_takes_less(store, clock):
+    counted = Counted(store)
+    limit = RateLimiting(allowed_messages=100, interval=timedelta(seconds=1))
+    for message in paced(counted, clock, limit).each(range(150)):
+        clock.now += 0.001 if message < 100 else 0.6
+        if message == 100:
+            counted.wanted.clear()
+
+    assert max(counted.wanted[7:]) <= 2
 
 
 def test_a_fast_task_needs_few_calls(store, clock):
@@ -237,7 +249,8 @@ class Task:
 
     def __init__(self, store, pipeline, limit, clock, offset) -> None:
         self.clock, self.offset = clock, offset
-        self.pace = Pace(store, pipeline, limit, sleep=self._sleep, monotonic=self._monotonic)
+        self.store, self.interval = store, 0
+        self.pace = Pace(self, pipeline, limit, sleep=self._sleep, monotonic=self._monotonic)
         self.permitted, self.valid_until = 0, 0.0
         self.restarted = lambda: Task(store, pipeline, limit, clock, offset)
 
@@ -247,10 +260,17 @@ class Task:
     def _monotonic(self):
         return self.clock.now + self.offset
 
+    def take(self, pipeline, limit, wanted):
+        """Stand between the pace and the store, to see of which interval the permits are."""
+        grant = self.store.take(pipeline, limit, wanted)
+        self.interval = int(self.clock.read)
+        return grant
+
     def step(self, wanted: int) -> bool:
         """Say whether a message was handled."""
         if self.permitted and self._monotonic() < self.valid_until:
             self.permitted -= 1
+            assert int(self.clock.now) == self.interval, "with a permit of the interval it is handled in"
             return True
         try:
             self.permitted, self.valid_until = self.pace.permitted(wanted)
