@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import Field
 
@@ -37,14 +38,18 @@ class ReceivedMessages(Source):
             files.setdefault(file.window, []).append(f"{self.pipeline}/{name}/{file.path}")
         return files
 
-    def _decided(self, paths: Sequence[str]) -> Iterator[tuple[str, str, int, str]]:
-        columns = ["source", "message_id", "attempt", "receive_id", "outcome"]
+    def _decided(self, paths: Sequence[str]) -> pa.Table:
+        """The messages decided in some files of one window, each once: at its last attempt, by its receive."""
+        rows = []
         for path in paths:
             with self.lake.open_input(path) as file:
-                rows = pq.read_table(file, columns=columns)
-            for *key, outcome in zip(*(rows[name].to_pylist() for name in columns), strict=True):
-                if outcome in ("handled", "failed"):
-                    yield key[0], key[1], key[2], key[3]
+                found = pq.read_table(file, columns=["source", "message_id", "attempt", "receive_id", "outcome"])
+            rows.append(found.filter(pc.is_in(found["outcome"], pa.array(["handled", "failed"]))))
+        # The last of those that sort by attempt; one attempt is decided by one receive.
+        decided = pa.concat_tables(rows).sort_by("attempt").group_by(["source", "message_id"], use_threads=False)
+        return decided.aggregate([("attempt", "last"), ("receive_id", "last")]).rename_columns(
+            ["source", "message_id", "attempt", "receive_id"]
+        )
 
     def finished(self) -> tuple[str, ...]:
         """The receives that have outcomes in the windows: those that a replay replaces."""
@@ -56,9 +61,9 @@ class ReceivedMessages(Source):
         return tuple(sorted(found))
 
     def backlog(self) -> Backlog:
-        """Count what was decided; a message that was driven again counts for each time."""
+        """Count the messages that were decided."""
         outcomes = self._files("outcomes", OUTCOMES, self.version)
-        return Backlog(sum(1 for paths in outcomes.values() for _ in self._decided(paths)))
+        return Backlog(sum(self._decided(paths).num_rows for paths in outcomes.values()))
 
     def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]:
         """Share out each window by a hash of the message's id; `demand` does not cut a window short.
@@ -81,26 +86,23 @@ class ReceivedMessages(Source):
     def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
         """Read one bucket of one window."""
         del receive_id
-        wanted: dict[tuple[str, str], tuple[int, str]] = {}
-        for source, message_id, attempt, receive in self._decided(share.at["outcomes"]):
-            key = (source, message_id)
-            mine = zlib.crc32(message_id.encode()) % share.at["of"] == share.at["bucket"]
-            if mine and (attempt, receive) > wanted.get(key, (0, "")):
-                wanted[key] = (attempt, receive)
-        columns = ["source", "message_id", "attempt", "receive_id"]
+        wanted = _identity(self._decided(share.at["outcomes"]))
+        seen: set[str] = set()
         for path in share.at["messages"]:
             with self.lake.open_input(path) as file:
                 parquet = pq.ParquetFile(file)
                 for group in range(parquet.metadata.num_row_groups):
                     rows = parquet.read_row_group(group)
-                    mine = []
-                    keys = zip(*(rows[name].to_pylist() for name in columns), strict=True)
-                    for row, (source, message_id, attempt, receive) in enumerate(keys):
-                        if wanted.get((source, message_id)) == (attempt, receive):
-                            del wanted[source, message_id]
-                            mine.append(row)
-                    if mine:
-                        yield from self._deliveries(rows.take(pa.array(mine, pa.int64())))
+                    keys = _identity(rows)
+                    chosen = []
+                    for row in pc.indices_nonzero(pc.is_in(keys, wanted)).to_pylist():
+                        key = keys[row].as_py()
+                        # The raw log may hold a message twice.
+                        if zlib.crc32(key.encode()) % share.at["of"] == share.at["bucket"] and key not in seen:
+                            seen.add(key)
+                            chosen.append(row)
+                    if chosen:
+                        yield from self._deliveries(rows.take(pa.array(chosen, pa.int64())))
 
     def _deliveries(self, rows: pa.Table) -> list[pa.RecordBatch]:
         columns: dict[str, Any] = {name: rows[name] for name in DELIVERIES.names}
@@ -117,3 +119,9 @@ class ReceivedMessages(Source):
         """Nothing to do, as for `ack`."""
         del ack_ref, ack_ids, delay_s
         return []
+
+
+def _identity(rows: pa.Table) -> pa.Array:
+    attempt = pc.cast(rows["attempt"], pa.string())
+    key = pc.binary_join_element_wise(rows["source"], rows["message_id"], attempt, rows["receive_id"], "\0")
+    return key.combine_chunks()

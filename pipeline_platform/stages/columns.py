@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,21 +12,68 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline_platform.lake.columns import arrow_schema
+from pipeline_platform.lake.manifest import File
+from pipeline_platform.lake.reader import Range, read_ranges
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.writer import Writer
-from pipeline_platform.message import Failure, Message
-from pipeline_platform.options import TableBatcher
+from pipeline_platform.message import MESSAGES, Failure, Message
+from pipeline_platform.options import Processors, TableBatcher
 from pipeline_platform.pipeline import Pipeline, PipelineError
+from pipeline_platform.rate_limiter import Pace
 from pipeline_platform.source import Source
+from pipeline_platform.stages.lookup import Already
 from pipeline_platform.stages.record import Recorder
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
-IDENTITY = (
-    "source", "message_id", "data", "metadata", "ack_ref", "ack_id", "attempt", "received_at", "window", "position",
-)  # fmt: skip
+RECEIVED = pa.schema([*(field for field in MESSAGES if field.name != "receive_id"), ("position", pa.int64())])
+"""What `handle_messages` is given, beside how each row would be routed."""
+IDENTITY = tuple(name for name in RECEIVED.names if name != "redelivered")
 ROUTING = ("batcher", "batch_key", "status", "reason")
+
+
+@dataclass(frozen=True)
+class ReadColumns:
+    """Task `n` reads the received rows `parts[n]`, at the pace of the rate limit, without what is decided already."""
+
+    lake: Lake
+    parts: Sequence[Sequence[Range]]
+    options: Processors
+    pace: Pace
+    already: Sequence[Range]
+
+    def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
+        """Run task `index`."""
+        already = Already.read(self.lake, self.already)
+        for _, chunk in read_ranges(
+            self.lake, self.parts[index], RECEIVED.names, self.options.chunk_size, self.options.chunk_bytes
+        ):
+            kept, _ = already.split(chunk)
+            while kept.num_rows:
+                count, _ = self.pace.permitted(kept.num_rows)
+                yield pa.RecordBatch.from_arrays(kept.slice(0, count).columns, schema=RECEIVED)
+                kept = kept.slice(count)
+
+
+def read_locally(spark: SparkSession, lake: Lake, pipeline: str, files: Sequence[File]) -> DataFrame:
+    """Read received files with Spark's own reader, which is faster: for a local lake, and no rate limit."""
+    from pyspark.sql import functions as f
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    first, places = 0, []
+    for file in files:
+        places += [f.lit(file.path.rsplit("/", 1)[1]), f.struct(f.lit(file.window), f.lit(first).cast("long"))]
+        first += file.rows
+    stored = pa.schema([field for field in RECEIVED if field.name not in ("window", "position")])
+    paths = [lake.uri(pipeline, file.table, file.path) for file in files]
+    place = f.create_map(*places)[f.col("_metadata.file_name")]
+    rows = spark.read.schema(from_arrow_schema(stored)).parquet(*paths)
+    return rows.select(
+        *stored.names,
+        place["col1"].alias("window"),
+        (place["col2"] + f.col("_metadata.row_index")).alias("position"),
+    )
 
 
 def offered(received: DataFrame) -> DataFrame:
@@ -49,17 +96,33 @@ def taken(pipeline: type[Pipeline], handled: DataFrame) -> DataFrame:
     Raises:
         PipelineError: A column is missing.
     """
-    fields = dict.fromkeys(
-        field
-        for options in pipeline.batchers.values()
-        if options.table_schema is not None
-        for field in arrow_schema(options.table_schema).names
-    )
-    wanted = [*IDENTITY, *ROUTING, *fields]
+    wanted = [*IDENTITY, *ROUTING, *_fields(pipeline)]
     missing = sorted(set(wanted) - set(handled.columns))
     if missing:
         raise PipelineError(f"{pipeline.__qualname__}.handle_messages returned no column {missing}")
     return handled.select(*wanted)
+
+
+def _fields(pipeline: type[Pipeline]) -> list[str]:
+    models = [options.table_schema for options in pipeline.batchers.values() if options.table_schema is not None]
+    return list(dict.fromkeys(name for model in models for name in arrow_schema(model).names))
+
+
+def not_returned(pipeline: type[Pipeline], received: DataFrame, seen: DataFrame) -> DataFrame:
+    """The received rows that `handle_messages` dropped, as failed ones.
+
+    Args:
+        pipeline: Whose.
+        received: What it was given.
+        seen: `source` and `message_id` of what it returned.
+    """
+    from pyspark.sql import functions as f
+
+    missing = offered(received.join(seen, ["source", "message_id"], "left_anti")).withColumns(
+        {"status": f.lit("failed"), "reason": f.lit("handle_messages did not return it")}
+    )
+    fields = {name: f.lit(None) for name in _fields(pipeline) if name not in missing.columns}
+    return taken(pipeline, missing.withColumns(fields))
 
 
 @dataclass(frozen=True)
@@ -112,19 +175,8 @@ class _Rows:
         batcher = pc.fill_null(batch.column("batcher"), "")
         known = pc.is_in(batcher, pa.array([*self._batchers], pa.string()))
         unknown = pc.invert(known) if self._batchers else pc.and_(known, failed)
-        self._fail(
-            batch.filter(failed), window, lambda row: Failure("failed", str(row["reason"]), "", "handle_messages")
-        )
-        self._fail(
-            batch.filter(pc.and_not(unknown, failed)),
-            window,
-            lambda row: Failure(
-                "unknown batcher",
-                f"no batcher {row['batcher']!r}; there are {sorted(self._batchers)}",
-                "",
-                "handle_messages",
-            ),
-        )
+        self._fail(batch.filter(failed), window, _said_failed)
+        self._fail(batch.filter(pc.and_not(unknown, failed)), window, self._unknown)
         good = pc.and_not(pc.invert(unknown), failed)
         if not self._batchers:
             self._recorder.settle_handled(batch.filter(good), window)
@@ -144,7 +196,8 @@ class _Rows:
                 self._write(name, rows.slice(0, half), window)
                 self._write(name, rows.slice(half), window)
                 return
-            self._fail(rows, window, lambda row: Failure("ArrowInvalid", self._misfit(name, rows), "", "lake"))
+            misfit = Failure("ArrowInvalid", self._misfit(name, rows), "", "lake")
+            self._fail(rows, window, lambda _: misfit)
             return
         self._recorder.columns(name, rows, window, columns, self._schemas[name].names)
 
@@ -167,8 +220,16 @@ class _Rows:
             messages.append(message.put_data(value).put_batcher(name).put_batch_key(key or "default"))
         self._recorder.handled(rows, window, messages)
 
+    def _unknown(self, row: dict[str, Any]) -> Failure:
+        reason = f"no batcher {row['batcher']!r}; there are {sorted(self._batchers)}"
+        return Failure("unknown batcher", reason, "", "handle_messages")
+
     def _fail(self, rows: pa.RecordBatch, window: str, why: Callable[[dict[str, Any]], Failure]) -> None:
         if rows.num_rows:
             told = rows.select(["batcher", "reason"]).to_pylist()
             messages = [message.failed(why(row)) for message, row in zip(Message.each(rows), told, strict=True)]
             self._recorder.settle(rows, window, messages, [], list(range(rows.num_rows)))
+
+
+def _said_failed(row: dict[str, Any]) -> Failure:
+    return Failure("failed", str(row["reason"]), "", "handle_messages")

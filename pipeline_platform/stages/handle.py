@@ -17,6 +17,7 @@ from pipeline_platform.message import MESSAGES, Delivery, Failure, Message
 from pipeline_platform.options import TableBatcher
 from pipeline_platform.pipeline import Pipeline
 from pipeline_platform.source import Source
+from pipeline_platform.stages.lookup import Already
 from pipeline_platform.stages.record import Recorder
 
 READ = [*(name for name in MESSAGES.names if name != "receive_id"), "position"]
@@ -120,8 +121,7 @@ class Handle:
 
     Attributes:
         pipeline: The class; a task makes its own instance.
-        already: Deliveries not to handle, by `(source, message_id)`: the position of the one copy that is to be
-            handled all the same, or -1 where another receive has decided the message.
+        already: Where the lookup wrote which deliveries are not to be handled.
         careful: Try each chunk in a forked process first: a message that kills it fails alone.
     """
 
@@ -141,7 +141,7 @@ class Handle:
         started = time.monotonic()
         pipeline, options = self.pipeline(), self.pipeline.processors
         handler = Handler(pipeline, self.context, self.pace)
-        already = self._decided_already()
+        already = Already.read(self.lake, self.already)
         rows_per_file = {
             name: batcher.batch_size for name, batcher in pipeline.batchers.items() if isinstance(batcher, TableBatcher)
         }
@@ -151,39 +151,13 @@ class Handle:
             chunks = read_ranges(self.lake, self.parts[index], READ, options.chunk_size, options.chunk_bytes)
             for _, chunk in chunks:
                 window = chunk.column("window")[0].as_py()
-                if already:
-                    chunk = self._without(chunk, window, already, recorder)  # noqa: PLW2901 - the same rows, fewer
-                if chunk.num_rows:
-                    killers = self._killers(handler, chunk) if self.careful else {}
-                    recorder.handled(chunk, window, self._handle(handler, chunk, killers))
+                fresh, others = already.split(chunk)
+                recorder.duplicates(others, window)
+                if fresh.num_rows:
+                    killers = self._killers(handler, fresh) if self.careful else {}
+                    recorder.handled(fresh, window, self._handle(handler, fresh, killers))
             manifest = writer.close(**recorder.notes(), seconds=time.monotonic() - started, task=index)
         yield from manifest.to_arrow().to_batches()
-
-    def _decided_already(self) -> dict[tuple[str, str], int]:
-        columns = ["source", "message_id", "keep"]
-        found: dict[tuple[str, str], int] = {}
-        for _, batch in read_ranges(self.lake, self.already, columns, 65_536):
-            sources, ids, keep = (batch.column(name).to_pylist() for name in columns)
-            found.update(zip(zip(sources, ids, strict=True), keep, strict=True))
-        return found
-
-    def _without(
-        self, chunk: pa.RecordBatch, window: str, already: Mapping[tuple[str, str], int], recorder: Recorder
-    ) -> pa.RecordBatch:
-        """Drop what is decided, or is another copy; what is dropped is acknowledged all the same."""
-        keys = zip(chunk.column("source").to_pylist(), chunk.column("message_id").to_pylist(), strict=True)
-        positions = chunk.column("position").to_pylist()
-        kept: list[int] = []
-        dropped: list[int] = []
-        for row, (key, position) in enumerate(zip(keys, positions, strict=True)):
-            keep = already.get(key)
-            (kept if keep is None or keep == position else dropped).append(row)
-        if not dropped:
-            return chunk
-        recorder.counts["duplicates"] += len(dropped)
-        actions = [self.source.on_success] * len(dropped)
-        recorder.write_outcomes(chunk, window, dropped, ["duplicate"] * len(dropped), actions)
-        return chunk.take(pa.array(kept, pa.int64()))
 
     def _handle(self, handler: Handler, chunk: pa.RecordBatch, killers: Mapping[int, Failure]) -> list[Message]:
         if not killers:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipeline_platform.lake.reader import Range, read_ranges
 from pipeline_platform.lake.storage import Lake
@@ -17,6 +18,31 @@ if TYPE_CHECKING:
 
 ALREADY = pa.schema([("source", pa.string()), ("message_id", pa.string()), ("keep", pa.int64())])
 """A message that came more than once: the position of the one copy to handle, or -1 for none."""
+
+
+class Already:
+    """What need not be handled: by `(source, message_id)`, the position of the one copy to handle, or -1."""
+
+    def __init__(self, keep: dict[tuple[str, str], int]) -> None:
+        self._keep = keep
+
+    @classmethod
+    def read(cls, lake: Lake, files: Sequence[Range]) -> Already:
+        """Read what `KeepAlready` wrote."""
+        keep: dict[tuple[str, str], int] = {}
+        for _, batch in read_ranges(lake, files, ALREADY.names, 65_536):
+            sources, ids, positions = (column.to_pylist() for column in batch.columns)
+            keep.update(zip(zip(sources, ids, strict=True), positions, strict=True))
+        return cls(keep)
+
+    def split(self, chunk: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+        """Divide a chunk into the rows to handle and the others."""
+        if not self._keep:
+            return chunk, chunk.slice(0, 0)
+        keys = zip(chunk.column("source").to_pylist(), chunk.column("message_id").to_pylist(), strict=True)
+        positions = chunk.column("position").to_pylist()
+        wanted = pa.array([self._keep.get(key, at) == at for key, at in zip(keys, positions, strict=True)], pa.bool_())
+        return chunk.filter(wanted), chunk.filter(pc.invert(wanted))
 
 
 @dataclass(frozen=True)

@@ -285,6 +285,12 @@ class Recorder:
         if self._origin == "failed":
             self._write_closed(batch, window, done)
 
+    def duplicates(self, rows: pa.RecordBatch, window: str) -> None:
+        """Record deliveries that are not handled, for another copy is: the source is told of them all the same."""
+        self.counts["duplicates"] += rows.num_rows
+        told = [self._source.on_success] * rows.num_rows
+        self.write_outcomes(rows, window, range(rows.num_rows), ["duplicate"] * rows.num_rows, told)
+
     def write_outcomes(
         self, batch: pa.RecordBatch, window: str, rows: Sequence[int], outcomes: Sequence[str], actions: Sequence[str]
     ) -> None:

