@@ -18,16 +18,21 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 Task = Callable[[int], Iterator[pa.RecordBatch]]
 """What one Spark task does: given the index of its share, the rows that come of it."""
+
+Stage = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+"""What each partition of a DataFrame goes through."""
 
 TASK_FAILURES = 4
 """How often a task may fail before its stage does. Plain `local[N]` never tries again."""
 
 _TRACEBACK = "Traceback (most recent call last):"
 _JAVA_FRAME = re.compile(r"^(\s+at [\w.$/<>]+\(.*\)|\s*\.\.\. \d+ more|Caused by: .*|JVM stacktrace:.*)$")
+
+_SQL_STATE = re.compile(r"\s*SQLSTATE: \w{5}\s*$")
 
 
 class TaskError(RuntimeError):
@@ -61,11 +66,46 @@ def run(spark: SparkSession, task: Task, shares: int, schema: pa.Schema) -> pa.T
     """
     if shares == 0:
         return schema.empty_table()
-    with readable_errors(), warnings.catch_warnings():
+    return gather(frame(spark, task, shares, schema), schema)
+
+
+def frame(spark: SparkSession, task: Task, shares: int, schema: pa.Schema) -> DataFrame:
+    """What a task gives for each share, as a DataFrame to go on from: nothing runs yet.
+
+    Args:
+        spark: Session to run in.
+        task: As for `run`.
+        shares: Number of tasks, 1 or more.
+        schema: Of every batch that a task gives.
+
+    Returns:
+        A DataFrame with the columns of `schema`.
+    """
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        rows = spark.range(0, shares, 1, shares).mapInArrow(_each_share(task, schema), from_arrow_schema(schema))
+        return spark.range(0, shares, 1, shares).mapInArrow(_each_share(task, schema), from_arrow_schema(schema))
+
+
+def map_batches(rows: DataFrame, stage: Stage, schema: pa.Schema) -> DataFrame:
+    """Put every partition of a DataFrame through a stage that gives batches of `schema`: nothing runs yet."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    def each_partition(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from stage(batches)
+
+    return rows.mapInArrow(each_partition, from_arrow_schema(schema))
+
+
+def gather(rows: DataFrame, schema: pa.Schema) -> pa.Table:
+    """Run what a DataFrame stands for and bring its rows here: manifests, not messages.
+
+    Raises:
+        TaskError: A task failed for good; the message holds its Python traceback.
+        TaskInterruptedError: The operation was interrupted by its tag.
+    """
+    with readable_errors():
         # Spark gives every field back as nullable and times in the session's zone.
         return rows.toArrow().cast(schema)
 
@@ -124,7 +164,7 @@ def _python_traceback(message: str) -> str | None:
         if _JAVA_FRAME.match(line):
             break
         lines.append(line)
-    return "\n".join(lines).strip()
+    return _SQL_STATE.sub("", "\n".join(lines)).strip()
 
 
 def local_settings(cores: int, memory: str) -> dict[str, str]:
@@ -143,6 +183,7 @@ def local_settings(cores: int, memory: str) -> dict[str, str]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.memory": memory,
         "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "WARN",
         # Stages here are few and large; two hundred empty partitions would cost more than the work.
         "spark.sql.shuffle.partitions": str(cores),
