@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,8 +31,8 @@ TASK_FAILURES = 4
 """How often a task may fail before its stage does. Plain `local[N]` never tries again."""
 
 _TRACEBACK = "Traceback (most recent call last):"
+_CRASH = "Python worker exited unexpectedly (crashed)"
 _JAVA_FRAME = re.compile(r"^(\s+at [\w.$/<>]+\(.*\)|\s*\.\.\. \d+ more|Caused by: .*|JVM stacktrace:.*)$")
-
 _SQL_STATE = re.compile(r"\s*SQLSTATE: \w{5}\s*$")
 
 
@@ -149,6 +150,11 @@ def readable_errors() -> Iterator[None]:
         message = str(error)
         if python := _python_traceback(message):
             raise TaskError(f"a Spark task failed:\n{python}") from None
+        if _CRASH in message:
+            raise TaskError(
+                "a Spark task failed: its Python worker was killed or crashed each time it was tried (out of "
+                f"memory, os._exit, a native library).\n{_above_java(message.partition(_CRASH)[2].lstrip(': '))}"
+            ) from None
         if "OPERATION_CANCELED" in message or "cancelled job tag" in message or "JOB_CANCELLED" in message:
             raise TaskInterruptedError("the operation was interrupted by its tag") from None
         raise
@@ -157,14 +163,11 @@ def readable_errors() -> Iterator[None]:
 def _python_traceback(message: str) -> str | None:
     """The Python traceback inside an error of Spark's, without the Java frames around it."""
     start = message.find(_TRACEBACK)
-    if start < 0:
-        return None
-    lines = []
-    for line in message[start:].splitlines():
-        if _JAVA_FRAME.match(line):
-            break
-        lines.append(line)
-    return _SQL_STATE.sub("", "\n".join(lines)).strip()
+    return None if start < 0 else _SQL_STATE.sub("", _above_java(message[start:]))
+
+
+def _above_java(message: str) -> str:
+    return "\n".join(takewhile(lambda line: not _JAVA_FRAME.match(line), message.splitlines())).strip()
 
 
 def local_settings(cores: int, memory: str) -> dict[str, str]:
