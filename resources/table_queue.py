@@ -108,7 +108,8 @@ class TableQueue(Source):
                 if not sa.inspect(connection).has_table(name, schema=schema):
                     self._new_queue(schema, name, of_sqlite=table_leases.is_sqlite(engine)).create(connection)
             table_leases.open_tables.cache_clear()
-            self._tables().leases.metadata.create_all(engine)
+            with self._connected() as (connection, tables):
+                tables.leases.metadata.create_all(tables.engine)
 
     def enqueue(self, payloads: Iterable[bytes], metadata: Iterable[Mapping[str, Any] | None] | None = None) -> int:
         """Add messages, all or none, and return how many; they are on disk then.
@@ -124,17 +125,17 @@ class TableQueue(Source):
             TypeError: A payload is not `bytes`.
             ValueError: There are more or fewer metadata than payloads, or a payload for a text column is no UTF-8.
         """
-        tables = self._tables()
-        if tables.data is None:
-            raise SourceError(f"{self._here()}: data_column is None, so there is no column to put payloads in")
-        columns = [tables.data]
-        if metadata is not None:
-            if tables.metadata is None:
-                raise SourceError(f"{self._here()}: metadata_column is None, so there is no column for metadata")
-            columns.append(tables.metadata)
-        rows = _Counted(_rows(payloads, metadata, as_text=not isinstance(tables.data.type, sa.LargeBinary)))
-        with self._errors(), self._transaction(tables, durable=True) as connection:
-            table_leases.copy_in(connection, tables.queue, columns, rows)
+        with self._connected() as (connection, tables):
+            if tables.data is None:
+                raise UnfitError("data_column is None, so there is no column to put payloads in")
+            columns = [tables.data]
+            if metadata is not None:
+                if tables.metadata is None:
+                    raise UnfitError("metadata_column is None, so there is no column for metadata")
+                columns.append(tables.metadata)
+            rows = _Counted(_rows(payloads, metadata, as_text=not isinstance(tables.data.type, sa.LargeBinary)))
+            with _transaction(connection, durable=True):
+                table_leases.copy_in(connection, tables.queue, columns, rows)
         return rows.count
 
     def backlog(self) -> Backlog:
@@ -142,8 +143,7 @@ class TableQueue(Source):
 
         With `created_column` it looks for the first message that is not leased, 0.25 s past a million that are.
         """
-        tables = self._tables()
-        with self._errors(), tables.engine.connect() as connection:
+        with self._connected() as (connection, tables):
             messages = table_leases.count_waiting(connection, tables)
             oldest = table_leases.oldest_waiting(connection, tables) if messages else None
         return Backlog(messages, self._time(oldest))
@@ -157,12 +157,10 @@ class TableQueue(Source):
         """
         if demand < 1:
             return []
-        tables = self._tables()
-        self._write(lambda connection: table_leases.end_what_ran_out(connection, tables, receive_id))
-        return self._write(
-            lambda connection: table_leases.lease(connection, tables, receive_id, self.lease_s, demand, concurrency),
-            durable=True,
-        )
+        with self._connected() as (connection, tables):
+            self._write(connection, table_leases.end_what_ran_out, tables, receive_id)
+            arguments = (tables, receive_id, self.lease_s, demand, concurrency)
+            return self._write(connection, table_leases.lease, *arguments, durable=True)
 
     def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
         """Read what this receive still holds of a share, in the order of ids; a task may do so again.
@@ -174,11 +172,10 @@ class TableQueue(Source):
         Raises:
             SourceError: The receive is over, or the database cannot be reached.
         """
-        tables = self._tables()
-        with self._errors(), tables.engine.connect() as connection:
+        with self._connected() as (connection, tables):
             if not table_leases.is_live(connection, tables, receive_id):
-                raise SourceError(
-                    f"{self._here()}: receive {receive_id!r} is over, others may have its messages; "
+                raise UnfitError(
+                    f"receive {receive_id!r} is over, others may have its messages; "
                     f"extend it in time, or raise lease_s (now {self.lease_s:g})"
                 )
             for rows in table_leases.read_share(connection, tables, share, receive_id):
@@ -190,16 +187,11 @@ class TableQueue(Source):
         The lease may have run out, as long as no other receive was given the message. What is gone already is
         fine. What is there and not under `ack_ref` is returned as lost.
         """
-        return self._each(
-            ack_ids, lambda connection, tables, ids: table_leases.acknowledge(connection, tables, ack_ref, ids)
-        )
+        return self._each(table_leases.acknowledge, ack_ref, ack_ids)
 
     def release(self, ack_ref: str, ack_ids: Sequence[str], delay_s: int = 0) -> list[Refused]:
         """Give messages that are leased under `ack_ref` back; how often they were delivered is kept."""
-        return self._each(
-            ack_ids,
-            lambda connection, tables, ids: table_leases.give_back(connection, tables, ack_ref, ids, delay_s),
-        )
+        return self._each(table_leases.give_back, ack_ref, ack_ids, delay_s)
 
     def extend(self, receive_id: str) -> bool:
         """Renew the lease of a whole receive by `lease_s` from now: one row, however many messages.
@@ -209,23 +201,25 @@ class TableQueue(Source):
             if the lease had run out, as long as nobody has planned since. False when the receive is over (it ran
             out and somebody planned, or it was abandoned), was never planned, or has no message left.
         """
-        tables = self._tables()
-        return self._write(lambda connection: table_leases.renew(connection, tables, receive_id, self.lease_s))
+        with self._connected() as (connection, tables):
+            return self._write(connection, table_leases.renew, tables, receive_id, self.lease_s)
 
     def abandon(self, receive_id: str) -> None:
         """Give back all that a receive still holds, in one row. Until another is given a message, `ack` still works."""
-        tables = self._tables()
-        self._write(lambda connection: table_leases.give_back_all(connection, tables, receive_id))
+        with self._connected() as (connection, tables):
+            self._write(connection, table_leases.give_back_all, tables, receive_id)
 
     def refuse_or_pass(self) -> None:
         """Raise `SourceError` where a receive is bound to fail: the tables, the columns, or the right to write."""
-        tables = self._tables()
-        with self._errors(), tables.engine.connect() as connection:
+        with self._connected() as (connection, tables):
             for table in (tables.leases, tables.receives):
                 if not sa.inspect(connection).has_table(table.name, schema=table.schema):
                     raise UnfitError(f"there is no table {table.name!r} for leases; call create() once")
-        self.backlog()
-        self._write(lambda connection: table_leases.end_what_ran_out(connection, tables, ""))
+        with self._connected() as (connection, tables):
+            table_leases.count_waiting(connection, tables)
+            self._time(table_leases.oldest_waiting(connection, tables))
+        with self._connected() as (connection, tables):
+            self._write(connection, table_leases.end_what_ran_out, tables, "")
 
     def _schema_and_name(self) -> tuple[str | None, str]:
         schema, dot, name = self.table.rpartition(".")
@@ -244,34 +238,21 @@ class TableQueue(Source):
         # AUTOINCREMENT: without it SQLite gives the id of the last message, once that is deleted, to the next.
         return sa.Table(name, sa.MetaData(), *columns, schema=schema, sqlite_autoincrement=True)
 
-    def _tables(self) -> Tables:
-        with self._errors():
-            return table_leases.open_tables(
-                self.url,
-                *self._schema_and_name(),
-                self.id_column,
-                self.data_column,
-                self.metadata_column,
-                self.created_column,
-            )
-
-    def _each(
-        self, ack_ids: Sequence[str], act: Callable[[sa.Connection, Tables, pa.Array], list[Any]]
-    ) -> list[Refused]:
-        """Act on ids as the column holds them, sorted and each once, a slice per transaction."""
-        tables = self._tables()
-        ids = pa.array(ack_ids, pa.string())
-        if tables.kind is int:
-            try:
-                ids = ids.cast(pa.int64())
-            except pa.ArrowInvalid as error:
-                raise SourceError(f"{self._here()}: id_column holds integers, and of the ids: {error}") from None
-        ids = pc.unique(ids)
-        ids = ids.take(pc.array_sort_indices(ids))  # ranges need it, and whoever locks in one order cannot deadlock
+    def _each(self, act: Callable[..., list[Any]], ack_ref: str, ack_ids: Sequence[str], *more: Any) -> list[Refused]:
+        """Act on ids as the column holds them, sorted and each once, some per transaction."""
         left: list[Any] = []
-        for start in range(0, len(ids), IDS_PER_TRANSACTION):
-            part = ids.slice(start, IDS_PER_TRANSACTION)
-            left += self._write(lambda connection, part=part: act(connection, tables, part))  # type: ignore[misc]
+        with self._connected() as (connection, tables):
+            ids = pa.array(ack_ids, pa.string())
+            if tables.kind is int:
+                try:
+                    ids = ids.cast(pa.int64())
+                except pa.ArrowInvalid as error:
+                    raise UnfitError(f"id_column holds integers, and among the ids is another: {error}") from None
+            ids = pc.unique(ids)
+            ids = ids.take(pc.array_sort_indices(ids))  # for ranges; and who locks in one order does not deadlock
+            for start in range(0, len(ids), IDS_PER_TRANSACTION):
+                some = ids.slice(start, IDS_PER_TRANSACTION)
+                left += self._write(connection, act, tables, ack_ref, some, *more)
         return [Refused(str(id_), LOST, lost=True) for id_ in left]
 
     def _batch(self, rows: list[tuple[Any, ...]], receive_id: str) -> pa.RecordBatch:
@@ -318,43 +299,30 @@ class TableQueue(Source):
             )
         return value.replace(tzinfo=UTC) if value is not None and value.tzinfo is None else value
 
-    def _write(self, work: Callable[[sa.Connection], T], *, durable: bool = False) -> T:
-        """Do `work` in one transaction; again where PostgreSQL broke it off so that another could go on."""
-        tables = self._tables()
+    @contextmanager
+    def _connected(self) -> Iterator[tuple[sa.Connection, Tables]]:
+        with self._errors():
+            tables = table_leases.open_tables(
+                self.url,
+                *self._schema_and_name(),
+                self.id_column,
+                self.data_column,
+                self.metadata_column,
+                self.created_column,
+            )
+            with tables.engine.connect() as connection:
+                yield connection, tables
+
+    def _write(self, connection: sa.Connection, work: Callable[..., T], *arguments: Any, durable: bool = False) -> T:
+        """Call `work(connection, *arguments)` in a transaction; again where PostgreSQL broke it off for another."""
         for pause_s in (0.02, 0.1, 0.5):
             try:
-                with self._errors(), self._transaction(tables, durable=durable) as connection:
-                    return work(connection)
+                with self._errors(), _transaction(connection, durable=durable):
+                    return work(connection, *arguments)
             except _BrokenOffError:
                 time.sleep(pause_s)
-        with self._errors(), self._transaction(tables, durable=durable) as connection:
-            return work(connection)
-
-    @contextmanager
-    def _transaction(self, tables: Tables, *, durable: bool) -> Iterator[sa.Connection]:
-        """Begin to write.
-
-        On SQLite what must survive a power failure is synced: what is enqueued, and a lease, for without it a
-        message would come again without the mark that has it looked up. An acknowledgement need not be: its
-        message comes again, marked, and is found decided. Skipping the sync never harms a file in write-ahead mode.
-        """
-        if not tables.is_sqlite:
-            with tables.engine.begin() as connection:
-                yield connection
-            return
-        with tables.engine.connect() as connection:
-            logs_ahead = connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
-            connection.exec_driver_sql(
-                "PRAGMA synchronous=NORMAL" if logs_ahead and not durable else "PRAGMA synchronous=FULL"
-            )
-            # At once: a lock that is asked for after the first read may be refused without waiting.
-            connection.exec_driver_sql("BEGIN IMMEDIATE")
-            try:
-                yield connection
-            except BaseException:
-                connection.exec_driver_sql("ROLLBACK")
-                raise
-            connection.exec_driver_sql("COMMIT")
+        with _transaction(connection, durable=durable):
+            return work(connection, *arguments)
 
     def _here(self) -> str:
         return f"{self.name} (table {self.table!r} at {sa.make_url(self.url).render_as_string(hide_password=True)})"
@@ -384,6 +352,30 @@ class TableQueue(Source):
             if words in said:
                 return kind(f"{self._here()}: {said}; {way_out}")
         return kind(f"{self._here()}: {said}")
+
+
+@contextmanager
+def _transaction(connection: sa.Connection, *, durable: bool) -> Iterator[None]:
+    """Begin to write.
+
+    On SQLite what must survive a power failure is synced: what is enqueued, and a lease, for without it a message
+    would come again without the mark that has it looked up. An acknowledgement need not be: its message comes
+    again, marked, and is found decided. Skipping the sync never harms a file in write-ahead mode.
+    """
+    if connection.dialect.name != "sqlite":
+        with connection.begin():
+            yield
+        return
+    logs_ahead = connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+    connection.exec_driver_sql("PRAGMA synchronous=NORMAL" if logs_ahead and not durable else "PRAGMA synchronous=FULL")
+    # At once: a lock that is asked for after the first read may be refused without waiting.
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        connection.exec_driver_sql("ROLLBACK")
+        raise
+    connection.exec_driver_sql("COMMIT")
 
 
 class _Counted(Iterator[T]):
