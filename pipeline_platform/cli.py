@@ -1,0 +1,19 @@
+"""The command line, `pipeline-platform`. Each group of commands is a file of its own, registered here."""
+
+from __future__ import annotations
+
+import typer
+
+from pipeline_platform import cli_spark
+
+app = typer.Typer(help="Pull messages, handle and batch them on Spark, acknowledge what is safe.", no_args_is_help=True)
+app.add_typer(cli_spark.app, name="spark")
+
+
+@app.callback()
+def main() -> None:
+    """Keeps the groups' names even while there is one group."""
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,122 @@
+"""The zip of the project's code, and the session that it names."""
+
+import os
+import subprocess
+import sys
+import uuid
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from pipeline_platform import shipping
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A project with one package, importable."""
+    root = tmp_path / "project"
+    package = root / "brewery"
+    (package / "recipes").mkdir(parents=True)
+    (package / "__init__.py").write_text("from brewery.recipes import ale\n")
+    (package / "recipes" / "__init__.py").write_text("ale = 'ale'\n")
+    (package / "recipes" / "grains.csv").write_text("barley,4\n")
+    monkeypatch.syspath_prepend(str(root))
+    return package
+
+
+def names(code):
+    with zipfile.ZipFile(code.path) as archive:
+        return sorted(archive.namelist())
+
+
+def test_the_same_code_gives_the_same_bytes_whatever_the_checkout(project, tmp_path):
+    first = shipping.pack(["brewery"], tmp_path / "first")
+    for path in project.rglob("*.py"):
+        os.utime(path, (1, 1_000_000_000))
+        path.chmod(0o600)
+    second = shipping.pack(["brewery"], tmp_path / "second")
+
+    assert first.path.read_bytes() == second.path.read_bytes()
+    assert first.digest == second.digest
+    assert first.path.name == second.path.name
+
+
+def test_an_edit_gives_another_digest_and_another_name(project, tmp_path):
+    before = shipping.pack(["brewery"], tmp_path / "zips")
+    (project / "recipes" / "__init__.py").write_text("ale = 'pale ale'\n")
+    after = shipping.pack(["brewery"], tmp_path / "zips")
+
+    assert before.digest != after.digest
+    assert before.path != after.path, "Spark refuses a known name with other content"
+
+
+def test_data_goes_along_and_caches_and_hidden_files_stay(project, tmp_path):
+    (project / "__pycache__").mkdir()
+    (project / "__pycache__" / "x.cpython-311.pyc").write_bytes(b"x")
+    (project / ".swp").write_text("x")
+
+    code = shipping.pack(["brewery"], tmp_path / "zips")
+
+    assert names(code) == ["brewery/__init__.py", "brewery/recipes/__init__.py", "brewery/recipes/grains.csv"]
+
+
+def test_a_worker_can_import_from_the_zip_alone(project, tmp_path):
+    code = shipping.pack(["brewery"], tmp_path)
+    script = "import sys; sys.path.insert(0, sys.argv[1]); import brewery; print(brewery.ale, brewery.__file__)"
+
+    answer = subprocess.run(
+        [sys.executable, "-I", "-c", script, code.path], capture_output=True, text=True, check=True
+    ).stdout
+
+    assert answer.startswith("ale ")
+    assert code.path.name in answer
+
+
+def test_single_modules_and_packages_without_init_can_be_shipped(project, tmp_path):
+    root = project.parent
+    (root / "cooper.py").write_text("barrels = 3\n")
+    (root / "cellar").mkdir()
+    (root / "cellar" / "rack.py").write_text("")
+
+    assert names(shipping.pack(["cooper", "cellar"], tmp_path / "zips")) == ["cellar/rack.py", "cooper.py"]
+
+
+def test_the_order_of_packages_does_not_matter(project, tmp_path):
+    (project.parent / "cooper.py").write_text("barrels = 3\n")
+
+    one, other = (shipping.pack(order, tmp_path) for order in (["brewery", "cooper"], ["cooper", "brewery"]))
+
+    assert one.digest == other.digest
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("no_such_brewery", "no such package"), ("brewery.recipes", "the whole package, 'brewery'"), ("sys", "no files")],
+)
+def test_what_cannot_be_shipped_is_refused_by_name(project, tmp_path, name, reason):
+    with pytest.raises(ValueError, match=reason) as refusal:
+        shipping.pack([name], tmp_path)
+
+    assert name in str(refusal.value)
+    assert not list(tmp_path.glob("*.zip"))
+
+
+def test_the_platform_itself_can_be_shipped(tmp_path):
+    shipped = names(shipping.pack(shipping.PACKAGES, tmp_path))
+
+    assert "pipeline_platform/engine.py" in shipped
+    assert not [name for name in shipped if name.startswith("/") or ".." in Path(name).parts]
+
+
+def test_a_session_is_named_after_code_server_and_generation():
+    name = shipping.session_id("digest", "started at noon")
+
+    assert str(uuid.UUID(name)) == name
+    assert name == shipping.session_id("digest", "started at noon")
+    others = {
+        shipping.session_id("edited", "started at noon"),
+        shipping.session_id("digest", "started at one"),
+        shipping.session_id("digest", "started at noon", generation=1),
+    }
+    assert len(others | {name}) == 4

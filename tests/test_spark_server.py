@@ -1,0 +1,244 @@
+"""The warm server: who reaches it, what it shows, and that exactly it is started and stopped."""
+
+import json
+import os
+import socket
+import stat
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+from pyspark.sql.connect.proto import AnalyzePlanRequest, SparkConnectServiceStub
+from typer.testing import CliRunner
+
+from pipeline_platform import spark_server
+from pipeline_platform.cli import app
+
+LINUX = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads Linux's own tables")
+
+
+def ask_version(server, token):
+    """Ask the server for its version with some token; Spark's own client without its retries."""
+    credentials = grpc.local_channel_credentials()
+    if token:
+        credentials = grpc.composite_channel_credentials(credentials, grpc.access_token_call_credentials(token))
+    request = AnalyzePlanRequest(session_id="00000000-0000-4000-8000-000000000000")
+    request.spark_version.SetInParent()
+    with grpc.secure_channel(f"localhost:{server.port}", credentials) as channel:
+        return SparkConnectServiceStub(channel).AnalyzePlan(request, timeout=30).spark_version.version
+
+
+@pytest.mark.parametrize("token", [None, "0" * 64], ids=["no token", "a wrong token"])
+def test_who_has_not_the_token_is_refused(warm_spark, token):
+    with pytest.raises(grpc.RpcError) as refusal:
+        ask_version(warm_spark.server, token)
+
+    assert refusal.value.code() == grpc.StatusCode.UNAUTHENTICATED
+    assert warm_spark.server.token not in str(refusal.value)
+
+
+def test_who_has_the_token_is_answered(warm_spark):
+    assert ask_version(warm_spark.server, warm_spark.server.token)[0] == "4"
+
+
+@LINUX
+def test_everything_that_spark_listens_on_is_the_loopback_address(warm_spark):
+    listening = listening_addresses(warm_spark.server.pid)
+
+    assert warm_spark.server.port in {port for _, port in listening}
+    assert {address for address, _ in listening} == {"127.0.0.1"}
+
+
+def test_no_other_address_of_the_machine_reaches_it(warm_spark):
+    for address in {"127.0.0.2", outward_address()}:
+        with pytest.raises(OSError, match=r"refused|unreachable|assign"):
+            socket.create_connection((address, warm_spark.server.port), timeout=2)
+
+
+def test_the_token_shows_neither_in_processes_nor_in_the_log(warm_spark, spark):
+    spark.warm_up()  # Python workers are processes too
+    token = warm_spark.server.token
+    processes = subprocess.run(["ps", "axww", "-o", "pid,args"], capture_output=True, text=True, check=True).stdout
+    environments = "".join(
+        path.read_bytes().decode(errors="replace")
+        for path in Path("/proc").glob("[0-9]*/environ")
+        if os.access(path, os.R_OK) and is_spark(path.parent)
+    )
+
+    assert str(warm_spark.server.pid) in processes
+    assert token not in processes
+    assert token not in environments
+    assert token not in spark_server.log_tail(warm_spark.folder, lines=10_000)
+    assert token not in repr(warm_spark.server)
+
+
+def test_what_holds_the_token_is_its_owners_alone(warm_spark):
+    holding = [
+        path
+        for path in warm_spark.folder.iterdir()
+        if path.is_file() and warm_spark.server.token in path.read_text(errors="replace")
+    ]
+
+    assert [path.name for path in holding] == ["spark.json"]
+    assert stat.S_IMODE(holding[0].stat().st_mode) == 0o600
+    assert stat.S_IMODE((warm_spark.folder / "spark.log").stat().st_mode) == 0o600
+
+
+def test_starting_again_gives_the_running_one(warm_spark):
+    assert spark_server.start(warm_spark.folder) == warm_spark.server
+    assert spark_server.status(warm_spark.folder) == warm_spark.server
+
+
+def test_two_starts_at_once_make_one_server_and_stop_leaves_nothing(tmp_path):
+    with ThreadPoolExecutor(2) as both:
+        one, other = both.map(lambda _: spark_server.start(tmp_path, cores=1), range(2))
+    try:
+        assert one == other
+        assert spark_processes(tmp_path) == [one.pid]
+        assert ask_version(one, one.token)
+    finally:
+        stopped = spark_server.stop(tmp_path)
+
+    assert stopped
+    assert spark_processes(tmp_path) == []
+    assert spark_server.status(tmp_path) is None
+    assert not spark_server.stop(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".gitignore", "spark.lock", "spark.log"]
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", one.port), timeout=2)
+
+
+def test_a_server_that_dies_while_starting_is_told_with_the_end_of_its_log(tmp_path):
+    with pytest.raises(spark_server.SparkServerError, match=r"(?s)died while starting.*maximum heap"):
+        spark_server.start(tmp_path, memory="1k")
+
+    assert spark_server.status(tmp_path) is None
+    assert not (tmp_path / "spark.properties").exists(), "it holds the token"
+    assert spark_processes(tmp_path) == []
+
+
+def test_a_server_that_does_not_answer_in_time_is_ended(tmp_path):
+    with pytest.raises(spark_server.SparkServerError, match=r"does not answer.*longer timeout_s"):
+        spark_server.start(tmp_path, timeout_s=0.3)
+
+    assert spark_processes(tmp_path) == []
+
+
+def test_a_process_that_got_the_id_of_a_dead_server_is_left_alone(tmp_path, warm_spark):
+    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        write_state(tmp_path, replace(warm_spark.server, pid=stranger.pid))
+
+        assert spark_server.status(tmp_path) is None
+        assert not spark_server.stop(tmp_path)
+        time.sleep(0.2)
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_the_state_of_a_dead_process_is_stale_even_before_it_is_reaped(tmp_path, warm_spark):
+    ended = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    write_state(tmp_path, replace(warm_spark.server, pid=ended.pid, born=spark_server._born(ended.pid)))
+    assert spark_server.status(tmp_path) is not None
+    ended.kill()
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # dead, and nobody has asked for its exit code
+
+    assert spark_server.status(tmp_path) is None
+    ended.communicate()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": 1}'])
+def test_a_broken_state_file_means_no_server(tmp_path, text):
+    (tmp_path / "spark.json").write_text(text)
+
+    assert spark_server.status(tmp_path) is None
+
+
+def test_the_state_folder_follows_the_environment(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PIPELINE_PLATFORM_HOME", raising=False)
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
+    assert spark_server.state_folder() == tmp_path / ".pipeline_platform"
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "dagster"))
+    assert spark_server.state_folder() == tmp_path / "dagster" / "pipeline_platform"
+    monkeypatch.setenv("PIPELINE_PLATFORM_HOME", str(tmp_path / "home"))
+    assert spark_server.state_folder() == tmp_path / "home"
+
+
+def test_the_command_line_finds_the_running_server(warm_spark, monkeypatch):
+    monkeypatch.setenv("PIPELINE_PLATFORM_HOME", str(warm_spark.folder))
+
+    for command in (["spark", "start"], ["spark", "status"]):
+        answer = CliRunner().invoke(app, command)
+        assert answer.exit_code == 0, answer.output
+        assert warm_spark.server.address in answer.output
+        assert warm_spark.server.token not in answer.output
+
+
+def test_the_command_line_says_that_there_is_no_server(tmp_path):
+    answer = CliRunner().invoke(app, ["spark", "status", "--state", str(tmp_path)])
+
+    assert answer.exit_code == 1
+    assert str(tmp_path) in answer.output.replace("\n", "")
+
+
+def write_state(folder, server):
+    (folder / "spark.json").write_text(json.dumps(vars(server)))
+
+
+def spark_processes(folder):
+    """Processes that run in a state folder: the server and its Python workers."""
+    found = subprocess.run(["ps", "axww", "-o", "pid=,args="], capture_output=True, text=True, check=True).stdout
+    return [int(line.split()[0]) for line in found.splitlines() if str(folder) in line and "SparkConnect" in line]
+
+
+def is_spark(process):
+    try:
+        arguments = (process / "cmdline").read_bytes()
+    except OSError:
+        return False
+    return b"SparkConnectServer" in arguments or b"pyspark.daemon" in arguments
+
+
+def outward_address():
+    """The address that this machine would reach others from; connecting a datagram socket sends nothing."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            return "127.0.0.2"
+        return probe.getsockname()[0]
+
+
+def listening_addresses(pid):
+    """Address and port of every TCP socket that a process listens on, from Linux's tables."""
+    inodes = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            target = os.readlink(descriptor)
+        except OSError:
+            continue
+        if target.startswith("socket:["):
+            inodes.add(target[8:-1])
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                address, _, port = fields[1].partition(":")
+                found.add((dotted(address), int(port, 16)))
+    return found
+
+
+def dotted(address):
+    """An address as Linux writes it in its tables: words in the machine's order, IPv4 inside IPv6."""
+    words = [bytes.fromhex(address[start : start + 8])[::-1] for start in range(0, len(address), 8)]
+    text = socket.inet_ntop(socket.AF_INET6 if len(words) == 4 else socket.AF_INET, b"".join(words))
+    return text.removeprefix("::ffff:")
