@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -76,14 +77,19 @@ class Flow:
         source: Its producer's source.
         lake: Where its tables are.
         control: Limits and claims of all runs.
-        spark: The session, called for only when there is work for it.
+        session: Gives the Spark session; asked only when there is work for it.
     """
 
     pipeline: type[Pipeline]
     source: Source
     lake: Lake
     control: ControlStore
-    spark: SparkSession
+    session: Callable[[], SparkSession]
+
+    @property
+    def spark(self) -> SparkSession:
+        """The Spark session."""
+        return self.session()
 
     @cached_property
     def tables(self) -> Tables:
@@ -174,11 +180,11 @@ class Flow:
         """Lease messages and write them down; what was planned is leased under the receive's id."""
         if not receive.demand:
             return Manifest()
-        source = self.source_of(receive)
+        source, started = self.source_of(receive), time.monotonic()
         with self.alive(receive):
             shares = source.plan(receive.demand, self.pipeline.producer.concurrency, receive.receive_id)
             task = ReceiveTask(source, shares, self.lake, self.pipeline.name, receive.receive_id, receive.window)
-            manifest = self._run(task, len(shares))
+            manifest = self._run(receive, task, len(shares))
             received = manifest.total("received")
             if receive.origin == "messages" and received != source.backlog().messages:
                 raise PipelineError(
@@ -186,7 +192,7 @@ class Flow:
                     f"{received}, not all {source.backlog().messages}: retention took the others, and a replay would "
                     "lose what became of them. Choose later windows"
                 )
-            self.receives.keep(receive.receive_id, "receive", manifest)
+            manifest = self._keep(receive, "receive", manifest, started)
             self.control.adjust(receive.receive_id, received)
         return manifest
 
@@ -198,14 +204,14 @@ class Flow:
         files = received.of_table("messages")
         if not files:
             return Manifest()
+        started = time.monotonic()
         with self.alive(receive):
             already = self._already(receive, received) if received.total("redelivered") else []
             if self.pipeline.uses_columns():
                 manifest = self._handle_columns(receive, files, already)
             else:
                 manifest = self._handle_rows(receive, files, already)
-            self.receives.keep(receive.receive_id, "handle", manifest)
-        return manifest
+            return self._keep(receive, "handle", manifest, started)
 
     def _handle_rows(self, receive: Receive, files: Sequence[File], already: Sequence[Range]) -> Manifest:
         parts = divide(files, self.pipeline.name, self.pipeline.processors.concurrency)
@@ -225,12 +231,12 @@ class Flow:
             )
 
         try:
-            return self._run(task(careful=False), len(parts))
+            return self._run(receive, task(careful=False), len(parts))
         except Exception as error:
             if not any(words in str(error) for words in _WORKER_DIED):
                 raise
             _LOG.warning("a message ended its Python worker: handling again, each chunk in a forked process first")
-            return self._run(task(careful=True), len(parts))
+            return self._run(receive, task(careful=True), len(parts))
 
     def _handle_columns(self, receive: Receive, files: Sequence[File], already: Sequence[Range]) -> Manifest:
         name, options = self.pipeline.name, self.pipeline.processors
@@ -251,7 +257,7 @@ class Flow:
             received = columns.read_locally(self.spark, self.lake, name, files)
         write = columns.WriteColumns(self.pipeline, context, source, receive.origin, self.lake, receive.receive_id)
         handled = self.pipeline().handle_messages(columns.offered(received), context)
-        manifest = dropped + self._write(columns.taken(self.pipeline, handled), write)
+        manifest = dropped + self._write(receive, columns.taken(self.pipeline, handled), write)
         expected = sum(file.rows for file in files) - dropped.total("duplicates")
         returned = manifest.total("returned_rows")
         if returned > expected:
@@ -262,11 +268,8 @@ class Flow:
                 for file in manifest
                 if file.table == "outcomes" or file.table.startswith(f"_receives/{receive.receive_id}")
             ]
-            manifest += self._write(columns.not_returned(self.pipeline, received, self._ids(seen)), write)
+            manifest += self._write(receive, columns.not_returned(self.pipeline, received, self._ids(seen)), write)
         return manifest
-
-    def _write(self, rows: DataFrame, stage: engine.Stage) -> Manifest:
-        return Manifest.of(engine.gather(engine.map_batches(rows, stage, MANIFEST), MANIFEST))
 
     def _ids(self, files: Sequence[File]) -> DataFrame:
         parts = divide(files, self.pipeline.name, self.pipeline.processors.concurrency)
@@ -293,7 +296,7 @@ class Flow:
             decisions = self._scan(parts, "source", "message_id", "outcome")
         copies = self._scan(fresh, "source", "message_id", "position", "redelivered")
         keep = lookup.KeepAlready(self.lake, name, receive.receive_id, receive.window)
-        manifest = self._write(lookup.already(copies, decisions), keep)
+        manifest = self._write(receive, lookup.already(copies, decisions), keep)
         return [Range(f"{name}/{file.table}/{file.path}", file.window, 0, file.rows, 0) for file in manifest]
 
     def _scan(self, parts: Sequence[Sequence[Range]], *names: str) -> DataFrame:
@@ -312,6 +315,7 @@ class Flow:
         )
         if not staged:
             return Manifest()
+        started = time.monotonic()
         parts = divide(staged, self.pipeline.name, options.concurrency)
         with self.alive(receive):
             handle = batch.HandleBatches(
@@ -324,9 +328,8 @@ class Flow:
                 receive_id=receive.receive_id,
             )
             rows = self._scan(parts, *STAGED.names, "window")
-            manifest = self._write(batch.in_batches(rows, options.batch_size, options.concurrency), handle)
-            self.receives.keep(receive.receive_id, f"batch-{batcher}", manifest)
-        return manifest
+            manifest = self._write(receive, batch.in_batches(rows, options.batch_size, options.concurrency), handle)
+            return self._keep(receive, f"batch-{batcher}", manifest, started)
 
     # Decide, publish, acknowledge
 
@@ -354,7 +357,7 @@ class Flow:
             parts = divide(files, self.pipeline.name, self.pipeline.producer.concurrency)
             task = Acknowledge(source, self.lake, parts)
             if source.acknowledges_in_tasks:
-                told = self._run(task, len(parts))
+                told = self._run(receive, task, len(parts))
             else:
                 for index in range(len(parts)):
                     for rows in task(index):
@@ -408,13 +411,13 @@ class Flow:
     def _interrupt(self, receive_ids: Sequence[str]) -> None:
         """Stop the Spark work that dead runs left behind: it would hold up this one."""
         for receive_id in receive_ids:
-            self.spark.interruptTag(receive_id)
+            self.spark.interruptTag(spark_tag(receive_id))
 
     # The lease
 
     @contextmanager
     def alive(self, receive: Receive) -> Iterator[None]:
-        """Keep the leases of a receive alive while a step works, and its Spark work under its name."""
+        """Keep the leases of a receive alive while a step works."""
         self._extend(receive)
         done = threading.Event()
         every = min(LEASE_S, self.source.lease_s) / 3
@@ -428,11 +431,9 @@ class Flow:
 
         thread = threading.Thread(target=beat, name=f"lease-{receive.receive_id}", daemon=True)
         thread.start()
-        self.spark.addTag(receive.receive_id)
         try:
             yield
         finally:
-            self.spark.removeTag(receive.receive_id)
             done.set()
             thread.join()
 
@@ -444,8 +445,36 @@ class Flow:
         """What is in flight."""
         return self.control.in_flight(self.pipeline.name)
 
-    def _run(self, task: engine.Task, shares: int) -> Manifest:
-        return Manifest.of(engine.run(self.spark, task, shares, MANIFEST))
+    def _run(self, receive: Receive, task: engine.Task, shares: int) -> Manifest:
+        if not shares:
+            return Manifest()
+        with self._tagged(receive):
+            return Manifest.of(engine.run(self.spark, task, shares, MANIFEST))
+
+    def _write(self, receive: Receive, rows: DataFrame, stage: engine.Stage) -> Manifest:
+        with self._tagged(receive):
+            return Manifest.of(engine.gather(engine.map_batches(rows, stage, MANIFEST), MANIFEST))
+
+    @contextmanager
+    def _tagged(self, receive: Receive) -> Iterator[None]:
+        """Name Spark work after its receive, so that another run can end it when this one is dead."""
+        spark, tag = self.spark, spark_tag(receive.receive_id)
+        spark.addTag(tag)
+        try:
+            yield
+        finally:
+            spark.removeTag(tag)
+
+    def _keep(self, receive: Receive, step: str, manifest: Manifest, started: float) -> Manifest:
+        """Keep a step's manifest, with the time it took."""
+        timed = Manifest(manifest.files, [*manifest.notes, {"step": step, "took": time.monotonic() - started}])
+        self.receives.keep(receive.receive_id, step, timed)
+        return timed
+
+
+def spark_tag(receive_id: str) -> str:
+    """The tag of a receive's Spark work."""
+    return f"receive-{receive_id}"
 
 
 _COLUMNS = {field.name: field for schema in (OUTCOMES, MESSAGES, STAGED) for field in schema}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel
@@ -39,6 +40,7 @@ class Pipeline:
         batchers: By name; none at all means that a handled message leaves nothing behind but its outcome.
         context: A pydantic model with defaults, handed to every callback; a run can override its fields.
         window_cron: When a window begins, in UTC; hourly by default. Never change it once there is data.
+        first_window: When the first one begins. Never change it either.
         retention: How long windows are kept.
         fail_run_on: `never`, `any`, or the share of failed messages (0 to 1) above which a run ends red, after
             everything is published and acknowledged.
@@ -51,6 +53,7 @@ class Pipeline:
     batchers: ClassVar[Mapping[str, Batcher | TableBatcher]] = {}
     context: ClassVar[BaseModel | None] = None
     window_cron: ClassVar[str] = "0 * * * *"
+    first_window: ClassVar[datetime] = datetime(2026, 1, 1, tzinfo=UTC)
     retention: ClassVar[Retention] = Retention()
     fail_run_on: ClassVar[Literal["never", "any"] | float] = "never"
     owners: ClassVar[Sequence[str]] = ()

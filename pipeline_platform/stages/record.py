@@ -210,7 +210,7 @@ class Recorder:
 
     def settle_handled(self, rows: pa.RecordBatch, window: str) -> None:
         """Write the outcomes of rows that are all handled."""
-        self.counts["handled"] += rows.num_rows
+        self._count("handled", window, rows.num_rows)
         every = range(rows.num_rows)
         self.write_outcomes(rows, window, every, ["handled"] * len(every), [self._source.on_success] * len(every))
         if self._origin == "failed":
@@ -276,9 +276,9 @@ class Recorder:
             actions.append(action)
             if not returned:
                 recorded.append(index)
-        self.counts["handled"] += len(done)
-        self.counts["failed"] += len(recorded)
-        self.counts["returned"] += len(failed) - len(recorded)
+        self._count("handled", window, len(done))
+        self._count("failed", window, len(recorded))
+        self._count("returned", window, len(failed) - len(recorded))
         self._note_failures(messages, failed)
         self.write_outcomes(batch, window, done + failed, outcomes, actions)
         self._write_failures(batch, window, messages, recorded)
@@ -287,7 +287,7 @@ class Recorder:
 
     def duplicates(self, rows: pa.RecordBatch, window: str) -> None:
         """Record deliveries that are not handled, for another copy is: the source is told of them all the same."""
-        self.counts["duplicates"] += rows.num_rows
+        self._count("duplicates", window, rows.num_rows)
         told = [self._source.on_success] * rows.num_rows
         self.write_outcomes(rows, window, range(rows.num_rows), ["duplicate"] * rows.num_rows, told)
 
@@ -315,6 +315,11 @@ class Recorder:
                 names=OUTCOMES.names[:-1],
             ),
         )
+
+    def _count(self, outcome: str, window: str, messages: int) -> None:
+        if messages:
+            self.counts[outcome] += messages
+            self.counts[f"{outcome}@{window}"] += messages
 
     def _look_at_failed(self, messages: list[Message]) -> list[Message]:
         if not messages:

@@ -1,0 +1,31 @@
+"""Downstream of a pipeline: how late each carrier leaves, from the table of the flights' batcher."""
+
+import dagster as dg
+import polars as pl
+
+
+@dg.asset(
+    key_prefix="flights",
+    group_name="flights",
+    kinds={"polars"},
+    owners=["team:flights"],
+    ins={"lake": dg.AssetIn(key=["flights", "lake"])},
+    description="Departures, cancellations and delays of each carrier, over all windows of `flights/lake`.",
+)
+def delays_per_carrier(context: dg.AssetExecutionContext, lake: pl.LazyFrame) -> pl.DataFrame:
+    """Count each carrier's flights, and how late they left."""
+    delays = (
+        lake.group_by("carrier")
+        .agg(
+            pl.len().alias("flights"),
+            pl.col("dep_time").is_null().sum().alias("cancelled"),
+            pl.col("dep_delay").mean().round(1).alias("mean_delay"),
+            pl.col("dep_delay").quantile(0.9).alias("delay_of_a_tenth"),
+        )
+        .sort("mean_delay", descending=True)
+        .collect()
+    )
+    rows = [f"| {row['carrier']} | {row['flights']} | {row['mean_delay']} |" for row in delays.to_dicts()]
+    table = "\n".join(["| carrier | flights | mean delay, minutes |", "|-|-|-|", *rows])
+    context.add_output_metadata({"delays": dg.MetadataValue.md(table)})
+    return delays

@@ -1,0 +1,41 @@
+"""The jobs of a pipeline: one graph, three origins; and the keeping of its tables."""
+
+from __future__ import annotations
+
+import dagster as dg
+from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+
+from assets.graph import ORIGIN_TAG, PIPELINE_TAG
+from pipeline_platform.lake.receives import Origin
+from pipeline_platform.pipeline import Pipeline
+
+NO_RETRIES = {"dagster/max_retries": "0"}
+"""A run is not tried again as a whole: the next one finishes what it decided, and its leases bring back the rest."""
+
+
+def receive_config(pipeline: type[Pipeline], origin: Origin, demand: int | None = None) -> dict[str, object]:
+    """The run config of a run on some origin."""
+    config: dict[str, object] = {"origin": origin}
+    if demand is not None:
+        config["demand"] = demand
+    return {"ops": {pipeline.name: {"ops": {"receive_messages": {"config": config}}}}}
+
+
+def pipeline_jobs(pipeline: type[Pipeline], assets: dg.AssetsDefinition) -> list[UnresolvedAssetJobDefinition]:
+    """Build `<pipeline>_pull`, `<pipeline>_backfill` (open failures) and `<pipeline>_replay` (everything)."""
+    selection = dg.AssetSelection.assets(*assets.keys)
+    told: dict[Origin, tuple[str, str]] = {
+        "source": ("pull", "Pulls messages from the source."),
+        "failed": ("backfill", "Drives the open failures of the chosen windows once more."),
+        "messages": ("replay", "Replays all that the chosen windows received, in place of what came of it."),
+    }
+    return [
+        dg.define_asset_job(
+            f"{pipeline.name}_{name}",
+            selection=selection,
+            config=receive_config(pipeline, origin),
+            description=description,
+            tags={PIPELINE_TAG: pipeline.name, ORIGIN_TAG: origin, **NO_RETRIES},
+        )
+        for origin, (name, description) in told.items()
+    ]

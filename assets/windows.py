@@ -1,0 +1,26 @@
+"""The partitions of a pipeline's assets."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import dagster as dg
+
+from pipeline_platform.pipeline import Pipeline
+from pipeline_platform.windows import WINDOW_FORMAT
+
+
+def windows_of(pipeline: type[Pipeline]) -> dg.TimeWindowPartitionsDefinition:
+    """A partition for each window, the one that is open now among them."""
+    return dg.TimeWindowPartitionsDefinition(
+        cron_schedule=pipeline.window_cron, start=pipeline.first_window, fmt=WINDOW_FORMAT, timezone="UTC", end_offset=1
+    )
+
+
+def window_now(pipeline: type[Pipeline], now: datetime | None = None) -> str:
+    """The key of the window that is open now."""
+    with dg.partition_loading_context(effective_dt=now or datetime.now(UTC)):
+        key = windows_of(pipeline).get_last_partition_key()
+    if key is None:
+        raise ValueError(f"{pipeline.name}: no window has begun yet; first_window is {pipeline.first_window}")
+    return key

@@ -1,0 +1,109 @@
+"""What Dagster loads: every pipeline's assets, jobs, sensors and schedules, and the resources of this deployment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+
+from assets.checks import backlog_check, backlog_job
+from assets.delays_per_carrier import delays_per_carrier
+from assets.graph import pipeline_assets
+from assets.jobs import pipeline_jobs
+from assets.maintenance import maintenance_job
+from pipeline_platform.pipeline import Pipeline
+from pipelines.flights import Flights
+from resources.acknowledger import Acknowledger
+from resources.lake import ControlResource, LakeIOManager, LakeResource
+from resources.source import source_resource
+from resources.spark import SparkResource
+from resources.sqs import SqsSource
+from resources.table_queue import TableQueue
+from sensors.producer import producer_sensor
+from sensors.schedules import backlog_schedule, maintenance_schedule, pull_schedule, redrive_schedule
+
+HOME_VARIABLE = "PIPELINE_PLATFORM_HOME"
+"""Names the folder that everything lies in unless told otherwise: lake, control store, demo queue."""
+
+
+def pipeline_definitions(pipeline: type[Pipeline]) -> dg.Definitions:
+    """Build all that one pipeline is in Dagster, without its resources.
+
+    Args:
+        pipeline: The class.
+
+    Returns:
+        Its assets and checks, its jobs, its producer sensor and its schedules.
+    """
+    assets = pipeline_assets(pipeline)
+    pull, backfill, replay = pipeline_jobs(pipeline, assets)
+    look, keep = backlog_job(pipeline), maintenance_job(pipeline)
+    return dg.Definitions(
+        assets=[assets],
+        asset_checks=[backlog_check(pipeline)],
+        jobs=[pull, backfill, replay, look, keep],
+        sensors=[producer_sensor(pipeline, pull)],
+        schedules=[
+            pull_schedule(pipeline, pull),
+            redrive_schedule(pipeline, backfill),
+            backlog_schedule(pipeline, look),
+            maintenance_schedule(pipeline, keep),
+        ],
+    )
+
+
+def platform_definitions(
+    pipelines: Sequence[type[Pipeline]], resources: Mapping[str, Any], assets: Sequence[Any] = ()
+) -> dg.Definitions:
+    """Put pipelines, resources and assets downstream of them together.
+
+    Args:
+        pipelines: The classes.
+        resources: By key: `lake`, `control`, `spark`, and each pipeline's source.
+        assets: Whatever else there is.
+
+    Returns:
+        Definitions whose runs work in their own process: Spark starts once a run, not once a step.
+    """
+    lake, spark = resources["lake"], resources["spark"]
+    shared = {"acknowledger": Acknowledger(), "io_manager": LakeIOManager(lake=lake, spark=spark), **resources}
+    return dg.Definitions.merge(
+        *(pipeline_definitions(pipeline) for pipeline in pipelines),
+        dg.Definitions(assets=list(assets), resources=shared, executor=dg.in_process_executor),
+    )
+
+
+def home() -> Path:
+    """The folder of this deployment's data."""
+    return Path(os.environ.get(HOME_VARIABLE, ".pipeline_platform")).absolute()
+
+
+def _flights_queue() -> Any:
+    """The demo's queue: the embedded table queue, or SQS where an address is given."""
+    if os.environ.get("FLIGHTS_SQS_URL"):
+        return source_resource(SqsSource)(
+            name="flights_queue",
+            queue_url=dg.EnvVar("FLIGHTS_SQS_URL"),
+            endpoint_url=os.environ.get("AWS_ENDPOINT_URL"),
+            region_name=os.environ.get("AWS_REGION", "us-east-1"),
+        )
+    return source_resource(TableQueue)(
+        name="flights_queue", url=f"sqlite:///{home()}/queue.sqlite", created_column="created_at"
+    )
+
+
+def _resources() -> dict[str, Any]:
+    return {
+        "lake": LakeResource(root=os.environ.get("PIPELINE_PLATFORM_LAKE", str(home() / "lake"))),
+        "control": ControlResource(
+            url=os.environ.get("PIPELINE_PLATFORM_CONTROL", f"sqlite:///{home()}/control.sqlite")
+        ),
+        "spark": SparkResource(remote=os.environ.get("PIPELINE_PLATFORM_SPARK", "warm")),
+        "flights_queue": _flights_queue(),
+    }
+
+
+defs = platform_definitions([Flights], _resources(), assets=[delays_per_carrier])

@@ -1,0 +1,133 @@
+"""The producer sensor: looks at a source, and asks for runs sized by demand and rate limit, or says why not."""
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+
+import dagster as dg
+
+from assets.graph import DEMAND_TAG, ORIGIN_TAG, PIPELINE_TAG, RECEIVE_TAG
+from assets.jobs import NO_RETRIES, receive_config
+from assets.windows import window_now
+from pipeline_platform.control import ControlStore, interval_end
+from pipeline_platform.demand import Ask, Limits, Waiting, decide_all
+from pipeline_platform.pipeline import Pipeline
+from pipeline_platform.source import Source, SourceError
+
+RUN_LASTS = timedelta(seconds=60)
+"""What a run may plan its permits for: those of the intervals that begin within it."""
+
+UNDER_WAY = [
+    dg.DagsterRunStatus.QUEUED,
+    dg.DagsterRunStatus.NOT_STARTED,
+    dg.DagsterRunStatus.STARTING,
+    dg.DagsterRunStatus.STARTED,
+    dg.DagsterRunStatus.CANCELING,
+]
+STARTS_WITHIN = timedelta(minutes=5)
+"""A run that started and has claimed nothing after so long is taken for dead."""
+
+
+class InFlight(NamedTuple):
+    """What runs under way hold, or will.
+
+    Attributes:
+        messages: Of all of them.
+        runs: How many.
+        unleased: Of `messages`, what was asked for and is not leased yet: the source still counts it.
+    """
+
+    messages: int
+    runs: int
+    unleased: int
+
+
+def in_flight(pipeline: type[Pipeline], instance: dg.DagsterInstance, control: ControlStore) -> InFlight:
+    """Count what is in flight: a live claim counts as what it holds, a run without one as what it was asked for.
+
+    A run that died stops counting when its claim is over; a queued one counts until it ends.
+    """
+    claims = {claim.run_id: claim.messages for claim in control.in_flight(pipeline.name)}
+    dead = {claim.run_id for claim in control.over(pipeline.name)}
+    messages, unleased, runs = sum(claims.values()), 0, len(claims)
+    now = datetime.now(UTC)
+    records = instance.get_run_records(dg.RunsFilter(tags={PIPELINE_TAG: pipeline.name}, statuses=UNDER_WAY))
+    for record in records:
+        run = record.dagster_run
+        if run.run_id in claims or run.run_id in dead or DEMAND_TAG not in run.tags or RECEIVE_TAG in run.tags:
+            continue
+        started = record.start_time and datetime.fromtimestamp(record.start_time, UTC)
+        if started and now - started > STARTS_WITHIN:
+            continue
+        demand = int(run.tags[DEMAND_TAG])
+        messages, unleased, runs = messages + demand, unleased + demand, runs + 1
+    return InFlight(messages, runs, unleased)
+
+
+def limits(pipeline: type[Pipeline], control: ControlStore, now: datetime) -> Limits:
+    """Take the limits of this moment from the pipeline's options and the control store."""
+    producer = pipeline.producer
+    limit = control.rate_limiting(pipeline.name, producer.rate_limiting)
+    return Limits.of(
+        producer,
+        pipeline.processors,
+        permits=control.spare(pipeline.name, limit, RUN_LASTS),
+        permits_soon=control.spare(pipeline.name, limit, producer.interval),
+        permits_at=interval_end(limit, now) if limit else None,
+        paused=control.paused(pipeline.name),
+    )
+
+
+def run_requests(pipeline: type[Pipeline], asks: Sequence[Ask], job: str | None = None) -> Iterator[dg.RunRequest]:
+    """Turn what was decided into runs."""
+    window = window_now(pipeline)
+    for ask in asks:
+        if ask.demand:
+            yield dg.RunRequest(
+                partition_key=window,
+                job_name=job,
+                run_config=receive_config(pipeline, "source", ask.demand),
+                tags={PIPELINE_TAG: pipeline.name, ORIGIN_TAG: "source", DEMAND_TAG: str(ask.demand), **NO_RETRIES},
+            )
+
+
+def producer_sensor(pipeline: type[Pipeline], job: Any) -> dg.SensorDefinition:
+    """Build the sensor that pulls for a pipeline.
+
+    It leases nothing and starts no Spark: a tick is one look at the backlog, the runs under way and the limits.
+    """
+
+    @dg.sensor(
+        name=f"{pipeline.name}_producer",
+        job=job,
+        minimum_interval_seconds=max(1, round(pipeline.producer.interval.total_seconds())),
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description=f"Looks at {pipeline.producer.source} and asks for runs by demand and rate limit.",
+        required_resource_keys={pipeline.producer.source, "control"},
+    )
+    def producer(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        source: Source = getattr(context.resources, pipeline.producer.source)
+        control: ControlStore = context.resources.control
+        now, waiting = datetime.now(UTC), Waiting.from_json(context.cursor)
+        try:
+            backlog = source.backlog()
+        except SourceError as error:
+            return dg.SkipReason(f"{pipeline.producer.source} does not answer: {error}")
+        under_way = in_flight(pipeline, context.instance, control)
+        asks = decide_all(
+            backlog,
+            limits(pipeline, control, now),
+            under_way.messages,
+            waiting.waited(now),
+            runs=under_way.runs,
+            unleased=under_way.unleased,
+        )
+        cursor = waiting.after(backlog, asks, now, unleased=under_way.unleased).to_json()
+        requests = list(run_requests(pipeline, asks))
+        if not requests:
+            return dg.SensorResult(skip_reason=asks[0].because, cursor=cursor)
+        for ask in asks:
+            context.log.info("asking for %s messages: %s", ask.demand, ask.because)
+        return dg.SensorResult(run_requests=requests, cursor=cursor)
+
+    return producer

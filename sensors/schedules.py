@@ -1,0 +1,85 @@
+"""Schedules: pulling without a sensor, driving failures again, and looking at the backlog."""
+
+from typing import Any
+
+import dagster as dg
+
+from assets.graph import DEMAND_TAG, ORIGIN_TAG, PIPELINE_TAG
+from assets.jobs import NO_RETRIES, receive_config
+from assets.windows import window_now
+from pipeline_platform.lake.failed import FailedMessages
+from pipeline_platform.pipeline import Pipeline
+
+
+def pull_schedule(pipeline: type[Pipeline], job: Any, cron: str = "*/5 * * * *") -> dg.ScheduleDefinition:
+    """Build a schedule that pulls, for pipelines whose sensor is off: each run takes as much as it may.
+
+    What others hold already is taken off by the run itself, when it claims its room.
+    """
+    processors = pipeline.processors
+
+    @dg.schedule(
+        name=f"{pipeline.name}_pull_schedule",
+        job=job,
+        cron_schedule=cron,
+        description="Pulls by the clock. Turn it on where the sensor is off; both together stay within the limits.",
+    )
+    def pull(context: dg.ScheduleEvaluationContext) -> dg.RunRequest:
+        del context
+        demand = processors.concurrency * processors.max_demand
+        return dg.RunRequest(
+            partition_key=window_now(pipeline),
+            run_config=receive_config(pipeline, "source"),
+            tags={PIPELINE_TAG: pipeline.name, ORIGIN_TAG: "source", DEMAND_TAG: str(demand), **NO_RETRIES},
+        )
+
+    return pull
+
+
+def redrive_schedule(pipeline: type[Pipeline], job: Any, cron: str = "0 3 * * *") -> dg.ScheduleDefinition:
+    """Build a schedule that drives open failures again, one run a window; off unless turned on."""
+
+    @dg.schedule(
+        name=f"{pipeline.name}_redrive_schedule",
+        job=job,
+        cron_schedule=cron,
+        description="Drives the open failures of all windows once more.",
+        required_resource_keys={pipeline.producer.source, "lake"},
+    )
+    def redrive(context: dg.ScheduleEvaluationContext) -> dg.SkipReason | list[dg.RunRequest]:
+        resources = context.resources
+        source = getattr(resources, pipeline.producer.source)
+        waiting = FailedMessages(name=source.name, lake=resources.lake, pipeline=pipeline.name).open_by_window()
+        if not waiting:
+            return dg.SkipReason("no failure is open")
+        return [
+            dg.RunRequest(
+                partition_key=window,
+                run_config=receive_config(pipeline, "failed"),
+                tags={PIPELINE_TAG: pipeline.name, ORIGIN_TAG: "failed", DEMAND_TAG: str(count), **NO_RETRIES},
+            )
+            for window, count in waiting.items()
+        ]
+
+    return redrive
+
+
+def backlog_schedule(pipeline: type[Pipeline], job: Any, cron: str = "*/5 * * * *") -> dg.ScheduleDefinition:
+    """Build a schedule that evaluates the backlog check; off unless turned on."""
+    return dg.ScheduleDefinition(
+        name=f"{pipeline.name}_backlog_schedule",
+        job=job,
+        cron_schedule=cron,
+        description="Looks how long messages wait at the source.",
+    )
+
+
+def maintenance_schedule(pipeline: type[Pipeline], job: Any, cron: str = "30 2 * * *") -> dg.ScheduleDefinition:
+    """Build a schedule that compacts the tables and drops what is older than the pipeline keeps."""
+    return dg.ScheduleDefinition(
+        name=f"{pipeline.name}_maintenance_schedule",
+        job=job,
+        cron_schedule=cron,
+        default_status=dg.DefaultScheduleStatus.RUNNING,
+        description="Compacts tables and drops old windows.",
+    )
