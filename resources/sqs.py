@@ -31,9 +31,10 @@ LONGEST_S = 43_200
 TEN = 10
 """The most messages that SQS receives, deletes or gives back in one call."""
 
-THREADS = 4
-"""Calls under way at once in one task. A call to AWS is mostly waiting, so four bring nearly four times as
-much; a fifth would find the interpreter busy with the answers of the others."""
+THREADS = 8
+"""Calls under way at once in one task. A call to AWS is mostly waiting: measured with 10 ms a call, one thread
+deletes 730 messages a second, four 2,100 and eight 4,100. Without latency the interpreter is the limit, and eight
+do as well as two."""
 
 BATCH_ROWS = 1_000
 BATCH_BYTES = 16 * 2**20
@@ -132,14 +133,6 @@ class SqsSource(Source):
             raise ValueError(f"must be names that are not empty, or 'All'; got {names!r}")
         return names
 
-    @field_validator("on_success", "on_failure")
-    @classmethod
-    def _can_be_delayed_so_long(cls, action: str) -> str:
-        _, _, delay = action.partition(":")
-        if delay and int(delay) > LONGEST_S:
-            raise ValueError(f"SQS delays a message by up to {LONGEST_S} s, not {delay}; use 'nack:{LONGEST_S}'")
-        return action
-
     @model_validator(mode="after")
     def _lease_is_the_visibility_timeout(self) -> Self:
         if "lease_s" in self.model_fields_set and self.lease_s != self.visibility_timeout:
@@ -149,6 +142,22 @@ class SqsSource(Source):
             )
         self.__dict__["lease_s"] = float(self.visibility_timeout)  # the model is frozen from here on
         return self
+
+    @model_validator(mode="after")
+    def _delays_are_within_twelve_hours(self) -> Self:
+        for option in ("on_success", "on_failure"):
+            delay = getattr(self, option).partition(":")[2]
+            if delay and int(delay) > self._longest_delay_s:
+                raise ValueError(
+                    f"{option} delays by {delay} s, but SQS hides a message for {LONGEST_S} s from its receive and "
+                    f"visibility_timeout may take {self.visibility_timeout} of them: "
+                    f"use 'nack:{self._longest_delay_s}' or less"
+                )
+        return self
+
+    @property
+    def _longest_delay_s(self) -> int:
+        return LONGEST_S - self.visibility_timeout
 
     def backlog(self) -> Backlog:
         """Say how many messages wait, as SQS counts them: approximately, and without those in flight.
@@ -218,13 +227,13 @@ class SqsSource(Source):
     def release(self, ack_ref: str, ack_ids: Sequence[str], delay_s: int = 0) -> list[Refused]:
         """Make messages visible again after `delay_s` seconds, ten a call; failures as in `ack`.
 
-        A delay beyond twelve hours is cut to that. SQS counts them from the receive, so it refuses such a delay
-        where it is long past: the message then comes back when its lease is over.
+        A delay that could take a message beyond twelve hours from its receive, which SQS refuses, is cut: to
+        twelve hours less `visibility_timeout`.
 
         Raises:
             SourceError: No call succeeded.
         """
-        timeout = min(delay_s, LONGEST_S)
+        timeout = min(delay_s, self._longest_delay_s)
 
         def change(entries: list[dict[str, Any]]) -> Mapping[str, Any]:
             return self._client.change_message_visibility_batch(QueueUrl=ack_ref, Entries=entries)  # type: ignore[arg-type]
