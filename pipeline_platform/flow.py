@@ -248,7 +248,7 @@ class Flow:
             drop = SettleDuplicates(
                 self.pipeline, source, receive.origin, self.lake, receive.receive_id, parts, already
             )
-            dropped = self._run(drop, len(parts))
+            dropped = self._run(receive, drop, len(parts))
         limit = self.control.rate_limiting(name, self.pipeline.producer.rate_limiting)
         if already or limit or not self.lake.is_local:
             read = columns.ReadColumns(self.lake, parts, options, self._pace(), already)
