@@ -61,7 +61,7 @@ def _run(queue: TableQueue, messages: int, size: int, tasks: int) -> None:
         assert queue.extend("all")
     with ProcessPoolExecutor(tasks) as pool:
         list(pool.map(abs, range(tasks)))  # up before the clock starts
-        with _timed(f"read in {tasks} tasks"):
+        with _timed(f"read in {tasks} tasks, half of it marked"):
             rows = list(pool.map(_read, [queue] * len(shares), shares))
         assert sum(rows) == messages
         halves = [

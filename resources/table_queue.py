@@ -257,20 +257,21 @@ class TableQueue(Source):
 
     def _batch(self, rows: list[tuple[Any, ...]], receive_id: str) -> pa.RecordBatch:
         ids, attempts, data, *told = zip(*rows, strict=True)
-        redelivered = pc.greater(pa.array(attempts, pa.int32()), 1)
-        metadata = None
-        if told or max(attempts) > 1:
-            notes = told[0] if told else [None] * len(ids)
-            metadata = [self._metadata(note, count) for note, count in zip(notes, attempts, strict=True)]
-        id_strings = pa.array(ids).cast(pa.string()) if isinstance(ids[0], int) else [str(i) for i in ids]
-        return self.deliveries(
+        id_strings = pa.array(ids).cast(pa.string()) if isinstance(ids[0], int) else [str(id_) for id_ in ids]
+        batch = self.deliveries(
             message_id=id_strings,
             data=pc.fill_null(pa.array(data, pa.binary()), b""),
             ack_id=id_strings,
             ack_ref=receive_id,
-            metadata=metadata,
-            redelivered=redelivered,
+            metadata=[self._metadata(*note) for note in zip(told[0], attempts, strict=True)] if told else None,
+            redelivered=pc.greater(pa.array(attempts, pa.int32()), 1),
         )
+        if told or max(attempts) == 1:
+            return batch
+        # The few texts there are, made once: encoding each would take as long as reading it did.
+        notes = {count: json.dumps({"deliveries": count}) if count > 1 else None for count in set(attempts)}
+        column = pa.array([notes[count] for count in attempts], pa.string())
+        return batch.set_column(batch.schema.get_field_index("metadata"), batch.schema.field("metadata"), column)
 
     def _metadata(self, note: Any, deliveries: int) -> dict[str, Any]:
         if isinstance(note, str | bytes):

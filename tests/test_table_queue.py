@@ -199,6 +199,33 @@ def test_planners_take_an_expired_receive_over_once(queue: TableQueue, let_run_o
     assert all(row["redelivered"] for row in rows)
 
 
+def test_a_planner_who_saw_a_message_free_does_not_take_it_from_one_who_leased_it_since(postgres_url: str) -> None:
+    queue = TableQueue(name="flights", url=postgres_url)
+    queue.create()
+    queue.enqueue([b"1", b"2", b"3"])
+    engine = table_leases.engine_of(queue.url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS "
+            "'BEGIN PERFORM pg_advisory_xact_lock(1); RETURN NEW; END'"
+        )
+        connection.exec_driver_sql(
+            "CREATE TRIGGER wait BEFORE INSERT ON messages_leases FOR EACH ROW WHEN (NEW.id = 1) "
+            "EXECUTE FUNCTION wait()"
+        )
+    with ThreadPoolExecutor(1) as pool, engine.connect() as gate:
+        gate.exec_driver_sql("SELECT pg_advisory_lock(1)")
+        slow = pool.submit(receive, queue, "slow")
+        while not gate.exec_driver_sql("SELECT 1 FROM pg_locks WHERE NOT granted").all():
+            assert not slow.done()
+        quick = ids(receive(queue, "quick"))
+        gate.exec_driver_sql("SELECT pg_advisory_unlock(1)")
+
+    assert quick == ["2", "3"], "it skips what the other has locked"
+    assert ids(slow.result()) == ["1"]
+    assert queue.ack("quick", quick) == []
+
+
 def test_a_lease_that_ran_out_is_delivered_again_and_marked(
     queue: TableQueue, let_run_out: Callable[[str], None]
 ) -> None:
