@@ -214,4 +214,8 @@ def interpreters() -> dict[str, str]:
         "SPARK_HOME": str(Path(spec.origin).parent),
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
+        # Workers would look into their working directory before the shipped code.
+        "PYTHONSAFEPATH": "1",
+        # Else Spark asks the network for this machine's address, and warns when it is a local one.
+        "SPARK_LOCAL_IP": "127.0.0.1",
     }

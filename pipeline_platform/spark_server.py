@@ -209,7 +209,7 @@ def _launch(folder: Path, java: Path, cores: int, memory: str) -> SparkServer:
     pid = subprocess.run(  # noqa: S603
         ["/bin/sh", "-c", 'log=$1; shift; umask 077; "$@" >>"$log" 2>&1 </dev/null & echo $!', "sh",
          _log_file(folder), submit, "--properties-file", properties, "--class", _SERVER, "spark-internal"],
-        # Not in the project: a worker looks into its working directory first and would find unshipped code.
+        # What Spark writes into its working directory (uploaded code) belongs here too.
         cwd=folder, env=environment, start_new_session=True, stdout=subprocess.PIPE, text=True, check=True,
     ).stdout  # fmt: skip
     now = datetime.now(UTC).isoformat()

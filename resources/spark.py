@@ -124,7 +124,13 @@ class SparkResource(dg.ConfigurableResource["SparkResource"]):
 
         A killed run's work goes on by itself in a shared session. The mark lets another run end it.
         """
-        self.spark_session.addTag(_tag(receive_id))
+        session = self.spark_session
+        if self._in_process:
+            # Found by running it: a session's tags do not reach the thread that Spark serves Arrow from.
+            session.sparkContext.addJobTag(_tag(receive_id))
+            session.sparkContext.setInterruptOnCancel(True)
+        else:
+            session.addTag(_tag(receive_id))
 
     def interrupt(self, receive_ids: Iterable[str]) -> int:
         """End the work for receives whose lease is over, whoever asked for it.
@@ -136,9 +142,16 @@ class SparkResource(dg.ConfigurableResource["SparkResource"]):
             receive_ids: As given to `tag`. Those without running work do no harm.
 
         Returns:
-            How many operations were interrupted.
+            How many operations were interrupted; a session of this process does not tell and gives 0.
         """
-        return sum(len(self.spark_session.interruptTag(_tag(receive_id))) for receive_id in receive_ids)
+        session = self.spark_session
+        interrupted = 0
+        for tag in map(_tag, receive_ids):
+            if self._in_process:
+                session.sparkContext.cancelJobsWithTag(tag)
+            else:
+                interrupted += len(session.interruptTag(tag))
+        return interrupted
 
     def close(self) -> None:
         """Let go of the session: stop one of this process's own, leave a server's to the others.
@@ -148,6 +161,10 @@ class SparkResource(dg.ConfigurableResource["SparkResource"]):
         if self._held is not None:
             held, self._held = self._held, None
             _let_go(held)
+
+    @property
+    def _in_process(self) -> bool:
+        return self._held is not None and isinstance(self._held.place, _Process)
 
     def _place(self) -> _Place:
         log = dg.get_dagster_logger("spark")
