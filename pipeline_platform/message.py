@@ -7,6 +7,7 @@ import re
 import traceback
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from itertools import repeat
 from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
@@ -59,6 +60,15 @@ def check_action(action: str) -> str:
     return action
 
 
+def words(value: object, limit: int = 8_000) -> str:
+    """Put anything into text that a column holds, whatever its `__str__` does; half surrogates are escaped."""
+    try:
+        text = str(value)
+    except Exception as error:
+        text = f"<{type(value).__name__}, whose __str__ raised {type(error).__name__}>"
+    return text[:limit].encode("utf-8", "backslashreplace").decode()
+
+
 class Failure(NamedTuple):
     """Why a message failed.
 
@@ -77,8 +87,9 @@ class Failure(NamedTuple):
     @classmethod
     def of(cls, error: BaseException, stage: str) -> Failure:
         """Describe an exception that a callback raised; the traceback is cut to its last 8,000 characters."""
+        kind = type(error).__name__
         text = "".join(traceback.format_exception(error))
-        return cls(type(error).__name__, str(error)[:2_000] or type(error).__name__, text[-8_000:], stage)
+        return cls(kind, words(error, 2_000) or kind, words(text[-8_000:]), stage)
 
 
 class Delivery:
@@ -96,6 +107,9 @@ class Delivery:
         if values is None:
             values = self._decoded[column] = self.batch.column(column).to_pylist()
         return values[row]
+
+
+_new = object.__new__  # bound once: a message is copied several times on its way
 
 
 class Message:
@@ -127,10 +141,8 @@ class Message:
 
     @classmethod
     def each(cls, batch: pa.RecordBatch) -> Iterator[Message]:
-        """Yield the messages of an Arrow batch with the columns of `MESSAGES` (or at least `data`), in order."""
-        delivery = Delivery(batch)
-        for row, data in enumerate(batch.column("data").to_pylist()):
-            yield cls(data, delivery, row)
+        """The messages of an Arrow batch with the columns of `MESSAGES` (or at least `data`), in order."""
+        return map(cls, batch.column("data").to_pylist(), repeat(Delivery(batch)), range(batch.num_rows))
 
     @property
     def status(self) -> Status:
@@ -170,7 +182,7 @@ class Message:
         return str(self._delivery.value("window", self._row))
 
     def _copy(self) -> Message:
-        new = Message.__new__(Message)
+        new: Message = _new(Message)
         new.data = self.data
         new.batcher = self.batcher
         new.batch_key = self.batch_key
@@ -180,6 +192,10 @@ class Message:
         new._delivery = self._delivery
         new._row = self._row
         return new
+
+    def is_same(self, other: object) -> bool:
+        """Whether `other` is this message, or was made from it by its methods."""
+        return other.__class__ is Message and other._row == self._row and other._delivery is self._delivery
 
     def _moved_to(self, delivery: Delivery, row: int) -> Message:
         """The same message, as a row of a batch that holds more than the one it was handled in."""
@@ -230,7 +246,7 @@ class Message:
     def failed(self, reason: object) -> Message:
         """Mark it failed, for a reason that people will read."""
         new = self._copy()
-        new.failure = reason if isinstance(reason, Failure) else Failure("failed", str(reason)[:2_000])
+        new.failure = reason if isinstance(reason, Failure) else Failure("failed", words(reason, 2_000))
         return new
 
     def configure_ack(self, *, on_success: str | None = None, on_failure: str | None = None) -> Message:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel
 
+from pipeline_platform.lake.columns import ColumnError, arrow_schema
 from pipeline_platform.message import BatchInfo, Message
 from pipeline_platform.options import Batcher, Options, Processors, Producer, Retention, TableBatcher
 
@@ -165,7 +166,11 @@ def _check(cls: type[Pipeline]) -> None:
     expect("producer", Producer)
     expect("processors", Processors)
     expect("retention", Retention)
-    for batcher, options in dict(cls.batchers).items():
+    if cls.context is not None and not isinstance(cls.context, BaseModel):
+        refuse("context", cls.context, "it must be an instance of a pydantic model, whose fields a run can override")
+    if not isinstance(cls.batchers, Mapping):
+        refuse("batchers", cls.batchers, "it must be a dict of Batcher(...) and TableBatcher(schema=...) by name")
+    for batcher, options in cls.batchers.items():
         key = f"batchers[{batcher!r}]"
         if not isinstance(batcher, str) or not _NAME.fullmatch(batcher) or batcher in RESERVED_TABLES:
             refuse(
@@ -175,16 +180,29 @@ def _check(cls: type[Pipeline]) -> None:
             )
         if not isinstance(options, Batcher | TableBatcher):
             refuse(key, options, "it must be a Batcher(...) or a TableBatcher(schema=...)")
-        if options.table_schema is not None:
-            taken = sorted(set(options.table_schema.model_fields) & set(SYSTEM_COLUMNS))
-            if taken:
-                refuse(
-                    f"{key}.schema", options.table_schema.__name__, f"the platform adds columns {taken}: rename them"
-                )
+        if options.table_schema is not None and (wrong := _unfit(options.table_schema)):
+            refuse(f"{key}.schema", options.table_schema.__name__, wrong)
         if isinstance(options, Batcher) and cls.handle_batch is Pipeline.handle_batch:
             refuse(key, "Batcher", "the class has no handle_batch; write one, or use TableBatcher")
     one = cls.handle_message is not Pipeline.handle_message
     if one == cls.uses_columns():
         refuse("handle_message", "both" if one else None, "write either handle_message or handle_messages")
-    if not (cls.fail_run_on in ("never", "any") or (isinstance(cls.fail_run_on, float) and 0 <= cls.fail_run_on <= 1)):
-        refuse("fail_run_on", cls.fail_run_on, "it is 'never', 'any', or a share of failures from 0.0 to 1.0")
+    red: object = cls.fail_run_on
+    is_share = isinstance(red, int | float) and not isinstance(red, bool) and 0 <= red <= 1
+    if red not in ("never", "any") and not is_share:
+        refuse("fail_run_on", red, "it is 'never', 'any', or a share of failures from 0.0 to 1.0")
+
+
+def _unfit(model: type[BaseModel]) -> str | None:
+    """Why a model cannot be a table, or None."""
+    try:
+        names = arrow_schema(model).names
+    except ColumnError as error:
+        return str(error)
+    # Spark, and Delta tables with it, does not tell columns apart by case.
+    folded = [name.lower() for name in names]
+    if taken := sorted(set(folded) & set(SYSTEM_COLUMNS)):
+        return f"the platform adds columns {taken}: rename them"
+    if twice := sorted(name for name in set(folded) if folded.count(name) > 1):
+        return f"the fields {twice} differ in nothing but case, which tables do not tell apart: rename them"
+    return None

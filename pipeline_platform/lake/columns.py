@@ -35,14 +35,28 @@ def arrow_schema(model: type[BaseModel]) -> pa.Schema:
     """The columns of a model's table, all nullable, so that a field can be added or dropped later.
 
     Raises:
-        ColumnError: A field has a type that no column holds.
+        ColumnError: A field has a type that no column holds, or there is no field.
     """
+    return _schema(model, ())
+
+
+def _schema(model: type[BaseModel], inside: tuple[type[BaseModel], ...]) -> pa.Schema:
+    if model in inside:
+        raise ColumnError(
+            f"{model.__name__} holds itself, and columns have no end then: keep the inner ones as JSON text"
+        )
+    if not model.model_fields:
+        raise ColumnError(f"{model.__name__} has no fields: there would be no columns")
+    inside = (*inside, model)
     return pa.schema(
-        [pa.field(name, _arrow_type(model, name, field.annotation)) for name, field in model.model_fields.items()]
+        [
+            pa.field(name, _arrow_type(model, name, field.annotation, inside))
+            for name, field in model.model_fields.items()
+        ]
     )
 
 
-def _arrow_type(model: type[BaseModel], name: str, annotation: Any) -> pa.DataType:
+def _arrow_type(model: type[BaseModel], name: str, annotation: Any, inside: tuple[type[BaseModel], ...]) -> pa.DataType:
     annotation = _bare(annotation)
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
@@ -50,14 +64,14 @@ def _arrow_type(model: type[BaseModel], name: str, annotation: Any) -> pa.DataTy
         if len(kinds) == 1 and (kind := kinds.pop()) in _PLAIN:
             return _PLAIN[kind]
     elif origin in (list, set, frozenset, Sequence, tuple) and (len(arguments) == 1 or arguments[1:] == (Ellipsis,)):
-        return pa.list_(_arrow_type(model, name, arguments[0]))
+        return pa.list_(_arrow_type(model, name, arguments[0], inside))
     elif origin in (dict, Mapping) and arguments and _bare(arguments[0]) is str:
-        return pa.map_(pa.string(), _arrow_type(model, name, arguments[1]))
+        return pa.map_(pa.string(), _arrow_type(model, name, arguments[1], inside))
     elif isinstance(annotation, type):
         if annotation in _PLAIN:
             return _PLAIN[annotation]
         if issubclass(annotation, BaseModel):
-            return pa.struct(list(arrow_schema(annotation)))
+            return pa.struct(list(_schema(annotation, inside)))
         if issubclass(annotation, enum.Enum):
             kinds = {type(member.value) for member in annotation}
             if len(kinds) == 1 and (kind := kinds.pop()) in _PLAIN:
@@ -113,10 +127,38 @@ def _plain(value: Any) -> Any:
     if isinstance(value, _AS_TEXT):
         return value.isoformat() if isinstance(value, time) else str(value)
     if isinstance(value, dict):
-        return [(key, _plain(one)) for key, one in value.items()]
+        return {key: _plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [_plain(one) for one in value]
     return value
+
+
+def required(model: type[BaseModel]) -> frozenset[str]:
+    """The fields that are never None: in their columns a null is an error."""
+    return frozenset(
+        name
+        for name, field in model.model_fields.items()
+        if not _allows_none(field.annotation) and (field.is_required() or field.default is not None)
+    )
+
+
+def _allows_none(annotation: Any) -> bool:
+    while get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    if get_origin(annotation) in (Union, types.UnionType):
+        return any(_allows_none(one) for one in get_args(annotation))
+    return annotation in (None, type(None), Any)
+
+
+def refuse_nulls(columns: Sequence[pa.Array], schema: pa.Schema, required: frozenset[str]) -> None:
+    """Check that columns hold a value wherever their field has to have one.
+
+    Raises:
+        ColumnError: One does not.
+    """
+    for field, column in zip(schema, columns, strict=True):
+        if column.null_count and field.name in required:
+            raise ColumnError(f"{field.name} is None, which its model does not allow")
 
 
 class RowType:
@@ -127,34 +169,49 @@ class RowType:
         self.schema = arrow_schema(model)
         self._struct = pa.struct(list(self.schema))
         self._fields = frozenset(model.model_fields)
-        self._required = frozenset(name for name, field in model.model_fields.items() if field.is_required())
+        self._never_none = required(model)
         self._row = row_of(model)
-        self._maps = any(pa.types.is_map(field.type) or pa.types.is_nested(field.type) for field in self.schema)
+        self._integers = [field.name for field in self.schema if pa.types.is_integer(field.type)]
+
+    def rows(self, data: list[Any]) -> list[dict[str, Any]]:
+        """Turn the data of many messages into rows.
+
+        Raises:
+            Exception: One of them is none, or something of the model's own raised; `row` tells whose.
+        """
+        if self._row is _own_dict and set(map(type, data)) == {self.model}:
+            return [one.__dict__ for one in data]
+        return [self.row(one) for one in data]
 
     def row(self, data: Any) -> dict[str, Any]:
         """Turn the data of one message into a row.
 
-        Raises:
-            ColumnError: It is neither the model nor a dict with the model's fields.
-        """
-        kind = type(data)
-        if kind is self.model:
-            return self._row(data)
-        if kind is dict:
-            if data.keys() != self._fields:
-                self._refuse(data)
-            return _plain_dict(data) if self._maps else data
-        if isinstance(data, self.model):
-            full = self._row(data)
-            return {name: full[name] for name in self._fields}
-        raise ColumnError(f"data is {_kind(data)}, not {self.model.__name__} or a dict of its fields")
+        Args:
+            data: An instance of the model, or a dict by the names of its fields; what a dict lacks is filled in
+                with the field's default.
 
-    def _refuse(self, data: dict[str, Any]) -> None:
-        unknown, missing = data.keys() - self._fields, self._required - data.keys()
-        if unknown:
+        Raises:
+            ColumnError: It is neither.
+        """
+        if isinstance(data, self.model):
+            return self._row(data)
+        if not isinstance(data, dict):
+            raise ColumnError(f"data is {_kind(data)}, not {self.model.__name__} or a dict of its fields")
+        if data.keys() != self._fields:
+            data = {**data, **self._defaults(data)}
+        for name in self._integers:
+            if isinstance(data[name], float | Decimal):  # Arrow would cut it to an integer without a word
+                raise ColumnError(f"{name} is {data[name]!r}, which is no int")
+        return data if self._row is _own_dict else _plain_dict(data)
+
+    def _defaults(self, data: dict[str, Any]) -> dict[str, Any]:
+        if unknown := data.keys() - self._fields:
             raise ColumnError(f"data has {sorted(map(str, unknown))}, which {self.model.__name__} has no field for")
-        if missing:
-            raise ColumnError(f"data lacks {sorted(missing)}, which {self.model.__name__} requires")
+        fields = self.model.model_fields
+        absent = self._fields - data.keys()
+        if missing := sorted(name for name in absent if fields[name].is_required()):
+            raise ColumnError(f"data lacks {missing}, which {self.model.__name__} requires")
+        return {name: fields[name].get_default(call_default_factory=True, validated_data=data) for name in absent}
 
     def columns(self, rows: list[dict[str, Any]]) -> list[pa.Array]:
         """Build the columns of rows.
@@ -163,6 +220,7 @@ class RowType:
             pa.ArrowException, TypeError, ValueError, OverflowError: Some value does not fit its column.
         """
         flat: list[pa.Array] = pa.array(rows, self._struct).flatten()
+        refuse_nulls(flat, self.schema, self._never_none)
         return flat
 
 

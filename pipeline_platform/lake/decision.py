@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 from pipeline_platform.lake.manifest import File
 from pipeline_platform.lake.receives import Receive, Receives
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.lake.tables import DECIDED, FENCED, CommitConflictError, Stored, Table, Tables
+from pipeline_platform.lake.tables import DECIDED, FENCED, CommitConflictError, LogExpiredError, Stored, Table, Tables
 from pipeline_platform.lake.writer import Writer
 
 KEY = ("source", "message_id")
@@ -87,13 +87,17 @@ def decide(
     while True:
         handle = outcomes.open()
         state = handle.transaction_version(receive.receive_id)
-        if state == DECIDED:
+        if state == DECIDED or (state is None and _holds(outcomes, handle, receive)):
             return Decision(dropped, tries)
         if state == FENCED or receives.get(receive.receive_id) is None:
             raise FencedError(
                 f"receive {receive.receive_id} was given up while its run stalled: its messages are another run's now"
             )
-        dropped += _drop_decided(tables, receives, receive, outcomes.added_since(handle, looked), on_success)
+        try:
+            added = outcomes.added_since(handle, looked)
+        except LogExpiredError as error:
+            raise FencedError(f"receive {receive.receive_id} is too old to be decided: {error}") from error
+        dropped += _drop_decided(tables, receives, receive, added, on_success)
         looked = handle.version()
         files = receives.manifest(receive.receive_id).of_table("outcomes")
         removed, kept = replacement(outcomes, handle, receive)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -43,7 +43,10 @@ class FailedMessages(Source):
 
     def open_by_window(self) -> dict[str, int]:
         """How many failures are open, by window; windows without any are left out."""
-        counts = {window: self._open(paths).num_rows for window, paths in sorted(self._files().items())}
+        return self._count(self._files())
+
+    def _count(self, files: Mapping[str, Sequence[str]]) -> dict[str, int]:
+        counts = {window: self._open(paths).num_rows for window, paths in sorted(files.items())}
         return {window: count for window, count in counts.items() if count}
 
     def backlog(self) -> Backlog:
@@ -55,7 +58,7 @@ class FailedMessages(Source):
         del concurrency, receive_id
         shares = []
         paths = self._files()
-        for window, count in self.open_by_window().items():
+        for window, count in self._count(paths).items():
             taken = min(count, demand)
             if taken > 0:
                 shares.append(Share(at={"paths": paths[window]}, window=window, messages=taken))

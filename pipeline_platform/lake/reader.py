@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -70,7 +71,7 @@ def bounded(batch: pa.RecordBatch, max_bytes: int) -> Iterator[pa.RecordBatch]:
     if batch.num_rows <= 1 or batch.get_total_buffer_size() <= max_bytes or batch.nbytes <= max_bytes:
         yield batch
         return
-    half = batch.num_rows // 2
+    half = batch.num_rows // 2  # sizes vary, so halve instead of reckoning with a mean
     yield from bounded(batch.slice(0, half), max_bytes)
     yield from bounded(batch.slice(half), max_bytes)
 
@@ -81,7 +82,7 @@ def _filled(batch: pa.RecordBatch, columns: Sequence[str], window: str, position
         if name == "window":
             arrays.append(pa.repeat(window, batch.num_rows))
         elif name == "position":
-            arrays.append(pa.array(range(position, position + batch.num_rows), pa.int64()))
+            arrays.append(pa.array(np.arange(position, position + batch.num_rows)))
         else:
             arrays.append(batch.column(name))
     return pa.RecordBatch.from_arrays(arrays, names=list(columns))

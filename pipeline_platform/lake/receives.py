@@ -102,6 +102,8 @@ class Receives:
 
     def remove(self, receive_id: str) -> None:
         """Forget it: it is finished, or never will be."""
+        # A folder that is removed half-way is one without a record, and nobody's any more.
+        self._lake.remove_file(f"{self._folder}/{receive_id}/receive.json")
         self._lake.remove(f"{self._folder}/{receive_id}")
 
     def _steps(self, folder: str) -> list[str]:

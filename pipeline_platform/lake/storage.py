@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from functools import cached_property
 from typing import Any
 from urllib.parse import urlsplit
@@ -90,7 +91,7 @@ class Lake(BaseModel):
             with self.open_output(path) as file:
                 file.write(content)
             return
-        half = f"{path}.{os.getpid()}.half"
+        half = f"{path}.{uuid.uuid4().hex}.half"
         with self.open_output(half) as file:
             file.write(content)
         os.replace(self._at(half), self._at(path))
@@ -108,9 +109,17 @@ class Lake(BaseModel):
         found = self._filesystem.get_file_info(pafs.FileSelector(self._at(folder), allow_not_found=True))
         return sorted(info.base_name for info in found)
 
-    def remove(self, folder: str) -> None:
-        """Remove a folder and all in it, if it is there."""
+    def remove_file(self, path: str) -> None:
+        """Remove a file, if it is there."""
         try:
-            self._filesystem.delete_dir(self._at(folder))
+            self._filesystem.delete_file(self._at(path))
         except FileNotFoundError:
             return
+
+    def remove(self, folder: str) -> None:
+        """Remove a folder and all in it, if it is there, whoever else is removing it."""
+        while self._filesystem.get_file_info(self._at(folder)).type != pafs.FileType.NotFound:
+            try:
+                self._filesystem.delete_dir(self._at(folder))
+            except FileNotFoundError:  # of something in it, maybe, that another process was quicker to remove
+                continue

@@ -85,6 +85,10 @@ class CommitConflictError(Exception):
     """Another commit came first: look again."""
 
 
+class LogExpiredError(Exception):
+    """The log no longer tells what happened since a version: it was looked at too long ago."""
+
+
 class Stored(NamedTuple):
     """A file of a table: its path under the table's folder, its window, rows and size."""
 
@@ -142,18 +146,36 @@ class Table:
         Raises:
             SchemaChangeError: A column has another type than the table's.
         """
+        from deltalake.exceptions import CommitFailedError, DeltaError
+
+        while True:
+            try:
+                if not self.exists():
+                    self._create()
+                self._widen(self.open())
+            except CommitFailedError:
+                continue  # another receive made or widened it just now: look again
+            except DeltaError as error:
+                if "already exists" not in str(error):
+                    raise
+            else:
+                return
+
+    def _create(self) -> None:
         from deltalake import DeltaTable, Schema
 
-        if not self.exists():
-            DeltaTable.create(
-                self.uri,
-                schema=Schema.from_arrow(self.schema),
-                mode="ignore",
-                partition_by=["window"],
-                configuration={"delta.setTransactionRetentionDuration": _KEEP_TRANSACTIONS},
-                storage_options=self.lake.storage_options or None,
-            )
-        handle = self.open()
+        DeltaTable.create(
+            self.uri,
+            schema=Schema.from_arrow(self.schema),
+            mode="ignore",
+            partition_by=["window"],
+            configuration={"delta.setTransactionRetentionDuration": _KEEP_TRANSACTIONS},
+            storage_options=self.lake.storage_options or None,
+        )
+
+    def _widen(self, handle: DeltaTable) -> None:
+        from deltalake import Schema
+
         there = {field.name: field for field in handle.schema().fields}
         ours = Schema.from_arrow(self.schema).fields
         for field in ours:
@@ -178,10 +200,19 @@ class Table:
         ]
 
     def added_since(self, handle: DeltaTable, version: int) -> list[str]:
-        """Paths of the files that commits after `version` added, up to this handle; compaction adds no data."""
+        """Paths of the files that commits after `version` added, up to this handle; compaction adds no data.
+
+        Raises:
+            LogExpiredError: The log does not reach back to `version` any more.
+        """
         added = []
         for later in range(version + 1, handle.version() + 1):
-            log = self.lake.read(f"{self.pipeline}/{self.name}/_delta_log/{later:020d}.json") or b""
+            log = self.lake.read(f"{self.pipeline}/{self.name}/_delta_log/{later:020d}.json")
+            if log is None:
+                raise LogExpiredError(
+                    f"{self.pipeline}/{self.name} has no commit {later} in its log any more: what was added since "
+                    f"version {version} cannot be told"
+                )
             for line in log.splitlines():
                 action = json.loads(line).get("add")
                 if action and action["dataChange"]:

@@ -12,11 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline_platform.lake.manifest import File, Manifest
+from pipeline_platform.lake.reader import bounded
 from pipeline_platform.lake.storage import Lake
 
 ROW_GROUP_ROWS = 65_536
 ROW_GROUP_BYTES = 16 * 2**20
-"""Rows and bytes after which a row group is closed: what a reader must hold at once."""
+"""Rows and bytes of a row group at the most, but for a single larger row: what a reader must hold at once."""
 
 _UNIQUE = frozenset({"message_id", "ack_id", "data", "metadata", "traceback"})
 """Columns whose values rarely repeat: a dictionary would be built and thrown away."""
@@ -112,11 +113,17 @@ class _OpenFile:
 
     def add(self, batch: pa.RecordBatch) -> None:
         self.rows += batch.num_rows
-        self._waiting.append(batch)
-        self._waiting_rows += batch.num_rows
-        self._waiting_bytes += batch.nbytes
-        if self._waiting_rows >= ROW_GROUP_ROWS or self._waiting_bytes >= ROW_GROUP_BYTES:
-            self._flush()
+        while batch.num_rows:
+            room = ROW_GROUP_ROWS - self._waiting_rows
+            for part in bounded(batch.slice(0, room), ROW_GROUP_BYTES):
+                if self._waiting_bytes + part.nbytes > ROW_GROUP_BYTES:
+                    self._flush()
+                self._waiting.append(part)
+                self._waiting_rows += part.num_rows
+                self._waiting_bytes += part.nbytes
+            if self._waiting_rows >= ROW_GROUP_ROWS:
+                self._flush()
+            batch = batch.slice(room)
 
     def _flush(self) -> None:
         if self._waiting:
@@ -151,16 +158,18 @@ def _stats(metadata: pq.FileMetaData) -> str:
     most: dict[str, Any] = {}
     nulls: dict[str, int] = {}
     unknown: set[str] = set()
+    uncounted: set[str] = set()
     for group in range(metadata.num_row_groups):
         for index in range(metadata.num_columns):
             column = metadata.row_group(group).column(index)
             name, stats = column.path_in_schema, column.statistics
-            if "." in name or stats is None:
+            if "." in name or stats is None or not stats.has_null_count:
                 unknown.add(name)
+                uncounted.add(name)
                 continue
-            nulls[name] = nulls.get(name, 0) + (stats.null_count or 0)
+            nulls[name] = nulls.get(name, 0) + stats.null_count
             if not stats.has_min_max:
-                if stats.null_count != column.num_values:
+                if stats.num_values:  # not all are null
                     unknown.add(name)
                 continue
             low, high = stats.min, stats.max
@@ -174,7 +183,7 @@ def _stats(metadata: pq.FileMetaData) -> str:
             "numRecords": metadata.num_rows,
             "minValues": {name: value for name, value in least.items() if name not in unknown},
             "maxValues": {name: value for name, value in most.items() if name not in unknown},
-            "nullCount": {name: count for name, count in nulls.items() if "." not in name},
+            "nullCount": {name: count for name, count in nulls.items() if name not in uncounted},
         }
     )
 

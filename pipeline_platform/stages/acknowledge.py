@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -78,8 +79,9 @@ class Acknowledge:
         refused: list[Refused] = []
         errors: list[str] = []
         for _, batch in read_ranges(self.lake, self.parts[index], ["ack_ref", "ack_id", "action"], _ROWS):
-            rows = sorted(zip(*(column.to_pylist() for column in batch.columns), strict=True))
-            for ack_ref, group in groupby(rows, key=lambda row: row[0]):
+            # Sorted by group alone: within one, messages stay in the order in which they were handled.
+            rows = sorted(zip(*(column.to_pylist() for column in batch.columns), strict=True), key=itemgetter(0))
+            for ack_ref, group in groupby(rows, key=itemgetter(0)):
                 result = acknowledge(self.source, ack_ref, [Told(*row[1:]) for row in group])
                 told += result.told
                 lost += sum(one.lost for one in result.refused)

@@ -16,7 +16,6 @@ from pipeline_platform.message import BatchInfo, Delivery, Failure, Message
 from pipeline_platform.options import Batcher
 from pipeline_platform.pipeline import Pipeline
 from pipeline_platform.source import Source
-from pipeline_platform.stages.handle import Raised
 from pipeline_platform.stages.record import STAGED, Recorder, decode
 
 if TYPE_CHECKING:
@@ -106,7 +105,7 @@ class HandleBatches:
                 message.actions = (on_success, on_failure)
             try:
                 message.data = decode(value, encoding, options.table_schema)
-            except ValueError as error:
+            except Exception as error:  # a validator of the model's own may raise anything
                 undecodable.append(message.failed(Failure.of(error, "lake")))
             else:
                 messages.append(message)
@@ -120,15 +119,27 @@ def handle_batch(
     try:
         returned = pipeline.handle_batch(batcher, list(messages), info, context)
         if not isinstance(returned, list) or any(one.__class__ is not Message for one in returned):
-            raise TypeError(f"handle_batch must return a list of Messages, got {type(returned).__name__}")
+            raise TypeError(f"handle_batch must return a list of Messages, got {_kinds(returned)}")
+        given = {message._row: message for message in messages}
         by_row = {message._row: message for message in returned}
-        if len(by_row) < len(returned) or not by_row.keys() <= {message._row for message in messages}:
-            raise TypeError(f"handle_batch got {len(messages)} messages and returned more, or others")
-    except Raised as error:
+        if len(by_row) < len(returned) or not all(row in given and given[row].is_same(by_row[row]) for row in by_row):
+            raise TypeError(
+                f"handle_batch got {len(messages)} messages and returned {len(returned)}: "
+                "some twice, or others than it got"
+            )
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         failure = Failure.of(error, "handle_batch")
         return [message.failed(failure) for message in messages]
     missing = Failure("not returned", "handle_batch did not return it", "", "handle_batch")
     return [_as_batched(by_row.get(message._row), message, missing) for message in messages]
+
+
+def _kinds(returned: object) -> str:
+    if not isinstance(returned, list):
+        return type(returned).__name__
+    return f"a list with {sorted({type(one).__name__ for one in returned if not isinstance(one, Message)})}"
 
 
 def _as_batched(returned: Message | None, given: Message, missing: Failure) -> Message:

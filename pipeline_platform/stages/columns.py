@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline_platform.lake.columns import arrow_schema
+from pipeline_platform.lake.columns import ColumnError, arrow_schema, refuse_nulls, required
 from pipeline_platform.lake.manifest import File
 from pipeline_platform.lake.reader import Range, read_ranges
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.writer import Writer
-from pipeline_platform.message import MESSAGES, Failure, Message
+from pipeline_platform.message import DEFAULT, MESSAGES, Failure, Message, words
 from pipeline_platform.options import Processors, TableBatcher
 from pipeline_platform.pipeline import Pipeline, PipelineError
 from pipeline_platform.rate_limiter import Pace
@@ -49,7 +49,7 @@ class ReadColumns:
         for _, chunk in read_ranges(
             self.lake, self.parts[index], RECEIVED.names, self.options.chunk_size, self.options.chunk_bytes
         ):
-            kept, _ = already.split(chunk)
+            kept = already.split(chunk).fresh
             while kept.num_rows:
                 count, _ = self.pace.permitted(kept.num_rows)
                 yield pa.RecordBatch.from_arrays(kept.slice(0, count).columns, schema=RECEIVED)
@@ -82,8 +82,8 @@ def offered(received: DataFrame) -> DataFrame:
 
     return received.withColumns(
         {
-            "batcher": f.lit("default"),
-            "batch_key": f.lit("default"),
+            "batcher": f.lit(DEFAULT),
+            "batch_key": f.lit(DEFAULT),
             "status": f.lit("ok"),
             "reason": f.lit(None).cast("string"),
         }
@@ -163,15 +163,18 @@ class _Rows:
 
     def __init__(self, pipeline: type[Pipeline], recorder: Recorder) -> None:
         self._batchers, self._recorder, self.count = pipeline.batchers, recorder, 0
-        self._schemas = {
-            name: arrow_schema(options.table_schema)
-            for name, options in pipeline.batchers.items()
-            if options.table_schema is not None
-        }
+        models = {name: options.table_schema for name, options in pipeline.batchers.items() if options.table_schema}
+        self._schemas = {name: arrow_schema(model) for name, model in models.items()}
+        self._required = {name: required(model) for name, model in models.items()}
 
     def write(self, batch: pa.RecordBatch, window: str) -> None:
+        for name in ROUTING:  # a key that is a number, say
+            if batch.column(name).type != pa.string():
+                index = batch.schema.get_field_index(name)
+                batch = batch.set_column(index, name, batch.column(name).cast(pa.string()))
         self.count += batch.num_rows
-        failed = pc.fill_null(pc.equal(batch.column("status"), "failed"), False)
+        # A status that is none fails too: a misspelt `failed` must not pass.
+        failed = pc.fill_null(pc.not_equal(batch.column("status"), "ok"), False)
         batcher = pc.fill_null(batch.column("batcher"), "")
         known = pc.is_in(batcher, pa.array([*self._batchers], pa.string()))
         unknown = pc.invert(known) if self._batchers else pc.and_(known, failed)
@@ -190,34 +193,41 @@ class _Rows:
     def _write(self, name: str, rows: pa.RecordBatch, window: str) -> None:
         try:
             columns = self._cast(name, rows)
-        except (pa.ArrowException, ValueError):
+        except (pa.ArrowException, ValueError, ColumnError):
             if rows.num_rows > 1:
                 half = rows.num_rows // 2
                 self._write(name, rows.slice(0, half), window)
                 self._write(name, rows.slice(half), window)
                 return
-            misfit = Failure("ArrowInvalid", self._misfit(name, rows), "", "lake")
+            misfit = Failure("ColumnError", self._misfit(name, rows), "", "lake")
             self._fail(rows, window, lambda _: misfit)
             return
         self._recorder.columns(name, rows, window, columns, self._schemas[name].names)
 
     def _cast(self, name: str, rows: pa.RecordBatch) -> list[pa.Array]:
-        return [rows.column(field.name).cast(field.type) for field in self._schemas[name]]
+        columns = [rows.column(field.name).cast(field.type) for field in self._schemas[name]]
+        refuse_nulls(columns, self._schemas[name], self._required[name])
+        return columns
 
     def _misfit(self, name: str, row: pa.RecordBatch) -> str:
         for field in self._schemas[name]:
             try:
                 row.column(field.name).cast(field.type)
             except (pa.ArrowException, ValueError) as error:
-                return f"{field.name} is {row.column(field.name)[0]} and fits no {field.type}: {error}"
+                return words(f"{field.name} is {row.column(field.name)[0]} and fits no {field.type}: {error}", 2_000)
+            if row.column(field.name).null_count and field.name in self._required[name]:
+                return f"{field.name} is None, which its model does not allow"
         return "it fits no column"
 
     def _stage(self, name: str, rows: pa.RecordBatch, window: str) -> None:
         """Hand rows to a batcher with a callback, as messages whose data is a dict of its model's fields."""
-        data = rows.select(self._schemas[name].names).to_pylist() if name in self._schemas else rows["data"].to_pylist()
+        if name in self._schemas:
+            data = rows.select(self._schemas[name].names).to_pylist(maps_as_pydicts="lossy")
+        else:
+            data = rows["data"].to_pylist()
         messages = []
         for message, value, key in zip(Message.each(rows), data, rows.column("batch_key").to_pylist(), strict=True):
-            messages.append(message.put_data(value).put_batcher(name).put_batch_key(key or "default"))
+            messages.append(message.put_data(value).put_batcher(name).put_batch_key(DEFAULT if key is None else key))
         self._recorder.handled(rows, window, messages)
 
     def _unknown(self, row: dict[str, Any]) -> Failure:
@@ -232,4 +242,4 @@ class _Rows:
 
 
 def _said_failed(row: dict[str, Any]) -> Failure:
-    return Failure("failed", str(row["reason"]), "", "handle_messages")
+    return Failure("failed", row["reason"] or "handle_messages gave no reason", "", "handle_messages")

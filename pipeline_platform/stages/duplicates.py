@@ -35,8 +35,8 @@ class SettleDuplicates:
         with Writer(self.lake, self.pipeline.name, f"{self.receive_id}-duplicates-{index}") as writer:
             recorder = Recorder(self.pipeline, self.source, self.origin, self.receive_id, writer, list)
             for _, chunk in read_ranges(self.lake, self.parts[index], READ, 65_536):
-                _, others = already.split(chunk)
-                if others.num_rows:
-                    recorder.duplicates(others, chunk.column("window")[0].as_py())
+                window, split = chunk.column("window")[0].as_py(), already.split(chunk)
+                recorder.duplicates(split.decided, window, decided=True)
+                recorder.duplicates(split.copies, window, decided=False)
             manifest = writer.close(**recorder.notes(), task=index)
         yield from manifest.to_arrow().to_batches()

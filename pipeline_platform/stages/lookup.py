@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,6 +18,24 @@ if TYPE_CHECKING:
 
 ALREADY = pa.schema([("source", pa.string()), ("message_id", pa.string()), ("keep", pa.int64())])
 """A message that came more than once: the position of the one copy to handle, or -1 for none."""
+
+
+DECIDED = -1
+"""No copy is to be handled."""
+
+
+class Split(NamedTuple):
+    """The rows of a chunk.
+
+    Attributes:
+        fresh: To be handled.
+        decided: Of messages that earlier receives decided.
+        copies: Of messages of which this receive handles another copy.
+    """
+
+    fresh: pa.RecordBatch
+    decided: pa.RecordBatch
+    copies: pa.RecordBatch
 
 
 class Already:
@@ -35,14 +53,17 @@ class Already:
             keep.update(zip(zip(sources, ids, strict=True), positions, strict=True))
         return cls(keep)
 
-    def split(self, chunk: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-        """Divide a chunk into the rows to handle and the others."""
+    def split(self, chunk: pa.RecordBatch) -> Split:
+        """Divide a chunk into what to handle and what not."""
         if not self._keep:
-            return chunk, chunk.slice(0, 0)
+            return Split(chunk, chunk.slice(0, 0), chunk.slice(0, 0))
         keys = zip(chunk.column("source").to_pylist(), chunk.column("message_id").to_pylist(), strict=True)
         positions = chunk.column("position").to_pylist()
-        wanted = pa.array([self._keep.get(key, at) == at for key, at in zip(keys, positions, strict=True)], pa.bool_())
-        return chunk.filter(wanted), chunk.filter(pc.invert(wanted))
+        keep = [self._keep.get(key, at) for key, at in zip(keys, positions, strict=True)]
+        fresh = pa.array([kept == at for kept, at in zip(keep, positions, strict=True)], pa.bool_())
+        decided = pa.array([kept == DECIDED for kept in keep], pa.bool_())
+        copies = pc.invert(pc.or_(fresh, decided))
+        return Split(chunk.filter(fresh), chunk.filter(decided), chunk.filter(copies))
 
 
 @dataclass(frozen=True)
@@ -63,7 +84,7 @@ class Scan:
 class KeepAlready:
     """Writes what `already` found, for the tasks that handle to read."""
 
-    table: ClassVar[str] = "already"
+    table: ClassVar[str] = "_already"  # no batcher has such a name
     lake: Lake
     pipeline: str
     receive_id: str
@@ -91,12 +112,17 @@ def already(received: DataFrame, outcomes: DataFrame | None) -> DataFrame:
     from pyspark.sql import functions as f
 
     key = ["source", "message_id"]
-    copies = received.where("redelivered").groupBy(*key).agg(f.min("position").alias("keep"), f.count("*").alias("n"))
+    # Copies count whether marked or not: the first delivery of a message is rightly not marked, its second is.
+    copies = (
+        received.groupBy(*key)
+        .agg(f.min("position").alias("keep"), f.count("*").alias("n"), f.max("redelivered").alias("redelivered"))
+        .where("redelivered or n > 1")
+    )
     if outcomes is None:
         return copies.where("n > 1").select(*key, "keep")
     known = outcomes.where("outcome in ('handled', 'failed')").select(*key).distinct().withColumn("known", f.lit(1))
     return (
         copies.join(known, key, "left")
         .where("known is not null or n > 1")
-        .select(*key, f.when(f.col("known").isNotNull(), f.lit(-1)).otherwise(f.col("keep")).alias("keep"))
+        .select(*key, f.when(f.col("known").isNotNull(), f.lit(DECIDED)).otherwise(f.col("keep")).alias("keep"))
     )

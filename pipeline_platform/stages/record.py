@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
 from pydantic import BaseModel
+from pydantic_core import from_json, to_json
 
-from pipeline_platform.lake.columns import ColumnError, RowType
+from pipeline_platform.lake.columns import RowType
 from pipeline_platform.lake.tables import FAILED, OUTCOMES
 from pipeline_platform.lake.writer import Writer
-from pipeline_platform.message import Failure, Message
+from pipeline_platform.message import DEFAULT, Failure, Message, words
 from pipeline_platform.options import Batcher, TableBatcher
 from pipeline_platform.pipeline import Pipeline
 from pipeline_platform.source import Source
@@ -41,6 +43,10 @@ STAGED = pa.schema(
 """A handled message on its way to a batcher with a callback: the delivery, and what handling made of its data."""
 
 _SAMPLE, _KEYS = 10, 100
+_DISTINCT = 10_000
+"""Reasons or batch keys that a task counts at once: beyond that it forgets the rarest."""
+_OUTCOME = ["source", "message_id", "attempt", "ack_ref", "ack_id"]
+_IDENTITY = ["source", "message_id", "attempt"]
 _DELIVERY = STAGED.names[: STAGED.names.index("position") + 1]
 
 
@@ -53,20 +59,25 @@ def encode(data: Any) -> tuple[bytes, str]:
     """Data as it crosses from handling to batching: bytes as they are, all else as JSON; never pickled.
 
     Raises:
-        TypeError: It has no JSON.
+        Exception: It has no JSON, or a serializer of the model's own raised.
     """
     if isinstance(data, bytes):
         return data, "bytes"
     if isinstance(data, BaseModel):
-        return data.model_dump_json().encode(), "json"
-    return json.dumps(data).encode(), "json"
+        # By names, without computed fields: what `decode` takes back.
+        return data.model_dump_json(by_alias=False, round_trip=True).encode(), "json"
+    return to_json(data), "json"
 
 
 def decode(value: bytes, encoding: str, model: type[BaseModel] | None) -> Any:
-    """The inverse of `encode`; JSON becomes the batcher's model where it has one."""
+    """The inverse of `encode`; JSON becomes the batcher's model where it has one.
+
+    Raises:
+        Exception: It does not fit the model, or a validator of the model's own raised.
+    """
     if encoding == "bytes":
         return value
-    return json.loads(value) if model is None else model.model_validate_json(value)
+    return from_json(value) if model is None else model.model_validate_json(value, by_alias=False, by_name=True)
 
 
 class Recorder:
@@ -97,6 +108,7 @@ class Recorder:
         }
         self._source, self._origin, self._receive_id = source, origin, receive_id
         self._writer, self._handle_failed = writer, handle_failed
+        self._chunk_size = pipeline.processors.chunk_size
         self.counts: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
         self.keys: dict[str, Counter[str]] = {name: Counter() for name in self._batchers}
@@ -115,17 +127,19 @@ class Recorder:
         """Record messages that `handle_message` is done with, one for each row of `batch`, in its order."""
         groups: dict[str, list[int]] = {name: [] for name in self._batchers}
         failed: list[int] = []
+        done: list[int] = []
         for index, message in enumerate(messages):
             if message.failure is not None:
                 failed.append(index)
                 continue
             try:
                 groups[message.batcher].append(index)
-            except KeyError:
-                if self._batchers:
-                    messages[index] = message.failed(self._unknown(message.batcher))
-                    failed.append(index)
-        done = [] if self._batchers else [index for index, message in enumerate(messages) if message.failure is None]
+            except (KeyError, TypeError):  # a batcher that is not there, or cannot be hashed
+                if not self._batchers:
+                    done.append(index)
+                    continue
+                messages[index] = message.failed(self._unknown(message.batcher))
+                failed.append(index)
         for name, indexes in groups.items():
             if indexes and isinstance(self._batchers[name], TableBatcher):
                 done += self._write_rows(name, batch, window, messages, indexes, failed, None)
@@ -141,9 +155,8 @@ class Recorder:
         self.settle(batch, window, messages, done, failed)
 
     def _unknown(self, batcher: object) -> Failure:
-        return Failure(
-            "unknown batcher", f"no batcher {batcher!r}; there are {sorted(self._batchers)}", "", "handle_message"
-        )
+        reason = f"no batcher {words(repr(batcher), 200)}; there are {sorted(self._batchers)}"
+        return Failure("unknown batcher", reason, "", "handle_message")
 
     def _write_rows(
         self,
@@ -157,23 +170,17 @@ class Recorder:
     ) -> list[int]:
         """Write the rows of one batcher; return whose fit, and put the others to the failed."""
         row_type = self._rows[name]
-        make = _json_row if row_type is None else row_type.row
-        kept, rows = [], []
-        for index in indexes:
-            try:
-                rows.append(make(messages[index].data))
-                kept.append(index)
-            except (ColumnError, TypeError, ValueError) as error:
-                messages[index] = messages[index].failed(Failure.of(error, "lake"))
-                failed.append(index)
-        columns, kept = _fitting(_json_columns if row_type is None else row_type.columns, rows, kept, messages, failed)
-        if not kept:
-            return []
-        taken = batch if len(kept) == batch.num_rows else batch.take(pa.array(kept, pa.int64()))
-        keys = [messages[index].batch_key for index in kept]
-        self.keys[name].update(keys)
-        names = ["data"] if row_type is None else row_type.schema.names
-        self._write_table(name, taken, window, columns, names, pa.array(keys, pa.string()), batch_id)
+
+        def build(some: list[Message]) -> list[pa.Array]:
+            data, keys = [one.data for one in some], [one.batch_key for one in some]
+            columns = [_json_column(data)] if row_type is None else row_type.columns(row_type.rows(data))
+            return [*columns, pa.array(keys, pa.string())]
+
+        columns, kept = _fitting(build, messages, indexes, failed)
+        if kept:
+            self._count_keys(name, [messages[index].batch_key for index in kept])
+            names = ["data"] if row_type is None else row_type.schema.names
+            self._write_table(name, _rows(batch, _IDENTITY, kept), window, columns, names, batch_id)
         return kept
 
     def _write_table(
@@ -183,38 +190,41 @@ class Recorder:
         window: str,
         columns: list[pa.Array],
         names: list[str],
-        batch_keys: pa.Array,
         batch_id: str | None,
     ) -> None:
-        self.counts[f"rows:{name}"] += rows.num_rows
+        """Write rows of a batcher's table: the columns of its data, the last one their batch keys."""
+        count = rows.num_rows
+        self.counts[f"rows:{name}"] += count
         system = {
-            "source": rows.column("source"),
-            "message_id": rows.column("message_id"),
-            "attempt": rows.column("attempt"),
-            "batch_key": batch_keys,
-            "batch_id": pa.nulls(rows.num_rows, pa.string())
-            if batch_id is None
-            else pa.repeat(batch_id, rows.num_rows),
-            "receive_id": pa.repeat(self._receive_id, rows.num_rows),
+            "batch_id": pa.nulls(count, pa.string()) if batch_id is None else pa.repeat(batch_id, count),
+            "receive_id": pa.repeat(self._receive_id, count),
         }
-        batch = pa.RecordBatch.from_arrays([*columns, *system.values()], names=[*names, *system])
+        identity = [rows.column(name) for name in _IDENTITY]
+        batch = pa.RecordBatch.from_arrays(
+            [*columns[:-1], *identity, columns[-1], *system.values()], names=[*names, *_IDENTITY, "batch_key", *system]
+        )
         self._writer.write(name, window, batch)
+
+    def _count_keys(self, name: str, keys: Iterable[str]) -> None:
+        counted = self.keys[name]
+        counted.update(keys)
+        _forget_rare(counted)
 
     def columns(self, name: str, rows: pa.RecordBatch, window: str, columns: list[pa.Array], names: list[str]) -> None:
         """Record rows of one batcher that are columns already: the fast lane."""
-        keys = rows.column("batch_key").fill_null("default")
+        keys = rows.column("batch_key").fill_null(DEFAULT)
         for count in keys.value_counts().to_pylist():
             self.keys[name][count["values"]] += count["counts"]
-        self._write_table(name, rows, window, columns, names, keys, None)
+        _forget_rare(self.keys[name])
+        self._write_table(name, rows, window, [*columns, keys], names, None)
         self.settle_handled(rows, window)
 
     def settle_handled(self, rows: pa.RecordBatch, window: str) -> None:
         """Write the outcomes of rows that are all handled."""
-        self._count("handled", window, rows.num_rows)
-        every = range(rows.num_rows)
-        self.write_outcomes(rows, window, every, ["handled"] * len(every), [self._source.on_success] * len(every))
+        self.counts["handled"] += rows.num_rows
+        self._write_outcomes(rows, window, "handled", self._source.on_success)
         if self._origin == "failed":
-            self._write_closed(rows, window, list(every))
+            self._write_events(rows, window, state="closed")
 
     def _stage(
         self,
@@ -225,112 +235,104 @@ class Recorder:
         indexes: list[int],
         failed: list[int],
     ) -> None:
-        values, encodings, kept = [], [], []
-        for index in indexes:
-            try:
-                value, encoding = encode(messages[index].data)
-            except (TypeError, ValueError) as error:
-                messages[index] = messages[index].failed(Failure.of(error, "lake"))
-                failed.append(index)
-                continue
-            values.append(value)
-            encodings.append(encoding)
-            kept.append(index)
-        if not kept:
-            return
-        self.counts[f"staged:{name}"] += len(kept)
-        taken = batch.select(_DELIVERY).take(pa.array(kept, pa.int64()))
-        mine = [messages[index] for index in kept]
-        actions = [message.actions or (None, None) for message in mine]
-        self._writer.write(
-            staged_table(self._receive_id, name),
-            window,
-            pa.RecordBatch.from_arrays(
-                [
-                    *taken.columns,
-                    pa.array(values, pa.binary()),
-                    pa.array(encodings, pa.string()),
-                    pa.array([message.batch_key for message in mine], pa.string()),
-                    pa.array([message.batch_mode for message in mine], pa.string()),
-                    pa.array([action[0] for action in actions], pa.string()),
-                    pa.array([action[1] for action in actions], pa.string()),
-                ],
-                schema=STAGED,
-            ),
-        )
+        def build(some: list[Message]) -> list[pa.Array]:
+            encoded = [encode(one.data) for one in some]
+            actions = [one.actions or (None, None) for one in some]
+            texts = (
+                [encoding for _, encoding in encoded],
+                [one.batch_key for one in some],
+                [one.batch_mode for one in some],
+                [on_success for on_success, _ in actions],
+                [on_failure for _, on_failure in actions],
+            )
+            values = pa.array([value for value, _ in encoded], pa.binary())
+            return [values, *(pa.array(text, pa.string()) for text in texts)]
+
+        columns, kept = _fitting(build, messages, indexes, failed)
+        if kept:
+            self.counts[f"staged:{name}"] += len(kept)
+            rows = _rows(batch, _DELIVERY, kept)
+            staged = pa.RecordBatch.from_arrays([*rows.columns, *columns], schema=STAGED)
+            self._writer.write(staged_table(self._receive_id, name), window, staged)
 
     def settle(
         self, batch: pa.RecordBatch, window: str, messages: list[Message], done: list[int], failed: list[int]
     ) -> None:
         """Write the outcomes of those that are at their end, and the events of those that failed or are closed."""
         failed.sort()
+        done.sort()
         for index, message in zip(failed, self._look_at_failed([messages[index] for index in failed]), strict=True):
             messages[index] = message
         on_success, on_failure = self._source.on_success, self._source.on_failure
-        outcomes, actions = ["handled"] * len(done), [(messages[i].actions or (None,))[0] or on_success for i in done]
-        recorded = []
+        if any(messages[index].actions for index in done):
+            told = [(messages[index].actions or (None,))[0] or on_success for index in done]
+            self._write_outcomes(_rows(batch, _OUTCOME, done), window, "handled", told)
+        elif done:
+            self._write_outcomes(_rows(batch, _OUTCOME, done), window, "handled", on_success)
+        outcomes, told, recorded = [], [], []
         for index in failed:
             action = (messages[index].actions or (None, None))[1] or on_failure
             returned = self._origin == "source" and action != "ack"
             outcomes.append("returned" if returned else "failed")
-            actions.append(action)
+            told.append(action)
             if not returned:
                 recorded.append(index)
-        self._count("handled", window, len(done))
-        self._count("failed", window, len(recorded))
-        self._count("returned", window, len(failed) - len(recorded))
+        self._write_outcomes(_rows(batch, _OUTCOME, failed), window, outcomes, told)
+        self.counts["handled"] += len(done)
+        self.counts["failed"] += len(recorded)
+        self.counts["returned"] += len(failed) - len(recorded)
         self._note_failures(messages, failed)
-        self.write_outcomes(batch, window, done + failed, outcomes, actions)
         self._write_failures(batch, window, messages, recorded)
         if self._origin == "failed":
-            self._write_closed(batch, window, done)
+            self._write_events(_rows(batch, _IDENTITY, done), window, state="closed")
 
-    def duplicates(self, rows: pa.RecordBatch, window: str) -> None:
-        """Record deliveries that are not handled, for another copy is: the source is told of them all the same."""
-        self._count("duplicates", window, rows.num_rows)
-        told = [self._source.on_success] * rows.num_rows
-        self.write_outcomes(rows, window, range(rows.num_rows), ["duplicate"] * rows.num_rows, told)
+    def duplicates(self, rows: pa.RecordBatch, window: str, *, decided: bool) -> None:
+        """Record deliveries that are not handled, for another copy is.
 
-    def write_outcomes(
-        self, batch: pa.RecordBatch, window: str, rows: Sequence[int], outcomes: Sequence[str], actions: Sequence[str]
+        Args:
+            rows: The deliveries.
+            window: Theirs.
+            decided: An earlier receive decided the message: the source is told that it is done with. Else the
+                other copy is of this receive, and may yet be given back: this one is left to its lease.
+        """
+        self.counts["duplicates"] += rows.num_rows
+        self._write_outcomes(rows, window, "duplicate", self._source.on_success if decided else "noop")
+
+    def _write_outcomes(
+        self, rows: pa.RecordBatch, window: str, outcome: str | list[str], action: str | list[str]
     ) -> None:
-        """Write the outcomes of some rows of a batch."""
-        if not rows:
-            return
-        taken = batch.take(pa.array(rows, pa.int64()))
-        self._writer.write(
-            "outcomes",
-            window,
-            pa.RecordBatch.from_arrays(
-                [
-                    taken.column("source"),
-                    taken.column("message_id"),
-                    taken.column("attempt"),
-                    pa.repeat(self._receive_id, len(rows)),
-                    pa.array(outcomes, pa.string()),
-                    taken.column("ack_ref"),
-                    taken.column("ack_id"),
-                    pa.array(actions, pa.string()),
-                ],
-                names=OUTCOMES.names[:-1],
-            ),
-        )
-
-    def _count(self, outcome: str, window: str, messages: int) -> None:
-        if messages:
-            self.counts[outcome] += messages
-            self.counts[f"{outcome}@{window}"] += messages
+        """Write the outcomes of rows: one for all, or one each."""
+        count = rows.num_rows
+        if count:
+            columns = {
+                **{name: rows.column(name) for name in _OUTCOME},
+                "receive_id": pa.repeat(self._receive_id, count),
+                "outcome": _for_each(outcome, count),
+                "action": _for_each(action, count),
+            }
+            names = OUTCOMES.names[:-1]
+            self._writer.write(
+                "outcomes", window, pa.RecordBatch.from_arrays([columns[name] for name in names], names=names)
+            )
 
     def _look_at_failed(self, messages: list[Message]) -> list[Message]:
-        if not messages:
-            return messages
+        size = self._chunk_size
+        return [
+            looked
+            for start in range(0, len(messages), size)
+            for looked in self._look_at_chunk(messages[start : start + size])
+        ]
+
+    def _look_at_chunk(self, messages: list[Message]) -> list[Message]:
         try:
-            looked = self._handle_failed(list(messages))
-            if [one._row for one in looked] != [one._row for one in messages]:
+            looked = list(self._handle_failed(list(messages)))
+            if len(looked) != len(messages) or not all(map(Message.is_same, messages, looked)):
                 raise TypeError("handle_failed must return the messages it was given, in their order")
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             self.counts["handle_failed_errors"] += 1
-            self.reasons[f"handle_failed itself: {type(error).__name__}: {error}"[:300]] += 1
+            self._count_reason(f"handle_failed itself: {type(error).__name__}: {words(error, 300)}")
             return messages
         # What failed stays failed, whatever the callback made of it.
         return [
@@ -338,47 +340,49 @@ class Recorder:
             for before, after in zip(messages, looked, strict=True)
         ]
 
+    def _count_reason(self, reason: str) -> None:
+        self.reasons[reason[:300]] += 1
+        _forget_rare(self.reasons)
+
     def _note_failures(self, messages: list[Message], failed: list[int]) -> None:
         for index in failed:
             message, failure = messages[index], messages[index].failure
             assert failure is not None
-            self.reasons[f"{failure.kind}: {failure.reason}"[:300]] += 1
+            self._count_reason(words(f"{failure.kind}: {failure.reason}"))
             if len(self.sample) < _SAMPLE:
                 self.sample.append(
                     {
                         "message_id": message.message_id,
                         "stage": failure.stage or "handle_message",
                         "kind": failure.kind,
-                        "reason": failure.reason[:300],
+                        "reason": words(failure.reason, 300),
                         "attempt": message.attempt,
                     }
                 )
 
-    def _write_failures(self, batch: pa.RecordBatch, window: str, messages: list[Message], rows: list[int]) -> None:
-        if not rows:
+    def _write_failures(self, batch: pa.RecordBatch, window: str, messages: list[Message], failed: list[int]) -> None:
+        if not failed:
             return
-        taken = batch.take(pa.array(rows, pa.int64()))
-        failures = [messages[index].failure for index in rows]
+        rows = _rows(batch, [*_IDENTITY, "data", "metadata"], failed)
+        told = [(messages[index], messages[index].failure or Failure("failed", "")) for index in failed]
         self._write_events(
-            taken,
+            rows,
             window,
             state="open",
-            stage=[failure.stage or "handle_message" for failure in failures if failure],
-            kind=[failure.kind for failure in failures if failure],
-            reason=[failure.reason for failure in failures if failure],
-            traceback=[failure.traceback for failure in failures if failure],
-            batcher=[_text(messages[index].batcher) for index in rows],
-            batch_key=[messages[index].batch_key for index in rows],
-            data=taken.column("data"),
-            metadata=taken.column("metadata"),
+            stage=[words(failure.stage or "handle_message") for _, failure in told],
+            kind=[words(failure.kind) for _, failure in told],
+            reason=[words(failure.reason) for _, failure in told],
+            traceback=[words(failure.traceback) for _, failure in told],
+            batcher=[words(message.batcher) for message, _ in told],
+            batch_key=[words(message.batch_key) for message, _ in told],
+            data=rows.column("data"),
+            metadata=rows.column("metadata"),
         )
-
-    def _write_closed(self, batch: pa.RecordBatch, window: str, rows: list[int]) -> None:
-        if rows:
-            self._write_events(batch.take(pa.array(rows, pa.int64())), window, state="closed")
 
     def _write_events(self, taken: pa.RecordBatch, window: str, state: str, **told: Any) -> None:
         rows = taken.num_rows
+        if not rows:
+            return
         now = pa.scalar(datetime.now(UTC), pa.timestamp("us", "UTC"))
         known = {
             "source": taken.column("source"),
@@ -400,37 +404,57 @@ class Recorder:
 
 
 def _fitting(
-    build: Callable[[list[Any]], list[pa.Array]],
-    rows: list[Any],
-    indexes: list[int],
-    messages: list[Message],
-    failed: list[int],
+    build: Callable[[list[Message]], list[pa.Array]], messages: list[Message], indexes: list[int], failed: list[int]
 ) -> tuple[list[pa.Array], list[int]]:
-    """Build the columns of the rows that fit; one by one only where some row does not."""
+    """Build the columns of the messages that fit; one by one only where some does not.
+
+    Building runs code of the models' own, so that anything may be raised.
+    """
     try:
-        return build(rows), indexes
-    except (pa.ArrowException, TypeError, ValueError, OverflowError):
-        fit, kept = [], []
-        for row, index in zip(rows, indexes, strict=True):
+        return build([messages[index] for index in indexes]), indexes
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        kept = []
+        for index in indexes:
             try:
-                build([row])
-            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+                build([messages[index]])
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
                 messages[index] = messages[index].failed(Failure.of(error, "lake"))
                 failed.append(index)
             else:
-                fit.append(row)
                 kept.append(index)
-        return build(fit), kept
+        return (build([messages[index] for index in kept]) if kept else []), kept
 
 
-def _json_row(data: Any) -> str:
+def _rows(batch: pa.RecordBatch, names: list[str], indexes: list[int]) -> pa.RecordBatch:
+    """Some columns of some rows, in order; no copy where it is all of them."""
+    columns = batch.select(names)
+    return columns if len(indexes) == batch.num_rows else columns.take(pa.array(indexes, pa.int64()))
+
+
+def _for_each(value: str | list[str], count: int) -> pa.Array:
+    return pa.repeat(value, count) if isinstance(value, str) else pa.array(value, pa.string())
+
+
+def _json_column(data: list[Any]) -> pa.Array:
+    return pa.array([_json(one) for one in data], pa.string())
+
+
+def _json(data: Any) -> str:
     value, encoding = encode(data)
-    return value.decode() if encoding == "json" else json.dumps(value.decode())
+    if encoding == "json":
+        return value.decode()
+    try:
+        return json.dumps(value.decode())
+    except UnicodeDecodeError:  # the batch is handled: that its data has no text must not fail it now
+        return json.dumps({"base64": b64encode(value).decode()})
 
 
-def _json_columns(rows: list[str]) -> list[pa.Array]:
-    return [pa.array(rows, pa.string())]
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else repr(value)
+def _forget_rare(counter: Counter[str]) -> None:
+    if len(counter) > _DISTINCT:
+        kept = dict(counter.most_common(_DISTINCT // 2))
+        counter.clear()
+        counter.update(kept)
