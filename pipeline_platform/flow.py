@@ -385,11 +385,16 @@ class Flow:
         """Finish what dead runs decided, give up what they did not; return the ids of what was cleared up."""
         dead = {claim.receive_id: claim for claim in self.control.over(self.pipeline.name)}
         self._interrupt(list(dead))
+        # First what lies there, then what lives: a receive claims its room before it leaves a trace.
+        unfinished = self.receives.unfinished()
         live = {claim.receive_id for claim in self.control.in_flight(self.pipeline.name)}
         cleared = []
-        for receive_id in self.receives.unfinished():
+        for receive_id in unfinished:
             receive = self.receives.get(receive_id)
             if receive is None:
+                # What a task of a dead run wrote after the receive was given up or finished.
+                if receive_id not in live:
+                    self.receives.remove(receive_id)
                 continue
             handle = self.tables["outcomes"].open()
             if decided(self.tables["outcomes"], handle, receive):

@@ -1,0 +1,203 @@
+"""One run of a pipeline in a process of its own, to be killed or stalled at a point of its way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+from unittest import mock
+
+from pydantic import BaseModel
+
+from pipeline_platform import flow as flow_module
+from pipeline_platform.control import ControlStore
+from pipeline_platform.flow import Flow
+from pipeline_platform.lake import decision
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.message import BatchInfo, Message
+from pipeline_platform.options import Batcher, Processors, Producer, TableBatcher
+from pipeline_platform.pipeline import Pipeline
+from pipeline_platform.shipping import PACKAGES
+from pipeline_platform.source import Source
+from resources.spark import WARM, SparkResource
+
+LEASE_S = 2.0
+WINDOW = "2026-11-21T0000"
+POINTS = (
+    "begun",
+    "receiving",
+    "received",
+    "handling",
+    "handled",
+    "batched",
+    "decided",
+    "one table published",
+    "published",
+    "acknowledging",
+    "acknowledged",
+)
+"""Where a run can be hit, in the order of its way."""
+
+
+class Number(BaseModel):
+    """What the messages hold."""
+
+    n: int
+
+
+class Numbers(Pipeline):
+    """Every third to `thirds` in batches, every tenth fails, all others to `numbers`."""
+
+    name = "numbers"
+    producer = Producer(source="queue", max_runs=4)
+    processors = Processors(concurrency=2, max_demand=100)
+    batchers = {"numbers": TableBatcher(schema=Number), "thirds": Batcher(schema=Number, batch_size=7)}
+
+    def handle_message(self, message: Message, context: Any) -> Message:
+        """Route a number."""
+        number = Number.model_validate_json(message.data)
+        if number.n % 10 == 0:
+            return message.failed("a tenth")
+        return message.put_data(number).put_batcher("thirds" if number.n % 3 == 0 else "numbers")
+
+    def handle_batch(self, batcher: str, messages: list[Message], batch_info: BatchInfo, context: Any) -> list[Message]:
+        """Nothing outside: the table is the result."""
+        return messages
+
+
+def expected(numbers: range) -> dict[str, set[int]]:
+    """What each table must hold in the end, by number."""
+    failed = {n for n in numbers if n % 10 == 0}
+    thirds = {n for n in numbers if n % 3 == 0} - failed
+    return {"failed": failed, "thirds": thirds, "numbers": set(numbers) - failed - thirds}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where runs work: everything but the code, picklable."""
+
+    root: str
+    spark_folder: str
+    source: Source
+    environment: dict[str, str]
+
+    def spark(self) -> SparkResource:
+        """Spark, warm."""
+        return SparkResource(remote=WARM, state_folder=self.spark_folder, packages=[*PACKAGES, "tests"])
+
+    def flow(self, spark: SparkResource) -> Flow:
+        """The pipeline in this place, in this process."""
+        os.environ.update(self.environment)
+        return Flow(
+            pipeline=Numbers,
+            source=self.source,
+            lake=Lake(root=f"{self.root}/lake"),
+            control=ControlStore(f"sqlite:///{self.root}/control.sqlite"),
+            session=lambda: spark.spark_session,
+        )
+
+
+def run(
+    place: Place, origin: Literal["source", "failed"] = "source", point: str = "", blow: int = signal.SIGKILL
+) -> None:
+    """Run once from receive to acknowledgement; be hit at `point` by the signal `blow`.
+
+    A record of how it ended is left in `<root>/runs/`: `ended`, or the error in words.
+    """
+    flow_module.LEASE_S = LEASE_S
+    hit = _Hits(point, blow)
+    record = Path(place.root, "runs", f"{os.getpid()}.json")
+    record.parent.mkdir(exist_ok=True)
+    try:
+        _steps(place.flow(place.spark()), origin, hit)
+    except Exception as error:
+        record.write_text(json.dumps({"point": point, "ended": f"{type(error).__name__}: {error}"[:2000]}))
+    else:
+        record.write_text(json.dumps({"point": point, "ended": "well"}))
+    # A stalled or failing client must not linger for its server: leave as a killed process would.
+    os._exit(0)
+
+
+def _steps(flow: Flow, origin: Literal["source", "failed"], hit: _Hits) -> None:
+    receive = flow.begin(origin=origin, run_id=str(os.getpid()), windows=[WINDOW])
+    hit("begun")
+    with hit.soon("receiving"):
+        flow.receive(receive)
+    hit("received")
+    with hit.soon("handling"):
+        flow.handle(receive)
+    hit("handled")
+    flow.batch(receive, "thirds")
+    hit("batched")
+    flow.decide(receive)
+    hit("decided")
+    publish_once = decision._publish_once
+
+    def hit_after_one(*args: Any) -> None:
+        publish_once(*args)
+        hit("one table published")
+
+    with mock.patch.object(decision, "_publish_once", hit_after_one):
+        flow.publish(receive)
+    hit("published")
+    run_tasks = Flow._run
+
+    def hit_after_acknowledging(*args: Any) -> Any:
+        told = run_tasks(*args)
+        hit("acknowledging")
+        return told
+
+    with mock.patch.object(Flow, "_run", hit_after_acknowledging):
+        flow.acknowledge(receive)
+    hit("acknowledged")
+
+
+class _Hits:
+    def __init__(self, point: str, blow: int) -> None:
+        self._point, self._blow = point, blow
+
+    def __call__(self, point: str) -> None:
+        if point == self._point:
+            self._point = ""
+            os.kill(os.getpid(), self._blow)
+
+    def soon(self, point: str) -> _Soon:
+        return _Soon(lambda: self(point))
+
+
+class _Soon:
+    """Hits while the step works: a little after it began."""
+
+    def __init__(self, hit: Callable[[], None]) -> None:
+        self._hit, self._done = hit, threading.Event()
+
+    def __enter__(self) -> None:
+        def wait() -> None:
+            if not self._done.wait(0.15):
+                self._hit()
+
+        threading.Thread(target=wait, daemon=True).start()
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+
+
+def settle(place: Place, left: Callable[[], int], deadline_s: float = 90.0) -> None:
+    """Run without faults until the source holds nothing and no receive is unfinished."""
+    flow_module.LEASE_S = LEASE_S
+    end = time.monotonic() + deadline_s
+    with closing(place.spark()) as spark:
+        flow = place.flow(spark)
+        while time.monotonic() < end:
+            _steps(flow, "source", _Hits("", 0))
+            if not left() and not flow.receives.unfinished():
+                return
+            time.sleep(0.3)
+    raise AssertionError(f"after {deadline_s} s {left()} messages are left, and {flow.receives.unfinished()}")
