@@ -46,7 +46,7 @@ class FailedMessages(Source):
         return self._count(self._files())
 
     def _count(self, files: Mapping[str, Sequence[str]]) -> dict[str, int]:
-        counts = {window: self._open(paths).num_rows for window, paths in sorted(files.items())}
+        counts = {window: open_failures(self.lake, paths).num_rows for window, paths in sorted(files.items())}
         return {window: count for window, count in counts.items() if count}
 
     def backlog(self) -> Backlog:
@@ -65,20 +65,10 @@ class FailedMessages(Source):
                 demand -= taken
         return shares
 
-    def _open(self, paths: Sequence[str]) -> pa.Table:
-        """The open failures in some files of one window: `source`, `message_id` and `attempt` of the latest event."""
-        events = []
-        for path in paths:
-            with self.lake.open_input(path) as file:
-                events.append(_ranked(pq.read_table(file, columns=list(_KEY))))
-        latest = pa.concat_tables(events).group_by(["source", "message_id"]).aggregate([("rank", "max")])
-        latest = latest.filter(pc.equal(pc.bit_wise_and(latest["rank_max"], 1), 0))
-        return latest.append_column("attempt", pc.shift_right(latest["rank_max"], 1)).drop_columns("rank_max")
-
     def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
         """Read the payloads of a window's open failures, each with the attempt that is to come."""
         del receive_id
-        wanted = _identity(self._open(share.at["paths"]))
+        wanted = _identity(open_failures(self.lake, share.at["paths"]))
         left = share.messages
         for path in share.at["paths"]:
             with self.lake.open_input(path) as file:
@@ -89,6 +79,8 @@ class FailedMessages(Source):
                     rows = rows.filter(mine).slice(0, left)
                     left -= rows.num_rows
                     yield from self._deliveries(rows)
+                    if not left:
+                        return
 
     def _deliveries(self, rows: pa.Table) -> list[pa.RecordBatch]:
         count = rows.num_rows
@@ -114,6 +106,17 @@ class FailedMessages(Source):
         """Nothing to do: they are open still."""
         del ack_ref, ack_ids, delay_s
         return []
+
+
+def open_failures(lake: Lake, paths: Sequence[str]) -> pa.Table:
+    """The open failures in all files of one window: `source`, `message_id` and `attempt` of the latest event."""
+    events = []
+    for path in paths:
+        with lake.open_input(path) as file:
+            events.append(_ranked(pq.read_table(file, columns=list(_KEY))))
+    latest = pa.concat_tables(events).group_by(["source", "message_id"]).aggregate([("rank", "max")])
+    latest = latest.filter(pc.equal(pc.bit_wise_and(latest["rank_max"], 1), 0))
+    return latest.append_column("attempt", pc.shift_right(latest["rank_max"], 1)).drop_columns("rank_max")
 
 
 def _ranked(events: pa.Table) -> pa.Table:

@@ -61,13 +61,17 @@ class Receives:
     def __init__(self, lake: Lake, pipeline: str) -> None:
         self._lake, self._folder = lake, f"{pipeline}/_receives"
 
+    def folder(self, receive_id: str) -> str:
+        """Where all of one receive lies, as a path under the lake's root."""
+        return f"{self._folder}/{receive_id}"
+
     def begin(self, receive: Receive) -> None:
         """Keep its record."""
-        self._lake.write(f"{self._folder}/{receive.receive_id}/receive.json", receive.model_dump_json().encode())
+        self._lake.write(f"{self.folder(receive.receive_id)}/receive.json", receive.model_dump_json().encode())
 
     def get(self, receive_id: str) -> Receive | None:
         """Its record; None once it is finished."""
-        record = self._lake.read(f"{self._folder}/{receive_id}/receive.json")
+        record = self._lake.read(f"{self.folder(receive_id)}/receive.json")
         return None if record is None else Receive.model_validate_json(record)
 
     def unfinished(self) -> list[str]:
@@ -78,11 +82,11 @@ class Receives:
         """Keep what a step wrote; a step that runs again takes the place of what it wrote before."""
         sink = io.BytesIO()
         pq.write_table(manifest.to_arrow(), sink)
-        self._lake.write(f"{self._folder}/{receive_id}/{step}.parquet", sink.getvalue())
+        self._lake.write(f"{self.folder(receive_id)}/{step}.parquet", sink.getvalue())
 
     def manifest(self, receive_id: str, *steps: str) -> Manifest:
         """What some steps wrote, or all; empty for a step that has not run."""
-        folder = f"{self._folder}/{receive_id}"
+        folder = self.folder(receive_id)
         names = [f"{step}.parquet" for step in steps] or self._steps(folder)
         found = Manifest()
         for name in names:
@@ -93,7 +97,7 @@ class Receives:
 
     def replace_files(self, receive_id: str, replaced: dict[File, File | None]) -> None:
         """Put other files in the place of some, or nothing where none of their rows is left."""
-        folder = f"{self._folder}/{receive_id}"
+        folder = self.folder(receive_id)
         for name in self._steps(folder):
             manifest = self.manifest(receive_id, name.removesuffix(".parquet"))
             if any(file in replaced for file in manifest):
@@ -103,8 +107,8 @@ class Receives:
     def remove(self, receive_id: str) -> None:
         """Forget it: it is finished, or never will be."""
         # A folder that is removed half-way is one without a record, and nobody's any more.
-        self._lake.remove_file(f"{self._folder}/{receive_id}/receive.json")
-        self._lake.remove(f"{self._folder}/{receive_id}")
+        self._lake.remove_file(f"{self.folder(receive_id)}/receive.json")
+        self._lake.remove(self.folder(receive_id))
 
     def _steps(self, folder: str) -> list[str]:
         return [name for name in self._lake.names(folder) if name.endswith(".parquet")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from datetime import datetime
 from functools import cached_property
 from typing import Any
 from urllib.parse import urlsplit
@@ -108,6 +109,12 @@ class Lake(BaseModel):
         """The names directly under a folder, sorted; none where there is no such folder."""
         found = self._filesystem.get_file_info(pafs.FileSelector(self._at(folder), allow_not_found=True))
         return sorted(info.base_name for info in found)
+
+    def last_written(self, folder: str) -> datetime | None:
+        """When the newest file under a folder was written; None where there is none."""
+        selector = pafs.FileSelector(self._at(folder), allow_not_found=True, recursive=True)
+        times = [info.mtime for info in self._filesystem.get_file_info(selector) if info.is_file and info.mtime]
+        return max(times, default=None)
 
     def remove_file(self, path: str) -> None:
         """Remove a file, if it is there."""

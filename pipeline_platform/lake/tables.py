@@ -17,7 +17,8 @@ from pipeline_platform.message import MESSAGES
 from pipeline_platform.pipeline import Pipeline
 
 if TYPE_CHECKING:
-    from deltalake import DeltaTable
+    from deltalake import DeltaTable, Transaction
+    from deltalake.transaction import AddAction, RemoveAction
 
 OUTCOMES = pa.schema(
     [
@@ -233,30 +234,55 @@ class Table:
         Raises:
             CommitConflictError: Something was.
         """
-        from deltalake import CommitProperties, Schema, Transaction
-        from deltalake.exceptions import CommitFailedError
-        from deltalake.transaction import AddAction, RemoveAction
+        from deltalake import Transaction
+        from deltalake.transaction import AddAction
 
         now = int(time.time() * 1000)
-        actions: list[AddAction | RemoveAction] = [
+        adds = [
             AddAction(file.path, file.bytes, {"window": file.window}, now, data_change=True, stats=file.stats)
             for file in files
         ]
-        actions += [RemoveAction(file.path, True, now, file.bytes, {"window": file.window}) for file in removed]
+        self._commit(handle, [*adds, *_removals(removed)], receive_id, [Transaction(receive_id, state, now)])
+
+    def remove(self, handle: DeltaTable, removed: Sequence[Stored]) -> None:
+        """Commit that files are no part of the table any more, if nothing was committed since `handle` was opened.
+
+        Raises:
+            CommitConflictError: Something was.
+        """
+        self._commit(handle, _removals(removed), "retention", [])
+
+    def _commit(
+        self,
+        handle: DeltaTable,
+        actions: Sequence[AddAction | RemoveAction],
+        whose: str,
+        transactions: list[Transaction],
+    ) -> None:
+        from deltalake import CommitProperties, Schema
+        from deltalake.exceptions import CommitFailedError
+
         try:
             handle.create_write_transaction(
-                actions,
+                list(actions),
                 "append",
                 Schema.from_arrow(self.schema),
                 ["window"],
                 commit_properties=CommitProperties(
                     max_commit_retries=0,
-                    app_transactions=[Transaction(receive_id, state, now)],
-                    custom_metadata={"receive_id": receive_id},
+                    app_transactions=transactions,
+                    custom_metadata={"by": whose},
                 ),
             )
         except CommitFailedError as error:
-            raise CommitConflictError(f"{self.pipeline}/{self.name} changed under {receive_id}") from error
+            raise CommitConflictError(f"{self.pipeline}/{self.name} changed under {whose}") from error
+
+
+def _removals(files: Sequence[Stored]) -> list[RemoveAction]:
+    from deltalake.transaction import RemoveAction
+
+    now = int(time.time() * 1000)
+    return [RemoveAction(file.path, True, now, file.bytes, {"window": file.window}) for file in files]
 
 
 class Tables:
