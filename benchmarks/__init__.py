@@ -1,0 +1,1 @@
+"""Figures: ratios against a peer in the same run."""

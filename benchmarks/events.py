@@ -1,0 +1,92 @@
+"""What the benchmarks handle: clicks and views of 250 bytes of JSON, into two typed tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+from pipeline_platform.message import Message
+from pipeline_platform.options import Processors, Producer, TableBatcher
+from pipeline_platform.pipeline import Pipeline
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+class Event(BaseModel):
+    """One click or view."""
+
+    id: int
+    user: str
+    kind: str
+    page: str
+    country: str
+    price: float
+    quantity: int
+    agent: str
+
+
+def payloads(count: int) -> Iterator[bytes]:
+    """Yield events of about 250 bytes."""
+    for n in range(count):
+        event = {
+            "id": n,
+            "user": f"user-{n % 9973:05d}",
+            "kind": "click" if n % 3 else "view",
+            "page": f"/shop/category-{n % 97}/product-{n % 7919}",
+            "country": ("de", "fr", "us", "jp")[n % 4],
+            "price": round((n % 1000) * 1.1, 2),
+            "quantity": n % 5,
+            "agent": "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko)",
+        }
+        yield json.dumps(event).encode()
+
+
+class Events(Pipeline):
+    """Each event to the table of its kind, in Python."""
+
+    name = "events"
+    producer = Producer(source="events_queue", deduplicate_for=timedelta(days=1))
+    processors = Processors(concurrency=2, max_demand=500_000)
+    batchers = {"clicks": TableBatcher(schema=Event), "views": TableBatcher(schema=Event)}
+
+    def handle_message(self, message: Message, context: Any) -> Message:
+        """Parse and route."""
+        event = json.loads(message.data)
+        batcher = "clicks" if event["kind"] == "click" else "views"
+        return message.put_data(event).put_batch_key(event["country"]).put_batcher(batcher)
+
+
+class EventColumns(Pipeline):
+    """The same by column expressions."""
+
+    name = "event_columns"
+    producer = Events.producer
+    processors = Events.processors
+    batchers = Events.batchers
+
+    def handle_messages(self, messages: DataFrame, context: Any) -> DataFrame:
+        """Parse and route."""
+        from pyspark.sql import functions as f
+
+        return messages.withColumns(parsed(f.col("data").cast("string"))).withColumns(
+            {
+                "batcher": f.when(f.col("kind") == "click", "clicks").otherwise("views"),
+                "batch_key": f.col("country"),
+            }
+        )
+
+
+SCHEMA = "id bigint, user string, kind string, page string, country string, price double, quantity bigint, agent string"
+
+
+def parsed(data: Any) -> dict[str, Any]:
+    """The fields of an event as columns."""
+    from pyspark.sql import functions as f
+
+    event = f.from_json(data, SCHEMA)
+    return {name: event[name] for name in Event.model_fields}

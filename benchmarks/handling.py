@@ -1,0 +1,186 @@
+"""Handling and whole runs, against what one would write by hand in the same Spark session.
+
+Run it as `python -m benchmarks.handling [--messages N] [--rounds N]`. Peers take turns in one session, so that the
+machine's mood hits all of them; the medians of their times and their ratios are printed.
+
+- *bare*: `mapInArrow` that parses each row, routes it and builds the Arrow columns of both tables, and only counts.
+- *rows*: `handle_messages` of a pipeline with the same `handle_message`: typed tables, failures, outcomes, written.
+- *plain query*: Spark's `from_json` of the same rows, written by Spark's partitioned Parquet writer.
+- *columns*: the same through a pipeline's `handle_messages`, written with outcomes.
+- *whole run*: from lease to acknowledgement, out of a SQLite queue.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from benchmarks.events import EventColumns, Events, parsed, payloads
+from pipeline_platform import engine, spark_server
+from pipeline_platform.control import ControlStore
+from pipeline_platform.flow import Flow
+from pipeline_platform.lake.columns import arrow_schema
+from pipeline_platform.lake.receives import Receive
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.pipeline import Pipeline
+from pipeline_platform.shipping import PACKAGES
+from resources.spark import WARM, SparkResource
+from resources.table_queue import TableQueue
+
+WINDOW = "2026-11-21T0000"
+COUNTS = pa.schema([("table", pa.string()), ("rows", pa.int64())])
+
+
+def bare(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Parse, route, build columns; count."""
+    struct = pa.struct(list(arrow_schema(Events.batchers["clicks"].table_schema)))  # type: ignore[arg-type]
+    for batch in batches:
+        tables: dict[str, list[Any]] = {"clicks": [], "views": []}
+        for data in batch.column("data").to_pylist():
+            event = json.loads(data)
+            tables["clicks" if event["kind"] == "click" else "views"].append(event)
+        for name, rows in tables.items():
+            columns = pa.array(rows, struct).flatten()
+            yield pa.RecordBatch.from_pylist([{"table": name, "rows": len(columns[0])}], COUNTS)
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Seconds that something takes."""
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+class Bench:
+    """A folder, a warm Spark server and a session on it."""
+
+    def __init__(self, root: Path, spark: SparkResource, messages: int) -> None:
+        self.root, self.messages, self._spark = root, messages, spark
+        self.session = spark.spark_session
+
+    def flow(self, pipeline: type[Pipeline], queue: TableQueue) -> Flow:
+        """A pipeline in the folder."""
+        control = ControlStore(f"sqlite:///{self.root}/control.sqlite")
+        return Flow(pipeline, queue, Lake(root=f"{self.root}/lake"), control, lambda: self.session)
+
+    def queue(self, name: str) -> TableQueue:
+        """A queue with all messages in it."""
+        queue = TableQueue(name=name, url=f"sqlite:///{self.root}/{name}.sqlite")
+        queue.create()
+        queue.enqueue(payloads(self.messages))
+        return queue
+
+    def received(self, pipeline: type[Pipeline], queue: TableQueue) -> tuple[Flow, Receive, list[str]]:
+        """All messages, received and not yet handled, and the files that they lie in."""
+        flow = self.flow(pipeline, queue)
+        receive = flow.begin(origin="source", run_id="bench", windows=[WINDOW])
+        files = flow.receive(receive).of_table("messages")
+        return flow, receive, [flow.lake.uri(pipeline.name, "messages", file.path) for file in files]
+
+    def bare(self, files: list[str]) -> None:
+        """The hand-written stage."""
+        rows = engine.map_batches(self.session.read.parquet(*files).select("data"), bare, COUNTS)
+        counted = engine.gather(rows, COUNTS)
+        assert sum(counted["rows"].to_pylist()) == self.messages
+
+    def plain_query(self, files: list[str]) -> None:
+        """The hand-written query."""
+        from pyspark.sql import functions as f
+
+        rows = self.session.read.parquet(*files).withColumns(parsed(f.col("data").cast("string")))
+        routed = rows.select(*parsed(f.lit(None)), "message_id", "ack_id", f.col("kind").alias("batcher"))
+        routed.write.mode("overwrite").partitionBy("batcher").parquet(f"{self.root}/plain")
+
+    def whole_run(self, number: int) -> dict[str, float]:
+        """One run over a full queue, by step, in seconds."""
+        queue = self.queue(f"queue-{number}")
+        flow = self.flow(Events, queue)
+        took: dict[str, float] = {}
+        started = time.perf_counter()
+
+        def step(name: str, work: Callable[[], Any]) -> Any:
+            begun = time.perf_counter()
+            done = work()
+            took[name] = time.perf_counter() - begun
+            return done
+
+        receive = step("begin", lambda: flow.begin(origin="source", run_id="bench", windows=[WINDOW]))
+        step("receive", lambda: flow.receive(receive))
+        step("handle", lambda: flow.handle(receive))
+        step("decide", lambda: flow.decide(receive))
+        step("publish", lambda: flow.publish(receive))
+        answer = step("acknowledge", lambda: flow.acknowledge(receive))
+        assert answer.acknowledged == self.messages
+        return {"whole": time.perf_counter() - started, **took}
+
+
+def measure(messages: int, rounds: int) -> dict[str, list[float]]:
+    """Let the peers take turns; return their times in seconds."""
+    times: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        root = Path(folder)
+        spark_server.start(root / "spark", memory="2g")
+        try:
+            packages = [*PACKAGES, "benchmarks"]
+            with closing(SparkResource(remote=WARM, state_folder=str(root / "spark"), packages=packages)) as spark:
+                bench = Bench(root, spark, messages)
+                rows, rows_receive, files = bench.received(Events, bench.queue("rows"))
+                columns, columns_receive, column_files = bench.received(EventColumns, bench.queue("columns"))
+                peers: dict[str, Callable[[], object]] = {
+                    "bare": lambda: bench.bare(files),
+                    "rows": lambda: rows.handle(rows_receive),
+                    "plain query": lambda: bench.plain_query(column_files),
+                    "columns": lambda: columns.handle(columns_receive),
+                }
+                for turn in range(rounds + 1):
+                    for name, work in peers.items():
+                        took = timed(work)
+                        print(f"{name:12} {took:6.2f} s{'  (warming up)' if not turn else ''}", flush=True)
+                        if turn:
+                            times.setdefault(name, []).append(took)
+                rows.control.end(rows_receive.receive_id)
+                for turn in range(rounds):
+                    shutil.rmtree(root / "lake" / "events", ignore_errors=True)
+                    for name, took in bench.whole_run(turn).items():
+                        times.setdefault(f"run: {name}", []).append(took)
+                    print(f"whole run    {times['run: whole'][-1]:6.2f} s", flush=True)
+        finally:
+            spark_server.stop(root / "spark")
+    return times
+
+
+def report(times: dict[str, list[float]], messages: int) -> str:
+    """The medians and the ratios, as a table."""
+    median = {name: statistics.median(took) for name, took in times.items()}
+    lines = [f"{messages} messages, medians of {len(times['bare'])} rounds", ""]
+    lines += [f"| {name} | {took:.2f} s | {messages / took:,.0f}/s |" for name, took in median.items()]
+    lines += [
+        "",
+        f"rows / bare: {median['rows'] / median['bare']:.2f} (at most 1.1)",
+        f"columns / plain query: {median['columns'] / median['plain query']:.2f} (at most 1.0)",
+        f"rate of a whole run / rate of bare: {median['bare'] / median['run: whole']:.2f} (at least 0.5)",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--messages", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    given = parser.parse_args()
+    print(report(measure(given.messages, given.rounds), given.messages))
+
+
+if __name__ == "__main__":
+    main()
