@@ -1,0 +1,263 @@
+"""Columns: what a model's fields become in a table, and what fits them."""
+
+import enum
+from collections.abc import Sequence
+from datetime import UTC, date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from functools import cached_property
+from typing import Annotated, Any, Literal, Optional
+from uuid import UUID
+
+import pyarrow as pa
+import pytest
+from pydantic import BaseModel, ConfigDict, Field
+
+from pipeline_platform.lake.columns import ColumnError, RowType, arrow_schema
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+
+
+class Place(BaseModel):
+    name: str
+    height: int | None = None
+
+
+class Everything(BaseModel):
+    flag: bool
+    number: int
+    share: float
+    text: str
+    raw: bytes
+    at: datetime
+    day: date
+    price: Decimal
+    maybe: int | None
+    also: Optional[str] = None  # noqa: UP045
+    bounded: Annotated[int, Field(ge=0)]
+    colour: Colour
+    level: Level
+    choice: Literal["a", "b"]
+    id: UUID
+    clock: time
+    span: timedelta
+    place: Place
+    places: list[Place]
+    tags: set[str]
+    pair: tuple[int, ...]
+    sequence: Sequence[float]
+    counts: dict[str, int]
+    by_name: dict[str, Place]
+
+
+EVERYTHING = Everything(
+    flag=True,
+    number=-5,
+    share=0.5,
+    text="ñ",
+    raw=b"\xff",
+    at=datetime(2026, 1, 1, 2, tzinfo=timezone(timedelta(hours=2))),
+    day=date(2026, 1, 1),
+    price=Decimal("1.5"),
+    maybe=None,
+    bounded=1,
+    colour=Colour.RED,
+    level=Level.LOW,
+    choice="a",
+    id=UUID(int=1),
+    clock=time(1, 2),
+    span=timedelta(days=1),
+    place=Place(name="here"),
+    places=[Place(name="there", height=1)],
+    tags={"x"},
+    pair=(1, 2),
+    sequence=[1.0],
+    counts={"a": 1},
+    by_name={"b": Place(name="b")},
+)
+
+
+def column(model: type[BaseModel], name: str) -> pa.DataType:
+    return arrow_schema(model).field(name).type
+
+
+def rows(model: type[BaseModel], *data: Any) -> list[dict[str, Any]]:
+    """Data as it comes back out of the columns."""
+    row_type = RowType(model)
+    columns = row_type.columns(row_type.rows(list(data)))
+    return pa.table(columns, schema=row_type.schema).to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("name", "type_"),
+    [
+        ("flag", pa.bool_()),
+        ("number", pa.int64()),
+        ("share", pa.float64()),
+        ("text", pa.string()),
+        ("raw", pa.binary()),
+        ("at", pa.timestamp("us", "UTC")),
+        ("day", pa.date32()),
+        ("price", pa.decimal128(38, 9)),
+        ("maybe", pa.int64()),
+        ("also", pa.string()),
+        ("bounded", pa.int64()),
+        ("colour", pa.string()),
+        ("level", pa.int64()),
+        ("choice", pa.string()),
+        ("id", pa.string()),
+        ("clock", pa.string()),
+        ("span", pa.string()),
+        ("place", pa.struct([("name", pa.string()), ("height", pa.int64())])),
+        ("places", pa.list_(pa.struct([("name", pa.string()), ("height", pa.int64())]))),
+        ("tags", pa.list_(pa.string())),
+        ("pair", pa.list_(pa.int64())),
+        ("sequence", pa.list_(pa.float64())),
+        ("counts", pa.map_(pa.string(), pa.int64())),
+    ],
+)
+def test_each_type_of_field_has_its_column(name, type_):
+    assert column(Everything, name) == type_
+
+
+def test_every_column_may_be_null_so_that_fields_can_come_and_go():
+    assert all(field.nullable for field in arrow_schema(Everything))
+
+
+def test_a_model_of_everything_comes_back_out_of_its_columns():
+    (row,) = rows(Everything, EVERYTHING)
+
+    assert row["at"] == datetime(2026, 1, 1, 0, tzinfo=UTC), "times are in UTC"
+    assert (row["colour"], row["level"], row["id"]) == ("red", 1, str(UUID(int=1)))
+    assert (row["clock"], row["span"]) == ("01:02:00", "1 day, 0:00:00")
+    assert row["place"] == {"name": "here", "height": None}
+    assert row["places"] == [{"name": "there", "height": 1}]
+    assert row["counts"] == [("a", 1)]
+    assert row["by_name"] == [("b", {"name": "b", "height": None})]
+    assert (row["price"], row["raw"], row["maybe"]) == (Decimal("1.5"), b"\xff", None)
+
+
+def test_a_dict_of_the_fields_is_as_good_as_the_model():
+    as_dict = {name: getattr(EVERYTHING, name) for name in Everything.model_fields}
+    nested = {**as_dict, "place": {"height": None, "name": "here"}}
+
+    assert rows(Everything, nested) == rows(Everything, EVERYTHING)
+
+
+class Flight(BaseModel):
+    carrier: str
+    late: int = 0
+    tags: list[str] = Field(default_factory=list)
+    remark: str | None = None
+
+
+def test_what_a_dict_lacks_gets_the_fields_default():
+    assert rows(Flight, {"carrier": "UA"}) == [{"carrier": "UA", "late": 0, "tags": [], "remark": None}]
+
+
+class MyDict(dict):
+    pass
+
+
+def test_a_kind_of_dict_is_a_dict():
+    assert rows(Flight, MyDict(carrier="UA"))[0]["carrier"] == "UA"
+
+
+class LongFlight(Flight):
+    hours: int = 9
+
+    @cached_property
+    def minutes(self) -> int:
+        return self.hours * 60
+
+
+def test_an_instance_of_a_subclass_is_cut_to_the_tables_columns():
+    flight = LongFlight(carrier="UA")
+    assert flight.minutes == 540, "what it cached is no column either"
+
+    assert set(rows(Flight, flight)[0]) == set(Flight.model_fields)
+
+
+class Open(BaseModel):
+    model_config = ConfigDict(extra="allow")
+    text: str
+
+
+def test_extra_fields_of_a_model_are_no_columns():
+    assert rows(Open, Open(text="a", more=1)) == [{"text": "a"}]
+
+
+class Numbers(BaseModel):
+    number: int = 0
+    share: float = 0.0
+    text: str = ""
+    price: Decimal = Decimal(0)
+    maybe: int | None = None
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"bytes", "data is bytes, not Numbers or a dict of its fields"),
+        (None, "data is NoneType, not Numbers"),
+        (Place(name="x"), "test_columns.Place, not Numbers"),
+        ({"numbr": 1}, r"data has \['numbr'\], which Numbers has no field for"),
+        ({1: 1}, r"data has \['1'\]"),
+        ({"number": 1.5}, "number is 1.5, which is no int"),
+        ({"number": None}, "number is None, which its model does not allow"),
+        ({"number": "5"}, "5"),
+        ({"number": 2**63}, "too large"),
+        ({"text": 5}, "int"),
+        ({"text": "\ud83d"}, "surrogates"),
+        ({"text": b"\xff"}, "utf8"),
+        ({"price": Decimal("0.0000000001")}, "data loss"),
+    ],
+)
+def test_data_that_fits_no_column_is_refused(data, words):
+    with pytest.raises((ColumnError, pa.ArrowException, ValueError, OverflowError), match=words):
+        rows(Numbers, data)
+
+
+def test_a_dict_without_a_required_field_is_refused_by_the_fields_name():
+    with pytest.raises(ColumnError, match=r"data lacks \['carrier'\], which Flight requires"):
+        rows(Flight, {"late": 1})
+
+
+def test_none_fits_where_the_model_allows_it():
+    assert rows(Numbers, {"maybe": None})[0]["maybe"] is None
+
+
+class Loose(BaseModel):
+    either: int | str
+
+
+class Listing(BaseModel):
+    bare: list
+
+
+class Keyed(BaseModel):
+    by_number: dict[int, str]
+
+
+class Mixed(enum.Enum):
+    A = 1
+    B = "b"
+
+
+class Enumerated(BaseModel):
+    mixed: Mixed
+
+
+class Deep(BaseModel):
+    inner: list["Deep"] = []
+
+
+@pytest.mark.parametrize("model", [Loose, Listing, Keyed, Enumerated, Deep])
+def test_a_field_that_no_column_holds_is_refused_by_model_and_name(model):
+    with pytest.raises(ColumnError, match=model.__name__):
+        arrow_schema(model)

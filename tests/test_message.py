@@ -1,0 +1,108 @@
+"""A message is a value: its methods make a new one, and what the source said of it cannot be changed."""
+
+import pytest
+
+from pipeline_platform.message import Failure, Message, words
+from tests.small_lake import batch_of
+
+
+@pytest.fixture
+def message():
+    return next(iter(Message.each(batch_of(b"1"))))
+
+
+def test_a_message_begins_ok_and_unrouted(message):
+    assert (message.data, message.status, message.reason) == (b"1", "ok", None)
+    assert (message.batcher, message.batch_key, message.batch_mode) == ("default", "default", "bulk")
+
+
+@pytest.mark.parametrize(
+    ("change", "attribute", "value"),
+    [
+        (lambda m: m.put_data(2), "data", 2),
+        (lambda m: m.update_data(lambda data: data + b"!"), "data", b"1!"),
+        (lambda m: m.put_batcher("lake"), "batcher", "lake"),
+        (lambda m: m.put_batch_key("ключ"), "batch_key", "ключ"),
+        (lambda m: m.put_batch_mode("flush"), "batch_mode", "flush"),
+        (lambda m: m.failed("no"), "reason", "no"),
+        (lambda m: m.configure_ack(on_failure="nack:30"), "actions", (None, "nack:30")),
+    ],
+)
+def test_each_method_returns_a_new_message_and_leaves_the_old_one(message, change, attribute, value):
+    before = getattr(message, attribute)
+    changed = change(message)
+
+    assert getattr(changed, attribute) == value
+    assert getattr(message, attribute) == before
+    assert message.is_same(changed), "it is still this message, made by its methods"
+
+
+def test_messages_of_other_rows_or_other_batches_are_not_the_same():
+    first, second = Message.each(batch_of(b"1", b"2"))
+    (copy,) = Message.each(batch_of(b"1"))
+
+    assert not first.is_same(second)
+    assert not first.is_same(copy), "the same row of another batch is another message"
+    assert not first.is_same(None)
+
+
+def test_what_the_source_said_is_there_and_read_only(message):
+    assert (message.message_id, message.attempt, message.metadata) == ("m0", 1, {})
+    assert message.window == "2026-01-01T0000"
+    assert message.received_at.isoformat() == "2026-01-01T00:00:00+00:00"
+    with pytest.raises(AttributeError):
+        message.message_id = "other"
+
+
+def test_what_configure_ack_is_not_given_stays(message):
+    configured = message.configure_ack(on_success="noop").configure_ack(on_failure="nack")
+
+    assert configured.actions == ("noop", "nack")
+
+
+@pytest.mark.parametrize("action", ["reject", "nack:", "nack:-1", "nack:soon", 5])
+def test_an_action_that_is_none_is_refused_with_what_there_is(message, action):
+    with pytest.raises(ValueError, match=r"'ack', 'noop', 'nack' or 'nack:<seconds>', not"):
+        message.configure_ack(on_failure=action)
+
+
+def test_a_batch_mode_that_is_none_is_refused(message):
+    with pytest.raises(ValueError, match="'bulk' or 'flush', not 'fast'"):
+        message.put_batch_mode("fast")
+
+
+def test_a_batch_key_is_text(message):
+    with pytest.raises(TypeError, match="a batch key is text, not 5; convert it with str"):
+        message.put_batch_key(5)
+
+
+def test_a_failure_tells_kind_reason_traceback_and_stage():
+    try:
+        raise KeyError("carrier")
+    except KeyError as error:
+        failure = Failure.of(error, "handle_message")
+
+    assert (failure.kind, failure.reason, failure.stage) == ("KeyError", "'carrier'", "handle_message")
+    assert "test_a_failure_tells" in failure.traceback
+
+
+def test_an_exception_without_words_is_told_by_its_class():
+    assert Failure.of(ValueError(), "transform").reason == "ValueError"
+
+
+class SpeechlessError(Exception):
+    def __str__(self):
+        raise RuntimeError("even this fails")
+
+
+def test_an_exception_whose_words_raise_is_told_all_the_same():
+    assert Failure.of(SpeechlessError(), "transform").reason == "<SpeechlessError, whose __str__ raised RuntimeError>"
+
+
+def test_words_fit_a_column_whatever_they_hold():
+    assert words("half \ud83d a surrogate") == "half \\ud83d a surrogate"
+    assert len(words("x" * 10_000, 300)) == 300
+
+
+def test_showing_a_message_does_not_show_its_payload(message):
+    assert repr(message.put_data("secret")) == "Message('m0', batcher='default', status='ok')"

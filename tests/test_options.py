@@ -1,0 +1,140 @@
+"""Options: what cannot work is refused when the class is built, by option, value and way out."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from pipeline_platform.options import Batcher, Processors, Producer, RateLimiting, Retention, TableBatcher
+from pipeline_platform.pipeline import Pipeline, PipelineError
+from tests.small_lake import Keeping, Row
+
+
+def build(**attributes: Any) -> type[Pipeline]:
+    """A pipeline like `Keeping` but for these attributes; None of a callback takes it away."""
+
+    def handle_message(self, message, context):
+        return message
+
+    said = {"name": "p", "producer": Producer(source="s"), "handle_message": handle_message, **attributes}
+    return type("Flights", (Pipeline,), {name: value for name, value in said.items() if value is not ...})
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "words"),
+    [
+        (Producer, {"source": "s", "concurency": 2}, "concurency"),
+        (Producer, {"source": ""}, "source"),
+        (Producer, {"source": "s", "max_runs": 0}, "max_runs"),
+        (Producer, {"source": "s", "patience": timedelta(0)}, "must be longer than nothing, got 0:00:00"),
+        (RateLimiting, {"allowed_messages": 10}, "interval"),
+        (RateLimiting, {"allowed_messages": 0, "interval": timedelta(seconds=1)}, "allowed_messages"),
+        (Processors, {"max_demand": 10, "min_demand": 10}, "min_demand is 10, not below max_demand .10.*Lower it"),
+        (Batcher, {"batch_size": 0}, "batch_size"),
+        (TableBatcher, {}, "schema"),
+        (Retention, {"messages": timedelta(days=-1)}, "must be longer than nothing"),
+    ],
+)
+def test_an_option_that_cannot_work_is_refused_by_name(model, options, words):
+    with pytest.raises(ValidationError, match=words):
+        model(**options)
+
+
+def test_options_do_not_change_once_built():
+    with pytest.raises(ValidationError, match="frozen"):
+        Producer(source="s").max_runs = 3
+
+
+def test_a_run_is_worth_its_cost_from_half_of_what_it_may_take_on():
+    assert Processors(concurrency=2, max_demand=100).worthwhile == 100
+    assert Processors(concurrency=2, max_demand=100, min_demand=90).worthwhile == 20
+
+
+class Clash(BaseModel):
+    Window: str
+
+
+class Twins(BaseModel):
+    late: int
+    Late: int
+
+
+class Anything(BaseModel):
+    field: object
+
+
+class Empty(BaseModel):
+    pass
+
+
+class Endless(BaseModel):
+    inner: "Endless | None" = None
+
+
+@pytest.mark.parametrize(
+    ("attributes", "words"),
+    [
+        ({"name": "Flights"}, "name is 'Flights': lower-case letters"),
+        ({"name": ...}, "name is None: lower-case letters"),
+        ({"name": "../etc"}, "name is '../etc'"),
+        ({"producer": "queue"}, r"producer is 'queue': it must be a Producer\(...\)"),
+        ({"processors": 2}, r"processors is 2: it must be a Processors\(...\)"),
+        ({"context": {"limit": 3}}, "context is .*an instance of a pydantic model"),
+        ({"batchers": ["lake"]}, "batchers is .*it must be a dict"),
+        ({"batchers": {"messages": TableBatcher(schema=Row)}}, "batchers is 'messages': not the name of a batcher"),
+        ({"batchers": {"a/../b": TableBatcher(schema=Row)}}, "not the name of a batcher"),
+        ({"batchers": {"lake": "TableBatcher"}}, r"batchers\['lake'\] is 'TableBatcher': it must be a Batcher"),
+        ({"batchers": {"lake": Batcher()}}, "the class has no handle_batch; write one, or use TableBatcher"),
+        ({"batchers": {"lake": TableBatcher(schema=Clash)}}, r"the platform adds columns \['window'\]: rename them"),
+        ({"batchers": {"lake": TableBatcher(schema=Twins)}}, r"\['late'\] differ in nothing but case"),
+        ({"batchers": {"lake": TableBatcher(schema=Anything)}}, "Anything.field is .*object.*use bool, int, float"),
+        ({"batchers": {"lake": TableBatcher(schema=Empty)}}, "Empty has no fields"),
+        ({"batchers": {"lake": TableBatcher(schema=Endless)}}, "Endless holds itself"),
+        ({"handle_message": ...}, "handle_message is None: write either handle_message or handle_messages"),
+        ({"handle_messages": lambda self, messages, context: messages}, "handle_message is 'both'"),
+        ({"fail_run_on": "always"}, "fail_run_on is 'always': it is 'never', 'any', or a share"),
+        ({"fail_run_on": 2.0}, "fail_run_on is 2.0"),
+        ({"fail_run_on": True}, "fail_run_on is True"),
+    ],
+)
+def test_a_pipeline_that_cannot_work_is_refused_when_its_class_is_built(attributes, words):
+    with pytest.raises(PipelineError, match=words) as refused:
+        build(**attributes)
+
+    assert str(refused.value).startswith("Flights."), "it says which class"
+
+
+@pytest.mark.parametrize("share", ["never", "any", 0, 0.5, 1])
+def test_a_run_ends_red_never_or_from_any_share_of_failures(share):
+    assert build(fail_run_on=share).fail_run_on == share
+
+
+def test_a_pipeline_without_batchers_will_do():
+    assert build().batchers == {}
+
+
+class Settings(BaseModel):
+    limit: int = 3
+
+
+def test_a_run_overrides_fields_of_the_context():
+    assert build(context=Settings()).context_of({"limit": 5}) == Settings(limit=5)
+    assert build(context=Settings()).context_of({}) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("context", "overrides", "words"),
+    [
+        (None, {"limit": 5}, r"the run sets context \['limit'\], but the pipeline has no context"),
+        (Settings(), {"limmit": 5}, r"context has no field \['limmit'\]; it has \['limit'\]"),
+        (Settings(), {"limit": "many"}, "does not fit"),
+    ],
+)
+def test_a_context_that_does_not_fit_is_refused(context, overrides, words):
+    with pytest.raises(PipelineError, match=words):
+        build(context=context).context_of(overrides)
+
+
+def test_a_pipeline_is_described_by_its_docstring():
+    assert Keeping.description() == "Keeps the text of every message; one that says `fail` fails."
