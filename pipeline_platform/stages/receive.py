@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.writer import Writer
-from pipeline_platform.source import Share, Source
+from pipeline_platform.source import Share, Source, SourceError
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,9 @@ class Receive:
         yield from manifest.to_arrow().to_batches()
 
     def _stamped(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        for name in ("source", "message_id", "attempt", "ack_ref", "ack_id"):
+            if batch.column(name).null_count:  # nothing later could tell such a message from another
+                raise SourceError(f"source {self.source.name} delivered a message without {name}: mend its connector")
         now = pa.scalar(datetime.now(UTC), pa.timestamp("us", "UTC"))
         return pa.RecordBatch.from_arrays(
             [*batch.columns, pa.repeat(now, batch.num_rows), pa.repeat(self.receive_id, batch.num_rows)],

@@ -1,0 +1,527 @@
+"""Handling: whatever a callback does with a message, the others do not notice."""
+
+import asyncio
+import gc
+import os
+import signal
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, computed_field, field_validator
+
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.message import Failure, Message
+from pipeline_platform.options import Batcher, Processors, Producer, TableBatcher
+from pipeline_platform.pipeline import Pipeline
+from pipeline_platform.stages.handle import Handler
+from tests.small_lake import Memory, Row, batch_of, handled, numbered, outcomes, received, rows_of
+
+
+@pytest.fixture
+def lake(tmp_path):
+    return Lake(root=str(tmp_path))
+
+
+class PanicError(BaseException):
+    """What a Rust library raises when it panics is no Exception either."""
+
+
+KEPT: list[Message] = []
+
+
+class Obedient(Pipeline):
+    """Does what a payload says."""
+
+    name = "obedient"
+    producer = Producer(source="memory")
+    processors = Processors(chunk_size=10)
+    batchers = {"kept": TableBatcher(schema=Row)}
+
+    def handle_message(self, message: Message, context: Any) -> Any:  # noqa: C901 - a list of cases
+        text = message.data.decode()
+        done = message.put_batcher("kept").put_data({"text": text})
+        match text:
+            case "raise":
+                raise ValueError("as told")
+            case "exit":
+                raise SystemExit(3)
+            case "panic":
+                raise PanicError("index out of bounds")
+            case "cancel":
+                raise asyncio.CancelledError
+            case "recurse":
+                return self.handle_message(message, context)
+            case "none":
+                return None
+            case "nonsense":
+                return {"text": text}
+            case "another":
+                return next(iter(Message.each(batch_of(b"x", b"y"))))
+            case "neighbour":
+                return KEPT[-1]
+            case "unknown":
+                return done.put_batcher("nowhere")
+            case "unhashable":
+                return done.put_batcher(["kept"])  # type: ignore[arg-type]
+            case "fail":
+                return done.failed("as told")
+            case "misfit":
+                return done.put_data({"txt": 1})
+            case "surrogate":
+                return done.put_data({"text": "\ud83d"})
+            case "surrogate key":
+                return done.put_batch_key("\ud83d")
+            case "number for a key":
+                done.batch_key = 5  # type: ignore[assignment]
+            case "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "die quietly":
+                os._exit(0)
+        KEPT.append(done)
+        return done
+
+
+FAULTS = {
+    "raise": ("ValueError", "as told"),
+    "exit": ("SystemExit", "3"),
+    "panic": ("PanicError", "index out of bounds"),
+    "cancel": ("CancelledError", "CancelledError"),
+    "recurse": ("RecursionError", "maximum recursion depth"),
+    "none": ("TypeError", "handle_message must return a Message, got NoneType"),
+    "nonsense": ("TypeError", "handle_message must return a Message, got dict"),
+    "another": ("TypeError", "it returned another one"),
+    "neighbour": ("TypeError", "it returned another one"),
+    "unknown": ("unknown batcher", "no batcher 'nowhere'; there are ['kept']"),
+    "unhashable": ("unknown batcher", "no batcher ['kept']; there are ['kept']"),
+    "fail": ("failed", "as told"),
+    "misfit": ("ColumnError", "data has ['txt'], which Row has no field for"),
+    "surrogate": ("UnicodeEncodeError", "surrogates not allowed"),
+    "surrogate key": ("UnicodeEncodeError", "surrogates not allowed"),
+    "number for a key": ("ArrowTypeError", "int"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_faulty_message_fails_alone_and_keeps_its_payload(lake, fault):
+    manifest = handled(lake, Obedient, b"1", fault.encode(), b"3")
+
+    assert outcomes(lake, "obedient", manifest) == {"m0": "handled", "m1": "failed", "m2": "handled"}
+    assert [row["text"] for row in rows_of(lake, "obedient", manifest, "kept")] == ["1", "3"]
+    (failure,) = rows_of(lake, "obedient", manifest, "failed")
+    kind, reason = FAULTS[fault]
+    assert failure["kind"] == kind
+    assert reason in failure["reason"]
+    assert failure["data"] == fault.encode(), "driving it again needs the original"
+    assert (failure["message_id"], failure["attempt"], failure["state"]) == ("m1", 1, "open")
+
+
+def test_a_keyboard_interrupt_is_for_the_worker(lake):
+    class Interrupted(Obedient):
+        name = "interrupted"
+
+        def handle_message(self, message, context):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        handled(lake, Interrupted, b"1")
+
+
+@pytest.mark.parametrize("payload", [b"", b"\xff\xfe not UTF-8", b"{not JSON", b"x" * 2**20, None])
+def test_a_payload_that_cannot_be_read_fails_alone(lake, payload):
+    class Strict(Obedient):
+        name = "strict"
+
+        def handle_message(self, message, context):
+            return message.put_batcher("kept").put_data(Row.model_validate_json(message.data))
+
+    manifest = handled(lake, Strict, b'{"text": "a"}', payload, b'{"text": "b"}')
+
+    assert outcomes(lake, "strict", manifest) == {"m0": "handled", "m1": "failed", "m2": "handled"}
+    (failure,) = rows_of(lake, "strict", manifest, "failed")
+    assert failure["data"] == payload
+
+
+def test_a_message_of_a_megabyte_is_handled_like_any_other(lake):
+    manifest = handled(lake, Obedient, b"1", b"x" * 2**20)
+
+    assert outcomes(lake, "obedient", manifest) == {"m0": "handled", "m1": "handled"}
+
+
+@pytest.mark.parametrize("death", ["die", "die quietly"])
+@pytest.mark.parametrize("deadly", [{0}, {4}, {1, 2}, {0, 4}])
+def test_in_careful_mode_a_message_that_kills_its_process_fails_alone(lake, death, deadly):
+    payloads = [death.encode() if index in deadly else b"%d" % index for index in range(5)]
+
+    manifest = handled(lake, Obedient, *payloads, careful=True)
+
+    expected = {f"m{index}": "failed" if index in deadly else "handled" for index in range(5)}
+    assert outcomes(lake, "obedient", manifest) == expected
+    failures = rows_of(lake, "obedient", manifest, "failed")
+    assert {row["data"] for row in failures} == {death.encode()}
+    assert {row["kind"] for row in failures} == {"worker killed"}
+    assert {row["message_id"] for row in rows_of(lake, "obedient", manifest, "kept")} == {
+        name for name, outcome in expected.items() if outcome == "handled"
+    }
+
+
+class Permits:
+    """A rate limit that counts what it was asked for."""
+
+    def __init__(self):
+        self.asked = 0
+        self.process = os.getpid()
+
+    def permitted(self, wanted):
+        assert os.getpid() == self.process, "a forked process must not touch the store's connection"
+        count = min(wanted, 2)
+        self.asked += count
+        return count, float("inf")
+
+    def each(self, messages):
+        assert os.getpid() == self.process
+        self.asked += len(messages)
+        yield from messages
+
+
+def test_trying_messages_first_is_held_to_the_rate_limit_too(lake):
+    permits = Permits()
+
+    manifest = handled(lake, Obedient, b"1", b"2", b"die", b"4", b"5", careful=True, pace=permits)
+
+    assert outcomes(lake, "obedient", manifest)["m2"] == "failed"
+    assert permits.asked == 5 + 4, "five tried, and the four of them that live handled"
+
+
+def test_the_rate_limit_is_asked_for_every_message_once(lake):
+    permits = Permits()
+
+    handled(lake, Obedient, b"1", b"2", b"3", pace=permits)
+
+    assert permits.asked == 3
+
+
+# prepare_messages
+
+
+class Preparing(Obedient):
+    """Has chunks of three messages prepared."""
+
+    name = "preparing"
+    processors = Processors(chunk_size=3)
+
+    def prepare_messages(self, messages: list[Message], context: Any) -> Any:
+        match messages[0].data:
+            case b"raise":
+                raise ConnectionError("no answer")
+            case b"panic":
+                raise PanicError
+            case b"short":
+                return messages[1:]
+            case b"long":
+                return [*messages, messages[0]]
+            case b"reorder":
+                return messages[::-1]
+            case b"none":
+                return None
+            case b"nonsense":
+                return [None] * len(messages)
+            case b"generate":
+                return (message.put_data(message.data + b"!") for message in messages)
+            case b"fail one":
+                return [messages[0].failed("as told"), *messages[1:]]
+        return [message.put_data(message.data + b"!") for message in messages]
+
+
+@pytest.mark.parametrize("fault", [b"raise", b"panic", b"short", b"long", b"reorder", b"none", b"nonsense"])
+def test_a_fault_of_prepare_messages_fails_its_chunk_and_no_other(lake, fault):
+    manifest = handled(lake, Preparing, fault, b"2", b"3", b"4", b"5", b"6")
+
+    assert list(outcomes(lake, "preparing", manifest).values()).count("failed") == 3
+    assert [row["text"] for row in rows_of(lake, "preparing", manifest, "kept")] == ["4!", "5!", "6!"]
+    failures = rows_of(lake, "preparing", manifest, "failed")
+    assert [row["data"] for row in failures] == [fault, b"2", b"3"]
+    assert {row["stage"] for row in failures} == {"prepare_messages"}
+
+
+def test_prepare_messages_may_give_any_iterable(lake):
+    manifest = handled(lake, Preparing, b"generate", b"2")
+
+    assert [row["text"] for row in rows_of(lake, "preparing", manifest, "kept")] == ["generate!", "2!"]
+
+
+def test_what_prepare_messages_fails_is_not_handled(lake):
+    manifest = handled(lake, Preparing, b"fail one", b"2", b"3")
+
+    assert outcomes(lake, "preparing", manifest) == {"m0": "failed", "m1": "handled", "m2": "handled"}
+
+
+def test_prepare_messages_gets_chunks_and_what_is_recorded_does_not_depend_on_them(lake):
+    sizes = []
+
+    class Counting(Obedient):
+        name = "counting"
+        processors = Processors(chunk_size=4)
+
+        def prepare_messages(self, messages, context):
+            sizes.append(len(messages))
+            return messages
+
+    manifest = handled(lake, Counting, *(b"%d" % index for index in range(10)))
+
+    assert sizes == [4, 4, 2]
+    assert len(manifest.of_table("outcomes")) == 1
+
+
+# transform
+
+
+class Transforming(Obedient):
+    name = "transforming"
+
+    def transform(self, event: Message) -> Any:
+        if event.data == b"raise":
+            raise ValueError("no message")
+        if event.data == b"none":
+            return None
+        return event.update_data(bytes.upper)
+
+
+@pytest.mark.parametrize("fault", [b"raise", b"none"])
+def test_a_fault_of_transform_fails_its_message_alone(lake, fault):
+    manifest = handled(lake, Transforming, b"a", fault, b"c")
+
+    assert outcomes(lake, "transforming", manifest) == {"m0": "handled", "m1": "failed", "m2": "handled"}
+    (failure,) = rows_of(lake, "transforming", manifest, "failed")
+    assert (failure["stage"], failure["data"]) == ("transform", fault)
+    assert [row["text"] for row in rows_of(lake, "transforming", manifest, "kept")] == ["A", "C"]
+
+
+# handle_failed
+
+
+SEEN: list[list[bytes]] = []
+
+
+class Failing(Obedient):
+    """Fails everything but `ok`, and does with the failures what the first of them says."""
+
+    name = "failing"
+    processors = Processors(chunk_size=3)
+
+    def handle_message(self, message, context):
+        if message.data == b"ok":
+            return message.put_batcher("kept").put_data({"text": "ok"})
+        raise ValueError("as told")
+
+    def handle_failed(self, messages: list[Message], context: Any) -> Any:
+        SEEN.append([message.data for message in messages])
+        match messages[0].data:
+            case b"raise":
+                raise ConnectionError("nobody to tell")
+            case b"panic":
+                raise PanicError
+            case b"none":
+                return None
+            case b"short":
+                return messages[1:]
+            case b"nonsense":
+                return [None] * len(messages)
+            case b"rescue":
+                rescued = [message.put_data(b"fine") for message in messages]
+                for message in rescued:
+                    message.failure = None
+                return rescued
+            case b"generate":
+                return (message.configure_ack(on_failure="nack:30") for message in messages)
+            case b"noop":
+                return [message.configure_ack(on_failure="noop") for message in messages]
+            case b"nack":
+                return [message.configure_ack(on_failure="nack:30") for message in messages]
+        return messages
+
+
+@pytest.mark.parametrize("fault", [b"raise", b"panic", b"none", b"short", b"nonsense", b"rescue"])
+def test_whatever_handle_failed_does_what_failed_stays_failed(lake, fault):
+    manifest = handled(lake, Failing, b"ok", fault, b"x")
+
+    assert outcomes(lake, "failing", manifest) == {"m0": "handled", "m1": "failed", "m2": "failed"}
+    failures = rows_of(lake, "failing", manifest, "failed")
+    assert [(row["data"], row["reason"]) for row in failures] == [(fault, "as told"), (b"x", "as told")]
+    errors = manifest.total("handle_failed_errors")
+    assert errors == (0 if fault == b"rescue" else 1), "its own errors are counted, and told among the reasons"
+
+
+def test_handle_failed_gets_failures_a_chunk_at_a_time_and_only_failures(lake):
+    SEEN.clear()
+
+    handled(lake, Failing, b"1", b"ok", b"2", b"3", b"4")
+
+    assert SEEN == [[b"1", b"2", b"3"], [b"4"]]
+
+
+@pytest.mark.parametrize(("payload", "action"), [(b"noop", "noop"), (b"nack", "nack:30"), (b"generate", "nack:30")])
+def test_a_failure_that_goes_back_to_the_source_is_no_decision_and_no_open_failure(lake, payload, action):
+    manifest = handled(lake, Failing, payload)
+
+    (outcome,) = rows_of(lake, "failing", manifest, "outcomes")
+    assert (outcome["outcome"], outcome["action"]) == ("returned", action)
+    assert rows_of(lake, "failing", manifest, "failed") == [], "it comes back by intent"
+
+
+def test_the_sources_own_setting_holds_where_a_message_has_none(lake):
+    source = Memory(deliveries_=numbered(b"ok", b"x"), on_success="noop", on_failure="nack:5")
+
+    manifest = handled(lake, Failing, source=source)
+
+    told = [(row["outcome"], row["action"]) for row in rows_of(lake, "failing", manifest, "outcomes")]
+    assert told == [("handled", "noop"), ("returned", "nack:5")]
+
+
+def test_a_message_driven_again_is_recorded_as_failed_whatever_the_source_would_be_told(lake):
+    manifest = handled(lake, Failing, b"nack", origin="failed")
+
+    assert outcomes(lake, "failing", manifest) == {"m0": "failed"}
+
+
+def test_a_message_driven_again_that_succeeds_closes_its_failure(lake):
+    manifest = handled(lake, Failing, b"ok", origin="failed")
+
+    (event,) = rows_of(lake, "failing", manifest, "failed")
+    assert (event["message_id"], event["state"], event["data"]) == ("m0", "closed", None)
+
+
+# What else is recorded
+
+
+def test_messages_go_to_their_batchers_with_their_keys(lake):
+    class Sorting(Pipeline):
+        name = "sorting"
+        producer = Producer(source="memory")
+        batchers = {"odd": TableBatcher(schema=Row), "even": TableBatcher(schema=Row)}
+
+        def handle_message(self, message, context):
+            number = int(message.data)
+            routed = message.put_batcher("odd" if number % 2 else "even").put_batch_key(f"../{number % 3}")
+            return routed.put_data(Row(text=str(number)))
+
+    manifest = handled(lake, Sorting, *(b"%d" % number for number in range(6)))
+
+    odd = rows_of(lake, "sorting", manifest, "odd")
+    assert [(row["text"], row["batch_key"], row["message_id"]) for row in odd] == [
+        ("1", "../1", "m1"),
+        ("3", "../0", "m3"),
+        ("5", "../2", "m5"),
+    ]
+    (notes,) = manifest.notes
+    assert notes["keys"]["odd"] == {"../1": 1, "../0": 1, "../2": 1}
+    assert (notes["handled"], notes["failed"], notes["rows:even"]) == (6, 0, 3)
+
+
+def test_without_batchers_a_message_leaves_nothing_but_its_outcome(lake):
+    class Bare(Pipeline):
+        name = "bare"
+        producer = Producer(source="memory")
+
+        def handle_message(self, message, context):
+            return message.put_batcher("anything") if message.data == b"1" else message.failed("no")
+
+    manifest = handled(lake, Bare, b"1", b"2")
+
+    assert outcomes(lake, "bare", manifest) == {"m0": "handled", "m1": "failed"}
+    assert {file.table for file in manifest} == {"outcomes", "failed"}
+
+
+class Camel(BaseModel):
+    """A model that JSON does not give back by itself: aliases, a computed field."""
+
+    model_config = {"alias_generator": lambda name: name.title(), "extra": "forbid"}
+    carrier: str
+
+    @computed_field
+    @property
+    def shout(self) -> str:
+        return self.carrier.upper()
+
+    @field_validator("carrier")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value == "KeyError":
+            raise KeyError(value)
+        return value
+
+
+class Batching(Pipeline):
+    name = "batching"
+    producer = Producer(source="memory")
+    batchers = {"typed": Batcher(schema=Camel), "plain": Batcher()}
+
+    def handle_message(self, message, context):
+        if message.data == b"object":
+            return message.put_batcher("plain").put_data(object())
+        if message.data == b"loop":
+            loop: list[Any] = []
+            loop.append(loop)
+            return message.put_batcher("plain").put_data(loop)
+        if message.data == b"bytes":
+            return message.put_batcher("plain").put_data(b"\xff")
+        return message.put_batcher("typed").put_data(Camel(Carrier=message.data.decode()))
+
+    def handle_batch(self, batcher, messages, batch_info, context):
+        return messages
+
+
+def test_messages_for_a_callback_wait_in_the_receives_own_folder_and_have_no_outcome_yet(lake):
+    manifest = handled(lake, Batching, b"UA", b"bytes", b"object", b"loop")
+
+    assert outcomes(lake, "batching", manifest) == {"m2": "failed", "m3": "failed"}
+    assert {file.table for file in manifest} == {"outcomes", "failed", "_receives/r1/typed", "_receives/r1/plain"}
+    (staged,) = rows_of(lake, "batching", manifest, "_receives/r1/plain")
+    assert (staged["value"], staged["encoding"]) == (b"\xff", "bytes")
+
+
+def test_many_reasons_and_keys_do_not_fill_the_tasks_memory(lake, monkeypatch):
+    monkeypatch.setattr("pipeline_platform.stages.record._DISTINCT", 10)
+
+    class Chatty(Obedient):
+        name = "chatty"
+
+        def handle_message(self, message, context):
+            raise ValueError(message.message_id)
+
+    manifest = handled(lake, Chatty, *[b"x"] * 50)
+
+    assert len(manifest.notes[0]["reasons"]) <= 10
+    assert manifest.total("failed") == 50
+
+
+def test_what_the_driver_is_told_is_a_sample_without_payloads(lake):
+    manifest = handled(lake, Obedient, *[b"raise"] * 30)
+
+    (notes,) = manifest.notes
+    assert len(notes["sample"]) == 10
+    assert set(notes["sample"][0]) == {"message_id", "stage", "kind", "reason", "attempt"}
+
+
+def test_handling_leaves_the_garbage_collector_as_it_was(lake):
+    before = gc.get_threshold()
+
+    handled(lake, Obedient, b"1")
+
+    assert gc.get_threshold() == before
+    assert gc.get_freeze_count() == 0
+
+
+def test_a_handler_needs_no_lake():
+    first, second = Handler(Obedient(), None).handle(batch_of(b"1", b"raise"))
+
+    assert (first.status, second.status) == ("ok", "failed")
+    assert isinstance(second.failure, Failure)
+
+
+def test_a_source_that_delivers_a_message_without_an_id_is_named(lake):
+    class Nameless(Memory):
+        def read(self, share, receive_id):
+            yield self.deliveries(message_id=["a", None], data=[b"", b""], ack_id=["1", "2"], ack_ref="q")
+
+    with pytest.raises(Exception, match="memory delivered a message without message_id"):
+        received(lake, "p", Nameless(deliveries_=numbered(b"")))
