@@ -40,6 +40,10 @@ class TaskError(RuntimeError):
     """A task failed as often as it may. The message is its own Python traceback."""
 
 
+class WorkerDiedError(TaskError):
+    """A task ended its Python worker each time it was tried."""
+
+
 class TaskInterruptedError(RuntimeError):
     """Somebody interrupted the operation by its tag."""
 
@@ -142,6 +146,7 @@ def readable_errors() -> Iterator[None]:
 
     Raises:
         TaskError: Instead of Spark's error, if there is a Python traceback in it.
+        WorkerDiedError: Instead of Spark's error for a Python worker that died.
         TaskInterruptedError: Instead of Spark's error for an interrupted operation.
     """
     try:
@@ -151,7 +156,7 @@ def readable_errors() -> Iterator[None]:
         if python := _python_traceback(message):
             raise TaskError(f"a Spark task failed:\n{python}") from None
         if _CRASH in message:
-            raise TaskError(
+            raise WorkerDiedError(
                 "a Spark task failed: its Python worker was killed or crashed each time it was tried (out of "
                 f"memory, os._exit, a native library).\n{_above_java(message.partition(_CRASH)[2].lstrip(': '))}"
             ) from None

@@ -49,7 +49,6 @@ _LOG = logging.getLogger(__name__)
 
 LEASE_S = 60.0
 """Seconds that a receive's claim on capacity lasts unless its run renews it."""
-_WORKER_DIED = ("Python worker exited unexpectedly", "Python worker died", "crashed")
 
 
 class Acknowledgement(NamedTuple):
@@ -232,9 +231,7 @@ class Flow:
 
         try:
             return self._run(receive, task(careful=False), len(parts))
-        except Exception as error:
-            if not any(words in str(error) for words in _WORKER_DIED):
-                raise
+        except engine.WorkerDiedError:
             _LOG.warning("a message ended its Python worker: handling again, each chunk in a forked process first")
             return self._run(receive, task(careful=True), len(parts))
 

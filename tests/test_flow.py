@@ -1,0 +1,143 @@
+"""Whole flows on a real Spark: queue to tables to acknowledgement."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from pipeline_platform.control import ControlStore
+from pipeline_platform.flow import Flow
+from pipeline_platform.lake.receives import Origin, Receive
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.pipeline import Pipeline
+from resources.table_queue import TableQueue
+from tests.flow_pipelines import Columns, Obedient, Paced
+from tests.spark_fixtures import WarmSpark
+
+WINDOW = "2026-11-21T0000"
+Filled = Callable[[type[Pipeline], Iterable[bytes]], Flow]
+
+
+@pytest.fixture
+def filled(tmp_path: Path, warm_spark: WarmSpark) -> Iterator[Filled]:
+    """A pipeline over a queue of payloads."""
+    with closing(warm_spark.resource()) as spark:
+
+        def fill(pipeline: type[Pipeline], payloads: Iterable[bytes]) -> Flow:
+            queue = TableQueue(name="queue", url=f"sqlite:///{tmp_path}/queue.sqlite")
+            queue.create()
+            queue.enqueue(payloads)
+            control = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
+            return Flow(pipeline, queue, Lake(root=str(tmp_path / "lake")), control, lambda: spark.spark_session)
+
+        yield fill
+
+
+def run(flow: Flow, origin: Origin = "source") -> Receive:
+    receive = flow.begin(origin=origin, run_id="test", windows=[WINDOW])
+    flow.receive(receive)
+    flow.handle(receive)
+    for name, options in flow.pipeline.batchers.items():
+        if options.kind == "batcher":
+            flow.batch(receive, name)
+    flow.decide(receive)
+    flow.publish(receive)
+    flow.acknowledge(receive)
+    return receive
+
+
+def rows(flow: Flow, table: str) -> pl.DataFrame:
+    return pl.read_delta(flow.tables[table].uri)
+
+
+def kinds(flow: Flow) -> dict[str, str]:
+    failed = rows(flow, "failed")
+    return dict(zip((data.decode() for data in failed["data"]), failed["kind"], strict=True))
+
+
+@pytest.mark.parametrize("fault", [b"kill", b"leave"])
+def test_a_message_that_kills_its_worker_fails_alone(filled: Filled, fault: bytes) -> None:
+    flow = filled(Obedient, [b"one", b"two", fault, b"three", b"raise"])
+
+    run(flow)
+
+    assert kinds(flow) == {fault.decode(): "worker killed", "raise": "ValueError"}
+    assert sorted(rows(flow, "words")["word"]) == ["one", "three", "two"]
+    assert flow.source.backlog().messages == 0
+
+
+def test_batches_are_cut_by_key_and_size_and_a_failing_one_fails_alone(filled: Filled) -> None:
+    keys = ["a"] * 7 + ["b"] * 2 + ["raise"] * 2 + ["few"] * 3
+    flow = filled(Obedient, (f"batch {key}".encode() for key in keys))
+
+    run(flow)
+
+    batches = rows(flow, "batches")
+    sizes = batches.group_by("batch_key", "batch_id").len().sort("batch_key", "len")
+    assert list(zip(sizes["batch_key"], sizes["len"], strict=True)) == [
+        ("a", 1), ("a", 3), ("a", 3), ("b", 2), ("few", 2),
+    ]  # fmt: skip
+    assert sorted(rows(flow, "failed")["kind"]) == ["ValueError", "ValueError", "not returned"]
+
+
+def test_a_failure_is_driven_again_until_it_succeeds_and_a_replay_changes_nothing(filled: Filled) -> None:
+    flow = filled(Obedient, [b"one", b"raise", b"none", b"exit"])
+    run(flow)
+
+    run(flow, "failed")
+    again = rows(flow, "failed")
+    run(flow, "messages")
+
+    assert sorted(again["attempt"]) == [1, 1, 1, 2, 2, 2]
+    assert sorted(rows(flow, "failed")["attempt"]) == [2, 2, 2], "a replay takes the place of what came before"
+    assert rows(flow, "words")["word"].to_list() == ["one"]
+    assert rows(flow, "messages")["message_id"].n_unique() == rows(flow, "messages").height == 4
+
+
+def test_the_fast_lane_routes_fails_and_misses_rows_like_the_other(filled: Filled) -> None:
+    flow = filled(Columns, [b"one", b"drop", b"fail", b"lost", b"two", b"batch 1", b"batch 2", b"batch 3"])
+
+    run(flow)
+
+    assert sorted(rows(flow, "words")["word"]) == ["one", "two"]
+    assert sorted(rows(flow, "batches")["word"]) == ["batch 1", "batch 2", "batch 3"]
+    reasons = rows(flow, "failed").sort("message_id")["reason"].to_list()
+    assert reasons == [
+        "handle_messages did not return it", "told to", "no batcher 'nowhere'; there are ['batches', 'words']",
+    ]  # fmt: skip
+    assert flow.source.backlog().messages == 0
+
+
+def test_no_interval_sees_more_than_the_rate_limit_allows(filled: Filled) -> None:
+    flow = filled(Paced, [b"word"] * 25)
+    taken: dict[int, int] = {}
+
+    run(flow)
+
+    url = str(flow.control).partition("'")[2].rpartition("'")[0]
+    assert rows(flow, "words").height == 25
+    import sqlite3
+
+    with sqlite3.connect(url.removeprefix("sqlite:///")) as database:
+        taken = dict(database.execute("SELECT starts_at, used FROM control_intervals").fetchall())
+    assert max(taken.values()) <= 10
+
+
+def test_a_delivery_that_comes_again_is_acknowledged_and_not_handled(filled: Filled) -> None:
+    flow = filled(Obedient, [b"one", b"two"])
+    receive = flow.begin(origin="source", run_id="test", windows=[WINDOW])
+    flow.receive(receive)
+    flow.handle(receive)
+    flow.decide(receive)
+    flow.publish(receive)
+    flow.source.release(receive.receive_id, ["1", "2"])  # as if the acknowledgement had never come
+    flow.receives.remove(receive.receive_id)
+    flow.control.end(receive.receive_id)
+
+    run(flow)
+
+    assert rows(flow, "words").height == 2
+    assert sorted(rows(flow, "outcomes")["outcome"]) == ["duplicate", "duplicate", "handled", "handled"]
+    assert flow.source.backlog().messages == 0
