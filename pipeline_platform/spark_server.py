@@ -95,7 +95,7 @@ def status(folder: Path | None = None) -> SparkServer | None:
         server = SparkServer(**json.loads(_state_file(folder or state_folder()).read_text()))
     except (FileNotFoundError, ValueError, TypeError):  # never started, or written by another version
         return None
-    return server if _born(server.pid) == server.born else None
+    return server if born(server.pid) == server.born else None
 
 
 def start(
@@ -213,11 +213,11 @@ def _launch(folder: Path, java: Path, cores: int, memory: str) -> SparkServer:
         cwd=folder, env=environment, start_new_session=True, stdout=subprocess.PIPE, text=True, check=True,
     ).stdout  # fmt: skip
     now = datetime.now(UTC).isoformat()
-    return SparkServer(int(pid), _born(int(pid)) or "", port, token, now, str(java), cores)
+    return SparkServer(int(pid), born(int(pid)) or "", port, token, now, str(java), cores)
 
 
 def _await_port(server: SparkServer, folder: Path, deadline: float) -> None:
-    while _born(server.pid) == server.born and server.born:
+    while born(server.pid) == server.born and server.born:
         with suppress(OSError), socket.create_connection(("127.0.0.1", server.port), timeout=1):
             return
         if time.monotonic() > deadline:
@@ -235,17 +235,17 @@ def _await_port(server: SparkServer, folder: Path, deadline: float) -> None:
 def _end(server: SparkServer) -> None:
     """Ask the process to end, make it after a while, and touch no other that has its id by now."""
     for sent, patience_s in ((signal.SIGTERM, _STOP_S), (signal.SIGKILL, _STOP_S)):
-        if _born(server.pid) != server.born:
+        if born(server.pid) != server.born:
             return
         with suppress(ProcessLookupError):
             # Its group is what `_launch` started and nothing else: while starting, Spark's script has children.
             os.killpg(os.getpgid(server.pid), sent)
         deadline = time.monotonic() + patience_s
-        while _born(server.pid) == server.born and time.monotonic() < deadline:
+        while born(server.pid) == server.born and time.monotonic() < deadline:
             time.sleep(_POLL_S)
 
 
-def _born(pid: int) -> str | None:
+def born(pid: int) -> str | None:
     """When a living process was started; None if there is none or it is only waiting to be reaped."""
     try:
         # The name may hold blanks and brackets, so count from its end: state is field 3, start time 22.

@@ -145,7 +145,7 @@ def test_a_process_that_got_the_id_of_a_dead_server_is_left_alone(tmp_path, warm
 
 def test_the_state_of_a_dead_process_is_stale_even_before_it_is_reaped(tmp_path, warm_spark):
     ended = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    write_state(tmp_path, replace(warm_spark.server, pid=ended.pid, born=spark_server._born(ended.pid)))
+    write_state(tmp_path, replace(warm_spark.server, pid=ended.pid, born=spark_server.born(ended.pid)))
     assert spark_server.status(tmp_path) is not None
     ended.kill()
     os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # dead, and nobody has asked for its exit code

