@@ -1,0 +1,101 @@
+"""Acknowledging: by group, in the source's units, and one group's error holds back no other."""
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from pipeline_platform.lake.reader import Range
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.tables import OUTCOMES
+from pipeline_platform.lake.writer import Writer
+from pipeline_platform.source import Refused, SourceError
+from pipeline_platform.stages.acknowledge import Acknowledge, Told, acknowledge
+from tests.small_lake import WINDOW, Memory, returned
+
+
+@pytest.fixture
+def lake(tmp_path):
+    return Lake(root=str(tmp_path))
+
+
+class Moody(Memory):
+    """Is out of order for the group `broken`, and refuses ids that begin with `no` or `gone`."""
+
+    def ack(self, ack_ref, ack_ids):
+        super().ack(ack_ref, ack_ids)
+        if ack_ref == "broken":
+            raise SourceError("no answer")
+        return [
+            Refused(one, "not now", lost=one.startswith("gone")) for one in ack_ids if one.startswith(("no", "gone"))
+        ]
+
+
+def told_by(lake: Lake, source: Memory, *outcomes: tuple[str, str, str]) -> dict[str, Any]:
+    """The notes of a task over outcomes `(ack_ref, ack_id, action)`."""
+    rows = [
+        {"source": "s", "message_id": ack_id, "ack_ref": ack_ref, "ack_id": ack_id, "action": action}
+        for ack_ref, ack_id, action in outcomes
+    ]
+    schema = pa.schema([field for field in OUTCOMES if field.name != "window"])
+    with Writer(lake, "p", "r1") as writer:
+        writer.write("outcomes", WINDOW, pa.RecordBatch.from_pylist(rows, schema=schema))
+        (file,) = writer.close().files
+    parts = [[Range(f"p/outcomes/{file.path}", WINDOW, 0, file.rows, 0)]]
+    (notes,) = returned(Acknowledge(source, lake, parts)(0)).notes
+    return notes
+
+
+def test_each_group_is_told_at_once_in_the_order_of_its_messages(lake):
+    source = Memory()
+
+    notes = told_by(lake, source, ("b", "2", "ack"), ("a", "9", "ack"), ("b", "1", "ack"), ("a", "3", "ack"))
+
+    assert sorted(source.told) == [("ack", "a", ["9", "3"]), ("ack", "b", ["2", "1"])]
+    assert (notes["acknowledged"], notes["refused"], notes["errors"]) == (4, 0, [])
+
+
+def test_an_error_of_one_group_holds_back_no_other_and_is_told_in_words(lake):
+    source = Moody()
+
+    notes = told_by(lake, source, ("broken", "1", "ack"), ("broken", "2", "ack"), ("sound", "3", "ack"))
+
+    assert ("ack", "sound", ["3"]) in source.told
+    assert notes["acknowledged"] == 1
+    assert notes["errors"] == ["ack of 2 messages of memory: SourceError: no answer"]
+
+
+def test_an_error_of_one_action_holds_back_no_other():
+    source = Moody()
+
+    result = acknowledge(source, "broken", [Told("1", "ack"), Told("2", "nack")])
+
+    assert source.told[-1] == ("nack:0", "broken", ["2"])
+    assert (result.told, len(result.errors)) == (1, 1)
+
+
+def test_noop_leaves_a_message_alone_and_nack_gives_it_back_after_its_delay():
+    source = Memory()
+
+    result = acknowledge(
+        source,
+        "q",
+        [Told("1", "noop"), Told("2", "nack"), Told("3", "nack:30"), Told("4", "ack"), Told("5", "nack:30")],
+    )
+
+    assert source.told == [("nack:0", "q", ["2"]), ("nack:30", "q", ["3", "5"]), ("ack", "q", ["4"])]
+    assert result.told == 5, "one that is to be left alone is dealt with too"
+
+
+def test_refusals_are_reported_and_leases_that_were_lost_apart(lake):
+    notes = told_by(lake, Moody(), ("q", "no1", "ack"), ("q", "gone1", "ack"), ("q", "yes", "ack"))
+
+    assert (notes["acknowledged"], notes["refused"], notes["lost"]) == (1, 1, 1)
+    assert notes["refusals"] == [{"ack_id": "no1", "reason": "not now", "lost": False}]
+
+
+def test_of_many_refusals_a_sample_is_told(lake):
+    notes = told_by(lake, Moody(), *(("q", f"no{index}", "ack") for index in range(100)))
+
+    assert notes["refused"] == 100
+    assert len(notes["refusals"]) == 10
