@@ -1,8 +1,8 @@
 """The job that keeps a pipeline's tables: compaction and retention."""
 
 import dagster as dg
-from pipeline_platform.lake.maintenance import maintain
 
+from pipeline_platform.lake.maintenance import maintain
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.pipeline import Pipeline
 

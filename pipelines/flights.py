@@ -57,8 +57,10 @@ class Flights(Pipeline):
     """Departures from New York: every flight to the lake, long delays to the alerts."""
 
     name = "flights"
-    producer = Producer(source="flights_queue", max_runs=2, oldest_allowed=timedelta(hours=1))
-    processors = Processors(concurrency=2, max_demand=50_000)
+    producer = Producer(
+        source="flights_queue", max_runs=2, patience=timedelta(seconds=5), oldest_allowed=timedelta(hours=1)
+    )
+    processors = Processors(concurrency=2, max_demand=100_000)
     batchers = {"lake": TableBatcher(schema=Flight), "alerts": Batcher(schema=Flight, batch_size=10)}
     context = Rules()
     owners = ("team:flights",)
@@ -85,7 +87,9 @@ class Flights(Pipeline):
         )
         Path(context.alerts).parent.mkdir(parents=True, exist_ok=True)
         with sqlite3.connect(context.alerts, timeout=30) as database:
-            database.execute("CREATE TABLE IF NOT EXISTS alerts (batch_id TEXT PRIMARY KEY, flights INTEGER, alert TEXT)")
+            database.execute(
+                "CREATE TABLE IF NOT EXISTS alerts (batch_id TEXT PRIMARY KEY, flights INTEGER, alert TEXT)"
+            )
             row = (batch_info.batch_id, len(messages), text)
             database.execute("INSERT OR IGNORE INTO alerts VALUES (?, ?, ?)", row)
         return messages

@@ -221,7 +221,7 @@ class Recorder:
 
     def settle_handled(self, rows: pa.RecordBatch, window: str) -> None:
         """Write the outcomes of rows that are all handled."""
-        self.counts["handled"] += rows.num_rows
+        self._count("handled", window, rows.num_rows)
         self._write_outcomes(rows, window, "handled", self._source.on_success)
         if self._origin == "failed":
             self._write_events(rows, window, state="closed")
@@ -278,9 +278,9 @@ class Recorder:
             if not returned:
                 recorded.append(index)
         self._write_outcomes(_rows(batch, _OUTCOME, failed), window, outcomes, told)
-        self.counts["handled"] += len(done)
-        self.counts["failed"] += len(recorded)
-        self.counts["returned"] += len(failed) - len(recorded)
+        self._count("handled", window, len(done))
+        self._count("failed", window, len(recorded))
+        self._count("returned", window, len(failed) - len(recorded))
         self._note_failures(messages, failed)
         self._write_failures(batch, window, messages, recorded)
         if self._origin == "failed":
@@ -295,7 +295,7 @@ class Recorder:
             decided: An earlier receive decided the message: the source is told that it is done with. Else the
                 other copy is of this receive, and may yet be given back: this one is left to its lease.
         """
-        self.counts["duplicates"] += rows.num_rows
+        self._count("duplicates", window, rows.num_rows)
         self._write_outcomes(rows, window, "duplicate", self._source.on_success if decided else "noop")
 
     def _write_outcomes(
@@ -314,6 +314,12 @@ class Recorder:
             self._writer.write(
                 "outcomes", window, pa.RecordBatch.from_arrays([columns[name] for name in names], names=names)
             )
+
+    def _count(self, outcome: str, window: str, messages: int) -> None:
+        """Count in all, and by window: a run over several tells each window its own."""
+        if messages:
+            self.counts[outcome] += messages
+            self.counts[f"{outcome}@{window}"] += messages
 
     def _look_at_failed(self, messages: list[Message]) -> list[Message]:
         size = self._chunk_size
