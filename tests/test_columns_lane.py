@@ -1,0 +1,209 @@
+"""The fast lane: rows that column expressions handled, by hand-made batches; what fits nowhere fails alone."""
+
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pydantic import BaseModel
+
+from pipeline_platform.lake.manifest import Manifest
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.message import Message
+from pipeline_platform.options import Batcher, Producer, TableBatcher
+from pipeline_platform.pipeline import Pipeline
+from pipeline_platform.stages.columns import IDENTITY, ROUTING, WriteColumns
+from pipeline_platform.stages.record import decode
+from tests.small_lake import Memory, batch_of, outcomes, returned, rows_of
+
+
+@pytest.fixture
+def lake(tmp_path):
+    return Lake(root=str(tmp_path))
+
+
+class Stop(BaseModel):
+    line: str
+    late: int | None = None
+
+
+class Alert(BaseModel):
+    late: int
+    at: datetime
+    price: Decimal
+    counts: dict[str, int]
+
+
+class Fast(Pipeline):
+    name = "fast"
+    producer = Producer(source="memory")
+    batchers = {"lake": TableBatcher(schema=Stop), "alerts": Batcher(schema=Alert), "raw": Batcher()}
+
+    def handle_messages(self, messages, context):
+        return messages
+
+    def handle_batch(self, batcher, messages, batch_info, context):
+        return messages
+
+    def handle_failed(self, messages: list[Message], context: Any) -> list[Message]:
+        return [m.configure_ack(on_failure="nack") if m.data == b"again" else m for m in messages]
+
+
+def row(data: bytes = b"original", **said: Any) -> dict[str, Any]:
+    """What came out of `handle_messages`, ok and for `lake` if nothing is said."""
+    return {
+        "data": data,
+        "batcher": "lake",
+        "batch_key": "default",
+        "status": "ok",
+        "reason": None,
+        "line": "T1",
+        "late": 0,
+        "at": datetime(2026, 1, 1, tzinfo=UTC),
+        "price": Decimal("1.5"),
+        "counts": [("a", 1)],
+        **said,
+    }
+
+
+TYPES = {
+    "line": pa.string(),
+    "late": pa.int64(),
+    "at": pa.timestamp("us", "UTC"),
+    "price": pa.decimal128(38, 9),
+    "counts": pa.map_(pa.string(), pa.int64()),
+}
+
+
+def written(
+    lake: Lake, *rows: dict[str, Any], pipeline: type[Pipeline] = Fast, origin: str = "source", **types: pa.DataType
+) -> Manifest:
+    received = batch_of(*(one["data"] for one in rows))
+    columns = {name: received.column(name) for name in IDENTITY}
+    types = {**dict.fromkeys(ROUTING, pa.string()), **TYPES, **types}
+    columns |= {name: pa.array([one[name] for one in rows], type_) for name, type_ in types.items()}
+    batch = pa.RecordBatch.from_pydict(columns)
+    return returned(WriteColumns(pipeline, None, Memory(), origin, lake, "r1")(iter([batch])))
+
+
+def failures(lake: Lake, manifest: Manifest) -> dict[str, tuple[str, str]]:
+    return {one["message_id"]: (one["kind"], one["reason"]) for one in rows_of(lake, "fast", manifest, "failed")}
+
+
+def test_rows_go_to_their_tables_as_columns(lake):
+    manifest = written(lake, row(line="T1", late=None, batch_key="x"), row(line="T2", batch_key=None))
+
+    rows = rows_of(lake, "fast", manifest, "lake")
+    assert [(one["line"], one["late"], one["batch_key"], one["message_id"]) for one in rows] == [
+        ("T1", None, "x", "m0"),
+        ("T2", 0, "default", "m1"),
+    ]
+    assert outcomes(lake, "fast", manifest) == {"m0": "handled", "m1": "handled"}
+    (notes,) = manifest.notes
+    assert (notes["returned_rows"], notes["handled"], notes["keys"]["lake"]) == (2, 2, {"x": 1, "default": 1})
+
+
+@pytest.mark.parametrize("misfits", [{0}, {3}, {1, 2}, {0, 3}, {0, 1, 2, 3}])
+def test_what_fits_no_column_fails_alone(lake, misfits):
+    rows = [row(late="soon" if index in misfits else str(index)) for index in range(4)]
+
+    manifest = written(lake, *rows, late=pa.string())
+
+    assert {int(name[1:]) for name in failures(lake, manifest)} == misfits
+    assert [one["late"] for one in rows_of(lake, "fast", manifest, "lake")] == sorted(set(range(4)) - misfits)
+    assert all(reason.startswith("late is soon and fits no int64") for _, reason in failures(lake, manifest).values())
+
+
+def test_a_null_where_the_model_wants_a_value_fails_alone(lake):
+    """What `from_json` makes of a payload that it cannot read: nulls, and no error."""
+    manifest = written(lake, row(), row(b"{not JSON", line=None), row())
+
+    assert failures(lake, manifest) == {"m1": ("ColumnError", "line is None, which its model does not allow")}
+    assert len(rows_of(lake, "fast", manifest, "lake")) == 2
+
+
+def test_a_batcher_that_is_not_there_fails_its_row_alone(lake):
+    manifest = written(lake, row(), row(batcher="nowhere"), row(batcher=None))
+
+    assert failures(lake, manifest) == {
+        "m1": ("unknown batcher", "no batcher 'nowhere'; there are ['alerts', 'lake', 'raw']"),
+        "m2": ("unknown batcher", "no batcher None; there are ['alerts', 'lake', 'raw']"),
+    }
+
+
+@pytest.mark.parametrize("status", ["failed", "Failed", "error"])
+def test_a_row_fails_by_its_status_and_a_status_that_is_none_does_not_pass(lake, status):
+    manifest = written(lake, row(), row(status=status, reason="no line", batcher="nowhere"), row(status=status))
+
+    assert failures(lake, manifest) == {
+        "m1": ("failed", "no line"),
+        "m2": ("failed", "handle_messages gave no reason"),
+    }
+    assert [one["data"] for one in rows_of(lake, "fast", manifest, "failed")] == [b"original"] * 2
+
+
+def test_a_row_without_a_status_is_ok(lake):
+    assert outcomes(lake, "fast", written(lake, row(status=None))) == {"m0": "handled"}
+
+
+def test_handle_failed_has_its_say(lake):
+    manifest = written(lake, row(b"again", status="failed"), row(status="failed"))
+
+    assert outcomes(lake, "fast", manifest) == {"m0": "returned", "m1": "failed"}
+
+
+def test_rows_for_a_callback_are_staged_as_dicts_of_its_models_fields(lake):
+    manifest = written(lake, row(batcher="alerts", batch_key="k"), row(b"\xff", batcher="raw"))
+
+    (alert,) = rows_of(lake, "fast", manifest, "_receives/r1/alerts")
+    assert decode(alert["value"], alert["encoding"], Alert) == Alert(
+        late=0, at=datetime(2026, 1, 1, tzinfo=UTC), price=Decimal("1.5"), counts={"a": 1}
+    )
+    assert (alert["batch_key"], alert["data"]) == ("k", b"original")
+    (raw,) = rows_of(lake, "fast", manifest, "_receives/r1/raw")
+    assert (raw["value"], raw["encoding"]) == (b"\xff", "bytes")
+    assert outcomes(lake, "fast", manifest) == {}, "they are not at their end"
+
+
+def test_a_batch_key_may_be_a_number(lake):
+    manifest = written(lake, row(batch_key=7), batch_key=pa.int32())
+
+    assert [one["batch_key"] for one in rows_of(lake, "fast", manifest, "lake")] == ["7"]
+
+
+def test_rows_of_several_windows_go_to_their_windows(lake):
+    received = [batch_of(b"1"), batch_of(b"2", window="2026-01-02T0000")]
+    rows = pa.Table.from_batches(received).combine_chunks().to_batches()[0]
+    routing = {"batcher": "lake", "batch_key": "k", "status": "ok", "line": "T1"}
+    columns = {name: rows.column(name) for name in IDENTITY}
+    columns |= {name: pa.repeat(value, 2) for name, value in routing.items()}
+    columns |= {"reason": pa.nulls(2, pa.string()), "late": pa.nulls(2, pa.int64())}
+
+    write = WriteColumns(Fast, None, Memory(), "source", lake, "r1")
+    manifest = returned(write(iter([pa.RecordBatch.from_pydict(columns)])))
+
+    assert {(file.window, file.rows) for file in manifest.of_table("lake")} == {
+        ("2026-01-01T0000", 1),
+        ("2026-01-02T0000", 1),
+    }
+
+
+def test_a_failure_driven_again_is_closed(lake):
+    manifest = written(lake, row(), row(status="failed"), origin="failed")
+
+    events = rows_of(lake, "fast", manifest, "failed")
+    assert {one["message_id"]: one["state"] for one in events} == {"m0": "closed", "m1": "open"}
+
+
+def test_without_batchers_rows_leave_their_outcomes(lake):
+    class Bare(Pipeline):
+        name = "fast"
+        producer = Producer(source="memory")
+
+        def handle_messages(self, messages, context):
+            return messages
+
+    manifest = written(lake, row(), row(status="failed", reason="no"), row(batcher="whatever"), pipeline=Bare)
+
+    assert outcomes(lake, "fast", manifest) == {"m0": "handled", "m1": "failed", "m2": "handled"}
