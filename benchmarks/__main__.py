@@ -1,0 +1,10 @@
+"""All benchmarks, one after the other: `make bench`."""
+
+import sys
+
+from benchmarks import driver_memory, handling, table_queue
+
+for measure in (handling, table_queue, driver_memory):
+    print(f"\n# {measure.__name__}\n", flush=True)
+    sys.argv = [measure.__name__]
+    measure.main()

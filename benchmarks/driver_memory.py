@@ -1,0 +1,66 @@
+"""Memory of a run's driver against the number of messages: it must not grow with them.
+
+Run it as `python -m benchmarks.driver_memory [--messages N ...]`: for each number, a process of its own runs once from
+lease to acknowledgement on a warm server, and tells its peak.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import resource
+import tempfile
+from contextlib import closing
+from pathlib import Path
+
+from benchmarks.events import Events, payloads
+from pipeline_platform import spark_server
+from pipeline_platform.control import ControlStore
+from pipeline_platform.flow import Flow
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.shipping import PACKAGES
+from resources.spark import WARM, SparkResource
+from resources.table_queue import TableQueue
+
+
+def run_once(root: str, queue: TableQueue, spark_folder: str, peaks: multiprocessing.Queue[int]) -> None:
+    """Run once; tell the peak in MB."""
+    resource_ = SparkResource(remote=WARM, state_folder=spark_folder, packages=[*PACKAGES, "benchmarks"])
+    with closing(resource_) as spark:
+        control = ControlStore(f"sqlite:///{root}/control.sqlite")
+        flow = Flow(Events, queue, Lake(root=f"{root}/lake"), control, lambda: spark.spark_session)
+        receive = flow.begin(origin="source", run_id="bench", windows=["2026-11-21T0000"])
+        flow.receive(receive)
+        flow.handle(receive)
+        flow.decide(receive)
+        flow.publish(receive)
+        flow.acknowledge(receive)
+    peaks.put(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--messages", type=int, nargs="+", default=[1_000, 100_000, 1_000_000])
+    given = parser.parse_args()
+    processes = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        spark_server.start(Path(folder) / "spark")
+        try:
+            for messages in given.messages:
+                root = Path(folder) / str(messages)
+                root.mkdir()
+                queue = TableQueue(name="queue", url=f"sqlite:///{root}/queue.sqlite")
+                queue.create()
+                queue.enqueue(payloads(messages))
+                peaks: multiprocessing.Queue[int] = processes.Queue()
+                process = processes.Process(target=run_once, args=(str(root), queue, f"{folder}/spark", peaks))
+                process.start()
+                print(f"{messages:9,} messages: driver's peak {peaks.get(timeout=300)} MB", flush=True)
+                process.join()
+        finally:
+            spark_server.stop(Path(folder) / "spark")
+
+
+if __name__ == "__main__":
+    main()
