@@ -106,4 +106,7 @@ def _resources() -> dict[str, Any]:
     }
 
 
-defs = platform_definitions([Flights], _resources(), assets=[delays_per_carrier])
+PIPELINES = (Flights,)
+RESOURCES = _resources()
+
+defs = platform_definitions(PIPELINES, RESOURCES, assets=[delays_per_carrier])
