@@ -87,6 +87,7 @@ def _flights_queue() -> Any:
         return source_resource(SqsSource)(
             name="flights_queue",
             queue_url=dg.EnvVar("FLIGHTS_SQS_URL"),
+            visibility_timeout=int(os.environ.get("FLIGHTS_SQS_VISIBILITY", "900")),
             endpoint_url=os.environ.get("AWS_ENDPOINT_URL"),
             region_name=os.environ.get("AWS_REGION", "us-east-1"),
         )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from typing import Any, cast
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 import dagster as dg
 from dagster._config.pythonic_config import ConfigurableResourceFactory
@@ -29,12 +30,14 @@ def source_resource(source: type[Source]) -> type[ConfigurableResourceFactory[So
     class _SourceResource(ConfigurableResourceFactory[source]):  # type: ignore[valid-type]
         def create_resource(self, context: dg.InitResourceContext) -> Source:
             del context
-            return source(**{name: getattr(self, name) for name in source.model_fields})
+            # Only what was changed: to some connectors, a default that is given is a choice that can contradict.
+            values = {name: getattr(self, name) for name in source.model_fields}
+            return source(**{name: value for name, value in values.items() if not _is_default(source, name, value)})
 
     fields: dict[str, Any] = {
         name: (
             _configurable(field.annotation),
-            Field(field.default, description=field.description)
+            Field(_default(field.default), description=field.description)
             if not field.is_required()
             else Field(description=field.description),
         )
@@ -48,4 +51,23 @@ def _configurable(annotation: Any) -> Any:
     """The type that Dagster's configuration has for a field; the connector validates the value again."""
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
         return str
+    kind, of = get_origin(annotation), get_args(annotation)
+    if kind is Annotated:
+        return _configurable(of[0])
+    if kind is Literal:
+        return type(of[0])
+    if kind in (tuple, list):
+        return list[_configurable(of[0])]  # type: ignore[misc]
+    if kind in (Union, UnionType) and type(None) in of:
+        (value,) = (each for each in of if each is not type(None))
+        return _configurable(value) | None
     return annotation
+
+
+def _default(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _is_default(source: type[Source], name: str, value: Any) -> bool:
+    default = source.model_fields[name].default
+    return bool(value == default or (isinstance(default, tuple) and list(default) == value))

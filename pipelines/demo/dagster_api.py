@@ -15,6 +15,10 @@ OVER = ("COMPLETED_SUCCESS", "COMPLETED_FAILED", "COMPLETED", "FAILED", "CANCELE
 
 _REPOSITORY = {"repositoryName": "__repository__", "repositoryLocationName": "pipeline_platform"}
 
+_LOADED = """
+query Loaded { workspaceOrError { ... on Workspace { locationEntries { loadStatus locationOrLoadError {
+  __typename ... on PythonError { message } } } } } }
+"""
 _RUNS = """
 query Runs($limit: Int!) { runsOrError(limit: $limit) { __typename ... on Runs { results {
   runId status jobName startTime endTime tags { key value } stepStats { stepKey startTime endTime status } } } } }
@@ -95,14 +99,20 @@ class Dagster:
         self.url = url
 
     def is_up(self) -> bool:
-        """Whether the web server answers, and has loaded the definitions."""
+        """Whether the web server answers, and has loaded the definitions.
+
+        Raises:
+            DagsterError: They cannot be loaded.
+        """
         try:
-            answer = self._ask(
-                "query { repositoriesOrError { __typename ... on RepositoryConnection { nodes { name } } } }", {}
-            )
+            entries = self._ask(_LOADED, {})["workspaceOrError"].get("locationEntries", [])
         except DagsterError:
             return False
-        return bool(answer["repositoriesOrError"].get("nodes"))
+        loaded = [entry["locationOrLoadError"] or {} for entry in entries]
+        for each in loaded:
+            if each.get("__typename") == "PythonError":
+                raise DagsterError(f"Dagster cannot load the definitions: {each['message']}")
+        return bool(loaded) and all(each.get("__typename") == "RepositoryLocation" for each in loaded)
 
     def runs(self, limit: int = 100) -> list[Run]:
         """The newest runs, newest first."""

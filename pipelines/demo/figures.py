@@ -26,10 +26,9 @@ class Figures(NamedTuple):
     Attributes:
         waiting: In the queue, leased to nobody.
         at_the_queue: In the queue at all: neither handled nor recorded as failed and acknowledged.
-        in_flight: Leased by runs that live, or lately did.
+        in_flight: Leased by runs that live, or died less than a lease ago.
         handled: Rows of the batchers' tables.
         failed: Events of the failed-message table.
-        unfinished: Receives that are not acknowledged.
     """
 
     waiting: int
@@ -37,7 +36,6 @@ class Figures(NamedTuple):
     in_flight: int
     handled: int
     failed: int
-    unfinished: int
 
 
 def look(place: Place, progress: Progress) -> Figures:
@@ -45,7 +43,7 @@ def look(place: Place, progress: Progress) -> Figures:
     tables = Tables(Lake(root=str(place.lake)), Flights)
     control = ControlStore(f"sqlite:///{place.control}")
     try:
-        claims = [*control.in_flight(Flights.name), *control.over(Flights.name)]
+        claims = control.in_flight(Flights.name)
     finally:
         control.close()
     waiting, there = at_the_queue(place, progress)
@@ -55,7 +53,6 @@ def look(place: Place, progress: Progress) -> Figures:
         sum(claim.messages for claim in claims),
         sum(_rows(tables, name) for name in Flights.batchers),
         _rows(tables, "failed"),
-        len(claims),
     )
 
 

@@ -121,5 +121,7 @@ class Place:
                 "FLIGHTS_SQS_URL": progress.queue_url,
                 "AWS_ENDPOINT_URL": progress.server[0],
                 "AWS_REGION": sqs.REGION,
+                # Outlasts a run, and what a killed run held comes back after it.
+                "FLIGHTS_SQS_VISIBILITY": "120" if progress.flights <= 50_000 else "400",
             }
         return inherited

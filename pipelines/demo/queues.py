@@ -12,8 +12,6 @@ from pipelines.local_servers import sqs
 from resources.table_queue import TableQueue
 
 _QUEUE = "flights"
-_VISIBILITY_S = 120
-"""Longer than a run takes to acknowledge; a killed run's messages come back after it."""
 
 
 def table_queue(place: Place) -> TableQueue:
@@ -24,7 +22,7 @@ def table_queue(place: Place) -> TableQueue:
 def start_server(place: Place, progress: Progress) -> Progress:
     """Start the SQS server with an empty queue."""
     server = sqs.start(place.servers, detached=True)
-    url = sqs.create_queue(server, _QUEUE, VisibilityTimeout=str(_VISIBILITY_S))
+    url = sqs.create_queue(server, _QUEUE)
     known = (server.url, server.pid, born(server.pid) or "")
     return progress.model_copy(update={"queue_url": url, "server": known})
 

@@ -33,7 +33,7 @@ from pipelines.flights import Flights
 from pipelines.local_servers.sqs import ServerError
 
 _LOOK_EVERY_S = 0.5
-_STANDS_STILL_S = 300
+_STANDS_STILL_S = 500
 """Longer than any lease, after which what a killed run held comes back."""
 _BACKFILLS = 5
 ASSETS = [(Flights.name, table) for table in ("messages", *Flights.batchers, "failed")]
