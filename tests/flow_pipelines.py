@@ -51,6 +51,8 @@ class Obedient(Pipeline):
 
     def handle_batch(self, batcher: str, messages: list[Message], batch_info: BatchInfo, context: Any) -> list[Message]:
         """Obey by key."""
+        if batch_info.batch_key == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
         if batch_info.batch_key == "raise":
             raise ValueError("told to")
         if batch_info.batch_key == "few":

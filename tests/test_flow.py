@@ -82,6 +82,15 @@ def test_batches_are_cut_by_key_and_size_and_a_failing_one_fails_alone(filled: F
     assert sorted(rows(flow, "failed")["kind"]) == ["ValueError", "ValueError", "not returned"]
 
 
+def test_a_batch_that_kills_its_worker_fails_alone(filled: Filled) -> None:
+    flow = filled(Obedient, [b"batch a", b"batch kill", b"batch kill", b"batch b"])
+
+    run(flow)
+
+    assert sorted(rows(flow, "batches")["batch_key"]) == ["a", "b"]
+    assert rows(flow, "failed")["kind"].to_list() == ["worker killed"] * 2
+
+
 def test_a_failure_is_driven_again_until_it_succeeds_and_a_replay_changes_nothing(filled: Filled) -> None:
     flow = filled(Obedient, [b"one", b"raise", b"none", b"exit"])
     run(flow)

@@ -16,6 +16,7 @@ from pipeline_platform.message import BatchInfo, Delivery, Failure, Message
 from pipeline_platform.options import Batcher
 from pipeline_platform.pipeline import Pipeline
 from pipeline_platform.source import Source
+from pipeline_platform.stages.handle import try_in_a_fork
 from pipeline_platform.stages.record import STAGED, Recorder, decode
 
 if TYPE_CHECKING:
@@ -54,7 +55,11 @@ def in_batches(staged: DataFrame, batch_size: int, concurrency: int) -> DataFram
 
 @dataclass(frozen=True)
 class HandleBatches:
-    """Handles batches that come sorted by `window`, `batch_key`, `batch` and `position`."""
+    """Handles batches that come sorted by `window`, `batch_key`, `batch` and `position`.
+
+    Attributes:
+        careful: Try each batch in a forked process first: one that kills it fails, and costs no other.
+    """
 
     pipeline: type[Pipeline]
     batcher: str
@@ -63,6 +68,7 @@ class HandleBatches:
     origin: str
     lake: Lake
     receive_id: str
+    careful: bool = False
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Handle every batch in `batches`; rows of one batch may lie in several of them."""
@@ -88,9 +94,18 @@ class HandleBatches:
         trigger: Literal["size", "flush"] = "size" if batch.column("full")[0].as_py() else "flush"
         info = BatchInfo(self.batcher, key, None, batch.num_rows, trigger, batch_id)
         messages, undecodable = self._messages(batch)
-        handled = handle_batch(pipeline, self.batcher, messages, info, self.context) if messages else []
+        handled = self._called(pipeline, messages, info) if messages else []
         by_row = {message._row: message for message in [*handled, *undecodable]}
         recorder.batched(self.batcher, batch, window, [by_row[row] for row in range(batch.num_rows)], batch_id)
+
+    def _called(self, pipeline: Pipeline, messages: list[Message], info: BatchInfo) -> list[Message]:
+        def call() -> list[Message]:
+            return handle_batch(pipeline, self.batcher, messages, info, self.context)
+
+        if self.careful and (death := try_in_a_fork(call)):
+            failure = Failure("worker killed", f"handling its batch ended the worker ({death})", "", "handle_batch")
+            return [message.failed(failure) for message in messages]
+        return call()
 
     def _messages(self, batch: pa.RecordBatch) -> tuple[list[Message], list[Message]]:
         options = self.pipeline.batchers[self.batcher]

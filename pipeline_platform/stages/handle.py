@@ -207,7 +207,7 @@ class Handle:
         handler = handler.without_pace()
 
         def look(start: int, rows: int) -> None:
-            death = _try_in_a_fork(lambda: handler.handle(chunk.slice(start, rows)))
+            death = try_in_a_fork(lambda: handler.handle(chunk.slice(start, rows)))
             if death is None:
                 return
             if rows == 1:
@@ -221,7 +221,7 @@ class Handle:
         return found
 
 
-def _try_in_a_fork(work: Callable[[], object]) -> str | None:
+def try_in_a_fork(work: Callable[[], object]) -> str | None:
     """Run `work` in a child and throw its result away: None if it came to its end, else how the child died."""
     ended = mmap.mmap(-1, 1)  # shared with the child: exit code 0 says nothing, for `work` may exit with it
     child = os.fork()
