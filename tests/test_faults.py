@@ -168,7 +168,7 @@ def seeds(few: int, many: int) -> list[Any]:
 def test_a_storm_of_kills_and_stalls_over_a_table(tmp_path: Path, warm_spark: WarmSpark, seed: int) -> None:
     ground = filled_table(tmp_path, warm_spark, 1_500)
 
-    storm(ground, seed, runs=16)
+    storm(ground, seed, runs=10)
     fault_run.settle(ground.place, ground.left)
 
     assert_each_message_once(ground, 1_500)
@@ -180,7 +180,7 @@ def test_a_storm_of_kills_and_stalls_over_sqs(
 ) -> None:
     ground = filled_sqs(tmp_path, warm_spark, sqs_queue(), sqs_server.url, 1_500)
 
-    storm(ground, seed, runs=16)
+    storm(ground, seed, runs=10)
     fault_run.settle(ground.place, ground.left)
 
     assert_each_message_once(ground, 1_500)
