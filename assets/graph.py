@@ -1,6 +1,8 @@
 """A pipeline as one graph of ops, whose outputs are its partitioned assets."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from enum import Enum
 from typing import Any
 
 import dagster as dg
@@ -8,6 +10,7 @@ from pydantic import Field
 
 from assets import settlement
 from assets.windows import windows_of
+from pipeline_platform.control import ControlStoreError
 from pipeline_platform.flow import Flow
 from pipeline_platform.lake.receives import Origin, Receive
 from pipeline_platform.options import Batcher
@@ -23,11 +26,19 @@ run that re-executes it, find what the earlier ones wrote."""
 PLATFORM = {"lake", "control", "spark", "acknowledger"}
 
 
+class RunOrigin(Enum):
+    """Where a run takes its messages from: the origins, as the launchpad offers them."""
+
+    source = "source"
+    failed = "failed"
+    messages = "messages"
+
+
 class ReceiveConfig(dg.Config):
     """What a run takes on. With nothing said it drives the open failures of its windows once more."""
 
-    origin: str = Field(
-        default="failed",
+    origin: RunOrigin = Field(
+        default=RunOrigin.failed,
         description="`source` pulls messages, `failed` drives the open failures of the windows once more, "
         "`messages` replays everything that the windows received, in place of what came of it.",
     )
@@ -54,37 +65,34 @@ def pipeline_assets(pipeline: type[Pipeline]) -> dg.AssetsDefinition:
     open_failures = dg.AssetCheckSpec(
         "no_open_failures", asset=failed, description="No failed message of these windows waits to be driven again."
     )
+    tables = [*batchers, "failed"]
     called = [batcher for batcher, options in pipeline.batchers.items() if isinstance(options, Batcher)]
     receive, handle, commit, acknowledge = (
         _receive_op(pipeline),
         _handle_op(pipeline),
-        _commit_op(pipeline, [*batchers, "failed"]),
-        _acknowledge_op(pipeline, acknowledged, open_failures),
+        _commit_op(pipeline),
+        _acknowledge_op(pipeline, tables, acknowledged, open_failures),
     )
     batch_ops = [_batch_op(pipeline, batcher) for batcher in called]
     handle_failed = _handle_failed_op(pipeline)
     checks = {spec.get_python_identifier(): spec for spec in (acknowledged, open_failures)}
-    outs = {"messages": dg.GraphOut(), **{table: dg.GraphOut() for table in [*batchers, "failed"]}}
+    outs = {out: dg.GraphOut() for out in ["messages", *tables, *checks]}
 
-    @dg.graph(name=name, description=pipeline.description(), out={**outs, **{out: dg.GraphOut() for out in checks}})
+    @dg.graph(name=name, description=pipeline.description(), out=outs)
     def ops() -> dict[str, Any]:
         received = receive.alias("receive_messages")()
         handled = handle.alias("handle_messages")(received)
         batched = [op.alias(f"batch_{batcher}")(handled) for op, batcher in zip(batch_ops, called, strict=True)]
         routed = handle_failed.alias("handle_failed")([handled, *batched])
         committed = commit.alias("commit")(routed)
-        settled = acknowledge.alias("acknowledge")([getattr(committed, table) for table in [*batchers, "failed"]])
-        return {
-            "messages": received,
-            **{table: getattr(committed, table) for table in [*batchers, "failed"]},
-            **{out: getattr(settled, out) for out in checks},
-        }
+        settled = acknowledge.alias("acknowledge")(committed)
+        return {"messages": received, **{out: getattr(settled, out) for out in [*tables, *checks]}}
 
     keys = {"messages": messages, **batchers, "failed": failed}
     return dg.AssetsDefinition.from_graph(
         ops,
         keys_by_output_name=keys,
-        internal_asset_deps={"messages": set(), **{table: {messages} for table in [*batchers, "failed"]}},
+        internal_asset_deps={"messages": set(), **{table: {messages} for table in tables}},
         partitions_def=windows_of(pipeline),
         backfill_policy=dg.BackfillPolicy.single_run(),
         check_specs=[acknowledged, open_failures],
@@ -113,7 +121,7 @@ def _descriptions(pipeline: type[Pipeline]) -> dict[str, str]:
     return told
 
 
-def flow_of(pipeline: type[Pipeline], context: dg.OpExecutionContext) -> Flow:
+def flow_of(pipeline: type[Pipeline], context: dg.AssetExecutionContext) -> Flow:
     """The pipeline with the resources of a run."""
     resources = context.resources
     return Flow(
@@ -125,19 +133,48 @@ def flow_of(pipeline: type[Pipeline], context: dg.OpExecutionContext) -> Flow:
     )
 
 
-def receive_of(flow: Flow, context: dg.OpExecutionContext) -> Receive | None:
-    """What this run received, or the run that it re-executes; None where it received nothing."""
+def receive_of(flow: Flow, context: dg.AssetExecutionContext) -> Receive | None:
+    """What this run received, or the run that it re-executes; None where that was nothing, or is not there any more."""
     run = context.run
     while True:
         # The run's own tags as they are now: those it was started with have no receive yet.
         stored = context.instance.get_run_by_id(run.run_id) or run
         receive_id = stored.tags.get(RECEIVE_TAG)
         if receive_id:
-            return flow.receives.get(receive_id)
+            receive = flow.receives.get(receive_id)
+            if receive is None and stored.tags.get(DEMAND_TAG) != "0":
+                context.log.warning(
+                    f"receive {receive_id} is not there any more: another run finished it, or gave it up for dead and "
+                    "its messages back; nothing is left to do here"
+                )
+            return receive
         parent = context.instance.get_run_by_id(run.parent_run_id) if run.parent_run_id else None
         if parent is None:
             return None
         run = parent
+
+
+@contextmanager
+def at_work(flow: Flow, context: dg.AssetExecutionContext) -> Iterator[Receive | None]:
+    """Work on what was received; whatever ends the step early, the next run need not wait for a lease to run out."""
+    receive = receive_of(flow, context)
+    if receive is None:
+        yield None
+        return
+    if receive.run_id != context.run.run_id:
+        flow.resume(receive, context.run.run_id)
+    with _let_go_if_ended(flow, receive):
+        yield receive
+
+
+@contextmanager
+def _let_go_if_ended(flow: Flow, receive: Receive) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:  # a termination in the UI, too
+        with suppress(ControlStoreError):  # its lease runs out all the same
+            flow.let_go(receive)
+        raise
 
 
 def _keys(pipeline: type[Pipeline], *more: str) -> set[str]:
@@ -151,27 +188,22 @@ def _receive_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
         required_resource_keys=_keys(pipeline),
         out=dg.Out(dg.Nothing),
     )
-    def receive_messages(context: dg.OpExecutionContext, config: ReceiveConfig) -> Iterator[Any]:
-        if config.origin not in ("source", "failed", "messages"):
-            raise dg.Failure(
-                f"origin is {config.origin!r}; it is 'source', 'failed' or 'messages'", allow_retries=False
-            )
-        origin: Origin = config.origin  # type: ignore[assignment]
+    def receive_messages(context: dg.AssetExecutionContext, config: ReceiveConfig) -> None:
+        origin: Origin = config.origin.value
         flow = flow_of(pipeline, context)
         receive = flow.begin(
             origin=origin,
-            run_id=context.run_id,
+            run_id=context.run.run_id,
             windows=context.partition_keys,
             demand=config.demand,
             context=config.context,
+            tell=context.log.info,
         )
         tags = {RECEIVE_TAG: receive.receive_id, PIPELINE_TAG: pipeline.name, ORIGIN_TAG: origin}
-        context.instance.add_run_tags(context.run_id, {**tags, DEMAND_TAG: str(receive.demand)})
-        manifest = flow.receive(receive)
-        if not receive.demand:
-            context.log.info("no room: other runs hold as many messages as the pipeline may have in flight")
-        yield dg.Output(None, metadata=settlement.of_receive(receive, manifest))
-        settlement.log_windows(context, receive, {"messages": settlement.received_by_window(receive, manifest)})
+        with _let_go_if_ended(flow, receive):
+            context.instance.add_run_tags(context.run.run_id, {**tags, DEMAND_TAG: str(receive.demand)})
+            manifest = flow.receive(receive)
+        settlement.tell_received(context, receive, manifest)
 
     return receive_messages
 
@@ -184,17 +216,15 @@ def _handle_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
         ins={"received": dg.In(dg.Nothing)},
         out=dg.Out(dg.Nothing),
     )
-    def handle_messages(context: dg.OpExecutionContext) -> None:
+    def handle_messages(context: dg.AssetExecutionContext) -> None:
         flow = flow_of(pipeline, context)
-        receive = receive_of(flow, context)
-        if receive is not None:
+        with at_work(flow, context) as receive:
+            if receive is None:
+                return
             manifest = flow.handle(receive)
-            context.log.info(
-                "handled %s, failed %s, to batch %s",
-                manifest.total("handled"),
-                manifest.total("failed"),
-                sum(manifest.total(f"staged:{name}") for name in pipeline.batchers),
-            )
+        staged = sum(manifest.total(f"staged:{name}") for name in pipeline.batchers)
+        handled, failed = manifest.total("handled"), manifest.total("failed")
+        context.log.info(f"handled {handled}, failed {failed}, to batch {staged}")
 
     return handle_messages
 
@@ -207,12 +237,13 @@ def _batch_op(pipeline: type[Pipeline], batcher: str) -> dg.OpDefinition:
         ins={"handled": dg.In(dg.Nothing)},
         out=dg.Out(dg.Nothing),
     )
-    def batch(context: dg.OpExecutionContext) -> None:
+    def batch(context: dg.AssetExecutionContext) -> None:
         flow = flow_of(pipeline, context)
-        receive = receive_of(flow, context)
-        if receive is not None:
+        with at_work(flow, context) as receive:
+            if receive is None:
+                return
             manifest = flow.batch(receive, batcher)
-            context.log.info("%s batches, %s messages", manifest.total("batches"), manifest.total("handled"))
+        context.log.info(f"{manifest.total('batches')} batches, {manifest.total('handled')} messages")
 
     return batch
 
@@ -225,58 +256,62 @@ def _handle_failed_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
         ins={"stages": dg.In(dg.Nothing)},
         out=dg.Out(dg.Nothing),
     )
-    def handle_failed(context: dg.OpExecutionContext) -> None:
+    def handle_failed(context: dg.AssetExecutionContext) -> None:
         flow = flow_of(pipeline, context)
-        receive = receive_of(flow, context)
-        if receive is not None:
-            told = settlement.of_failures(flow.receives.manifest(receive.receive_id))
-            if told:
-                context.add_output_metadata(told)
+        with at_work(flow, context) as receive:
+            told = settlement.of_failures(flow.receives.manifest(receive.receive_id)) if receive else {}
+        if told:
+            context.add_output_metadata(told)
 
     return handle_failed
 
 
-def _commit_op(pipeline: type[Pipeline], tables: Sequence[str]) -> dg.OpDefinition:
+def _commit_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
     @dg.op(
         name=f"{pipeline.name}__commit",
         description="Decides what became of every message, then makes it visible in every table.",
         required_resource_keys=_keys(pipeline),
         ins={"routed": dg.In(dg.Nothing)},
-        out={table: dg.Out(dg.Nothing) for table in tables},
+        out=dg.Out(dg.Nothing),
     )
-    def commit(context: dg.OpExecutionContext) -> Iterator[Any]:
+    def commit(context: dg.AssetExecutionContext) -> None:
         flow = flow_of(pipeline, context)
-        receive = receive_of(flow, context)
-        rows: Mapping[str, int] = {}
-        if receive is not None:
-            decision = flow.decide(receive)
-            if decision.dropped:
-                context.log.info("%s messages were decided by other runs meanwhile", decision.dropped)
-            rows = flow.publish(receive)
-        for table in tables:
-            yield dg.Output(None, output_name=table, metadata={"rows": rows.get(table, 0)})
+        with at_work(flow, context) as receive:
+            if receive is None:
+                return
+            with flow.alive(receive):
+                decision = flow.decide(receive)
+                rows = flow.publish(receive)
+        if decision.dropped:
+            context.log.info(f"{decision.dropped} messages were decided by other runs meanwhile")
+        context.add_output_metadata({f"rows in {table}": count for table, count in rows.items()})
 
     return commit
 
 
 def _acknowledge_op(
-    pipeline: type[Pipeline], acknowledged: dg.AssetCheckSpec, open_failures: dg.AssetCheckSpec
+    pipeline: type[Pipeline],
+    tables: Sequence[str],
+    acknowledged: dg.AssetCheckSpec,
+    open_failures: dg.AssetCheckSpec,
 ) -> dg.OpDefinition:
+    checks = [spec.get_python_identifier() for spec in (acknowledged, open_failures)]
+
     @dg.op(
         name=f"{pipeline.name}__acknowledge",
         description="Tells the source, in groups, what is decided and published; then settles the windows' figures.",
         required_resource_keys=_keys(pipeline, "acknowledger"),
         ins={"committed": dg.In(dg.Nothing)},
-        out={spec.get_python_identifier(): dg.Out(None) for spec in (acknowledged, open_failures)},
+        out={**{table: dg.Out(dg.Nothing) for table in tables}, **{check: dg.Out(None) for check in checks}},
     )
-    def acknowledge(context: dg.OpExecutionContext) -> Iterator[Any]:
+    def acknowledge(context: dg.AssetExecutionContext) -> Iterator[Any]:
         flow = flow_of(pipeline, context)
-        receive = receive_of(flow, context)
-        settled = settlement.settle(context, flow, receive, context.resources.acknowledger)
-        for spec, result in zip(
-            (acknowledged, open_failures), settled.checks(acknowledged, open_failures), strict=True
-        ):
-            yield dg.Output(result, output_name=spec.get_python_identifier())
+        with at_work(flow, context) as receive:
+            settled = settlement.settle(context, flow, receive, context.resources.acknowledger)
+        # Each table once, and last: what Dagster shows of it are the figures of the whole run.
+        for table in tables:
+            yield dg.Output(None, output_name=table)
+        yield from settled.checks(acknowledged, open_failures)
         if settled.red:
             raise dg.Failure(settled.red, allow_retries=False)
 

@@ -23,7 +23,8 @@ def receive_config(pipeline: type[Pipeline], origin: Origin, demand: int | None 
 
 def pipeline_jobs(pipeline: type[Pipeline], assets: dg.AssetsDefinition) -> list[UnresolvedAssetJobDefinition]:
     """Build `<pipeline>_pull`, `<pipeline>_backfill` (open failures) and `<pipeline>_replay` (everything)."""
-    selection = dg.AssetSelection.assets(*assets.keys)
+    # Not the check of the backlog: it looks at the source, and would have every run do that twice.
+    selection = dg.AssetSelection.assets(*assets.keys).without_checks() | dg.AssetSelection.checks(assets)
     told: dict[Origin, tuple[str, str]] = {
         "source": ("pull", "Pulls messages from the source."),
         "failed": ("backfill", "Drives the open failures of the chosen windows once more."),

@@ -65,17 +65,23 @@ class Settled:
         )
 
 
-def of_receive(receive: Receive, manifest: Manifest) -> dict[str, Any]:
-    """Figures of the asset `messages`."""
+def tell_received(context: dg.AssetExecutionContext, receive: Receive, manifest: Manifest) -> None:
+    """Put figures on the materialisation of `messages`, for each window its own."""
+    figures, by_window = _of_receive(receive, manifest), _received_by_window(receive.windows, manifest)
+    for window in receive.windows:
+        received = {"received": by_window[window]}
+        context.add_asset_metadata({**figures, **received}, dg.AssetKey([receive.pipeline, "messages"]), window)
+
+
+def _of_receive(receive: Receive, manifest: Manifest) -> dict[str, Any]:
     took = _took(manifest).get("receive", 0.0)
     received = manifest.total("received")
     return {
-        "received": received,
         "demand": receive.demand,
         "origin": receive.origin,
         "receive_id": receive.receive_id,
         "seconds": round(took, 3),
-        **({"messages per second": round(received / took)} if took and received else {}),
+        **({"messages per second": round(received / took, 1)} if took and received else {}),
     }
 
 
@@ -108,74 +114,67 @@ def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> dg.Tabl
     return dg.MetadataValue.table(records, dg.TableSchema([dg.TableColumn(name) for name in columns]))
 
 
-def settle(context: dg.OpExecutionContext, flow: Flow, receive: Receive | None, acknowledger: Acknowledger) -> Settled:
-    """Acknowledge, then log one materialisation for each window and table, with its own counts and running totals.
+def settle(
+    context: dg.AssetExecutionContext, flow: Flow, receive: Receive | None, acknowledger: Acknowledger
+) -> Settled:
+    """Acknowledge, then put figures on the materialisation of each table and window: its own counts and running totals.
 
     The newest materialisation hides the ones before it: hence the totals.
     """
     answer, manifest = _NOTHING, Manifest()
     if receive is not None:
         manifest = flow.receives.manifest(receive.receive_id)
-        answer = acknowledger.acknowledge(flow, receive)
-        _log_settled(context, flow, receive, manifest, answer)
-    waiting = FailedMessages(
-        name=flow.source.name, lake=flow.lake, pipeline=flow.pipeline.name, windows=tuple(context.partition_keys)
-    )
+        with flow.alive(receive):
+            answer = acknowledger.acknowledge(flow, receive)
+    windows = tuple(context.partition_keys)
+    run = {**_of_answer(answer), **(_of_run(receive, manifest) if receive else {})}
+    _tell_settled(context, flow, windows, manifest, run)
+    waiting = FailedMessages(name=flow.source.name, lake=flow.lake, pipeline=flow.pipeline.name, windows=windows)
     return Settled(answer, waiting.open_by_window(), _red(flow.pipeline, manifest))
 
 
-def _log_settled(
-    context: dg.OpExecutionContext, flow: Flow, receive: Receive, manifest: Manifest, answer: Acknowledgement
-) -> None:
-    took = _took(manifest)
+def _of_answer(answer: Acknowledgement) -> dict[str, Any]:
+    return {"acknowledged": answer.acknowledged, "unacknowledged": answer.unacknowledged, "lost": answer.lost}
+
+
+def _of_run(receive: Receive, manifest: Manifest) -> dict[str, Any]:
+    """Figures that are the whole run's, not a window's."""
     seconds = (datetime.now(UTC) - receive.started_at).total_seconds()
-    received = manifest.total("received")
-    by_window = received_by_window(receive, manifest)
-    run: dict[str, Any] = {
+    return {
         "batches": manifest.total("batches"),
-        "acknowledged": answer.acknowledged,
-        "unacknowledged": answer.unacknowledged,
-        "messages per second": round(received / seconds) if seconds else 0,
+        "messages per second": round(manifest.total("received") / seconds, 1) if seconds else 0.0,
         "seconds": round(seconds, 3),
-        **{f"seconds: {step}": round(value, 3) for step, value in took.items()},
+        **{f"seconds: {step}": round(value, 3) for step, value in _took(manifest).items()},
         "origin": receive.origin,
         "receive_id": receive.receive_id,
     }
-    failures = of_failures(manifest)
+
+
+def _tell_settled(
+    context: dg.AssetExecutionContext, flow: Flow, windows: Sequence[str], manifest: Manifest, run: Mapping[str, Any]
+) -> None:
+    received, failures = _received_by_window(windows, manifest), of_failures(manifest)
     for name in (*flow.pipeline.batchers, "failed"):
         table = flow.tables[name]
-        files = table.files(table.open(), receive.windows)
+        stored = table.files(table.open(), windows)
         keys = _keys(manifest, name)
-        for window in receive.windows:
-            rows = sum(file.rows for file in manifest.of_table(name) if file.window == window)
+        for window in windows:
             metadata = {
-                "rows": rows,
-                "dagster/row_count": sum(file.rows for file in files if file.window == window),
-                "received": by_window[window],
+                "rows": sum(file.rows for file in manifest.of_table(name) if file.window == window),
+                "dagster/row_count": sum(file.rows for file in stored if file.window == window),
+                "received": received[window],
                 **{outcome: manifest.total(f"{outcome}@{window}") for outcome in _OUTCOMES},
                 **run,
                 **({"batch keys": dg.MetadataValue.json(keys)} if keys else {}),
                 **(failures if name == "failed" else {}),
             }
-            key = dg.AssetKey([flow.pipeline.name, name])
-            context.log_event(dg.AssetMaterialization(key, partition=window, metadata=metadata))
+            context.add_asset_metadata(metadata, dg.AssetKey([flow.pipeline.name, name]), window)
 
 
-def received_by_window(receive: Receive, manifest: Manifest) -> dict[str, int]:
+def _received_by_window(windows: Sequence[str], manifest: Manifest) -> dict[str, int]:
     """How many messages were received for each window of the run."""
     files = manifest.of_table("messages")
-    return {window: sum(file.rows for file in files if file.window == window) for window in receive.windows}
-
-
-def log_windows(context: dg.OpExecutionContext, receive: Receive, rows: Mapping[str, Mapping[str, int]]) -> None:
-    """Log a materialisation for each window where a run has several: Dagster would stamp the sum on each."""
-    if len(receive.windows) < 2:
-        return
-    for table, by_window in rows.items():
-        for window, count in by_window.items():
-            key = dg.AssetKey([receive.pipeline, table])
-            metadata = {"received": count, "origin": receive.origin, "receive_id": receive.receive_id}
-            context.log_event(dg.AssetMaterialization(key, partition=window, metadata=metadata))
+    return {window: sum(file.rows for file in files if file.window == window) for window in windows}
 
 
 def _took(manifest: Manifest) -> dict[str, float]:

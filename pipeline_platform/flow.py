@@ -11,8 +11,8 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -49,6 +49,8 @@ _LOG = logging.getLogger(__name__)
 
 LEASE_S = 60.0
 """Seconds that a receive's claim on capacity lasts unless its run renews it."""
+ROOM_WITHIN_S = 60.0
+"""Seconds that a backfill or replay waits for room, before it takes on what there is."""
 
 
 class Acknowledgement(NamedTuple):
@@ -110,10 +112,12 @@ class Flow:
         windows: Sequence[str],
         demand: int | None = None,
         context: Mapping[str, Any] | None = None,
+        tell: Callable[[str], None] = _LOG.info,
     ) -> Receive:
         """Begin a receive, once everything that could refuse it later has been asked now.
 
-        Finishes what dead runs decided, gives up what they did not, and claims room for the demand.
+        Finishes what dead runs decided, gives up what they did not, and claims room for the demand. A pull takes
+        what room there is; a backfill or replay, which nobody asks for again, waits for its room for a while.
 
         Args:
             origin: Where messages come from.
@@ -121,6 +125,7 @@ class Flow:
             windows: Partition keys the run is about, in order.
             demand: Messages wanted; None for as many as the pipeline allows a run.
             context: What the run changes in the pipeline's context.
+            tell: Told in words what was cleared up, and why the demand is less than wanted.
 
         Raises:
             PipelineError: The context does not fit.
@@ -132,43 +137,113 @@ class Flow:
         if origin == "source":
             self.source.refuse_or_pass()
         base = self.tables["outcomes"].open().version()
-        self.clear_up()
+        if cleared := self.clear_up():
+            tell(f"cleared up after runs that died or left something unacknowledged: receives {', '.join(cleared)}")
         receive_id = uuid.uuid4().hex
-        processors = self.pipeline.processors
-        per_run = processors.concurrency * processors.max_demand
-        granted = self.control.claim(
-            self.pipeline.name,
-            receive_id,
-            run_id,
-            wanted=per_run if demand is None else min(demand, per_run),
-            capacity=self.pipeline.producer.max_runs * per_run,
-            lease_s=LEASE_S,
-        )
-        receive = Receive(
-            receive_id=receive_id,
-            pipeline=self.pipeline.name,
-            origin=origin,
-            run_id=run_id,
-            windows=tuple(windows),
-            demand=granted,
-            context=dict(context or {}),
-            base=base,
-            replaces=self._replay(windows, base).finished() if origin == "messages" else (),
-            started_at=datetime.now(UTC),
-        )
-        if granted:
-            self.receives.begin(receive)
+        wanted = self._wanted(origin, windows, demand, tell)
+        try:
+            # Nobody asks for a backfill again; a pull is asked for at every look at the source.
+            patience = 0.0 if origin == "source" else ROOM_WITHIN_S
+            granted = self._claim(receive_id, run_id, wanted, patience, tell)
+            receive = Receive(
+                receive_id=receive_id,
+                pipeline=self.pipeline.name,
+                origin=origin,
+                run_id=run_id,
+                windows=tuple(windows),
+                demand=granted,
+                context=dict(context or {}),
+                base=base,
+                replaces=self._replay(windows, base).finished() if origin == "messages" else (),
+                started_at=datetime.now(UTC),
+            )
+            if granted:
+                self.receives.begin(receive)
+        except BaseException:
+            self.control.end(receive_id)
+            raise
         return receive
+
+    def _wanted(self, origin: Origin, windows: Sequence[str], demand: int | None, tell: Callable[[str], None]) -> int:
+        """How many messages a receive is to claim room for."""
+        wanted = self._per_run if demand is None else min(demand, self._per_run)
+        if origin != "failed":
+            return wanted
+        waiting = self._failures(windows).backlog().messages or 0
+        if not waiting:
+            tell(f"no failure is open in {', '.join(windows)}")
+        elif waiting > wanted:
+            tell(
+                f"{waiting} failures are open, and a run takes on {wanted}: materialise these windows again for others"
+            )
+        return min(wanted, waiting)
+
+    @property
+    def _per_run(self) -> int:
+        return self.pipeline.processors.concurrency * self.pipeline.processors.max_demand
+
+    def _claim(self, receive_id: str, run_id: str, wanted: int, within_s: float, tell: Callable[[str], None]) -> int:
+        """Claim room, and wait for what is missing; keeps what it has got meanwhile."""
+        deadline, told = time.monotonic() + within_s, False
+        while True:
+            granted = self.control.claim(
+                self.pipeline.name,
+                receive_id,
+                run_id,
+                wanted=wanted,
+                capacity=self.pipeline.producer.max_runs * self._per_run,
+                lease_s=LEASE_S,
+            )
+            if granted == wanted:
+                return granted
+            if time.monotonic() >= deadline:
+                tell(f"room for {granted} of {wanted} messages: other runs hold what else may be in flight")
+                return granted
+            if not told:
+                tell(f"room for {granted} of {wanted} messages so far; waiting up to {within_s:.0f} s for other runs")
+                told = True
+            time.sleep(1.0)
+
+    def resume(self, receive: Receive, run_id: str) -> None:
+        """Go on with what another run received: a re-execution of its later steps.
+
+        Raises:
+            PipelineError: There is no room for it now.
+        """
+        if self._decided(receive):
+            return
+        held = min(self._received(receive), receive.demand)
+        granted = self._claim(receive.receive_id, run_id, held, ROOM_WITHIN_S, _LOG.info)
+        if granted < held:
+            self.let_go(receive)
+            raise PipelineError(
+                f"{self.pipeline.name}: no room for the {held} messages of receive {receive.receive_id} while other "
+                "runs are under way: re-execute when they are done, or let the next run receive them again"
+            )
+
+    def let_go(self, receive: Receive) -> None:
+        """Say that nobody works on a receive any more: what is decided is the next run's to finish, at once.
+
+        The rest is given up by the next run, or goes on here if the run is re-executed before.
+        """
+        self.control.beat(receive.receive_id, 0.0)
+
+    def _decided(self, receive: Receive) -> bool:
+        outcomes = self.tables["outcomes"]
+        return decided(outcomes, outcomes.open(), receive)
 
     def source_of(self, receive: Receive) -> Source:
         """Where the messages of a receive come from and are acknowledged to."""
         if receive.origin == "failed":
-            return FailedMessages(
-                name=self.source.name, lake=self.lake, pipeline=self.pipeline.name, windows=receive.windows
-            )
+            return self._failures(receive.windows)
         if receive.origin == "messages":
             return self._replay(receive.windows, receive.base)
         return self.source
+
+    def _failures(self, windows: Sequence[str]) -> FailedMessages:
+        return FailedMessages(
+            name=self.source.name, lake=self.lake, pipeline=self.pipeline.name, windows=tuple(windows)
+        )
 
     def _replay(self, windows: Sequence[str], version: int) -> ReceivedMessages:
         return ReceivedMessages(
@@ -325,7 +400,12 @@ class Flow:
                 receive_id=receive.receive_id,
             )
             rows = self._scan(parts, *STAGED.names, "window")
-            manifest = self._write(receive, batch.in_batches(rows, options.batch_size, options.concurrency), handle)
+            placed = batch.in_batches(rows, options.batch_size, options.concurrency)
+            try:
+                manifest = self._write(receive, placed, handle)
+            except engine.WorkerDiedError:
+                _LOG.warning("a batch ended its Python worker: handling again, each in a forked process first")
+                manifest = self._write(receive, placed, replace(handle, careful=True))
             return self._keep(receive, f"batch-{batcher}", manifest, started)
 
     # Decide, publish, acknowledge
@@ -393,8 +473,7 @@ class Flow:
                 if receive_id not in live:
                     self.receives.remove(receive_id)
                 continue
-            handle = self.tables["outcomes"].open()
-            if decided(self.tables["outcomes"], handle, receive):
+            if self._decided(receive):
                 # Live ones too: what this run looks up must be published before it is acknowledged.
                 self.publish(receive)
                 if receive_id in live:
@@ -464,6 +543,10 @@ class Flow:
         spark.addTag(tag)
         try:
             yield
+        except BaseException:
+            with suppress(Exception):  # what ended the run matters more than what it left behind
+                spark.interruptTag(tag)
+            raise
         finally:
             spark.removeTag(tag)
 
