@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from rich.console import Console
 
 from pipelines.demo.dagster_api import OVER, DagsterError
-from pipelines.demo.dead_runs import DeadRuns
+from pipelines.demo.dead_runs import DeadRuns, let_leases_end
 from pipelines.demo.departures import Expected, departures, expected
 from pipelines.demo.deployment import Deployment, DeploymentError
 from pipelines.demo.figures import (
@@ -102,6 +102,7 @@ class _Demo:
         if before and why is None:
             self._say(f"Going on with the demo that was interrupted ({flights:,} flights).")
             Deployment(self._place, before).stop_dagster()
+            let_leases_end(self._place, before)
             return self._keep(before.model_copy(update={"interrupted": True}))
         if before:
             self._say(f"{why}: starting afresh.")
