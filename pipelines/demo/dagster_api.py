@@ -13,6 +13,7 @@ UNDER_WAY = ("QUEUED", "NOT_STARTED", "STARTING", "STARTED", "CANCELING")
 OVER = ("COMPLETED_SUCCESS", "COMPLETED_FAILED", "COMPLETED", "FAILED", "CANCELED")
 """Statuses of a backfill that will not change any more."""
 
+_LOOKS = 20
 _REPOSITORY = {"repositoryName": "__repository__", "repositoryLocationName": "pipeline_platform"}
 
 _LOADED = """
@@ -116,14 +117,14 @@ class Dagster:
 
     def runs(self, limit: int = 100) -> list[Run]:
         """The newest runs, newest first."""
-        answer = self._ask(_RUNS, {"limit": limit})["runsOrError"]
+        answer = self._look(_RUNS, {"limit": limit})["runsOrError"]
         if answer["__typename"] != "Runs":
             raise DagsterError(f"Dagster does not list its runs: {answer}")
         return [_run(told) for told in answer["results"]]
 
     def sensor_says(self, sensor: str) -> str:
         """What the last tick of a sensor came to."""
-        answer = self._ask(_TICKS, {"sensor": {**_REPOSITORY, "sensorName": sensor}})["sensorOrError"]
+        answer = self._look(_TICKS, {"sensor": {**_REPOSITORY, "sensorName": sensor}})["sensorOrError"]
         ticks = (answer.get("sensorState") or {}).get("ticks") or []
         if not ticks:
             return "has not looked yet"
@@ -147,7 +148,7 @@ class Dagster:
 
     def backfill(self, backfill_id: str) -> str:
         """The status of a backfill, in Dagster's words."""
-        answer = self._ask(_BACKFILL, {"id": backfill_id})["partitionBackfillOrError"]
+        answer = self._look(_BACKFILL, {"id": backfill_id})["partitionBackfillOrError"]
         if "status" not in answer:
             raise DagsterError(f"Dagster knows no backfill {backfill_id}: {answer}")
         return str(answer["status"])
@@ -165,7 +166,7 @@ class Dagster:
 
     def mark_canceled(self, run_id: str) -> None:
         """Say of a run whose process is gone that it has ended."""
-        self._ask(_TERMINATE, {"id": run_id})
+        self._look(_TERMINATE, {"id": run_id})
 
     def await_run(self, run_id: str, timeout_s: float = 120) -> Run:
         """Wait until a run is over.
@@ -180,6 +181,15 @@ class Dagster:
                     return run
             time.sleep(0.5)
         raise DagsterError(f"run {run_id} is not over after {timeout_s:.0f} s; see {self.url}/runs/{run_id}")
+
+    def _look(self, query: str, variables: Mapping[str, Any]) -> dict[str, Any]:
+        """Ask something that may be asked again: a file that Dagster is just making is none for a moment."""
+        for _ in range(_LOOKS - 1):
+            try:
+                return self._ask(query, variables)
+            except DagsterError:
+                time.sleep(0.5)
+        return self._ask(query, variables)
 
     def _ask(self, query: str, variables: Mapping[str, Any]) -> dict[str, Any]:
         request = urllib.request.Request(  # noqa: S310 - our own web server
