@@ -99,7 +99,7 @@ def pipeline_assets(pipeline: type[Pipeline]) -> dg.AssetsDefinition:
         group_name=name,
         descriptions_by_output_name=_descriptions(pipeline),
         owners_by_output_name={out: list(pipeline.owners) for out in keys},
-        tags_by_output_name={out: {"dagster/kind/spark": "", "dagster/kind/delta": ""} for out in keys},
+        tags_by_output_name={out: {"dagster/kind/spark": "", "dagster/kind/deltalake": ""} for out in keys},
         metadata_by_output_name={out: {"dagster/storage_kind": "delta"} for out in keys},
     )
 

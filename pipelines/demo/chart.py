@@ -78,8 +78,10 @@ def draw(path: Path, runs: Sequence[Run], delays: pl.DataFrame, title: str) -> N
 
 
 def _flow(axes: Axes, runs: Sequence[Run], zero: float) -> None:
+    end = max((run.ended or zero for run in runs), default=zero) - zero
     for op, (name, colour) in STAGES.items():
         points = through(runs, op, zero)
+        points.append(Point(max(end, points[-1].seconds), points[-1].messages))
         axes.plot([p.seconds for p in points], [p.messages for p in points], label=name, color=colour, lw=2.2)
     axes.set_title("Messages through each stage", loc="left")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
@@ -102,7 +104,14 @@ def _runs(axes: Axes, runs: Sequence[Run], zero: float) -> None:
 
 def _step(axes: Axes, row: int, step: Step, zero: float, colours: dict[str, str]) -> None:
     if step.started and step.ended:
-        axes.barh(row, step.ended - step.started, left=step.started - zero, color=colours.get(step.name, "#bdbdbd"))
+        took = step.ended - step.started
+        axes.barh(row, took, left=step.started - zero, color=colours.get(step.name, "#bdbdbd"))
+        if row == 0:
+            text = axes.text(
+                step.started - zero + took / 2, row, step.name.replace("_", "\n"), va="center", ha="center"
+            )
+            text.set(fontsize=8, color="white", clip_on=True)
+            text.set_visible(took > 1.2)  # a shorter one has no room for its name
 
 
 def _carriers(axes: Axes, delays: pl.DataFrame) -> None:
