@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 import dagster as dg
 from dagster._config.pythonic_config import ConfigurableResourceFactory
 from pydantic import Field, create_model
+from pydantic.fields import FieldInfo
 
 from pipeline_platform.source import Source
 
@@ -27,17 +28,19 @@ def source_resource(source: type[Source]) -> type[ConfigurableResourceFactory[So
         A resource that hands the connector to ops and sensors.
     """
 
-    class _SourceResource(ConfigurableResourceFactory[source]):  # type: ignore[valid-type]
+    class _SourceResource(ConfigurableResourceFactory[Source]):
         def create_resource(self, context: dg.InitResourceContext) -> Source:
             del context
             # Only what was changed: to some connectors, a default that is given is a choice that can contradict.
             values = {name: getattr(self, name) for name in source.model_fields}
-            return source(**{name: value for name, value in values.items() if not _is_default(source, name, value)})
+            return source(
+                **{name: value for name, value in values.items() if _is_told(source.model_fields[name], value)}
+            )
 
     fields: dict[str, Any] = {
         name: (
             _configurable(field.annotation),
-            Field(_default(field.default), description=field.description)
+            Field(_default(field), description=field.description)
             if not field.is_required()
             else Field(description=field.description),
         )
@@ -59,15 +62,18 @@ def _configurable(annotation: Any) -> Any:
     if kind in (tuple, list):
         return list[_configurable(of[0])]  # type: ignore[misc]
     if kind in (Union, UnionType) and type(None) in of:
-        (value,) = (each for each in of if each is not type(None))
-        return _configurable(value) | None
+        values = [each for each in of if each is not type(None)]
+        return _configurable(values[0]) | None if len(values) == 1 else annotation
     return annotation
 
 
-def _default(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
+def _default(field: FieldInfo) -> Any:
+    """The default of a field, as Dagster's configuration writes it."""
+    default = field.get_default(call_default_factory=True, validated_data={})
+    if isinstance(default, enum.Enum):
+        return default.value
+    return list(default) if isinstance(default, tuple) else default
 
 
-def _is_default(source: type[Source], name: str, value: Any) -> bool:
-    default = source.model_fields[name].default
-    return bool(value == default or (isinstance(default, tuple) and list(default) == value))
+def _is_told(field: FieldInfo, value: Any) -> bool:
+    return field.is_required() or value != _default(field)
