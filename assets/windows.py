@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import UTC, datetime
 
 import dagster as dg
@@ -24,3 +25,18 @@ def window_now(pipeline: type[Pipeline], now: datetime | None = None) -> str:
     if key is None:
         raise ValueError(f"{pipeline.name}: no window has begun yet; first_window is {pipeline.first_window}")
     return key
+
+
+def contiguous(pipeline: type[Pipeline], windows: Collection[str], now: datetime | None = None) -> list[list[str]]:
+    """Divide windows into runs of neighbours, in order: what one run can be about."""
+    with dg.partition_loading_context(effective_dt=now or datetime.now(UTC)):
+        keys = windows_of(pipeline).get_partition_keys()
+    ranges: list[list[str]] = []
+    before = False
+    for key in keys:
+        if key in windows:
+            if not before:
+                ranges.append([])
+            ranges[-1].append(key)
+        before = key in windows
+    return ranges

@@ -9,7 +9,7 @@ import dagster as dg
 from assets.graph import DEMAND_TAG, ORIGIN_TAG, PIPELINE_TAG, RECEIVE_TAG
 from assets.jobs import NO_RETRIES, receive_config
 from assets.windows import window_now
-from pipeline_platform.control import ControlStore, interval_end
+from pipeline_platform.control import Claim, ControlStore, interval_end
 from pipeline_platform.demand import Ask, Limits, Waiting, decide_all
 from pipeline_platform.pipeline import Pipeline
 from pipeline_platform.source import Source, SourceError
@@ -43,7 +43,7 @@ class InFlight(NamedTuple):
 
 
 def in_flight(pipeline: type[Pipeline], instance: dg.DagsterInstance, control: ControlStore) -> InFlight:
-    """Count what is in flight: a live claim counts as what it holds, a run without one as what it was asked for.
+    """Count what is in flight: a live claim counts as what it holds, a run that is to lease as what it was asked for.
 
     A run that died stops counting when its claim is over; a queued one counts until it ends.
     """
@@ -54,14 +54,40 @@ def in_flight(pipeline: type[Pipeline], instance: dg.DagsterInstance, control: C
     records = instance.get_run_records(dg.RunsFilter(tags={PIPELINE_TAG: pipeline.name}, statuses=UNDER_WAY))
     for record in records:
         run = record.dagster_run
-        if run.run_id in claims or run.run_id in dead or DEMAND_TAG not in run.tags or RECEIVE_TAG in run.tags:
-            continue
         started = record.start_time and datetime.fromtimestamp(record.start_time, UTC)
-        if started and now - started > STARTS_WITHIN:
+        stuck = started and now - started > STARTS_WITHIN
+        if run.run_id in claims or run.run_id in dead or stuck or not _is_to_lease(run, instance):
             continue
         demand = int(run.tags[DEMAND_TAG])
-        messages, unleased, runs = messages + demand, unleased + demand, runs + 1
+        messages, runs = messages + demand, runs + 1
+        if run.tags.get(ORIGIN_TAG) == "source":
+            unleased += demand
     return InFlight(messages, runs, unleased)
+
+
+def _is_to_lease(run: dg.DagsterRun, instance: dg.DagsterInstance) -> bool:
+    """Whether a run that holds no claim will ask for one; not so if it has had its own, or goes on with another's."""
+    if DEMAND_TAG not in run.tags:
+        return False
+    steps = run.step_keys_to_execute
+    if steps is not None and not any(step.endswith(".receive_messages") for step in steps):
+        return False  # re-executes the later steps: the claim of what its parent received counts
+    received = run.tags.get(RECEIVE_TAG)
+    if received is None:
+        return True
+    # A re-execution begins with a copy of its parent's tags.
+    parent = instance.get_run_by_id(run.parent_run_id) if run.parent_run_id else None
+    return parent is not None and parent.tags.get(RECEIVE_TAG) == received
+
+
+def clear_up(
+    left: Sequence[Claim], under_way: InFlight, limits: Limits, patience: timedelta, now: datetime
+) -> Ask | None:
+    """Say whether a run is due only to finish what dead runs left: where no message brings one, nobody else would."""
+    waiting = [claim for claim in left if now - claim.expires_at > patience]
+    if not waiting or limits.paused is not None or under_way.runs:
+        return None
+    return Ask(1, f"{len(waiting)} {'run' if len(waiting) == 1 else 'runs'} died and left something to finish")
 
 
 def limits(pipeline: type[Pipeline], control: ControlStore, now: datetime) -> Limits:
@@ -114,14 +140,18 @@ def producer_sensor(pipeline: type[Pipeline], job: Any) -> dg.SensorDefinition:
         except SourceError as error:
             return dg.SkipReason(f"{pipeline.producer.source} does not answer: {error}")
         under_way = in_flight(pipeline, context.instance, control)
+        bounds = limits(pipeline, control, now)
         asks = decide_all(
             backlog,
-            limits(pipeline, control, now),
+            bounds,
             under_way.messages,
             waiting.waited(now),
             runs=under_way.runs,
             unleased=under_way.unleased,
         )
+        if not asks[0].demand:
+            due = clear_up(control.over(pipeline.name), under_way, bounds, pipeline.producer.patience, now)
+            asks = [due] if due else asks
         cursor = waiting.after(backlog, asks, now, unleased=under_way.unleased).to_json()
         requests = list(run_requests(pipeline, asks))
         if not requests:

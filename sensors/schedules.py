@@ -3,12 +3,18 @@
 from typing import Any
 
 import dagster as dg
+from dagster._core.storage.tags import ASSET_PARTITION_RANGE_END_TAG, ASSET_PARTITION_RANGE_START_TAG
 
 from assets.graph import DEMAND_TAG, ORIGIN_TAG, PIPELINE_TAG
 from assets.jobs import NO_RETRIES, receive_config
-from assets.windows import window_now
+from assets.windows import contiguous, window_now
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.pipeline import Pipeline
+
+
+def per_run(pipeline: type[Pipeline]) -> int:
+    """Messages that a run takes on at most."""
+    return pipeline.processors.concurrency * pipeline.processors.max_demand
 
 
 def pull_schedule(pipeline: type[Pipeline], job: Any, cron: str = "*/5 * * * *") -> dg.ScheduleDefinition:
@@ -16,7 +22,6 @@ def pull_schedule(pipeline: type[Pipeline], job: Any, cron: str = "*/5 * * * *")
 
     What others hold already is taken off by the run itself, when it claims its room.
     """
-    processors = pipeline.processors
 
     @dg.schedule(
         name=f"{pipeline.name}_pull_schedule",
@@ -26,18 +31,17 @@ def pull_schedule(pipeline: type[Pipeline], job: Any, cron: str = "*/5 * * * *")
     )
     def pull(context: dg.ScheduleEvaluationContext) -> dg.RunRequest:
         del context
-        demand = processors.concurrency * processors.max_demand
         return dg.RunRequest(
             partition_key=window_now(pipeline),
             run_config=receive_config(pipeline, "source"),
-            tags={PIPELINE_TAG: pipeline.name, ORIGIN_TAG: "source", DEMAND_TAG: str(demand), **NO_RETRIES},
+            tags={PIPELINE_TAG: pipeline.name, ORIGIN_TAG: "source", DEMAND_TAG: str(per_run(pipeline)), **NO_RETRIES},
         )
 
     return pull
 
 
 def redrive_schedule(pipeline: type[Pipeline], job: Any, cron: str = "0 3 * * *") -> dg.ScheduleDefinition:
-    """Build a schedule that drives open failures again, one run a window; off unless turned on."""
+    """Build a schedule that drives open failures again, one run a contiguous range of windows; off unless turned on."""
 
     @dg.schedule(
         name=f"{pipeline.name}_redrive_schedule",
@@ -54,11 +58,17 @@ def redrive_schedule(pipeline: type[Pipeline], job: Any, cron: str = "0 3 * * *"
             return dg.SkipReason("no failure is open")
         return [
             dg.RunRequest(
-                partition_key=window,
                 run_config=receive_config(pipeline, "failed"),
-                tags={PIPELINE_TAG: pipeline.name, ORIGIN_TAG: "failed", DEMAND_TAG: str(count), **NO_RETRIES},
+                tags={
+                    ASSET_PARTITION_RANGE_START_TAG: windows[0],
+                    ASSET_PARTITION_RANGE_END_TAG: windows[-1],
+                    PIPELINE_TAG: pipeline.name,
+                    ORIGIN_TAG: "failed",
+                    DEMAND_TAG: str(min(sum(waiting[window] for window in windows), per_run(pipeline))),
+                    **NO_RETRIES,
+                },
             )
-            for window, count in waiting.items()
+            for windows in contiguous(pipeline, waiting)
         ]
 
     return redrive
