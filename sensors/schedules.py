@@ -30,9 +30,9 @@ def pull_schedule(pipeline: type[Pipeline], job: Any, cron: str = "*/5 * * * *")
         description="Pulls by the clock. Turn it on where the sensor is off; both together stay within the limits.",
     )
     def pull(context: dg.ScheduleEvaluationContext) -> dg.RunRequest:
-        del context
+        # Of the tick's own time: a tick that a stopped daemon makes up for knows no later windows.
         return dg.RunRequest(
-            partition_key=window_now(pipeline),
+            partition_key=window_now(pipeline, context.scheduled_execution_time),
             run_config=receive_config(pipeline, "source"),
             tags={PIPELINE_TAG: pipeline.name, ORIGIN_TAG: "source", DEMAND_TAG: str(per_run(pipeline)), **NO_RETRIES},
         )
@@ -51,13 +51,14 @@ def redrive_schedule(pipeline: type[Pipeline], job: Any, cron: str = "0 3 * * *"
         required_resource_keys={pipeline.producer.source, "lake"},
     )
     def redrive(context: dg.ScheduleEvaluationContext) -> dg.SkipReason | list[dg.RunRequest]:
-        resources = context.resources
+        resources, at = context.resources, context.scheduled_execution_time
         source = getattr(resources, pipeline.producer.source)
         waiting = FailedMessages(name=source.name, lake=resources.lake, pipeline=pipeline.name).open_by_window()
         if not waiting:
             return dg.SkipReason("no failure is open")
         return [
             dg.RunRequest(
+                run_key=f"{at.isoformat()} {windows[0]}",
                 run_config=receive_config(pipeline, "failed"),
                 tags={
                     ASSET_PARTITION_RANGE_START_TAG: windows[0],
