@@ -1,0 +1,107 @@
+"""The command line beside a deployment, with Dagster not running."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from pipeline_platform.cli_status import _seconds
+from pipeline_platform.control import ControlStore
+from pipeline_platform.options import RateLimiting
+from resources.table_queue import TableQueue
+
+Cli = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+        ours = {"FLIGHTS_SQS_URL", "PIPELINE_PLATFORM_LAKE", "PIPELINE_PLATFORM_CONTROL"}
+        inherited = {name: value for name, value in os.environ.items() if name not in ours}
+        return subprocess.run(
+            [sys.executable, "-m", "pipeline_platform.cli", *arguments],
+            env={**inherited, "PIPELINE_PLATFORM_HOME": str(tmp_path), "COLUMNS": "200"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return call
+
+
+@pytest.fixture
+def control(tmp_path: Path) -> ControlStore:
+    return ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
+
+
+def fill(home: Path, messages: int) -> None:
+    queue = TableQueue(name="flights_queue", url=f"sqlite:///{home}/queue.sqlite", created_column="created_at")
+    queue.create()
+    queue.enqueue([b"{}"] * messages)
+
+
+def test_status_tells_backlog_runs_and_permits(cli, control, tmp_path):
+    fill(tmp_path, 1_234)
+    limit = RateLimiting(allowed_messages=500, interval=timedelta(days=1))
+    control.set_rate_limiting("flights", limit)
+    control.take("flights", None, 100)
+    control.claim("flights", "a" * 32, "run-alive", wanted=70, capacity=1_000, lease_s=60)
+    control.claim("flights", "b" * 32, "run-dead", wanted=5, capacity=1_000, lease_s=-1)
+
+    said = cli("status").stdout
+
+    assert "1,234 messages in flights_queue" in said
+    assert "70 messages in 1 runs" in said
+    assert "400 left in the current interval" in said
+    assert "dead or stalled" in said
+    assert "open failures        none" in said
+
+
+def test_status_of_a_source_that_is_not_there_says_so_and_tells_the_rest(cli):
+    answer = cli("status", "flights")
+
+    assert answer.returncode == 0, answer.stderr
+    assert "does not answer" in answer.stdout
+    assert "in flight" in answer.stdout
+
+
+def test_a_pause_holds_until_it_is_resumed(cli, control):
+    assert "is paused: the lake is moving" in cli("pause", "flights", "--reason", "the lake is moving").stdout
+    assert control.paused("flights") == "the lake is moving"
+
+    assert "asks for runs again" in cli("resume", "flights").stdout
+    assert control.paused("flights") is None
+    assert "was not paused" in cli("resume", "flights").stdout
+
+
+def test_a_limit_is_set_changed_and_reset(cli, control):
+    assert "both --allowed and --interval" in cli("limit", "flights", "--allowed", "5").stderr
+
+    cli("limit", "flights", "--allowed", "5", "--interval", "2")
+    cli("limit", "flights", "--allowed", "6")
+    held = control.rate_limiting("flights", None)
+    assert held == RateLimiting(allowed_messages=6, interval=timedelta(seconds=2))
+
+    assert "no rate limit" in cli("limit", "flights", "--reset").stdout
+    assert control.rate_limiting("flights", None) is None
+
+
+@pytest.mark.parametrize("command", ["status", "pause", "resume", "limit"])
+def test_an_unknown_pipeline_is_refused_with_those_there_are(cli, command):
+    answer = cli(command, "flihgts")
+
+    assert answer.returncode == 2
+    assert "there is no pipeline 'flihgts'; there is flights" in answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"), [(0.31, "0.3 s"), (59.2, "59 s"), (90, "1.5 min"), (7_200, "2.0 h"), (1e6, "12 d")]
+)
+def test_a_span_is_told_in_its_largest_unit(seconds, told):
+    assert _seconds(seconds) == told
