@@ -1,0 +1,202 @@
+"""What Dagster loads: the workspace, the instance and the cloud's location; pipelines side by side."""
+
+import importlib
+import os
+import subprocess
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal
+
+import dagster as dg
+import pytest
+import yaml
+from pydantic import Field
+
+from assets.jobs import pipeline_jobs
+from pipeline_platform.definitions import platform_definitions
+from pipeline_platform.source import Backlog, Refused, Share, Source
+from resources.source import source_resource
+from resources.table_queue import TableQueue
+from tests.pipelines_under_test import Bare, Fast, Lenient, Strict, Told, resources_at
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_workspace_validates_with_no_warning_of_ours(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "default", "-m", "dagster", "definitions", "validate", "-w", "workspace.yaml"],
+        cwd=ROOT,
+        env={**os.environ, "DAGSTER_HOME": str(tmp_path), "PIPELINE_PLATFORM_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr[-3_000:]
+    said = done.stdout + done.stderr
+    assert "All code locations passed validation" in said
+    ours = [
+        line for line in said.splitlines() if "Warning" in line and f"{ROOT}/" in line and "site-packages" not in line
+    ]
+    assert ours == []
+
+
+def test_the_instance_loads_as_dagster_yaml_describes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    (tmp_path / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text())
+
+    with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
+        coordinator: Any = instance.run_coordinator
+
+        assert type(coordinator).__name__ == "QueuedRunCoordinator"
+        assert coordinator.dequeue_interval_seconds == 1
+        assert instance.run_monitoring_enabled
+        assert instance.get_settings("sensors")["use_threads"]
+        assert instance.get_settings("retention")["sensor"]["purge_after_days"]["skipped"] == 1
+
+
+def test_the_cloud_is_told_where_the_code_is_and_how_it_is_built() -> None:
+    (location,) = yaml.safe_load((ROOT / "dagster_cloud.yaml").read_text())["locations"]
+
+    module = importlib.import_module(location["code_source"]["module_name"])
+    assert isinstance(module.defs, dg.Definitions)
+    assert (ROOT / location["build"]["directory"] / "pyproject.toml").exists()
+    (loaded,) = yaml.safe_load((ROOT / "workspace.yaml").read_text())["load_from"]
+    assert loaded["python_module"]["module_name"] == location["code_source"]["module_name"]
+    assert loaded["python_module"]["location_name"] == location["location_name"]
+
+
+def test_pipelines_side_by_side_share_resources_and_nothing_else() -> None:
+    pipelines = [Told, Strict, Lenient, Bare, Fast]
+    definitions = platform_definitions(pipelines, resources_at("nowhere", "nowhere"))
+
+    dg.Definitions.validate_loadable(definitions)
+
+    names = {job.name for job in definitions.get_repository_def().get_all_jobs()}
+    for pipeline in pipelines:
+        kinds = ("pull", "backfill", "replay", "backlog", "maintenance")
+        assert {f"{pipeline.name}_{kind}" for kind in kinds} <= names
+    keys = {key.to_user_string() for key in definitions.resolve_asset_graph().get_all_asset_keys()}
+    assert {"bare/messages", "bare/failed", "fast/lines", "told/lines", "told/letters"} <= keys
+    assert "bare/lines" not in keys
+
+
+@pytest.mark.parametrize(("kind", "origin"), [("pull", "source"), ("backfill", "failed"), ("replay", "messages")])
+def test_each_job_knows_its_origin_on_any_partition_without_config(kind: str, origin: str) -> None:
+    job = platform_definitions([Told], resources_at("nowhere", "nowhere")).resolve_job_def(f"told_{kind}")
+    assert job.partitioned_config is not None
+
+    config: Any = job.partitioned_config.get_run_config_for_partition_key("2025-03-01T0000")
+
+    assert config["ops"]["told"]["ops"]["receive_messages"]["config"]["origin"] == origin
+    assert dg.validate_run_config(job, config)
+    assert job.tags["pipeline_platform/pipeline"] == "told"
+    assert job.tags["dagster/max_retries"] == "0"
+
+
+def test_runs_of_a_job_do_not_look_at_the_backlog() -> None:
+    job = platform_definitions([Told], resources_at("nowhere", "nowhere")).resolve_job_def("told_pull")
+
+    assert [node.name for node in job.graph.nodes] == ["told"]
+    assert (
+        len(pipeline_jobs(Told, platform_definitions([Told], resources_at("x", "y")).get_assets_def("told/messages")))
+        == 3
+    )
+
+
+# Sources as resources
+
+
+class Mood(Enum):
+    """A choice."""
+
+    CALM = "calm"
+    WILD = "wild"
+
+
+class Odd(Source):
+    """A connector with every kind of option."""
+
+    secret: str = Field(description="A password.", repr=False)
+    mood: Mood = Field(Mood.CALM, description="A choice.")
+    pace: Literal["slow", "fast"] = Field("slow", description="Another.")
+    names: tuple[str, ...] = Field(("a",), description="Some.")
+    numbers: list[int] = Field(default_factory=lambda: [1], description="By a factory.")
+    region: str | None = Field(None, description="Maybe.")
+    limit: int | None = Field(None, description="Maybe, too.")
+
+    def backlog(self) -> Backlog:
+        return Backlog(0)
+
+    def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]:
+        return []
+
+    def read(self, share: Share, receive_id: str) -> Any:
+        yield from ()
+
+    def ack(self, ack_ref: str, ack_ids: Any) -> list[Refused]:
+        return []
+
+    def release(self, ack_ref: str, ack_ids: Any, delay_s: int = 0) -> list[Refused]:
+        return []
+
+
+def handed_out(resource: Any) -> Source:
+    got: list[Source] = []
+
+    @dg.op(required_resource_keys={"source"})
+    def look(context: dg.OpExecutionContext) -> None:
+        got.append(context.resources.source)
+
+    @dg.job(resource_defs={"source": resource})
+    def job() -> None:
+        look()
+
+    assert job.execute_in_process().success
+    return got[0]
+
+
+def test_options_of_every_kind_reach_the_connector(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ODD_SECRET", "hush")
+    odd: Any = source_resource(Odd)
+
+    told = handed_out(
+        odd(
+            name="odd", secret=dg.EnvVar("ODD_SECRET"), mood="wild", pace="fast", names=["x", "y"], numbers=[2], limit=3
+        )
+    )
+    plain = handed_out(odd(name="odd", secret="s"))
+
+    assert told == Odd(name="odd", secret="hush", mood=Mood.WILD, pace="fast", names=("x", "y"), numbers=[2], limit=3)
+    assert plain == Odd(name="odd", secret="s")
+
+
+def test_a_wrong_option_is_refused_by_the_connector_itself() -> None:
+    odd: Any = source_resource(Odd)
+
+    with pytest.raises(dg.DagsterResourceFunctionError) as refused:
+        handed_out(odd(name="odd", secret="s", pace="quick"))
+
+    assert "'slow' or 'fast'" in str(refused.value.__cause__)
+
+
+def test_a_secret_from_the_environment_is_not_part_of_what_the_ui_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = "hush-this-is-secret"
+    monkeypatch.setenv("QUEUE_URL", f"postgresql://someone:{secret}@localhost/queue")
+    queue: Any = source_resource(TableQueue)(name="queue", url=dg.EnvVar("QUEUE_URL"))
+    resources = {**resources_at("nowhere", "nowhere"), "queue": queue}
+
+    from dagster._core.remote_representation.external_data import RepositorySnap
+
+    shown = dg.serialize_value(RepositorySnap.from_def(platform_definitions([Told], resources).get_repository_def()))
+
+    assert "QUEUE_URL" in shown
+    assert secret not in shown
+
+
+def test_every_option_of_a_source_and_of_the_other_resources_says_what_it_is() -> None:
+    for resource in resources_at("nowhere", "nowhere").values():
+        fields = type(resource).model_fields
+        assert [name for name, field in fields.items() if not field.description] == []
