@@ -106,6 +106,7 @@ def test_a_demo_ends_with_figures_that_add_up_and_leaves_nothing_running(demo):
     assert spark_server.status(demo.home) is None
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(400)
 def test_a_demo_that_is_killed_in_the_midst_of_a_run_goes_on_to_the_same_figures(demo):
     killed = demo.start()
@@ -143,7 +144,7 @@ def test_a_demo_whose_run_is_killed_and_that_is_interrupted_twice_ends_with_the_
     assert adds_up(said), said
 
 
-def test_all_flights_are_what_the_issue_counts():
+def test_all_flights_are_those_of_the_year():
     wanted = departures.expected(departures.departures())
 
     assert wanted == (336_776, 324_628, 3_893, 8_255)
