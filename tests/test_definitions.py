@@ -13,7 +13,6 @@ import pytest
 import yaml
 from pydantic import Field
 
-from assets.jobs import pipeline_jobs
 from pipeline_platform.definitions import platform_definitions
 from pipeline_platform.source import Backlog, Refused, Share, Source
 from resources.source import source_resource
@@ -37,10 +36,8 @@ def test_the_workspace_validates_with_no_warning_of_ours(tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr[-3_000:]
     said = done.stdout + done.stderr
     assert "All code locations passed validation" in said
-    ours = [
-        line for line in said.splitlines() if "Warning" in line and f"{ROOT}/" in line and "site-packages" not in line
-    ]
-    assert ours == []
+    warnings = [line for line in said.splitlines() if "Warning" in line]
+    assert [line for line in warnings if str(ROOT) in line and "site-packages" not in line] == []
 
 
 def test_the_instance_loads_as_dagster_yaml_describes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,10 +97,6 @@ def test_runs_of_a_job_do_not_look_at_the_backlog() -> None:
     job = platform_definitions([Told], resources_at("nowhere", "nowhere")).resolve_job_def("told_pull")
 
     assert [node.name for node in job.graph.nodes] == ["told"]
-    assert (
-        len(pipeline_jobs(Told, platform_definitions([Told], resources_at("x", "y")).get_assets_def("told/messages")))
-        == 3
-    )
 
 
 # Sources as resources
