@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from pipeline_platform import engine
 from pipeline_platform.control import Claim, ControlStore
-from pipeline_platform.lake.decision import Decision, decide, decided, fence, publish
+from pipeline_platform.lake.decision import Decision, FencedError, decide, decided, fence, publish
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.manifest import MANIFEST, File, Manifest
 from pipeline_platform.lake.reader import Range, divide
@@ -411,10 +411,21 @@ class Flow:
     # Decide, publish, acknowledge
 
     def decide(self, receive: Receive) -> Decision:
-        """Commit what became of every message, once; see `lake.decision`."""
+        """Commit what became of every message, once; see `lake.decision`.
+
+        Raises:
+            FencedError: Another run gave it up for dead meanwhile.
+        """
+        if receive.demand and self.receives.get(receive.receive_id) is None:
+            self._expect_decided(receive)
         if not self._received(receive):
             return Decision(0, 0)
         return decide(self.tables, self.receives, receive, lambda: self._extend(receive), self.source.on_success)
+
+    def _expect_decided(self, receive: Receive) -> None:
+        """Refuse to go on with a receive that was given up: its messages are another run's now."""
+        if not self._decided(receive):
+            raise FencedError(f"receive {receive.receive_id} was given up while its run stalled; it decides nothing")
 
     def _received(self, receive: Receive) -> int:
         return self.receives.manifest(receive.receive_id, "receive").rows("messages") if receive.demand else 0
@@ -426,8 +437,15 @@ class Flow:
         return publish(self.tables, self.receives, receive)
 
     def acknowledge(self, receive: Receive) -> Acknowledgement:
-        """Tell the source, then forget the receive; what the source would not take keeps it for the next run."""
+        """Tell the source, then forget the receive; what the source would not take keeps it for the next run.
+
+        Raises:
+            FencedError: It is not decided: nothing may be acknowledged.
+        """
         files = self.receives.manifest(receive.receive_id).of_table("outcomes")
+        if files:
+            # A task that outlives its run may leave outcomes behind that never were committed.
+            self._expect_decided(receive)
         source = self.source_of(receive)
         told = Manifest()
         if files and receive.origin == "source":

@@ -9,6 +9,7 @@ import pytest
 
 from pipeline_platform.control import ControlStore
 from pipeline_platform.flow import Flow
+from pipeline_platform.lake.decision import FencedError
 from pipeline_platform.lake.receives import Origin, Receive
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.pipeline import Pipeline
@@ -132,6 +133,25 @@ def test_no_interval_sees_more_than_the_rate_limit_allows(filled: Filled) -> Non
     with sqlite3.connect(url.removeprefix("sqlite:///")) as database:
         taken = dict(database.execute("SELECT starts_at, used FROM control_intervals").fetchall())
     assert max(taken.values()) <= 10
+
+
+def test_a_run_that_was_given_up_in_mid_handling_acknowledges_nothing_when_it_wakes(filled: Filled) -> None:
+    flow = filled(Obedient, [b"one", b"two"])
+    stalled = flow.begin(origin="source", run_id="test", windows=[WINDOW])
+    flow.receive(stalled)
+    handled = flow.handle(stalled)
+    flow.control.end(stalled.receive_id)  # as if its claim were over: another run takes it for dead
+    flow.clear_up()
+    flow.receives.keep(stalled.receive_id, "handle", handled)  # it wakes, and its task comes to its end
+
+    with pytest.raises(FencedError, match="given up"):
+        flow.decide(stalled)
+    with pytest.raises(FencedError, match="given up"):
+        flow.acknowledge(stalled)
+
+    assert flow.source.backlog().messages == 2
+    run(flow)
+    assert rows(flow, "words").height == 2
 
 
 def test_a_delivery_that_comes_again_is_acknowledged_and_not_handled(filled: Filled) -> None:
