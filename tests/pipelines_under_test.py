@@ -1,6 +1,5 @@
 """Pipelines that do what a payload says, and a code location of them: whole runs in Dagster are tested with these."""
 
-import os
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -57,6 +56,9 @@ class Told(Pipeline):
             return message.failed("told to fail")
         if text.startswith("sleep "):
             time.sleep(float(text.split()[1]))
+        if text.startswith("wait for "):
+            while not Path(text.removeprefix("wait for ")).exists():
+                time.sleep(0.1)
         if text.startswith("letter "):
             return message.put_data({"text": text}).put_batcher("letters").put_batch_key(text[-1])
         return message.put_data(Line(text=text)).put_batch_key(text[:1]).put_batcher("lines")
@@ -179,9 +181,3 @@ def job_at(name: str, root: str, spark_folder: str, queue_url: str = "", edit: s
     url = dg.EnvVar(queue_url.removeprefix("env:")) if queue_url.startswith("env:") else queue_url
     resources = resources_at(root, spark_folder, **({"url": url} if url else {}))
     return platform_definitions(pipelines, resources).resolve_job_def(name)
-
-
-def location() -> dg.Definitions:
-    """The location that the environment describes: what a daemon's code server loads."""
-    root, spark_folder = os.environ["PIPELINES_UNDER_TEST"], os.environ["SPARK_UNDER_TEST"]
-    return platform_definitions([Told], resources_at(root, spark_folder))

@@ -1,0 +1,12 @@
+"""The code location of a daemon's test, in the folder that the environment names; its leases are short."""
+
+import os
+
+from pipeline_platform import flow
+from pipeline_platform.definitions import platform_definitions
+from tests.pipelines_under_test import Told, resources_at
+
+flow.LEASE_S = 4.0
+defs = platform_definitions(
+    [Told], resources_at(os.environ["PIPELINES_UNDER_TEST"], os.environ["SPARK_UNDER_TEST"], lease_s=4.0)
+)

@@ -1,0 +1,239 @@
+"""Dagster as it is deployed: daemon, code server, web server and runs in processes of their own."""
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import polars as pl
+import pytest
+
+from assets.graph import ORIGIN_TAG
+from pipeline_platform.control import ControlStore
+from pipeline_platform.windows import WINDOW_FORMAT
+from pipelines.demo.processes import free_port
+from resources.table_queue import TableQueue
+from tests.spark_fixtures import WarmSpark
+
+ROOT = Path(__file__).parents[1]
+DAEMON = """
+from dagster._daemon import controller
+from dagster._daemon.cli import main
+controller.DEFAULT_DAEMON_INTERVAL_SECONDS = 1  # backfills are looked at each half minute otherwise
+main()
+"""
+UNDER_WAY = ("QUEUED", "NOT_STARTED", "STARTING", "STARTED", "CANCELING")
+LOCATION = {"repositoryName": "__repository__", "repositoryLocationName": "under_test"}
+
+
+@dataclass
+class Deployed:
+    """A deployment on loopback, in a folder of its own."""
+
+    folder: Path
+    port: int
+    environment: dict[str, str]
+    instance: dg.DagsterInstance
+    children: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def queue(self) -> TableQueue:
+        return TableQueue(name="queue", url=f"sqlite:///{self.folder}/queue.sqlite")
+
+    def start(self, name: str, *command: str) -> None:
+        log = (self.folder / f"{name}.log").open("ab")
+        self.children.append(
+            subprocess.Popen(
+                [sys.executable, *command],
+                cwd=ROOT,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        )
+
+    def stop(self) -> None:
+        for sent in (signal.SIGTERM, signal.SIGKILL):
+            for child in self.children:
+                with suppress(ProcessLookupError):
+                    os.killpg(child.pid, sent)
+            for child in self.children:
+                with suppress(subprocess.TimeoutExpired):
+                    child.wait(10)
+
+    def ask(self, query: str, **variables: Any) -> Any:
+        """What the web server answers, as it answers its own pages."""
+        body = json.dumps({"query": query, "variables": variables}).encode()
+        url = f"http://127.0.0.1:{self.port}/graphql"
+        request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=30) as reply:
+            answer = json.load(reply)
+        assert "errors" not in answer, answer["errors"]
+        return answer["data"]
+
+    def until(self, what: str, found: Callable[[], Any], within_s: float = 90.0) -> Any:
+        deadline = time.monotonic() + within_s
+        while time.monotonic() < deadline:
+            with suppress(urllib.error.URLError, ConnectionError):
+                if answer := found():
+                    return answer
+            time.sleep(0.2)
+        logs = {path.name: path.read_text(errors="replace")[-3_000:] for path in self.folder.glob("*.log")}
+        raise AssertionError(f"not after {within_s:.0f} s: {what}\n{logs}")
+
+    def rows(self, table: str) -> pl.DataFrame:
+        return pl.read_delta(str(self.folder / "lake" / "told" / table))
+
+    def left(self) -> int:
+        with sqlite3.connect(self.folder / "queue.sqlite") as database:
+            return int(database.execute("SELECT count(*) FROM messages").fetchone()[0])
+
+
+@pytest.fixture(scope="module")
+def deployed(tmp_path_factory: pytest.TempPathFactory, warm_spark: WarmSpark) -> Iterator[Deployed]:
+    """Daemon and web server over the pipelines under test; the queue is empty."""
+    folder = tmp_path_factory.mktemp("deployed")
+    home = folder / "dagster"
+    home.mkdir()
+    (home / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text())
+    where = {"module_name": "tests.location_under_test", "location_name": "under_test", "working_directory": str(ROOT)}
+    workspace = folder / "workspace.yaml"
+    workspace.write_text(json.dumps({"load_from": [{"python_module": where}]}))
+    environment = {
+        **os.environ,
+        "DAGSTER_HOME": str(home),
+        "PIPELINES_UNDER_TEST": str(folder),
+        "SPARK_UNDER_TEST": str(warm_spark.folder),
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DAGSTER_HOME", str(home))
+        # Opened before any process: two that make the same SQLite storage at once leave it unusable.
+        with dg.DagsterInstance.get() as instance:
+            deployment = Deployed(folder, free_port(), environment, instance)
+            deployment.queue.create()
+            try:
+                deployment.start("daemon", "-c", DAEMON, "run", "-w", str(workspace))
+                address = ("-h", "127.0.0.1", "-p", str(deployment.port))
+                deployment.start("web", "-m", "dagster_webserver", *address, "-w", str(workspace))
+                yield deployment
+            finally:
+                deployment.stop()
+
+
+@pytest.fixture(scope="module")
+def instance(deployed: Deployed) -> dg.DagsterInstance:
+    """The deployment's own instance, to look at."""
+    return deployed.instance
+
+
+def done(instance: dg.DagsterInstance) -> bool:
+    return not [run for run in instance.get_runs() if run.status.value in UNDER_WAY]
+
+
+def test_what_is_queued_comes_to_the_tables_by_sensor_and_daemon(
+    deployed: Deployed, instance: dg.DagsterInstance
+) -> None:
+    payloads = [*(f"line {n}" for n in range(130)), *(f"fail {n}" for n in range(20)), *(["letter a"] * 10)]
+    deployed.queue.enqueue(payload.encode() for payload in payloads)
+
+    deployed.until("the queue is empty", lambda: deployed.left() == 0)
+    deployed.until("the runs have ended", lambda: done(instance))
+
+    assert sorted(deployed.rows("lines")["text"]) == sorted(payloads[:130])
+    assert deployed.rows("letters").height == 10
+    assert deployed.rows("failed").filter(state="open").height == 20
+    runs = instance.get_runs()
+    assert {run.status.value for run in runs} == {"SUCCESS"}
+    assert all(run.tags[ORIGIN_TAG] == "source" for run in runs)
+
+
+TOGETHER = """
+query Together($keys: [AssetKeyInput!]!) { assetNodeAdditionalRequiredKeys(assetKeys: $keys) { path } }
+"""
+LAUNCH = """
+mutation Launch($params: LaunchBackfillParams!) { launchPartitionBackfill(backfillParams: $params) {
+  __typename ... on LaunchBackfillSuccess { backfillId } ... on PythonError { message } } }
+"""
+STATUS = """
+query Status($id: String!) { partitionBackfillOrError(backfillId: $id) {
+  __typename ... on PartitionBackfill { status error { message } runs(limit: 10) { runId } } } }
+"""
+
+
+def test_a_backfill_from_the_asset_page_needs_no_configuration(
+    deployed: Deployed, instance: dg.DagsterInstance
+) -> None:
+    """Materialise the windows of the failures, and of one that has none beside them, as the page does."""
+    windows = sorted(set(deployed.rows("messages")["window"]))
+    before = hour_before(windows[0])
+    deployed.until("the web server is up", lambda: deployed.ask("query { version }"))
+
+    chosen = {"path": ["told", "failed"]}
+    others = deployed.ask(TOGETHER, keys=[chosen])["assetNodeAdditionalRequiredKeys"]
+    assert {tuple(key["path"]) for key in others} == {("told", name) for name in ("messages", "lines", "letters")}
+    params = {
+        "assetSelection": [chosen, *others],
+        "partitionNames": [before, *windows],
+        "fromFailure": False,
+    }
+    launched = deployed.ask(LAUNCH, params=params)["launchPartitionBackfill"]
+    assert launched["__typename"] == "LaunchBackfillSuccess", launched
+
+    def over() -> Any:
+        told = deployed.ask(STATUS, id=launched["backfillId"])["partitionBackfillOrError"]
+        return told if told["status"] not in ("REQUESTED", "CANCELING") else None
+
+    told = deployed.until("the backfill is over", over)
+    assert told["status"] == "COMPLETED_SUCCESS", told
+    assert len(told["runs"]) == 1, "one run per contiguous range of windows"
+    run = instance.get_run_by_id(told["runs"][0]["runId"])
+    assert run is not None
+    assert run.tags[ORIGIN_TAG] == "failed"
+    assert deployed.rows("failed").filter(attempt=2, state="open").height == 20, "driven once more, failed once more"
+
+
+def hour_before(window: str) -> str:
+    return (datetime.strptime(window, WINDOW_FORMAT) - timedelta(hours=1)).strftime(WINDOW_FORMAT)
+
+
+def test_a_killed_run_is_completed_by_the_next(deployed: Deployed, instance: dg.DagsterInstance) -> None:
+    gate = deployed.folder / "gate"
+    payloads = [f"wait for {gate}", *(f"late {n}" for n in range(60))]
+    deployed.queue.enqueue(payload.encode() for payload in payloads)
+    control = ControlStore(f"sqlite:///{deployed.folder}/control.sqlite")
+
+    def at_work() -> Any:
+        held = [claim.run_id for claim in control.in_flight("told") if claim.messages == len(payloads)]
+        return (held[0], pid) if held and (pid := handling_in(instance, held[0])) else None
+
+    run_id, pid = deployed.until("a run handles the messages", at_work)
+    os.kill(pid, signal.SIGKILL)
+    gate.touch()
+
+    deployed.until("the next run has done it", lambda: deployed.left() == 0)
+    assert sorted(deployed.rows("lines").filter(~pl.col("text").str.starts_with("line"))["text"]) == sorted(payloads)
+    killed = instance.get_run_by_id(run_id)
+    assert killed is not None
+    assert killed.status != dg.DagsterRunStatus.SUCCESS
+
+
+def handling_in(instance: dg.DagsterInstance, run_id: str) -> int | None:
+    """The process of a run that has come to its handling."""
+    for entry in instance.all_logs(run_id, of_type=dg.DagsterEventType.STEP_START):
+        if entry.dagster_event and entry.step_key == "told.handle_messages":
+            return entry.dagster_event.pid
+    return None
