@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +42,7 @@ class Told(Pipeline):
     """Lines of text, which may ask to fail, to take long, or to go by letter."""
 
     name = "told"
-    producer = Producer(source="queue", max_runs=2)
+    producer = Producer(source="queue", max_runs=2, oldest_allowed=timedelta(minutes=5))
     processors = Processors(concurrency=2, max_demand=50)
     batchers = {"lines": TableBatcher(schema=Line), "letters": Batcher(batch_size=3)}
     context = Rules()
@@ -113,6 +113,9 @@ class Fast(Pipeline):
         return messages.withColumns({"text": f.col("data").cast("string"), "batcher": f.lit("lines")})
 
 
+PIPELINES: dict[str, type[Pipeline]] = {pipeline.name: pipeline for pipeline in (Told, Strict, Lenient, Bare, Fast)}
+
+
 class MoodyQueue(TableQueue):
     """A table queue that refuses to be told, or to be looked at, while a file lies beside it."""
 
@@ -162,7 +165,9 @@ def resources_at(root: str, spark_folder: str, **queue: Any) -> dict[str, Any]:
         "lake": LakeResource(root=f"{root}/lake"),
         "control": ControlResource(url=f"sqlite:///{root}/control.sqlite"),
         "spark": SparkResource(remote=WARM, state_folder=spark_folder, packages=[*PACKAGES, "tests"]),
-        "queue": source_resource(MoodyQueue)(**{"name": "queue", "url": f"sqlite:///{root}/queue.sqlite", **queue}),
+        "queue": source_resource(MoodyQueue)(
+            **{"name": "queue", "url": f"sqlite:///{root}/queue.sqlite", "created_column": "created_at", **queue}
+        ),
     }
 
 
@@ -176,8 +181,8 @@ def job_at(name: str, root: str, spark_folder: str, queue_url: str = "", edit: s
         queue_url: Of the queue, if it is another; `env:<name>` leaves it to an environment variable.
         edit: `widened` or `changed`: what was edited in the model of `told/lines`.
     """
-    pipelines: list[type[Pipeline]] = [Strict, Lenient, Bare, Fast]
-    pipelines.append({"": Told, "widened": told_with(Widened), "changed": told_with(Changed)}[edit])
+    edits: dict[str, type[Pipeline]] = {"widened": told_with(Widened), "changed": told_with(Changed)}
+    pipeline = edits[edit] if edit else PIPELINES[name.partition("_")[0]]
     url = dg.EnvVar(queue_url.removeprefix("env:")) if queue_url.startswith("env:") else queue_url
     resources = resources_at(root, spark_folder, **({"url": url} if url else {}))
-    return platform_definitions(pipelines, resources).resolve_job_def(name)
+    return platform_definitions([pipeline], resources).resolve_job_def(name)

@@ -57,7 +57,7 @@ def test_the_asset_graph_reads_like_the_pipeline() -> None:
     upstream = {name: {dep.asset_key for dep in spec.deps} for name, spec in specs.items()}
     assert upstream == {"messages": set(), "lines": {messages}, "letters": {messages}, "failed": {messages}}
     for spec in specs.values():
-        assert spec.kinds == {"spark", "delta"}
+        assert spec.kinds == {"spark", "deltalake"}
         assert list(spec.owners) == ["team:tests"]
         assert spec.group_name == "told"
         assert spec.partitions_def is not None
@@ -416,6 +416,60 @@ def until(found: Any, process: subprocess.Popen[bytes]) -> Any:
         assert process.poll() is None, "the run ended before it could be hit"
         time.sleep(0.05)
     raise AssertionError("it never came to that")
+
+
+def test_the_lease_is_renewed_while_a_commit_takes_long(location: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flow_module, "LEASE_S", 1.0)
+    location.enqueue("one")
+    seen = []
+    real = flow_module.Flow.publish
+
+    def slowly(flow: Any, receive: Any) -> Any:
+        time.sleep(2.5)
+        seen.append([claim.messages for claim in location.control.in_flight("told")])
+        return real(flow, receive)
+
+    with mock.patch.object(flow_module.Flow, "publish", slowly):
+        run = location.run("told_pull")
+
+    assert run.status == SUCCESS
+    assert seen == [[1]]
+
+
+# Looking after it
+
+
+def test_the_backlog_check_warns_while_the_oldest_message_waits_too_long(location: Location) -> None:
+    location.enqueue("one")
+    fresh = location.checks(location.run("told_backlog"))["backlog"]
+    with sqlite3.connect(location.root / "queue.sqlite") as database:
+        database.execute("UPDATE messages SET created_at = datetime(created_at, '-1 hour')")
+    old = location.checks(location.run("told_backlog"))["backlog"]
+    away = location.run("told_backlog", queue_url=f"sqlite:///{location.root}/elsewhere.sqlite")
+
+    assert fresh.passed
+    assert not old.passed
+    assert old.severity == dg.AssetCheckSeverity.WARN
+    assert "0:05:00 are allowed" in old.description
+    assert old.metadata["messages"].value == 1
+    assert away.status == SUCCESS, "a source that is away is a warning, not an error"
+    assert not location.checks(away)["backlog"].passed
+
+
+def test_the_maintenance_job_puts_files_together_and_says_so(location: Location) -> None:
+    for line in ("one", "two", "three"):
+        location.enqueue(line)
+        location.run("told_pull")
+
+    run = location.run("told_maintenance")
+
+    assert run.status == SUCCESS
+    assert location.texts() == ["one", "three", "two"]
+    assert len(location.flow().tables["lines"].files(location.flow().tables["lines"].open())) == 1
+    (entry,) = location.instance.all_logs(run.run_id, of_type=dg.DagsterEventType.STEP_OUTPUT)
+    assert entry.dagster_event is not None
+    metadata: Any = entry.dagster_event.step_output_data.metadata
+    assert metadata["lines"].value["compacted"] == 3
 
 
 # What is refused, and how

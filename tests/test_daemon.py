@@ -50,7 +50,7 @@ class Deployed:
 
     @property
     def queue(self) -> TableQueue:
-        return TableQueue(name="queue", url=f"sqlite:///{self.folder}/queue.sqlite")
+        return TableQueue(name="queue", url=f"sqlite:///{self.folder}/queue.sqlite", created_column="created_at")
 
     def start(self, name: str, *command: str) -> None:
         log = (self.folder / f"{name}.log").open("ab")
