@@ -192,15 +192,27 @@ def open_spark(warm_spark: WarmSpark) -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def location(tmp_path: Path, warm_spark: WarmSpark, open_spark: None) -> Iterator[Location]:
-    """A location whose queue is empty."""
-    queue = MoodyQueue(name="queue", url=f"sqlite:///{tmp_path}/queue.sqlite", created_column="created_at")
-    queue.create()
-    home = tmp_path / "dagster"
-    home.mkdir()
+@pytest.fixture(scope="module")
+def instance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dg.DagsterInstance]:
+    """An instance on disk, shared by the tests of a module: making one takes as long as a run."""
+    home = tmp_path_factory.mktemp("dagster")
     (home / "dagster.yaml").write_text("telemetry: {enabled: false}")
-    with dg.DagsterInstance.from_config(str(home)) as instance:
-        control = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
-        yield Location(tmp_path, warm_spark.folder, instance, queue, control)
-        control.close()
+    with dg.DagsterInstance.from_config(str(home)) as made:
+        yield made
+
+
+def empty_location(folder: Path, spark: WarmSpark, instance: dg.DagsterInstance) -> Location:
+    """A location whose data lies in a folder, with an empty queue."""
+    queue = MoodyQueue(name="queue", url=f"sqlite:///{folder}/queue.sqlite", created_column="created_at")
+    queue.create()
+    return Location(folder, spark.folder, instance, queue, ControlStore(f"sqlite:///{folder}/control.sqlite"))
+
+
+@pytest.fixture
+def location(
+    tmp_path: Path, warm_spark: WarmSpark, open_spark: None, instance: dg.DagsterInstance
+) -> Iterator[Location]:
+    """A location whose queue is empty."""
+    made = empty_location(tmp_path, warm_spark, instance)
+    yield made
+    made.control.close()

@@ -134,29 +134,21 @@ def deployed(tmp_path_factory: pytest.TempPathFactory, warm_spark: WarmSpark) ->
                 deployment.stop()
 
 
-@pytest.fixture(scope="module")
-def instance(deployed: Deployed) -> dg.DagsterInstance:
-    """The deployment's own instance, to look at."""
-    return deployed.instance
-
-
 def done(instance: dg.DagsterInstance) -> bool:
     return not [run for run in instance.get_runs() if run.status.value in UNDER_WAY]
 
 
-def test_what_is_queued_comes_to_the_tables_by_sensor_and_daemon(
-    deployed: Deployed, instance: dg.DagsterInstance
-) -> None:
+def test_what_is_queued_comes_to_the_tables_by_sensor_and_daemon(deployed: Deployed) -> None:
     payloads = [*(f"line {n}" for n in range(130)), *(f"fail {n}" for n in range(20)), *(["letter a"] * 10)]
     deployed.queue.enqueue(payload.encode() for payload in payloads)
 
     deployed.until("the queue is empty", lambda: deployed.left() == 0)
-    deployed.until("the runs have ended", lambda: done(instance))
+    deployed.until("the runs have ended", lambda: done(deployed.instance))
 
     assert sorted(deployed.rows("lines")["text"]) == sorted(payloads[:130])
     assert deployed.rows("letters").height == 10
     assert deployed.rows("failed").filter(state="open").height == 20
-    runs = instance.get_runs()
+    runs = deployed.instance.get_runs()
     assert {run.status.value for run in runs} == {"SUCCESS"}
     assert all(run.tags[ORIGIN_TAG] == "source" for run in runs)
 
@@ -174,9 +166,7 @@ query Status($id: String!) { partitionBackfillOrError(backfillId: $id) {
 """
 
 
-def test_a_backfill_from_the_asset_page_needs_no_configuration(
-    deployed: Deployed, instance: dg.DagsterInstance
-) -> None:
+def test_a_backfill_from_the_asset_page_needs_no_configuration(deployed: Deployed) -> None:
     """Materialise the windows of the failures, and of one that has none beside them, as the page does."""
     windows = sorted(set(deployed.rows("messages")["window"]))
     before = hour_before(windows[0])
@@ -200,7 +190,7 @@ def test_a_backfill_from_the_asset_page_needs_no_configuration(
     told = deployed.until("the backfill is over", over)
     assert told["status"] == "COMPLETED_SUCCESS", told
     assert len(told["runs"]) == 1, "one run per contiguous range of windows"
-    run = instance.get_run_by_id(told["runs"][0]["runId"])
+    run = deployed.instance.get_run_by_id(told["runs"][0]["runId"])
     assert run is not None
     assert run.tags[ORIGIN_TAG] == "failed"
     assert deployed.rows("failed").filter(attempt=2, state="open").height == 20, "driven once more, failed once more"
@@ -210,7 +200,7 @@ def hour_before(window: str) -> str:
     return (datetime.strptime(window, WINDOW_FORMAT) - timedelta(hours=1)).strftime(WINDOW_FORMAT)
 
 
-def test_a_killed_run_is_completed_by_the_next(deployed: Deployed, instance: dg.DagsterInstance) -> None:
+def test_a_killed_run_is_completed_by_the_next(deployed: Deployed) -> None:
     gate = deployed.folder / "gate"
     payloads = [f"wait for {gate}", *(f"late {n}" for n in range(60))]
     deployed.queue.enqueue(payload.encode() for payload in payloads)
@@ -218,7 +208,7 @@ def test_a_killed_run_is_completed_by_the_next(deployed: Deployed, instance: dg.
 
     def at_work() -> Any:
         held = [claim.run_id for claim in control.in_flight("told") if claim.messages == len(payloads)]
-        return (held[0], pid) if held and (pid := handling_in(instance, held[0])) else None
+        return (held[0], pid) if held and (pid := handling_in(deployed.instance, held[0])) else None
 
     run_id, pid = deployed.until("a run handles the messages", at_work)
     os.kill(pid, signal.SIGKILL)
@@ -226,7 +216,7 @@ def test_a_killed_run_is_completed_by_the_next(deployed: Deployed, instance: dg.
 
     deployed.until("the next run has done it", lambda: deployed.left() == 0)
     assert sorted(deployed.rows("lines").filter(~pl.col("text").str.starts_with("line"))["text"]) == sorted(payloads)
-    killed = instance.get_run_by_id(run_id)
+    killed = deployed.instance.get_run_by_id(run_id)
     assert killed is not None
     assert killed.status != dg.DagsterRunStatus.SUCCESS
 

@@ -92,9 +92,10 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Any:
-    with dg.instance_for_test(temp_dir=str(tmp_path)) as instance:
-        yield Place(tmp_path, instance)
+def place(tmp_path: Path, instance: dg.DagsterInstance) -> Place:
+    for run in instance.get_runs():
+        instance.delete_run(run.run_id)
+    return Place(tmp_path, instance)
 
 
 def tags(demand: int, **more: str) -> dict[str, str]:
