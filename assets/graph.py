@@ -1,6 +1,6 @@
 """A pipeline as one graph of ops, whose outputs are its partitioned assets."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from enum import Enum
 from typing import Any
@@ -208,85 +208,69 @@ def _receive_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
     return receive_messages
 
 
-def _handle_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
+Step = Callable[[Flow, Receive, dg.AssetExecutionContext], None]
+"""What an op does with what its run received; not called where that was nothing."""
+
+
+def _step_op(pipeline: type[Pipeline], name: str, description: str, step: Step) -> dg.OpDefinition:
+    """Build an op that comes after others and hands nothing over but the word that it is done."""
+
     @dg.op(
-        name=f"{pipeline.name}__handle_messages",
-        description="Gives each message to `handle_message`, in Spark tasks; a failure is its message's alone.",
+        name=f"{pipeline.name}__{name}",
+        description=description,
         required_resource_keys=_keys(pipeline),
-        ins={"received": dg.In(dg.Nothing)},
+        ins={"after": dg.In(dg.Nothing)},
         out=dg.Out(dg.Nothing),
     )
-    def handle_messages(context: dg.AssetExecutionContext) -> None:
+    def op(context: dg.AssetExecutionContext) -> None:
         flow = flow_of(pipeline, context)
         with at_work(flow, context) as receive:
-            if receive is None:
-                return
-            manifest = flow.handle(receive)
+            if receive is not None:
+                step(flow, receive, context)
+
+    return op
+
+
+def _handle_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
+    def handle_messages(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
+        manifest = flow.handle(receive)
         staged = sum(manifest.total(f"staged:{name}") for name in pipeline.batchers)
         handled, failed = manifest.total("handled"), manifest.total("failed")
         context.log.info(f"handled {handled}, failed {failed}, to batch {staged}")
 
-    return handle_messages
+    description = "Gives each message to `handle_message`, in Spark tasks; a failure is its message's alone."
+    return _step_op(pipeline, "handle_messages", description, handle_messages)
 
 
 def _batch_op(pipeline: type[Pipeline], batcher: str) -> dg.OpDefinition:
-    @dg.op(
-        name=f"{pipeline.name}__batch_{batcher}",
-        description=f"Gives batches of messages for `{batcher}` to `handle_batch`.",
-        required_resource_keys=_keys(pipeline),
-        ins={"handled": dg.In(dg.Nothing)},
-        out=dg.Out(dg.Nothing),
-    )
-    def batch(context: dg.AssetExecutionContext) -> None:
-        flow = flow_of(pipeline, context)
-        with at_work(flow, context) as receive:
-            if receive is None:
-                return
-            manifest = flow.batch(receive, batcher)
+    def batch(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
+        manifest = flow.batch(receive, batcher)
         context.log.info(f"{manifest.total('batches')} batches, {manifest.total('handled')} messages")
 
-    return batch
+    description = f"Gives batches of messages for `{batcher}` to `handle_batch`."
+    return _step_op(pipeline, f"batch_{batcher}", description, batch)
 
 
 def _handle_failed_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
-    @dg.op(
-        name=f"{pipeline.name}__handle_failed",
-        description="Brings the failures of all stages together: kept as failed messages, or given back to the source.",
-        required_resource_keys=_keys(pipeline),
-        ins={"stages": dg.In(dg.Nothing)},
-        out=dg.Out(dg.Nothing),
-    )
-    def handle_failed(context: dg.AssetExecutionContext) -> None:
-        flow = flow_of(pipeline, context)
-        with at_work(flow, context) as receive:
-            told = settlement.of_failures(flow.receives.manifest(receive.receive_id)) if receive else {}
-        if told:
+    def handle_failed(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
+        if told := settlement.of_failures(flow.receives.manifest(receive.receive_id)):
             context.add_output_metadata(told)
 
-    return handle_failed
+    description = "Brings the failures of all stages together: kept as failed messages, or given back to the source."
+    return _step_op(pipeline, "handle_failed", description, handle_failed)
 
 
 def _commit_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
-    @dg.op(
-        name=f"{pipeline.name}__commit",
-        description="Decides what became of every message, then makes it visible in every table.",
-        required_resource_keys=_keys(pipeline),
-        ins={"routed": dg.In(dg.Nothing)},
-        out=dg.Out(dg.Nothing),
-    )
-    def commit(context: dg.AssetExecutionContext) -> None:
-        flow = flow_of(pipeline, context)
-        with at_work(flow, context) as receive:
-            if receive is None:
-                return
-            with flow.alive(receive):
-                decision = flow.decide(receive)
-                rows = flow.publish(receive)
+    def commit(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
+        with flow.alive(receive):
+            decision = flow.decide(receive)
+            rows = flow.publish(receive)
         if decision.dropped:
             context.log.info(f"{decision.dropped} messages were decided by other runs meanwhile")
         context.add_output_metadata({f"rows in {table}": count for table, count in rows.items()})
 
-    return commit
+    description = "Decides what became of every message, then makes it visible in every table."
+    return _step_op(pipeline, "commit", description, commit)
 
 
 def _acknowledge_op(

@@ -25,6 +25,27 @@ class Ask(NamedTuple):
     because: str
 
 
+class InFlight(NamedTuple):
+    """What runs under way hold, or will.
+
+    Attributes:
+        messages: Of all of them.
+        runs: How many.
+        unleased: Of `messages`, what runs were asked for and have not leased yet: the source still counts it.
+    """
+
+    messages: int = 0
+    runs: int = 0
+    unleased: int = 0
+
+    def with_ask(self, demand: int) -> InFlight:
+        """Add a run that has just been asked for."""
+        return InFlight(self.messages + demand, self.runs + 1, self.unleased + demand)
+
+
+NOTHING = InFlight()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """What bounds a demand at this moment.
@@ -92,17 +113,17 @@ class Waiting(BaseModel, frozen=True):
         """Say for how long; never negative, whatever clocks do."""
         return None if self.since is None else max(timedelta(0), now - self.since)
 
-    def after(self, backlog: Backlog, asks: Sequence[Ask], now: datetime, *, unleased: int = 0) -> Waiting:
+    def after(self, backlog: Backlog, asks: Sequence[Ask], now: datetime, in_flight: InFlight = NOTHING) -> Waiting:
         """Say what waits after a look at the source.
 
         Args:
             backlog: What the look found.
             asks: What was decided on it.
             now: The time of the look.
-            unleased: As for `decide`.
+            in_flight: What runs held before it.
         """
         demand = sum(ask.demand for ask in asks)
-        if backlog.messages is not None and backlog.messages <= unleased + demand:
+        if backlog.messages is not None and backlog.messages <= in_flight.unleased + demand:
             return Waiting()
         if demand or (self.since is None and backlog.messages is not None):
             return Waiting(since=now)
@@ -122,15 +143,7 @@ class Waiting(BaseModel, frozen=True):
             return cls()
 
 
-def decide(
-    backlog: Backlog,
-    limits: Limits,
-    in_flight: int,
-    waited: timedelta | None,
-    *,
-    runs: int = 0,
-    unleased: int = 0,
-) -> Ask:
+def decide(backlog: Backlog, limits: Limits, in_flight: InFlight, waited: timedelta | None) -> Ask:
     """Say how many messages one more run should take on, or why there should be none.
 
     A backlog is asked for as soon as it makes a run worthwhile, or is as much as can be handled before the next
@@ -140,17 +153,15 @@ def decide(
     Args:
         backlog: What waits at the source.
         limits: What bounds the demand now.
-        in_flight: Messages that live and queued runs hold, or will.
+        in_flight: What live and queued runs hold, or will.
         waited: For how long something waits that was not asked for, from `Waiting`; None if nothing was seen.
-        runs: How many runs those are.
-        unleased: Of `in_flight`, what runs were asked for and have not leased yet: the source still counts it.
     """
-    waiting = None if backlog.messages is None else max(0, backlog.messages - unleased)
-    room = min(limits.per_run, limits.capacity - in_flight)
+    waiting = None if backlog.messages is None else max(0, backlog.messages - in_flight.unleased)
+    room = min(limits.per_run, limits.capacity - in_flight.messages)
     # Messages in flight will take their permits out of the same intervals.
-    permits = room if limits.permits is None else limits.permits - in_flight
+    permits = room if limits.permits is None else limits.permits - in_flight.messages
     soon = room if limits.permits_soon is None else limits.permits_soon
-    hindrance = _hindrance(backlog, limits, in_flight, runs, waiting) or _no_permits(limits, in_flight, permits, soon)
+    hindrance = _hindrance(backlog, limits, in_flight, waiting) or _no_permits(limits, in_flight, permits, soon)
     if hindrance:
         return Ask(0, hindrance)
 
@@ -169,15 +180,7 @@ def decide(
     return Ask(demand, f"{_wait(waiting)}, and {_seconds(waited)} are long enough")
 
 
-def decide_all(
-    backlog: Backlog,
-    limits: Limits,
-    in_flight: int,
-    waited: timedelta | None,
-    *,
-    runs: int = 0,
-    unleased: int = 0,
-) -> list[Ask]:
+def decide_all(backlog: Backlog, limits: Limits, in_flight: InFlight, waited: timedelta | None) -> list[Ask]:
     """Decide on every run that one look at the source is worth; the arguments are those of `decide`.
 
     Returns:
@@ -185,34 +188,37 @@ def decide_all(
     """
     asks: list[Ask] = []
     while True:
-        ask = decide(backlog, limits, in_flight, waited, runs=runs, unleased=unleased)
+        ask = decide(backlog, limits, in_flight, waited)
         if not ask.demand:
             return asks or [ask]
         asks.append(ask)
-        in_flight, unleased, runs = in_flight + ask.demand, unleased + ask.demand, runs + 1
+        in_flight = in_flight.with_ask(ask.demand)
         waited = timedelta(0)  # the patience of what waited is satisfied; the rest has to be worth a run of its own
 
 
-def _hindrance(backlog: Backlog, limits: Limits, in_flight: int, runs: int, waiting: int | None) -> str | None:
+def _hindrance(backlog: Backlog, limits: Limits, in_flight: InFlight, waiting: int | None) -> str | None:
     if limits.paused is not None:
         return f"paused: {limits.paused}"
     if backlog.messages == 0:
         return "the queue is empty"
     if waiting == 0:
         return f"{_wait(backlog.messages or 0)}, and runs under way will take them"
-    if in_flight >= limits.capacity:
-        return f"{_count(in_flight)} in flight fill the capacity of {limits.capacity}"
-    if runs >= limits.max_runs:
-        return f"{runs} {'run' if runs == 1 else 'runs'} under way; max_runs allows {limits.max_runs}"
+    if in_flight.messages >= limits.capacity:
+        return f"{_count(in_flight.messages)} in flight fill the capacity of {limits.capacity}"
+    if in_flight.runs >= limits.max_runs:
+        return (
+            f"{in_flight.runs} {'run' if in_flight.runs == 1 else 'runs'} under way; max_runs allows {limits.max_runs}"
+        )
     return None
 
 
-def _no_permits(limits: Limits, in_flight: int, permits: int, soon: int) -> str | None:
+def _no_permits(limits: Limits, in_flight: InFlight, permits: int, soon: int) -> str | None:
     if limits.permits is None or (permits > 0 and soon > 0):
         return None
     until = f"until {limits.permits_at.astimezone(UTC):%H:%M:%S} UTC" if limits.permits_at else "for now"
     if limits.permits > 0 and permits <= 0:
-        return f"the rate limit gives {limits.permits} while a run lasts, and {_count(in_flight)} in flight need them"
+        held = _count(in_flight.messages)
+        return f"the rate limit gives {limits.permits} while a run lasts, and {held} in flight need them"
     return f"the rate limit leaves nothing {until}"
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import dagster as dg
 
@@ -10,7 +10,7 @@ from assets.graph import DEMAND_TAG, ORIGIN_TAG, PIPELINE_TAG, RECEIVE_TAG
 from assets.jobs import NO_RETRIES, receive_config
 from assets.windows import window_now
 from pipeline_platform.control import Claim, ControlStore, interval_end
-from pipeline_platform.demand import Ask, Limits, Waiting, decide_all
+from pipeline_platform.demand import Ask, InFlight, Limits, Waiting, decide_all
 from pipeline_platform.pipeline import Pipeline
 from pipeline_platform.source import Source, SourceError
 
@@ -26,20 +26,6 @@ UNDER_WAY = [
 ]
 STARTS_WITHIN = timedelta(minutes=5)
 """A run that started and has claimed nothing after so long is taken for dead."""
-
-
-class InFlight(NamedTuple):
-    """What runs under way hold, or will.
-
-    Attributes:
-        messages: Of all of them.
-        runs: How many.
-        unleased: Of `messages`, what was asked for and is not leased yet: the source still counts it.
-    """
-
-    messages: int
-    runs: int
-    unleased: int
 
 
 def in_flight(pipeline: type[Pipeline], instance: dg.DagsterInstance, control: ControlStore) -> InFlight:
@@ -141,18 +127,11 @@ def producer_sensor(pipeline: type[Pipeline], job: Any) -> dg.SensorDefinition:
             return dg.SkipReason(f"{pipeline.producer.source} does not answer: {error}")
         under_way = in_flight(pipeline, context.instance, control)
         bounds = limits(pipeline, control, now)
-        asks = decide_all(
-            backlog,
-            bounds,
-            under_way.messages,
-            waiting.waited(now),
-            runs=under_way.runs,
-            unleased=under_way.unleased,
-        )
+        asks = decide_all(backlog, bounds, under_way, waiting.waited(now))
         if not asks[0].demand:
             due = clear_up(control.over(pipeline.name), under_way, bounds, pipeline.producer.patience, now)
             asks = [due] if due else asks
-        cursor = waiting.after(backlog, asks, now, unleased=under_way.unleased).to_json()
+        cursor = waiting.after(backlog, asks, now, under_way).to_json()
         requests = list(run_requests(pipeline, asks))
         if not requests:
             return dg.SensorResult(skip_reason=asks[0].because, cursor=cursor)

@@ -86,6 +86,7 @@ class Place:
     root: str
     spark_folder: str
     source: Source
+    control: str
     environment: dict[str, str]
 
     def spark(self) -> SparkResource:
@@ -99,7 +100,7 @@ class Place:
             pipeline=Numbers,
             source=self.source,
             lake=Lake(root=f"{self.root}/lake"),
-            control=ControlStore(f"sqlite:///{self.root}/control.sqlite"),
+            control=ControlStore(self.control),
             session=lambda: spark.spark_session,
         )
 

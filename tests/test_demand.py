@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline_platform.demand import Ask, Limits, Waiting, decide, decide_all
+from pipeline_platform.demand import NOTHING, Ask, InFlight, Limits, Waiting, decide, decide_all
 from pipeline_platform.options import Processors, Producer
 from pipeline_platform.source import Backlog
 
@@ -36,15 +36,15 @@ def test_limits_follow_from_the_options():
 
 
 def test_a_worthwhile_backlog_is_asked_for_at_once():
-    assert decide(Backlog(60_000), LIMITS, 0, None) == Ask(60_000, "60000 messages at the source")
+    assert decide(Backlog(60_000), LIMITS, NOTHING, None) == Ask(60_000, "60000 messages at the source")
 
 
 def test_one_run_takes_on_no_more_than_its_tasks_hold():
-    assert decide(Backlog(1_000_000), LIMITS, 0, None).demand == 100_000
+    assert decide(Backlog(1_000_000), LIMITS, NOTHING, None).demand == 100_000
 
 
 def test_what_is_in_flight_leaves_less():
-    assert decide(Backlog(1_000_000), LIMITS, 170_000, None, runs=1).demand == 30_000
+    assert decide(Backlog(1_000_000), LIMITS, InFlight(170_000, runs=1), None).demand == 30_000
 
 
 @pytest.mark.parametrize(
@@ -62,52 +62,52 @@ def test_what_is_in_flight_leaves_less():
 def test_a_look_without_an_ask_says_why(backlog, in_flight, runs, unleased, waited, because):
     span = None if waited is None else seconds(waited)
 
-    assert decide(Backlog(backlog), LIMITS, in_flight, span, runs=runs, unleased=unleased) == Ask(0, because)
+    assert decide(Backlog(backlog), LIMITS, InFlight(in_flight, runs, unleased), span) == Ask(0, because)
 
 
 def test_a_pause_comes_before_all_else():
     paused = Limits.of(Producer(source="queue"), Processors(), paused="the lake is full")
 
-    assert decide(Backlog(10**6), paused, 0, seconds(99)) == Ask(0, "paused: the lake is full")
-    assert decide(UNKNOWN, paused, 0, None) == Ask(0, "paused: the lake is full")
+    assert decide(Backlog(10**6), paused, NOTHING, seconds(99)) == Ask(0, "paused: the lake is full")
+    assert decide(UNKNOWN, paused, NOTHING, None) == Ask(0, "paused: the lake is full")
 
 
 def test_patience_ends_the_wait_of_a_small_backlog():
-    assert decide(Backlog(12), LIMITS, 0, seconds(29.9)).demand == 0
-    assert decide(Backlog(12), LIMITS, 0, seconds(30)) == Ask(12, "12 messages wait, and 30 s are long enough")
+    assert decide(Backlog(12), LIMITS, NOTHING, seconds(29.9)).demand == 0
+    assert decide(Backlog(12), LIMITS, NOTHING, seconds(30)) == Ask(12, "12 messages wait, and 30 s are long enough")
 
 
 def test_an_unknown_backlog_is_asked_for_at_once_and_then_each_patience():
-    assert decide(UNKNOWN, LIMITS, 0, None).demand == 100_000
-    assert decide(UNKNOWN, LIMITS, 0, seconds(29)).demand == 0
-    assert decide(UNKNOWN, LIMITS, 0, seconds(30)).demand == 100_000
+    assert decide(UNKNOWN, LIMITS, NOTHING, None).demand == 100_000
+    assert decide(UNKNOWN, LIMITS, NOTHING, seconds(29)).demand == 0
+    assert decide(UNKNOWN, LIMITS, NOTHING, seconds(30)).demand == 100_000
 
 
 def test_a_slow_limit_makes_small_runs_worthwhile():
-    assert decide(Backlog(10**6), limited(permits=600, soon=50), 0, None).demand == 600
-    assert decide(Backlog(60), limited(permits=600, soon=50), 0, None).demand == 60
-    assert decide(Backlog(40), limited(permits=600, soon=50), 0, None).demand == 0
+    assert decide(Backlog(10**6), limited(permits=600, soon=50), NOTHING, None).demand == 600
+    assert decide(Backlog(60), limited(permits=600, soon=50), NOTHING, None).demand == 60
+    assert decide(Backlog(40), limited(permits=600, soon=50), NOTHING, None).demand == 0
 
 
 def test_an_exhausted_limit_says_when_it_gives_again():
     for permits in (0, 600):
-        ask = decide(Backlog(10**6), limited(permits=permits, soon=0), 0, seconds(99))
+        ask = decide(Backlog(10**6), limited(permits=permits, soon=0), NOTHING, seconds(99))
         assert ask == Ask(0, "the rate limit leaves nothing until 12:01:00 UTC")
 
 
 def test_messages_in_flight_use_permits_first():
-    assert decide(Backlog(10**6), limited(permits=600, soon=50), 400, None, runs=1).demand == 200
-    assert decide(Backlog(10**6), limited(permits=600, soon=50), 600, None, runs=1) == Ask(
+    assert decide(Backlog(10**6), limited(permits=600, soon=50), InFlight(400, runs=1), None).demand == 200
+    assert decide(Backlog(10**6), limited(permits=600, soon=50), InFlight(600, runs=1), None) == Ask(
         0, "the rate limit gives 600 while a run lasts, and 600 messages in flight need them"
     )
 
 
 def test_one_look_asks_for_as_many_runs_as_are_worthwhile():
-    assert [ask.demand for ask in decide_all(Backlog(10**6), LIMITS, 0, None)] == [100_000, 100_000]
-    assert [ask.demand for ask in decide_all(Backlog(150_000), LIMITS, 0, None)] == [100_000, 50_000]
-    assert [ask.demand for ask in decide_all(Backlog(100_001), LIMITS, 0, seconds(99))] == [100_000]
-    assert [ask.demand for ask in decide_all(UNKNOWN, LIMITS, 0, None)] == [100_000]
-    assert decide_all(Backlog(0), LIMITS, 0, None) == [Ask(0, "the queue is empty")]
+    assert [ask.demand for ask in decide_all(Backlog(10**6), LIMITS, NOTHING, None)] == [100_000, 100_000]
+    assert [ask.demand for ask in decide_all(Backlog(150_000), LIMITS, NOTHING, None)] == [100_000, 50_000]
+    assert [ask.demand for ask in decide_all(Backlog(100_001), LIMITS, NOTHING, seconds(99))] == [100_000]
+    assert [ask.demand for ask in decide_all(UNKNOWN, LIMITS, NOTHING, None)] == [100_000]
+    assert decide_all(Backlog(0), LIMITS, NOTHING, None) == [Ask(0, "the queue is empty")]
 
 
 messages = st.one_of(st.none(), st.integers(0, 500))
@@ -129,9 +129,8 @@ limits = st.builds(
 
 @given(messages, limits, st.integers(0, 300), st.integers(0, 4), st.integers(0, 300), st.integers(0, 60))
 def test_no_limit_is_ever_exceeded(backlog, limits, in_flight, runs, unleased, waited):
-    asks = decide_all(
-        Backlog(backlog), limits, in_flight, seconds(waited), runs=runs, unleased=min(unleased, in_flight)
-    )
+    under_way = InFlight(in_flight, runs, min(unleased, in_flight))
+    asks = decide_all(Backlog(backlog), limits, under_way, seconds(waited))
     total = sum(ask.demand for ask in asks)
 
     assert all(0 <= ask.demand <= limits.per_run for ask in asks)
@@ -140,7 +139,7 @@ def test_no_limit_is_ever_exceeded(backlog, limits, in_flight, runs, unleased, w
         assert in_flight + total <= limits.capacity
         assert runs + len(asks) <= limits.max_runs
         assert limits.permits is None or in_flight + total <= limits.permits
-        assert backlog is None or total + min(unleased, in_flight) <= backlog
+        assert backlog is None or total + under_way.unleased <= backlog
 
 
 @given(
@@ -153,7 +152,7 @@ def test_whatever_waits_is_asked_for_within_patience(limits, looks, cursor):
     now, first_seen, waiting = NOON, None, Waiting.from_json(cursor)
     for step, backlog in looks:
         now += seconds(step)
-        asks = decide_all(Backlog(backlog), limits, 0, waiting.waited(now))
+        asks = decide_all(Backlog(backlog), limits, NOTHING, waiting.waited(now))
         waiting = Waiting.from_json(waiting.after(Backlog(backlog), asks, now).to_json())
         if asks[0].demand:
             first_seen = None
@@ -167,7 +166,7 @@ def test_an_unknown_backlog_is_asked_for_once_in_a_patience(limits, steps):
     now, last, waiting = NOON, None, Waiting()
     for step in steps:
         now += seconds(step)
-        asks = decide_all(UNKNOWN, limits, 0, waiting.waited(now))
+        asks = decide_all(UNKNOWN, limits, NOTHING, waiting.waited(now))
         waiting = waiting.after(UNKNOWN, asks, now)
         due = last is None or now - last >= limits.patience
         assert bool(asks[0].demand) == due
@@ -187,7 +186,7 @@ def test_waiting_ends_with_an_ask_and_begins_anew_for_the_rest():
     waiting = Waiting(since=NOON)
 
     assert waiting.after(Backlog(12), [Ask(12, "")], NOON + seconds(9)) == Waiting()
-    assert waiting.after(Backlog(12), [Ask(0, "")], NOON + seconds(9), unleased=12) == Waiting()
+    assert waiting.after(Backlog(12), [Ask(0, "")], NOON + seconds(9), InFlight(12, 1, 12)) == Waiting()
     assert waiting.after(Backlog(12), [Ask(8, "")], NOON + seconds(9)) == Waiting(since=NOON + seconds(9))
 
 

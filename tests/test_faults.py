@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import random
 import signal
-import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from sqlalchemy import create_engine, text
 
 from pipelines.local_servers import sqs
 from resources.sqs import SqsSource
@@ -46,17 +46,22 @@ class Ground:
         return [json.loads(path.read_text()) for path in Path(self.place.root, "runs").glob("*.json")]
 
 
-def filled_table(folder: Path, spark: WarmSpark, count: int) -> Ground:
-    path = folder / "queue.sqlite"
-    queue = TableQueue(name="queue", url=f"sqlite:///{path}", lease_s=LEASE_S)
+def filled_table(folder: Path, spark: WarmSpark, count: int, url: str = "") -> Ground:
+    """Queue and control store lie in one database: of its own folder, or of `url`."""
+    queue = TableQueue(name="queue", url=url or f"sqlite:///{folder}/queue.sqlite", lease_s=LEASE_S)
     queue.create()
     queue.enqueue(json.dumps({"n": n}).encode() for n in range(count))
+    database = create_engine(queue.url.replace("postgresql:", "postgresql+psycopg:"))
 
     def left() -> int:
-        with sqlite3.connect(path) as database:
-            return int(database.execute("SELECT count(*) FROM messages").fetchone()[0])
+        with database.connect() as connection:
+            return int(connection.execute(text("SELECT count(*) FROM messages")).scalar_one())
 
-    return Ground(Place(str(folder), str(spark.folder), queue, {}), left)
+    return Ground(Place(str(folder), str(spark.folder), queue, control_of(folder, url), {}), left)
+
+
+def control_of(folder: Path, url: str = "") -> str:
+    return url or f"sqlite:///{folder}/control.sqlite"
 
 
 def filled_sqs(folder: Path, spark: WarmSpark, queue_url: str, endpoint: str, count: int) -> Ground:
@@ -68,7 +73,7 @@ def filled_sqs(folder: Path, spark: WarmSpark, queue_url: str, endpoint: str, co
         told = sqs.client(endpoint).get_queue_attributes(QueueUrl=queue_url, AttributeNames=names)["Attributes"]  # type: ignore[arg-type]
         return sum(int(told[name]) for name in names)  # type: ignore[index]
 
-    return Ground(Place(str(folder), str(spark.folder), source, dict(sqs.ENVIRONMENT)), left)
+    return Ground(Place(str(folder), str(spark.folder), source, control_of(folder), dict(sqs.ENVIRONMENT)), left)
 
 
 @pytest.fixture
@@ -167,6 +172,18 @@ def seeds(few: int, many: int) -> list[Any]:
 @pytest.mark.parametrize("seed", seeds(2, 20))
 def test_a_storm_of_kills_and_stalls_over_a_table(tmp_path: Path, warm_spark: WarmSpark, seed: int) -> None:
     ground = filled_table(tmp_path, warm_spark, 1_500)
+
+    storm(ground, seed, runs=10)
+    fault_run.settle(ground.place, ground.left)
+
+    assert_each_message_once(ground, 1_500)
+
+
+@pytest.mark.parametrize("seed", seeds(1, 20))
+def test_a_storm_of_kills_and_stalls_over_postgresql(
+    tmp_path: Path, warm_spark: WarmSpark, postgres_url: str, seed: int
+) -> None:
+    ground = filled_table(tmp_path, warm_spark, 1_500, postgres_url)
 
     storm(ground, seed, runs=10)
     fault_run.settle(ground.place, ground.left)
