@@ -139,7 +139,7 @@ class TableQueue(Source):
         return rows.count
 
     def backlog(self) -> Backlog:
-        """Count what waits; below 0.1 s for a million messages on either database.
+        """Count what waits; about 0.1 s for a million messages on either database.
 
         With `created_column` it looks for the first message that is not leased, 0.25 s past a million that are.
         """

