@@ -200,9 +200,8 @@ def hour_before(window: str) -> str:
     return (datetime.strptime(window, WINDOW_FORMAT) - timedelta(hours=1)).strftime(WINDOW_FORMAT)
 
 
-def test_a_killed_run_is_completed_by_the_next(deployed: Deployed) -> None:
-    gate = deployed.folder / "gate"
-    payloads = [f"wait for {gate}", *(f"late {n}" for n in range(60))]
+def run_at_work(deployed: Deployed, payloads: list[str]) -> tuple[str, int]:
+    """Put messages into the queue, wait until a run handles all of them; return the run's id and its process."""
     deployed.queue.enqueue(payload.encode() for payload in payloads)
     control = ControlStore(f"sqlite:///{deployed.folder}/control.sqlite")
 
@@ -210,15 +209,51 @@ def test_a_killed_run_is_completed_by_the_next(deployed: Deployed) -> None:
         held = [claim.run_id for claim in control.in_flight("told") if claim.messages == len(payloads)]
         return (held[0], pid) if held and (pid := handling_in(deployed.instance, held[0])) else None
 
-    run_id, pid = deployed.until("a run handles the messages", at_work)
+    found: tuple[str, int] = deployed.until("a run handles the messages", at_work)
+    return found
+
+
+def texts(deployed: Deployed, *beginnings: str) -> list[str]:
+    """The lines in the table that begin so."""
+    return sorted(text for text in deployed.rows("lines")["text"] if text.startswith(beginnings))
+
+
+def test_a_killed_run_is_completed_by_the_next(deployed: Deployed) -> None:
+    gate = deployed.folder / "killed"
+    payloads = [f"wait for {gate}", *(f"late {n}" for n in range(60))]
+    run_id, pid = run_at_work(deployed, payloads)
     os.kill(pid, signal.SIGKILL)
     gate.touch()
 
     deployed.until("the next run has done it", lambda: deployed.left() == 0)
-    assert sorted(deployed.rows("lines").filter(~pl.col("text").str.starts_with("line"))["text"]) == sorted(payloads)
+    assert texts(deployed, "late", f"wait for {gate}") == sorted(payloads)
     killed = deployed.instance.get_run_by_id(run_id)
     assert killed is not None
     assert killed.status != dg.DagsterRunStatus.SUCCESS
+
+
+TERMINATE = """
+mutation Terminate($id: String!) { terminateRun(runId: $id) {
+  __typename ... on TerminateRunFailure { message } ... on PythonError { message } } }
+"""
+
+
+def test_what_a_run_held_that_is_terminated_in_the_ui_is_taken_by_the_next(deployed: Deployed) -> None:
+    gate = deployed.folder / "terminated"
+    payloads = [f"wait for {gate}", *(f"ended {n}" for n in range(40))]
+    run_id, _ = run_at_work(deployed, payloads)
+
+    answer = deployed.ask(TERMINATE, id=run_id)["terminateRun"]
+    assert answer["__typename"] == "TerminateRunSuccess", answer
+
+    def status() -> dg.DagsterRunStatus | None:
+        run = deployed.instance.get_run_by_id(run_id)
+        return run.status if run else None
+
+    deployed.until("the run is canceled", lambda: status() == dg.DagsterRunStatus.CANCELED)
+    gate.touch()
+    deployed.until("the next run has done it", lambda: deployed.left() == 0)
+    assert texts(deployed, "ended", f"wait for {gate}") == sorted(payloads)
 
 
 def handling_in(instance: dg.DagsterInstance, run_id: str) -> int | None:
