@@ -12,6 +12,9 @@ from pydantic import AwareDatetime, BaseModel, ValidationError
 from pipeline_platform.options import Processors, Producer
 from pipeline_platform.source import Backlog
 
+RUN_LASTS = timedelta(seconds=60)
+"""What a run may plan its permits for: those of the intervals that begin within it."""
+
 
 class Ask(NamedTuple):
     """What to ask for.

@@ -21,7 +21,8 @@ import pyarrow as pa
 
 from pipeline_platform import engine
 from pipeline_platform.control import Claim, ControlStore
-from pipeline_platform.lake.decision import Decision, FencedError, decide, decided, fence, publish
+from pipeline_platform.demand import RUN_LASTS
+from pipeline_platform.lake.decision import DROPPED, Decision, FencedError, decide, decided, fence, publish
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.manifest import MANIFEST, File, Manifest
 from pipeline_platform.lake.reader import Range, divide
@@ -128,7 +129,7 @@ class Flow:
             tell: Told in words what was cleared up, and why the demand is less than wanted.
 
         Raises:
-            PipelineError: The context does not fit.
+            PipelineError: The context does not fit; or there is no room for a backfill, or for all of a replay.
             SchemaChangeError: A model no longer fits its table.
             SourceError: The source cannot be reached, or is not there.
         """
@@ -140,11 +141,13 @@ class Flow:
         if cleared := self.clear_up():
             tell(f"cleared up after runs that died or left something unacknowledged: receives {', '.join(cleared)}")
         receive_id = uuid.uuid4().hex
-        wanted = self._wanted(origin, windows, demand, tell)
+        asked = self._asked(origin, windows, demand, base)
+        wanted = self._wanted(origin, asked, windows, tell)
         try:
             # Nobody asks for a backfill again; a pull is asked for at every look at the source.
             patience = 0.0 if origin == "source" else ROOM_WITHIN_S
             granted = self._claim(receive_id, run_id, wanted, patience, tell)
+            self._refuse_without_room(origin, wanted, granted)
             receive = Receive(
                 receive_id=receive_id,
                 pipeline=self.pipeline.name,
@@ -152,6 +155,7 @@ class Flow:
                 run_id=run_id,
                 windows=tuple(windows),
                 demand=granted,
+                asked=asked,
                 context=dict(context or {}),
                 base=base,
                 replaces=self._replay(windows, base).finished() if origin == "messages" else (),
@@ -164,23 +168,47 @@ class Flow:
             raise
         return receive
 
-    def _wanted(self, origin: Origin, windows: Sequence[str], demand: int | None, tell: Callable[[str], None]) -> int:
-        """How many messages a receive is to claim room for."""
-        wanted = self._per_run if demand is None else min(demand, self._per_run)
-        if origin != "failed":
-            return wanted
-        waiting = self._failures(windows).backlog().messages or 0
-        if not waiting:
+    def _asked(self, origin: Origin, windows: Sequence[str], demand: int | None, base: int) -> int:
+        """How many messages a receive is to take on, if there is room."""
+        if origin == "failed":
+            waiting = self._failures(windows).backlog().messages or 0
+            return waiting if demand is None else min(demand, waiting)
+        if origin == "messages":
+            return self._replay(windows, base).at_most()
+        if demand is not None:
+            return demand
+        limit = self.control.rate_limiting(self.pipeline.name, self.pipeline.producer.rate_limiting)
+        spare = self.control.spare(self.pipeline.name, limit, RUN_LASTS)
+        # More would be leased for longer than a run should last.
+        return self._per_run if spare is None else min(self._per_run, spare)
+
+    def _wanted(self, origin: Origin, asked: int, windows: Sequence[str], tell: Callable[[str], None]) -> int:
+        """How many messages to claim room for: a replay takes its windows whole, or it would lose what it leaves."""
+        if origin == "messages":
+            return min(asked, self._capacity)
+        wanted = min(asked, self._per_run)
+        if origin == "failed" and not asked:
             tell(f"no failure is open in {', '.join(windows)}")
-        elif waiting > wanted:
-            tell(
-                f"{waiting} failures are open, and a run takes on {wanted}: materialise these windows again for others"
-            )
-        return min(wanted, waiting)
+        elif origin == "failed" and wanted < asked:
+            tell(f"{asked} failures are open, and a run takes on {wanted}: materialise these windows again for others")
+        return wanted
+
+    def _refuse_without_room(self, origin: Origin, wanted: int, granted: int) -> None:
+        if origin == "source" or (granted == wanted if origin == "messages" else granted or not wanted):
+            return
+        what = "replay" if origin == "messages" else "backfill"
+        raise PipelineError(
+            f"{self.pipeline.name}: room for {granted} of the {wanted} messages of this {what}, for other runs hold "
+            f"the rest of {self._capacity}: start it again when they are done, or pause the pipeline meanwhile"
+        )
 
     @property
     def _per_run(self) -> int:
         return self.pipeline.processors.concurrency * self.pipeline.processors.max_demand
+
+    @property
+    def _capacity(self) -> int:
+        return self.pipeline.producer.max_runs * self._per_run
 
     def _claim(self, receive_id: str, run_id: str, wanted: int, within_s: float, tell: Callable[[str], None]) -> int:
         """Claim room, and wait for what is missing; keeps what it has got meanwhile."""
@@ -191,7 +219,7 @@ class Flow:
                 receive_id,
                 run_id,
                 wanted=wanted,
-                capacity=self.pipeline.producer.max_runs * self._per_run,
+                capacity=self._capacity,
                 lease_s=LEASE_S,
             )
             if granted == wanted:
@@ -259,15 +287,8 @@ class Flow:
             shares = source.plan(receive.demand, self.pipeline.producer.concurrency, receive.receive_id)
             task = ReceiveTask(source, shares, self.lake, self.pipeline.name, receive.receive_id, receive.window)
             manifest = self._run(receive, task, len(shares))
-            received = manifest.total("received")
-            if receive.origin == "messages" and received != source.backlog().messages:
-                raise PipelineError(
-                    f"{self.pipeline.name}: of the messages decided in {', '.join(receive.windows)} the raw log holds "
-                    f"{received}, not all {source.backlog().messages}: retention took the others, and a replay would "
-                    "lose what became of them. Choose later windows"
-                )
             manifest = self._keep(receive, "receive", manifest, started)
-            self.control.adjust(receive.receive_id, received)
+            self.control.adjust(receive.receive_id, manifest.total("received"))
         return manifest
 
     # Handle
@@ -278,6 +299,8 @@ class Flow:
         files = received.of_table("messages")
         if not files:
             return Manifest()
+        if (before := self.receives.manifest(receive.receive_id, "handle")).files and self._decided(receive):
+            return before  # executed again after the decision: what was written is what there is
         started = time.monotonic()
         with self.alive(receive):
             already = self._already(receive, received) if received.total("redelivered") else []
@@ -387,6 +410,8 @@ class Flow:
         )
         if not staged:
             return Manifest()
+        if (before := self.receives.manifest(receive.receive_id, f"batch-{batcher}")).files and self._decided(receive):
+            return before
         started = time.monotonic()
         parts = divide(staged, self.pipeline.name, options.concurrency)
         with self.alive(receive):
@@ -442,10 +467,13 @@ class Flow:
         Raises:
             FencedError: It is not decided: nothing may be acknowledged.
         """
-        files = self.receives.manifest(receive.receive_id).of_table("outcomes")
+        manifest = self.receives.manifest(receive.receive_id)
+        files = manifest.of_table("outcomes")
         if files:
             # A task that outlives its run may leave outcomes behind that never were committed.
             self._expect_decided(receive)
+        if manifest.total("duplicates") or manifest.total(DROPPED):
+            self._publish_decided()
         source = self.source_of(receive)
         told = Manifest()
         if files and receive.origin == "source":
@@ -470,6 +498,13 @@ class Flow:
             left,
             [*errors, *(f"{refusal['ack_id']}: {refusal['reason']}" for refusal in refusals)][:10],
         )
+
+    def _publish_decided(self) -> None:
+        """Publish what others decided and have not published: they may have stalled, and here it is acknowledged."""
+        for receive_id in self.receives.unfinished():
+            receive = self.receives.get(receive_id)
+            if receive is not None and self._decided(receive):
+                self.publish(receive)
 
     def finish(self, receive: Receive) -> Acknowledgement:
         """Publish and acknowledge what is decided: by its own run, or whoever finds it."""
@@ -517,16 +552,20 @@ class Flow:
     @contextmanager
     def alive(self, receive: Receive) -> Iterator[None]:
         """Keep the leases of a receive alive while a step works."""
-        self._extend(receive)
         done = threading.Event()
         every = min(LEASE_S, self.source.lease_s) / 3
 
+        def try_to_extend() -> None:
+            try:
+                self._extend(receive)
+            except Exception:  # a store that fails over is back before two more tries
+                _LOG.exception("could not extend the lease of receive %s; trying again", receive.receive_id)
+
         def beat() -> None:
             while not done.wait(every):
-                try:
-                    self._extend(receive)
-                except Exception:
-                    _LOG.exception("could not extend the lease of receive %s; trying again", receive.receive_id)
+                try_to_extend()
+
+        try_to_extend()
 
         thread = threading.Thread(target=beat, name=f"lease-{receive.receive_id}", daemon=True)
         thread.start()
@@ -537,8 +576,12 @@ class Flow:
             thread.join()
 
     def _extend(self, receive: Receive) -> bool:
-        ours = self.control.beat(receive.receive_id, LEASE_S)
-        return self.source_of(receive).extend(receive.receive_id) and ours
+        ours = theirs = False
+        try:
+            ours = self.control.beat(receive.receive_id, LEASE_S)
+        finally:  # one store that does not answer must not cost the lease at the other
+            theirs = self.source_of(receive).extend(receive.receive_id)
+        return ours and theirs
 
     def claims(self) -> list[Claim]:
         """What is in flight."""

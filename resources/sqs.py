@@ -455,8 +455,9 @@ def _code(error: Exception) -> str:
 
 def _refused(entries: list[dict[str, Any]], failure: BatchResultErrorEntryTypeDef) -> Refused:
     code, said = failure["Code"].rsplit(".", 1)[-1], failure.get("Message", "")
-    # FIFO queues say of a handle whose lease is over that the parameter is invalid, having expired.
-    stale = code in {"ReceiptHandleIsInvalid", "MessageNotInflight"} or "expired" in said
+    # FIFO queues say of a handle whose lease is over that the parameter is invalid, having expired; and to put a
+    # message back that is deleted meanwhile, that it does not exist.
+    stale = code in {"ReceiptHandleIsInvalid", "MessageNotInflight"} or "expired" in said or "does not exist" in said
     return Refused(entries[int(failure["Id"])]["ReceiptHandle"], f"{code}: {said}", lost=stale)
 
 

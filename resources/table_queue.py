@@ -12,6 +12,7 @@ ran out, or once it was given back; it never revives. Until a planner comes by, 
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -93,6 +94,9 @@ class TableQueue(Source):
             raise ValueError(f"url is for {parsed.drivername!r}; a table queue is sqlite or postgresql+psycopg")
         if parsed.drivername != "postgresql+psycopg" and parsed.database in (None, "", ":memory:"):
             raise ValueError("url names no file: a SQLite queue in memory would be a new one in every process")
+        if parsed.drivername != "postgresql+psycopg":
+            # Tasks run in folders of their own, where a relative path would be another file.
+            parsed = parsed.set(database=os.path.abspath(str(parsed.database)))
         return parsed.render_as_string(hide_password=False)
 
     def create(self) -> None:

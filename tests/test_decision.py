@@ -320,3 +320,31 @@ def test_a_run_that_dies_while_it_drops_what_others_decided_begins_again(others,
     others.end()
 
     others.check()
+
+
+class Renamed(Keeping):
+    """The same pipeline after an edit: its batcher has another name."""
+
+    batchers = {"texts": Keeping.batchers["kept"]}
+
+
+def test_what_was_decided_for_a_batcher_that_was_renamed_since_reaches_its_table(others):
+    run = others.runs[0].decide()
+    now = Tables(others.tables.lake, Renamed)
+    now.ensure()
+
+    assert publish(now, run.receives, run.receive)["kept"] == 2
+
+    assert sorted(row["text"] for row in visible(others.tables, "kept")) == ["a", "b"]
+
+
+def test_what_others_decided_is_dropped_from_a_batcher_that_was_renamed_since(others):
+    others.runs[0].decide()
+    run = others.runs[1]
+    now = Tables(others.tables.lake, Renamed)
+    now.ensure()
+
+    decide(now, run.receives, run.receive)
+    publish(now, run.receives, run.receive)
+
+    assert [row["text"] for row in visible(others.tables, "kept")] == ["c"]

@@ -158,3 +158,20 @@ def test_of_two_receives_that_drive_the_same_failure_one_decides_it(lake):
     (row,) = visible(tables, "kept")
     assert row["receive_id"] == "r3"
     assert failures(lake).backlog().messages == 0
+
+
+def test_a_failure_that_was_decided_after_a_backfill_had_begun_does_not_hinder_it(lake):
+    """It waited for room meanwhile: what it drives is that very failure, one attempt later."""
+    tables = Tables(lake, Keeping)
+    tables.ensure()
+    base = tables["outcomes"].open().version()
+    Run(tables, Memory(deliveries_=(("m", b"fail now"),)), "r1").finish()
+
+    class Mended(Keeping):
+        def handle_message(self, message, context):
+            return super().handle_message(message.put_data(b"mended"), context)
+
+    Run(Tables(lake, Mended), failures(lake), "r2", origin="failed", base=base).finish()
+
+    assert [row["attempt"] for row in visible(tables, "kept")] == [2]
+    assert failures(lake).backlog().messages == 0

@@ -7,12 +7,14 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from pipeline_platform.control import ControlStore
+from pipeline_platform import flow as flow_module
+from pipeline_platform.control import ControlStore, ControlStoreError
+from pipeline_platform.demand import RUN_LASTS
 from pipeline_platform.flow import Flow
 from pipeline_platform.lake.decision import FencedError
 from pipeline_platform.lake.receives import Origin, Receive
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.pipeline import Pipeline
+from pipeline_platform.pipeline import Pipeline, PipelineError
 from resources.table_queue import TableQueue
 from tests.flow_pipelines import Columns, Obedient, Paced
 from tests.spark_fixtures import WarmSpark
@@ -170,3 +172,94 @@ def test_a_delivery_that_comes_again_is_acknowledged_and_not_handled(filled: Fil
     assert rows(flow, "words").height == 2
     assert sorted(rows(flow, "outcomes")["outcome"]) == ["duplicate", "duplicate", "handled", "handled"]
     assert flow.source.backlog().messages == 0
+
+
+def test_handling_again_after_the_decision_keeps_what_was_decided(filled: Filled) -> None:
+    """Re-executed from a step that was done: redelivered messages would find themselves decided, by this receive."""
+    flow = filled(Obedient, [b"one", b"batch a", b"raise"])
+    given_back = flow.begin(origin="source", run_id="test", windows=[WINDOW])
+    flow.receive(given_back)
+    flow.source.abandon(given_back.receive_id)
+    flow.control.end(given_back.receive_id)
+    receive = flow.begin(origin="source", run_id="test", windows=[WINDOW])
+    flow.receive(receive)
+    for _ in range(2):
+        flow.handle(receive)
+        flow.batch(receive, "batches")
+        flow.decide(receive)
+
+    flow.publish(receive)
+    flow.acknowledge(receive)
+
+    assert [rows(flow, name).height for name in ("words", "batches", "failed")] == [1, 1, 1]
+    assert sorted(rows(flow, "outcomes")["outcome"]) == ["failed", "handled", "handled"]
+
+
+def test_what_another_run_decided_is_published_before_it_is_acknowledged_here(filled: Filled) -> None:
+    flow = filled(Obedient, [b"one"])
+    stalled = flow.begin(origin="source", run_id="stalled", windows=[WINDOW])
+    flow.receive(stalled)
+    flow.handle(stalled)
+    other = flow.begin(origin="source", run_id="other", windows=[WINDOW])
+    flow.decide(stalled)  # after the other has cleared up; and there it stops, past its lease
+    flow.source.abandon(stalled.receive_id)
+    flow.receive(other)
+    flow.handle(other)
+
+    flow.decide(other)
+    flow.publish(other)
+    answer = flow.acknowledge(other)
+
+    assert answer.acknowledged == 1
+    assert rows(flow, "words")["word"].to_list() == ["one"]
+
+
+def test_a_control_store_that_does_not_answer_costs_no_lease_at_the_source(
+    filled: Filled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = filled(Obedient, [b"one"])
+    receive = flow.begin(origin="source", run_id="test", windows=[WINDOW])
+    flow.receive(receive)
+    extended: list[str] = []
+
+    def unreachable(*args: object) -> bool:
+        raise ControlStoreError("no route")
+
+    monkeypatch.setattr(ControlStore, "beat", unreachable)
+    monkeypatch.setattr(TableQueue, "extend", lambda queue, receive_id: extended.append(receive_id) or True)
+    with flow.alive(receive):
+        pass
+
+    assert extended == [receive.receive_id]
+
+
+def test_a_pull_that_nobody_sized_takes_on_what_the_rate_limit_gives_while_a_run_lasts(filled: Filled) -> None:
+    flow = filled(Paced, [b"word"])
+
+    receive = flow.begin(origin="source", run_id="test", windows=[WINDOW])
+
+    assert 0 < receive.demand <= 10 * (RUN_LASTS.total_seconds() + 1)
+
+
+def test_a_replay_takes_its_windows_whole_or_not_at_all(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flow_module, "ROOM_WITHIN_S", 0.0)
+    flow = filled(Obedient, [b"one", b"two", b"three"])
+    run(flow)
+    flow.control.claim("obedient", "another", "run", wanted=3_998, capacity=4_000, lease_s=60)
+
+    with pytest.raises(PipelineError, match=r"room for 2 of the 3 messages of this replay.*pause the pipeline"):
+        run(flow, "messages")
+    flow.control.end("another")
+    run(flow, "messages")
+
+    assert sorted(rows(flow, "words")["word"]) == ["one", "three", "two"]
+
+
+def test_a_backfill_without_any_room_is_refused_and_not_green(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flow_module, "ROOM_WITHIN_S", 0.0)
+    flow = filled(Obedient, [b"raise"])
+    run(flow)
+    flow.control.claim("obedient", "another", "run", wanted=4_000, capacity=4_000, lease_s=60)
+
+    with pytest.raises(PipelineError, match="room for 0 of the 1 messages of this backfill"):
+        run(flow, "failed")

@@ -8,6 +8,7 @@ from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.replay import ReceivedMessages
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
+from pipeline_platform.source import SourceError
 from tests.small_lake import WINDOW, Keeping, Memory, Row, Run, visible
 
 LATER = "2026-01-01T0100"
@@ -192,3 +193,14 @@ def test_a_replay_tells_the_source_nothing(tables):
     Run(tables, Memory(deliveries_=(("a", b"a"),)), "r1").finish()
 
     assert source(tables).ack("q", ["a"]) == source(tables).release("q", ["a"]) == []
+
+
+def test_a_replay_of_what_retention_took_is_refused_by_window(tables):
+    Run(tables, Memory(deliveries_=(("a", b"a"), ("b", b"b"))), "r1").finish()
+    source = source_of(tables)
+    raw = tables["messages"]
+    handle = raw.open()
+    raw.remove(handle, raw.files(handle))
+
+    with pytest.raises(SourceError, match=rf"decided in {WINDOW} the raw log lacks 2"):
+        given_out(source, 1)

@@ -153,3 +153,14 @@ def test_a_source_that_is_not_there_is_refused_by_name_before_anything_is_leased
         waiting.missing.refuse_or_pass()
     with pytest.raises(SourceError, match="contract"):
         waiting.missing.backlog()
+
+
+def test_a_relative_path_to_a_queue_is_the_same_one_for_tasks_that_run_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    queue = TableQueue(name="contract", url="sqlite:///queue.sqlite")
+    queue.create()
+    monkeypatch.chdir("/")
+
+    assert pickle.loads(pickle.dumps(queue)).backlog().messages == 0

@@ -1,5 +1,6 @@
 """Tables: made, widened and swapped, with others at the same work."""
 
+import pickle
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
@@ -248,3 +249,11 @@ def test_a_pipeline_has_a_table_for_each_batcher_beside_its_own(lake):
     assert all(tables[name].exists() for name in tables.names)
     assert columns_of(Flights, "lake").names[:2] == ["late", "source"]
     assert columns_of(Flights, "outcomes") == OUTCOMES
+
+
+def test_a_relative_folder_is_the_same_one_for_tasks_that_run_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lake = pickle.dumps(Lake(root="lake"))
+    monkeypatch.chdir("/")
+
+    assert pickle.loads(lake).uri("a") == f"{tmp_path}/lake/a"

@@ -15,13 +15,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from pipeline_platform.lake.manifest import File
+from pipeline_platform.lake.manifest import File, Manifest
 from pipeline_platform.lake.receives import Receive, Receives
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import DECIDED, FENCED, CommitConflictError, LogExpiredError, Stored, Table, Tables
 from pipeline_platform.lake.writer import Writer
 
 KEY = ("source", "message_id")
+DROPPED = "dropped"
+"""A step of a receive that found messages decided by others: how many."""
 
 
 class FencedError(Exception):
@@ -133,13 +135,19 @@ def publish(tables: Tables, receives: Receives, receive: Receive) -> dict[str, i
     """
     manifest = receives.manifest(receive.receive_id)
     published = {}
-    for name in tables.names:
+    # Those it wrote to as well: a batcher may have been renamed since, and what is decided has a table still.
+    for name in dict.fromkeys([*tables.names, *_published(manifest)]):
         if name != "outcomes":
             files = manifest.of_table(name)
             published[name] = sum(file.rows for file in files)
             if files or receive.replaces:
-                _publish_once(tables[name], receive, files)
+                _publish_once(tables.get(name), receive, files)
     return published
+
+
+def _published(manifest: Manifest) -> list[str]:
+    """The tables that files are meant for; what is only staged lies in a folder of the receive."""
+    return [name for name in dict.fromkeys(file.table for file in manifest) if "/" not in name]
 
 
 def _publish_once(table: Table, receive: Receive, files: Sequence[File]) -> None:
@@ -188,14 +196,16 @@ def _drop_decided(tables: Tables, receives: Receives, receive: Receive, added: S
         return 0
     manifest = receives.manifest(receive.receive_id)
     lake, folder = tables.lake, receive.pipeline
-    ours = {file: _keys(lake, f"{folder}/outcomes/{file.path}") for file in manifest.of_table("outcomes")}
+    ours = {file: _outcomes(lake, f"{folder}/outcomes/{file.path}") for file in manifest.of_table("outcomes")}
     lost: list[pa.Array] = []
     for path in added:
-        theirs = _keys(lake, f"{folder}/outcomes/{path}", decisions_only=True)
-        lost += [mine.filter(pc.is_in(mine, theirs)) for mine in ours.values()]
+        theirs = _outcomes(lake, f"{folder}/outcomes/{path}")
+        lost += [_key(mine).filter(_decided_by(theirs, mine)) for mine in ours.values()]
     keys = pc.unique(pa.chunked_array(lost or [pa.array([], pa.string())], pa.string()).combine_chunks())
     if not len(keys):
         return 0
+    # First, for it is by this that the acknowledgement knows: see `Flow.acknowledge`.
+    receives.keep(receive.receive_id, DROPPED, Manifest(notes=[{DROPPED: len(keys)}]))
 
     def stays(rows: pa.Table) -> pa.Array:
         return pc.invert(pc.is_in(_key(rows), keys))
@@ -203,26 +213,46 @@ def _drop_decided(tables: Tables, receives: Receives, receive: Receive, added: S
     replaced: dict[File, File | None] = {}
     for file in manifest:
         # The raw log may hold a message twice; what is only staged is not published.
-        if file.table not in tables.names or file.table == "messages":
+        if file.table == "messages" or file.table not in _published(manifest):
             continue
-        theirs = ours[file] if file in ours else _keys(lake, f"{folder}/{file.table}/{file.path}")
-        if not pc.any(pc.is_in(theirs, keys)).as_py():
+        held = _key(ours[file]) if file in ours else _keys(lake, f"{folder}/{file.table}/{file.path}")
+        if not pc.any(pc.is_in(held, keys)).as_py():
             continue
         if file.table == "outcomes":
             replaced[file] = _as_duplicates(tables["outcomes"], receive, file, keys, on_success)
         else:
-            left = _rewrite(tables[file.table], receive, file.path, file.window, stays)
+            left = _rewrite(tables.get(file.table), receive, file.path, file.window, stays)
             replaced[file] = left[0] if left else None
     receives.replace_files(receive.receive_id, replaced)
     return len(keys)
 
 
-def _keys(lake: Lake, path: str, *, decisions_only: bool = False) -> pa.Array:
+def _outcomes(lake: Lake, path: str) -> pa.Table:
     with lake.open_input(path) as file:
-        rows = pq.read_table(file, columns=[*KEY, "outcome"] if decisions_only else [*KEY])
-    if decisions_only:
-        rows = rows.filter(pc.is_in(rows["outcome"], pa.array(["handled", "failed"])))
-    return _key(rows)
+        return pq.read_table(file, columns=[*KEY, "attempt", "outcome"])
+
+
+def _decided_by(theirs: pa.Table, ours: pa.Table) -> pa.Array:
+    """Which of our messages theirs decide: what they handled, and what they failed at our attempt or a later one.
+
+    A failure at an earlier attempt is the very one that a backfill drives once more.
+    """
+    keys = _key(ours)
+    handled = _key(theirs.filter(pc.equal(theirs["outcome"], "handled")))
+    failures = theirs.filter(pc.equal(theirs["outcome"], "failed"))
+    failed = (
+        pa.table({"key": _key(failures), "attempt": failures["attempt"]})
+        .group_by("key")
+        .aggregate([("attempt", "max")])
+    )
+    at = failed["attempt_max"].combine_chunks().take(pc.index_in(keys, failed["key"].combine_chunks()))
+    not_before = pc.fill_null(pc.greater_equal(at, ours["attempt"].combine_chunks()), False)
+    return pc.or_(pc.is_in(keys, handled), not_before)
+
+
+def _keys(lake: Lake, path: str) -> pa.Array:
+    with lake.open_input(path) as file:
+        return _key(pq.read_table(file, columns=[*KEY]))
 
 
 def _key(rows: pa.Table) -> pa.Array:

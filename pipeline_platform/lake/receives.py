@@ -27,6 +27,7 @@ class Receive(BaseModel):
         run_id: Of the Dagster run that began it.
         windows: Partition keys that the run is about; messages from the source belong to the last.
         demand: How many messages it may take on.
+        asked: How many it was to take on; more than `demand` where a backfill found no room for all.
         context: What the run changes in the pipeline's context.
         base: Version of `outcomes` that it looked at before it received: what came later is looked at again.
         replaces: For a replay: the receives whose rows it takes the place of.
@@ -41,6 +42,7 @@ class Receive(BaseModel):
     run_id: str
     windows: tuple[str, ...]
     demand: int
+    asked: int = 0
     context: dict[str, Any] = {}
     base: int
     replaces: tuple[str, ...] = ()

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.fs as pafs
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 
 class Lake(BaseModel):
@@ -31,6 +31,12 @@ class Lake(BaseModel):
         "are better left to the environment.",
     )
 
+    @field_validator("root")
+    @classmethod
+    def _the_same_for_tasks(cls, root: str) -> str:
+        """A relative folder would be another one in each process: tasks run in folders of their own."""
+        return root if "://" in root else os.path.abspath(root)
+
     @property
     def is_local(self) -> bool:
         """True for a folder of this machine."""
@@ -38,8 +44,7 @@ class Lake(BaseModel):
 
     def uri(self, *parts: str) -> str:
         """The address of a path under the root, as delta-rs and Spark take it."""
-        root = os.path.abspath(self.root) if self.is_local else self.root.rstrip("/")
-        return "/".join([root, *parts])
+        return "/".join([self.root.rstrip("/"), *parts])
 
     @cached_property
     def _filesystem(self) -> pafs.FileSystem:

@@ -297,6 +297,13 @@ class Tables:
         """One table, by name."""
         return self._tables[name]
 
+    def get(self, name: str) -> Table:
+        """One table, by name; of a batcher that is gone since, as it lies in the lake."""
+        if name in self._tables:
+            return self._tables[name]
+        stored = Table(self.lake, self.pipeline.name, name, pa.schema([]))
+        return Table(self.lake, self.pipeline.name, name, pa.schema(stored.open().schema().to_arrow()))
+
     def ensure(self) -> None:
         """Make or widen every table; see `Table.ensure`. Done before anything is leased."""
         for table in self._tables.values():
