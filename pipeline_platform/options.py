@@ -15,6 +15,8 @@ from pydantic import (
     model_validator,
 )
 
+from pipeline_platform import cron
+
 
 def _positive(span: timedelta) -> timedelta:
     if span <= timedelta(0):
@@ -23,6 +25,15 @@ def _positive(span: timedelta) -> timedelta:
 
 
 Span = Annotated[timedelta, AfterValidator(_positive)]
+
+
+def _cron(schedule: str) -> str:
+    if not cron.is_cron(schedule):
+        raise ValueError(f"{schedule!r} is no cron schedule: {cron.WAY_OUT}")
+    return schedule
+
+
+Cron = Annotated[str, AfterValidator(_cron)]
 
 
 class Options(BaseModel):
@@ -54,6 +65,10 @@ class Producer(Options):
         description="A backlog that is not worth a run gets one after so long all the same.",
     )
     interval: Span = Field(timedelta(seconds=5), description="How often the sensor looks; Dagster's floor is 5 s.")
+    schedule: Cron | None = Field(
+        None,
+        description="Pull by the clock instead: a cron schedule in UTC, which is on by itself, and the sensor is off.",
+    )
     oldest_allowed: Span | None = Field(
         None, description="A message that waits longer at the source turns the backlog check to a warning."
     )

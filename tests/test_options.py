@@ -1,11 +1,12 @@
 """Options: what cannot work is refused when the class is built, by option, value and way out."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from pipeline_platform.cron import is_cron
 from pipeline_platform.options import Batcher, Processors, Producer, RateLimiting, Retention, TableBatcher
 from pipeline_platform.pipeline import Pipeline, PipelineError
 from tests.small_lake import Keeping, Row
@@ -28,6 +29,11 @@ def build(**attributes: Any) -> type[Pipeline]:
         (Producer, {"source": ""}, "source"),
         (Producer, {"source": "s", "max_runs": 0}, "max_runs"),
         (Producer, {"source": "s", "patience": timedelta(0)}, "must be longer than nothing, got 0:00:00"),
+        (
+            Producer,
+            {"source": "s", "schedule": "hourly"},
+            "(?s)schedule.*'hourly' is no cron schedule: write five",
+        ),
         (RateLimiting, {"allowed_messages": 10}, "interval"),
         (RateLimiting, {"allowed_messages": 0, "interval": timedelta(seconds=1)}, "allowed_messages"),
         (Processors, {"max_demand": 10, "min_demand": 10}, "min_demand is 10, not below max_demand .10.*Lower it"),
@@ -93,6 +99,15 @@ class Endless(BaseModel):
         ({"batchers": {"lake": TableBatcher(schema=Endless)}}, "Endless holds itself"),
         ({"handle_message": ...}, "handle_message is None: write either handle_message or handle_messages"),
         ({"handle_messages": lambda self, messages, context: messages}, "handle_message is 'both'"),
+        ({"window_cron": "hourly"}, "window_cron is 'hourly': write five fields .* such as '0 . . . .' for every hour"),
+        ({"window_cron": "0 24 * * *"}, "window_cron is '0 24 . . .': write five fields"),
+        ({"window_cron": 3600}, "window_cron is 3600: write five fields"),
+        ({"redrive": "at night"}, "redrive is 'at night': write five fields .* or leave it out"),
+        ({"first_window": "yesterday"}, "first_window is 'yesterday': it must be a time with its zone: datetime"),
+        ({"first_window": datetime(2026, 1, 1)}, r"first_window is datetime.*0\): it must be a time with its zone"),
+        ({"owners": ("me",)}, "owners is 'me': an owner is an e-mail address or 'team:<name>'"),
+        ({"owners": "team:data"}, r"owners is 'team:data': it must be a tuple of owners, \('team:data',\)"),
+        ({"owners": 1}, "owners is 1: it must be a tuple of owners"),
         ({"fail_run_on": "always"}, "fail_run_on is 'always': it is 'never', 'any', or a share"),
         ({"fail_run_on": 2.0}, "fail_run_on is 2.0"),
         ({"fail_run_on": True}, "fail_run_on is True"),
@@ -108,6 +123,35 @@ def test_a_pipeline_that_cannot_work_is_refused_when_its_class_is_built(attribut
 @pytest.mark.parametrize("share", ["never", "any", 0, 0.5, 1])
 def test_a_run_ends_red_never_or_from_any_share_of_failures(share):
     assert build(fail_run_on=share).fail_run_on == share
+
+
+CRONS = [
+    *("0 * * * *", "*/5 * * * *", "30 2 * * mon-fri", "0 0,12 1-15/2 JAN,jul 7", "@daily", "5-55/10 9-17 * * 1,3"),
+    *("hourly", "", "* * * *", "0 0 * * * *", "60 * * * *", "0 24 * * *", "0 0 0 * *", "0 0 * 13 *", "0 0 * * 8"),
+    *("*/0 * * * *", "a * * * *", "1-x * * * *", "0 0 * * monday", "@often", "1,, * * * *", "-1 * * * *"),
+]
+
+
+@pytest.mark.parametrize("schedule", CRONS)
+def test_what_is_a_cron_schedule_is_one_to_dagster_too(schedule):
+    from dagster._utils.schedules import is_valid_cron_schedule
+
+    assert is_cron(schedule) == is_valid_cron_schedule(schedule)
+
+
+def test_what_pipelines_share_may_lie_in_a_base_that_is_none_itself():
+    class Shared(Pipeline, abstract=True):
+        producer = Producer(source="s")
+
+        def handle_message(self, message, context):
+            return message
+
+    class One(Shared):
+        name = "one"
+
+    assert One.producer.source == "s"
+    with pytest.raises(PipelineError, match="name is None: lower-case letters"):
+        type("Nameless", (Shared,), {})
 
 
 def test_a_pipeline_without_batchers_will_do():

@@ -1,0 +1,48 @@
+"""Cron schedules, as Dagster takes them.
+
+Dagster has its own check, but tasks load pipelines too, and need no Dagster.
+"""
+
+from __future__ import annotations
+
+import re
+
+WAY_OUT = (
+    "write five fields (minute, hour, day of month, month, day of week), such as '0 * * * *' for every hour "
+    "or '30 2 * * *' for every night at half past two"
+)
+"""What to do about a schedule that is none."""
+
+_NICKNAMES = frozenset({"@hourly", "@daily", "@midnight", "@weekly", "@monthly", "@yearly", "@annually"})
+_MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
+_DAYS = ["sun", "mon", "tue", "wed", "thu", "fri", "sat"]
+_FIELDS: tuple[tuple[range, dict[str, int]], ...] = (
+    (range(60), {}),
+    (range(24), {}),
+    (range(1, 32), {}),
+    (range(1, 13), {name: month for month, name in enumerate(_MONTHS, 1)}),
+    (range(8), {name: day for day, name in enumerate(_DAYS)}),  # Sunday is 0 and 7
+)
+_ITEM = re.compile(r"(?:\*|(?P<first>\w+)(?:-(?P<last>\w+))?)(?:/(?P<step>\d+))?")
+
+
+def is_cron(text: object) -> bool:
+    """Whether this is a cron schedule: five fields of numbers, names, ranges and steps, or a nickname like `@daily`."""
+    if not isinstance(text, str):
+        return False
+    fields = text.lower().split()
+    if len(fields) != len(_FIELDS):
+        return text in _NICKNAMES
+    return all(
+        _fits(item, allowed, names)
+        for field, (allowed, names) in zip(fields, _FIELDS, strict=True)
+        for item in field.split(",")
+    )
+
+
+def _fits(item: str, allowed: range, names: dict[str, int]) -> bool:
+    match = _ITEM.fullmatch(item)
+    if match is None or match["step"] == "0":
+        return False
+    bounds = [names.get(bound, int(bound) if bound.isdecimal() else -1) for bound in match.group(1, 2) if bound]
+    return all(bound in allowed for bound in bounds) and bounds == sorted(bounds)
