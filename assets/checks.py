@@ -1,12 +1,12 @@
 """Checks that need no run of the pipeline: how long messages wait at the source."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
 from pipeline_platform.pipeline import Pipeline
-from pipeline_platform.source import Source, SourceError
+from pipeline_platform.source import Backlog, Source, SourceError
 
 
 def backlog_check(pipeline: type[Pipeline]) -> dg.AssetChecksDefinition:
@@ -21,17 +21,16 @@ def backlog_check(pipeline: type[Pipeline]) -> dg.AssetChecksDefinition:
     )
     def backlog(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         source: Source = getattr(context.resources, key)
-        allowed = pipeline.producer.oldest_allowed
         try:
             waiting = source.backlog()
         except SourceError as error:
             return dg.AssetCheckResult(passed=False, severity=dg.AssetCheckSeverity.WARN, description=str(error))
         age = datetime.now(UTC) - waiting.oldest if waiting.oldest else None
-        old = age is not None and allowed is not None and age > allowed
+        passed, description = _judged(waiting, age, pipeline.producer.oldest_allowed)
         return dg.AssetCheckResult(
-            passed=not old,
+            passed=passed,
             severity=dg.AssetCheckSeverity.WARN,
-            description=f"The oldest has waited {age}; {allowed} are allowed." if old else "None waits too long.",
+            description=description,
             metadata={
                 "messages": dg.MetadataValue.null() if waiting.messages is None else waiting.messages,
                 "oldest, seconds": dg.MetadataValue.null() if age is None else round(age.total_seconds(), 1),
@@ -39,6 +38,22 @@ def backlog_check(pipeline: type[Pipeline]) -> dg.AssetChecksDefinition:
         )
 
     return backlog
+
+
+def _judged(waiting: Backlog, age: timedelta | None, allowed: timedelta | None) -> tuple[bool, str]:
+    """Whether what waits may wait so long, and in words why."""
+    if waiting.messages == 0:
+        return True, "None waits."
+    if allowed is None:
+        return True, "The pipeline's `oldest_allowed` sets no limit."
+    if age is None:
+        return False, (
+            "Messages wait, and the source cannot tell for how long: watch their age at the source itself, or leave "
+            "`oldest_allowed` out."
+        )
+    if age > allowed:
+        return False, f"The oldest has waited {age}; {allowed} are allowed."
+    return True, "None waits too long."
 
 
 def backlog_job(pipeline: type[Pipeline]) -> UnresolvedAssetJobDefinition:

@@ -106,14 +106,16 @@ def run_requests(pipeline: type[Pipeline], asks: Sequence[Ask], job: str | None 
 def producer_sensor(pipeline: type[Pipeline], job: Any) -> dg.SensorDefinition:
     """Build the sensor that pulls for a pipeline.
 
-    It leases nothing and starts no Spark: a tick is one look at the backlog, the runs under way and the limits.
+    It leases nothing and starts no Spark: a tick is one look at the backlog, the runs under way and the limits. It is
+    on by itself unless `producer.schedule` has the clock pull.
     """
+    by_clock = pipeline.producer.schedule is not None
 
     @dg.sensor(
         name=f"{pipeline.name}_producer",
         job=job,
         minimum_interval_seconds=max(1, round(pipeline.producer.interval.total_seconds())),
-        default_status=dg.DefaultSensorStatus.RUNNING,
+        default_status=dg.DefaultSensorStatus.STOPPED if by_clock else dg.DefaultSensorStatus.RUNNING,
         description=f"Looks at {pipeline.producer.source} and asks for runs by demand and rate limit.",
         required_resource_keys={pipeline.producer.source, "control"},
     )

@@ -1,4 +1,4 @@
-"""Schedules: pulling without a sensor, driving failures again, and looking at the backlog."""
+"""Schedules: pulling by the clock, driving failures again, looking at the backlog, keeping the tables."""
 
 from typing import Any
 
@@ -8,6 +8,7 @@ from dagster._core.storage.tags import ASSET_PARTITION_RANGE_END_TAG, ASSET_PART
 from assets.graph import DEMAND_TAG, ORIGIN_TAG, PIPELINE_TAG
 from assets.jobs import NO_RETRIES, receive_config
 from assets.windows import contiguous, window_now
+from pipeline_platform.control import ControlStore
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.pipeline import Pipeline
 
@@ -17,19 +18,25 @@ def per_run(pipeline: type[Pipeline]) -> int:
     return pipeline.processors.concurrency * pipeline.processors.max_demand
 
 
-def pull_schedule(pipeline: type[Pipeline], job: Any, cron: str = "*/5 * * * *") -> dg.ScheduleDefinition:
-    """Build a schedule that pulls, for pipelines whose sensor is off: each run takes as much as it may.
+def pull_schedule(pipeline: type[Pipeline], job: Any) -> dg.ScheduleDefinition:
+    """Build a schedule that pulls, in the sensor's place: each run takes as much as it may.
 
-    What others hold already is taken off by the run itself, when it claims its room.
+    On by itself where `producer.schedule` says when; else each five minutes, once somebody turns it on. What others
+    hold already is taken off by the run itself, when it claims its room.
     """
+    cron = pipeline.producer.schedule
 
     @dg.schedule(
         name=f"{pipeline.name}_pull_schedule",
         job=job,
-        cron_schedule=cron,
+        cron_schedule=cron or "*/5 * * * *",
+        default_status=_on(cron is not None),
         description="Pulls by the clock. Turn it on where the sensor is off; both together stay within the limits.",
+        required_resource_keys={"control"},
     )
-    def pull(context: dg.ScheduleEvaluationContext) -> dg.RunRequest:
+    def pull(context: dg.ScheduleEvaluationContext) -> dg.SkipReason | dg.RunRequest:
+        if paused := _paused(pipeline, context):
+            return paused
         # Of the tick's own time: a tick that a stopped daemon makes up for knows no later windows.
         return dg.RunRequest(
             partition_key=window_now(pipeline, context.scheduled_execution_time),
@@ -40,17 +47,23 @@ def pull_schedule(pipeline: type[Pipeline], job: Any, cron: str = "*/5 * * * *")
     return pull
 
 
-def redrive_schedule(pipeline: type[Pipeline], job: Any, cron: str = "0 3 * * *") -> dg.ScheduleDefinition:
-    """Build a schedule that drives open failures again, one run a contiguous range of windows; off unless turned on."""
+def redrive_schedule(pipeline: type[Pipeline], job: Any) -> dg.ScheduleDefinition:
+    """Build a schedule that drives open failures again, one run a contiguous range of windows.
+
+    On by itself where the pipeline's `redrive` says when; else at three in the night, once somebody turns it on.
+    """
 
     @dg.schedule(
         name=f"{pipeline.name}_redrive_schedule",
         job=job,
-        cron_schedule=cron,
+        cron_schedule=pipeline.redrive or "0 3 * * *",
+        default_status=_on(pipeline.redrive is not None),
         description="Drives the open failures of all windows once more.",
-        required_resource_keys={pipeline.producer.source, "lake"},
+        required_resource_keys={pipeline.producer.source, "lake", "control"},
     )
     def redrive(context: dg.ScheduleEvaluationContext) -> dg.SkipReason | list[dg.RunRequest]:
+        if paused := _paused(pipeline, context):
+            return paused
         resources, at = context.resources, context.scheduled_execution_time
         source = getattr(resources, pipeline.producer.source)
         waiting = FailedMessages(name=source.name, lake=resources.lake, pipeline=pipeline.name).open_by_window()
@@ -75,22 +88,34 @@ def redrive_schedule(pipeline: type[Pipeline], job: Any, cron: str = "0 3 * * *"
     return redrive
 
 
-def backlog_schedule(pipeline: type[Pipeline], job: Any, cron: str = "*/5 * * * *") -> dg.ScheduleDefinition:
-    """Build a schedule that evaluates the backlog check; off unless turned on."""
+def _paused(pipeline: type[Pipeline], context: dg.ScheduleEvaluationContext) -> dg.SkipReason | None:
+    """Why a pipeline is paused, or None if it is not: a pause holds for the clock as for the sensor."""
+    control: ControlStore = context.resources.control
+    reason = control.paused(pipeline.name)
+    return None if reason is None else dg.SkipReason(f"paused: {reason}")
+
+
+def _on(on: bool) -> dg.DefaultScheduleStatus:
+    return dg.DefaultScheduleStatus.RUNNING if on else dg.DefaultScheduleStatus.STOPPED
+
+
+def backlog_schedule(pipeline: type[Pipeline], job: Any) -> dg.ScheduleDefinition:
+    """Build a schedule that evaluates the backlog check; on by itself where `oldest_allowed` gives it a limit."""
     return dg.ScheduleDefinition(
         name=f"{pipeline.name}_backlog_schedule",
         job=job,
-        cron_schedule=cron,
+        cron_schedule="*/5 * * * *",
+        default_status=_on(pipeline.producer.oldest_allowed is not None),
         description="Looks how long messages wait at the source.",
     )
 
 
-def maintenance_schedule(pipeline: type[Pipeline], job: Any, cron: str = "30 2 * * *") -> dg.ScheduleDefinition:
+def maintenance_schedule(pipeline: type[Pipeline], job: Any) -> dg.ScheduleDefinition:
     """Build a schedule that compacts the tables and drops what is older than the pipeline keeps."""
     return dg.ScheduleDefinition(
         name=f"{pipeline.name}_maintenance_schedule",
         job=job,
-        cron_schedule=cron,
+        cron_schedule="30 2 * * *",
         default_status=dg.DefaultScheduleStatus.RUNNING,
         description="Compacts tables and drops old windows.",
     )

@@ -307,11 +307,19 @@ sys.exit([name for name in sys.modules if name.split(".")[0] in ("pyspark", "dag
 # Schedules
 
 
+class Clocked(Told):
+    """Pulled by the clock, and its failures driven again by the clock."""
+
+    name = "clocked"
+    producer = Producer(source="queue", schedule="7 * * * *")
+    redrive = "0 5 * * 1"
+
+
 def scheduled(schedule: str, place: Place) -> Any:
     definitions = platform_definitions([Asked], resources_at(str(place.folder), "nowhere"))
     with dg.build_schedule_context(
         instance=place.instance,
-        resources={"queue": place.queue, "lake": Lake(root=str(place.folder / "lake"))},
+        resources={"queue": place.queue, "lake": Lake(root=str(place.folder / "lake")), "control": place.control},
         scheduled_execution_time=datetime(2025, 3, 2, tzinfo=UTC),
         repository_def=definitions.get_repository_def(),
     ) as context:
@@ -348,15 +356,47 @@ def test_the_others_just_run_their_job(place: Place, schedule: str) -> None:
     assert not request.run_config
 
 
-def test_only_the_sensor_and_the_keeping_of_tables_are_on_by_themselves() -> None:
-    location = platform_definitions([Asked], resources_at("nowhere", "nowhere")).get_repository_def()
-    on = {
+@pytest.mark.parametrize("schedule", ["asked_pull_schedule", "asked_redrive_schedule"])
+def test_a_pause_holds_for_the_clock_too(place: Place, schedule: str) -> None:
+    place.control.pause("asked", "new schema on Monday")
+
+    with mock.patch("sensors.schedules.FailedMessages.open_by_window", return_value={"2025-03-01T0000": 2}):
+        told = scheduled(schedule, place)
+        place.control.resume("asked")
+        resumed = scheduled(schedule, place)
+
+    assert not told.run_requests
+    assert told.skip_message == "paused: new schema on Monday"
+    assert len(resumed.run_requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "on"),
+    [
+        (Limited, {"limited_producer", "limited_maintenance_schedule"}),
+        (Asked, {"asked_producer", "asked_backlog_schedule", "asked_maintenance_schedule"}),
+        (Clocked, {"clocked_pull_schedule", "clocked_redrive_schedule", "clocked_maintenance_schedule"}),
+    ],
+    ids=["by sensor", "with oldest_allowed", "by the clock"],
+)
+def test_what_a_pipeline_asks_for_is_on_by_itself_and_nothing_else(pipeline: type[Pipeline], on: set[str]) -> None:
+    location = platform_definitions([pipeline], resources_at("nowhere", "nowhere")).get_repository_def()
+
+    assert on == {
         definition.name
         for definition in (*location.sensor_defs, *location.schedule_defs)
         if definition.default_status.value == "RUNNING"
     }
 
-    assert on == {"asked_producer", "asked_maintenance_schedule"}
+
+def test_the_clock_goes_by_the_pipeline_s_own_schedules() -> None:
+    definitions = platform_definitions([Clocked], resources_at("nowhere", "nowhere"))
+    schedules = {name: definitions.resolve_schedule_def(f"clocked_{name}_schedule") for name in ("pull", "redrive")}
+
+    assert {name: schedule.cron_schedule for name, schedule in schedules.items()} == {
+        "pull": "7 * * * *",
+        "redrive": "0 5 * * 1",
+    }
 
 
 def test_windows_fall_into_runs_of_neighbours() -> None:
