@@ -73,7 +73,7 @@ class EventColumns(Pipeline):
         """Parse and route."""
         from pyspark.sql import functions as f
 
-        return messages.withColumns(parsed(f.col("data").cast("string"))).withColumns(
+        return parsed(messages).withColumns(
             {
                 "batcher": f.when(f.col("kind") == "click", "clicks").otherwise("views"),
                 "batch_key": f.col("country"),
@@ -84,9 +84,8 @@ class EventColumns(Pipeline):
 SCHEMA = "id bigint, user string, kind string, page string, country string, price double, quantity bigint, agent string"
 
 
-def parsed(data: Any) -> dict[str, Any]:
-    """The fields of an event as columns."""
+def parsed(messages: DataFrame) -> DataFrame:
+    """Add the fields of each event as columns."""
     from pyspark.sql import functions as f
 
-    event = f.from_json(data, SCHEMA)
-    return {name: event[name] for name in Event.model_fields}
+    return messages.withColumn("event", f.from_json(f.col("data").cast("string"), SCHEMA)).select("*", "event.*")

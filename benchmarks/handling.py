@@ -25,7 +25,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from benchmarks.events import EventColumns, Events, parsed, payloads
+from benchmarks.events import Event, EventColumns, Events, parsed, payloads
 from pipeline_platform import engine, spark_server
 from pipeline_platform.control import ControlStore
 from pipeline_platform.flow import Flow
@@ -97,8 +97,8 @@ class Bench:
         """The hand-written query."""
         from pyspark.sql import functions as f
 
-        rows = self.session.read.parquet(*files).withColumns(parsed(f.col("data").cast("string")))
-        routed = rows.select(*parsed(f.lit(None)), "message_id", "ack_id", f.col("kind").alias("batcher"))
+        rows = parsed(self.session.read.parquet(*files))
+        routed = rows.select(*Event.model_fields, "message_id", "ack_id", f.col("kind").alias("batcher"))
         routed.write.mode("overwrite").partitionBy("batcher").parquet(f"{self.root}/plain")
 
     def whole_run(self, number: int) -> dict[str, float]:

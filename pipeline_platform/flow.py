@@ -37,6 +37,7 @@ from pipeline_platform.rate_limiter import Pace
 from pipeline_platform.source import Source
 from pipeline_platform.stages import batch, columns, lookup
 from pipeline_platform.stages.acknowledge import Acknowledge
+from pipeline_platform.stages.checksum import checksum_of_all
 from pipeline_platform.stages.duplicates import SettleDuplicates
 from pipeline_platform.stages.handle import Handle
 from pipeline_platform.stages.receive import Receive as ReceiveTask
@@ -353,7 +354,8 @@ class Flow:
         write = columns.WriteColumns(self.pipeline, context, source, receive.origin, self.lake, receive.receive_id)
         handled = self.pipeline().handle_messages(columns.offered(received), context)
         manifest = dropped + self._write(receive, columns.taken(self.pipeline, handled), write)
-        expected = sum(file.rows for file in files) - dropped.total("duplicates")
+        rows = sum(file.rows for file in files)
+        expected = rows - dropped.total("duplicates")
         returned = manifest.total("returned_rows")
         if returned > expected:
             raise PipelineError(f"{name}: handle_messages got {expected} rows and returned {returned}; it may add none")
@@ -364,6 +366,12 @@ class Flow:
                 if file.table == "outcomes" or file.table.startswith(f"_receives/{receive.receive_id}")
             ]
             manifest += self._write(receive, columns.not_returned(self.pipeline, received, self._ids(seen)), write)
+        whole = checksum_of_all(rows) - dropped.total("dropped_checksum")
+        if manifest.total("returned_rows") != expected or (manifest.total("checksum") - whole) % 2**64:
+            raise PipelineError(
+                f"{name}: handle_messages returned some messages more than once; join with what has one row a key, "
+                "and explode nothing"
+            )
         return manifest
 
     def _ids(self, files: Sequence[File]) -> DataFrame:

@@ -72,6 +72,29 @@ class Paced(Pipeline):
         return message.put_data(Word(word=message.data.decode())).put_batcher("words")
 
 
+class Twisted(Pipeline):
+    """The fast lane gone wrong, as the first message says."""
+
+    name = "twisted"
+    producer = Producer(source="queue")
+    batchers = {"words": TableBatcher(schema=Word)}
+
+    def handle_messages(self, messages: DataFrame, context: Any) -> DataFrame:
+        """Obey."""
+        from pyspark.sql import functions as f
+
+        text = f.col("data").cast("string")
+        rows = messages.withColumns({"word": text, "batcher": f.lit("words")})
+        fault = rows.where("position = 0").select(text.alias("fault")).first()["fault"]
+        if fault == "one for another":
+            return rows.where("position = 0").union(rows.where("position = 0")).union(rows.where("position > 1"))
+        if fault == "one too many and two lost":
+            return rows.where("position = 0").union(rows.where("position = 0"))
+        if fault == "one too many":
+            return rows.union(rows.where("position = 0"))
+        return rows.withColumn(fault, f.lit("its own").cast(messages.schema[fault].dataType))
+
+
 class Columns(Pipeline):
     """The fast lane: by column expressions; `drop` is dropped, `fail` fails, `lost` has no batcher."""
 

@@ -13,7 +13,7 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.message import Message
 from pipeline_platform.options import Batcher, Producer, TableBatcher
 from pipeline_platform.pipeline import Pipeline
-from pipeline_platform.stages.columns import IDENTITY, ROUTING, WriteColumns
+from pipeline_platform.stages.columns import IDENTITY, INTACT, ROUTING, WriteColumns
 from pipeline_platform.stages.record import decode
 from tests.small_lake import Memory, batch_of, outcomes, returned, rows_of
 
@@ -83,6 +83,7 @@ def written(
     columns = {name: received.column(name) for name in IDENTITY}
     types = {**dict.fromkeys(ROUTING, pa.string()), **TYPES, **types}
     columns |= {name: pa.array([one[name] for one in rows], type_) for name, type_ in types.items()}
+    columns[INTACT] = pa.repeat(True, len(rows))
     batch = pa.RecordBatch.from_pydict(columns)
     return returned(WriteColumns(pipeline, None, Memory(), origin, lake, "r1")(iter([batch])))
 
@@ -178,7 +179,7 @@ def test_rows_of_several_windows_go_to_their_windows(lake):
     routing = {"batcher": "lake", "batch_key": "k", "status": "ok", "line": "T1"}
     columns = {name: rows.column(name) for name in IDENTITY}
     columns |= {name: pa.repeat(value, 2) for name, value in routing.items()}
-    columns |= {"reason": pa.nulls(2, pa.string()), "late": pa.nulls(2, pa.int64())}
+    columns |= {"reason": pa.nulls(2, pa.string()), "late": pa.nulls(2, pa.int64()), INTACT: pa.repeat(True, 2)}
 
     write = WriteColumns(Fast, None, Memory(), "source", lake, "r1")
     manifest = returned(write(iter([pa.RecordBatch.from_pydict(columns)])))

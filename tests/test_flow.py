@@ -10,13 +10,14 @@ import pytest
 from pipeline_platform import flow as flow_module
 from pipeline_platform.control import ControlStore, ControlStoreError
 from pipeline_platform.demand import RUN_LASTS
+from pipeline_platform.engine import TaskError
 from pipeline_platform.flow import Flow
 from pipeline_platform.lake.decision import FencedError
 from pipeline_platform.lake.receives import Origin, Receive
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.pipeline import Pipeline, PipelineError
 from resources.table_queue import TableQueue
-from tests.flow_pipelines import Columns, Obedient, Paced
+from tests.flow_pipelines import Columns, Obedient, Paced, Twisted
 from tests.spark_fixtures import WarmSpark
 
 WINDOW = "2026-11-21T0000"
@@ -120,6 +121,26 @@ def test_the_fast_lane_routes_fails_and_misses_rows_like_the_other(filled: Fille
         "handle_messages did not return it", "told to", "no batcher 'nowhere'; there are ['batches', 'words']",
     ]  # fmt: skip
     assert flow.source.backlog().messages == 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("one too many", "got 3 rows and returned 4"),
+        ("one for another", "more than once"),
+        ("one too many and two lost", "more than once"),
+        ("message_id", "changed a column that says which delivery a row is"),
+        ("data", "changed a column that says which delivery a row is"),
+    ],
+)
+def test_the_fast_lane_refuses_rows_that_are_not_those_it_gave(filled: Filled, fault: str, said: str) -> None:
+    """None of it is decided: no message is twice in a table, and none is lost."""
+    flow = filled(Twisted, [fault.encode(), b"two", b"three"])
+
+    with pytest.raises((PipelineError, TaskError), match=said):
+        run(flow)
+
+    assert rows(flow, "words").height == rows(flow, "outcomes").height == 0
 
 
 def test_no_interval_sees_more_than_the_rate_limit_allows(filled: Filled) -> None:

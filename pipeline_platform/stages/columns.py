@@ -21,16 +21,21 @@ from pipeline_platform.options import Processors, TableBatcher
 from pipeline_platform.pipeline import Pipeline, PipelineError
 from pipeline_platform.rate_limiter import Pace
 from pipeline_platform.source import Source
+from pipeline_platform.stages.checksum import checksum
 from pipeline_platform.stages.lookup import Already
 from pipeline_platform.stages.record import Recorder
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 RECEIVED = pa.schema([*(field for field in MESSAGES if field.name != "receive_id"), ("position", pa.int64())])
 """What `handle_messages` is given, beside how each row would be routed."""
 IDENTITY = tuple(name for name in RECEIVED.names if name != "redelivered")
 ROUTING = ("batcher", "batch_key", "status", "reason")
+SEAL = "seal"
+"""A column of what is offered: a hash of the row's identity and payload. `handle_messages` may change neither."""
+INTACT = "intact"
+"""A column of what is taken: whether the row still is what its seal says."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +91,15 @@ def offered(received: DataFrame) -> DataFrame:
             "batch_key": f.lit(DEFAULT),
             "status": f.lit("ok"),
             "reason": f.lit(None).cast("string"),
+            SEAL: _seal(),
         }
     )
+
+
+def _seal() -> Column:
+    from pyspark.sql import functions as f
+
+    return f.xxhash64(*(f.col(name) for name in IDENTITY))
 
 
 def taken(pipeline: type[Pipeline], handled: DataFrame) -> DataFrame:
@@ -96,11 +108,11 @@ def taken(pipeline: type[Pipeline], handled: DataFrame) -> DataFrame:
     Raises:
         PipelineError: A column is missing.
     """
-    wanted = [*IDENTITY, *ROUTING, *_fields(pipeline)]
+    wanted = [*IDENTITY, SEAL, *ROUTING, *_fields(pipeline)]
     missing = sorted(set(wanted) - set(handled.columns))
     if missing:
         raise PipelineError(f"{pipeline.__qualname__}.handle_messages returned no column {missing}")
-    return handled.select(*wanted)
+    return handled.select(*(name for name in wanted if name != SEAL), (_seal() == handled[SEAL]).alias(INTACT))
 
 
 def _fields(pipeline: type[Pipeline]) -> list[str]:
@@ -154,7 +166,8 @@ class WriteColumns:
             for batch in batches:
                 for window in pc.unique(batch.column("window")).to_pylist():
                     rows.write(batch.filter(pc.equal(batch.column("window"), window)), window)
-            manifest = writer.close(**recorder.notes(), returned_rows=rows.count, seconds=time.monotonic() - started)
+            notes = {"returned_rows": rows.count, "checksum": rows.checksum, "seconds": time.monotonic() - started}
+            manifest = writer.close(**recorder.notes(), **notes)
         yield from manifest.to_arrow().to_batches()
 
 
@@ -162,7 +175,8 @@ class _Rows:
     """Puts rows in the columns of their batchers' tables; what fits none fails alone."""
 
     def __init__(self, pipeline: type[Pipeline], recorder: Recorder) -> None:
-        self._batchers, self._recorder, self.count = pipeline.batchers, recorder, 0
+        self._batchers, self._recorder = pipeline.batchers, recorder
+        self.count = self.checksum = 0
         models = {name: options.table_schema for name, options in pipeline.batchers.items() if options.table_schema}
         self._schemas = {name: arrow_schema(model) for name, model in models.items()}
         self._required = {name: required(model) for name, model in models.items()}
@@ -172,7 +186,9 @@ class _Rows:
             if batch.column(name).type != pa.string():
                 index = batch.schema.get_field_index(name)
                 batch = batch.set_column(index, name, batch.column(name).cast(pa.string()))
+        self._expect_intact(batch)
         self.count += batch.num_rows
+        self.checksum = (self.checksum + checksum(batch.column("position").to_numpy())) % 2**64
         # A status that is none fails too: a misspelt `failed` must not pass.
         failed = pc.fill_null(pc.not_equal(batch.column("status"), "ok"), False)
         batcher = pc.fill_null(batch.column("batcher"), "")
@@ -189,6 +205,13 @@ class _Rows:
                 self._write(name, rows, window)
             elif rows.num_rows:
                 self._stage(name, rows, window)
+
+    def _expect_intact(self, batch: pa.RecordBatch) -> None:
+        if not pc.all(pc.fill_null(batch.column(INTACT), False)).as_py():
+            raise PipelineError(
+                f"handle_messages changed a column that says which delivery a row is ({', '.join(IDENTITY)}): put "
+                "what it makes of a message into columns of other names"
+            )
 
     def _write(self, name: str, rows: pa.RecordBatch, window: str) -> None:
         try:

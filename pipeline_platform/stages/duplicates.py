@@ -12,6 +12,7 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.pipeline import Pipeline
 from pipeline_platform.source import Source
+from pipeline_platform.stages.checksum import checksum
 from pipeline_platform.stages.handle import READ
 from pipeline_platform.stages.lookup import Already
 from pipeline_platform.stages.record import Recorder
@@ -32,11 +33,14 @@ class SettleDuplicates:
     def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
         """Run task `index`."""
         already = Already.read(self.lake, self.already)
+        dropped = 0
         with Writer(self.lake, self.pipeline.name, f"{self.receive_id}-duplicates-{index}") as writer:
             recorder = Recorder(self.pipeline, self.source, self.origin, self.receive_id, writer, list)
             for _, chunk in read_ranges(self.lake, self.parts[index], READ, 65_536):
                 window, split = chunk.column("window")[0].as_py(), already.split(chunk)
                 recorder.duplicates(split.decided, window, decided=True)
                 recorder.duplicates(split.copies, window, decided=False)
-            manifest = writer.close(**recorder.notes(), task=index)
+                for rows in (split.decided, split.copies):
+                    dropped = (dropped + checksum(rows.column("position").to_numpy())) % 2**64
+            manifest = writer.close(**recorder.notes(), dropped_checksum=dropped, task=index)
         yield from manifest.to_arrow().to_batches()
