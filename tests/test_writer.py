@@ -1,6 +1,9 @@
 """The writer: files under their tables, bounded, with statistics that readers may trust."""
 
 import math
+import os
+import resource
+from collections import Counter
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -82,6 +85,47 @@ def test_a_file_holds_no_more_rows_than_told(lake):
 
     assert [file.rows for file in files] == [5, 5, 1]
     assert [row for file in files for row in parquet(lake, file).read()["n"].to_pylist()] == list(range(11))
+
+
+def test_a_task_over_many_windows_has_few_files_open_at_a_time(lake):
+    windows = [f"2026-01-{day:02}T{hour:02}00" for day in range(1, 31) for hour in range(24)]
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 100, limits[1]))
+        with Writer(lake, "p", "r1", {"a": 2}) as writer:
+            for window in windows:
+                for table in ("a", "b", "outcomes"):
+                    writer.write(table, window, numbers(3))
+            manifest = writer.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+    rows = Counter()
+    for file in manifest:
+        rows[file.table, file.window] += file.rows
+    assert rows == {(table, window): 3 for table in ("a", "b", "outcomes") for window in windows}
+    assert {file.rows for file in manifest.of_table("a")} == {1, 2}, "no more in a file than told"
+    assert sum(parquet(lake, file).metadata.num_rows for file in manifest) == 3 * 3 * len(windows)
+
+
+def test_a_window_that_comes_back_late_gets_another_file(lake, monkeypatch):
+    monkeypatch.setattr(module, "OPEN_FILES", 2)
+    with Writer(lake, "p", "r1") as writer:
+        for window in ("w1", "w2", "w1", "w3", "w2"):
+            writer.write("t", window, numbers(1))
+        files = writer.close().files
+
+    assert Counter(file.window for file in files) == {"w1": 1, "w2": 2, "w3": 1}, "w2 was used before w1"
+    assert len({file.path for file in files}) == 4
+
+
+def test_the_tables_of_one_window_stay_open_however_many_they_are(lake, monkeypatch):
+    monkeypatch.setattr(module, "OPEN_FILES", 2)
+    with Writer(lake, "p", "r1") as writer:
+        for table in ("a", "b", "c", "a", "b", "c"):
+            writer.write(table, WINDOW, numbers(1))
+
+        assert [file.rows for file in writer.close()] == [2, 2, 2]
 
 
 def test_a_manifest_crosses_from_task_to_driver(lake):

@@ -19,6 +19,12 @@ ROW_GROUP_ROWS = 65_536
 ROW_GROUP_BYTES = 16 * 2**20
 """Rows and bytes of a row group at the most, but for a single larger row: what a reader must hold at once."""
 
+OPEN_FILES = 32
+"""Files of earlier windows that a task keeps open: a backfill has hundreds of windows, a process 1,024 files.
+
+Each may hold a row group back, so fewer is less memory; windows come nearly in order, so few are ever come back to.
+"""
+
 _UNIQUE = frozenset({"message_id", "ack_id", "data", "metadata", "traceback"})
 """Columns whose values rarely repeat: a dictionary would be built and thrown away."""
 
@@ -37,7 +43,7 @@ def check_window(window: str) -> str:
 
 
 class Writer:
-    """Writes what one task makes: one open file a table and window.
+    """Writes what one task makes: one file a table and window, or several where windows come mixed.
 
     Nothing written is visible to anyone before a commit names it: a task that dies leaves files that no manifest
     mentions, and `vacuum` removes them.
@@ -50,39 +56,55 @@ class Writer:
             lake: Where.
             pipeline: The folder of its tables.
             prefix: Begins every file's name: the receive, the step and the task, for people who look.
-            rows_per_file: By table; a table that is not named gets one file a window.
+            rows_per_file: By table; without a limit here a file ends with its window.
         """
         self._lake, self._pipeline = lake, pipeline
         self._prefix = f"{prefix}-{uuid.uuid4().hex[:8]}"
         self._rows_per_file = rows_per_file or {}
         self._open: dict[tuple[str, str], _OpenFile] = {}
-        self._files: list[File] = []
+        """By table and window, the one that was written to last at the end."""
+        self._files: dict[int, File] = {}
         self._number = 0
 
     def write(self, table: str, window: str, batch: pa.RecordBatch) -> None:
         """Add rows; an empty batch adds nothing."""
         limit = self._rows_per_file.get(table)
         while batch.num_rows:
-            file = self._open.get((table, window))
+            file = self._open.pop((table, window), None)
             if file is None:
-                file = self._open[table, window] = self._create(table, window, batch.schema)
+                self._make_room(window)
+                file = self._create(table, window, batch.schema)
+            self._open[table, window] = file
             room = batch.num_rows if limit is None else limit - file.rows
             file.add(batch.slice(0, room))
             batch = batch.slice(room)
             if limit is not None and file.rows >= limit:
-                self._files.append(self._open.pop((table, window)).close())
+                self._close(table, window)
+
+    def _make_room(self, window: str) -> None:
+        """Close what was not written to for longest; never a file of `window`, whose tables are written in turn."""
+        while len(self._open) >= OPEN_FILES:
+            oldest = next((key for key in self._open if key[1] != window), None)
+            if oldest is None:
+                return
+            self._close(*oldest)
+
+    def _close(self, table: str, window: str) -> None:
+        file = self._open.pop((table, window))
+        self._files[file.number] = file.close()
 
     def _create(self, table: str, window: str, schema: pa.Schema) -> _OpenFile:
-        path = f"window={check_window(window)}/{self._prefix}-{self._number}.parquet"
+        number = self._number
+        path = f"window={check_window(window)}/{self._prefix}-{number}.parquet"
         self._number += 1
         sink = self._lake.open_output(f"{self._pipeline}/{table}/{path}")
-        return _OpenFile(File(table, window, path, 0, 0, ""), sink, schema)
+        return _OpenFile(number, File(table, window, path, 0, 0, ""), sink, schema)
 
     def close(self, **notes: Any) -> Manifest:
-        """Finish all files; return them with the task's notes."""
-        self._files += [file.close() for file in self._open.values()]
-        self._open.clear()
-        return Manifest(self._files, [notes])
+        """Finish all files; return them in the order in which they were begun, with the task's notes."""
+        for table, window in list(self._open):
+            self._close(table, window)
+        return Manifest([file for _, file in sorted(self._files.items())], [notes])
 
     def __enter__(self) -> Self:
         """Nothing to do."""
@@ -96,8 +118,8 @@ class Writer:
 
 
 class _OpenFile:
-    def __init__(self, file: File, sink: pa.NativeFile, schema: pa.Schema) -> None:
-        self.rows = 0
+    def __init__(self, number: int, file: File, sink: pa.NativeFile, schema: pa.Schema) -> None:
+        self.number, self.rows = number, 0
         self._file, self._sink = file, sink
         self._metadata: list[Any] = []
         self._waiting: list[pa.RecordBatch] = []
