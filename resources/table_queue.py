@@ -280,8 +280,8 @@ class TableQueue(Source):
     def _metadata(self, note: Any, deliveries: int) -> dict[str, Any]:
         if isinstance(note, str | bytes):
             try:
-                note = json.loads(note)
-            except ValueError:  # one row with broken JSON must not cost the others
+                note = _parsed(note)
+            except (ValueError, RecursionError):  # one row with broken or bottomless JSON must not cost the others
                 note = note if isinstance(note, str) else note.decode(errors="replace")
         known = note if isinstance(note, dict) else {} if note is None else {self.metadata_column or "metadata": note}
         return {**known, "deliveries": deliveries} if deliveries > 1 else known
@@ -394,6 +394,13 @@ class _Counted(Iterator[T]):
         item = next(self._items)
         self.count += 1
         return item
+
+
+def _parsed(text: str | bytes) -> Any:
+    parsed = json.loads(text)
+    if len(text) > 500:  # long enough to be so deep that it can be read and not be written again
+        json.dumps([[parsed]])
+    return parsed
 
 
 def _rows(
