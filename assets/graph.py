@@ -23,8 +23,6 @@ RECEIVE_TAG = "pipeline_platform/receive_id"
 """Tags of a run: whose it is, what it was asked for, and what it leased. The receive is how its ops, and those of a
 run that re-executes it, find what the earlier ones wrote."""
 
-PLATFORM = {"lake", "control", "spark", "acknowledger"}
-
 
 class RunOrigin(Enum):
     """Where a run takes its messages from: the origins, as the launchpad offers them."""
@@ -63,7 +61,7 @@ def pipeline_assets(pipeline: type[Pipeline]) -> dg.AssetsDefinition:
         "acknowledged", asset=messages, description="The source was told of every message that this run decided."
     )
     open_failures = dg.AssetCheckSpec(
-        "no_open_failures", asset=failed, description="No failed message of these windows waits to be driven again."
+        "no_open_failures", asset=failed, description="No failed message of any window waits to be driven again."
     )
     tables = [*batchers, "failed"]
     called = [batcher for batcher, options in pipeline.batchers.items() if isinstance(options, Batcher)]

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from resources.acknowledger import Acknowledger
 
 _KEYS = 20
+_WINDOWS = 20
+"""Named at most, of those with open failures."""
 _OUTCOMES = ("handled", "failed", "returned", "duplicates")
 _NOTHING = Acknowledgement(0, 0, 0, [])
 
@@ -29,7 +31,8 @@ class Settled:
 
     Attributes:
         answer: What the source was told.
-        open_failures: By window, in the windows of the run.
+        open_failures: By window, in all of them: a check shows its newest result alone, and a run without failures
+            would hide what an earlier one left.
         red: Why the run is to end as failed, although all is published and acknowledged; None if it is not.
     """
 
@@ -41,7 +44,7 @@ class Settled:
         self, acknowledged: dg.AssetCheckSpec, open_failures: dg.AssetCheckSpec
     ) -> tuple[dg.AssetCheckResult, dg.AssetCheckResult]:
         """The results of the two checks."""
-        answer, waiting = self.answer, sum(self.open_failures.values())
+        answer = self.answer
         told = {"acknowledged": answer.acknowledged, "unacknowledged": answer.unacknowledged, "lost": answer.lost}
         return (
             dg.AssetCheckResult(
@@ -52,16 +55,25 @@ class Settled:
                 description="Told the source of all." if not answer.unacknowledged else "The next run tells it again.",
                 metadata={**told, **({"errors": dg.MetadataValue.json(answer.errors)} if answer.errors else {})},
             ),
-            dg.AssetCheckResult(
-                check_name=open_failures.name,
-                asset_key=open_failures.asset_key,
-                passed=not waiting,
-                severity=dg.AssetCheckSeverity.WARN,
-                description=f"{waiting} failed messages wait; materialise these windows to drive them once more."
-                if waiting
-                else "None waits.",
-                metadata={"open": waiting, "by window": dg.MetadataValue.json(dict(self.open_failures))},
-            ),
+            self._check_of_failures(open_failures),
+        )
+
+    def _check_of_failures(self, spec: dg.AssetCheckSpec) -> dg.AssetCheckResult:
+        waiting, windows = sum(self.open_failures.values()), len(self.open_failures)
+        named = [{"window": window, "open": count} for window, count in sorted(self.open_failures.items())[:_WINDOWS]]
+        description = "None waits."
+        if waiting:
+            them = "this window" if windows == 1 else f"these {windows} windows"
+            description = f"{waiting} failed messages wait; materialise {them} to drive them once more."
+        if windows > _WINDOWS:
+            description += f" The oldest {_WINDOWS} are named."
+        return dg.AssetCheckResult(
+            check_name=spec.name,
+            asset_key=spec.asset_key,
+            passed=not waiting,
+            severity=dg.AssetCheckSeverity.WARN,
+            description=description,
+            metadata={"open": waiting, **({"windows": _table(named, ["window", "open"])} if named else {})},
         )
 
 
@@ -128,9 +140,10 @@ def settle(
             answer = acknowledger.acknowledge(flow, receive)
     windows = tuple(context.partition_keys)
     run = {**_of_answer(answer), **(_of_run(receive, manifest) if receive else {})}
-    _tell_settled(context, flow, windows, manifest, run)
-    waiting = FailedMessages(name=flow.source.name, lake=flow.lake, pipeline=flow.pipeline.name, windows=windows)
-    return Settled(answer, waiting.open_by_window(), _red(flow.pipeline, manifest))
+    failed = FailedMessages(name=flow.source.name, lake=flow.lake, pipeline=flow.pipeline.name)
+    waiting = failed.open_by_window()
+    _tell_settled(context, flow, windows, manifest, run, waiting)
+    return Settled(answer, waiting, _red(flow.pipeline, manifest))
 
 
 def _of_answer(answer: Acknowledgement) -> dict[str, Any]:
@@ -151,7 +164,12 @@ def _of_run(receive: Receive, manifest: Manifest) -> dict[str, Any]:
 
 
 def _tell_settled(
-    context: dg.AssetExecutionContext, flow: Flow, windows: Sequence[str], manifest: Manifest, run: Mapping[str, Any]
+    context: dg.AssetExecutionContext,
+    flow: Flow,
+    windows: Sequence[str],
+    manifest: Manifest,
+    run: Mapping[str, Any],
+    waiting: Mapping[str, int],
 ) -> None:
     received, failures = _received_by_window(windows, manifest), of_failures(manifest)
     for name in (*flow.pipeline.batchers, "failed"):
@@ -166,7 +184,7 @@ def _tell_settled(
                 **{outcome: manifest.total(f"{outcome}@{window}") for outcome in _OUTCOMES},
                 **run,
                 **({"batch keys": dg.MetadataValue.json(keys)} if keys else {}),
-                **(failures if name == "failed" else {}),
+                **({**failures, "open": waiting.get(window, 0)} if name == "failed" else {}),
             }
             context.add_asset_metadata(metadata, dg.AssetKey([flow.pipeline.name, name]), window)
 

@@ -14,7 +14,9 @@ import pytest
 
 from assets.checks import backlog_check
 from assets.graph import DEMAND_TAG, RECEIVE_TAG, pipeline_assets
+from assets.settlement import Settled
 from pipeline_platform import flow as flow_module
+from pipeline_platform.flow import Acknowledgement
 from pipeline_platform.options import Producer
 from resources.table_queue import TableQueue
 from tests.dagster_fixtures import LAST, NEXT, WINDOW, Location, figures
@@ -122,7 +124,10 @@ def test_a_pull_fills_every_table_tells_all_of_it_and_empties_the_queue(location
 
 
 def _records(event: dg.AssetMaterialization, name: str) -> list[dict[str, Any]]:
-    table = event.metadata[name]
+    return _rows(event.metadata[name])
+
+
+def _rows(table: Any) -> list[dict[str, Any]]:
     assert isinstance(table, dg.TableMetadataValue)
     return [dict(record.data) for record in table.records]
 
@@ -209,6 +214,37 @@ def test_a_backfill_of_three_windows_is_one_run_with_figures_for_each_window(loc
         ("open", 2),
     ]
     assert not location.checks(run)["no_open_failures"].passed
+
+
+def test_the_check_warns_of_open_failures_of_any_window_until_they_are_driven(location: Location) -> None:
+    location.enqueue("fail 1", "fail 2", "one")
+    location.run("told_pull", WINDOW)
+    location.enqueue("two")
+
+    clean = location.run("told_pull", NEXT)
+    warned = location.checks(clean)["no_open_failures"]
+    idle = location.checks(location.run("told_pull", LAST))["no_open_failures"]
+    driven = location.checks(location.run("told_backfill", WINDOW, context={"forgiving": True}))["no_open_failures"]
+
+    assert not warned.passed
+    assert warned.description == "2 failed messages wait; materialise this window to drive them once more."
+    assert _rows(warned.metadata["windows"]) == [{"window": WINDOW, "open": 2}]
+    assert figures(location.materialisations(clean, "failed")[0])["open"] == 0, "of the window itself"
+    assert not idle.passed, "a run that received nothing hides nothing either"
+    assert driven.passed
+    assert driven.metadata["open"].value == 0
+
+
+def test_of_many_windows_with_open_failures_the_oldest_are_named() -> None:
+    waiting = {f"2025-03-{day:02}T0000": day for day in range(31, 0, -1)}
+    specs = {name: dg.AssetCheckSpec(name, asset="failed") for name in ("acknowledged", "no_open_failures")}
+
+    _, told = Settled(Acknowledgement(0, 0, 0, []), waiting, None).checks(*specs.values())
+
+    assert told.description == (
+        "496 failed messages wait; materialise these 31 windows to drive them once more. The oldest 20 are named."
+    )
+    assert [row["window"] for row in _rows(told.metadata["windows"])] == sorted(waiting)[:20]
 
 
 def test_what_fails_again_stays_open_with_one_attempt_more(location: Location) -> None:
