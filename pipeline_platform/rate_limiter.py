@@ -17,6 +17,9 @@ T = TypeVar("T")
 _LOOK_S = 5.0
 """How long a limit that is set, lifted or changed at run time may go unnoticed by a task that needs no permits."""
 
+_FEW = 16
+"""Messages between two looks at the clock where there is no limit: at each, they would cost what a message does."""
+
 _SLICE_S = 0.25
 """Work that permits are taken for at once: few calls of the store, and little lost where an interval ends."""
 
@@ -74,7 +77,7 @@ class Pace:
         self._jitter = jitter
         self._most = 1
         self._last: _Slice | None = None
-        self._unlimited_until = -math.inf
+        self._unlimited_until = -math.inf if store else math.inf
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy what it was built from: a monotonic clock means nothing to another process."""
@@ -92,8 +95,8 @@ class Pace:
             until: When to give up waiting (the end of a lease, say), on the monotonic clock.
 
         Returns:
-            How many, and the deadline on the monotonic clock, never after `until`; `(wanted, until)` where there is
-            no limit, and 0 messages only once `until` has passed.
+            How many, and the deadline on the monotonic clock, never after `until`. Where there is no limit, all of
+            them until it is time to look for one; with no store either, `until`. 0 only once `until` has passed.
 
         Raises:
             ControlStoreError: The store has not answered for a minute.
@@ -102,13 +105,13 @@ class Pace:
         if now >= until:
             return 0, until
         if self._store is None or now < self._unlimited_until:
-            return wanted, until
+            return wanted, min(self._unlimited_until, until)
         self._learn(now)
         while (before := self._monotonic()) < until:
             grant = self._take(self._store, min(wanted, self._most))
             if grant.seconds == math.inf:
-                self._unlimited_until = before + _LOOK_S
-                return wanted, until
+                self._unlimited_until = self._monotonic() + _LOOK_S
+                return wanted, min(self._unlimited_until, until)
             valid_until, now = before + grant.seconds, self._monotonic()
             if not grant.messages:
                 wait = valid_until - now + min(_JITTER_S, grant.seconds / 10) * self._jitter()
@@ -129,12 +132,12 @@ class Pace:
             count, valid_until = self.permitted(len(messages) - position, until)
             if not count:
                 return
-            permitted = messages[position : position + count]
-            if valid_until == math.inf:
-                yield from permitted
-                position += count
+            if valid_until == self._unlimited_until:
+                few = messages[position : position + min(count, _FEW)]
+                yield from few
+                position += len(few)
                 continue
-            for message in permitted:
+            for message in messages[position : position + count]:
                 if self._monotonic() >= valid_until:
                     break
                 position += 1

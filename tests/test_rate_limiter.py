@@ -90,11 +90,35 @@ def test_a_pipeline_without_a_limit_looks_for_one_now_and_then(store, clock):
     counted = Counted(store)
     pace = paced(counted, clock, None)
 
-    assert [pace.permitted(1_000) for _ in range(50)] == [(1_000, math.inf)] * 50
+    assert [pace.permitted(1_000) for _ in range(50)] == [(1_000, clock.now + 5)] * 50
     assert len(counted.wanted) == 1
     store.set_rate_limiting("flights", TEN_A_SECOND)
     clock.now += 5
     assert pace.permitted(1_000) == (1, clock.now + 1)
+
+
+@pytest.mark.parametrize("until", [math.inf, START + 1_000])
+def test_a_limit_set_while_messages_are_handled_is_noticed_within_seconds(store, clock, until):
+    """Ten a second, of a block that takes the task minutes; then one a second."""
+    counted = Counted(store)
+    handled = []
+    for message in paced(counted, clock, None).each(range(200), until=until):
+        handled.append(clock.now - START)
+        clock.now += 0.1
+        if message == 99:
+            store.set_rate_limiting("flights", RateLimiting(allowed_messages=1, interval=timedelta(seconds=1)))
+
+    assert len(handled) == 200
+    assert sum(at > 10 + 5.01 for at in handled) >= 45
+    after = Counter(int(at) for at in handled if at > 10 + 5.01)
+    assert max(after.values()) == 1
+    assert len(counted.wanted) < 250, "while there is no limit, it asks once in five seconds"
+
+
+def test_a_store_that_answers_slowly_does_not_keep_a_task_without_a_limit_from_working(store, clock):
+    clock.latency = 7.0
+
+    assert list(paced(store, clock, None).each(range(3))) == [0, 1, 2]
 
 
 def test_messages_come_in_the_pace_of_the_limit_and_in_order(store, clock):
