@@ -66,6 +66,19 @@ class Deployed:
             )
         )
 
+    def call(self, *command: str) -> None:
+        """Have Dagster's command line do something with the workspace."""
+        done = subprocess.run(
+            [sys.executable, "-m", "dagster", *command, "--workspace", str(self.folder / "workspace.yaml")],
+            cwd=ROOT,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-3_000:]
+
     def stop(self) -> None:
         for sent in (signal.SIGTERM, signal.SIGKILL):
             for child in self.children:
@@ -150,7 +163,7 @@ def test_what_is_queued_comes_to_the_tables_by_sensor_and_daemon(deployed: Deplo
     assert deployed.rows("failed").filter(state="open").height == 20
     runs = deployed.instance.get_runs()
     assert {run.status.value for run in runs} == {"SUCCESS"}
-    assert all(run.tags[ORIGIN_TAG] == "source" for run in runs)
+    assert {run.tags.get(ORIGIN_TAG) for run in runs if run.job_name != "told_backlog"} == {"source"}
 
 
 TOGETHER = """
@@ -180,7 +193,15 @@ def test_a_backfill_from_the_asset_page_needs_no_configuration(deployed: Deploye
         "partitionNames": [before, *windows],
         "fromFailure": False,
     }
-    launched = deployed.ask(LAUNCH, params=params)["launchPartitionBackfill"]
+    runs = backfill(deployed, params)
+    assert len(runs) == 1, "one run per contiguous range of windows"
+    assert runs[0].tags[ORIGIN_TAG] == "failed"
+    assert deployed.rows("failed").filter(attempt=2, state="open").height == 20, "driven once more, failed once more"
+
+
+def backfill(deployed: Deployed, params: dict[str, Any]) -> list[dg.DagsterRun]:
+    """Launch a backfill as the UI does, wait for its end; return its runs."""
+    launched = deployed.ask(LAUNCH, params={"fromFailure": False, **params})["launchPartitionBackfill"]
     assert launched["__typename"] == "LaunchBackfillSuccess", launched
 
     def over() -> Any:
@@ -189,11 +210,77 @@ def test_a_backfill_from_the_asset_page_needs_no_configuration(deployed: Deploye
 
     told = deployed.until("the backfill is over", over)
     assert told["status"] == "COMPLETED_SUCCESS", told
-    assert len(told["runs"]) == 1, "one run per contiguous range of windows"
-    run = deployed.instance.get_run_by_id(told["runs"][0]["runId"])
-    assert run is not None
-    assert run.tags[ORIGIN_TAG] == "failed"
-    assert deployed.rows("failed").filter(attempt=2, state="open").height == 20, "driven once more, failed once more"
+    runs = [deployed.instance.get_run_by_id(run["runId"]) for run in told["runs"]]
+    return [run for run in runs if run]
+
+
+def of_job(job: str, *windows: str) -> dict[str, Any]:
+    """A backfill as a job's Partitions tab asks for it."""
+    selector = {"partitionSetName": f"{job}_partition_set", "repositorySelector": LOCATION}
+    return {"selector": selector, "partitionNames": list(windows)}
+
+
+EARLY, BETWEEN, LATE = "2025-03-01T0000", "2025-03-01T0100", "2025-03-01T0200"
+
+
+@pytest.fixture(scope="module")
+def failures_in_two_windows(deployed: Deployed) -> None:
+    """Five open failures in an early window, seven in a late one, and none between them."""
+    deployed.until("the web server is up", lambda: deployed.ask("query { version }"))
+    control = ControlStore(f"sqlite:///{deployed.folder}/control.sqlite")
+    control.pause("told", "the sensor would pull into the window of now")
+    try:
+        for window, count in ((EARLY, 5), (LATE, 7)):
+            deployed.queue.enqueue(f"fail {n}".encode() for n in range(count))
+            assert len(backfill(deployed, of_job("told_pull", window))) == 1
+    finally:
+        control.resume("told")
+    assert attempts(deployed) == {(EARLY, 1): 5, (LATE, 1): 7}
+
+
+def attempts(deployed: Deployed) -> dict[tuple[str, int], int]:
+    """How many failures the two windows have seen, by window and attempt."""
+    failed = deployed.rows("failed").filter(pl.col("window").is_in([EARLY, BETWEEN, LATE]))
+    counted = failed.group_by("window", "attempt").len().sort("window", "attempt")
+    return {(window, attempt): count for window, attempt, count in counted.iter_rows()}
+
+
+def test_two_ranges_of_windows_from_the_partitions_tab_are_a_run_each_and_drive_everything_once(
+    deployed: Deployed, failures_in_two_windows: None
+) -> None:
+    runs = backfill(deployed, of_job("told_backfill", EARLY, LATE))
+
+    assert sorted(windows_of(run) for run in runs) == [(EARLY, EARLY), (LATE, LATE)]
+    assert {run.tags[ORIGIN_TAG] for run in runs} == {"failed"}
+    assert attempts(deployed) == {(EARLY, 1): 5, (EARLY, 2): 5, (LATE, 1): 7, (LATE, 2): 7}
+
+
+def windows_of(run: dg.DagsterRun) -> tuple[str, str]:
+    """The first and the last window of a run."""
+    first, last = (run.tags.get(f"dagster/asset_partition_range_{end}") for end in ("start", "end"))
+    one = run.tags.get("dagster/partition", "")
+    return first or one, last or one
+
+
+def test_a_backfill_from_the_command_line_drives_each_window_once(
+    deployed: Deployed, failures_in_two_windows: None
+) -> None:
+    before = attempts(deployed)
+    already = {run.run_id for run in deployed.instance.get_runs()}
+    again = max(attempt for _, attempt in before) + 1
+
+    deployed.call("job", "backfill", "--job", "told_backfill", "--from", EARLY, "--to", LATE, "--noprompt")
+
+    def ended() -> Any:
+        runs = [
+            run for run in deployed.instance.get_runs() if run.run_id not in already and run.job_name == "told_backfill"
+        ]
+        return runs if len(runs) == 3 and all(run.is_finished for run in runs) else None
+
+    runs = deployed.until("its runs have ended", ended)
+    assert {run.status for run in runs} == {dg.DagsterRunStatus.SUCCESS}
+    assert sorted(windows_of(run)[0] for run in runs) == [EARLY, BETWEEN, LATE]
+    assert attempts(deployed) == {**before, (EARLY, again): 5, (LATE, again): 7}
 
 
 def hour_before(window: str) -> str:
