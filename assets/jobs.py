@@ -9,6 +9,8 @@ from assets.graph import ORIGIN_TAG, PIPELINE_TAG
 from pipeline_platform.lake.receives import Origin
 from pipeline_platform.pipeline import Pipeline
 
+REPLAY_TAG = "pipeline_platform/replay"
+"""On every run of a replay job, with the pipeline's name: `dagster.yaml` has one of a pipeline run at a time."""
 NO_RETRIES = {"dagster/max_retries": "0"}
 """A run is not tried again as a whole: the next one finishes what it decided, and its leases bring back the rest."""
 
@@ -36,7 +38,12 @@ def pipeline_jobs(pipeline: type[Pipeline], assets: dg.AssetsDefinition) -> list
             selection=selection,
             config=receive_config(pipeline, origin),
             description=description,
-            tags={PIPELINE_TAG: pipeline.name, ORIGIN_TAG: origin, **NO_RETRIES},
+            tags={
+                PIPELINE_TAG: pipeline.name,
+                ORIGIN_TAG: origin,
+                **({REPLAY_TAG: pipeline.name} if origin == "messages" else {}),
+                **NO_RETRIES,
+            },
         )
         for origin, (name, description) in told.items()
     ]

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import dagster as dg
 import pytest
 import yaml
+from dagster._utils.tags import TagConcurrencyLimitsCounter
 from packaging.requirements import Requirement
 from pydantic import Field
 
@@ -57,6 +58,29 @@ def test_the_instance_loads_as_dagster_yaml_describes_it(tmp_path: Path, monkeyp
         assert instance.run_monitoring_enabled
         assert instance.get_settings("sensors")["use_threads"]
         assert instance.get_settings("retention")["sensor"]["purge_after_days"]["skipped"] == 1
+
+
+def test_replays_of_one_pipeline_wait_for_each_other_and_for_those_of_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    (tmp_path / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text())
+    definitions = platform_definitions([Told, Strict], resources_at("nowhere", "nowhere"))
+
+    def run_of(job: str) -> dg.DagsterRun:
+        return dg.DagsterRun(job_name=job, tags=definitions.resolve_job_def(job).tags)
+
+    with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
+        limits = instance.get_concurrency_config().run_queue_config
+        assert limits is not None
+        under_way = TagConcurrencyLimitsCounter(limits.tag_concurrency_limits, [run_of("told_replay")])
+
+        waits = {
+            job: under_way.is_blocked(run_of(job))
+            for job in ("told_replay", "strict_replay", "told_pull", "told_backfill")
+        }
+
+    assert waits == {"told_replay": True, "strict_replay": False, "told_pull": False, "told_backfill": False}
 
 
 def test_the_cloud_is_told_where_the_code_is_and_how_it_is_built() -> None:
