@@ -351,7 +351,10 @@ class Flow:
             received = engine.frame(self.spark, read, len(parts), columns.RECEIVED)
         else:
             received = columns.read_locally(self.spark, self.lake, name, files)
-        write = columns.WriteColumns(self.pipeline, context, source, receive.origin, self.lake, receive.receive_id)
+        every = [part for share in parts for part in share]
+        write = columns.WriteColumns(
+            self.pipeline, context, source, receive.origin, self.lake, receive.receive_id, every
+        )
         handled = self.pipeline().handle_messages(columns.offered(received), context)
         manifest = dropped + self._write(receive, columns.taken(self.pipeline, handled), write)
         rows = sum(file.rows for file in files)

@@ -15,7 +15,7 @@ from pipeline_platform.options import Batcher, Producer, TableBatcher
 from pipeline_platform.pipeline import Pipeline
 from pipeline_platform.stages.columns import IDENTITY, INTACT, ROUTING, WriteColumns
 from pipeline_platform.stages.record import decode
-from tests.small_lake import Memory, batch_of, outcomes, returned, rows_of
+from tests.small_lake import Memory, batch_of, numbered, outcomes, ranges, received, returned, rows_of
 
 
 @pytest.fixture
@@ -79,13 +79,17 @@ TYPES = {
 def written(
     lake: Lake, *rows: dict[str, Any], pipeline: type[Pipeline] = Fast, origin: str = "source", **types: pa.DataType
 ) -> Manifest:
-    received = batch_of(*(one["data"] for one in rows))
-    columns = {name: received.column(name) for name in IDENTITY}
+    payloads = [one["data"] for one in rows]
+    kept = ranges(received(lake, pipeline.name, Memory(deliveries_=numbered(*payloads))), pipeline.name)
+    columns = {name: batch_of(*payloads).column(name) for name in IDENTITY}
     types = {**dict.fromkeys(ROUTING, pa.string()), **TYPES, **types}
     columns |= {name: pa.array([one[name] for one in rows], type_) for name, type_ in types.items()}
     columns[INTACT] = pa.repeat(True, len(rows))
+    is_row = [one["status"] == "ok" and one["batcher"] in ("lake", "other") for one in rows]
+    sent = [None if row else payload for row, payload in zip(is_row, payloads, strict=True)]
+    columns["data"] = pa.array(sent, pa.binary())
     batch = pa.RecordBatch.from_pydict(columns)
-    return returned(WriteColumns(pipeline, None, Memory(), origin, lake, "r1")(iter([batch])))
+    return returned(WriteColumns(pipeline, None, Memory(), origin, lake, "r1", kept)(iter([batch])))
 
 
 def failures(lake: Lake, manifest: Manifest) -> dict[str, tuple[str, str]]:
@@ -114,6 +118,7 @@ def test_what_fits_no_column_fails_alone(lake, misfits):
     assert {int(name[1:]) for name in failures(lake, manifest)} == misfits
     assert [one["late"] for one in rows_of(lake, "fast", manifest, "lake")] == sorted(set(range(4)) - misfits)
     assert all(reason.startswith("late is soon and fits no int64") for _, reason in failures(lake, manifest).values())
+    assert {one["data"] for one in rows_of(lake, "fast", manifest, "failed")} == {b"original"}, "read back"
 
 
 def test_a_null_where_the_model_wants_a_value_fails_alone(lake):
@@ -181,7 +186,7 @@ def test_rows_of_several_windows_go_to_their_windows(lake):
     columns |= {name: pa.repeat(value, 2) for name, value in routing.items()}
     columns |= {"reason": pa.nulls(2, pa.string()), "late": pa.nulls(2, pa.int64()), INTACT: pa.repeat(True, 2)}
 
-    write = WriteColumns(Fast, None, Memory(), "source", lake, "r1")
+    write = WriteColumns(Fast, None, Memory(), "source", lake, "r1", [])
     manifest = returned(write(iter([pa.RecordBatch.from_pydict(columns)])))
 
     assert {(file.window, file.rows) for file in manifest.of_table("lake")} == {

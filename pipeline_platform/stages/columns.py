@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -31,7 +31,12 @@ if TYPE_CHECKING:
 RECEIVED = pa.schema([*(field for field in MESSAGES if field.name != "receive_id"), ("position", pa.int64())])
 """What `handle_messages` is given, beside how each row would be routed."""
 IDENTITY = tuple(name for name in RECEIVED.names if name != "redelivered")
+PAYLOAD = ("data", "metadata")
 ROUTING = ("batcher", "batch_key", "status", "reason")
+_MISFITS = 10_000
+"""Rows that fit no column are kept so many at a time, for their payloads are read back in one pass."""
+_OF_A_MISFIT = [*IDENTITY, *ROUTING]
+
 SEAL = "seal"
 """A column of what is offered: a hash of the row's identity and payload. `handle_messages` may change neither."""
 INTACT = "intact"
@@ -112,7 +117,14 @@ def taken(pipeline: type[Pipeline], handled: DataFrame) -> DataFrame:
     missing = sorted(set(wanted) - set(handled.columns))
     if missing:
         raise PipelineError(f"{pipeline.__qualname__}.handle_messages returned no column {missing}")
-    return handled.select(*(name for name in wanted if name != SEAL), (_seal() == handled[SEAL]).alias(INTACT))
+    from pyspark.sql import functions as f
+
+    # What becomes a row of a table is done with its payload: not to send it to Python saves a third of the time.
+    tables = [name for name, options in pipeline.batchers.items() if isinstance(options, TableBatcher)]
+    is_row = (f.col("status") == "ok") & f.col("batcher").cast("string").isin(tables)
+    sent = {name: f.when(~f.coalesce(is_row, f.lit(False)), f.col(name)).alias(name) for name in PAYLOAD}
+    kept = (sent.get(name, f.col(name)) for name in wanted if name != SEAL)
+    return handled.select(*kept, (_seal() == f.col(SEAL)).alias(INTACT))
 
 
 def _fields(pipeline: type[Pipeline]) -> list[str]:
@@ -139,7 +151,11 @@ def not_returned(pipeline: type[Pipeline], received: DataFrame, seen: DataFrame)
 
 @dataclass(frozen=True)
 class WriteColumns:
-    """Writes the rows that came out of `handle_messages`."""
+    """Writes the rows that came out of `handle_messages`.
+
+    Attributes:
+        received: Where what was received lies: the payload of a row that fits no column is looked up there.
+    """
 
     pipeline: type[Pipeline]
     context: Any
@@ -147,6 +163,7 @@ class WriteColumns:
     origin: str
     lake: Lake
     receive_id: str
+    received: Sequence[Range]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write one partition; return its manifest."""
@@ -162,21 +179,54 @@ class WriteColumns:
         prefix = f"{self.receive_id}-handle-{uuid.uuid4().hex[:4]}"
         with Writer(self.lake, pipeline.name, prefix, rows_per_file) as writer:
             recorder = Recorder(self.pipeline, self.source, self.origin, self.receive_id, writer, handle_failed)
-            rows = _Rows(self.pipeline, recorder)
+            rows = _Rows(self.pipeline, recorder, Payloads(self.lake, self.received))
             for batch in batches:
-                for window in pc.unique(batch.column("window")).to_pylist():
-                    rows.write(batch.filter(pc.equal(batch.column("window"), window)), window)
+                windows = pc.unique(batch.column("window")).to_pylist()
+                for window in windows:
+                    alone = len(windows) == 1  # as almost always: nothing to copy
+                    rows.write(batch if alone else batch.filter(pc.equal(batch.column("window"), window)), window)
+            rows.fail_misfits()
             notes = {"returned_rows": rows.count, "checksum": rows.checksum, "seconds": time.monotonic() - started}
             manifest = writer.close(**recorder.notes(), **notes)
         yield from manifest.to_arrow().to_batches()
 
 
+class _Misfit(NamedTuple):
+    """A row that fits no column, where it belongs, and why."""
+
+    row: pa.RecordBatch
+    window: str
+    failure: Failure
+
+
+class Payloads:
+    """The payloads of received rows, by position."""
+
+    def __init__(self, lake: Lake, received: Sequence[Range]) -> None:
+        self._lake, self._received = lake, received
+
+    def at(self, positions: Sequence[int]) -> list[tuple[bytes, str | None]]:
+        """Read some; one pass over what lies between the first and the last of them."""
+        wanted, found = set(positions), {}
+        for file in self._received:
+            first, last = file.position + file.start, file.position + file.stop
+            here = [position - file.position for position in wanted if first <= position < last]
+            if not here:
+                continue
+            between = [file._replace(start=min(here), stop=max(here) + 1)]
+            for position, batch in read_ranges(self._lake, between, PAYLOAD, 65_536):
+                for row in wanted.intersection(range(position, position + batch.num_rows)):
+                    found[row] = tuple(column[row - position].as_py() for column in batch.columns)
+        return [found[position] for position in positions]
+
+
 class _Rows:
     """Puts rows in the columns of their batchers' tables; what fits none fails alone."""
 
-    def __init__(self, pipeline: type[Pipeline], recorder: Recorder) -> None:
-        self._batchers, self._recorder = pipeline.batchers, recorder
+    def __init__(self, pipeline: type[Pipeline], recorder: Recorder, payloads: Payloads) -> None:
+        self._batchers, self._recorder, self._payloads = pipeline.batchers, recorder, payloads
         self.count = self.checksum = 0
+        self._misfits: list[_Misfit] = []
         models = {name: options.table_schema for name, options in pipeline.batchers.items() if options.table_schema}
         self._schemas = {name: arrow_schema(model) for name, model in models.items()}
         self._required = {name: required(model) for name, model in models.items()}
@@ -223,9 +273,23 @@ class _Rows:
                 self._write(name, rows.slice(half), window)
                 return
             misfit = Failure("ColumnError", self._misfit(name, rows), "", "lake")
-            self._fail(rows, window, lambda _: misfit)
+            self._misfits.append(_Misfit(rows.select(_OF_A_MISFIT), window, misfit))
+            if len(self._misfits) >= _MISFITS:
+                self.fail_misfits()
             return
         self._recorder.columns(name, rows, window, columns, self._schemas[name].names)
+
+    def fail_misfits(self) -> None:
+        """Fail the rows that fitted no column, with the payloads they came with, which were not sent along."""
+        misfits, self._misfits = self._misfits, []
+        payloads = self._payloads.at([misfit.row.column("position")[0].as_py() for misfit in misfits])
+        for misfit, payload in zip(misfits, payloads, strict=True):
+            columns = dict(zip(misfit.row.schema.names, misfit.row.columns, strict=True))
+            for name, value in zip(PAYLOAD, payload, strict=True):
+                columns[name] = pa.array([value], MESSAGES.field(name).type)
+            row = pa.RecordBatch.from_pydict(columns)
+            message = next(Message.each(row)).failed(misfit.failure)
+            self._recorder.settle(row, misfit.window, [message], [], [0])
 
     def _cast(self, name: str, rows: pa.RecordBatch) -> list[pa.Array]:
         columns = [rows.column(field.name).cast(field.type) for field in self._schemas[name]]
