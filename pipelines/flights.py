@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import BaseModel, Field
 
 from pipeline_platform.message import BatchInfo, Message
-from pipeline_platform.options import Batcher, Processors, Producer, TableBatcher
+from pipeline_platform.options import Batcher, Processors, Producer, RateLimiting, TableBatcher
 from pipeline_platform.pipeline import Pipeline
 
 LONG_DELAY = 180
@@ -58,7 +58,11 @@ class Flights(Pipeline):
 
     name = "flights"
     producer = Producer(
-        source="flights_queue", max_runs=2, patience=timedelta(seconds=5), oldest_allowed=timedelta(hours=1)
+        source="flights_queue",
+        max_runs=2,
+        rate_limiting=RateLimiting(allowed_messages=100_000, interval=timedelta(seconds=1)),
+        patience=timedelta(seconds=5),
+        oldest_allowed=timedelta(hours=1),
     )
     processors = Processors(concurrency=2, max_demand=100_000)
     batchers = {"lake": TableBatcher(schema=Flight), "alerts": Batcher(schema=Flight, batch_size=10)}

@@ -6,15 +6,21 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from typer.testing import CliRunner
 
+from pipeline_platform.cli import app
 from pipeline_platform.cli_status import _seconds
 from pipeline_platform.control import ControlStore
+from pipeline_platform.deployment import Deployment
 from pipeline_platform.options import RateLimiting
 from resources.table_queue import TableQueue
+from tests.pipelines_under_test import Told
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -81,15 +87,37 @@ def test_a_pause_holds_until_it_is_resumed(cli, control):
 
 
 def test_a_limit_is_set_changed_and_reset(cli, control):
-    assert "both --allowed and --interval" in cli("limit", "flights", "--allowed", "5").stderr
-
     cli("limit", "flights", "--allowed", "5", "--interval", "2")
     cli("limit", "flights", "--allowed", "6")
     held = control.rate_limiting("flights", None)
     assert held == RateLimiting(allowed_messages=6, interval=timedelta(seconds=2))
 
-    assert "no rate limit" in cli("limit", "flights", "--reset").stdout
+    assert "at most 100,000 messages in 0:00:01" in cli("limit", "flights", "--reset").stdout, "the pipeline's own"
     assert control.rate_limiting("flights", None) is None
+
+
+def test_a_part_of_a_limit_changes_the_pipeline_s_own(cli, control):
+    cli("limit", "flights", "--allowed", "5")
+
+    assert control.rate_limiting("flights", None) == RateLimiting(allowed_messages=5, interval=timedelta(seconds=1))
+
+
+class Unlimited(Told):
+    """Has no rate limit of its own."""
+
+    name = "unlimited"
+
+
+def test_a_part_of_a_limit_that_is_not_there_is_refused_with_the_way_out(control, monkeypatch):
+    deployment = Deployment({"unlimited": Unlimited}, SimpleNamespace(control=control))
+    monkeypatch.setattr("pipeline_platform.cli_limits.deployment.opened", lambda: nullcontext(deployment))
+
+    refused = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["limit", "unlimited", "--allowed", "5"])
+    told = CliRunner().invoke(app, ["limit", "unlimited"])
+
+    assert refused.exit_code == 2
+    assert "give both --allowed and --interval" in refused.output
+    assert "has no rate limit" in told.output
 
 
 @pytest.mark.parametrize("command", ["status", "pause", "resume", "limit"])
