@@ -11,12 +11,16 @@ from itertools import repeat
 from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
+from pydantic import ValidationError
 
 Status = Literal["ok", "failed"]
 BatchMode = Literal["bulk", "flush"]
 
 DEFAULT = "default"
 """The batcher and the batch key of a message that was given none, as in Broadway."""
+
+BULK: BatchMode = "bulk"
+"""The batch mode of a message that was given none."""
 
 DELIVERIES = pa.schema(
     [
@@ -42,6 +46,11 @@ MESSAGES = pa.schema(
 )
 """The table `<pipeline>/messages`: every delivery as it was received, with the receive that leased it."""
 
+_REFUSALS = 5
+"""What is told of a model that refuses its input: as many fields."""
+
+_FIELD = re.compile(r"\[key\]|[A-Za-z_][\w\[\]()-]{0,39}")
+
 _ACTION = re.compile(r"ack|noop|nack(:\d{1,6})?")
 
 
@@ -60,13 +69,50 @@ def check_action(action: str) -> str:
     return action
 
 
-def words(value: object, limit: int = 8_000) -> str:
+def words(value: object, limit: int | None = 8_000) -> str:
     """Put anything into text that a column holds, whatever its `__str__` does; half surrogates are escaped."""
     try:
         text = str(value)
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         text = f"<{type(value).__name__}, whose __str__ raised {type(error).__name__}>"
     return text[:limit].encode("utf-8", "backslashreplace").decode()
+
+
+def reason_of(error: BaseException) -> str:
+    """What an exception says, without what pydantic adds of the payload: reasons are logged and shown to many."""
+    return words(_without_input(words(error, None), error), 2_000) or type(error).__name__
+
+
+def _without_input(text: str, error: BaseException | None) -> str:
+    """Replace, in what was made of an exception, the words of each ValidationError that it is or arose from."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if isinstance(error, ValidationError):
+            text = text.replace(words(error, None), _refusal(error))
+        error = error.__context__ if error.__cause__ is None else error.__cause__
+    return text
+
+
+def _refusal(error: ValidationError) -> str:
+    """Where a model refuses its input and why; equal for equal causes, so that they can be counted."""
+    told = error.errors(include_url=False, include_context=False, include_input=False)
+    some = [": ".join(filter(None, (_place(one), one["msg"]))) for one in told[:_REFUSALS]]
+    more = [f"and {len(told) - _REFUSALS} more"] if len(told) > _REFUSALS else []
+    return f"{error.title}: {'; '.join(some + more)}"
+
+
+def _place(refused: Any) -> str:
+    """The path to a field. What is no name of one is left out: an index, and a key, which the payload chose."""
+    path = list(refused["loc"])
+    if path and refused["type"] == "extra_forbidden":
+        path[-1] = None
+    for index, part in enumerate(path):
+        if part == "[key]":
+            path[index - 1] = None
+    return ".".join(part if isinstance(part, str) and _FIELD.fullmatch(part) else "*" for part in path)
 
 
 class Failure(NamedTuple):
@@ -87,9 +133,8 @@ class Failure(NamedTuple):
     @classmethod
     def of(cls, error: BaseException, stage: str) -> Failure:
         """Describe an exception that a callback raised; the traceback is cut to its last 8,000 characters."""
-        kind = type(error).__name__
-        text = "".join(traceback.format_exception(error))
-        return cls(kind, words(error, 2_000) or kind, words(text[-8_000:]), stage)
+        text = _without_input("".join(traceback.format_exception(error)), error)
+        return cls(type(error).__name__, reason_of(error), words(text[-8_000:]), stage)
 
 
 class Delivery:
@@ -108,6 +153,46 @@ class Delivery:
             values = self._decoded[column] = self.batch.column(column).to_pylist()
         return values[row]
 
+
+def _text(value: Any) -> str:
+    if not issubclass(type(value), str):  # isinstance would believe what the value says of itself
+        raise TypeError("takes text")
+    return str.__str__(value)  # exactly text: a kind of it may compare, hash and show itself in ways of its own
+
+
+def _mode(value: Any) -> str:
+    if type(value) is not str or value not in ("bulk", "flush"):
+        raise TypeError("takes 'bulk' or 'flush'")
+    return value
+
+
+def _failure(value: Any) -> Failure | None:
+    if value is not None and type(value) is not Failure:
+        raise TypeError("takes a reason")
+    return None if value is None else Failure(*map(words, value))
+
+
+class _Actions(NamedTuple):
+    on_success: str | None
+    on_failure: str | None
+
+
+def _actions(value: Any) -> _Actions | None:
+    if value is None:
+        return None
+    if not isinstance(value, tuple) or len(value) != 2:
+        raise TypeError("takes one action for success and one for failure")
+    return _Actions(*(None if action is None else check_action(_text(action)) for action in value))
+
+
+_SETTINGS: dict[str, tuple[str, Callable[[Any], Any], Any]] = {
+    "batcher": ("put_batcher", _text, DEFAULT),
+    "batch_key": ("put_batch_key", _text, DEFAULT),
+    "batch_mode": ("put_batch_mode", _mode, BULK),
+    "failure": ("failed", _failure, None),
+    "actions": ("configure_ack", _actions, None),
+}
+"""What callbacks set on a message: the method meant for it, what gives or refuses its plain value, and the first."""
 
 _new = object.__new__  # bound once: a message is copied several times on its way
 
@@ -133,7 +218,7 @@ class Message:
         self.data = data
         self.batcher = DEFAULT
         self.batch_key = DEFAULT
-        self.batch_mode: BatchMode = "bulk"
+        self.batch_mode: BatchMode = BULK
         self.failure: Failure | None = None
         self.actions: tuple[str | None, str | None] | None = None
         self._delivery = delivery
@@ -203,6 +288,41 @@ class Message:
         new._delivery, new._row = delivery, row
         return new
 
+    def _checked(self) -> Message:
+        """This message, once what a callback set on it is known to be what later steps can take.
+
+        Raises:
+            TypeError, ValueError: It is not: attributes can be set past the methods.
+        """
+        if (
+            type(self.batcher) is str
+            and type(self.batch_key) is str
+            and self.batch_mode is BULK
+            and self.failure is None
+            and (self.actions is None or type(self.actions) is _Actions)
+        ):
+            return self
+        new = self._copy()
+        for name, (method, plain, _) in _SETTINGS.items():
+            value = getattr(self, name)
+            try:
+                setattr(new, name, plain(value))
+            except TypeError as error:
+                told = f"{name} was set to a value of type {type(value).__name__}; {method} {error}"
+                raise TypeError(told) from None
+        return new
+
+    def _rejected(self, failure: Failure) -> Message:
+        """The same message, failed, without whatever a callback set on it that later steps cannot take."""
+        new = Message(getattr(self, "data", None), self._delivery, self._row)
+        for name, (_, plain, first) in _SETTINGS.items():
+            try:
+                setattr(new, name, plain(getattr(self, name, first)))
+            except (TypeError, ValueError):
+                setattr(new, name, first)
+        new.failure = failure
+        return new
+
     def put_data(self, data: Any) -> Message:
         """Replace the data."""
         new = self._copy()
@@ -246,14 +366,18 @@ class Message:
     def failed(self, reason: object) -> Message:
         """Mark it failed, for a reason that people will read."""
         new = self._copy()
-        new.failure = reason if isinstance(reason, Failure) else Failure("failed", words(reason, 2_000))
+        if isinstance(reason, Failure):
+            new.failure = reason
+        else:
+            text = reason_of(reason) if isinstance(reason, BaseException) else words(reason, 2_000)
+            new.failure = Failure("failed", text)
         return new
 
     def configure_ack(self, *, on_success: str | None = None, on_failure: str | None = None) -> Message:
         """Say what the source is told of this message alone; see `check_action`. What is not given stays."""
         before = self.actions or (None, None)
         new = self._copy()
-        new.actions = (
+        new.actions = _Actions(
             check_action(on_success) if on_success is not None else before[0],
             check_action(on_failure) if on_failure is not None else before[1],
         )

@@ -16,6 +16,7 @@ from pipeline_platform.pipeline import Pipeline
 from pipeline_platform.stages.batch import BATCHED, HandleBatches, handle_batch, whole_batches
 from pipeline_platform.stages.record import decode, encode
 from tests.small_lake import WINDOW, Memory, batch_of, outcomes, returned, rows_of
+from tests.test_handle import ODD
 
 
 @pytest.fixture
@@ -162,6 +163,27 @@ def test_a_message_that_handle_batch_does_not_return_fails(lake, fault, missing)
     failures = rows_of(lake, "obedient", manifest, "failed")
     assert {row["message_id"] for row in failures} == missing
     assert {row["reason"] for row in failures} == {"handle_batch did not return it"}
+
+
+@pytest.mark.parametrize("raises", [False, True])
+@pytest.mark.parametrize(("attribute", "value", "reason"), ODD)
+def test_an_odd_value_that_handle_batch_sets_fails_its_message_alone(
+    lake, monkeypatch, raises, attribute, value, reason
+):
+    def handle_batch(self, batcher, messages, batch_info, context):
+        setattr(messages[0], attribute, value)
+        if raises:
+            raise ValueError("as told")
+        return messages
+
+    monkeypatch.setattr(Obedient, "handle_batch", handle_batch)
+
+    manifest = batched(lake, staged("1", "2"))
+
+    assert outcomes(lake, "obedient", manifest) == {"m0": "failed", "m1": "failed" if raises else "handled"}
+    told = rows_of(lake, "obedient", manifest, "failed")[0]
+    assert told["stage"] == "handle_batch"
+    assert ("as told" if raises else reason) in told["reason"]
 
 
 def test_handle_batch_may_change_the_order(lake):

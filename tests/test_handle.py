@@ -1,7 +1,9 @@
 """Handling: whatever a callback does with a message, the others do not notice."""
 
 import asyncio
+import enum
 import gc
+import json
 import os
 import signal
 from typing import Any
@@ -92,12 +94,12 @@ FAULTS = {
     "another": ("TypeError", "it returned another one"),
     "neighbour": ("TypeError", "it returned another one"),
     "unknown": ("unknown batcher", "no batcher 'nowhere'; there are ['kept']"),
-    "unhashable": ("unknown batcher", "no batcher ['kept']; there are ['kept']"),
+    "unhashable": ("TypeError", "batcher was set to a value of type list; put_batcher takes text"),
     "fail": ("failed", "as told"),
     "misfit": ("ColumnError", "data has ['txt'], which Row has no field for"),
     "surrogate": ("UnicodeEncodeError", "surrogates not allowed"),
     "surrogate key": ("UnicodeEncodeError", "surrogates not allowed"),
-    "number for a key": ("ArrowTypeError", "int"),
+    "number for a key": ("TypeError", "batch_key was set to a value of type int; put_batch_key takes text"),
 }
 
 
@@ -198,6 +200,131 @@ def test_the_rate_limit_is_asked_for_every_message_once(lake):
     handled(lake, Obedient, b"1", b"2", b"3", pace=permits)
 
     assert permits.asked == 3
+
+
+# What callbacks set past the methods of a message
+
+
+class Ghost:
+    """Nothing can be learnt of it."""
+
+    def __hash__(self):
+        raise PanicError
+
+    __repr__ = __str__ = __eq__ = __bool__ = __hash__  # type: ignore[assignment]
+
+
+class GhostlyText(str):
+    __hash__ = __repr__ = __str__ = __eq__ = Ghost.__hash__  # type: ignore[assignment]
+
+
+ODD = [
+    ("failure", "bad", "failure was set to a value of type str; failed takes a reason"),
+    ("failure", Ghost(), "failure was set to a value of type Ghost"),
+    ("batch_key", None, "batch_key was set to a value of type NoneType; put_batch_key takes text"),
+    ("batch_key", Ghost(), "batch_key was set to a value of type Ghost"),
+    ("batcher", None, "batcher was set to a value of type NoneType; put_batcher takes text"),
+    ("batcher", Ghost(), "batcher was set to a value of type Ghost"),
+    ("batch_mode", "fast", "batch_mode was set to a value of type str; put_batch_mode takes 'bulk' or 'flush'"),
+    ("batch_mode", Ghost(), "batch_mode was set to a value of type Ghost"),
+    ("actions", "ack", "actions was set to a value of type str; configure_ack takes one action for success and one"),
+    ("actions", ("explode", None), "an action is 'ack', 'noop', 'nack' or 'nack:<seconds>', not 'explode'"),
+    ("actions", (Ghost(), None), "actions was set to a value of type tuple"),
+]
+
+
+class Odd(Pipeline):
+    """The callback that `where` names sets `what`, past the methods, on the message `odd`, and may raise then."""
+
+    name = "odd"
+    producer = Producer(source="memory")
+    batchers = {"kept": TableBatcher(schema=Row)}
+    where, raises = "", False
+    what: tuple[str, Any] = ("", None)
+
+    def _set(self, where: str, message: Message) -> Message:
+        if where == self.where and message.message_id == "m1":
+            setattr(message, *self.what)
+            if self.raises:
+                raise ValueError("as told")
+        return message
+
+    def transform(self, event: Message) -> Message:
+        return self._set("transform", event)
+
+    def prepare_messages(self, messages: list[Message], context: Any) -> list[Message]:
+        return [self._set("prepare_messages", message) for message in messages]
+
+    def handle_message(self, message: Message, context: Any) -> Message:
+        if message.data == b"fail":
+            return message.failed("as told")
+        return self._set("handle_message", message.put_batcher("kept").put_data({"text": message.data.decode()}))
+
+    def handle_failed(self, messages: list[Message], context: Any) -> list[Message]:
+        return [self._set("handle_failed", message) for message in messages]
+
+
+def odd(where: str, attribute: str, value: Any, *, raises: bool = False) -> type[Pipeline]:
+    class OddAt(Odd):
+        pass
+
+    OddAt.where, OddAt.what, OddAt.raises = where, (attribute, value), raises
+    return OddAt
+
+
+@pytest.mark.parametrize("where", ["transform", "prepare_messages", "handle_message"])
+@pytest.mark.parametrize(("attribute", "value", "reason"), ODD)
+def test_an_odd_value_that_a_callback_sets_fails_its_message_alone(lake, where, attribute, value, reason):
+    manifest = handled(lake, odd(where, attribute, value), b"1", b"odd", b"3")
+
+    assert outcomes(lake, "odd", manifest) == {"m0": "handled", "m1": "failed", "m2": "handled"}
+    (failure,) = rows_of(lake, "odd", manifest, "failed")
+    assert (failure["stage"], failure["data"]) == (where, b"odd")
+    assert reason in failure["reason"]
+
+
+@pytest.mark.parametrize("where", ["transform", "prepare_messages", "handle_message"])
+@pytest.mark.parametrize(("attribute", "value"), [one[:2] for one in ODD])
+def test_a_callback_that_raises_after_it_set_an_odd_value_leaves_nothing_of_it(lake, where, attribute, value):
+    manifest = handled(lake, odd(where, attribute, value, raises=True), b"1", b"odd", b"3")
+
+    told = {row["message_id"]: row for row in rows_of(lake, "odd", manifest, "outcomes")}
+    assert (told["m1"]["outcome"], told["m1"]["action"]) == ("failed", "ack")
+    assert {row["reason"] for row in rows_of(lake, "odd", manifest, "failed")} == {"as told"}
+
+
+@pytest.mark.parametrize("raises", [False, True])
+@pytest.mark.parametrize(("attribute", "value"), [one[:2] for one in ODD])
+def test_an_odd_value_that_handle_failed_sets_is_an_error_of_its_own(lake, raises, attribute, value):
+    manifest = handled(lake, odd("handle_failed", attribute, value, raises=raises), b"1", b"fail", b"fail")
+
+    assert outcomes(lake, "odd", manifest) == {"m0": "handled", "m1": "failed", "m2": "failed"}
+    failures = rows_of(lake, "odd", manifest, "failed")
+    assert [(row["reason"], row["batcher"], row["batch_key"]) for row in failures] == [
+        ("as told", "default", "default")
+    ] * 2
+    assert manifest.total("handle_failed_errors") >= 1
+
+
+class Route(enum.StrEnum):
+    KEPT = "kept"
+
+
+def test_a_kind_of_text_is_text_whatever_it_makes_of_itself(lake):
+    assert outcomes(lake, "odd", handled(lake, odd("handle_message", "batcher", Route.KEPT), b"1", b"2")) == {
+        "m0": "handled",
+        "m1": "handled",
+    }
+    manifest = handled(lake, odd("handle_message", "batch_key", GhostlyText("k")), b"1", b"2")
+    assert [row["batch_key"] for row in rows_of(lake, "odd", manifest, "kept")] == ["default", "k"]
+
+
+def test_a_failure_of_parts_that_are_no_text_is_told_in_words(lake):
+    failure = Failure(kind=ValueError, reason=None, stage=5)  # type: ignore[arg-type]
+    manifest = handled(lake, odd("handle_message", "failure", failure), b"1", b"2")
+
+    (recorded,) = rows_of(lake, "odd", manifest, "failed")
+    assert (recorded["kind"], recorded["reason"], recorded["stage"]) == ("<class 'ValueError'>", "None", "5")
 
 
 # prepare_messages
@@ -496,11 +623,36 @@ def test_many_reasons_and_keys_do_not_fill_the_tasks_memory(lake, monkeypatch):
 
 
 def test_what_the_driver_is_told_is_a_sample_without_payloads(lake):
-    manifest = handled(lake, Obedient, *[b"raise"] * 30)
+    class Typed(Pipeline):
+        name = "typed"
+        producer = Producer(source="memory")
+        batchers = {"kept": TableBatcher(schema=Flight)}
+
+        def handle_message(self, message, context):
+            return message.put_data(Flight.model_validate_json(message.data))
+
+        def handle_failed(self, messages, context):
+            return [Flight.model_validate_json(message.data) for message in messages]
+
+    manifest = handled(lake, Typed, *[b'{"late": "SECRET %d"}' % number for number in range(30)])
 
     (notes,) = manifest.notes
     assert len(notes["sample"]) == 10
     assert set(notes["sample"][0]) == {"message_id", "stage", "kind", "reason", "attempt"}
+    reason = "Flight: late: Input should be a valid integer, unable to parse string as an integer"
+    assert notes["reasons"] == {
+        f"ValidationError: {reason}": 30,
+        f"handle_failed itself: ValidationError: {reason}": 1,
+    }, "one cause is one reason"
+    assert "SECRET" not in json.dumps(notes)
+    failures = rows_of(lake, "typed", manifest, "failed")
+    assert {row["reason"] for row in failures} == {reason}
+    assert not any("SECRET" in row["traceback"] for row in failures)
+    assert all(b"SECRET" in row["data"] for row in failures), "where it belongs"
+
+
+class Flight(BaseModel):
+    late: int
 
 
 def test_handling_leaves_the_garbage_collector_as_it_was(lake):

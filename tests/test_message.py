@@ -1,6 +1,7 @@
 """A message is a value: its methods make a new one, and what the source said of it cannot be changed."""
 
 import pytest
+from pydantic import BaseModel, ValidationError
 
 from pipeline_platform.message import Failure, Message, words
 from tests.small_lake import batch_of
@@ -92,11 +93,85 @@ def test_an_exception_without_words_is_told_by_its_class():
 
 class SpeechlessError(Exception):
     def __str__(self):
-        raise RuntimeError("even this fails")
+        raise self.args[0]
 
 
-def test_an_exception_whose_words_raise_is_told_all_the_same():
-    assert Failure.of(SpeechlessError(), "transform").reason == "<SpeechlessError, whose __str__ raised RuntimeError>"
+@pytest.mark.parametrize("cause", [RuntimeError, SystemExit])
+def test_an_exception_whose_words_raise_is_told_all_the_same(cause):
+    told = Failure.of(SpeechlessError(cause()), "transform").reason
+
+    assert told == f"<SpeechlessError, whose __str__ raised {cause.__name__}>"
+
+
+class Stop(BaseModel):
+    name: str
+
+
+class Fare(BaseModel, extra="forbid"):
+    price: int
+    by_zone: dict[int, str] = {}
+    stops: list[Stop] = []
+
+
+def refusal(payload: bytes) -> ValidationError:
+    with pytest.raises(ValidationError) as caught:
+        Fare.model_validate_json(payload)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        (b'{"price": "SECRET"}', "Fare: price: Input should be a valid integer, unable to parse string as an integer"),
+        (b'{"price": 1, "SECRET": 2}', "Fare: *: Extra inputs are not permitted"),
+        (
+            b'{"price": 1, "by_zone": {"SECRET": ""}}',
+            "Fare: by_zone.*.[key]: Input should be a valid integer, unable to parse string as an integer",
+        ),
+        (
+            b'{"price": 1, "stops": [{"name": "a"}, {"name": ["SECRET"]}]}',
+            "Fare: stops.*.name: Input should be a valid string",
+        ),
+        (b'{"price": 1, "SECRET', "Fare: Invalid JSON: EOF while parsing a string at line 1 column 20"),
+        (b"{}", "Fare: price: Field required"),
+    ],
+)
+def test_a_payload_that_a_model_refuses_is_told_by_place_and_rule_and_not_shown(payload, reason):
+    error = refusal(payload)
+    failure = Failure.of(error, "handle_message")
+
+    assert (failure.kind, failure.reason) == ("ValidationError", reason)
+    assert failure.traceback.rstrip().endswith(reason), "frames, and the same words"
+    assert "in refusal" in failure.traceback
+    assert "SECRET" not in "".join(failure)
+
+
+def test_what_a_model_refuses_at_many_places_is_cut():
+    stops = ",".join(['{"name": 5}'] * 1_000)
+
+    reason = Failure.of(refusal(b'{"price": 1, "stops": [%s]}' % stops.encode()), "handle_message").reason
+
+    assert reason.count("stops.*.name") == 5
+    assert reason.endswith("; and 995 more")
+
+
+def test_a_refusal_that_another_exception_quotes_is_not_shown_either(message):
+    refused = refusal(b'{"price": "SECRET"}')
+    try:
+        raise RuntimeError(f"no fare: {refused}") from refused
+    except RuntimeError as error:
+        failure, failed = Failure.of(error, "handle_message"), message.failed(error)
+
+    assert failure.reason.startswith("no fare: Fare: price: Input should be")
+    assert failed.reason == failure.reason
+    assert "SECRET" not in "".join([*failure, *failed.failure])
+
+
+def test_exceptions_that_arose_from_each_other_are_told_all_the_same():
+    first, second = ValueError("first"), ValueError("second")
+    first.__cause__, second.__cause__ = second, first
+
+    assert Failure.of(first, "transform").reason == "first"
 
 
 def test_words_fit_a_column_whatever_they_hold():

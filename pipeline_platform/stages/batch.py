@@ -16,7 +16,7 @@ from pipeline_platform.message import BatchInfo, Delivery, Failure, Message
 from pipeline_platform.options import Batcher
 from pipeline_platform.pipeline import Pipeline
 from pipeline_platform.source import Source
-from pipeline_platform.stages.handle import try_in_a_fork
+from pipeline_platform.stages.handle import checked, try_in_a_fork
 from pipeline_platform.stages.record import STAGED, Recorder, decode
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class HandleBatches:
             message = Message(value, delivery, row)
             message.batcher, message.batch_key, message.batch_mode = self.batcher, key, mode
             if on_success is not None or on_failure is not None:
-                message.actions = (on_success, on_failure)
+                message = message.configure_ack(on_success=on_success, on_failure=on_failure)
             try:
                 message.data = decode(value, encoding, options.table_schema)
             except Exception as error:  # a validator of the model's own may raise anything
@@ -146,7 +146,7 @@ def handle_batch(
         raise
     except BaseException as error:
         failure = Failure.of(error, "handle_batch")
-        return [message.failed(failure) for message in messages]
+        return [message._rejected(failure) for message in messages]
     missing = Failure("not returned", "handle_batch did not return it", "", "handle_batch")
     return [_as_batched(by_row.get(message._row), message, missing) for message in messages]
 
@@ -159,7 +159,8 @@ def _kinds(returned: object) -> str:
 
 def _as_batched(returned: Message | None, given: Message, missing: Failure) -> Message:
     if returned is None:
-        return given.failed(missing)
+        return given._rejected(missing)
+    returned = checked(given, returned, "handle_batch")
     if returned.failure is not None and not returned.failure.stage:
         return returned.failed(returned.failure._replace(stage="handle_batch"))
     return returned

@@ -16,7 +16,7 @@ import pyarrow as pa
 from pipeline_platform.lake.reader import Range, read_ranges
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.writer import Writer
-from pipeline_platform.message import MESSAGES, Delivery, Failure, Message
+from pipeline_platform.message import BULK, MESSAGES, Delivery, Failure, Message
 from pipeline_platform.options import TableBatcher
 from pipeline_platform.pipeline import Pipeline
 from pipeline_platform.source import Source
@@ -100,11 +100,19 @@ class Handler:
                     or result._delivery is not message._delivery
                 ):
                     raise TypeError(_not_the_message(stage, result))
+                if (
+                    type(result.batcher) is not str
+                    or type(result.batch_key) is not str
+                    or result.batch_mode is not BULK
+                    or result.failure is not None
+                    or result.actions is not None
+                ):
+                    result = result._checked()
                 handled.append(result)
             except KeyboardInterrupt:
                 raise
             except BaseException as error:
-                handled.append(message.failed(Failure.of(error, stage)))
+                handled.append(message._rejected(Failure.of(error, stage)))
         return handled
 
     def _prepare(self, messages: list[Message]) -> list[Message]:
@@ -122,11 +130,23 @@ class Handler:
             raise
         except BaseException as error:
             failure = Failure.of(error, "prepare_messages")
-            prepared = [message.failed(failure) for message in waiting]
+            prepared = [message._rejected(failure) for message in waiting]
+        else:
+            prepared = [checked(*pair, "prepare_messages") for pair in zip(waiting, prepared, strict=True)]
         if len(waiting) == len(messages):
             return prepared
         by_row = {message._row: message for message in prepared}
         return [by_row.get(message._row, message) for message in messages]
+
+
+def checked(given: Message, returned: Message, stage: str) -> Message:
+    """What a callback made of a message; failed where it set something that no later step can take."""
+    try:
+        return returned._checked()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return given._rejected(Failure.of(error, stage))
 
 
 def _not_the_message(callback: str, result: object) -> str:

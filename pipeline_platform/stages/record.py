@@ -16,7 +16,7 @@ from pydantic_core import from_json, to_json
 from pipeline_platform.lake.columns import RowType
 from pipeline_platform.lake.tables import FAILED, OUTCOMES
 from pipeline_platform.lake.writer import Writer
-from pipeline_platform.message import DEFAULT, Failure, Message, words
+from pipeline_platform.message import DEFAULT, Failure, Message, reason_of, words
 from pipeline_platform.options import Batcher, TableBatcher
 from pipeline_platform.pipeline import Pipeline
 from pipeline_platform.source import Source
@@ -132,12 +132,11 @@ class Recorder:
             if message.failure is not None:
                 failed.append(index)
                 continue
-            try:
-                groups[message.batcher].append(index)
-            except (KeyError, TypeError):  # a batcher that is not there, or cannot be hashed
-                if not self._batchers:
-                    done.append(index)
-                    continue
+            if (group := groups.get(message.batcher)) is not None:
+                group.append(index)
+            elif not self._batchers:
+                done.append(index)
+            else:
                 messages[index] = message.failed(self._unknown(message.batcher))
                 failed.append(index)
         for name, indexes in groups.items():
@@ -154,7 +153,7 @@ class Recorder:
         done = self._write_rows(name, batch, window, messages, indexes, failed, batch_id) if indexes else []
         self.settle(batch, window, messages, done, failed)
 
-    def _unknown(self, batcher: object) -> Failure:
+    def _unknown(self, batcher: str) -> Failure:
         reason = f"no batcher {words(repr(batcher), 200)}; there are {sorted(self._batchers)}"
         return Failure("unknown batcher", reason, "", "handle_message")
 
@@ -330,6 +329,7 @@ class Recorder:
         ]
 
     def _look_at_chunk(self, messages: list[Message]) -> list[Message]:
+        failures = [message.failure or Failure("failed", "") for message in messages]
         try:
             looked = list(self._handle_failed(list(messages)))
             if len(looked) != len(messages) or not all(map(Message.is_same, messages, looked)):
@@ -337,14 +337,24 @@ class Recorder:
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            self.counts["handle_failed_errors"] += 1
-            self._count_reason(f"handle_failed itself: {type(error).__name__}: {words(error, 300)}")
-            return messages
+            self._note_error_of_handle_failed(error)
+            looked = messages
         # What failed stays failed, whatever the callback made of it.
-        return [
-            after if after.failure is not None else after.failed(before.failure)
-            for before, after in zip(messages, looked, strict=True)
-        ]
+        return [self._looked_at(message, failure) for message, failure in zip(looked, failures, strict=True)]
+
+    def _looked_at(self, message: Message, failure: Failure) -> Message:
+        try:
+            looked = message._checked()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            self._note_error_of_handle_failed(error)
+            return message._rejected(failure)
+        return looked if looked.failure is not None else looked.failed(failure)
+
+    def _note_error_of_handle_failed(self, error: BaseException) -> None:
+        self.counts["handle_failed_errors"] += 1
+        self._count_reason(f"handle_failed itself: {type(error).__name__}: {reason_of(error)}")
 
     def _count_reason(self, reason: str) -> None:
         self.reasons[reason[:300]] += 1
