@@ -11,6 +11,8 @@ from pipeline_platform.lake.tables import OUTCOMES
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.source import Refused, SourceError
 from pipeline_platform.stages.acknowledge import Acknowledge, Told, acknowledge
+from resources.acknowledger import Acknowledger
+from resources.table_queue import TableQueue
 from tests.small_lake import WINDOW, Memory, returned
 
 
@@ -99,3 +101,39 @@ def test_of_many_refusals_a_sample_is_told(lake):
 
     assert notes["refused"] == 100
     assert len(notes["refusals"]) == 10
+
+
+class OutOfOrder(TableQueue):
+    """A table queue that has no answer for one group."""
+
+    broken: str = ""
+
+    def ack(self, ack_ref, ack_ids):
+        if ack_ref == self.broken:
+            raise SourceError("no answer")
+        return super().ack(ack_ref, ack_ids)
+
+
+def leased(queue: TableQueue, ack_ref: str, count: int) -> list[str]:
+    """Lease messages as one group; return what acknowledges them."""
+    shares = queue.plan(count, 1, ack_ref)
+    return [ack_id for share in shares for rows in queue.read(share, ack_ref) for ack_id in rows["ack_id"].to_pylist()]
+
+
+def test_the_acknowledger_tells_a_queue_group_by_group_and_one_that_raises_holds_back_no_other(tmp_path):
+    queue = OutOfOrder(name="queue", url=f"sqlite:///{tmp_path}/queue.sqlite", on_failure="nack", broken="broken")
+    queue.create()
+    queue.enqueue([b"1", b"2", b"3", b"4", b"5"])
+    groups = {"broken": leased(queue, "broken", 2), "sound": leased(queue, "sound", 3)}
+    acknowledger = Acknowledger()
+
+    answers = {ref: acknowledger.ack(queue, ref, [*ids[:-1]], failed=[ids[-1]]) for ref, ids in groups.items()}
+
+    assert answers["broken"].errors == ["ack of 1 messages of queue: SourceError: no answer"]
+    assert [answer.told for answer in answers.values()] == [1, 3], (
+        "a failure is given back, whatever became of the rest"
+    )
+    assert [answer.refused for answer in answers.values()] == [[], []]
+    assert queue.backlog().messages == 2, "one failure of each group"
+    again = acknowledger.ack(queue.model_copy(update={"broken": ""}), "broken", groups["broken"][:1])
+    assert (again.told, again.errors) == (1, []), "what raised is there to be told again"
