@@ -40,6 +40,7 @@ POINTS = (
     "decided",
     "one table published",
     "published",
+    "half acknowledged",
     "acknowledging",
     "acknowledged",
 )
@@ -52,18 +53,25 @@ class Number(BaseModel):
     n: int
 
 
+class Rules(BaseModel):
+    """What a backfill changes."""
+
+    tenths_fail: bool = True
+
+
 class Numbers(Pipeline):
-    """Every third to `thirds` in batches, every tenth fails, all others to `numbers`."""
+    """Every third to `thirds` in batches, every tenth fails at first, all others to `numbers`."""
 
     name = "numbers"
     producer = Producer(source="queue", max_runs=4)
     processors = Processors(concurrency=2, max_demand=100)
     batchers = {"numbers": TableBatcher(schema=Number), "thirds": Batcher(schema=Number, batch_size=7)}
+    context = Rules()
 
-    def handle_message(self, message: Message, context: Any) -> Message:
+    def handle_message(self, message: Message, context: Rules) -> Message:
         """Route a number."""
         number = Number.model_validate_json(message.data)
-        if number.n % 10 == 0:
+        if number.n % 10 == 0 and context.tenths_fail:
             return message.failed("a tenth")
         return message.put_data(number).put_batcher("thirds" if number.n % 3 == 0 else "numbers")
 
@@ -72,9 +80,9 @@ class Numbers(Pipeline):
         return messages
 
 
-def expected(numbers: range) -> dict[str, set[int]]:
+def expected(numbers: range, *, tenths_fail: bool = True) -> dict[str, set[int]]:
     """What each table must hold in the end, by number."""
-    failed = {n for n in numbers if n % 10 == 0}
+    failed = {n for n in numbers if n % 10 == 0 and tenths_fail}
     thirds = {n for n in numbers if n % 3 == 0} - failed
     return {"failed": failed, "thirds": thirds, "numbers": set(numbers) - failed - thirds}
 
@@ -127,7 +135,8 @@ def run(
 
 
 def _steps(flow: Flow, origin: Literal["source", "failed"], hit: _Hits) -> None:
-    receive = flow.begin(origin=origin, run_id=str(os.getpid()), windows=[WINDOW])
+    context = {"tenths_fail": False} if origin == "failed" else {}
+    receive = flow.begin(origin=origin, run_id=str(os.getpid()), windows=[WINDOW], context=context)
     hit("begun")
     with hit.soon("receiving"):
         flow.receive(receive)
@@ -150,8 +159,11 @@ def _steps(flow: Flow, origin: Literal["source", "failed"], hit: _Hits) -> None:
     hit("published")
     run_tasks = Flow._run
 
-    def hit_after_acknowledging(*args: Any) -> Any:
-        told = run_tasks(*args)
+    def hit_after_acknowledging(flow: Flow, receive: Any, task: Any, shares: int) -> Any:
+        if hit.awaits("half acknowledged"):
+            run_tasks(flow, receive, task, shares // 2)
+            hit("half acknowledged")
+        told = run_tasks(flow, receive, task, shares)
         hit("acknowledging")
         return told
 
@@ -168,6 +180,9 @@ class _Hits:
         if point == self._point:
             self._point = ""
             os.kill(os.getpid(), self._blow)
+
+    def awaits(self, point: str) -> bool:
+        return point == self._point
 
     def soon(self, point: str) -> _Soon:
         return _Soon(lambda: self(point))
@@ -188,6 +203,13 @@ class _Soon:
 
     def __exit__(self, *_: object) -> None:
         self._done.set()
+
+
+def drive_failures(place: Place) -> None:
+    """Run a backfill without faults."""
+    flow_module.LEASE_S = LEASE_S
+    with closing(place.spark()) as spark:
+        _steps(place.flow(spark), "failed", _Hits("", 0))
 
 
 def settle(place: Place, left: Callable[[], int], deadline_s: float = 90.0) -> None:
