@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,6 @@ from pydantic import Field, PrivateAttr, field_validator
 from pipeline_platform import engine, jvm, shipping, spark_server
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import SparkSession
 
 WARM = "warm"
@@ -111,47 +110,9 @@ class SparkResource(dg.ConfigurableResource["SparkResource"]):
             self._held = _hold(self._place())
         return self._held.session
 
-    def run(self, task: engine.Task, shares: int, schema: pa.Schema) -> pa.Table:
-        """Run a task for each share; see `pipeline_platform.engine.run`."""
-        return engine.run(self.spark_session, task, shares, schema)
-
     def warm_up(self) -> None:
         """Start the session and a Python worker per core, so that the next run need not wait for them."""
         engine.warm_up(self.spark_session, self.cores or os.cpu_count() or 1)
-
-    def tag(self, receive_id: str) -> None:
-        """Mark what this thread asks of Spark from now on as work for a receive.
-
-        A killed run's work goes on by itself in a shared session. The mark lets another run end it.
-        """
-        session = self.spark_session
-        if self._in_process:
-            # Found by running it: a session's tags do not reach the thread that Spark serves Arrow from.
-            session.sparkContext.addJobTag(_tag(receive_id))
-            session.sparkContext.setInterruptOnCancel(True)
-        else:
-            session.addTag(_tag(receive_id))
-
-    def interrupt(self, receive_ids: Iterable[str]) -> int:
-        """End the work for receives whose lease is over, whoever asked for it.
-
-        Reaches the shared session of this very code. Work of another session ends with its lease, or a minute
-        after its client died if it is on the warm server.
-
-        Args:
-            receive_ids: As given to `tag`. Those without running work do no harm.
-
-        Returns:
-            How many operations were interrupted; a session of this process does not tell and gives 0.
-        """
-        session = self.spark_session
-        interrupted = 0
-        for tag in map(_tag, receive_ids):
-            if self._in_process:
-                session.sparkContext.cancelJobsWithTag(tag)
-            else:
-                interrupted += len(session.interruptTag(tag))
-        return interrupted
 
     def close(self) -> None:
         """Let go of the session: stop one of this process's own, leave a server's to the others.
@@ -161,10 +122,6 @@ class SparkResource(dg.ConfigurableResource["SparkResource"]):
         if self._held is not None:
             held, self._held = self._held, None
             _let_go(held)
-
-    @property
-    def _in_process(self) -> bool:
-        return self._held is not None and isinstance(self._held.place, _Process)
 
     def _place(self) -> _Place:
         log = dg.get_dagster_logger("spark")
@@ -358,7 +315,3 @@ def _answers(port: int) -> bool:
             return True
     except OSError:
         return False
-
-
-def _tag(receive_id: str) -> str:
-    return f"receive:{receive_id}"

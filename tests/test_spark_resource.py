@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,6 +23,7 @@ ROWS = pa.schema([("share", pa.int64()), ("worker", pa.int64()), ("told", pa.str
 SCRIPT = """
 import json, os, sys, time
 import pyarrow as pa
+from pipeline_platform import engine
 from resources.spark import SparkResource
 
 ROWS = pa.schema([("share", pa.int64()), ("worker", pa.int64()), ("told", pa.string())])
@@ -46,7 +46,7 @@ spark = SparkResource(remote="warm", state_folder=asked["folder"], packages=["br
 CLIENT = (
     SCRIPT
     + """
-rows = spark.run(task, 2, ROWS).to_pylist()
+rows = engine.run(spark.spark_session, task, 2, ROWS).to_pylist()
 print(json.dumps({"session": spark.spark_session.session_id, "rows": rows}))
 if asked.get("close", True):
     spark.close()
@@ -56,10 +56,10 @@ if asked.get("close", True):
 TAGGED = (
     SCRIPT
     + """
-spark.tag("the dead one")
+spark.spark_session.addTag("the dead one")
 print("running", flush=True)
 try:
-    spark.run(endless, 2, ROWS)
+    engine.run(spark.spark_session, endless, 2, ROWS)
 except Exception as error:
     print(type(error).__name__)
 spark.close()
@@ -102,7 +102,7 @@ def test_loading_it_loads_no_spark():
 
 
 def test_each_share_is_a_task_and_comes_back_in_order(spark):
-    rows = spark.run(who, 5, ROWS)
+    rows = engine.run(spark.spark_session, who, 5, ROWS)
 
     assert rows.schema == ROWS
     assert rows["share"].to_pylist() == [0, 1, 2, 3, 4]
@@ -127,7 +127,7 @@ def test_types_survive_the_way_through_spark(spark):
     def task(index):
         yield pa.RecordBatch.from_pylist([row], schema=schema)
 
-    rows = spark.run(task, 1, schema)
+    rows = engine.run(spark.spark_session, task, 1, schema)
 
     assert rows.schema == schema
     assert rows.to_pylist() == [row]
@@ -137,7 +137,7 @@ def test_batches_of_another_order_or_width_are_cast(spark):
     def task(index):
         yield pa.record_batch({"told": pa.array(["x"], pa.large_string()), "worker": [1], "share": [index]})
 
-    assert spark.run(task, 1, ROWS).to_pylist() == [{"share": 0, "worker": 1, "told": "x"}]
+    assert engine.run(spark.spark_session, task, 1, ROWS).to_pylist() == [{"share": 0, "worker": 1, "told": "x"}]
 
 
 def test_an_error_in_a_task_is_told_by_its_python_traceback(spark):
@@ -146,7 +146,7 @@ def test_an_error_in_a_task_is_told_by_its_python_traceback(spark):
         yield
 
     with pytest.raises(engine.TaskError) as failure:
-        spark.run(task, 1, ROWS)
+        engine.run(spark.spark_session, task, 1, ROWS)
 
     told = str(failure.value)
     assert told.endswith("KeyError: 'no such hop'")
@@ -160,7 +160,7 @@ def test_a_worker_that_dies_is_told_as_such(spark):
         os._exit(1)
 
     with pytest.raises(engine.TaskError, match="killed or crashed") as failure:
-        spark.run(task, 1, ROWS)
+        engine.run(spark.spark_session, task, 1, ROWS)
 
     assert "org.apache.spark" not in str(failure.value)
 
@@ -172,7 +172,7 @@ def test_a_task_that_fails_once_is_run_again(spark, tmp_path):
             raise OSError("try again")
         yield from who(index)
 
-    assert spark.run(task, 1, ROWS).num_rows == 1
+    assert engine.run(spark.spark_session, task, 1, ROWS).num_rows == 1
 
 
 def test_runs_of_the_same_code_share_a_session_and_its_warm_workers(warm_spark, brewery):
@@ -228,34 +228,17 @@ def test_work_of_a_dead_run_is_interrupted_from_another_client(warm_spark, brewe
     try:
         assert dead.stdout.readline() == "running\n"
         with closing(warm_spark.resource("brewery")) as spark:
-            interrupted = 0
-            until = time.monotonic() + 60
+            assert spark.spark_session.interruptTag("somebody else") == []
+            interrupted, until = [], time.monotonic() + 60
             while not interrupted and time.monotonic() < until:
-                interrupted = spark.interrupt(["somebody else", "the dead one"])
+                interrupted = spark.spark_session.interruptTag("the dead one")
                 time.sleep(0.2)
-            assert interrupted == 1
+            assert len(interrupted) == 1
             spark.warm_up()  # takes both cores: they are free again
         assert dead.communicate(timeout=60)[0] == "TaskInterruptedError\n"
     finally:
         dead.kill()
         dead.wait()
-
-
-def test_interrupting_leaves_the_work_of_others_alone(spark):
-    def task(index):
-        time.sleep(2)
-        yield from who(index)
-
-    def tagged():
-        spark.tag("alive")
-        return spark.run(task, 1, ROWS).num_rows
-
-    spark.warm_up()
-    with ThreadPoolExecutor(1) as thread:
-        running = thread.submit(tagged)
-        time.sleep(1)
-        assert spark.interrupt(["dead"]) == 0
-        assert running.result() == 1
 
 
 def test_a_forgotten_client_does_not_keep_its_process_from_ending(warm_spark, brewery):
@@ -267,7 +250,7 @@ def test_a_run_closes_its_client_and_leaves_the_session_to_the_others(warm_spark
 
     @dg.op
     def work(spark: SparkResource):
-        assert spark.run(who, 1, ROWS).num_rows == 1
+        assert engine.run(spark.spark_session, who, 1, ROWS).num_rows == 1
         seen.append(spark.spark_session)
 
     @dg.job(resource_defs={"spark": warm_spark.resource()})
@@ -340,13 +323,12 @@ def test_without_the_warm_server_a_run_starts_its_own_spark_and_ends_it(tmp_path
     assert told["code"] == [True], "workers run the shipped code"
     assert told["error"].endswith("ValueError: sour")
     assert "org.apache.spark" not in told["error"]
-    assert told["interrupted"] == "TaskInterruptedError"
     assert told["stopped"]
     assert not list(tmp_path.iterdir())
 
 
 LOCAL = """
-import json, sys, threading, time
+import json, sys
 import pyarrow as pa
 from pipeline_platform import engine
 from resources.spark import SparkResource
@@ -364,31 +346,14 @@ def sour(index):
     raise ValueError("sour")
     yield
 
-def endless(index):
-    time.sleep(300)
-    yield
-
-rows = spark.run(task, 3, ROWS)
+rows = engine.run(spark.spark_session, task, 3, ROWS)
 told["rows"] = rows["share"].to_pylist()
 told["code"] = rows["shipped"].unique().to_pylist()
 try:
-    spark.run(sour, 1, ROWS)
+    engine.run(spark.spark_session, sour, 1, ROWS)
 except engine.TaskError as error:
     told["error"] = str(error)
 
-def interrupt():
-    while "interrupted" not in told:
-        spark.interrupt(["slow", "somebody else"])
-        time.sleep(0.2)
-
-spark.tag("slow")
-interrupting = threading.Thread(target=interrupt)
-interrupting.start()
-try:
-    spark.run(endless, 2, ROWS)
-except Exception as error:
-    told["interrupted"] = type(error).__name__
-interrupting.join()
 session = spark.spark_session
 spark.close()
 told["stopped"] = session._jsc.sc().isStopped()
