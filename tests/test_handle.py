@@ -6,15 +6,20 @@ import gc
 import json
 import os
 import signal
+import time
+from collections import Counter
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from pydantic import BaseModel, computed_field, field_validator
 
+from pipeline_platform.control import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.message import Failure, Message
-from pipeline_platform.options import Batcher, Processors, Producer, TableBatcher
+from pipeline_platform.options import Batcher, Processors, Producer, RateLimiting, TableBatcher
 from pipeline_platform.pipeline import Pipeline
+from pipeline_platform.rate_limiter import Pace
 from pipeline_platform.stages.handle import Handler
 from tests.small_lake import WINDOW, Memory, Row, batch_of, handled, numbered, outcomes, received, rows_of
 
@@ -185,13 +190,98 @@ class Permits:
         yield from messages
 
 
-def test_trying_messages_first_is_held_to_the_rate_limit_too(lake):
-    permits = Permits()
+class Diary(Obedient):
+    """Writes down when each message was begun, in whatever process."""
 
-    manifest = handled(lake, Obedient, b"1", b"2", b"die", b"4", b"5", careful=True, pace=permits)
+    name = "diary"
 
-    assert outcomes(lake, "obedient", manifest)["m2"] == "failed"
-    assert permits.asked == 5 + 4, "five tried, and the four of them that live handled"
+    def handle_message(self, message, context):
+        with open(context, "a") as diary:
+            diary.write(f"{message.data.decode()} {time.time()} {time.monotonic()}\n")
+        return super().handle_message(message, context)
+
+
+def begun(diary) -> list[tuple[str, float, float]]:
+    lines = [line.split() for line in diary.read_text().splitlines()]
+    return [(text, float(clock), float(monotonic)) for text, clock, monotonic in lines]
+
+
+def test_every_try_of_a_message_takes_its_permit(lake, tmp_path):
+    permits, diary = Permits(), tmp_path / "begun"
+
+    manifest = handled(lake, Diary, b"1", b"2", b"die", b"4", b"5", careful=True, pace=permits, context=str(diary))
+
+    assert outcomes(lake, "diary", manifest)["m2"] == "failed"
+    tries = [text for text, *_ in begun(diary)]
+    assert tries.count("die") == 2, "with its neighbour, and alone"
+    assert len(tries) <= permits.asked
+
+
+def test_tries_are_no_faster_than_the_limit(lake, tmp_path):
+    """A killer in the midst of many is tried again and again, with halves of them."""
+    limit = RateLimiting(allowed_messages=10, interval=timedelta(seconds=0.25))
+    store, diary = ControlStore(f"sqlite:///{tmp_path}/control.db"), tmp_path / "begun"
+    payloads = [b"die" if index % 16 == 15 else b"%d" % index for index in range(48)]
+
+    manifest = handled(lake, Diary, *payloads, careful=True, pace=Pace(store, "diary", limit), context=str(diary))
+
+    store.close()
+    assert manifest.total("failed") == 3
+    intervals = Counter(int(clock / 0.25) for _, clock, _ in begun(diary))
+    assert sum(intervals.values()) > 2 * 48 - 3
+    assert max(intervals.values()) <= 10 + 1, "one begun at an interval's end may be written down after it"
+
+
+class Brief(Permits):
+    """Permits for two messages that hold for 0.1 s; asking again takes as long."""
+
+    def __init__(self):
+        super().__init__()
+        self.held = []
+
+    def permitted(self, wanted):
+        count, _ = super().permitted(wanted)
+        time.sleep(0.1)
+        self.held.append((time.monotonic(), time.monotonic() + 0.1))
+        return count, self.held[-1][1]
+
+
+class Slow(Diary):
+    name = "slow"
+    preparing = 0.0
+
+    def prepare_messages(self, messages, context):
+        time.sleep(self.preparing)
+        return messages
+
+    def handle_message(self, message, context):
+        handled = super().handle_message(message, context)
+        time.sleep(0.15)
+        return handled
+
+
+def test_a_try_begins_no_message_after_its_permits(lake, tmp_path):
+    permits, diary = Brief(), tmp_path / "begun"
+
+    manifest = handled(lake, Slow, b"1", b"2", b"3", b"4", careful=True, pace=permits, context=str(diary))
+
+    assert set(outcomes(lake, "slow", manifest).values()) == {"handled"}
+    tries = begun(diary)[:4]
+    assert [text for text, *_ in tries] == ["1", "2", "3", "4"], "each once"
+    assert all(any(since <= at <= until for since, until in permits.held) for _, _, at in tries)
+
+
+def test_preparing_that_outlasts_the_permits_does_not_keep_a_task_from_trying(lake, tmp_path):
+    class Slower(Slow):
+        name = "slow"
+        preparing = 0.2
+
+    permits, diary = Brief(), tmp_path / "begun"
+
+    manifest = handled(lake, Slower, b"1", b"2", careful=True, pace=permits, context=str(diary))
+
+    assert set(outcomes(lake, "slow", manifest).values()) == {"handled"}
+    assert permits.asked >= len(begun(diary)), "the mean holds"
 
 
 def test_the_rate_limit_is_asked_for_every_message_once(lake):

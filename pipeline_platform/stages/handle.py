@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import math
 import mmap
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -75,9 +77,9 @@ class Handler:
         """Give failed messages to `handle_failed`."""
         return self._pipeline.handle_failed(messages, self._context)
 
-    def without_pace(self) -> Handler:
-        """The same, for a process that must not touch the control store's connection."""
-        return Handler(self._pipeline, self._context)
+    def at(self, pace: Pace) -> Handler:
+        """The same at another pace."""
+        return Handler(self._pipeline, self._context, pace)
 
     def _handle_all(self, messages: Sequence[Message]) -> list[Message]:
         paced = messages if self._pace is None else self._pace.each(messages)
@@ -194,18 +196,11 @@ class Handle:
                     window, split = block.column("window")[0].as_py(), already.split(block)
                     recorder.duplicates(split.decided, window, decided=True)
                     recorder.duplicates(split.copies, window, decided=False)
-                    for fresh in self._permitted(split.fresh):
-                        killers = self._killers(handler, fresh) if self.careful else {}
-                        recorder.handled(fresh, window, self._handle(handler, fresh, killers))
+                    if split.fresh.num_rows:
+                        killers = self._killers(handler, split.fresh) if self.careful else {}
+                        recorder.handled(split.fresh, window, self._handle(handler, split.fresh, killers))
             manifest = writer.close(**recorder.notes(), seconds=time.monotonic() - started, task=index)
         yield from manifest.to_arrow().to_batches()
-
-    def _permitted(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """All rows at once; where they are tried first, which the rate limit holds for too, as many as it permits."""
-        while rows.num_rows:
-            count = rows.num_rows if not self.careful or self.pace is None else self.pace.permitted(rows.num_rows)[0]
-            yield rows.slice(0, count)
-            rows = rows.slice(count)
 
     def _handle(self, handler: Handler, chunk: pa.RecordBatch, killers: Mapping[int, Failure]) -> list[Message]:
         if not killers:
@@ -222,23 +217,57 @@ class Handle:
         ]
 
     def _killers(self, handler: Handler, chunk: pa.RecordBatch) -> dict[int, Failure]:
-        """Find the rows whose handling kills the process, by trying halves in forked processes."""
+        """Find the rows whose handling kills the process, by trying halves in forked processes.
+
+        The rate limit holds for each try: its permits are taken before it, and it begins no message after them.
+        """
         found: dict[int, Failure] = {}
-        handler = handler.without_pace()
 
         def look(start: int, rows: int) -> None:
-            death = try_in_a_fork(lambda: handler.handle(chunk.slice(start, rows)))
-            if death is None:
-                return
-            if rows == 1:
-                reason = f"handling it ended the worker ({death})"
-                found[start] = Failure("worker killed", reason, "", "handle_message")
-                return
-            look(start, rows // 2)
-            look(start + rows // 2, rows - rows // 2)
+            in_time = True
+            while rows:
+                # Where preparing took longer than permits hold, one message begins late: the others never would.
+                count, until = self._permitted(rows if in_time else 1)
+                fork = _Fork(until if in_time else math.inf)
+                death = try_in_a_fork(partial(handler.at(fork).handle, chunk.slice(start, count)))
+                if death is None:
+                    count = fork.begun
+                    in_time = bool(count)
+                elif count == 1:
+                    reason = f"handling it ended the worker ({death})"
+                    found[start] = Failure("worker killed", reason, "", "handle_message")
+                else:
+                    look(start, count // 2)
+                    look(start + count // 2, count - count // 2)
+                start, rows = start + count, rows - count
 
         look(0, chunk.num_rows)
         return found
+
+    def _permitted(self, wanted: int) -> tuple[int, float]:
+        return (wanted, math.inf) if self.pace is None else self.pace.permitted(wanted)
+
+
+class _Fork:
+    """The pace of a forked process, which must not touch the control store's connection: until a deadline."""
+
+    def __init__(self, until: float) -> None:
+        self._until = until
+        self._begun = mmap.mmap(-1, 8)  # shared with the child
+
+    @property
+    def begun(self) -> int:
+        return int.from_bytes(self._begun[:], "little")
+
+    def permitted(self, wanted: int) -> tuple[int, float]:
+        return wanted, self._until
+
+    def each(self, messages: Sequence[Message]) -> Iterator[Message]:
+        for message in messages:
+            if time.monotonic() >= self._until:
+                return
+            self._begun[:] = (self.begun + 1).to_bytes(8, "little")
+            yield message
 
 
 def try_in_a_fork(work: Callable[[], object]) -> str | None:
