@@ -6,6 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from pipeline_platform.lake import failed
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import FAILED, Table, Tables
@@ -175,3 +176,27 @@ def test_a_failure_that_was_decided_after_a_backfill_had_begun_does_not_hinder_i
 
     assert [row["attempt"] for row in visible(tables, "kept")] == [2]
     assert failures(lake).backlog().messages == 0
+
+
+def test_windows_are_counted_again_only_when_their_files_change(lake, monkeypatch):
+    record(lake, "r1", ("a", 1, "open"), ("b", 1, "open"))
+    record(lake, "r2", ("c", 1, "open"), window=LATER)
+    assert failures(lake).open_by_window() == {WINDOW: 2, LATER: 1}
+    counted: list[int] = []
+    count = failed.open_failures
+    monkeypatch.setattr(failed, "open_failures", lambda lake, paths: counted.append(len(paths)) or count(lake, paths))
+
+    assert failures(lake, windows=(WINDOW,)).open_by_window() == {WINDOW: 2}
+    record(lake, "r3", ("a", 2, "closed"))
+    assert failures(lake).open_by_window() == {WINDOW: 1, LATER: 1}
+    assert failures(lake, windows=(WINDOW,)).open_by_window() == {WINDOW: 1}
+
+    assert counted == [2], "the first window, once, when it had another file"
+
+
+def test_a_count_that_cannot_be_read_is_made_again(lake):
+    record(lake, "r1", ("a", 1, "open"))
+    for broken in (b"", b"{", b"[1]", b'{"w": 1}'):
+        lake.write("keeping/_open_failures.json", broken)
+
+        assert failures(lake).open_by_window() == {WINDOW: 1}

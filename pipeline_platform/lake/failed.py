@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from hashlib import sha256
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,6 +18,7 @@ from pipeline_platform.message import DELIVERIES
 from pipeline_platform.source import Backlog, Refused, Share, Source
 
 _KEY = ("source", "message_id", "attempt", "state")
+_COUNTED = "_open_failures.json"
 
 
 class FailedMessages(Source):
@@ -46,8 +49,18 @@ class FailedMessages(Source):
         return self._count(self._files())
 
     def _count(self, files: Mapping[str, Sequence[str]]) -> dict[str, int]:
-        counts = {window: open_failures(self.lake, paths).num_rows for window, paths in sorted(files.items())}
-        return {window: count for window, count in counts.items() if count}
+        """Count the open failures of each window; those whose files are still the same were counted before."""
+        known = Counted.read(self.lake, self.pipeline)
+        counts = Counted({})
+        for window, paths in sorted(files.items()):
+            digest = sha256("\0".join(sorted(paths)).encode()).hexdigest()
+            counted, count = known.windows.get(window, ("", 0))
+            if counted != digest:
+                count = open_failures(self.lake, paths).num_rows
+            counts.windows[window] = (digest, count)
+        if counts.windows.items() - known.windows.items():
+            (counts if self.windows is None else Counted(known.windows | counts.windows)).keep(self.lake, self.pipeline)
+        return {window: count for window, (_, count) in counts.windows.items() if count}
 
     def backlog(self) -> Backlog:
         """Count the open failures."""
@@ -106,6 +119,30 @@ class FailedMessages(Source):
         """Nothing to do: they are open still."""
         del ack_ref, ack_ids, delay_s
         return []
+
+
+class Counted(NamedTuple):
+    """How many failures were open when somebody last counted: every run does, over all windows.
+
+    Attributes:
+        windows: The count of each window, under a digest of the files that were counted. Other files, another count:
+            so whoever writes it last is right, and it may be lost.
+    """
+
+    windows: dict[str, tuple[str, int]]
+
+    @classmethod
+    def read(cls, lake: Lake, pipeline: str) -> Counted:
+        """Read what is kept; nothing where that cannot be read."""
+        try:
+            kept = json.loads(lake.read(f"{pipeline}/{_COUNTED}") or b"{}")
+            return cls({window: (str(digest), int(count)) for window, (digest, count) in kept.items()})
+        except (ValueError, TypeError, AttributeError):
+            return cls({})
+
+    def keep(self, lake: Lake, pipeline: str) -> None:
+        """Write it for the next who counts."""
+        lake.write(f"{pipeline}/{_COUNTED}", json.dumps(self.windows).encode())
 
 
 def open_failures(lake: Lake, paths: Sequence[str]) -> pa.Table:
