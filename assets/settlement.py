@@ -143,7 +143,7 @@ def settle(
     failed = FailedMessages(name=flow.source.name, lake=flow.lake, pipeline=flow.pipeline.name)
     waiting = failed.open_by_window()
     _tell_settled(context, flow, windows, manifest, run, waiting)
-    return Settled(answer, waiting, _red(flow.pipeline, manifest))
+    return Settled(answer, waiting, _left_out(receive) or _red(flow.pipeline, manifest))
 
 
 def _of_answer(answer: Acknowledgement) -> dict[str, Any]:
@@ -205,6 +205,16 @@ def _keys(manifest: Manifest, batcher: str) -> dict[str, int]:
         for key, count in notes.get("keys", {}).get(batcher, {}).items():
             keys[key] = keys.get(key, 0) + count
     return dict(sorted(keys.items(), key=_by_count)[:_KEYS])
+
+
+def _left_out(receive: Receive | None) -> str | None:
+    """Why a backfill is not what it was asked for: green windows would say that their failures were driven."""
+    if receive is None or receive.origin != "failed" or receive.demand >= receive.asked:
+        return None
+    return (
+        f"took on {receive.demand} of {receive.asked} open failures, which is what a run may, or what other runs left "
+        "room for; what came of them is published. Materialise these windows again for the others"
+    )
 
 
 def _red(pipeline: type[Pipeline], manifest: Manifest) -> str | None:

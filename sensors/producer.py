@@ -10,12 +10,9 @@ from assets.graph import DEMAND_TAG, ORIGIN_TAG, PIPELINE_TAG, RECEIVE_TAG
 from assets.jobs import NO_RETRIES, receive_config
 from assets.windows import window_now
 from pipeline_platform.control import Claim, ControlStore, interval_end
-from pipeline_platform.demand import Ask, InFlight, Limits, Waiting, decide_all
+from pipeline_platform.demand import RUN_LASTS, Ask, InFlight, Limits, Waiting, decide_all
 from pipeline_platform.pipeline import Pipeline
 from pipeline_platform.source import Source, SourceError
-
-RUN_LASTS = timedelta(seconds=60)
-"""What a run may plan its permits for: those of the intervals that begin within it."""
 
 UNDER_WAY = [
     dg.DagsterRunStatus.QUEUED,

@@ -72,7 +72,8 @@ def redrive_schedule(pipeline: type[Pipeline], job: Any) -> dg.ScheduleDefinitio
         return [
             dg.RunRequest(
                 run_key=f"{at.isoformat()} {windows[0]}",
-                run_config=receive_config(pipeline, "failed"),
+                # What is more than a run's worth is left to the next time.
+                run_config=receive_config(pipeline, "failed", per_run(pipeline)),
                 tags={
                     ASSET_PARTITION_RANGE_START_TAG: windows[0],
                     ASSET_PARTITION_RANGE_END_TAG: windows[-1],
