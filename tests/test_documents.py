@@ -1,6 +1,9 @@
 """What the documents show is run, and what they name is there."""
 
+import importlib.metadata
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ from pipeline_platform.message import Message
 from pipeline_platform.pipeline import Pipeline
 from pipeline_platform.source import Source
 from pipeline_platform.stages.handle import Handler
+from tests.installed import needed_by, plain
 from tests.small_lake import batch_of
 
 ROOT = Path(__file__).parents[1]
@@ -19,11 +23,16 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("ben
 README = (ROOT / "README.md").read_text()
 
 
+def block(containing: str) -> str:
+    """The README's Python block that holds some words."""
+    (found,) = [text for text in re.findall(r"```python\n(.*?)```", README, re.S) if containing in text]
+    return str(found)
+
+
 def shown(containing: str) -> dict[str, Any]:
     """Run the README's Python block that holds some words; return what it defines."""
-    (block,) = [block for block in re.findall(r"```python\n(.*?)```", README, re.S) if containing in block]
     names: dict[str, Any] = {}
-    exec(compile(block, "README.md", "exec"), names)  # our own text
+    exec(compile(block(containing), "README.md", "exec"), names)  # our own text
     return names
 
 
@@ -44,13 +53,53 @@ def test_the_pipeline_of_the_readme_routes_flights_and_fails_cancelled_ones() ->
     assert "Invalid JSON" in reasons[1]
 
 
-def test_the_queue_of_the_readme_is_a_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FLIGHTS_QUEUE_URL", "http://127.0.0.1:9/000000000000/flights")
+def test_the_queue_of_the_readme_goes_into_the_definitions_where_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORDERS_QUEUE_URL", "http://127.0.0.1:9/000000000000/orders")
+    ours = (ROOT / "pipeline_platform" / "definitions.py").read_text()
+    before, named, after = ours.partition("\ndefs = ")
+    names: dict[str, Any] = {"__name__": "definitions_of_the_readme"}
 
-    with dg.build_resources(shown("source_resource(SqsSource)")["RESOURCES"]) as resources:
-        queue: Source = resources.flights_queue
+    exec(compile(before + block("source_resource(SqsSource)") + named + after, "definitions.py", "exec"), names)
 
-    assert (queue.name, queue.lease_s) == ("flights_queue", 900)
+    dg.Definitions.validate_loadable(names["defs"])
+    with dg.build_resources({"orders_queue": names["defs"].resources["orders_queue"]}) as resources:
+        queue: Source = resources.orders_queue
+    assert (queue.name, queue.lease_s) == ("orders_queue", 900)
+
+
+WORKER = """
+import importlib, pkgutil, sys
+sys.modules.update(dict.fromkeys(sys.argv[1:]))  # to import one is an error from now on
+import pipeline_platform.stages
+for module in pkgutil.iter_modules(pipeline_platform.stages.__path__, "pipeline_platform.stages."):
+    importlib.import_module(module.name)
+import pipelines.flights, resources.sqs, resources.table_queue
+"""
+
+
+def test_workers_need_no_more_installed_than_is_said() -> None:
+    (said,) = re.findall(r"installed on the workers(.*?);", (ROOT / "docs" / "operating.md").read_text(), re.S)
+    there = {plain(found.name) for found in importlib.metadata.distributions()}
+    owners = importlib.metadata.packages_distributions()
+    missing = there - needed_by(re.findall(r"`([\w-]+)`", said)) - {"pipeline-platform"}
+    modules = [module for module, of in owners.items() if {plain(name) for name in of} <= missing]
+
+    assert {"dagster", "deltalake", "boto3", "polars"} <= set(modules)
+    command = [sys.executable, "-c", WORKER, *modules]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2_000:]
+
+
+DECORATED = re.compile(r"^\s*@dg\.(op|job|graph|asset|asset_check|sensor|schedule)\b", re.M)
+
+
+def test_files_with_dagster_s_decorators_leave_types_for_dagster_to_read() -> None:
+    files = [file for folder in ("assets", "sensors", "resources") for file in (ROOT / folder).glob("*.py")]
+    decorated = [file for file in files if DECORATED.search(file.read_text())]
+
+    assert len(decorated) >= 5
+    postponed = [file.name for file in decorated if "from __future__ import annotations" in file.read_text()]
+    assert postponed == [], "CONTRIBUTING.md says why"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
