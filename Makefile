@@ -27,8 +27,9 @@ demo: setup ## A year of flights through a queue, Dagster and Spark; ends with f
 dev: setup ## Open the Dagster UI on what the demo left (PORT=3000)
 	@$(BIN)/python -m pipelines.demo dev
 
+# Two at a time, a file to each: most tests wait for servers that they started. Each has servers of its own.
 test: setup-dev ## Run the tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 soak: setup-dev ## Run the long fault tests
 	$(BIN)/python -m pytest -m soak --timeout=3600

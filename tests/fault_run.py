@@ -21,6 +21,7 @@ from pipeline_platform.control import ControlStore
 from pipeline_platform.flow import Flow
 from pipeline_platform.lake import decision
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.tables import Table
 from pipeline_platform.message import BatchInfo, Message
 from pipeline_platform.options import Batcher, Processors, Producer, TableBatcher
 from pipeline_platform.pipeline import Pipeline
@@ -114,14 +115,22 @@ class Place:
 
 
 def run(
-    place: Place, origin: Literal["source", "failed"] = "source", point: str = "", blow: int = signal.SIGKILL
+    place: Place,
+    origin: Literal["source", "failed"] = "source",
+    point: str = "",
+    blow: int = signal.SIGKILL,
+    blind: bool = False,
 ) -> None:
     """Run once from receive to acknowledgement; be hit at `point` by the signal `blow`.
+
+    A `blind` run decides without a look at what others decided since it began: as without compare-and-swap.
 
     A record of how it ended is left in `<root>/runs/`: `ended`, or the error in words.
     """
     flow_module.LEASE_S = LEASE_S
     hit = _Hits(point, blow)
+    if blind:
+        Table.added_since = lambda *_: []  # type: ignore[method-assign]
     record = Path(place.root, "runs", f"{os.getpid()}.json")
     record.parent.mkdir(exist_ok=True)
     try:

@@ -1,0 +1,103 @@
+"""Four runs at a time, killed and stalled at random: each message once in every table, and nothing lost."""
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.local_servers import sqs
+from tests import fault_run
+from tests.fault_ground import Ground, assert_each_message_once, filled_sqs, filled_table, twice
+from tests.fault_run import LEASE_S
+from tests.spark_fixtures import WarmSpark
+
+
+def storm(ground: Ground, seed: int, runs: int) -> None:
+    """Keep four runs going; kill, or stall for longer than a lease, most of them at random."""
+    chance = random.Random(seed)
+    living: list[tuple[BaseProcess, float]] = []
+    asleep: list[tuple[BaseProcess, float]] = []
+    started = 0
+    while started < runs or living or asleep:
+        now = time.monotonic()
+        while started < runs and len(living) + len(asleep) < 4:
+            living.append((ground.start(), now + chance.uniform(0.3, 4.0)))
+            started += 1
+        for process, hit_at in list(living):
+            if not process.is_alive():
+                living.remove((process, hit_at))
+            elif now >= hit_at:
+                living.remove((process, hit_at))
+                if chance.random() < 0.5:
+                    process.kill()
+                    process.join()
+                else:
+                    os.kill(process.pid or 0, signal.SIGSTOP)
+                    asleep.append((process, now + LEASE_S * chance.uniform(0.5, 2.5)))
+        for process, wake_at in list(asleep):
+            if now >= wake_at:
+                asleep.remove((process, wake_at))
+                os.kill(process.pid or 0, signal.SIGCONT)
+                living.append((process, now + chance.uniform(0.3, 6.0)))
+        time.sleep(0.02)
+
+
+def seeds(few: int, many: int) -> list[Any]:
+    return [*range(few), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(few, many))]
+
+
+@pytest.mark.parametrize("seed", seeds(2, 20))
+def test_a_storm_of_kills_and_stalls_over_a_table(tmp_path: Path, warm_spark: WarmSpark, seed: int) -> None:
+    ground = filled_table(tmp_path, warm_spark, 1_500)
+
+    storm(ground, seed, runs=10)
+    fault_run.settle(ground.place, ground.left)
+
+    assert_each_message_once(ground, 1_500)
+
+
+@pytest.mark.parametrize("seed", seeds(1, 20))
+def test_a_storm_of_kills_and_stalls_over_postgresql(
+    tmp_path: Path, warm_spark: WarmSpark, postgres_url: str, seed: int
+) -> None:
+    ground = filled_table(tmp_path, warm_spark, 1_500, postgres_url)
+
+    storm(ground, seed, runs=10)
+    fault_run.settle(ground.place, ground.left)
+
+    assert_each_message_once(ground, 1_500)
+
+
+@pytest.mark.parametrize("seed", seeds(2, 20))
+def test_a_storm_of_kills_and_stalls_over_sqs(
+    tmp_path: Path, warm_spark: WarmSpark, sqs_server: sqs.Server, sqs_queue: Callable[..., str], seed: int
+) -> None:
+    ground = filled_sqs(tmp_path, warm_spark, sqs_queue(), sqs_server.url, 1_500)
+
+    storm(ground, seed, runs=10)
+    fault_run.settle(ground.place, ground.left)
+
+    assert_each_message_once(ground, 1_500)
+
+
+@pytest.mark.soak
+def test_without_compare_and_swap_a_storm_finds_messages_twice(
+    tmp_path: Path, warm_spark: WarmSpark, sqs_server: sqs.Server, sqs_queue: Callable[..., str]
+) -> None:
+    """The storms can fail: what they show is the decision's doing. A table queue's exact leases would hide it."""
+    for seed in range(20):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        ground = replace(filled_sqs(folder, warm_spark, sqs_queue(), sqs_server.url, 1_500), blind=True)
+        storm(ground, seed, runs=10)
+        fault_run.settle(ground.place, ground.left)
+        if twice(ground):
+            return
+    raise AssertionError("twenty storms and not one message twice")
