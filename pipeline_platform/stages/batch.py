@@ -120,7 +120,9 @@ class HandleBatches:
                 message = message.configure_ack(on_success=on_success, on_failure=on_failure)
             try:
                 message.data = decode(value, encoding, options.table_schema)
-            except Exception as error:  # a validator of the model's own may raise anything
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # code of the model's own may raise anything: an enum's, a private field's
                 undecodable.append(message.failed(Failure.of(error, "lake")))
             else:
                 messages.append(message)

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pydantic import BaseModel
 from pydantic_core import from_json, to_json
 
-from pipeline_platform.lake.columns import RowType
+from pipeline_platform.lake.columns import RowType, crossing_of
 from pipeline_platform.lake.tables import FAILED, OUTCOMES
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.message import DEFAULT, Failure, Message, reason_of, words
@@ -55,29 +55,34 @@ def staged_table(receive_id: str, batcher: str) -> str:
     return f"_receives/{receive_id}/{batcher}"
 
 
-def encode(data: Any) -> tuple[bytes, str]:
+def encode(data: Any, model: type[BaseModel] | None = None) -> tuple[bytes, str]:
     """Data as it crosses from handling to batching: bytes as they are, all else as JSON; never pickled.
 
+    Args:
+        data: What handling made of a message.
+        model: The batcher's; without one data crosses as its JSON says it, a model's own serializers included.
+
     Raises:
-        Exception: It has no JSON, or a serializer of the model's own raised.
+        Exception: It has no JSON, or is none of what the batcher's model takes.
     """
     if isinstance(data, bytes):
         return data, "bytes"
+    if model is not None:
+        return crossing_of(model).encode(data), "json"
     if isinstance(data, BaseModel):
-        # By names, without computed fields: what `decode` takes back.
         return data.model_dump_json(by_alias=False, round_trip=True).encode(), "json"
     return to_json(data), "json"
 
 
-def decode(value: bytes, encoding: str, model: type[BaseModel] | None) -> Any:
-    """The inverse of `encode`; JSON becomes the batcher's model where it has one.
+def decode(value: bytes, encoding: str, model: type[BaseModel] | None = None) -> Any:
+    """The inverse of `encode`; JSON becomes the batcher's model where it has one, with the very values put.
 
     Raises:
-        Exception: It does not fit the model, or a validator of the model's own raised.
+        Exception: It does not fit the types of the model's fields.
     """
     if encoding == "bytes":
         return value
-    return from_json(value) if model is None else model.model_validate_json(value, by_alias=False, by_name=True)
+    return from_json(value) if model is None else crossing_of(model).decode(value)
 
 
 class Recorder:
@@ -234,8 +239,10 @@ class Recorder:
         indexes: list[int],
         failed: list[int],
     ) -> None:
+        model = self._batchers[name].table_schema
+
         def build(some: list[Message]) -> list[pa.Array]:
-            encoded = [encode(one.data) for one in some]
+            encoded = [encode(one.data, model) for one in some]
             actions = [one.actions or (None, None) for one in some]
             texts = (
                 [encoding for _, encoding in encoded],
