@@ -351,9 +351,9 @@ class Flow:
             received = engine.frame(self.spark, read, len(parts), columns.RECEIVED)
         else:
             received = columns.read_locally(self.spark, self.lake, name, files)
-        every = [part for share in parts for part in share]
+        whole_files = [part for share in divide(files, name, 1) for part in share]
         write = columns.WriteColumns(
-            self.pipeline, context, source, receive.origin, self.lake, receive.receive_id, every
+            self.pipeline, context, source, receive.origin, self.lake, receive.receive_id, whole_files
         )
         handled = self.pipeline().handle_messages(columns.offered(received), context)
         manifest = dropped + self._write(receive, columns.taken(self.pipeline, handled), write)

@@ -92,7 +92,7 @@ class Twisted(Pipeline):
             return rows.where("position = 0").union(rows.where("position = 0"))
         if fault == "one too many":
             return rows.union(rows.where("position = 0"))
-        return rows.withColumn(fault, f.lit("its own").cast(messages.schema[fault].dataType))
+        return rows.withColumn(fault, f.lit("7").cast(messages.schema[fault].dataType))
 
 
 class Columns(Pipeline):

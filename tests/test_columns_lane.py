@@ -12,10 +12,10 @@ from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.message import Message
 from pipeline_platform.options import Batcher, Producer, TableBatcher
-from pipeline_platform.pipeline import Pipeline
-from pipeline_platform.stages.columns import IDENTITY, INTACT, ROUTING, WriteColumns
+from pipeline_platform.pipeline import Pipeline, PipelineError
+from pipeline_platform.stages.columns import ROUTING, WriteColumns
 from pipeline_platform.stages.record import decode
-from tests.small_lake import Memory, batch_of, numbered, outcomes, ranges, received, returned, rows_of
+from tests.small_lake import Memory, numbered, outcomes, ranges, received, returned, rows_of
 
 
 @pytest.fixture
@@ -81,13 +81,10 @@ def written(
 ) -> Manifest:
     payloads = [one["data"] for one in rows]
     kept = ranges(received(lake, pipeline.name, Memory(deliveries_=numbered(*payloads))), pipeline.name)
-    columns = {name: batch_of(*payloads).column(name) for name in IDENTITY}
+    columns: dict[str, Any] = {"position": pa.array(range(len(rows)), pa.int64())}
     types = {**dict.fromkeys(ROUTING, pa.string()), **TYPES, **types}
     columns |= {name: pa.array([one[name] for one in rows], type_) for name, type_ in types.items()}
-    columns[INTACT] = pa.repeat(True, len(rows))
-    is_row = [one["status"] == "ok" and one["batcher"] in ("lake", "other") for one in rows]
-    sent = [None if row else payload for row, payload in zip(is_row, payloads, strict=True)]
-    columns["data"] = pa.array(sent, pa.binary())
+    columns["data"] = pa.array(payloads, pa.binary())
     batch = pa.RecordBatch.from_pydict(columns)
     return returned(WriteColumns(pipeline, None, Memory(), origin, lake, "r1", kept)(iter([batch])))
 
@@ -118,7 +115,7 @@ def test_what_fits_no_column_fails_alone(lake, misfits):
     assert {int(name[1:]) for name in failures(lake, manifest)} == misfits
     assert [one["late"] for one in rows_of(lake, "fast", manifest, "lake")] == sorted(set(range(4)) - misfits)
     assert all(reason.startswith("late is soon and fits no int64") for _, reason in failures(lake, manifest).values())
-    assert {one["data"] for one in rows_of(lake, "fast", manifest, "failed")} == {b"original"}, "read back"
+    assert {one["data"] for one in rows_of(lake, "fast", manifest, "failed")} == {b"original"}, "as it was received"
 
 
 def test_a_null_where_the_model_wants_a_value_fails_alone(lake):
@@ -179,20 +176,30 @@ def test_a_batch_key_may_be_a_number(lake):
 
 
 def test_rows_of_several_windows_go_to_their_windows(lake):
-    received = [batch_of(b"1"), batch_of(b"2", window="2026-01-02T0000")]
-    rows = pa.Table.from_batches(received).combine_chunks().to_batches()[0]
+    first = ranges(received(lake, "fast", Memory(deliveries_=numbered(b"1")), "r1"), "fast")
+    later = received(lake, "fast", Memory(deliveries_=numbered(b"2")), "r2", window="2026-01-02T0000")
+    files = [*first, *(part._replace(position=1) for part in ranges(later, "fast"))]
     routing = {"batcher": "lake", "batch_key": "k", "status": "ok", "line": "T1"}
-    columns = {name: rows.column(name) for name in IDENTITY}
-    columns |= {name: pa.repeat(value, 2) for name, value in routing.items()}
-    columns |= {"reason": pa.nulls(2, pa.string()), "late": pa.nulls(2, pa.int64()), INTACT: pa.repeat(True, 2)}
+    columns = {name: pa.repeat(value, 2) for name, value in routing.items()}
+    columns |= {"reason": pa.nulls(2, pa.string()), "late": pa.nulls(2, pa.int64()), "position": pa.array([1, 0])}
 
-    write = WriteColumns(Fast, None, Memory(), "source", lake, "r1", [])
+    write = WriteColumns(Fast, None, Memory(), "source", lake, "r1", files)
     manifest = returned(write(iter([pa.RecordBatch.from_pydict(columns)])))
 
     assert {(file.window, file.rows) for file in manifest.of_table("lake")} == {
         ("2026-01-01T0000", 1),
         ("2026-01-02T0000", 1),
     }
+
+
+@pytest.mark.parametrize("positions", [[0, 2], [-1, 0], [0, None]])
+def test_a_position_that_no_message_has_is_refused(lake, positions):
+    kept = ranges(received(lake, "fast", Memory(deliveries_=numbered(b"1", b"2"))), "fast")
+    columns = {name: pa.repeat("ok", 2) for name in ROUTING} | {"position": pa.array(positions, pa.int64())}
+
+    write = WriteColumns(Fast, None, Memory(), "source", lake, "r1", kept)
+    with pytest.raises(PipelineError, match="changed the column position"):
+        list(write(iter([pa.RecordBatch.from_pydict(columns)])))
 
 
 def test_a_failure_driven_again_is_closed(lake):

@@ -6,8 +6,9 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -23,24 +24,20 @@ from pipeline_platform.rate_limiter import Pace
 from pipeline_platform.source import Source
 from pipeline_platform.stages.checksum import checksum
 from pipeline_platform.stages.lookup import Already
+from pipeline_platform.stages.received import DELIVERY, PAYLOAD, Positions, Received
 from pipeline_platform.stages.record import Recorder
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 RECEIVED = pa.schema([*(field for field in MESSAGES if field.name != "receive_id"), ("position", pa.int64())])
 """What `handle_messages` is given, beside how each row would be routed."""
-IDENTITY = tuple(name for name in RECEIVED.names if name != "redelivered")
-PAYLOAD = ("data", "metadata")
 ROUTING = ("batcher", "batch_key", "status", "reason")
-_MISFITS = 10_000
-"""Rows that fit no column are kept so many at a time, for their payloads are read back in one pass."""
-_OF_A_MISFIT = [*IDENTITY, *ROUTING]
+TAKEN = ("position", *ROUTING)
+"""What it must return, beside the fields of the batchers' models: a row is known again by its position alone."""
 
-SEAL = "seal"
-"""A column of what is offered: a hash of the row's identity and payload. `handle_messages` may change neither."""
-INTACT = "intact"
-"""A column of what is taken: whether the row still is what its seal says."""
+_MISFITS = 10_000
+"""Rows that fit no column are kept so many at a time, for their payloads are looked up together."""
 
 
 @dataclass(frozen=True)
@@ -96,40 +93,31 @@ def offered(received: DataFrame) -> DataFrame:
             "batch_key": f.lit(DEFAULT),
             "status": f.lit("ok"),
             "reason": f.lit(None).cast("string"),
-            SEAL: _seal(),
         }
     )
-
-
-def _seal() -> Column:
-    from pyspark.sql import functions as f
-
-    return f.xxhash64(*(f.col(name) for name in IDENTITY))
 
 
 def taken(pipeline: type[Pipeline], handled: DataFrame) -> DataFrame:
     """Select, of what `handle_messages` returned, what is written; one column a field, whatever the batcher.
 
+    Neither the delivery nor its payload is among it: both are looked up by position, for less time than it would take
+    to send them to Python, and no expression can change them.
+
     Raises:
         PipelineError: A column is missing.
     """
-    wanted = [*IDENTITY, SEAL, *ROUTING, *_fields(pipeline)]
+    wanted = [*TAKEN, *_fields(pipeline)]
     missing = sorted(set(wanted) - set(handled.columns))
     if missing:
         raise PipelineError(f"{pipeline.__qualname__}.handle_messages returned no column {missing}")
-    from pyspark.sql import functions as f
-
-    # What becomes a row of a table is done with its payload: not to send it to Python saves a third of the time.
-    tables = [name for name, options in pipeline.batchers.items() if isinstance(options, TableBatcher)]
-    is_row = (f.col("status") == "ok") & f.col("batcher").cast("string").isin(tables)
-    sent = {name: f.when(~f.coalesce(is_row, f.lit(False)), f.col(name)).alias(name) for name in PAYLOAD}
-    kept = (sent.get(name, f.col(name)) for name in wanted if name != SEAL)
-    return handled.select(*kept, (_seal() == f.col(SEAL)).alias(INTACT))
+    return handled.select(*wanted)
 
 
 def _fields(pipeline: type[Pipeline]) -> list[str]:
-    models = [options.table_schema for options in pipeline.batchers.values() if options.table_schema is not None]
-    return list(dict.fromkeys(name for model in models for name in arrow_schema(model).names))
+    """The fields of all batchers' models; for a batcher without one its data are the column `data`."""
+    models = [options.table_schema for options in pipeline.batchers.values()]
+    names = [name for model in models for name in (["data"] if model is None else arrow_schema(model).names)]
+    return list(dict.fromkeys(names))
 
 
 def not_returned(pipeline: type[Pipeline], received: DataFrame, seen: DataFrame) -> DataFrame:
@@ -154,7 +142,7 @@ class WriteColumns:
     """Writes the rows that came out of `handle_messages`.
 
     Attributes:
-        received: Where what was received lies: the payload of a row that fits no column is looked up there.
+        received: The files of what was received, whole and in order: rows are looked up there by position.
     """
 
     pipeline: type[Pipeline]
@@ -179,66 +167,56 @@ class WriteColumns:
         prefix = f"{self.receive_id}-handle-{uuid.uuid4().hex[:4]}"
         with Writer(self.lake, pipeline.name, prefix, rows_per_file) as writer:
             recorder = Recorder(self.pipeline, self.source, self.origin, self.receive_id, writer, handle_failed)
-            rows = _Rows(self.pipeline, recorder, Payloads(self.lake, self.received))
+            rows = _Rows(self.pipeline, recorder, Received(self.lake, self.received))
             for batch in batches:
-                windows = pc.unique(batch.column("window")).to_pylist()
-                for window in windows:
-                    alone = len(windows) == 1  # as almost always: nothing to copy
-                    rows.write(batch if alone else batch.filter(pc.equal(batch.column("window"), window)), window)
+                rows.write(batch)
             rows.fail_misfits()
             notes = {"returned_rows": rows.count, "checksum": rows.checksum, "seconds": time.monotonic() - started}
             manifest = writer.close(**recorder.notes(), **notes)
         yield from manifest.to_arrow().to_batches()
 
 
-class _Misfit(NamedTuple):
-    """A row that fits no column, where it belongs, and why."""
-
-    row: pa.RecordBatch
-    window: str
-    failure: Failure
-
-
-class Payloads:
-    """The payloads of received rows, by position."""
-
-    def __init__(self, lake: Lake, received: Sequence[Range]) -> None:
-        self._lake, self._received = lake, received
-
-    def at(self, positions: Sequence[int]) -> list[tuple[bytes, str | None]]:
-        """Read some; one pass over what lies between the first and the last of them."""
-        wanted, found = set(positions), {}
-        for file in self._received:
-            first, last = file.position + file.start, file.position + file.stop
-            here = [position - file.position for position in wanted if first <= position < last]
-            if not here:
-                continue
-            between = [file._replace(start=min(here), stop=max(here) + 1)]
-            for position, batch in read_ranges(self._lake, between, PAYLOAD, 65_536):
-                for row in wanted.intersection(range(position, position + batch.num_rows)):
-                    found[row] = tuple(column[row - position].as_py() for column in batch.columns)
-        return [found[position] for position in positions]
-
-
 class _Rows:
     """Puts rows in the columns of their batchers' tables; what fits none fails alone."""
 
-    def __init__(self, pipeline: type[Pipeline], recorder: Recorder, payloads: Payloads) -> None:
-        self._batchers, self._recorder, self._payloads = pipeline.batchers, recorder, payloads
+    def __init__(self, pipeline: type[Pipeline], recorder: Recorder, received: Received) -> None:
+        self._batchers, self._recorder, self._received = pipeline.batchers, recorder, received
         self.count = self.checksum = 0
-        self._misfits: list[_Misfit] = []
+        self._misfits: dict[str, dict[int, Failure]] = {}
+        """By window and position."""
         models = {name: options.table_schema for name, options in pipeline.batchers.items() if options.table_schema}
         self._schemas = {name: arrow_schema(model) for name, model in models.items()}
         self._required = {name: required(model) for name, model in models.items()}
 
-    def write(self, batch: pa.RecordBatch, window: str) -> None:
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Write some rows.
+
+        Raises:
+            PipelineError: `handle_messages` changed a position.
+        """
         for name in ROUTING:  # a key that is a number, say
             if batch.column(name).type != pa.string():
                 index = batch.schema.get_field_index(name)
                 batch = batch.set_column(index, name, batch.column(name).cast(pa.string()))
-        self._expect_intact(batch)
-        self.count += batch.num_rows
-        self.checksum = (self.checksum + checksum(batch.column("position").to_numpy())) % 2**64
+        if not batch.num_rows:
+            return
+        try:
+            windows = list(self._received.by_window(batch))
+        except ValueError:
+            raise PipelineError(
+                "handle_messages changed the column position, by which a row is known again: put what it makes of a "
+                "message into columns of other names"
+            ) from None
+        for window, rows in windows:
+            positions = rows.column("position").to_numpy()
+            self.count += len(positions)
+            self.checksum = (self.checksum + checksum(positions)) % 2**64
+            deliveries = self._received.take(DELIVERY, positions)
+            columns = dict(zip(rows.schema.names, rows.columns, strict=True))
+            columns |= dict(zip(DELIVERY, deliveries, strict=True))
+            self._route(pa.RecordBatch.from_pydict(columns), window)
+
+    def _route(self, batch: pa.RecordBatch, window: str) -> None:
         # A status that is none fails too: a misspelt `failed` must not pass.
         failed = pc.fill_null(pc.not_equal(batch.column("status"), "ok"), False)
         batcher = pc.fill_null(batch.column("batcher"), "")
@@ -256,13 +234,6 @@ class _Rows:
             elif rows.num_rows:
                 self._stage(name, rows, window)
 
-    def _expect_intact(self, batch: pa.RecordBatch) -> None:
-        if not pc.all(pc.fill_null(batch.column(INTACT), False)).as_py():
-            raise PipelineError(
-                f"handle_messages changed a column that says which delivery a row is ({', '.join(IDENTITY)}): put "
-                "what it makes of a message into columns of other names"
-            )
-
     def _write(self, name: str, rows: pa.RecordBatch, window: str) -> None:
         try:
             columns = self._cast(name, rows)
@@ -272,24 +243,27 @@ class _Rows:
                 self._write(name, rows.slice(0, half), window)
                 self._write(name, rows.slice(half), window)
                 return
-            misfit = Failure("ColumnError", self._misfit(name, rows), "", "lake")
-            self._misfits.append(_Misfit(rows.select(_OF_A_MISFIT), window, misfit))
-            if len(self._misfits) >= _MISFITS:
+            misfits = self._misfits.setdefault(window, {})
+            misfits[rows.column("position")[0].as_py()] = Failure("ColumnError", self._misfit(name, rows), "", "lake")
+            if len(misfits) >= _MISFITS:
                 self.fail_misfits()
             return
         self._recorder.columns(name, rows, window, columns, self._schemas[name].names)
 
     def fail_misfits(self) -> None:
-        """Fail the rows that fitted no column, with the payloads they came with, which were not sent along."""
-        misfits, self._misfits = self._misfits, []
-        payloads = self._payloads.at([misfit.row.column("position")[0].as_py() for misfit in misfits])
-        for misfit, payload in zip(misfits, payloads, strict=True):
-            columns = dict(zip(misfit.row.schema.names, misfit.row.columns, strict=True))
-            for name, value in zip(PAYLOAD, payload, strict=True):
-                columns[name] = pa.array([value], MESSAGES.field(name).type)
-            row = pa.RecordBatch.from_pydict(columns)
-            message = next(Message.each(row)).failed(misfit.failure)
-            self._recorder.settle(row, misfit.window, [message], [], [0])
+        """Fail the rows that fitted no column."""
+        for window, failures in self._misfits.items():
+            rows = self._delivered(np.array(list(failures)), window)
+            messages = [message.failed(why) for message, why in zip(Message.each(rows), failures.values(), strict=True)]
+            self._recorder.settle(rows, window, messages, [], list(range(len(messages))))
+        self._misfits.clear()
+
+    def _delivered(self, positions: Positions, window: str) -> pa.RecordBatch:
+        """The rows at some positions as they were received."""
+        columns = dict(zip(DELIVERY, self._received.take(DELIVERY, positions), strict=True))
+        columns |= dict(zip(PAYLOAD, self._received.take(PAYLOAD, positions), strict=True))
+        columns |= {"position": pa.array(positions), "window": pa.repeat(window, len(positions))}
+        return pa.RecordBatch.from_pydict(columns)
 
     def _cast(self, name: str, rows: pa.RecordBatch) -> list[pa.Array]:
         columns = [rows.column(field.name).cast(field.type) for field in self._schemas[name]]
@@ -311,11 +285,14 @@ class _Rows:
         if name in self._schemas:
             data = rows.select(self._schemas[name].names).to_pylist(maps_as_pydicts="lossy")
         else:
-            data = rows["data"].to_pylist()
+            data = rows.column("data").to_pylist()
+        delivered = self._delivered(rows.column("position").to_numpy(), window)
         messages = []
-        for message, value, key in zip(Message.each(rows), data, rows.column("batch_key").to_pylist(), strict=True):
+        for message, value, key in zip(
+            Message.each(delivered), data, rows.column("batch_key").to_pylist(), strict=True
+        ):
             messages.append(message.put_data(value).put_batcher(name).put_batch_key(DEFAULT if key is None else key))
-        self._recorder.handled(rows, window, messages)
+        self._recorder.handled(delivered, window, messages)
 
     def _unknown(self, row: dict[str, Any]) -> Failure:
         reason = f"no batcher {row['batcher']!r}; there are {sorted(self._batchers)}"
@@ -324,8 +301,9 @@ class _Rows:
     def _fail(self, rows: pa.RecordBatch, window: str, why: Callable[[dict[str, Any]], Failure]) -> None:
         if rows.num_rows:
             told = rows.select(["batcher", "reason"]).to_pylist()
-            messages = [message.failed(why(row)) for message, row in zip(Message.each(rows), told, strict=True)]
-            self._recorder.settle(rows, window, messages, [], list(range(rows.num_rows)))
+            delivered = self._delivered(rows.column("position").to_numpy(), window)
+            messages = [message.failed(why(row)) for message, row in zip(Message.each(delivered), told, strict=True)]
+            self._recorder.settle(delivered, window, messages, [], list(range(rows.num_rows)))
 
 
 def _said_failed(row: dict[str, Any]) -> Failure:

@@ -1,0 +1,116 @@
+"""What was received, by position: a row of the fast lane needs to carry no more than that through Spark and back."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pipeline_platform.lake.reader import Range
+from pipeline_platform.lake.storage import Lake
+
+DELIVERY = ("source", "message_id", "ack_ref", "ack_id", "attempt", "received_at")
+PAYLOAD = ("data", "metadata")
+
+_KEEP_BYTES = 64 * 2**20
+"""Row groups kept at hand: rows come in order, unless the query moved them between partitions."""
+
+Positions = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class _Group(NamedTuple):
+    """A row group: its file, its number there, the position of its first row, and its window."""
+
+    path: str
+    number: int
+    first: int
+    window: str
+
+
+class Received:
+    """Rows of received files, looked up by position.
+
+    Args:
+        lake: Where they are.
+        files: Whole files, in the order of their positions.
+    """
+
+    def __init__(self, lake: Lake, files: Sequence[Range]) -> None:
+        self._lake, self._files = lake, files
+        self._groups: list[_Group] = []
+        self._kept: OrderedDict[tuple[str, int, str], pa.Table] = OrderedDict()
+        self._bytes = 0
+
+    def by_window(self, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+        """Divide rows by the window that their positions lie in.
+
+        Raises:
+            ValueError: A position is none of these rows'.
+        """
+        positions, total = rows.column("position"), sum(file.stop - file.start for file in self._files)
+        least, most = pc.min_max(positions).values()
+        if positions.null_count or least.as_py() < 0 or most.as_py() >= total:
+            raise ValueError("a position that no message has")
+        starts = np.array([file.position for file in self._files])
+        files = np.searchsorted(starts, positions.to_numpy(), side="right") - 1
+        windows = np.array([file.window for file in self._files], dtype=object)[files]
+        found = [str(window) for window in dict.fromkeys(windows[np.unique(files, return_index=True)[1]])]
+        for window in found:
+            yield window, rows if len(found) == 1 else rows.filter(pa.array(windows == window))
+
+    def take(self, columns: Sequence[str], positions: Positions) -> list[pa.Array]:
+        """Look up columns of the rows at some positions, in the order given."""
+        if not self._groups:
+            self._groups = list(self._find_groups())
+        firsts = [group.first for group in self._groups]
+        low, high = (bisect_right(firsts, int(bound)) - 1 for bound in (positions.min(), positions.max()))
+        if low == high:
+            return self._from_group(low, columns, positions)
+        numbers = np.searchsorted(np.array(firsts), positions, side="right") - 1
+        order = np.argsort(numbers, kind="stable")
+        parts = [
+            self._from_group(int(number), columns, positions[order[numbers[order] == number]])
+            for number in np.unique(numbers)
+        ]
+        arrays = [pa.concat_arrays(pieces) for pieces in zip(*parts, strict=True)]
+        back = np.argsort(order, kind="stable")
+        in_order = bool((order[1:] > order[:-1]).all())
+        return arrays if in_order else [array.take(pa.array(back)) for array in arrays]
+
+    def _find_groups(self) -> Iterator[_Group]:
+        for file in self._files:
+            with self._lake.open_input(file.path) as opened:
+                metadata = pq.read_metadata(opened)
+            first = file.position
+            for number in range(metadata.num_row_groups):
+                yield _Group(file.path, number, first, file.window)
+                first += metadata.row_group(number).num_rows
+
+    def _from_group(self, number: int, columns: Sequence[str], positions: Positions) -> list[pa.Array]:
+        group = self._groups[number]
+        rows = positions - group.first
+        table = self._table(group, columns)
+        if len(rows) and rows[-1] - rows[0] + 1 == len(rows) and (rows[1:] > rows[:-1]).all():
+            part = table.slice(int(rows[0]), len(rows))
+        else:
+            part = table.take(pa.array(rows))
+        return [column.combine_chunks() for column in part.columns]
+
+    def _table(self, group: _Group, columns: Sequence[str]) -> pa.Table:
+        key = (group.path, group.number, columns[0])
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key]
+        with self._lake.open_input(group.path) as opened:
+            table = pq.ParquetFile(opened).read_row_group(group.number, columns=list(columns)).combine_chunks()
+        self._kept[key] = table
+        self._bytes += table.nbytes
+        while self._bytes > _KEEP_BYTES and len(self._kept) > 1:
+            self._bytes -= self._kept.popitem(last=False)[1].nbytes
+        return table
