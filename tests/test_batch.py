@@ -1,5 +1,6 @@
 """Batching: whole batches out of a sorted stream, and `handle_batch` held to its contract."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -13,9 +14,10 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.message import BatchInfo, Message
 from pipeline_platform.options import Batcher, Producer
 from pipeline_platform.pipeline import Pipeline
-from pipeline_platform.stages.batch import BATCHED, HandleBatches, handle_batch, whole_batches
-from pipeline_platform.stages.record import encode
-from tests.small_lake import WINDOW, Memory, batch_of, outcomes, returned, rows_of
+from pipeline_platform.stages.batch import BATCHED, HandleBatches, handle_batch, in_batches, whole_batches
+from pipeline_platform.stages.record import STAGED, encode
+from resources.spark import SparkResource
+from tests.small_lake import WINDOW, Memory, batch_of, handled, outcomes, returned, rows_of
 from tests.test_handle import ODD
 
 
@@ -125,6 +127,62 @@ def test_an_empty_arrow_batch_ends_no_batch():
     (whole,) = whole_batches(iter([half, half.slice(0, 0), half]))
 
     assert whole.num_rows == 4
+
+
+# Placing in batches, in Spark
+
+
+class Flushing(Pipeline):
+    """Has the batch of a message that says `flush` delivered."""
+
+    name = "flushing"
+    producer = Producer(source="memory")
+    batchers = {"plain": Batcher(batch_size=3)}
+
+    def handle_message(self, message, context):
+        key, text = message.data.decode().split(maxsplit=1)
+        routed = message.put_batcher("plain").put_batch_key(key)
+        return routed.put_batch_mode("flush") if text.startswith("flush") else routed
+
+    def handle_batch(self, batcher, messages, batch_info, context):
+        return messages
+
+
+@pytest.fixture
+def placed(lake, spark: SparkResource) -> Callable[..., list[tuple[bool, list[str]]]]:
+    """The batches, in order within their key, that messages come in; each as what it holds, and whether it is full."""
+
+    def place(*payloads: str, batch_size: int = 3) -> list[tuple[bool, list[str]]]:
+        manifest = handled(lake, Flushing, *(one.encode() for one in payloads))
+        rows = rows_of(lake, "flushing", manifest, "_receives/r1/plain")
+        schema = pa.schema([*STAGED, ("window", pa.string())])
+        staged = pa.Table.from_pylist([{**row, "window": WINDOW} for row in rows], schema=schema)
+        frame = in_batches(spark.spark_session.createDataFrame(staged), batch_size, 2)
+        rows = frame.select("batch_key", "batch", "position", "full", "data").orderBy("batch_key", "batch", "position")
+        found: dict[tuple[str, int, bool], list[str]] = {}
+        for row in rows.collect():
+            found.setdefault((row["batch_key"], row["batch"], row["full"]), []).append(row["data"].decode())
+        return [(full, messages) for (_, _, full), messages in found.items()]
+
+    return place
+
+
+def test_messages_of_a_key_are_cut_at_the_batch_size_in_their_order(placed):
+    assert placed("a 1", "b 2", "a 3", "a 4", "a 5", "b 6") == [
+        (True, ["a 1", "a 3", "a 4"]),
+        (False, ["a 5"]),
+        (False, ["b 2", "b 6"]),
+    ]
+
+
+def test_a_message_in_mode_flush_ends_its_batch_and_no_other_keys(placed):
+    assert placed("a 1", "b 1", "a flush", "a 2", "b 2", "a 3", "b 3", "a flush again", "a flush once more", "a 4") == [
+        (False, ["a 1", "a flush"]),
+        (True, ["a 2", "a 3", "a flush again"]),
+        (False, ["a flush once more"]),
+        (False, ["a 4"]),
+        (True, ["b 1", "b 2", "b 3"]),
+    ]
 
 
 # The contract of handle_batch
