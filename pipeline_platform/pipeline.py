@@ -97,9 +97,9 @@ class Pipeline:
             context: As for the other callbacks.
 
         Returns:
-            As many rows, with `position` and `message_id` as they were. A row goes to the table of its `batcher`:
-            the fields of that table's model are taken from columns of the same name. A row fails by a `status` of
-            `failed` with its `reason`.
+            As many rows, with `position` as it was: a row is known again by it alone. A row goes to the table of its
+            `batcher`: the fields of that table's model are taken from columns of the same name (`data` where there
+            is no model). A row fails by a `status` of `failed` with its `reason`.
         """
         raise NotImplementedError(f"{type(self).__name__} has no handle_messages")
 
@@ -193,6 +193,9 @@ def _check_batchers(cls: type[Pipeline]) -> None:
             _refuse(cls, key, options, "it must be a Batcher(...) or a TableBatcher(schema=...)")
         if options.table_schema is not None and (wrong := _unfit(options.table_schema)):
             _refuse(cls, f"{key}.schema", options.table_schema.__name__, wrong)
+        if options.table_schema is not None and cls.uses_columns() and (meant := _routes(options.table_schema)):
+            why = f"in handle_messages the columns {meant} say where a row goes: give these fields other names"
+            _refuse(cls, f"{key}.schema", options.table_schema.__name__, why)
         if isinstance(options, Batcher) and cls.handle_batch is Pipeline.handle_batch:
             _refuse(cls, key, "Batcher", "the class has no handle_batch; write one, or use TableBatcher")
 
@@ -213,6 +216,11 @@ def _check_owners(cls: type[Pipeline]) -> None:
     for owner in cls.owners:
         if not isinstance(owner, str) or not _OWNER.fullmatch(owner):
             _refuse(cls, "owners", owner, "an owner is an e-mail address or 'team:<name>'")
+
+
+def _routes(model: type[BaseModel]) -> list[str]:
+    """The fields of a model that mean something else as columns of the fast lane."""
+    return sorted({"position", "batcher", "status", "reason"} & {name.lower() for name in arrow_schema(model).names})
 
 
 def _unfit(model: type[BaseModel]) -> str | None:

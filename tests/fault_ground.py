@@ -59,8 +59,9 @@ def control_of(folder: Path, url: str = "") -> str:
     return url or f"sqlite:///{folder}/control.sqlite"
 
 
-def filled_sqs(folder: Path, spark: WarmSpark, queue_url: str, endpoint: str, count: int) -> Ground:
-    source = SqsSource(name="queue", queue_url=queue_url, visibility_timeout=4, endpoint_url=endpoint)
+def filled_sqs(folder: Path, spark: WarmSpark, queue_url: str, endpoint: str, count: int, visibility: int) -> Ground:
+    """A queue whose messages are visible again after `visibility` seconds; with 1 they are while their run lives."""
+    source = SqsSource(name="queue", queue_url=queue_url, visibility_timeout=visibility, endpoint_url=endpoint)
     sqs.fill(queue_url, (json.dumps({"n": n}).encode() for n in range(count)))
 
     def left() -> int:

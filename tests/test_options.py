@@ -57,6 +57,11 @@ def test_a_run_is_worth_its_cost_from_half_of_what_it_may_take_on():
     assert Processors(concurrency=2, max_demand=100, min_demand=90).worthwhile == 20
 
 
+class Order(BaseModel):
+    number: int
+    status: str
+
+
 class Clash(BaseModel):
     Window: str
 
@@ -99,6 +104,14 @@ class Endless(BaseModel):
         ({"batchers": {"lake": TableBatcher(schema=Endless)}}, "Endless holds itself"),
         ({"handle_message": ...}, "handle_message is None: write either handle_message or handle_messages"),
         ({"handle_messages": lambda self, messages, context: messages}, "handle_message is 'both'"),
+        (
+            {
+                "handle_message": ...,
+                "handle_messages": lambda self, messages, context: messages,
+                "batchers": {"lake": TableBatcher(schema=Order)},
+            },
+            r"Order.: in handle_messages the columns \['status'\] say where a row goes",
+        ),
         ({"window_cron": "hourly"}, "window_cron is 'hourly': write five fields .* such as '0 . . . .' for every hour"),
         ({"window_cron": "0 24 * * *"}, "window_cron is '0 24 . . .': write five fields"),
         ({"window_cron": 3600}, "window_cron is 3600: write five fields"),
