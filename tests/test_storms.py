@@ -79,7 +79,7 @@ def test_a_storm_of_kills_and_stalls_over_postgresql(
 def test_a_storm_of_kills_and_stalls_over_sqs(
     tmp_path: Path, warm_spark: WarmSpark, sqs_server: sqs.Server, sqs_queue: Callable[..., str], seed: int
 ) -> None:
-    ground = filled_sqs(tmp_path, warm_spark, sqs_queue(), sqs_server.url, 1_500, visibility=4 if seed % 2 else 1)
+    ground = filled_sqs(tmp_path, warm_spark, sqs_queue(), sqs_server.url, 1_500, visibility=4)
 
     storm(ground, seed, runs=10)
     fault_run.settle(ground.place, ground.left)
@@ -91,13 +91,15 @@ def test_a_storm_of_kills_and_stalls_over_sqs(
 def test_without_compare_and_swap_a_storm_finds_messages_twice(
     tmp_path: Path, warm_spark: WarmSpark, sqs_server: sqs.Server, sqs_queue: Callable[..., str]
 ) -> None:
-    """The storms can fail: what they show is the decision's doing. Exact leases would hide that, as fences do."""
+    """The storms can fail, and what holds is the decision's doing.
+
+    Leases as short as these would hide it behind fences; so messages are visible again while their run lives.
+    """
     for seed in range(20):
         folder = tmp_path / str(seed)
         folder.mkdir()
         ground = replace(filled_sqs(folder, warm_spark, sqs_queue(), sqs_server.url, 1_500, visibility=1), blind=True)
         storm(ground, seed, runs=10)
-        fault_run.settle(ground.place, ground.left)
         if twice(ground):
             return
     raise AssertionError("twenty storms and not one message twice")
