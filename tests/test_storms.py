@@ -5,6 +5,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -39,14 +40,20 @@ def storm(ground: Ground, seed: int, runs: int) -> None:
                     process.kill()
                     process.join()
                 else:
-                    os.kill(process.pid or 0, signal.SIGSTOP)
+                    send(process, signal.SIGSTOP)
                     asleep.append((process, now + LEASE_S * chance.uniform(0.5, 2.5)))
         for process, wake_at in list(asleep):
             if now >= wake_at:
                 asleep.remove((process, wake_at))
-                os.kill(process.pid or 0, signal.SIGCONT)
+                send(process, signal.SIGCONT)
                 living.append((process, now + chance.uniform(0.3, 6.0)))
         time.sleep(0.02)
+
+
+def send(process: BaseProcess, sent: int) -> None:
+    """Send a signal to a run, if it has not ended this very moment."""
+    with suppress(ProcessLookupError):
+        os.kill(process.pid or 0, sent)
 
 
 def seeds(few: int, many: int) -> list[Any]:
