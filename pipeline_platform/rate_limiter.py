@@ -127,15 +127,18 @@ class Pace:
         Raises:
             ControlStoreError: The store has not answered for a minute.
         """
-        position = 0
+        position, at_once = 0, _FEW
         while position < len(messages):
+            began = self._monotonic()
             count, valid_until = self.permitted(len(messages) - position, until)
             if not count:
                 return
             if valid_until == self._unlimited_until:
-                few = messages[position : position + min(count, _FEW)]
+                few = messages[position : position + min(count, at_once)]
                 yield from few
                 position += len(few)
+                if self._monotonic() - began < _SHORTEST_S:
+                    at_once *= 2
                 continue
             for message in messages[position : position + count]:
                 if self._monotonic() >= valid_until:

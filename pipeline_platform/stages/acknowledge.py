@@ -6,11 +6,10 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from operator import itemgetter
 from typing import NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.reader import Range, read_ranges
@@ -42,6 +41,12 @@ class Acknowledged(NamedTuple):
     refused: list[Refused]
     errors: list[str]
 
+    def __add__(self, other: object) -> Acknowledged:
+        """Both together."""
+        if not isinstance(other, Acknowledged):
+            return NotImplemented
+        return Acknowledged(self.told + other.told, self.refused + other.refused, self.errors + other.errors)
+
 
 def acknowledge(source: Source, ack_ref: str, messages: Sequence[Told]) -> Acknowledged:
     """Tell the source of the messages of one group, one call an action; an error is returned, never raised.
@@ -51,17 +56,23 @@ def acknowledge(source: Source, ack_ref: str, messages: Sequence[Told]) -> Ackno
     groups: dict[str, list[str]] = defaultdict(list)
     for message in messages:
         groups[message.action].append(message.ack_id)
-    told, refused, errors = 0, [], []
+    answer = Acknowledged(0, [], [])
     for action, ack_ids in groups.items():
-        try:
-            if action == "ack":
-                refused += source.ack(ack_ref, ack_ids)
-            elif action != "noop":
-                refused += source.release(ack_ref, ack_ids, int(action.partition(":")[2] or 0))
-            told += len(ack_ids)
-        except Exception as error:
-            errors.append(f"{action} of {len(ack_ids)} messages of {source.name}: {type(error).__name__}: {error}")
-    return Acknowledged(told - len(refused), refused, errors)
+        answer += _tell(source, ack_ref, action, ack_ids)
+    return answer
+
+
+def _tell(source: Source, ack_ref: str, action: str, ack_ids: list[str]) -> Acknowledged:
+    try:
+        refused: list[Refused] = []
+        if action == "ack":
+            refused = source.ack(ack_ref, ack_ids)
+        elif action != "noop":
+            refused = source.release(ack_ref, ack_ids, int(action.partition(":")[2] or 0))
+    except Exception as error:
+        said = f"{action} of {len(ack_ids)} messages of {source.name}: {type(error).__name__}: {error}"
+        return Acknowledged(0, [], [said])
+    return Acknowledged(len(ack_ids) - len(refused), refused, [])
 
 
 @dataclass(frozen=True)
@@ -75,25 +86,35 @@ class Acknowledge:
     def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
         """Run task `index`; return the counts as the notes of a manifest."""
         started = time.monotonic()
-        told = lost = 0
-        refused: list[Refused] = []
+        told = lost = refused = 0
+        refusals: list[Refused] = []
         errors: list[str] = []
-        for _, batch in read_ranges(self.lake, self.parts[index], ["ack_ref", "ack_id", "action"], _ROWS):
-            # Sorted by group alone: within one, messages stay in the order in which they were handled.
-            rows = sorted(zip(*(column.to_pylist() for column in batch.columns), strict=True), key=itemgetter(0))
-            for ack_ref, group in groupby(rows, key=itemgetter(0)):
-                result = acknowledge(self.source, ack_ref, [Told(*row[1:]) for row in group])
-                told += result.told
-                lost += sum(one.lost for one in result.refused)
-                refused += [one for one in result.refused if not one.lost]
-                errors += result.errors
+        for _, batch in read_ranges(self.lake, self.parts[index], ["ack_ref", "action", "ack_id"], _ROWS):
+            for (ack_ref, action), ack_ids in _groups(batch):
+                answer = _tell(self.source, ack_ref, action, ack_ids)
+                again = [one for one in answer.refused if not one.lost]
+                told, lost = told + answer.told, lost + len(answer.refused) - len(again)
+                refused += len(again)
+                refusals = (refusals + again)[:_SAMPLE]
+                errors = (errors + answer.errors)[:_SAMPLE]
         notes = {
             "acknowledged": told,
             "lost": lost,
-            "refused": len(refused),
-            "refusals": [one._asdict() for one in refused[:_SAMPLE]],
-            "errors": errors[:_SAMPLE],
+            "refused": refused,
+            "refusals": [one._asdict() for one in refusals],
+            "errors": errors,
             "seconds": time.monotonic() - started,
             "task": index,
         }
         yield from Manifest(notes=[notes]).to_arrow().to_batches()
+
+
+def _groups(batch: pa.RecordBatch) -> Iterator[tuple[tuple[str, str], list[str]]]:
+    """The ids of a batch by `ack_ref` and action, each group in the order in which its messages were handled.
+
+    Most often there is one, so columns are compared and not rows gone through.
+    """
+    for ack_ref in pc.unique(batch.column("ack_ref")).to_pylist():
+        mine = batch.filter(pc.equal(batch.column("ack_ref"), ack_ref))
+        for action in pc.unique(mine.column("action")).to_pylist():
+            yield (ack_ref, action), mine.filter(pc.equal(mine.column("action"), action)).column("ack_id").to_pylist()

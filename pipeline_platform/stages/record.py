@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -182,7 +182,7 @@ class Recorder:
 
         columns, kept = _fitting(build, messages, indexes, failed)
         if kept:
-            self._count_keys(name, [messages[index].batch_key for index in kept])
+            self._count_keys(name, columns[-1])
             names = ["data"] if row_type is None else row_type.schema.names
             self._write_table(name, _rows(batch, _IDENTITY, kept), window, columns, names, batch_id)
         return kept
@@ -209,17 +209,16 @@ class Recorder:
         )
         self._writer.write(name, window, batch)
 
-    def _count_keys(self, name: str, keys: Iterable[str]) -> None:
+    def _count_keys(self, name: str, keys: pa.Array) -> None:
         counted = self.keys[name]
-        counted.update(keys)
+        for count in keys.value_counts().to_pylist():
+            counted[count["values"]] += count["counts"]
         _forget_rare(counted)
 
     def columns(self, name: str, rows: pa.RecordBatch, window: str, columns: list[pa.Array], names: list[str]) -> None:
         """Record rows of one batcher that are columns already: the fast lane."""
         keys = rows.column("batch_key").fill_null(DEFAULT)
-        for count in keys.value_counts().to_pylist():
-            self.keys[name][count["values"]] += count["counts"]
-        _forget_rare(self.keys[name])
+        self._count_keys(name, keys)
         self._write_table(name, rows, window, [*columns, keys], names, None)
         self.settle_handled(rows, window)
 
