@@ -51,6 +51,8 @@ _LOG = logging.getLogger(__name__)
 
 LEASE_S = 60.0
 """Seconds that a receive's claim on capacity lasts unless its run renews it."""
+FEW = 100
+"""Messages that the driver acknowledges by itself: a Spark stage would take longer than a few calls."""
 ROOM_WITHIN_S = 60.0
 """Seconds that a backfill or replay waits for room, before it takes on what there is."""
 
@@ -490,7 +492,7 @@ class Flow:
         if files and receive.origin == "source":
             parts = divide(files, self.pipeline.name, self.pipeline.producer.concurrency)
             task = Acknowledge(source, self.lake, parts)
-            if source.acknowledges_in_tasks:
+            if source.acknowledges_in_tasks and sum(file.rows for file in files) > FEW:
                 told = self._run(receive, task, len(parts))
             else:
                 for index in range(len(parts)):
