@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import traceback
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from itertools import repeat
 from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
-from pydantic import ValidationError
+
+from pipeline_platform.failure import Failure, reason_of, words
 
 Status = Literal["ok", "failed"]
 BatchMode = Literal["bulk", "flush"]
@@ -46,11 +46,6 @@ MESSAGES = pa.schema(
 )
 """The table `<pipeline>/messages`: every delivery as it was received, with the receive that leased it."""
 
-_REFUSALS = 5
-"""What is told of a model that refuses its input: as many fields."""
-
-_FIELD = re.compile(r"\[key\]|[A-Za-z_][\w\[\]()-]{0,39}")
-
 _ACTION = re.compile(r"ack|noop|nack(:\d{1,6})?")
 
 
@@ -67,74 +62,6 @@ def check_action(action: str) -> str:
     if not isinstance(action, str) or not _ACTION.fullmatch(action):
         raise ValueError(f"an action is 'ack', 'noop', 'nack' or 'nack:<seconds>', not {action!r}")
     return action
-
-
-def words(value: object, limit: int | None = 8_000) -> str:
-    """Put anything into text that a column holds, whatever its `__str__` does; half surrogates are escaped."""
-    try:
-        text = str(value)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        text = f"<{type(value).__name__}, whose __str__ raised {type(error).__name__}>"
-    return text[:limit].encode("utf-8", "backslashreplace").decode()
-
-
-def reason_of(error: BaseException) -> str:
-    """What an exception says, without what pydantic adds of the payload: reasons are logged and shown to many."""
-    return words(_without_input(words(error, None), error), 2_000) or type(error).__name__
-
-
-def _without_input(text: str, error: BaseException | None) -> str:
-    """Replace, in what was made of an exception, the words of each ValidationError that it is or arose from."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        if isinstance(error, ValidationError):
-            text = text.replace(words(error, None), _refusal(error))
-        error = error.__context__ if error.__cause__ is None else error.__cause__
-    return text
-
-
-def _refusal(error: ValidationError) -> str:
-    """Where a model refuses its input and why; equal for equal causes, so that they can be counted."""
-    told = error.errors(include_url=False, include_context=False, include_input=False)
-    some = [": ".join(filter(None, (_place(one), one["msg"]))) for one in told[:_REFUSALS]]
-    more = [f"and {len(told) - _REFUSALS} more"] if len(told) > _REFUSALS else []
-    return f"{error.title}: {'; '.join(some + more)}"
-
-
-def _place(refused: Any) -> str:
-    """The path to a field. What is no name of one is left out: an index, and a key, which the payload chose."""
-    path = list(refused["loc"])
-    if path and refused["type"] == "extra_forbidden":
-        path[-1] = None
-    for index, part in enumerate(path):
-        if part == "[key]":
-            path[index - 1] = None
-    return ".".join(part if isinstance(part, str) and _FIELD.fullmatch(part) else "*" for part in path)
-
-
-class Failure(NamedTuple):
-    """Why a message failed.
-
-    Attributes:
-        kind: `failed` where a callback called `Message.failed`, else the exception's class name.
-        reason: One line for people.
-        traceback: Of the exception, or empty.
-        stage: The callback it failed in, or `lake` where its data fits no column.
-    """
-
-    kind: str
-    reason: str
-    traceback: str = ""
-    stage: str = ""
-
-    @classmethod
-    def of(cls, error: BaseException, stage: str) -> Failure:
-        """Describe an exception that a callback raised; the traceback is cut to its last 8,000 characters."""
-        text = _without_input("".join(traceback.format_exception(error)), error)
-        return cls(type(error).__name__, reason_of(error), words(text[-8_000:]), stage)
 
 
 class Delivery:

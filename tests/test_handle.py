@@ -15,8 +15,9 @@ import pytest
 from pydantic import BaseModel, computed_field, field_validator
 
 from pipeline_platform.control import ControlStore
+from pipeline_platform.failure import Failure
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.message import Failure, Message
+from pipeline_platform.message import Message
 from pipeline_platform.options import Batcher, Processors, Producer, RateLimiting, TableBatcher
 from pipeline_platform.pipeline import Pipeline
 from pipeline_platform.rate_limiter import Pace

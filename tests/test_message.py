@@ -3,7 +3,8 @@
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from pipeline_platform.message import Failure, Message, words
+from pipeline_platform.failure import Failure, words
+from pipeline_platform.message import Message
 from tests.small_lake import batch_of
 
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
+from pipeline_platform.failure import Failure
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.writer import Writer
-from pipeline_platform.message import BatchInfo, Delivery, Failure, Message
+from pipeline_platform.message import BatchInfo, Delivery, Message
 from pipeline_platform.options import Batcher
 from pipeline_platform.pipeline import Pipeline
 from pipeline_platform.source import Source

@@ -12,12 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipeline_platform.failure import Failure, words
 from pipeline_platform.lake.columns import ColumnError, arrow_schema, refuse_nulls, required
 from pipeline_platform.lake.manifest import File
 from pipeline_platform.lake.reader import Range, read_ranges
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.writer import Writer
-from pipeline_platform.message import DEFAULT, MESSAGES, Failure, Message, words
+from pipeline_platform.message import DEFAULT, MESSAGES, Message
 from pipeline_platform.options import Processors, TableBatcher
 from pipeline_platform.pipeline import Pipeline, PipelineError
 from pipeline_platform.rate_limiter import Pace

@@ -15,10 +15,11 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from pipeline_platform.failure import Failure
 from pipeline_platform.lake.reader import Range, read_ranges
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.writer import Writer
-from pipeline_platform.message import BULK, MESSAGES, Delivery, Failure, Message
+from pipeline_platform.message import BULK, MESSAGES, Delivery, Message
 from pipeline_platform.options import TableBatcher
 from pipeline_platform.pipeline import Pipeline
 from pipeline_platform.source import Source

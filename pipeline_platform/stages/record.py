@@ -13,10 +13,12 @@ import pyarrow as pa
 from pydantic import BaseModel
 from pydantic_core import from_json, to_json
 
-from pipeline_platform.lake.columns import RowType, crossing_of
+from pipeline_platform.failure import Failure, reason_of, words
+from pipeline_platform.lake.columns import RowType
+from pipeline_platform.lake.crossing import crossing_of
 from pipeline_platform.lake.tables import FAILED, OUTCOMES
 from pipeline_platform.lake.writer import Writer
-from pipeline_platform.message import DEFAULT, Failure, Message, reason_of, words
+from pipeline_platform.message import DEFAULT, Message
 from pipeline_platform.options import Batcher, TableBatcher
 from pipeline_platform.pipeline import Pipeline
 from pipeline_platform.source import Source
