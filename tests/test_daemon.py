@@ -327,7 +327,7 @@ mutation Terminate($id: String!) { terminateRun(runId: $id) {
 
 def test_what_a_run_held_that_is_terminated_in_the_ui_is_taken_by_the_next(deployed: Deployed) -> None:
     gate = deployed.folder / "terminated"
-    payloads = [f"wait for {gate}", *(f"ended {n}" for n in range(40))]
+    payloads = [f"wait for {gate}", *(f"ended {n}" for n in range(60))]
     run_id, _ = run_at_work(deployed, payloads)
 
     answer = deployed.ask(TERMINATE, id=run_id)["terminateRun"]
