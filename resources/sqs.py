@@ -213,7 +213,8 @@ class SqsSource(Source):
 
         Returns:
             Those that SQS refused, entries of failed calls among them: one failed call holds back no other.
-            Entries that failed through no fault of ours were tried again before.
+            Entries that failed through no fault of ours were tried again before. All are lost where the queue of
+            `ack_ref` is gone and `queue_url` names another by now: what it held went with it.
 
         Raises:
             SourceError: No call succeeded.
@@ -222,7 +223,7 @@ class SqsSource(Source):
         def delete(entries: list[dict[str, Any]]) -> Mapping[str, Any]:
             return self._client.delete_message_batch(QueueUrl=ack_ref, Entries=entries)  # type: ignore[arg-type]
 
-        return self._in_tens(delete, [{"ReceiptHandle": handle} for handle in ack_ids])
+        return self._in_tens(ack_ref, delete, [{"ReceiptHandle": handle} for handle in ack_ids])
 
     def release(self, ack_ref: str, ack_ids: Sequence[str], delay_s: int = 0) -> list[Refused]:
         """Make messages visible again after `delay_s` seconds, ten a call; failures as in `ack`.
@@ -238,7 +239,9 @@ class SqsSource(Source):
         def change(entries: list[dict[str, Any]]) -> Mapping[str, Any]:
             return self._client.change_message_visibility_batch(QueueUrl=ack_ref, Entries=entries)  # type: ignore[arg-type]
 
-        return self._in_tens(change, [{"ReceiptHandle": handle, "VisibilityTimeout": timeout} for handle in ack_ids])
+        return self._in_tens(
+            ack_ref, change, [{"ReceiptHandle": handle, "VisibilityTimeout": timeout} for handle in ack_ids]
+        )
 
     @cached_property
     def _client(self) -> SQSClient:
@@ -291,7 +294,7 @@ class SqsSource(Source):
         )
 
     def _in_tens(
-        self, call: Callable[[list[dict[str, Any]]], Mapping[str, Any]], entries: list[dict[str, Any]]
+        self, queue_url: str, call: Callable[[list[dict[str, Any]]], Mapping[str, Any]], entries: list[dict[str, Any]]
     ) -> list[Refused]:
         tens = [entries[i : i + TEN] for i in range(0, len(entries), TEN)]
         calls = _Calls(call, lambda error: str(self._explain(error)))
@@ -299,6 +302,8 @@ class SqsSource(Source):
         with ThreadPoolExecutor(THREADS) as pool:
             refused = [entry for ten in pool.map(calls.settle, tens) for entry in ten]
         if entries and calls.error is not None and not calls.succeeded:
+            if queue_url != self.queue_url and re.fullmatch(_NO_QUEUE, _code(calls.error)):
+                return [Refused(entry["ReceiptHandle"], f"{queue_url} is no queue any more", True) for entry in entries]
             raise self._explain(calls.error) from calls.error
         return refused
 
@@ -314,9 +319,11 @@ class SqsSource(Source):
         return SourceError(f"source {self.name!r}: queue_url {self.queue_url!r} failed with {said}")
 
 
+_NO_QUEUE = "NonExistentQueue|QueueDoesNotExist|InvalidAddress"
+
 _EXPLANATIONS = (
     (
-        "NonExistentQueue|QueueDoesNotExist|InvalidAddress",
+        _NO_QUEUE,
         (
             "queue_url {queue!r} is no queue there (region_name {region}, endpoint_url {endpoint}). "
             "Create it, or correct the one that is wrong"

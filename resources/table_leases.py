@@ -381,7 +381,7 @@ def read_share(
     leases, receives = tables.leases, tables.receives
     columns = [leases.c.id, leases.c.attempts, _payload(tables)]
     if tables.metadata is not None:
-        columns.append(sa.type_coerce(tables.metadata, sa.Text) if tables.is_sqlite else tables.metadata)
+        columns.append(_as_text(tables, tables.metadata))
     receive = sa.select(receives.c.id).where(receives.c.receive_id == receive_id).scalar_subquery()
     query = (
         sa.select(*columns)
@@ -418,6 +418,13 @@ def _by_size(cursor: Any) -> Iterator[list[tuple[Any, ...]]]:
             batch, size = [], 0
     if batch:
         yield batch
+
+
+def _as_text(tables: Tables, column: sa.ColumnClause[Any]) -> sa.ColumnElement[Any]:
+    """A column as text, or as the bytes it holds: the driver would parse JSON, and stop at what is nested too deep."""
+    if tables.is_sqlite:
+        return sa.type_coerce(column, sa.Text)
+    return column if isinstance(column.type, sa.LargeBinary) else sa.cast(column, sa.Text)
 
 
 def _payload(tables: Tables) -> sa.ColumnElement[Any]:

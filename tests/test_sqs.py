@@ -448,8 +448,14 @@ def test_where_calls_go_on_failing_the_rest_are_not_tried_but_reported(aws, queu
 
 def test_when_no_call_succeeds_the_source_is_to_blame(aws, queue):
     missing = queue + "-gone"
-    with pytest.raises(SourceError, match=r"queue_url .* is no queue there"):
-        source(queue_url=queue).ack(missing, ["a", "b"])
+    with pytest.raises(SourceError, match=r"queue_url '.*-gone' is no queue there"):
+        source(queue_url=missing).ack(missing, ["a", "b"])
+
+
+def test_what_a_queue_held_is_lost_once_it_is_gone_and_another_took_its_place(aws, queue):
+    refused = source(queue_url=queue).ack(queue + "-before", ["a", "b"])
+    assert [(one.ack_id, one.lost) for one in refused] == [("a", True), ("b", True)]
+    assert refused[0].reason.endswith("flights-before is no queue any more")
 
 
 def test_released_messages_come_back_at_once_or_after_a_delay(aws, queue):

@@ -499,6 +499,21 @@ def test_no_depth_of_metadata_stops_a_share(queue: TableQueue, run_sql: Callable
     assert len(receive(queue, "a")) == 200
 
 
+@pytest.mark.parametrize("kind", ["json", "jsonb"])
+def test_no_depth_stops_a_share_whose_metadata_the_driver_would_parse(postgres_url: str, kind: str) -> None:
+    queue = TableQueue(name="flights", url=postgres_url, metadata_column="notes")
+    with table_leases.engine_of(queue.url).begin() as connection:
+        connection.execute(sa.text(f"CREATE TABLE messages (id bigserial PRIMARY KEY, data bytea, notes {kind})"))
+        statement = sa.text(f"INSERT INTO messages (data, notes) VALUES ('', CAST(:notes AS {kind}))")
+        deep = "[" * 2_000 + "]" * 2_000
+        for notes in (deep, '{"key": 1.5}', None):
+            connection.execute(statement, {"notes": notes})
+    queue.create()
+
+    told = [json.loads(row["metadata"] or "{}") for row in receive(queue, "a")]
+    assert told == [{"notes": deep}, {"key": 1.5}, {}]
+
+
 # A table of one's own.
 
 
