@@ -89,7 +89,7 @@ def column(model: type[BaseModel], name: str) -> pa.DataType:
 def rows(model: type[BaseModel], *data: Any) -> list[dict[str, Any]]:
     """Data as it comes back out of the columns."""
     row_type = RowType(model)
-    columns = row_type.columns(row_type.rows(list(data)))
+    columns = row_type.columns(list(data))
     return pa.table(columns, schema=row_type.schema).to_pylist()
 
 
@@ -210,7 +210,8 @@ class Numbers(BaseModel):
         ({1: 1}, r"data has \['1'\]"),
         ({"number": 1.5}, "number is 1.5, which is no int"),
         ({"number": None}, "number is None, which its model does not allow"),
-        ({"number": "5"}, "5"),
+        ({"number": "5"}, "number does not fit its column: Could not convert a value with type str"),
+        (Numbers.model_construct(number=1.5), "number is 1.5, which is no int"),
         ({"number": 2**63}, "too large"),
         ({"text": 5}, "int"),
         ({"text": "\ud83d"}, "surrogates"),
@@ -223,9 +224,37 @@ def test_data_that_fits_no_column_is_refused(data, words):
         rows(Numbers, data)
 
 
+@pytest.mark.parametrize(
+    "cut",
+    [
+        {"pair": [1, 2.5]},
+        {"counts": {"a": Decimal("2.5")}},
+        {"place": {"name": "here", "height": 2.5}},
+        {"places": [{"name": "here", "height": None}, {"name": "there", "height": 2.5}]},
+        {"by_name": {"b": {"name": "b", "height": 2.5}}},
+    ],
+)
+def test_no_number_is_cut_to_an_integer_however_deep_it_lies(cut):
+    (name,) = cut
+    with pytest.raises(ColumnError, match=rf"{name} is .*2\.5.*, which is no int"):
+        rows(Everything, EVERYTHING.__dict__ | cut)
+
+
+def test_a_refused_value_is_payload_and_not_told():
+    with pytest.raises(ColumnError) as refused:
+        rows(Numbers, {"number": "my secret"})
+    assert "secret" not in str(refused.value)
+
+
 def test_a_dict_without_a_required_field_is_refused_by_the_fields_name():
-    with pytest.raises(ColumnError, match=r"data lacks \['carrier'\], which Flight requires"):
-        rows(Flight, {"late": 1})
+    for lacking in ({"late": 1}, Flight.model_construct(late=1)):
+        with pytest.raises(ColumnError, match=r"data lacks \['carrier'\], which Flight requires"):
+            rows(Flight, lacking)
+
+
+def test_a_dict_with_a_wrong_name_among_the_right_number_is_refused_by_that_name():
+    with pytest.raises(ColumnError, match=r"data has \['lat'\], which Flight has no field for"):
+        rows(Flight, {"carrier": "UA", "lat": 1, "tags": [], "remark": None})
 
 
 def test_none_fits_where_the_model_allows_it():

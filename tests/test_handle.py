@@ -103,7 +103,7 @@ FAULTS = {
     "unhashable": ("TypeError", "batcher was set to a value of type list; put_batcher takes text"),
     "fail": ("failed", "as told"),
     "misfit": ("ColumnError", "data has ['txt'], which Row has no field for"),
-    "surrogate": ("UnicodeEncodeError", "surrogates not allowed"),
+    "surrogate": ("ColumnError", "surrogates not allowed"),
     "surrogate key": ("UnicodeEncodeError", "surrogates not allowed"),
     "number for a key": ("TypeError", "batch_key was set to a value of type int; put_batch_key takes text"),
 }

@@ -40,7 +40,7 @@ def crossed(data: Any, model: type[BaseModel] | None = None) -> Any:
 
 def in_columns(data: Any, model: type[BaseModel]) -> list[pa.Array]:
     row_type = RowType(model)
-    return row_type.columns(row_type.rows([data]))
+    return row_type.columns([data])
 
 
 @pytest.mark.parametrize("data", [b"\xff", b"", "ñ", None, 5, 1.5, math.inf, [1, {"a": None}], {"a": "b"}])

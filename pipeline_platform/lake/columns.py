@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
+import re
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from functools import lru_cache
@@ -25,9 +26,10 @@ _PLAIN: dict[type, pa.DataType] = {
     date: pa.date32(),
     Decimal: pa.decimal128(38, 9),
 }
-_CUT = (float, Decimal)
-"""What Arrow would cut to an integer without a word."""
 _WHOLE = {int, type(None)}
+_MISFIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
+_NOT_CONVERTED = re.compile("Could not convert .* with type", re.DOTALL)
+"""How Arrow tells a value, which is payload."""
 _AS_TEXT = (UUID, time, timedelta)
 
 
@@ -167,81 +169,126 @@ def refuse_nulls(columns: Sequence[pa.Array], schema: pa.Schema, required: froze
 
 
 class RowType:
-    """The rows of one model: checks data against its columns, and builds them a column at a time."""
+    """The rows of one model: builds their columns from the data of many messages, and refuses what fits none."""
 
     def __init__(self, model: type[BaseModel]) -> None:
         self.model = model
         self.schema = arrow_schema(model)
-        self._struct = pa.struct(list(self.schema))
         self._fields = frozenset(model.model_fields)
-        self._in_order = tuple(model.model_fields)
+        self._struct = pa.struct(list(self.schema))
         self._never_none = required(model)
-        self._row = row_of(model)
-        self._integers = [field.name for field in self.schema if pa.types.is_integer(field.type)]
+        self._integers = [field for field in self.schema if _holds_integers(field.type)]
+        self._is_plain = row_of(model) is _own_dict
 
-    def rows(self, data: list[Any]) -> list[dict[str, Any]]:
-        """Turn the data of many messages into rows.
-
-        Raises:
-            Exception: One of them is none, or something of the model's own raised; `row` tells whose.
-        """
-        if self._row is _own_dict:
-            kinds = set(map(type, data))
-            if kinds == {self.model}:
-                return [one.__dict__ for one in data]
-            if kinds == {dict} and self._are_rows(data):
-                return data
-        return [self.row(one) for one in data]
-
-    def _are_rows(self, data: list[dict[str, Any]]) -> bool:
-        """Whether dicts are rows as they stand, their fields in order: found out for all at once, by loops in C."""
-        return set(map(tuple, data)) == {self._in_order} and all(
-            set(map(type, map(itemgetter(name), data))) <= _WHOLE for name in self._integers
-        )
-
-    def row(self, data: Any) -> dict[str, Any]:
-        """Turn the data of one message into a row.
+    def columns(self, data: list[Any]) -> list[pa.Array]:
+        """Build the columns of `schema`.
 
         Args:
-            data: An instance of the model, or a dict by the names of its fields; what a dict lacks is filled in
+            data: An instance of the model each, or a dict by the names of its fields; what a dict lacks is filled in
                 with the field's default.
 
         Raises:
-            ColumnError: It is neither.
+            Exception: Some is neither, or holds what its column does not (a ColumnError, which names the field); or
+                something of the model's own raised.
         """
-        if isinstance(data, self.model):
-            return self._row(data)
-        if not isinstance(data, dict):
-            raise ColumnError(f"data is {kind_of(data)}, not {self.model.__name__} or a dict of its fields")
-        if data.keys() != self._fields:
-            data = {**data, **self._defaults(data)}
-        for name in self._integers:
-            if isinstance(data[name], _CUT):
-                raise ColumnError(f"{name} is {data[name]!r}, which is no int")
-        return data if self._row is _own_dict else _plain_dict(data)
+        try:
+            columns = self._columns(self._as_they_stand(data))
+        except KeyError:
+            columns = self._columns([self._row(one) for one in data])
+        refuse_nulls(columns, self.schema, self._never_none)
+        return columns
 
-    def _defaults(self, data: dict[str, Any]) -> dict[str, Any]:
-        if unknown := data.keys() - self._fields:
-            raise ColumnError(f"data has {sorted(map(str, unknown))}, which {self.model.__name__} has no field for")
+    def _as_they_stand(self, data: list[Any]) -> list[dict[str, Any]]:
+        """Rows without a copy, where what they hold is plain: as many fields as there are, and maybe of other names."""
+        if self._is_plain:
+            kinds = set(map(type, data))
+            if kinds == {self.model}:
+                return [one.__dict__ for one in data]
+            if kinds == {dict} and set(map(len, data)) == {len(self._fields)}:
+                return data
+        return [self._row(one) for one in data]
+
+    def _row(self, data: Any) -> dict[str, Any]:
+        if isinstance(data, self.model):
+            row = data.__dict__
+        elif isinstance(data, dict):
+            row = data
+            if unknown := row.keys() - self._fields:
+                raise ColumnError(f"data has {sorted(map(str, unknown))}, which {self.model.__name__} has no field for")
+        else:
+            raise ColumnError(f"data is {kind_of(data)}, not {self.model.__name__} or a dict of its fields")
+        if absent := self._fields - row.keys():
+            row = {**row, **self._defaults(absent, row)}
+        return row if self._is_plain else {name: _plain(value) for name, value in row.items()}
+
+    def _defaults(self, absent: frozenset[str], data: dict[str, Any]) -> dict[str, Any]:
         fields = self.model.model_fields
-        absent = self._fields - data.keys()
         if missing := sorted(name for name in absent if fields[name].is_required()):
             raise ColumnError(f"data lacks {missing}, which {self.model.__name__} requires")
         return {name: fields[name].get_default(call_default_factory=True, validated_data=data) for name in absent}
 
-    def columns(self, rows: list[dict[str, Any]]) -> list[pa.Array]:
-        """Build the columns of rows.
+    def _columns(self, rows: list[dict[str, Any]]) -> list[pa.Array]:
+        """Build the columns of rows; a KeyError says that some row lacks a field."""
+        for field in self._integers:
+            _refuse_cut(field, list(map(itemgetter(field.name), rows)))
+        try:
+            # All at once: going through the rows a second time costs as much as building a column.
+            columns: list[pa.Array] = pa.array(rows, self._struct).flatten()
+        except _MISFIT:
+            for field in self.schema:
+                _refuse_misfit(field, [row[field.name] for row in rows])
+            raise
+        for field, column in zip(self.schema, columns, strict=True):
+            if column.null_count:  # Arrow takes what is not there for None
+                _ = [row[field.name] for row in rows]
+        return columns
 
-        Raises:
-            pa.ArrowException, TypeError, ValueError, OverflowError: Some value does not fit its column.
-        """
-        flat: list[pa.Array] = pa.array(rows, self._struct).flatten()
-        refuse_nulls(flat, self.schema, self._never_none)
-        return flat
+
+def _refuse_cut(field: pa.Field, values: list[Any]) -> None:
+    for number in _cut(field.type, values):
+        raise ColumnError(f"{field.name} is {number!r}, which is no int")
 
 
-def _plain_dict(data: dict[str, Any]) -> dict[str, Any]:
-    return {name: _plain(value) for name, value in data.items()}
+def _refuse_misfit(field: pa.Field, values: list[Any]) -> None:
+    try:
+        pa.array(values, field.type)
+    except _MISFIT as error:
+        said = _NOT_CONVERTED.sub("Could not convert a value with type", str(error))
+        raise ColumnError(f"{field.name} does not fit its column: {said}") from None
+
+
+def _cut(type_: pa.DataType, values: Collection[Any]) -> Iterator[float | Decimal]:
+    """The values that Arrow would cut to an integer without a word."""
+    if pa.types.is_integer(type_):
+        if not set(map(type, values)) <= _WHOLE:
+            yield from (value for value in values if isinstance(value, float | Decimal))
+    elif pa.types.is_list(type_):
+        for value in values:
+            if isinstance(value, list):
+                yield from _cut(type_.value_type, value)
+    else:
+        for value in values:
+            if isinstance(value, dict):
+                yield from _cut_inside(type_, value)
+
+
+def _cut_inside(type_: pa.DataType, value: dict[Any, Any]) -> Iterator[float | Decimal]:
+    if pa.types.is_map(type_):
+        yield from _cut(type_.item_type, value.values())
+    else:
+        for field in type_:
+            yield from _cut(field.type, [value.get(field.name)])
+
+
+@lru_cache(maxsize=1_024)
+def _holds_integers(type_: pa.DataType) -> bool:
+    if pa.types.is_map(type_):
+        return _holds_integers(type_.item_type)
+    if pa.types.is_list(type_):
+        return _holds_integers(type_.value_type)
+    if pa.types.is_struct(type_):
+        return any(_holds_integers(field.type) for field in type_)
+    return bool(pa.types.is_integer(type_))
 
 
 def kind_of(value: Any) -> str:

@@ -179,7 +179,7 @@ class Recorder:
 
         def build(some: list[Message]) -> list[pa.Array]:
             data, keys = [one.data for one in some], [one.batch_key for one in some]
-            columns = [_json_column(data)] if row_type is None else row_type.columns(row_type.rows(data))
+            columns = [_json_column(data)] if row_type is None else row_type.columns(data)
             return [*columns, pa.array(keys, pa.string())]
 
         columns, kept = _fitting(build, messages, indexes, failed)
