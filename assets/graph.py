@@ -160,7 +160,7 @@ def at_work(flow: Flow, context: dg.AssetExecutionContext) -> Iterator[Receive |
         yield None
         return
     if receive.run_id != context.run.run_id:
-        flow.resume(receive, context.run.run_id)
+        receive = flow.resume(receive, context.run.run_id)
     with _let_go_if_ended(flow, receive):
         yield receive
 

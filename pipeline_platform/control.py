@@ -323,14 +323,20 @@ class ControlStore:
         with self._database.writing() as connection:
             connection.execute(sa.update(_RECEIVES).where(lower).values(messages=messages))
 
-    def beat(self, receive_id: str, lease_s: float) -> bool:
+    def beat(self, receive_id: str, lease_s: float, *, run_id: str | None = None) -> bool:
         """Renew a claim by `lease_s` seconds from now.
 
         A claim that is over comes back to life as long as its room is still free and nobody has ended it: a driver
         that stalled goes on, unless others count on its place.
 
+        Args:
+            receive_id: Whose claim.
+            lease_s: Seconds; with 0 it is over now.
+            run_id: The run that works on it; None for whoever does.
+
         Returns:
-            False where it is gone, or over and its room taken: whoever beats must decide nothing more.
+            False where it is gone, another run's by now, or over and its room taken: whoever beats must decide
+            nothing more.
         """
         with self._database.writing() as connection:
             pipeline = connection.execute(_receive(receive_id, _RECEIVES.c.pipeline)).scalar()
@@ -340,7 +346,7 @@ class ControlStore:
             # Only now: a clock read before the lock could find alive what another has already replaced.
             now = self._clock(connection)
             mine = connection.execute(_receive(receive_id, *_RECEIVES.c)).first()
-            if mine is None:
+            if mine is None or run_id not in (None, mine.run_id):
                 return False
             if mine.expires_at <= now:
                 others = self._live(connection, pipeline, now, but=receive_id)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 
 from pipeline_platform import engine
-from pipeline_platform.control import Claim, ControlStore
+from pipeline_platform.control import ControlStore, ControlStoreError
 from pipeline_platform.demand import RUN_LASTS
 from pipeline_platform.lake.decision import DROPPED, Decision, FencedError, decide, decided, fence, publish
 from pipeline_platform.lake.failed import FailedMessages
@@ -29,7 +29,7 @@ from pipeline_platform.lake.reader import Range, divide
 from pipeline_platform.lake.receives import Origin, Receive, Receives
 from pipeline_platform.lake.replay import ReceivedMessages
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.lake.tables import OUTCOMES, Stored, Tables
+from pipeline_platform.lake.tables import OUTCOMES, Tables
 from pipeline_platform.message import MESSAGES
 from pipeline_platform.options import Batcher
 from pipeline_platform.pipeline import Pipeline, PipelineError
@@ -42,7 +42,6 @@ from pipeline_platform.stages.duplicates import SettleDuplicates
 from pipeline_platform.stages.handle import Handle
 from pipeline_platform.stages.receive import Receive as ReceiveTask
 from pipeline_platform.stages.record import STAGED, staged_table
-from pipeline_platform.windows import window_key
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -145,6 +144,8 @@ class Flow:
             tell(f"cleared up after runs that died or left something unacknowledged: receives {', '.join(cleared)}")
         receive_id = uuid.uuid4().hex
         asked = self._asked(origin, windows, demand, base)
+        # Before the claim, which nobody renews yet: over many windows it takes longer than a lease.
+        replaces = self._replay(windows, base).finished() if origin == "messages" else ()
         wanted = self._wanted(origin, asked, windows, tell)
         try:
             # Nobody asks for a backfill again; a pull is asked for at every look at the source.
@@ -161,7 +162,7 @@ class Flow:
                 asked=asked,
                 context=dict(context or {}),
                 base=base,
-                replaces=self._replay(windows, base).finished() if origin == "messages" else (),
+                replaces=replaces,
                 started_at=datetime.now(UTC),
             )
             if granted:
@@ -235,14 +236,20 @@ class Flow:
                 told = True
             time.sleep(1.0)
 
-    def resume(self, receive: Receive, run_id: str) -> None:
+    def resume(self, receive: Receive, run_id: str) -> Receive:
         """Go on with what another run received: a re-execution of its later steps.
+
+        From here on that other run can neither keep nor decide anything, should it be alive still.
+
+        Returns:
+            The same receive, as this run's.
 
         Raises:
             PipelineError: There is no room for it now.
         """
+        receive = receive.model_copy(update={"run_id": run_id})
         if self._decided(receive):
-            return
+            return receive
         held = min(self._received(receive), receive.demand)
         granted = self._claim(receive.receive_id, run_id, held, ROOM_WITHIN_S, _LOG.info)
         if granted < held:
@@ -251,6 +258,7 @@ class Flow:
                 f"{self.pipeline.name}: no room for the {held} messages of receive {receive.receive_id} while other "
                 "runs are under way: re-execute when they are done, or let the next run receive them again"
             )
+        return receive
 
     def let_go(self, receive: Receive) -> None:
         """Say that nobody works on a receive any more: what is decided is the next run's to finish, at once.
@@ -282,10 +290,15 @@ class Flow:
         )
 
     def receive(self, receive: Receive) -> Manifest:
-        """Lease messages and write them down; what was planned is leased under the receive's id."""
+        """Lease messages and write them down; what was planned is leased under the receive's id.
+
+        Raises:
+            FencedError: Its claim is over: it stalled since it began, and was given up.
+        """
         if not receive.demand:
             return Manifest()
         source, started = self.source_of(receive), time.monotonic()
+        self._expect_ours(receive)
         with self.alive(receive):
             shares = source.plan(receive.demand, self.pipeline.producer.concurrency, receive.receive_id)
             task = ReceiveTask(source, shares, self.lake, self.pipeline.name, receive.receive_id, receive.window)
@@ -304,6 +317,9 @@ class Flow:
             return Manifest()
         if (before := self.receives.manifest(receive.receive_id, "handle")).files and self._decided(receive):
             return before  # executed again after the decision: what was written is what there is
+        self._expect_ours(receive)
+        # Of an earlier try, which may have sent messages to other batchers: what is decided is what is kept here.
+        self.receives.forget_after(receive.receive_id, "receive")
         started = time.monotonic()
         with self.alive(receive):
             already = self._already(receive, received) if received.total("redelivered") else []
@@ -389,12 +405,13 @@ class Flow:
     def _already(self, receive: Receive, received: Manifest) -> list[Range]:
         """Look up what may have come before; return where the answer lies."""
         tables, name = self.tables, self.pipeline.name
-        oldest = window_key(datetime.now(UTC) - self.pipeline.producer.deduplicate_for)
+        # By when they were decided, not by their window: one may pull into a window of long ago.
+        oldest = datetime.now(UTC) - self.pipeline.producer.deduplicate_for
         outcomes = tables["outcomes"]
-        handle = outcomes.open()
         known = [
             Range(f"{name}/outcomes/{file.path}", file.window, 0, file.rows, 0)
-            for file in _since(outcomes.files(handle), oldest)
+            for file in outcomes.files(outcomes.open())
+            if file.committed_at >= oldest
         ]
         of = self.pipeline.processors.concurrency
         fresh = divide(received.of_table("messages"), name, of)
@@ -463,7 +480,23 @@ class Flow:
     def _expect_decided(self, receive: Receive) -> None:
         """Refuse to go on with a receive that was given up: its messages are another run's now."""
         if not self._decided(receive):
-            raise FencedError(f"receive {receive.receive_id} was given up while its run stalled; it decides nothing")
+            raise FencedError(
+                f"receive {receive.receive_id} is not decided: it was given up while its run stalled, or `commit` was "
+                "left out; its messages come back when their lease is over"
+            )
+
+    def _expect_ours(self, receive: Receive) -> None:
+        """Refuse to go on where another run works on the receive by now, or it was given up."""
+        try:
+            ours = self.control.beat(receive.receive_id, LEASE_S, run_id=receive.run_id)
+        except ControlStoreError:  # a failover is no reason to stop, and it is asked again before the decision
+            _LOG.exception("could not ask whose receive %s is", receive.receive_id)
+            return
+        if not ours:
+            raise FencedError(
+                f"receive {receive.receive_id} is not run {receive.run_id}'s any more: the run stalled, and the "
+                "receive was given up for dead or is being worked on by a re-execution"
+            )
 
     def _received(self, receive: Receive) -> int:
         return self.receives.manifest(receive.receive_id, "receive").rows("messages") if receive.demand else 0
@@ -482,9 +515,10 @@ class Flow:
         """
         manifest = self.receives.manifest(receive.receive_id)
         files = manifest.of_table("outcomes")
-        if files:
-            # A task that outlives its run may leave outcomes behind that never were committed.
+        if manifest.files:
+            # Outcomes lie there before they are decided; and who runs this step alone may have left out publishing.
             self._expect_decided(receive)
+            self.publish(receive)
         if manifest.total("duplicates") or manifest.total(DROPPED):
             self._publish_decided()
         source = self.source_of(receive)
@@ -519,11 +553,6 @@ class Flow:
             if receive is not None and self._decided(receive):
                 self.publish(receive)
 
-    def finish(self, receive: Receive) -> Acknowledgement:
-        """Publish and acknowledge what is decided: by its own run, or whoever finds it."""
-        self.publish(receive)
-        return self.acknowledge(receive)
-
     def clear_up(self) -> list[str]:
         """Finish what dead runs decided, give up what they did not; return the ids of what was cleared up."""
         dead = {claim.receive_id: claim for claim in self.control.over(self.pipeline.name)}
@@ -540,9 +569,9 @@ class Flow:
                     self.receives.remove(receive_id)
                 continue
             if self._decided(receive):
-                # Live ones too: what this run looks up must be published before it is acknowledged.
-                self.publish(receive)
                 if receive_id in live:
+                    # What this run looks up must be published before it is acknowledged.
+                    self.publish(receive)
                     continue
                 self.acknowledge(receive)
             elif receive_id in live or not fence(self.tables, receive_id):
@@ -591,14 +620,10 @@ class Flow:
     def _extend(self, receive: Receive) -> bool:
         ours = theirs = False
         try:
-            ours = self.control.beat(receive.receive_id, LEASE_S)
+            ours = self.control.beat(receive.receive_id, LEASE_S, run_id=receive.run_id)
         finally:  # one store that does not answer must not cost the lease at the other
             theirs = self.source_of(receive).extend(receive.receive_id)
         return ours and theirs
-
-    def claims(self) -> list[Claim]:
-        """What is in flight."""
-        return self.control.in_flight(self.pipeline.name)
 
     def _run(self, receive: Receive, task: engine.Task, shares: int) -> Manifest:
         if not shares:
@@ -625,7 +650,12 @@ class Flow:
             spark.removeTag(tag)
 
     def _keep(self, receive: Receive, step: str, manifest: Manifest, started: float) -> Manifest:
-        """Keep a step's manifest, with the time it took."""
+        """Keep a step's manifest, with the time it took.
+
+        Raises:
+            FencedError: Another run works on the receive by now: what it keeps is what counts.
+        """
+        self._expect_ours(receive)
         timed = Manifest(manifest.files, [*manifest.notes, {"step": step, "took": time.monotonic() - started}])
         self.receives.keep(receive.receive_id, step, timed)
         return timed
@@ -637,9 +667,3 @@ def spark_tag(receive_id: str) -> str:
 
 
 _COLUMNS = {field.name: field for schema in (OUTCOMES, MESSAGES, STAGED) for field in schema}
-
-
-def _since(files: Sequence[Stored], oldest: str) -> list[Stored]:
-    """The files of the windows from the one that `oldest` lies in."""
-    first = max((file.window for file in files if file.window <= oldest), default=oldest)
-    return [file for file in files if file.window >= first]

@@ -359,7 +359,7 @@ def test_a_failed_handling_goes_on_from_failure_under_a_lease_of_its_own(locatio
     real = flow_module.Flow.handle
 
     def look(flow: Any, receive: Any) -> Any:
-        seen.append([(claim.run_id, claim.messages) for claim in flow.claims()])
+        seen.append([(claim.run_id, claim.messages) for claim in flow.control.in_flight(flow.pipeline.name)])
         return real(flow, receive)
 
     with mock.patch.object(flow_module.Flow, "handle", look):

@@ -1,8 +1,10 @@
 """Whole flows on a real Spark: queue to tables to acknowledgement."""
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -12,9 +14,11 @@ from pipeline_platform.control import ControlStore, ControlStoreError
 from pipeline_platform.demand import RUN_LASTS
 from pipeline_platform.engine import TaskError
 from pipeline_platform.flow import Flow
-from pipeline_platform.lake.decision import FencedError
+from pipeline_platform.lake.decision import FencedError, UnhandledError
 from pipeline_platform.lake.receives import Origin, Receive
+from pipeline_platform.lake.replay import ReceivedMessages
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.message import Message
 from pipeline_platform.pipeline import Pipeline, PipelineError
 from resources.table_queue import TableQueue
 from tests.flow_pipelines import Columns, Obedient, Paced, Twisted
@@ -294,3 +298,138 @@ def test_a_backfill_without_any_room_is_refused_and_not_green(filled: Filled, mo
 
     with pytest.raises(PipelineError, match="room for 0 of the 1 messages of this backfill"):
         run(flow, "failed")
+
+
+def worked(flow: Flow, windows: Iterable[str] = (WINDOW,)) -> Receive:
+    """A receive that has handled everything, and decided nothing."""
+    receive = flow.begin(origin="source", run_id="test", windows=[*windows])
+    flow.receive(receive)
+    flow.handle(receive)
+    flow.batch(receive, "batches")
+    return receive
+
+
+def test_acknowledging_alone_publishes_what_is_decided_first(filled: Filled) -> None:
+    """As when the disk was full while tables were written, and only the last step is executed again."""
+    flow = filled(Obedient, [b"one", b"two"])
+    receive = worked(flow)
+    flow.decide(receive)
+
+    answer = flow.acknowledge(receive)
+
+    assert (answer.acknowledged, answer.unacknowledged) == (2, 0)
+    assert sorted(rows(flow, "words")["word"]) == ["one", "two"]
+
+
+def test_acknowledging_what_was_never_handled_is_refused(filled: Filled) -> None:
+    flow = filled(Obedient, [b"one"])
+    receive = flow.begin(origin="source", run_id="test", windows=[WINDOW])
+    flow.receive(receive)
+
+    with pytest.raises(FencedError, match="not decided"):
+        flow.acknowledge(receive)
+
+    assert flow.receives.get(receive.receive_id), "the next run finds it"
+
+
+@pytest.mark.parametrize("origin", ["source", "messages"])
+def test_nothing_is_decided_where_a_step_was_left_out(filled: Filled, origin: Origin) -> None:
+    """A replay would put nothing in the place of everything."""
+    flow = filled(Obedient, [b"one", b"batch a"])
+    if origin == "messages":
+        run(flow)
+    receive = flow.begin(origin=origin, run_id="test", windows=[WINDOW])
+    flow.receive(receive)
+    with pytest.raises(UnhandledError, match=r"2 messages and the outcomes of 0.*from `handle_messages` on"):
+        flow.decide(receive)
+    flow.handle(receive)
+    with pytest.raises(UnhandledError, match="2 messages and the outcomes of 1"):
+        flow.decide(receive)
+    flow.batch(receive, "batches")
+    flow.decide(receive)
+    flow.publish(receive)
+
+    assert rows(flow, "words")["word"].to_list() == ["one"]
+    assert rows(flow, "batches")["batch_key"].to_list() == ["a"]
+
+
+class Mended(Obedient):
+    """Has no batch of what went to batches before."""
+
+    def handle_message(self, message: Message, context: Any) -> Message:
+        return message.put_data({"word": message.data.decode()}).put_batcher("words")
+
+
+def test_what_an_earlier_try_batched_is_not_kept_beside_what_is_handled_again(filled: Filled) -> None:
+    flow = filled(Obedient, [b"batch a", b"batch b"])
+    receive = worked(flow)
+    flow = dataclasses.replace(flow, pipeline=Mended)
+
+    flow.handle(receive)
+    flow.batch(receive, "batches")
+    flow.decide(receive)
+    flow.publish(receive)
+
+    assert sorted(rows(flow, "words")["word"]) == ["batch a", "batch b"]
+    assert rows(flow, "batches").height == 0
+    assert rows(flow, "outcomes").height == 2
+
+
+def test_a_delivery_is_known_again_by_when_it_was_decided_and_not_by_its_window(filled: Filled) -> None:
+    """Pulled into a window of long ago, as one can from the Partitions tab, and delivered once more."""
+    flow = filled(Obedient, [b"one"])
+    receive = worked(flow, ["2026-01-01T0000"])
+    flow.decide(receive)
+    flow.publish(receive)
+    flow.source.release(receive.receive_id, ["1"])
+
+    run(flow)
+
+    assert rows(flow, "words").height == 1
+    assert sorted(rows(flow, "outcomes")["outcome"]) == ["duplicate", "handled"]
+
+
+def test_a_run_whose_receive_another_executes_again_keeps_and_decides_nothing(filled: Filled) -> None:
+    """Its process outlived its being cancelled, and comes to its end while the other is at work."""
+    flow = filled(Obedient, [b"one"])
+    receive = worked(flow)
+    again = flow.resume(receive, "another run")
+
+    with pytest.raises(FencedError, match="re-execution"):
+        flow.handle(receive)
+    with pytest.raises(FencedError, match="could not be renewed"):
+        flow.decide(receive)
+    flow.decide(again)
+    flow.publish(again)
+
+    assert rows(flow, "words")["word"].to_list() == ["one"]
+
+
+def test_a_run_that_was_given_up_before_it_leased_leases_nothing(filled: Filled) -> None:
+    flow = filled(Obedient, [b"one"])
+    receive = flow.begin(origin="source", run_id="test", windows=[WINDOW])
+    flow.control.end(receive.receive_id)  # it stalled, and another run has taken its place
+    flow.clear_up()
+
+    with pytest.raises(FencedError, match="given up for dead"):
+        flow.receive(receive)
+
+    assert flow.source.backlog().messages == 1
+
+
+def test_a_replay_claims_its_room_last_for_nobody_renews_it_while_it_looks(
+    filled: Filled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = filled(Obedient, [b"one"])
+    run(flow)
+    held: list[int] = []
+    look = ReceivedMessages.finished
+
+    def finished(source: ReceivedMessages) -> tuple[str, ...]:
+        held.append(len(flow.control.in_flight("obedient")))
+        return look(source)
+
+    monkeypatch.setattr(ReceivedMessages, "finished", finished)
+    flow.begin(origin="messages", run_id="test", windows=[WINDOW])
+
+    assert held == [0]

@@ -41,9 +41,13 @@ def day(number: int) -> str:
     return window_key(NOW - timedelta(days=number))
 
 
-def finish(tables: Tables, receive_id: str, *names: str, window: str = WINDOW) -> None:
+def finish(tables: Tables, receive_id: str, *names: str, window: str = WINDOW, decided: datetime | None = None) -> None:
+    """Finish a receive; it was decided when its window began, unless that is said."""
     deliveries = tuple((name, b"fail" if name.startswith("f") else name.encode()) for name in names)
-    Run(tables, Memory(deliveries_=deliveries), receive_id, windows=(window,)).finish()
+    then = (decided or datetime.strptime(window, "%Y-%m-%dT%H%M").replace(tzinfo=UTC)).timestamp()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pipeline_platform.lake.tables.time.time", lambda: then)
+        Run(tables, Memory(deliveries_=deliveries), receive_id, windows=(window,)).finish()
 
 
 def windows(tables: Tables, table: str) -> set[str]:
@@ -203,6 +207,18 @@ def test_whole_windows_are_dropped_once_they_are_older_than_they_are_kept(lake, 
 
     assert {name: len(windows(tables, name)) for name in left} == left
     assert {name: report[name]["dropped"] for name in left} == {name: 4 - count for name, count in left.items()}
+
+
+def test_outcomes_are_kept_while_deliveries_are_looked_up_in_them_however_old_their_window(tables):
+    finish(tables, "r1", "m1", window=day(30), decided=NOW - timedelta(days=1))
+    finish(tables, "r2", "m2", window=day(20))
+    finish(tables, "r3", "m3", window=day(10))
+    finish(tables, "r4", "m4", window=day(0))
+
+    maintain(tables, Retention(messages=timedelta(hours=1), failed=None), NOW)
+
+    assert windows(tables, "outcomes") == {day(30), day(10), day(0)}
+    assert windows(tables, "messages") == {day(0)}
 
 
 def test_a_replay_still_has_what_it_needs_of_every_window_whose_messages_are_kept(tables):

@@ -30,6 +30,10 @@ class FencedError(Exception):
     """The receive was given up for dead while its run stalled: it may not decide any more."""
 
 
+class UnhandledError(Exception):
+    """What is known of a receive is not what became of every message of it: nothing of it may be decided."""
+
+
 class Decision(NamedTuple):
     """What deciding came to.
 
@@ -83,6 +87,7 @@ def decide(
 
     Raises:
         FencedError: It was given up, or its lease is somebody else's.
+        UnhandledError: Some message of it has no outcome, or more than one: a step was left out.
     """
     outcomes = tables["outcomes"]
     looked, dropped, tries = receive.base, 0, 0
@@ -101,7 +106,7 @@ def decide(
             raise FencedError(f"receive {receive.receive_id} is too old to be decided: {error}") from error
         dropped += _drop_decided(tables, receives, receive, added, on_success)
         looked = handle.version()
-        files = receives.manifest(receive.receive_id).of_table("outcomes")
+        files = _outcome_files(receives.manifest(receive.receive_id), receive)
         removed, kept = replacement(outcomes, handle, receive)
         if not still_ours():
             raise FencedError(f"the lease of receive {receive.receive_id} is over and could not be renewed")
@@ -111,6 +116,17 @@ def decide(
         except CommitConflictError:
             continue
         return Decision(dropped, tries)
+
+
+def _outcome_files(manifest: Manifest, receive: Receive) -> list[File]:
+    """The outcomes that a receive is about to decide: one for each message."""
+    received, known = manifest.rows("messages"), manifest.rows("outcomes")
+    if received != known:
+        raise UnhandledError(
+            f"receive {receive.receive_id} has {received} messages and the outcomes of {known}: some of its steps did "
+            "not come to their end. Re-execute from `handle_messages` on, all steps after it included"
+        )
+    return manifest.of_table("outcomes")
 
 
 def fence(tables: Tables, receive_id: str) -> bool:

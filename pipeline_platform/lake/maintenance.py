@@ -69,7 +69,9 @@ def maintain(tables: Tables, retention: Retention, now: datetime | None = None) 
         table = tables[name]
         if table.exists():
             keep_for = _keep_for(tables, retention, name)
-            dropped = 0 if keep_for is None else _drop_windows(table, now - keep_for, busy)
+            # A message is looked up by when it was decided, which may be long after its window.
+            wanted_since = now - tables.pipeline.producer.deduplicate_for if name == "outcomes" else None
+            dropped = 0 if keep_for is None else _drop_windows(table, now - keep_for, busy, wanted_since)
             compacted = _compact(table)
             report[name] = Kept(compacted, dropped, _vacuum(table, now - untouchable))._asdict()
     _remove_leftovers(tables.lake, receives, untouchable)
@@ -84,10 +86,12 @@ def _keep_for(tables: Tables, retention: Retention, name: str) -> timedelta | No
     return {"messages": retention.messages, "failed": retention.failed}.get(name, retention.batchers)
 
 
-def _drop_windows(table: Table, before: datetime, busy: Collection[str]) -> int:
+def _drop_windows(table: Table, before: datetime, busy: Collection[str], wanted_since: datetime | None) -> int:
     while True:
         handle = table.open()
         files = table.files(handle)
+        if wanted_since is not None:
+            busy = {*busy, *(file.window for file in files if file.committed_at >= wanted_since)}
         old = {window for window in over_before(before, (file.window for file in files)) if window not in busy}
         if table.name == "failed":
             old = {window for window in old if not _has_open(table, files, window)}

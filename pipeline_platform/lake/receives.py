@@ -8,13 +8,17 @@ from datetime import datetime
 from typing import Any, Literal
 
 import pyarrow.parquet as pq
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pipeline_platform.lake.manifest import File, Manifest
 from pipeline_platform.lake.storage import Lake
 
 Origin = Literal["source", "failed", "messages"]
 """Where a receive takes its messages from: the pipeline's source, its open failures, or what it received before."""
+
+
+class ReceiveError(Exception):
+    """The record of a receive cannot be read: names the file, and the way out."""
 
 
 class Receive(BaseModel):
@@ -24,7 +28,7 @@ class Receive(BaseModel):
         receive_id: Names its lease, its files, its transaction and its Spark work.
         pipeline: Name of the pipeline.
         origin: `source`, `failed` (a backfill of failures) or `messages` (a full replay).
-        run_id: Of the Dagster run that began it.
+        run_id: Of the Dagster run that works on it: the one that began it, or re-executes its later steps.
         windows: Partition keys that the run is about; messages from the source belong to the last.
         demand: How many messages it may take on.
         asked: How many it was to take on; more than `demand` where a backfill found no room for all.
@@ -73,8 +77,16 @@ class Receives:
 
     def get(self, receive_id: str) -> Receive | None:
         """Its record; None once it is finished."""
-        record = self._lake.read(f"{self.folder(receive_id)}/receive.json")
-        return None if record is None else Receive.model_validate_json(record)
+        path = f"{self.folder(receive_id)}/receive.json"
+        record = self._lake.read(path)
+        try:
+            return None if record is None else Receive.model_validate_json(record)
+        except ValidationError as error:
+            raise ReceiveError(
+                f"{self._lake.uri(path)} is no record of a receive ({len(record or b'')} bytes, "
+                f"{error.errors()[0]['type']}): restore it, or remove its folder if no commit of `outcomes` is by this "
+                "receive. Its messages come back then, when their lease is over"
+            ) from error
 
     def unfinished(self) -> list[str]:
         """The ids of those that are there."""
@@ -85,6 +97,13 @@ class Receives:
         sink = io.BytesIO()
         pq.write_table(manifest.to_arrow(), sink)
         self._lake.write(f"{self.folder(receive_id)}/{step}.parquet", sink.getvalue())
+
+    def forget_after(self, receive_id: str, step: str) -> None:
+        """Forget what all steps but one wrote: those after it are to run again."""
+        folder = self.folder(receive_id)
+        for name in self._steps(folder):
+            if name != f"{step}.parquet":
+                self._lake.remove_file(f"{folder}/{name}")
 
     def manifest(self, receive_id: str, *steps: str) -> Manifest:
         """What some steps wrote, or all; empty for a step that has not run."""

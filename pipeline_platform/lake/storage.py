@@ -97,10 +97,13 @@ class Lake(BaseModel):
             with self.open_output(path) as file:
                 file.write(content)
             return
-        half = f"{path}.{uuid.uuid4().hex}.half"
-        with self.open_output(half) as file:
+        half = self._at(f"{path}.{uuid.uuid4().hex}.half")
+        os.makedirs(os.path.dirname(half), exist_ok=True)
+        with open(half, "wb") as file:
             file.write(content)
-        os.replace(self._at(half), self._at(path))
+            file.flush()
+            os.fsync(file.fileno())  # or a power cut may leave the name and no content
+        os.replace(half, self._at(path))
 
     def read(self, path: str) -> bytes | None:
         """Read a whole file; None where there is none."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -91,12 +92,21 @@ class LogExpiredError(Exception):
 
 
 class Stored(NamedTuple):
-    """A file of a table: its path under the table's folder, its window, rows and size."""
+    """A file of a table.
+
+    Attributes:
+        path: Under the table's folder.
+        window: Whose rows it holds.
+        rows: How many.
+        bytes: Its size.
+        committed_at: When it became part of the table; of a compacted one, when its rows came to lie together.
+    """
 
     path: str
     window: str
     rows: int
     bytes: int
+    committed_at: datetime
 
 
 def columns_of(pipeline: type[Pipeline], table: str) -> pa.Schema:
@@ -193,12 +203,13 @@ class Table:
         """The files of some windows, or of all, as of this handle."""
         adds = pa.table(handle.get_add_actions(flatten=True))
         wanted = None if windows is None else set(windows)
-        rows = adds.select(["path", "partition.window", "num_records", "size_bytes"]).to_pylist()
-        return [
-            Stored(row["path"], row["partition.window"], row["num_records"], row["size_bytes"])
-            for row in rows
-            if wanted is None or row["partition.window"] in wanted
-        ]
+        told = ["path", "partition.window", "num_records", "size_bytes", "modification_time"]
+        rows = zip(*(adds[name].to_pylist() for name in told), strict=True)
+        files = (
+            Stored(path, window, count, size, datetime.fromtimestamp(at / 1000, UTC))
+            for path, window, count, size, at in rows
+        )
+        return [file for file in files if wanted is None or file.window in wanted]
 
     def added_since(self, handle: DeltaTable, version: int) -> list[str]:
         """Paths of the files that commits after `version` added, up to this handle; compaction adds no data.
