@@ -218,7 +218,7 @@ def test_outcomes_are_kept_while_deliveries_are_looked_up_in_them_however_old_th
     maintain(tables, Retention(messages=timedelta(hours=1), failed=None), NOW)
 
     assert windows(tables, "outcomes") == {day(30), day(10), day(0)}
-    assert windows(tables, "messages") == {day(0)}
+    assert windows(tables, "messages") == {day(10), day(0)}
 
 
 def test_a_replay_still_has_what_it_needs_of_every_window_whose_messages_are_kept(tables):
