@@ -46,7 +46,7 @@ class Database:
 
     def __str__(self) -> str:
         """Give the URL, without its password."""
-        return self._url.render_as_string(hide_password=True)
+        return without_secrets(self._url)
 
     @contextmanager
     def writing(self) -> Iterator[sa.Connection]:
@@ -103,6 +103,11 @@ class Database:
                 self._tables.create_all(connection)
             self._made = (pid, engine)
         return self._made[1]
+
+
+def without_secrets(url: sa.URL) -> str:
+    """A database's URL as people may see it: without a password, and without a query, which may hold one too."""
+    return url.set(query={}).render_as_string(hide_password=True)
 
 
 def clock(connection: sa.Connection) -> int:

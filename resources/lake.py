@@ -1,7 +1,8 @@
 """The lake and the control store as Dagster resources, and tables as arguments of downstream assets."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -47,6 +48,12 @@ class ControlResource(ConfigurableResourceFactory[ControlStore]):
         """Hand out the control store."""
         del context
         return ControlStore(self.url)
+
+    @contextmanager
+    def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator[ControlStore]:
+        """Lend it, and close its connections afterwards: a sensor asks for one at every look."""
+        with closing(self.create_resource(context)) as store:
+            yield store
 
 
 class LakeIOManager(dg.ConfigurableIOManager):

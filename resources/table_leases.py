@@ -15,7 +15,6 @@ import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -410,7 +409,7 @@ def _by_size(cursor: Any) -> Iterator[list[tuple[Any, ...]]]:
     step = 16
     while rows := cursor.fetchmany(min(step, ROWS_PER_BATCH - len(batch))):
         batch += rows
-        fetched = sum(map(len, filter(None, map(itemgetter(2), rows))))
+        fetched = sum(len(part) for row in rows for part in row[2:] if part)
         size += fetched
         step = max(1, min(4 * step, BYTES_PER_BATCH * len(rows) // (fetched + 1)))
         if len(batch) >= ROWS_PER_BATCH or size >= BYTES_PER_BATCH:
@@ -421,9 +420,12 @@ def _by_size(cursor: Any) -> Iterator[list[tuple[Any, ...]]]:
 
 
 def _as_text(tables: Tables, column: sa.ColumnClause[Any]) -> sa.ColumnElement[Any]:
-    """A column as text, or as the bytes it holds: the driver would parse JSON, and stop at what is nested too deep."""
+    """A column as text, or as the bytes it holds.
+
+    PostgreSQL's driver would parse JSON, and stop at what is nested too deep; SQLite's would stop at text that is none.
+    """
     if tables.is_sqlite:
-        return sa.type_coerce(column, sa.Text)
+        return sa.cast(column, sa.LargeBinary)
     return column if isinstance(column.type, sa.LargeBinary) else sa.cast(column, sa.Text)
 
 

@@ -16,7 +16,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, date, datetime
 from typing import Any, Final, TypeVar
 
@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 import sqlalchemy as sa
 from pydantic import ConfigDict, Field, field_validator
 
+from pipeline_platform.control_database import without_secrets
 from pipeline_platform.source import Backlog, Refused, Share, Source, SourceError
 from resources import table_leases
 from resources.table_leases import Tables, UnfitError
@@ -330,7 +331,7 @@ class TableQueue(Source):
             return work(connection, *arguments)
 
     def _here(self) -> str:
-        return f"{self.name} (table {self.table!r} at {sa.make_url(self.url).render_as_string(hide_password=True)})"
+        return f"{self.name} (table {self.table!r} at {without_secrets(sa.make_url(self.url))})"
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -378,7 +379,8 @@ def _transaction(connection: sa.Connection, *, durable: bool) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        connection.exec_driver_sql("ROLLBACK")
+        with suppress(sa.exc.SQLAlchemyError):  # SQLite has rolled back itself where its disk is full
+            connection.exec_driver_sql("ROLLBACK")
         raise
     connection.exec_driver_sql("COMMIT")
 

@@ -475,7 +475,7 @@ def test_the_lease_is_renewed_while_a_commit_takes_long(location: Location, monk
         run = location.run("told_pull")
 
     assert run.status == SUCCESS
-    assert seen == [[1]]
+    assert seen == [[1], [1]], "while it is decided and published, and while it is acknowledged"
 
 
 # Looking after it

@@ -1,5 +1,6 @@
 """Batching: whole batches out of a sorted stream, and `handle_batch` held to its contract."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.message import BatchInfo, Message
 from pipeline_platform.options import Batcher, Producer
 from pipeline_platform.pipeline import Pipeline
+from pipeline_platform.stages import batch as batching
 from pipeline_platform.stages.batch import BATCHED, HandleBatches, handle_batch, in_batches, whole_batches
 from pipeline_platform.stages.record import STAGED, encode
 from resources.spark import SparkResource
@@ -185,6 +187,18 @@ def test_a_message_in_mode_flush_ends_its_batch_and_no_other_keys(placed):
     ]
 
 
+def test_messages_that_are_large_together_are_cut_before_the_batch_size(placed, monkeypatch):
+    """A worker holds a batch whole; and Arrow holds no more than 2 GiB of one column."""
+    monkeypatch.setattr(batching, "BATCH_BYTES", 100)
+    small, large = "a 1", "a " + "x" * 60  # twice: as it was delivered, and as handling left it
+
+    assert placed(small, small, large, small, large, batch_size=4) == [
+        (True, [small, small, large]),
+        (True, [small]),
+        (False, [large]),
+    ]
+
+
 # The contract of handle_batch
 
 
@@ -256,6 +270,13 @@ def test_what_handle_batch_returned_is_the_batchers_table(lake):
     assert [row["data"] for row in rows] == ['{"base64": "/w=="}', '{"a":1}', '"text"', "[1.5]"]
     assert {row["batch_key"] for row in rows} == {"k"}
     assert {row["batch_id"] for row in rows} == {INFOS[0].batch_id}
+
+
+def test_a_table_without_a_model_holds_nothing_but_json(lake):
+    manifest = batched(lake, staged({"number": 1.5}, {"number": math.nan}, {"number": math.inf}))
+
+    rows = rows_of(lake, "obedient", manifest, "plain")
+    assert [row["data"] for row in rows] == ['{"number":1.5}', '{"number":null}', '{"number":null}']
 
 
 # What a batch is told

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pytest
@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.message import Message
-from pipeline_platform.options import Batcher, Producer, TableBatcher
+from pipeline_platform.options import Batcher, Processors, Producer, TableBatcher
 from pipeline_platform.pipeline import Pipeline, PipelineError
 from pipeline_platform.stages.columns import ROUTING, WriteColumns
 from pipeline_platform.stages.record import decode
@@ -114,8 +114,31 @@ def test_what_fits_no_column_fails_alone(lake, misfits):
 
     assert {int(name[1:]) for name in failures(lake, manifest)} == misfits
     assert [one["late"] for one in rows_of(lake, "fast", manifest, "lake")] == sorted(set(range(4)) - misfits)
-    assert all(reason.startswith("late is soon and fits no int64") for _, reason in failures(lake, manifest).values())
+    assert {why for _, why in failures(lake, manifest).values()} == {"late is string and holds what fits no int64"}
     assert {one["data"] for one in rows_of(lake, "fast", manifest, "failed")} == {b"original"}, "as it was received"
+
+
+class Looking(Fast):
+    processors = Processors(chunk_size=50, chunk_bytes=100_000)
+    seen: ClassVar[list[int]] = []
+
+    def handle_failed(self, messages, context):
+        self.seen.append(sum(len(message.data) for message in messages))
+        return messages
+
+
+@pytest.mark.parametrize("said", [{"status": "failed"}, {"batcher": "nowhere"}, {"late": "soon"}])
+def test_payloads_of_what_fails_are_looked_up_few_at_a_time(lake, said):
+    """A deployment that fails everything must not cost the memory of everything."""
+    payloads = [b"x" * (100 if number < 300 else 40_000) for number in range(320)]
+    Looking.seen.clear()
+
+    rows = (row(data, **{"late": "0", **said}) for data in payloads)
+    manifest = written(lake, *rows, pipeline=Looking, late=pa.string())
+
+    assert sum(Looking.seen) == sum(map(len, payloads))
+    assert max(Looking.seen) <= 100_000
+    assert len(outcomes(lake, "fast", manifest)) == 320
 
 
 def test_a_null_where_the_model_wants_a_value_fails_alone(lake):

@@ -458,6 +458,24 @@ def test_times_are_those_of_the_clock_that_all_share(backend, request, tmp_path)
 # Errors
 
 
+def test_a_password_in_the_query_is_shown_nowhere():
+    store = ControlStore("postgresql://127.0.0.1:1/control?user=tests&password=s3cret")
+
+    with pytest.raises(ControlStoreError) as error:
+        store.pause("flights", "why not")
+    assert "s3cret" not in f"{error.value} {store!r}"
+
+
+def test_a_claim_beats_for_the_run_that_works_on_it_alone(store):
+    store.claim("flights", "a", "one", wanted=10, capacity=10, lease_s=60)
+    assert store.beat("a", 60, run_id="one")
+
+    store.claim("flights", "a", "two", wanted=10, capacity=10, lease_s=60)
+    assert not store.beat("a", 60, run_id="one")
+    assert store.beat("a", 60, run_id="two")
+    assert store.beat("a", 60)
+
+
 def test_a_password_is_shown_nowhere():
     store = ControlStore("postgresql://tests:s3cret@127.0.0.1:1/control")
 

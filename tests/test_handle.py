@@ -713,6 +713,21 @@ def test_many_reasons_and_keys_do_not_fill_the_tasks_memory(lake, monkeypatch):
     assert manifest.total("failed") == 50
 
 
+def test_a_long_batch_key_is_cut_in_what_the_driver_is_told_and_whole_in_its_table(lake):
+    class Verbose(Pipeline):
+        name = "verbose"
+        producer = Producer(source="memory")
+        batchers = {"kept": TableBatcher(schema=Row)}
+
+        def handle_message(self, message, context):
+            return message.put_batcher("kept").put_data(Row(text="")).put_batch_key(message.data.decode() * 10_000)
+
+    manifest = handled(lake, Verbose, b"k")
+
+    assert manifest.notes[0]["keys"]["kept"] == {"k" * 200: 1}
+    assert rows_of(lake, "verbose", manifest, "kept")[0]["batch_key"] == "k" * 10_000
+
+
 def test_what_the_driver_is_told_is_a_sample_without_payloads(lake):
     class Typed(Pipeline):
         name = "typed"

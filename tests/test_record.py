@@ -238,6 +238,19 @@ def test_data_that_fits_no_column_crosses_no_more_than_it_goes_into_a_table(data
         in_columns(data, Numbers)
 
 
+@pytest.mark.parametrize("model", [None, Everything])
+@pytest.mark.parametrize("data", [{"counts": {"\ud83d": 1}}, {"by_name": {"\ud83d": {"name": "b", "height": None}}}])
+def test_half_surrogates_in_keys_are_refused_as_they_are_in_values(data, model):
+    """Replaced, two keys became one."""
+    with pytest.raises(ValueError, match="surrogates not allowed"):
+        encode({**EVERYTHING.__dict__, **data} if model else data, model)
+
+
+def test_a_replacement_character_of_ones_own_crosses():
+    data = {"\ufffd": "\ufffd"}
+    assert crossed(data, None) == data
+
+
 def test_a_field_that_the_model_forbids_is_refused_by_its_name():
     with pytest.raises(ColumnError, match=r"data has \['vlue'\], which Hundredfold has no field for"):
         crossed({"vlue": 1}, Hundredfold)

@@ -499,6 +499,46 @@ def test_no_depth_of_metadata_stops_a_share(queue: TableQueue, run_sql: Callable
     assert len(receive(queue, "a")) == 200
 
 
+def test_metadata_that_are_no_text_cost_no_message(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/queue.db"
+    queue = TableQueue(name="flights", url=url, metadata_column="metadata")
+    queue.create()
+    queue.enqueue([b"1", b"2"], metadata=[None, {"key": 1}])
+    with table_leases.engine_of(url).begin() as connection:
+        connection.execute(sa.text("UPDATE messages SET metadata = CAST(x'7bff' AS TEXT) WHERE id = 1"))
+
+    told = [json.loads(row["metadata"]) for row in receive(queue, "a")]
+    assert told == [{"metadata": "{\ufffd"}, {"key": 1}]
+
+
+def test_rows_are_read_few_at_a_time_where_their_metadata_are_large(queue: TableQueue) -> None:
+    queue.enqueue((b"1" for _ in range(300)), ({"large": "x" * 100_000} for _ in range(300)))
+
+    (share,) = queue.plan(300, 1, "a")
+    sizes = [batch.nbytes for batch in queue.read(share, "a")]
+    assert sum(sizes) > 30_000_000
+    assert max(sizes) < 3 * table_leases.BYTES_PER_BATCH
+
+
+def test_a_full_disk_is_told_as_one(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/queue.db"
+    queue = TableQueue(name="flights", url=url)
+    queue.create()
+    pages = "PRAGMA max_page_count = 40"
+
+    def full(dbapi_connection: Any, _record: object) -> None:
+        dbapi_connection.execute(pages)
+
+    engine = table_leases.open_tables(queue.url, None, "messages", "id", "data", None, None).engine
+    sa.event.listen(engine, "connect", full)
+    try:
+        with pytest.raises(SourceError, match="database or disk is full"):
+            queue.enqueue(b"x" * 10_000 for _ in range(100))
+    finally:
+        sa.event.remove(engine, "connect", full)
+    assert queue.backlog() == Backlog(0)
+
+
 @pytest.mark.parametrize("kind", ["json", "jsonb"])
 def test_no_depth_stops_a_share_whose_metadata_the_driver_would_parse(postgres_url: str, kind: str) -> None:
     queue = TableQueue(name="flights", url=postgres_url, metadata_column="notes")

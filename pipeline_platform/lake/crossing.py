@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from functools import lru_cache
@@ -16,6 +16,8 @@ from pydantic_core import SchemaSerializer, SchemaValidator
 from pydantic_core import core_schema as core
 
 from pipeline_platform.lake.columns import ColumnError, allows_none, bare, kind_of
+
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}".encode()
 
 
 class Crossing:
@@ -47,7 +49,12 @@ class Crossing:
             raise ColumnError(f"data is {kind_of(data)}, not {self._model.__name__} or a dict of its fields")
         elif self._forbids and (unknown := data.keys() - self._model.model_fields.keys()):
             raise ColumnError(f"data has {sorted(map(str, unknown))}, which {self._model.__name__} has no field for")
-        return self._to_json(data, warnings=False)
+        encoded = self._to_json(data, warnings=False)
+        if _REPLACEMENT in encoded:
+            # Half of a surrogate pair in a value is refused, and in a key replaced: two keys could become one.
+            for key in _keys(data):
+                key.encode()
+        return encoded
 
     def decode(self, value: bytes) -> BaseModel:
         """The instance of what `encode` wrote; what a dict lacked has its default.
@@ -56,6 +63,18 @@ class Crossing:
             ValidationError: Something is not of its field's type.
         """
         return self._instance(self._from_json(value))
+
+
+def _keys(data: Any) -> Iterator[str]:
+    if isinstance(data, BaseModel):
+        data = _fields_of(data)
+    if isinstance(data, dict):
+        yield from (key for key in data if isinstance(key, str))
+        data = data.values()
+    elif not isinstance(data, list | tuple | set | frozenset):
+        return
+    for one in data:
+        yield from _keys(one)
 
 
 @lru_cache(maxsize=256)

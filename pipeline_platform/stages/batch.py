@@ -28,12 +28,15 @@ _NAMESPACE = uuid.UUID("6f1c3c0e-6a50-5a53-9f6e-0f3b6f0f6d5a")
 BATCHED = pa.schema([*STAGED, ("window", pa.string()), ("batch", pa.int64()), ("full", pa.bool_())])
 """A staged message and its place: the how-manieth batch of its window and key, and whether that one is full."""
 
+BATCH_BYTES = 128 * 2**20
+"""A batch ends where its messages come to this, by payload and by what handling made of it: a worker holds it whole."""
+
 
 def in_batches(staged: DataFrame, batch_size: int, concurrency: int) -> DataFrame:
     """Put staged messages in batches: in order of arrival within a window and batch key, cut at `batch_size`.
 
-    A message in mode `flush` ends its batch. The batches are spread over `concurrency` partitions, each sorted, so
-    that as many are handled at once, those of one key among them.
+    A message in mode `flush` ends its batch, and so does one that makes it too large. The batches are spread over
+    `concurrency` partitions, each sorted, so that as many are handled at once, those of one key among them.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as f
@@ -45,9 +48,13 @@ def in_batches(staged: DataFrame, batch_size: int, concurrency: int) -> DataFram
     in_run = Window.partitionBy(*key, "run").orderBy("position")
     place = f.row_number().over(in_run) - 1
     numbered = runs.withColumn("batch", f.col("run") * 1_000_000_000 + f.floor(place / batch_size))
-    size = f.count("*").over(Window.partitionBy(*key, "run", "batch"))
+    whole = Window.partitionBy(*key, "run", "batch")
+    weight = f.octet_length("value") + f.coalesce(f.octet_length("data"), f.lit(0))
+    before = f.sum(weight).over(whole.orderBy("position").rowsBetween(Window.unboundedPreceding, -1))
+    part = f.floor(f.coalesce(before, f.lit(0)) / BATCH_BYTES)
     return (
-        numbered.withColumn("full", size == batch_size)
+        numbered.withColumns({"full": f.count("*").over(whole) == batch_size, "part": part})
+        .withColumn("batch", f.col("batch") * 1_000 + f.col("part"))
         .repartition(concurrency, *key, "batch")
         .sortWithinPartitions(*key, "batch", "position")
         .select(*BATCHED.names)
@@ -191,4 +198,5 @@ def whole_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
 
 
 def _joined(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
-    return parts[0] if len(parts) == 1 else pa.Table.from_batches(parts).combine_chunks().to_batches()[0]
+    (joined,) = pa.Table.from_batches(parts).combine_chunks().to_batches()  # one, for it is bounded in bytes
+    return joined

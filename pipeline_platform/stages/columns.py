@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline_platform.failure import Failure, words
+from pipeline_platform.failure import Failure
 from pipeline_platform.lake.columns import ColumnError, arrow_schema, refuse_nulls, required
 from pipeline_platform.lake.manifest import File
-from pipeline_platform.lake.reader import Range, read_ranges
+from pipeline_platform.lake.reader import Range, bounded, read_ranges
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.message import DEFAULT, MESSAGES, Message
@@ -39,6 +38,9 @@ TAKEN = ("position", *ROUTING)
 
 _MISFITS = 10_000
 """Rows that fit no column are kept so many at a time, for their payloads are looked up together."""
+
+_FEW = 16
+"""Payloads looked up at first, before it is known how large they are."""
 
 
 @dataclass(frozen=True)
@@ -182,6 +184,7 @@ class _Rows:
 
     def __init__(self, pipeline: type[Pipeline], recorder: Recorder, received: Received) -> None:
         self._batchers, self._recorder, self._received = pipeline.batchers, recorder, received
+        self._options = pipeline.processors
         self.count = self.checksum = 0
         self._misfits: dict[str, dict[int, Failure]] = {}
         """By window and position."""
@@ -254,13 +257,31 @@ class _Rows:
     def fail_misfits(self) -> None:
         """Fail the rows that fitted no column."""
         for window, failures in self._misfits.items():
-            rows = self._delivered(np.array(list(failures)), window)
-            messages = [message.failed(why) for message, why in zip(Message.each(rows), failures.values(), strict=True)]
-            self._recorder.settle(rows, window, messages, [], list(range(len(messages))))
+            rows = pa.record_batch({"position": pa.array(failures)})
+            for some, delivered in self._delivered(rows, window):
+                reasons = (failures[position] for position in some.column("position").to_pylist())
+                self._settle_failed(delivered, window, reasons)
         self._misfits.clear()
 
-    def _delivered(self, positions: Positions, window: str) -> pa.RecordBatch:
-        """The rows at some positions as they were received."""
+    def _settle_failed(self, delivered: pa.RecordBatch, window: str, reasons: Iterable[Failure]) -> None:
+        messages = [message.failed(why) for message, why in zip(Message.each(delivered), reasons, strict=True)]
+        self._recorder.settle(delivered, window, messages, [], list(range(len(messages))))
+
+    def _delivered(self, rows: pa.RecordBatch, window: str) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
+        """Some rows at a time, and the same as they were received: few at first, and more as long as they are small."""
+        options, start, step = self._options, 0, _FEW
+        while start < rows.num_rows:
+            some = rows.slice(start, step)
+            delivered = self._as_received(some.column("position").to_numpy(), window)
+            done = 0
+            for part in bounded(delivered, options.chunk_bytes):
+                yield some.slice(done, part.num_rows), part
+                done += part.num_rows
+            start += some.num_rows
+            fitting = options.chunk_bytes * some.num_rows // (delivered.nbytes + 1)
+            step = max(1, min(4 * step, options.chunk_size, fitting))
+
+    def _as_received(self, positions: Positions, window: str) -> pa.RecordBatch:
         columns = dict(zip(DELIVERY, self._received.take(DELIVERY, positions), strict=True))
         columns |= dict(zip(PAYLOAD, self._received.take(PAYLOAD, positions), strict=True))
         columns |= {"position": pa.array(positions), "window": pa.repeat(window, len(positions))}
@@ -275,36 +296,33 @@ class _Rows:
         for field in self._schemas[name]:
             try:
                 row.column(field.name).cast(field.type)
-            except (pa.ArrowException, ValueError) as error:
-                return words(f"{field.name} is {row.column(field.name)[0]} and fits no {field.type}: {error}", 2_000)
+            except (pa.ArrowException, ValueError):
+                return f"{field.name} is {row.column(field.name).type} and holds what fits no {field.type}"
             if row.column(field.name).null_count and field.name in self._required[name]:
                 return f"{field.name} is None, which its model does not allow"
         return "it fits no column"
 
     def _stage(self, name: str, rows: pa.RecordBatch, window: str) -> None:
         """Hand rows to a batcher with a callback, as messages whose data is a dict of its model's fields."""
-        if name in self._schemas:
-            data = rows.select(self._schemas[name].names).to_pylist(maps_as_pydicts="lossy")
-        else:
-            data = rows.column("data").to_pylist()
-        delivered = self._delivered(rows.column("position").to_numpy(), window)
-        messages = []
-        for message, value, key in zip(
-            Message.each(delivered), data, rows.column("batch_key").to_pylist(), strict=True
-        ):
-            messages.append(message.put_data(value).put_batcher(name).put_batch_key(DEFAULT if key is None else key))
-        self._recorder.handled(delivered, window, messages)
+        for some, delivered in self._delivered(rows, window):
+            if name in self._schemas:
+                data = some.select(self._schemas[name].names).to_pylist(maps_as_pydicts="lossy")
+            else:
+                data = some.column("data").to_pylist()
+            keys = some.column("batch_key").fill_null(DEFAULT).to_pylist()
+            messages = [
+                message.put_data(value).put_batcher(name).put_batch_key(key)
+                for message, value, key in zip(Message.each(delivered), data, keys, strict=True)
+            ]
+            self._recorder.handled(delivered, window, messages)
 
     def _unknown(self, row: dict[str, Any]) -> Failure:
         reason = f"no batcher {row['batcher']!r}; there are {sorted(self._batchers)}"
         return Failure("unknown batcher", reason, "", "handle_messages")
 
     def _fail(self, rows: pa.RecordBatch, window: str, why: Callable[[dict[str, Any]], Failure]) -> None:
-        if rows.num_rows:
-            told = rows.select(["batcher", "reason"]).to_pylist()
-            delivered = self._delivered(rows.column("position").to_numpy(), window)
-            messages = [message.failed(why(row)) for message, row in zip(Message.each(delivered), told, strict=True)]
-            self._recorder.settle(delivered, window, messages, [], list(range(rows.num_rows)))
+        for some, delivered in self._delivered(rows, window):
+            self._settle_failed(delivered, window, map(why, some.select(["batcher", "reason"]).to_pylist()))
 
 
 def _said_failed(row: dict[str, Any]) -> Failure:

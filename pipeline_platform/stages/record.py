@@ -45,6 +45,8 @@ STAGED = pa.schema(
 """A handled message on its way to a batcher with a callback: the delivery, and what handling made of its data."""
 
 _SAMPLE, _KEYS = 10, 100
+_KEY = 200
+"""Characters of a batch key that are counted by and shown: keys are data, of any length."""
 _DISTINCT = 10_000
 """Reasons or batch keys that a task counts at once: beyond that it forgets the rarest."""
 _OUTCOME = ["source", "message_id", "attempt", "ack_ref", "ack_id"]
@@ -214,7 +216,7 @@ class Recorder:
     def _count_keys(self, name: str, keys: pa.Array) -> None:
         counted = self.keys[name]
         for count in keys.value_counts().to_pylist():
-            counted[count["values"]] += count["counts"]
+            counted[count["values"][:_KEY]] += count["counts"]
         _forget_rare(counted)
 
     def columns(self, name: str, rows: pa.RecordBatch, window: str, columns: list[pa.Array], names: list[str]) -> None:
@@ -468,13 +470,15 @@ def _json_column(data: list[Any]) -> pa.Array:
 
 
 def _json(data: Any) -> str:
-    value, encoding = encode(data)
-    if encoding == "json":
-        return value.decode()
-    try:
-        return json.dumps(value.decode())
-    except UnicodeDecodeError:  # the batch is handled: that its data has no text must not fail it now
-        return json.dumps({"base64": b64encode(value).decode()})
+    """Data for a column of JSON, which has no NaN and no infinity: they become null, as pydantic has it."""
+    if isinstance(data, bytes):
+        try:
+            return json.dumps(data.decode())
+        except UnicodeDecodeError:  # the batch is handled: that its data has no text must not fail it now
+            return json.dumps({"base64": b64encode(data).decode()})
+    if isinstance(data, BaseModel):
+        return encode(data)[0].decode()
+    return to_json(data, inf_nan_mode="null").decode()
 
 
 def _forget_rare(counter: Counter[str]) -> None:
