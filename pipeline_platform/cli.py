@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+
 import typer
 
-from pipeline_platform import cli_limits, cli_spark, cli_status
+from pipeline_platform import cli_limits, cli_spark, cli_status, deployment
+from pipeline_platform.control import ControlStoreError
+from pipeline_platform.lake.receives import ReceiveError
 
-app = typer.Typer(help="Pull messages, handle and batch them on Spark, acknowledge what is safe.", no_args_is_help=True)
+app = typer.Typer(
+    pretty_exceptions_enable=False,
+    help="Pull messages, handle and batch them on Spark, acknowledge what is safe.",
+    no_args_is_help=True,
+)
 app.add_typer(cli_spark.app, name="spark")
 app.command()(cli_status.status)
 app.command()(cli_limits.pause)
@@ -14,5 +22,14 @@ app.command()(cli_limits.resume)
 app.command()(cli_limits.limit)
 
 
+def main() -> None:
+    """Run a command; what can go wrong with a deployment is told in words."""
+    try:
+        app()
+    except (deployment.SetUpError, ControlStoreError, ReceiveError) as error:
+        typer.echo(str(error), err=True)
+        sys.exit(1)
+
+
 if __name__ == "__main__":
-    app()
+    main()

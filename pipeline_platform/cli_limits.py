@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from pipeline_platform.control import ControlStore
     from pipeline_platform.pipeline import Pipeline
 
+_SHORTEST_S, _LONGEST_S = 0.001, 366 * 86_400
+
 Name = Annotated[str, typer.Argument(help="Name of the pipeline.")]
 
 
@@ -25,6 +27,7 @@ def _of(name: str) -> Iterator[tuple[ControlStore, type[Pipeline]]]:
             (chosen,) = opened.chosen(name)
         except deployment.UnknownPipelineError as error:
             raise typer.BadParameter(str(error), param_hint="PIPELINE") from None
+        typer.echo(f"Control store: {opened.control}")
         yield opened.control, chosen
 
 
@@ -59,8 +62,8 @@ def limit(
 
     if reset and (allowed is not None or interval is not None):
         raise typer.BadParameter("--reset goes back to the pipeline's own limit; give it alone")
-    if interval is not None and interval <= 0:
-        raise typer.BadParameter(f"--interval is {interval}; give seconds above 0")
+    if interval is not None and not _SHORTEST_S <= interval <= _LONGEST_S:
+        raise typer.BadParameter(f"--interval is {interval}; give seconds, from {_SHORTEST_S} to {_LONGEST_S}")
     span = None if interval is None else timedelta(seconds=interval)
     with _of(pipeline) as (control, chosen):
         own = chosen.producer.rate_limiting

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from pipeline_platform import jvm, spark_server
+from pipeline_platform.home import home
 
 app = typer.Typer(help="Keep a warm Spark on this machine, so that a run need not start its own.", no_args_is_help=True)
 
@@ -54,7 +55,7 @@ def status(state: Folder = None) -> None:
     """Say whether the warm server runs; exits with 1 if not."""
     server = spark_server.status(state)
     if server is None:
-        typer.echo(f"no Spark server according to {state or spark_server.state_folder()}")
+        typer.echo(f"no Spark server according to {state or home()}")
         raise typer.Exit(1)
     typer.echo(_described(server))
 

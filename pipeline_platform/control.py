@@ -107,7 +107,11 @@ class ControlStore:
 
     def __repr__(self) -> str:
         """Name the database, without its password."""
-        return f"ControlStore({str(self._database)!r})"
+        return f"ControlStore({str(self)!r})"
+
+    def __str__(self) -> str:
+        """Give the database's URL, without its password."""
+        return str(self._database)
 
     def close(self) -> None:
         """Close this process's connections; the next use opens them again."""

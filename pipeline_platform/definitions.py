@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -14,6 +13,7 @@ from assets.delays_per_carrier import delays_per_carrier
 from assets.graph import pipeline_assets
 from assets.jobs import pipeline_jobs
 from assets.maintenance import maintenance_job
+from pipeline_platform.home import home
 from pipeline_platform.pipeline import Pipeline
 from pipelines.flights import Flights
 from resources.acknowledger import Acknowledger
@@ -24,9 +24,6 @@ from resources.sqs import SqsSource
 from resources.table_queue import TableQueue
 from sensors.producer import producer_sensor
 from sensors.schedules import backlog_schedule, maintenance_schedule, pull_schedule, redrive_schedule
-
-HOME_VARIABLE = "PIPELINE_PLATFORM_HOME"
-"""Names the folder that everything lies in unless told otherwise: lake, control store, demo queue."""
 
 
 def pipeline_definitions(pipeline: type[Pipeline]) -> dg.Definitions:
@@ -74,11 +71,6 @@ def platform_definitions(
         *(pipeline_definitions(pipeline) for pipeline in pipelines),
         dg.Definitions(assets=list(assets), resources=shared, executor=dg.in_process_executor),
     )
-
-
-def home() -> Path:
-    """The folder of this deployment's data."""
-    return Path(os.environ.get(HOME_VARIABLE, ".pipeline_platform")).absolute()
 
 
 def _flights_queue() -> Any:

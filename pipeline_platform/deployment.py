@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from pipeline_platform.lake.storage import Lake
     from pipeline_platform.pipeline import Pipeline
     from pipeline_platform.source import Source
+
+
+class SetUpError(Exception):
+    """A resource of the definitions cannot be set up here; the message names what is missing."""
 
 
 class UnknownPipelineError(Exception):
@@ -83,7 +87,11 @@ class Deployment:
 
 @contextmanager
 def opened() -> Iterator[Deployment]:
-    """Load the definitions and set up what the command line looks at; no Spark."""
+    """Load the definitions and set up what the command line looks at; no Spark.
+
+    Raises:
+        SetUpError: A variable that a resource is configured by is not set, or a value is wrong.
+    """
     import dagster as dg
 
     from pipeline_platform import definitions
@@ -91,5 +99,10 @@ def opened() -> Iterator[Deployment]:
     pipelines: dict[str, type[Pipeline]] = {pipeline.name: pipeline for pipeline in definitions.PIPELINES}
     keys = {"lake", "control", *(pipeline.producer.source for pipeline in pipelines.values())}
     chosen = {key: resource for key, resource in definitions.RESOURCES.items() if key in keys}
-    with dg.build_resources(chosen) as resources:
+    with ExitStack() as set_up:
+        try:
+            resources = set_up.enter_context(dg.build_resources(chosen))
+        except dg.DagsterInvalidConfigError as error:
+            said = str(error).partition("Stack Trace:")[0].strip()
+            raise SetUpError(f"the resources of pipeline_platform.definitions cannot be set up. {said}") from None
         yield Deployment(pipelines, resources)

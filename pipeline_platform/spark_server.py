@@ -27,6 +27,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from pipeline_platform import engine, jvm
+from pipeline_platform.home import home
 
 _SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _POLL_S = 0.05
@@ -65,34 +66,18 @@ class SparkServer:
         return f"sc://localhost:{self.port}"
 
 
-def state_folder() -> Path:
-    """Where this machine's Pipeline Platform keeps what is not in the lake.
-
-    `$PIPELINE_PLATFORM_HOME` if set, else `pipeline_platform` in `$DAGSTER_HOME` if set, else
-    `.pipeline_platform` in the working directory. Runs find the warm server only if they see the same folder.
-
-    Returns:
-        An absolute path; the folder need not exist.
-    """
-    if home := os.environ.get("PIPELINE_PLATFORM_HOME"):
-        return Path(home).expanduser().resolve()
-    if dagster := os.environ.get("DAGSTER_HOME"):
-        return Path(dagster).expanduser().resolve() / "pipeline_platform"
-    return Path(".pipeline_platform").resolve()
-
-
 def status(folder: Path | None = None) -> SparkServer | None:
     """Look for the running server.
 
     Args:
-        folder: State folder; `state_folder()` if not given.
+        folder: State folder; `home()` if not given.
 
     Returns:
         The server, or None if none was started, or what was started is gone, even if its process id lives on in
         some other process.
     """
     try:
-        server = SparkServer(**json.loads(_state_file(folder or state_folder()).read_text()))
+        server = SparkServer(**json.loads(_state_file(folder or home()).read_text()))
     except (FileNotFoundError, ValueError, TypeError):  # never started, or written by another version
         return None
     return server if born(server.pid) == server.born else None
@@ -104,7 +89,7 @@ def start(
     """Start the server, or return the one that is running. Two at once start one.
 
     Args:
-        folder: State folder, `state_folder()` if not given. Made if missing.
+        folder: State folder, `home()` if not given. Made if missing.
         cores: Tasks that run at a time; all of the machine's if not given.
         memory: Of the JVM, in its notation. Python workers come on top of it.
         timeout_s: Seconds until its port must answer.
@@ -116,7 +101,7 @@ def start(
         SparkServerError: It died or did not answer in time. Nothing is left running.
         pipeline_platform.jvm.JavaNotFoundError: There is no Java to run it on.
     """
-    folder = folder or state_folder()
+    folder = folder or home()
     _make(folder)
     with _locked(folder):
         if running := status(folder):
@@ -146,12 +131,12 @@ def stop(folder: Path | None = None) -> bool:
     """End the server that `start` started, that very process and no other.
 
     Args:
-        folder: State folder; `state_folder()` if not given.
+        folder: State folder; `home()` if not given.
 
     Returns:
         Whether there was one.
     """
-    folder = folder or state_folder()
+    folder = folder or home()
     if not _state_file(folder).exists():
         return False
     with _locked(folder):
@@ -167,14 +152,14 @@ def log_tail(folder: Path | None = None, lines: int = 20) -> str:
     """The last lines of the server's log.
 
     Args:
-        folder: State folder; `state_folder()` if not given.
+        folder: State folder; `home()` if not given.
         lines: How many.
 
     Returns:
         Text, empty if there is no log.
     """
     try:
-        text = _log_file(folder or state_folder()).read_text(errors="replace")
+        text = _log_file(folder or home()).read_text(errors="replace")
     except FileNotFoundError:
         return ""
     return "\n".join(text.splitlines()[-lines:])

@@ -25,6 +25,7 @@ import dagster as dg
 from pydantic import Field, PrivateAttr, field_validator
 
 from pipeline_platform import engine, jvm, shipping, spark_server
+from pipeline_platform.home import home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,7 +73,7 @@ class SparkResource(dg.ConfigurableResource["SparkResource"]):
     )
     state_folder: str | None = Field(
         default=None,
-        description="Where the warm server's state lies; see `pipeline_platform.spark_server.state_folder`.",
+        description="Where the warm server's state lies; see `pipeline_platform.home.home`.",
     )
     _held: _Held | None = PrivateAttr(default=None)
 
@@ -125,7 +126,7 @@ class SparkResource(dg.ConfigurableResource["SparkResource"]):
 
     def _place(self) -> _Place:
         log = dg.get_dagster_logger("spark")
-        folder = Path(self.state_folder).resolve() if self.state_folder else spark_server.state_folder()
+        folder = Path(self.state_folder).resolve() if self.state_folder else home()
         packages = tuple(self.packages)
         if self.remote == WARM:
             server = spark_server.status(folder)

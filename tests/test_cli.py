@@ -77,6 +77,33 @@ def test_status_of_a_source_that_is_not_there_says_so_and_tells_the_rest(cli):
     assert "in flight" in answer.stdout
 
 
+def test_a_variable_that_is_not_set_is_named_without_a_traceback():
+    code = (
+        "import dagster as dg\n"
+        "from pipeline_platform import cli, definitions\n"
+        "from resources.lake import ControlResource\n"
+        "definitions.RESOURCES['control'] = ControlResource(url=dg.EnvVar('NOWHERE_SET'))\n"
+        "cli.main()"
+    )
+    answer = subprocess.run([sys.executable, "-c", code, "status"], capture_output=True, text=True, check=False)
+
+    assert answer.returncode == 1
+    assert '"NOWHERE_SET" which is not set' in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+@pytest.mark.parametrize("interval", ["0", "-1", "nan", "inf", "1e-7", "1e300"])
+def test_an_interval_that_is_none_is_refused(cli, interval):
+    answer = cli("limit", "flights", "--allowed", "5", "--interval", interval)
+
+    assert answer.returncode == 2
+    assert "give seconds, from 0.001" in answer.stderr
+
+
+def test_who_changes_a_limit_is_told_whose(cli, tmp_path):
+    assert f"Control store: sqlite:///{tmp_path}/control.sqlite" in cli("pause", "flights").stdout
+
+
 def test_a_pause_holds_until_it_is_resumed(cli, control):
     assert "is paused: the lake is moving" in cli("pause", "flights", "--reason", "the lake is moving").stdout
     assert control.paused("flights") == "the lake is moving"

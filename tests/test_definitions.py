@@ -26,11 +26,13 @@ from tests.pipelines_under_test import Bare, Fast, Lenient, Strict, Told, resour
 ROOT = Path(__file__).parents[1]
 
 
-def test_the_workspace_validates_with_no_warning_of_ours(tmp_path: Path) -> None:
+@pytest.mark.parametrize("home", [True, False], ids=["with DAGSTER_HOME", "in a fresh checkout"])
+def test_the_workspace_validates_with_no_warning_of_ours(tmp_path: Path, home: bool) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "DAGSTER_HOME"}
     done = subprocess.run(
         [sys.executable, "-W", "default", "-m", "dagster", "definitions", "validate", "-w", "workspace.yaml"],
         cwd=ROOT,
-        env={**os.environ, "DAGSTER_HOME": str(tmp_path), "PIPELINE_PLATFORM_HOME": str(tmp_path)},
+        env=environment | ({"DAGSTER_HOME": str(tmp_path)} if home else {}),
         capture_output=True,
         text=True,
         timeout=180,

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from pipeline_platform import spark_server
 from pipeline_platform.cli import app
+from pipeline_platform.home import home
 
 LINUX = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads Linux's own tables")
 
@@ -159,15 +160,15 @@ def test_a_broken_state_file_means_no_server(tmp_path, text):
     assert spark_server.status(tmp_path) is None
 
 
-def test_the_state_folder_follows_the_environment(tmp_path, monkeypatch):
+def test_everything_lies_in_one_folder_which_the_environment_names(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PIPELINE_PLATFORM_HOME", raising=False)
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
-    assert spark_server.state_folder() == tmp_path / ".pipeline_platform"
+    assert home() == tmp_path / ".pipeline_platform"
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "dagster"))
-    assert spark_server.state_folder() == tmp_path / "dagster" / "pipeline_platform"
+    assert home() == tmp_path / "dagster" / "pipeline_platform"
     monkeypatch.setenv("PIPELINE_PLATFORM_HOME", str(tmp_path / "home"))
-    assert spark_server.state_folder() == tmp_path / "home"
+    assert home() == tmp_path / "home"
 
 
 def test_the_command_line_finds_the_running_server(warm_spark, monkeypatch):

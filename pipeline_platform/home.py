@@ -1,0 +1,22 @@
+"""The one folder of a deployment on this machine: what is not put elsewhere lies in it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def home() -> Path:
+    """Where the lake, the control store, the demo's queue and the warm Spark server's state lie unless told otherwise.
+
+    `$PIPELINE_PLATFORM_HOME` if set, else `pipeline_platform` in `$DAGSTER_HOME` if set, else `.pipeline_platform` in
+    the working directory. Runs, sensors and the command line work on the same only if they see the same folder.
+
+    Returns:
+        An absolute path; the folder need not exist.
+    """
+    if named := os.environ.get("PIPELINE_PLATFORM_HOME"):
+        return Path(named).expanduser().resolve()
+    if dagster := os.environ.get("DAGSTER_HOME"):
+        return Path(dagster).expanduser().resolve() / "pipeline_platform"
+    return Path(".pipeline_platform").resolve()
