@@ -40,7 +40,11 @@ class ReceiveConfig(dg.Config):
         description="`source` pulls messages, `failed` drives the open failures of the windows once more, "
         "`messages` replays everything that the windows received, in place of what came of it.",
     )
-    demand: int | None = Field(default=None, ge=1, description="Messages to take on; as many as a run may, if unset.")
+    demand: int | None = Field(
+        default=None,
+        ge=1,
+        description="Messages to take on, up to what a run may; as many if unset. A replay takes all in any case.",
+    )
     context: dict[str, Any] = Field(default_factory=dict, description="Fields of the pipeline's context to change.")
 
 

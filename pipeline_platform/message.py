@@ -321,7 +321,7 @@ class BatchInfo(NamedTuple):
     Attributes:
         batcher: Name of the batcher.
         batch_key: The key that all its messages share.
-        partition: The partition they share, None without `partition_by`.
+        partition: The partition they share; None, for nothing partitions them yet.
         size: How many messages.
         trigger: Why it is delivered: `size` (full) or `flush` (no more to come, or a message asked for it).
         batch_id: The same for the same batch of one receive, however often it is tried: make outside effects

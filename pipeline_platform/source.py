@@ -86,7 +86,11 @@ class Source(BaseModel, ABC):
 
     name: str = Field(description="Name of the source; part of every message's identity, so never change it.")
     lease_s: float = Field(60.0, gt=0, description="Seconds that a lease lasts when nobody extends it.")
-    on_success: Action = Field("ack", description="Told of a handled message: ack, noop, nack or nack:<seconds>.")
+    on_success: Action = Field(
+        "ack",
+        description="Told of a handled message: ack, noop, nack or nack:<seconds>. All but ack leave it at the source, "
+        "which delivers it again: it is known to be handled then, and told the same once more.",
+    )
     on_failure: Action = Field(
         "ack",
         description="Told of a failed message. With noop or nack the source delivers it again; "

@@ -60,7 +60,8 @@ class TableQueue(Source):
     """Messages in a SQL table, leased to one receive at a time, oldest (lowest id) first.
 
     `create` makes the tables. To use a table of one's own, name its columns and call `create` once: it leaves the
-    table as it is and makes the two small ones beside it. On SQLite it also turns on write-ahead logging for the
+    table as it is and makes the two small ones beside it. Acknowledging a message deletes its row: a table of one's
+    own should be an outbox, or a copy. On SQLite it also turns on write-ahead logging for the
     file, so that readers and the writer do not wait for each other; that needs a local disk.
     """
 

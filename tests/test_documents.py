@@ -1,4 +1,4 @@
-"""What the documents show is run, and what they name is there."""
+"""What the README shows is run, and what the documents name is there."""
 
 import importlib.metadata
 import re
@@ -53,18 +53,22 @@ def test_the_pipeline_of_the_readme_routes_flights_and_fails_cancelled_ones() ->
     assert "Invalid JSON" in reasons[1]
 
 
-def test_the_queue_of_the_readme_goes_into_the_definitions_where_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("key", "kind", "lease_s"), [("orders_queue", "SqsSource", 900), ("outbox", "TableQueue", 60)])
+def test_the_queues_of_the_readme_go_into_the_definitions_where_it_says(
+    monkeypatch: pytest.MonkeyPatch, key: str, kind: str, lease_s: float
+) -> None:
     monkeypatch.setenv("ORDERS_QUEUE_URL", "http://127.0.0.1:9/000000000000/orders")
+    monkeypatch.setenv("OUTBOX_URL", "postgresql://127.0.0.1:9/sales")
     ours = (ROOT / "pipeline_platform" / "definitions.py").read_text()
     before, named, after = ours.partition("\ndefs = ")
     names: dict[str, Any] = {"__name__": "definitions_of_the_readme"}
 
-    exec(compile(before + block("source_resource(SqsSource)") + named + after, "definitions.py", "exec"), names)
+    exec(compile(before + block(f"source_resource({kind})") + named + after, "definitions.py", "exec"), names)
 
     dg.Definitions.validate_loadable(names["defs"])
-    with dg.build_resources({"orders_queue": names["defs"].resources["orders_queue"]}) as resources:
-        queue: Source = resources.orders_queue
-    assert (queue.name, queue.lease_s) == ("orders_queue", 900)
+    with dg.build_resources({key: names["defs"].resources[key]}) as resources:
+        queue: Source = getattr(resources, key)
+    assert (type(queue).__name__, queue.name, queue.lease_s) == (kind, key, lease_s)
 
 
 WORKER = """

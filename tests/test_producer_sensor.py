@@ -254,16 +254,6 @@ def test_a_source_that_is_away_is_a_reason_and_no_error(place: Place) -> None:
     assert "url must name a file that is there" in str(told.skip_message)
 
 
-def test_its_cursor_stays_small(place: Place) -> None:
-    place.enqueue(1_000)
-
-    for _ in range(3):
-        place.asked()
-
-    assert place.cursor is not None
-    assert len(place.cursor) < 1_024
-
-
 def test_it_leases_nothing(place: Place) -> None:
     place.enqueue(170)
 

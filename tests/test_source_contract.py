@@ -146,6 +146,26 @@ def test_what_is_released_is_given_to_the_next_at_once(source: Source) -> None:
     assert ack(source, again) == []
 
 
+def test_what_is_released_for_later_is_given_to_nobody_until_then(source: Source) -> None:
+    rows = receive(source, "a")
+
+    assert source.release(rows[0]["ack_ref"], [row["ack_id"] for row in rows], 2) == []
+    assert receive(source, "b") == []
+
+    assert {row["message_id"] for row in come_back(source, "c", len(rows))} == {row["message_id"] for row in rows}
+
+
+def test_who_was_late_does_not_touch_what_another_holds_by_now(source: Source) -> None:
+    late = receive(source, "a")
+    held = come_back(source, "b", len(late))
+
+    ack(source, late)
+    again = come_back(source, "c", len(held))
+
+    assert len(held) == len(late)
+    assert {row["message_id"] for row in again} == {row["message_id"] for row in held}
+
+
 def test_a_source_that_is_not_there_is_refused_by_name_before_anything_is_leased(waiting: Waiting) -> None:
     waiting.source.refuse_or_pass()
 

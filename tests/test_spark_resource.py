@@ -109,7 +109,7 @@ def test_each_share_is_a_task_and_comes_back_in_order(spark):
     assert os.getpid() not in rows["worker"].to_pylist()
 
 
-def test_no_share_is_no_work(warm_spark):
+def test_no_share_is_no_work():
     assert engine.run(None, who, 0, ROWS).num_rows == 0
 
 
