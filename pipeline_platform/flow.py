@@ -36,7 +36,7 @@ from pipeline_platform.pipeline import Pipeline, PipelineError
 from pipeline_platform.rate_limiter import Pace
 from pipeline_platform.source import Source
 from pipeline_platform.stages import batch, columns, lookup
-from pipeline_platform.stages.acknowledge import Acknowledge
+from pipeline_platform.stages.acknowledge import ONCE, Acknowledge, Patience
 from pipeline_platform.stages.checksum import checksum_of_all
 from pipeline_platform.stages.duplicates import SettleDuplicates
 from pipeline_platform.stages.handle import Handle
@@ -507,8 +507,12 @@ class Flow:
             return dict.fromkeys((name for name in self.tables.names if name != "outcomes"), 0)
         return publish(self.tables, self.receives, receive)
 
-    def acknowledge(self, receive: Receive) -> Acknowledgement:
+    def acknowledge(self, receive: Receive, patience: Patience = ONCE) -> Acknowledgement:
         """Tell the source, then forget the receive; what the source would not take keeps it for the next run.
+
+        Args:
+            receive: Which; decided.
+            patience: How often a source that refuses is asked.
 
         Raises:
             FencedError: It is not decided: nothing may be acknowledged.
@@ -525,7 +529,7 @@ class Flow:
         told = Manifest()
         if files and receive.origin == "source":
             parts = divide(files, self.pipeline.name, self.pipeline.producer.concurrency)
-            task = Acknowledge(source, self.lake, parts)
+            task = Acknowledge(source, self.lake, parts, patience)
             if source.acknowledges_in_tasks and sum(file.rows for file in files) > FEW:
                 told = self._run(receive, task, len(parts))
             else:

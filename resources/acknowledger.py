@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import dagster as dg
@@ -11,7 +10,7 @@ from pydantic import Field
 from pipeline_platform.flow import Acknowledgement, Flow
 from pipeline_platform.lake.receives import Receive
 from pipeline_platform.source import Source
-from pipeline_platform.stages.acknowledge import Acknowledged, Told, acknowledge
+from pipeline_platform.stages.acknowledge import Acknowledged, Patience, Told, acknowledge
 
 
 class Acknowledger(dg.ConfigurableResource["Acknowledger"]):
@@ -34,15 +33,13 @@ class Acknowledger(dg.ConfigurableResource["Acknowledger"]):
             failed: Of those that failed.
         """
         told = [Told(ack_id, source.on_success) for ack_id in successful]
-        return acknowledge(source, ack_ref, [*told, *(Told(ack_id, source.on_failure) for ack_id in failed)])
+        told += [Told(ack_id, source.on_failure) for ack_id in failed]
+        return acknowledge(source, ack_ref, told, self._patience)
 
     def acknowledge(self, flow: Flow, receive: Receive) -> Acknowledgement:
-        """Acknowledge a receive, in Spark tasks over its outcome files where the source allows."""
-        wait = self.wait_s
-        for _ in range(self.attempts - 1):
-            answer = flow.acknowledge(receive)
-            if not answer.unacknowledged:
-                return answer
-            time.sleep(wait)
-            wait *= 2
-        return flow.acknowledge(receive)
+        """Acknowledge a receive, in Spark tasks over its outcome files where that is worth it and the source allows."""
+        return flow.acknowledge(receive, self._patience)
+
+    @property
+    def _patience(self) -> Patience:
+        return Patience(self.attempts, self.wait_s)

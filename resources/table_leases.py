@@ -15,6 +15,7 @@ import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -409,7 +410,7 @@ def _by_size(cursor: Any) -> Iterator[list[tuple[Any, ...]]]:
     step = 16
     while rows := cursor.fetchmany(min(step, ROWS_PER_BATCH - len(batch))):
         batch += rows
-        fetched = sum(len(part) for row in rows for part in row[2:] if part)
+        fetched = sum(sum(map(len, filter(None, map(itemgetter(part), rows)))) for part in range(2, len(rows[0])))
         size += fetched
         step = max(1, min(4 * step, BYTES_PER_BATCH * len(rows) // (fetched + 1)))
         if len(batch) >= ROWS_PER_BATCH or size >= BYTES_PER_BATCH:

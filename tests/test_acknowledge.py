@@ -4,13 +4,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pydantic import PrivateAttr
 
 from pipeline_platform.lake.reader import Range
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import OUTCOMES
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.source import Refused, SourceError
-from pipeline_platform.stages.acknowledge import Acknowledge, Told, acknowledge
+from pipeline_platform.stages.acknowledge import Acknowledge, Acknowledged, Told, acknowledge
 from resources.acknowledger import Acknowledger
 from resources.table_queue import TableQueue
 from tests.small_lake import WINDOW, Memory, returned
@@ -103,6 +104,41 @@ def test_of_many_refusals_a_sample_is_told(lake):
     assert len(notes["refusals"]) == 10
 
 
+class Relenting(Moody):
+    """Refuses each id, and answers no group, the first time that it is asked."""
+
+    _asked: set[str] = PrivateAttr(default_factory=set)
+
+    def ack(self, ack_ref, ack_ids):
+        new = {ack_ref, *ack_ids} - self._asked
+        self._asked |= new
+        if ack_ref == "broken" and "broken" in new:
+            return super().ack("broken", ack_ids)
+        super().ack("q", ack_ids)
+        return [Refused(one, "not now", lost=one.startswith("gone")) for one in ack_ids if one in new]
+
+
+def test_what_is_refused_is_asked_for_again_alone():
+    source = Relenting()
+    source.ack("q", ["early"])
+    source.told.clear()
+
+    answer = Acknowledger(wait_s=0.01).ack(source, "q", ["early", "late", "gone"])
+
+    assert source.told == [("ack", "q", ["early", "late", "gone"]), ("ack", "q", ["late"])]
+    assert answer == Acknowledged(2, [Refused("gone", "not now", lost=True)], [])
+
+
+def test_a_group_without_an_answer_is_asked_again_until_attempts_are_over():
+    source = Relenting()
+
+    answer = Acknowledger(wait_s=0.01).ack(source, "broken", ["a", "b"])
+    broken = Acknowledger(wait_s=0.01, attempts=2).ack(Moody(), "broken", ["a", "b"])
+
+    assert answer == Acknowledged(2, [], [])
+    assert (broken.told, len(broken.errors)) == (0, 1)
+
+
 class OutOfOrder(TableQueue):
     """A table queue that has no answer for one group."""
 
@@ -125,7 +161,7 @@ def test_the_acknowledger_tells_a_queue_group_by_group_and_one_that_raises_holds
     queue.create()
     queue.enqueue([b"1", b"2", b"3", b"4", b"5"])
     groups = {"broken": leased(queue, "broken", 2), "sound": leased(queue, "sound", 3)}
-    acknowledger = Acknowledger()
+    acknowledger = Acknowledger(attempts=1)
 
     answers = {ref: acknowledger.ack(queue, ref, [*ids[:-1]], failed=[ids[-1]]) for ref, ids in groups.items()}
 

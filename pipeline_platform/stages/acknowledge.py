@@ -48,7 +48,22 @@ class Acknowledged(NamedTuple):
         return Acknowledged(self.told + other.told, self.refused + other.refused, self.errors + other.errors)
 
 
-def acknowledge(source: Source, ack_ref: str, messages: Sequence[Told]) -> Acknowledged:
+class Patience(NamedTuple):
+    """How often a source is asked that refuses, or does not answer.
+
+    Attributes:
+        attempts: Calls at the most; each asks for what is left alone.
+        wait_s: Seconds before the second one, doubled each time.
+    """
+
+    attempts: int
+    wait_s: float
+
+
+ONCE = Patience(1, 0.0)
+
+
+def acknowledge(source: Source, ack_ref: str, messages: Sequence[Told], patience: Patience = ONCE) -> Acknowledged:
     """Tell the source of the messages of one group, one call an action; an error is returned, never raised.
 
     So one action's error, like one group's, holds back no other.
@@ -58,11 +73,23 @@ def acknowledge(source: Source, ack_ref: str, messages: Sequence[Told]) -> Ackno
         groups[message.action].append(message.ack_id)
     answer = Acknowledged(0, [], [])
     for action, ack_ids in groups.items():
-        answer += _tell(source, ack_ref, action, ack_ids)
+        answer += _tell(source, ack_ref, action, ack_ids, patience)
     return answer
 
 
-def _tell(source: Source, ack_ref: str, action: str, ack_ids: list[str]) -> Acknowledged:
+def _tell(source: Source, ack_ref: str, action: str, ack_ids: list[str], patience: Patience) -> Acknowledged:
+    answer = _ask(source, ack_ref, action, ack_ids)
+    for attempt in range(patience.attempts - 1):
+        left = [one.ack_id for one in answer.refused if not one.lost] or (ack_ids if answer.errors else [])
+        if not left:
+            break
+        time.sleep(patience.wait_s * 2**attempt)
+        lost = [one for one in answer.refused if one.lost]
+        answer = Acknowledged(answer.told, lost, []) + _ask(source, ack_ref, action, left)
+    return answer
+
+
+def _ask(source: Source, ack_ref: str, action: str, ack_ids: list[str]) -> Acknowledged:
     try:
         refused: list[Refused] = []
         if action == "ack":
@@ -82,6 +109,7 @@ class Acknowledge:
     source: Source
     lake: Lake
     parts: Sequence[Sequence[Range]]
+    patience: Patience = ONCE
 
     def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
         """Run task `index`; return the counts as the notes of a manifest."""
@@ -91,7 +119,7 @@ class Acknowledge:
         errors: list[str] = []
         for _, batch in read_ranges(self.lake, self.parts[index], ["ack_ref", "action", "ack_id"], _ROWS):
             for (ack_ref, action), ack_ids in _groups(batch):
-                answer = _tell(self.source, ack_ref, action, ack_ids)
+                answer = _tell(self.source, ack_ref, action, ack_ids, self.patience)
                 again = [one for one in answer.refused if not one.lost]
                 told, lost = told + answer.told, lost + len(answer.refused) - len(again)
                 refused += len(again)
