@@ -7,6 +7,7 @@ from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import Any
 
 import pyarrow as pa
@@ -273,7 +274,7 @@ class Recorder:
         for index, message in zip(failed, self._look_at_failed([messages[index] for index in failed]), strict=True):
             messages[index] = message
         on_success, on_failure = self._source.on_success, self._source.on_failure
-        if any(messages[index].actions for index in done):
+        if any(map(attrgetter("actions"), messages)):
             told = [(messages[index].actions or (None,))[0] or on_success for index in done]
             self._write_outcomes(_rows(batch, _OUTCOME, done), window, "handled", told)
         elif done:
