@@ -1,6 +1,7 @@
 """Whole flows on a real Spark: queue to tables to acknowledgement."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -158,18 +159,14 @@ def test_the_fast_lane_may_use_the_names_of_a_delivery_for_its_own(filled: Fille
 
 
 def test_no_interval_sees_more_than_the_rate_limit_allows(filled: Filled) -> None:
-    flow = filled(Paced, [b"word"] * 25)
-    taken: dict[int, int] = {}
+    flow = filled(Paced, [b"word"] * 45)
 
     run(flow)
 
-    url = str(flow.control).partition("'")[2].rpartition("'")[0]
-    assert rows(flow, "words").height == 25
-    import sqlite3
-
-    with sqlite3.connect(url.removeprefix("sqlite:///")) as database:
-        taken = dict(database.execute("SELECT starts_at, used FROM control_intervals").fetchall())
-    assert max(taken.values()) <= 10
+    handled = Counter(int(float(at)) for at in rows(flow, "words")["word"])
+    assert handled.total() == 45
+    # One in each task may have looked at the clock right before an interval's end and been held up there.
+    assert max(handled.values()) <= 10 + Paced.processors.concurrency
 
 
 def test_a_run_that_was_given_up_in_mid_handling_acknowledges_nothing_when_it_wakes(filled: Filled) -> None:
