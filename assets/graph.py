@@ -268,7 +268,10 @@ def _commit_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
             decision = flow.decide(receive)
             rows = flow.publish(receive)
         if decision.dropped:
-            context.log.info(f"{decision.dropped} messages were decided by other runs meanwhile")
+            context.log.info(
+                f"{decision.dropped} messages were decided by other runs meanwhile; decided the rest in "
+                f"{decision.tries} tries"
+            )
         context.add_output_metadata({f"rows in {table}": count for table, count in rows.items()})
 
     description = "Decides what became of every message, then makes it visible in every table."
