@@ -265,7 +265,7 @@ class Flow:
 
         The rest is given up by the next run, or goes on here if the run is re-executed before.
         """
-        self.control.beat(receive.receive_id, 0.0)
+        self.control.beat(receive.receive_id, 0.0, run_id=receive.run_id)
 
     def _decided(self, receive: Receive) -> bool:
         outcomes = self.tables["outcomes"]
