@@ -129,6 +129,25 @@ def test_what_is_refused_is_asked_for_again_alone():
     assert answer == Acknowledged(2, [Refused("gone", "not now", lost=True)], [])
 
 
+class Stumbling(Memory):
+    """Refuses one id, has no answer the next time, and takes all from then on."""
+
+    def ack(self, ack_ref, ack_ids):
+        super().ack(ack_ref, ack_ids)
+        if len(self.told) == 2:
+            raise SourceError("no answer")
+        return [Refused("b", "not now")] if len(self.told) == 1 else []
+
+
+def test_an_error_on_the_way_asks_for_no_more_than_was_left():
+    source = Stumbling()
+
+    answer = Acknowledger(wait_s=0.01).ack(source, "q", ["a", "b", "c"])
+
+    assert [ids for _, _, ids in source.told] == [["a", "b", "c"], ["b"], ["b"]]
+    assert answer == Acknowledged(3, [], [])
+
+
 def test_a_group_without_an_answer_is_asked_again_until_attempts_are_over():
     source = Relenting()
 

@@ -80,12 +80,13 @@ def acknowledge(source: Source, ack_ref: str, messages: Sequence[Told], patience
 def _tell(source: Source, ack_ref: str, action: str, ack_ids: list[str], patience: Patience) -> Acknowledged:
     answer = _ask(source, ack_ref, action, ack_ids)
     for attempt in range(patience.attempts - 1):
-        left = [one.ack_id for one in answer.refused if not one.lost] or (ack_ids if answer.errors else [])
-        if not left:
+        if not answer.errors:  # else all that was asked for is left
+            ack_ids = [one.ack_id for one in answer.refused if not one.lost]
+        if not ack_ids:
             break
         time.sleep(patience.wait_s * 2**attempt)
         lost = [one for one in answer.refused if one.lost]
-        answer = Acknowledged(answer.told, lost, []) + _ask(source, ack_ref, action, left)
+        answer = Acknowledged(answer.told, lost, []) + _ask(source, ack_ref, action, ack_ids)
     return answer
 
 
