@@ -28,12 +28,21 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from pipeline_platform.source import Share
 
-ROWS_PER_BATCH: Final = 10_000
+ROWS_PER_BATCH: Final = 2_000
 BYTES_PER_BATCH: Final = 8 << 20
-"""A batch that is read ends at whichever comes first, so that a few of them fit beside a task's work."""
+"""A batch that is read ends at whichever comes first, so that a few of them fit beside a task's work.
+
+Rows are turned into columns while the processor's cache still has them, which takes half as long as 10,000 at once.
+"""
 
 BUSY_S: Final = 60
 """How long a SQLite connection waits for the write lock; leasing a million messages holds it for about 1 s."""
+
+PAGE_BYTES: Final = 8192
+"""Of a SQLite file that is made here: deleting from it is a quarter faster than with pages of 4,096, the default."""
+
+LOG_BYTES: Final = 32 << 20
+"""SQLite's log is copied into the file when it is as long: about what 100,000 messages make, not the usual 4 MB."""
 
 COLUMNS_AS_JSON: Final = 60
 """SQLite takes 127 arguments to a function, two for each member of an object."""
@@ -110,10 +119,11 @@ def engine_of(url: str, *, create: bool = False) -> sa.Engine:
         connection = sqlite3.connect(address, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         # Some builds overwrite what is deleted, which costs as much again; FAST does so where it is free.
         connection.execute("PRAGMA secure_delete=FAST")
-        # Pages until the log is copied into the file: 32 MB, about what 100,000 messages make, not the usual 4.
-        connection.execute("PRAGMA wal_autocheckpoint=8000")
         if create:
+            connection.execute(f"PRAGMA page_size={PAGE_BYTES}")
             connection.execute("PRAGMA journal_mode=WAL")
+        (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
+        connection.execute(f"PRAGMA wal_autocheckpoint={LOG_BYTES // page_bytes}")
         return connection
 
     return sa.create_engine(
@@ -305,10 +315,25 @@ def _new_receive(connection: sa.Connection, tables: Tables, receive_id: str | No
 
 
 def _take(connection: sa.Connection, tables: Tables, receive: int, demand: int) -> int:
+    if not tables.is_sqlite or tables.kind is not int:
+        return _take_waiting(connection, tables, receive, demand)
+    # Past the last lease nobody holds anything: to insert without looking at each lease takes half as long.
+    last = connection.execute(sa.select(sa.func.max(tables.leases.c.id))).scalar()
+    taken = 0 if last is None else _take_waiting(connection, tables, receive, demand, tables.id <= last)
+    new = sa.select(tables.id, sa.literal(receive), sa.literal(1)).where(*tables.has_id).order_by(tables.id)
+    if last is not None:
+        new = new.where(tables.id > last)
+    insert = tables.leases.insert().from_select(["id", "receive", "attempts"], new.limit(demand - taken))
+    return taken + _rows_written(connection, insert)
+
+
+def _take_waiting(
+    connection: sa.Connection, tables: Tables, receive: int, demand: int, *among: sa.ColumnElement[bool]
+) -> int:
     leases, receives = tables.leases, tables.receives
     live = sa.select(receives.c.id).where(receives.c.leased_until.is_not(None))
     attempts = (sa.func.coalesce(leases.c.attempts, 0) + 1).label("attempts")
-    waiting = _waiting(tables, live, tables.id.label("id"), attempts).limit(demand)
+    waiting = _waiting(tables, live, tables.id.label("id"), attempts).where(*among).limit(demand)
     taken = {"receive": receive}
     if tables.is_sqlite:
         picked = waiting.with_only_columns(tables.id, sa.literal(receive), attempts)
@@ -325,6 +350,10 @@ def _take(connection: sa.Connection, tables: Tables, receive: int, demand: int) 
             set_=taken | {"attempts": insert.excluded.attempts},
             where=leases.c.attempts == insert.excluded.attempts - 1,
         )
+    return _rows_written(connection, insert)
+
+
+def _rows_written(connection: sa.Connection, insert: Any) -> int:
     return int(connection.execution_options(preserve_rowcount=True).execute(insert).rowcount)
 
 

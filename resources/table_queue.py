@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, date, datetime
+from itertools import chain
 from typing import Any, Final, TypeVar
 
 import pyarrow as pa
@@ -262,7 +263,8 @@ class TableQueue(Source):
         return [Refused(str(id_), LOST, lost=True) for id_ in left]
 
     def _batch(self, rows: list[tuple[Any, ...]], receive_id: str) -> pa.RecordBatch:
-        ids, attempts, data, *told = zip(*rows, strict=True)
+        values, width = list(chain.from_iterable(rows)), len(rows[0])
+        ids, attempts, data, *told = (values[nth::width] for nth in range(width))
         id_strings = pa.array(ids).cast(pa.string()) if isinstance(ids[0], int) else [str(id_) for id_ in ids]
         batch = self.deliveries(
             message_id=id_strings,

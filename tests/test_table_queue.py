@@ -114,17 +114,17 @@ def test_large_payloads_come_in_small_batches(queue: TableQueue) -> None:
 
 
 def test_many_messages_are_divided_evenly_and_read_in_batches(queue: TableQueue) -> None:
-    queue.enqueue(b"%d" % number for number in range(1, 25_001))
+    queue.enqueue(b"%d" % number for number in range(1, 5_001))
 
-    shares = queue.plan(25_000, 3, "a")
+    shares = queue.plan(5_000, 3, "a")
     read_in_parallel = [list(queue.read(share, "a")) for share in shares]
 
-    assert [share.messages for share in shares] == [8_334, 8_333, 8_333]
-    assert [sum(batch.num_rows for batch in batches) for batches in read_in_parallel] == [8_334, 8_333, 8_333]
+    assert [share.messages for share in shares] == [1_667, 1_667, 1_666]
+    assert [sum(batch.num_rows for batch in batches) for batches in read_in_parallel] == [1_667, 1_667, 1_666]
     rows = [row for batches in read_in_parallel for batch in batches for row in batch.to_pylist()]
-    assert [row["data"] for row in rows] == [b"%d" % number for number in range(1, 25_001)]
-    [share] = queue.model_copy().plan(25_000, 1, "a")
-    assert [batch.num_rows for batch in queue.read(share, "a")] == [10_000, 10_000, 5_000]
+    assert [row["data"] for row in rows] == [b"%d" % number for number in range(1, 5_001)]
+    [share] = queue.model_copy().plan(5_000, 1, "a")
+    assert [batch.num_rows for batch in queue.read(share, "a")] == [2_000, 2_000, 1_000]
 
 
 def test_fewer_messages_than_tasks_make_fewer_shares(queue: TableQueue) -> None:
@@ -159,6 +159,26 @@ def test_what_is_leased_is_given_to_nobody_else(queue: TableQueue) -> None:
     assert ids(receive(queue, "a", demand=2)) == ["1", "2"]
     assert ids(receive(queue, "b", demand=2)) == ["3"]
     assert receive(queue, "c") == []
+
+
+def test_the_oldest_are_leased_first_wherever_leases_are(queue: TableQueue, run_sql: Callable[..., Any]) -> None:
+    for number in (10, 20, 30):
+        run_sql("INSERT INTO messages (id, data) VALUES (:id, :data)", id=number, data=b"")
+    assert ids(receive(queue, "held", demand=1)) == ["10"]
+    assert ids(receive(queue, "given back", demand=1)) == ["20"]
+    queue.abandon("given back")
+    for number in (5, 15, 25, 35):
+        run_sql("INSERT INTO messages (id, data) VALUES (:id, :data)", id=number, data=b"")
+
+    first, rest = receive(queue, "a", demand=4), receive(queue, "b")
+
+    assert [(row["message_id"], row["redelivered"]) for row in first] == [
+        ("5", False),
+        ("15", False),
+        ("20", True),
+        ("25", False),
+    ]
+    assert ids(rest) == ["30", "35"]
 
 
 def test_concurrent_planners_never_lease_one_message(queue: TableQueue) -> None:
