@@ -57,7 +57,9 @@ def read_ranges(
                 rows = parquet.metadata.row_group(group).num_rows
                 start, stop = max(wanted.start - first, 0), min(wanted.stop - first, rows)
                 if start < stop:
-                    table = parquet.read_row_group(group, columns=stored).slice(start, stop - start)
+                    # By this thread alone: the other processors have tasks of their own.
+                    table = parquet.read_row_group(group, columns=stored, use_threads=False)
+                    table = table.slice(start, stop - start)
                     position = wanted.position + first + start
                     for batch in table.combine_chunks().to_batches(max_chunksize=max_rows):
                         for part in bounded(batch, max_bytes):

@@ -108,7 +108,8 @@ class Received:
             self._kept.move_to_end(key)
             return self._kept[key]
         with self._lake.open_input(group.path) as opened:
-            table = pq.ParquetFile(opened).read_row_group(group.number, columns=list(columns)).combine_chunks()
+            parquet = pq.ParquetFile(opened)
+            table = parquet.read_row_group(group.number, columns=list(columns), use_threads=False).combine_chunks()
         self._kept[key] = table
         self._bytes += table.nbytes
         while self._bytes > _KEEP_BYTES and len(self._kept) > 1:
