@@ -28,6 +28,8 @@ from resources.table_queue import TableQueue
 
 ROOT = Path(__file__).parents[1]
 PATIENCE_S = 120
+PAUSE_S = 6
+"""Between two runs, as where messages come now and then: by its end a process stands by for the next."""
 
 
 @contextmanager
@@ -95,6 +97,7 @@ def measure(rounds: int) -> dict[str, list[tuple[float, float]]]:
                 seen: set[str] = set()
                 for turn in range(rounds + 1):
                     for name, job in (("one message", "single_pull"), ("empty run", "empty")):
+                        time.sleep(PAUSE_S)
                         if job == "empty":
                             (folder / CALLS).write_text(str(turn))
                         else:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline_platform.spark_server import born
+from pipeline_platform.process import born
 from pipelines.demo.place import PROJECT, Place
 
 MARK = "PIPELINE_PLATFORM_DEMO"

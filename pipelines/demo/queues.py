@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 
-from pipeline_platform.spark_server import born
+from pipeline_platform.process import born
 from pipelines.demo.departures import departures, payloads
 from pipelines.demo.place import Place, Progress
 from pipelines.local_servers import sqs
