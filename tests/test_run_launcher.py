@@ -28,9 +28,11 @@ import pathlib
 import time
 import dagster as dg
 
+VARIABLE = os.environ.get("STANDBY_TEST", "")
+
 @dg.op
 def tell(context):
-    context.add_output_metadata({{"said": {said!r}, "variable": os.environ.get("STANDBY_TEST", "")}})
+    context.add_output_metadata({{"said": {said!r}, "variable": VARIABLE}})
 
 @dg.op
 def sleep():
