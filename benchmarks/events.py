@@ -58,7 +58,7 @@ class Events(Pipeline):
         """Parse and route."""
         event = json.loads(message.data)
         batcher = "clicks" if event["kind"] == "click" else "views"
-        return message.put_data(event).put_batch_key(event["country"]).put_batcher(batcher)
+        return message.put(event, batcher=batcher, batch_key=event["country"])
 
 
 class EventColumns(Pipeline):

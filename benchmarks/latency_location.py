@@ -35,7 +35,7 @@ class Single(Pipeline):
 
     def handle_message(self, message: Message, context: Any) -> Message:
         """Parse and keep."""
-        return message.put_data(Event.model_validate_json(message.data)).put_batcher("events")
+        return message.put(Event.model_validate_json(message.data), batcher="events")
 
     def handle_batch(self, batcher: str, messages: list[Message], batch_info: Any, context: Any) -> list[Message]:
         """Called for nothing here, as it is in most runs of one message; its step runs all the same."""

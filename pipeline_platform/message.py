@@ -250,6 +250,23 @@ class Message:
         new.failure = failure
         return new
 
+    def put(self, data: Any, *, batcher: str | None = None, batch_key: str | None = None) -> Message:
+        """Replace the data and say where it goes, in one step: what most handlers end with.
+
+        Args:
+            data: As `put_data` takes it.
+            batcher: As `put_batcher` takes it; what is not given stays.
+            batch_key: As `put_batch_key` takes it; what is not given stays.
+
+        Raises:
+            TypeError: The key is no text.
+        """
+        new = self._copy() if batch_key is None else self.put_batch_key(batch_key)
+        new.data = data
+        if batcher is not None:
+            new.batcher = batcher
+        return new
+
     def put_data(self, data: Any) -> Message:
         """Replace the data."""
         new = self._copy()

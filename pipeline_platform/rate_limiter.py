@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 from pipeline_platform.control import ControlStore, ControlStoreError, Grant
@@ -127,7 +128,20 @@ class Pace:
         Raises:
             ControlStoreError: The store has not answered for a minute.
         """
+        # Without a limit a message costs no step of a generator of ours, a hundredth of what handling it does.
+        return chain.from_iterable(self._slices(messages, until))
+
+    def _slices(self, messages: Sequence[T], until: float) -> Iterator[Iterable[T]]:
         position, at_once = 0, _FEW
+
+        def in_time(granted: Sequence[T], valid_until: float) -> Iterator[T]:
+            nonlocal position
+            for message in granted:
+                if self._monotonic() >= valid_until:
+                    return
+                position += 1
+                yield message
+
         while position < len(messages):
             began = self._monotonic()
             count, valid_until = self.permitted(len(messages) - position, until)
@@ -135,16 +149,12 @@ class Pace:
                 return
             if valid_until == self._unlimited_until:
                 few = messages[position : position + min(count, at_once)]
-                yield from few
+                yield few
                 position += len(few)
                 if self._monotonic() - began < _SHORTEST_S:
                     at_once *= 2
-                continue
-            for message in messages[position : position + count]:
-                if self._monotonic() >= valid_until:
-                    break
-                position += 1
-                yield message
+            else:
+                yield in_time(messages[position : position + count], valid_until)
 
     def _learn(self, now: float) -> None:
         """Set how many permits to take at most, by how the last ones were used."""

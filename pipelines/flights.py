@@ -75,10 +75,9 @@ class Flights(Pipeline):
         flight = Flight.model_validate_json(message.data)
         if flight.dep_time is None and not context.cancelled_is_valid:
             return message.failed("cancelled: no departure time")
-        message = message.put_data(flight).put_batch_key(flight.carrier)
         if flight.dep_delay is not None and flight.dep_delay > LONG_DELAY:
-            return message.put_batcher("alerts").put_batch_key("default")
-        return message.put_batcher("lake")
+            return message.put(flight, batcher="alerts")
+        return message.put(flight, batcher="lake", batch_key=flight.carrier)
 
     def handle_batch(
         self, batcher: str, messages: list[Message], batch_info: BatchInfo, context: Rules

@@ -47,7 +47,7 @@ def test_the_pipeline_of_the_readme_routes_flights_and_fails_cancelled_ones() ->
 
     handled: list[Message] = Handler(pipeline(), None).handle(batch_of(*payloads))
 
-    assert [(message.batcher, message.batch_key) for message in handled[:2]] == [("lake", "UA"), ("alerts", "UA")]
+    assert [(message.batcher, message.batch_key) for message in handled[:2]] == [("lake", "UA"), ("alerts", "default")]
     reasons = [message.failure.reason for message in handled[2:] if message.failure]
     assert reasons[0] == "cancelled: no departure time"
     assert "Invalid JSON" in reasons[1]

@@ -22,6 +22,9 @@ def test_a_message_begins_ok_and_unrouted(message):
     ("change", "attribute", "value"),
     [
         (lambda m: m.put_data(2), "data", 2),
+        (lambda m: m.put(2), "data", 2),
+        (lambda m: m.put(2, batcher="lake"), "batcher", "lake"),
+        (lambda m: m.put(2, batch_key="ключ"), "batch_key", "ключ"),
         (lambda m: m.update_data(lambda data: data + b"!"), "data", b"1!"),
         (lambda m: m.put_batcher("lake"), "batcher", "lake"),
         (lambda m: m.put_batch_key("ключ"), "batch_key", "ключ"),
@@ -74,8 +77,15 @@ def test_a_batch_mode_that_is_none_is_refused(message):
 
 
 def test_a_batch_key_is_text(message):
-    with pytest.raises(TypeError, match="a batch key is text, not 5; convert it with str"):
-        message.put_batch_key(5)
+    for put in (message.put_batch_key, lambda key: message.put(2, batch_key=key)):
+        with pytest.raises(TypeError, match="a batch key is text, not 5; convert it with str"):
+            put(5)
+
+
+def test_what_put_is_not_given_stays(message):
+    routed = message.put_batcher("lake").put_batch_key("DL")
+
+    assert (routed.put(2).batcher, routed.put(2).batch_key) == ("lake", "DL")
 
 
 def test_a_failure_tells_kind_reason_traceback_and_stage():

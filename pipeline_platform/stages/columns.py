@@ -311,7 +311,7 @@ class _Rows:
                 data = some.column("data").to_pylist()
             keys = some.column("batch_key").fill_null(DEFAULT).to_pylist()
             messages = [
-                message.put_data(value).put_batcher(name).put_batch_key(key)
+                message.put(value, batcher=name, batch_key=key)
                 for message, value, key in zip(Message.each(delivered), data, keys, strict=True)
             ]
             self._recorder.handled(delivered, window, messages)
