@@ -46,7 +46,7 @@ Measured with one message each five seconds: with 3 s the next run came before i
 were in each other's way.
 """
 
-_LOAD_S = 60
+_LOAD_S = 30
 """A process that has not loaded by then is given up; the run gets one that begins with it."""
 
 _CHECK_S = 5
@@ -239,7 +239,10 @@ class StandbyRunLauncher(dg.DefaultRunLauncher):
         """Prepare the next process when there is time for it, and watch the one that runs."""
         with suppress(subprocess.TimeoutExpired):
             standby.process.wait(_SETTLE_S)
-        self._stand_by(origin, location)
+        try:
+            self._stand_by(origin, location)
+        except OSError as error:  # no memory for one more process, say
+            dg.get_dagster_logger("standby").warning(f"No process stands by for {location}: {error}")
         self._report_death(run_id, standby.wait())
 
     def _stand_by(self, origin: str, location: str) -> None:
@@ -251,11 +254,14 @@ class StandbyRunLauncher(dg.DefaultRunLauncher):
             standby.load(origin, self._modules, serialize_value(self._instance.get_ref()), location)
 
     def _report_death(self, run_id: str, code: int) -> None:
-        """Say that a run failed whose process ended without saying how it went."""
+        """Say how a run went whose process ended without saying so."""
         if not self.has_instance:
             return
         run = self._instance.get_run_by_id(run_id)
         if run is None or run.is_finished:
+            return
+        if run.status is dg.DagsterRunStatus.CANCELING:  # it was not listening yet, or would not
+            self._instance.report_run_canceled(run)
             return
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         self._instance.report_run_failed(run, f"The run's process {how} before the run was through.")

@@ -24,6 +24,7 @@ from dagster import DagsterInstance
 from dagster._cli.api import execute_run_command
 from dagster._core.instance import InstanceRef
 from dagster._core.origin import RepositoryPythonOrigin
+from dagster._core.secrets.env_file import get_env_var_dict
 from dagster._serdes import deserialize_value
 from dagster._utils.hosted_user_process import recon_repository_from_origin
 from dagster._utils.interrupts import capture_interrupts, pop_captured_interrupt
@@ -35,33 +36,35 @@ class Loaded:
     Args:
         origin: Of the code location's repository, serialized.
         modules: More to import: what runs need that loading the location does not.
-        instance: Reference of the Dagster instance, serialized. It knows variables to set before loading.
+        instance: Reference of the Dagster instance, serialized. It may have variables for the location.
         location: Name of the code location.
     """
 
     def __init__(self, origin: str, modules: Sequence[str], instance: str, location: str) -> None:
         self._started_ns = time.time_ns()
-        self._instance = DagsterInstance.from_ref(deserialize_value(instance, InstanceRef))
+        self._instance = deserialize_value(instance, InstanceRef)
         self._location = location
-        self._inject_variables()
-        recon_repository_from_origin(deserialize_value(origin, RepositoryPythonOrigin)).get_definition()
+        self._variables = self._variables_now()
+        os.environ.update(self._variables)
+        with DagsterInstance.from_ref(self._instance):  # imports what its storage needs
+            recon_repository_from_origin(deserialize_value(origin, RepositoryPythonOrigin)).get_definition()
         for module in modules:
             importlib.import_module(module)
         self._files = {file: _state(file) for file in _source_files()}
 
     def is_fresh(self) -> bool:
-        """Whether no loaded file was edited since this process began, and the instance's variables are the same."""
+        """Whether no loaded file was edited since this process began, and `.env` says the same."""
         for file, known in self._files.items():
             # Edited while it was being loaded, it may have been read before or after.
             if known is None or known[0] > self._started_ns or _state(file) != known:
                 return False
-        return not self._inject_variables()
+        return self._variables_now() == self._variables
 
-    def _inject_variables(self) -> bool:
-        """Set the variables that the instance has for the location, and say whether that changed anything."""
-        before = dict(os.environ)
-        self._instance.inject_env_vars(self._location)
-        return dict(os.environ) != before
+    def _variables_now(self) -> dict[str, str]:
+        """What a run sets before it loads anything: `.env` in the working directory, and the instance's for it."""
+        loader = self._instance.secrets_loader
+        of_instance = loader.get_secrets_for_environment(self._location) if loader else {}
+        return {**get_env_var_dict(os.getcwd()), **of_instance}
 
 
 def _source_files() -> set[str]:

@@ -73,8 +73,13 @@ class Launching:
         assert isinstance(launcher, StandbyRunLauncher)
         return launcher
 
-    def write(self, said: str) -> None:
-        (self.folder / "location.py").write_text(CODE.format(said=said))
+    def write(self, said: str) -> bool:
+        """Write the location's file, unless it says so already: to touch it is an edit. Return whether it was one."""
+        file, code = self.folder / "location.py", CODE.format(said=said)
+        is_edit = not file.exists() or file.read_text() != code
+        if is_edit:
+            file.write_text(code)
+        return is_edit
 
     def launch(self, job: str) -> str:
         answer = execute_query(self.workspace, LAUNCH, {"job": job})["data"]["launchRun"]
@@ -101,9 +106,12 @@ class Launching:
 
     def standing_by(self) -> int:
         """The process that has loaded the code and waits for the next run, by its id."""
-        pid = int(self.until("a process stands by", lambda: self.launcher.standing_by("told")))
-        self.until("it has loaded the code", (self.folder / f"loaded-{pid}").exists)
-        return pid
+
+        def loaded() -> int | None:
+            pid = self.launcher.standing_by("told")
+            return pid if pid and born(pid) and (self.folder / f"loaded-{pid}").exists() else None
+
+        return int(self.until("a process stands by", loaded))
 
     def ended(self, run_id: str) -> dg.DagsterRunStatus:
         self.until(f"run {run_id} has ended", lambda: self.run(run_id).is_finished)
@@ -138,7 +146,7 @@ def deployed(folder: Path) -> Iterator[Launching]:
     where = {"relative_path": "location.py", "location_name": "told"}
     workspace = folder / "workspace.yaml"
     workspace.write_text(json.dumps({"load_from": [{"python_file": where}]}))
-    (folder / "location.py").write_text(CODE.format(said="first"))
+    (folder / "location.py").write_text(CODE.format(said="never run"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DAGSTER_HOME", str(folder))
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
@@ -159,9 +167,9 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launching]:
 @pytest.fixture
 def launching(deployment: Launching) -> Launching:
     """A deployment whose code says `first`, with a process that stands by."""
-    deployment.write("first")
     (deployment.folder / ".env").unlink(missing_ok=True)
-    if not deployment.launcher.standing_by("told"):
+    waiting = deployment.launcher.standing_by("told")
+    if deployment.write("first") or not waiting or not born(waiting):
         deployment.told(deployment.launch("telling"))
     deployment.standing_by()
     return deployment
@@ -187,8 +195,12 @@ def test_a_run_sees_an_edit_that_was_made_while_its_process_stood_by(launching: 
 
 def test_a_run_sees_variables_that_were_set_while_its_process_stood_by(launching: Launching) -> None:
     (launching.folder / ".env").write_text("STANDBY_TEST=set")
-
     assert launching.told(launching.launch("telling"))["variable"] == "set"
+
+    waiting = launching.standing_by()
+    run = launching.launch("telling")
+    assert launching.process(run).pid == waiting
+    assert launching.told(run)["variable"] == "set"
 
 
 def test_a_process_that_died_while_it_stood_by_costs_no_run(launching: Launching) -> None:
@@ -234,6 +246,13 @@ def test_another_process_terminates_a_run_by_what_its_tag_says(launching: Launch
         assert launching.ended(run) is dg.DagsterRunStatus.CANCELED
         assert not other.run_launcher.terminate(run), "a run that has ended cannot be ended"
     launching.until("its process has ended", lambda: not process.lives)
+
+
+def test_a_run_that_is_terminated_before_its_process_listens_is_canceled(launching: Launching) -> None:
+    os.kill(launching.standing_by(), signal.SIGKILL)
+    run = launching.launch("sleeping")
+    assert launching.launcher.terminate(run)
+    assert launching.ended(run) is dg.DagsterRunStatus.CANCELED
 
 
 def test_run_monitoring_finds_a_run_whose_process_nobody_watches(launching: Launching) -> None:
