@@ -87,6 +87,12 @@ def _text(value: Any) -> str:
     return str.__str__(value)  # exactly text: a kind of it may compare, hash and show itself in ways of its own
 
 
+def _key(value: str) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"a batch key is text, not {value!r}; convert it with str()")
+    return value
+
+
 def _mode(value: Any) -> str:
     if type(value) is not str or value not in ("bulk", "flush"):
         raise TypeError("takes 'bulk' or 'flush'")
@@ -261,10 +267,12 @@ class Message:
         Raises:
             TypeError: The key is no text.
         """
-        new = self._copy() if batch_key is None else self.put_batch_key(batch_key)
+        new = self._copy()
         new.data = data
         if batcher is not None:
             new.batcher = batcher
+        if batch_key is not None:
+            new.batch_key = _key(batch_key)
         return new
 
     def put_data(self, data: Any) -> Message:
@@ -289,10 +297,8 @@ class Message:
         Raises:
             TypeError: The key is no text; the column it is stored in holds text.
         """
-        if not isinstance(batch_key, str):
-            raise TypeError(f"a batch key is text, not {batch_key!r}; convert it with str()")
         new = self._copy()
-        new.batch_key = batch_key
+        new.batch_key = _key(batch_key)
         return new
 
     def put_batch_mode(self, batch_mode: BatchMode) -> Message:
