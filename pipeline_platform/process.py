@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -19,6 +21,22 @@ def born(pid: int) -> str | None:
         return None
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}/{fields[19]}"
+
+
+def group_lives(group: int) -> bool:
+    """Whether any process of a group works still; those that only wait to be reaped do not count."""
+    stats = Path("/proc").glob("[0-9]*/stat")
+    if not Path("/proc/self/stat").exists():
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, 0)
+            return True
+        return False
+    for stat in stats:
+        with suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            if int(fields[2]) == group and fields[0] not in "ZX":
+                return True
+    return False
 
 
 def _born_by_ps(pid: int) -> str | None:

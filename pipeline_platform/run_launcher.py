@@ -129,7 +129,7 @@ class Standby:
 class StandbyRunLauncher(dg.DefaultRunLauncher):
     """Runs of code locations that Dagster loads on this machine begin in a process that has loaded them before.
 
-    There is one such process for each location that had a run, with 250 MB or so. A run that finds none, or one whose
+    There is one such process for each location that had a run, with 270 MB or so. A run that finds none, or one whose
     code was edited since, begins in a new process. Runs of locations behind a server of somebody else's, or of another
     Python than this, are started as Dagster does.
 

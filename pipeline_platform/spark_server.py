@@ -28,7 +28,7 @@ from pathlib import Path
 
 from pipeline_platform import engine, jvm
 from pipeline_platform.home import home
-from pipeline_platform.process import born
+from pipeline_platform.process import born, group_lives
 
 _SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _POLL_S = 0.05
@@ -220,15 +220,18 @@ def _await_port(server: SparkServer, folder: Path, deadline: float) -> None:
 
 def _end(server: SparkServer) -> None:
     """Ask the process to end, make it after a while, and touch no other that has its id by now."""
-    for sent, patience_s in ((signal.SIGTERM, _STOP_S), (signal.SIGKILL, _STOP_S)):
-        if born(server.pid) != server.born:
-            return
-        with suppress(ProcessLookupError):
-            # Its group is what `_launch` started and nothing else: while starting, Spark's script has children.
-            os.killpg(os.getpgid(server.pid), sent)
-        deadline = time.monotonic() + patience_s
-        while born(server.pid) == server.born and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
+    if born(server.pid) != server.born:
+        return
+    with suppress(ProcessLookupError):
+        # What `_launch` started and nothing else: while starting, Spark's script has children, which may end later.
+        group = os.getpgid(server.pid)
+        for sent in (signal.SIGTERM, signal.SIGKILL):
+            os.killpg(group, sent)
+            deadline = time.monotonic() + _STOP_S
+            while time.monotonic() < deadline:
+                if not group_lives(group):
+                    return
+                time.sleep(_POLL_S)
 
 
 def _free_port() -> int:

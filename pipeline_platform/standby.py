@@ -95,7 +95,7 @@ def main() -> None:
 def _arguments_of_the_run(channel: socket.socket) -> str | None:
     """Do as told until there is a run; None if there will be none."""
     loaded: Loaded | None = None
-    with channel, channel.makefile("rw", encoding="utf-8") as lines:
+    with suppress(ConnectionError), channel, channel.makefile("rw", encoding="utf-8") as lines:
         for line in lines:
             request = json.loads(line)
             match request.pop("do"):

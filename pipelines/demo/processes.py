@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline_platform.process import born
+from pipeline_platform.process import born, group_lives
 from pipelines.demo.place import PROJECT, Place
 
 MARK = "PIPELINE_PLATFORM_DEMO"
@@ -124,25 +124,9 @@ def _end(groups: set[int], strays: set[int]) -> None:
                 os.kill(pid, sent)
         deadline = time.monotonic() + _PATIENCE_S
         while time.monotonic() < deadline:
-            if not any(_group_lives(group) for group in groups) and not any(born(pid) for pid in strays):
+            if not any(group_lives(group) for group in groups) and not any(born(pid) for pid in strays):
                 return
             time.sleep(0.05)
-
-
-def _group_lives(group: int) -> bool:
-    """Whether any of its processes works still; those that only wait to be reaped do not count."""
-    stats = Path("/proc").glob("[0-9]*/stat")
-    if not Path("/proc/self/stat").exists():
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(group, 0)
-            return True
-        return False
-    for stat in stats:
-        with contextlib.suppress(OSError):
-            fields = stat.read_text().rpartition(")")[2].split()
-            if int(fields[2]) == group and fields[0] not in "ZX":
-                return True
-    return False
 
 
 def _with_variable(name: str, value: str) -> set[int]:
