@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from pipeline_platform import spark_server
 from pipeline_platform.cli import app
 from pipeline_platform.home import home
+from pipeline_platform.process import born
 
 LINUX = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads Linux's own tables")
 
@@ -144,7 +145,7 @@ def test_a_process_that_got_the_id_of_a_dead_server_is_left_alone(tmp_path, warm
 
 def test_the_state_of_a_dead_process_is_stale_even_before_it_is_reaped(tmp_path, warm_spark):
     ended = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    write_state(tmp_path, replace(warm_spark.server, pid=ended.pid, born=spark_server.born(ended.pid)))
+    write_state(tmp_path, replace(warm_spark.server, pid=ended.pid, born=born(ended.pid)))
     assert spark_server.status(tmp_path) is not None
     ended.kill()
     os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # dead, and nobody has asked for its exit code
