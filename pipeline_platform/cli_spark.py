@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from pipeline_platform import jvm, spark_server
+from pipeline_platform import class_archive, jvm, spark_server
 from pipeline_platform.home import home
 
 app = typer.Typer(help="Keep a warm Spark on this machine, so that a run need not start its own.", no_args_is_help=True)
@@ -58,6 +58,21 @@ def status(state: Folder = None) -> None:
         typer.echo(f"no Spark server according to {state or home()}")
         raise typer.Exit(1)
     typer.echo(_described(server))
+
+
+@app.command()
+def archive() -> None:
+    """Keep Spark's classes in one file of this environment, so that Spark starts in half the time.
+
+    Made once, by `make` or in an image's build; anew after Spark or Java were replaced.
+    """
+    began = time.monotonic()
+    try:
+        path = class_archive.create()
+    except (OSError, jvm.JavaNotFoundError, spark_server.SparkServerError, class_archive.ClassArchiveError) as error:
+        typer.echo(f"no class archive; Spark starts without it, in twice the time: {error}", err=True)
+        raise typer.Exit(1) from None
+    typer.echo(f"{path}: {path.stat().st_size / 1e6:.0f} MB, made in {time.monotonic() - began:.0f} s")
 
 
 def _described(server: spark_server.SparkServer) -> str:

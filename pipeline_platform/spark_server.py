@@ -32,7 +32,7 @@ from pipeline_platform.process import born, group_lives
 
 _SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _POLL_S = 0.05
-_STOP_S = 15  # Spark's own shutdown hooks take up to 10 s before the process is killed
+_STOP_S = 15  # Spark's own shutdown hooks take up to 10
 
 
 class SparkServerError(RuntimeError):
@@ -85,7 +85,12 @@ def status(folder: Path | None = None) -> SparkServer | None:
 
 
 def start(
-    folder: Path | None = None, *, cores: int | None = None, memory: str = "1g", timeout_s: float = 120
+    folder: Path | None = None,
+    *,
+    cores: int | None = None,
+    memory: str = "1g",
+    timeout_s: float = 120,
+    java_options: str = "",
 ) -> SparkServer:
     """Start the server, or return the one that is running. Two at once start one.
 
@@ -94,6 +99,7 @@ def start(
         cores: Tasks that run at a time; all of the machine's if not given.
         memory: Of the JVM, in its notation. Python workers come on top of it.
         timeout_s: Seconds until its port must answer.
+        java_options: More options for its Java, quoted as in Spark's settings.
 
     Returns:
         The running server, which may have other cores or memory if it was there before.
@@ -113,11 +119,11 @@ def start(
         java = jvm.ensure_java(folder)
         deadline = time.monotonic() + timeout_s
         while True:
-            server = _launch(folder, java, cores or os.cpu_count() or 1, memory)
+            server = _launch(folder, java, cores or os.cpu_count() or 1, memory, java_options)
             try:
                 _await_port(server, folder, deadline)
             except SparkServerError as error:
-                _end(server)
+                _end(server, _STOP_S)
                 # Somebody took the port between our look and Spark's bind.
                 if "java.net.BindException" in str(error) and time.monotonic() < deadline:
                     continue
@@ -128,11 +134,12 @@ def start(
             return server
 
 
-def stop(folder: Path | None = None) -> bool:
+def stop(folder: Path | None = None, *, patience_s: float = _STOP_S) -> bool:
     """End the server that `start` started, that very process and no other.
 
     Args:
         folder: State folder; `home()` if not given.
+        patience_s: Seconds after which it is killed.
 
     Returns:
         Whether there was one.
@@ -143,7 +150,7 @@ def stop(folder: Path | None = None) -> bool:
     with _locked(folder):
         server = status(folder)
         if server:
-            _end(server)
+            _end(server, patience_s)
         _state_file(folder).unlink(missing_ok=True)
         _sweep(folder)
     return server is not None
@@ -166,7 +173,7 @@ def log_tail(folder: Path | None = None, lines: int = 20) -> str:
     return "\n".join(text.splitlines()[-lines:])
 
 
-def _launch(folder: Path, java: Path, cores: int, memory: str) -> SparkServer:
+def _launch(folder: Path, java: Path, cores: int, memory: str, java_options: str) -> SparkServer:
     port, token = _free_port(), secrets.token_hex(32)
     settings = engine.local_settings(cores, memory) | {
         "spark.connect.grpc.binding.address": "127.0.0.1",
@@ -180,6 +187,7 @@ def _launch(folder: Path, java: Path, cores: int, memory: str) -> SparkServer:
         "spark.connect.execute.manager.detachedTimeout": "30s",
         "spark.connect.execute.manager.maintenanceInterval": "10s",
         "spark.local.dir": str(folder / "scratch"),
+        "spark.driver.extraJavaOptions": java_options,
     }
     # The token goes by this file: arguments show in the process list, variables in every worker.
     properties = _properties_file(folder)
@@ -218,7 +226,7 @@ def _await_port(server: SparkServer, folder: Path, deadline: float) -> None:
     )
 
 
-def _end(server: SparkServer) -> None:
+def _end(server: SparkServer, patience_s: float) -> None:
     """Ask the process to end, make it after a while, and touch no other that has its id by now."""
     if born(server.pid) != server.born:
         return
@@ -227,7 +235,7 @@ def _end(server: SparkServer) -> None:
         group = os.getpgid(server.pid)
         for sent in (signal.SIGTERM, signal.SIGKILL):
             os.killpg(group, sent)
-            deadline = time.monotonic() + _STOP_S
+            deadline = time.monotonic() + patience_s
             while time.monotonic() < deadline:
                 if not group_lives(group):
                     return

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pydantic
 import pytest
 
-from pipeline_platform import engine
+from pipeline_platform import engine, jvm
 from resources.spark import SparkResource
 
 ROOT = Path(__file__).parents[1]
@@ -323,14 +323,16 @@ def test_without_the_warm_server_a_run_starts_its_own_spark_and_ends_it(tmp_path
     assert told["code"] == [True], "workers run the shipped code"
     assert told["error"].endswith("ValueError: sour")
     assert "org.apache.spark" not in told["error"]
+    assert told["mapped"] == jvm.CLASS_ARCHIVE.is_file(), "its Java starts as a server's does"
     assert told["stopped"]
     assert not list(tmp_path.iterdir())
 
 
 LOCAL = """
 import json, sys
+from pathlib import Path
 import pyarrow as pa
-from pipeline_platform import engine
+from pipeline_platform import engine, jvm
 from resources.spark import SparkResource
 
 ROWS = pa.schema([("share", pa.int64()), ("shipped", pa.bool_())])
@@ -355,6 +357,8 @@ except engine.TaskError as error:
     told["error"] = str(error)
 
 session = spark.spark_session
+java = session._jvm.java.lang.ProcessHandle.current().pid()
+told["mapped"] = str(jvm.CLASS_ARCHIVE) in Path(f"/proc/{java}/maps").read_text()
 spark.close()
 told["stopped"] = session._jsc.sc().isStopped()
 print(json.dumps(told))

@@ -1,0 +1,47 @@
+"""The process that Spark forks its Python workers from, with what every task imports loaded before the fork.
+
+A worker of Spark's own daemon imports all of it by itself, which takes a second, and Spark ends workers after a minute
+without work. This module stands alone, outside the package: workers must import that from the code shipped to them.
+"""
+
+import gc
+import importlib
+import importlib.util
+import sys
+from contextlib import suppress
+
+_IMPORTED_BY_TASKS = (
+    "pyspark.worker",
+    "pyspark.sql.pandas.serializers",
+    "pyarrow.compute",
+    "pyarrow.parquet",
+    "pandas",  # PyArrow imports it as soon as it makes an array
+    "pydantic",
+    "sqlalchemy.dialects.postgresql",
+    "sqlalchemy.dialects.sqlite",
+)
+
+
+def _pass_over_the_zip() -> None:
+    """Spark puts PySpark first on the path once more, as a zip of sources to compile in each process."""
+    before = list(sys.path)
+    sys.path[:] = [entry for entry in before if not entry.endswith("/pyspark.zip")]
+    if importlib.util.find_spec("pyspark") is None:
+        sys.path[:] = before
+
+
+def main() -> None:
+    """Load, then serve until Spark ends."""
+    _pass_over_the_zip()
+    for name in _IMPORTED_BY_TASKS:
+        with suppress(ImportError):  # the task that needs it says so better
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # workers look for garbage after each task: not here, where it takes long and copies shared memory
+    from pyspark.daemon import manager
+
+    manager()
+
+
+if __name__ == "__main__":
+    main()
