@@ -39,11 +39,11 @@ PROCESS_TAG = f"{HIDDEN_TAG_PREFIX}pipeline_platform/process"
 MODULES = ("dagster_pyspark", "pyspark.sql.connect.dataframe", "pyspark.sql.connect.session", "pyarrow.dataset")
 """Imported ahead by default: what a run of a pipeline needs that its code location loads late."""
 
-_SETTLE_S = 1
+_SETTLE_S = 2
 """The next process is prepared when the run has ended, or has had the machine to itself for so long.
 
-Measured with one message each five seconds: with 3 s the next run came before its process had loaded, with none the two
-were in each other's way.
+Measured with one message each five seconds: with 3 s the next run came before its process had loaded, with less than 2
+the two were in each other's way.
 """
 
 _LOAD_S = 30
