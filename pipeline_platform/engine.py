@@ -24,8 +24,6 @@ from pipeline_platform import jvm
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_WORKERS = Path(__file__).parent / "spark_python"
-
 Task = Callable[[int], Iterator[pa.RecordBatch]]
 """What one Spark task does: given the index of its share, the rows that come of it."""
 
@@ -34,6 +32,9 @@ Stage = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 TASK_FAILURES = 4
 """How often a task may fail before its stage does. Plain `local[N]` never tries again."""
+
+_SPARK_PYTHON = Path(__file__).parent / "spark_python"
+"""On the path of Spark's Python processes, for the one module in it: `spark.python.daemon.module` names it."""
 
 _TRACEBACK = "Traceback (most recent call last):"
 _CRASH = "Python worker exited unexpectedly (crashed)"
@@ -203,8 +204,8 @@ def local_settings(cores: int, memory: str) -> dict[str, str]:
         "spark.sql.shuffle.partitions": str(cores),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
-        # A worker that is killed by a bad message says where it was.
         "spark.python.daemon.module": "preloading_daemon",
+        # A worker that is killed by a bad message says where it was.
         "spark.python.worker.faulthandler.enabled": "true",
         "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
     }
@@ -224,7 +225,7 @@ def interpreters() -> dict[str, str]:
         raise RuntimeError("there is no Spark here: install `pyspark[connect]`.")
     return {
         "SPARK_HOME": str(Path(spec.origin).parent),
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(_WORKERS), os.environ.get("PYTHONPATH")])),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(_SPARK_PYTHON), os.environ.get("PYTHONPATH")])),
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         # Workers would look into their working directory before the shipped code.

@@ -32,7 +32,7 @@ from pipeline_platform.process import born, group_lives
 
 _SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _POLL_S = 0.05
-_STOP_S = 15  # Spark's own shutdown hooks take up to 10
+_STOP_S = 15  # Spark's own shutdown hooks take up to 10 s
 
 
 class SparkServerError(RuntimeError):

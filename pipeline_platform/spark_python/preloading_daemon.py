@@ -2,6 +2,9 @@
 
 A worker of Spark's own daemon imports all of it by itself, which takes a second, and Spark ends workers after a minute
 without work. This module stands alone, outside the package: workers must import that from the code shipped to them.
+
+Only what is known to bear a fork is loaded: the threads that these libraries have by then (jemalloc's, OpenBLAS's) are
+idle and begin anew in the child. What callbacks import besides, each worker loads for itself.
 """
 
 import gc
