@@ -62,7 +62,7 @@ def status(state: Folder = None) -> None:
 
 @app.command()
 def archive() -> None:
-    """Keep Spark's classes in one file of this environment, so that Spark starts in half the time.
+    """Keep Spark's classes in one file of this environment, so that Spark starts sooner.
 
     Made once, by `make` or in an image's build; anew after Spark or Java were replaced.
     """
@@ -70,7 +70,7 @@ def archive() -> None:
     try:
         path = class_archive.create()
     except (OSError, jvm.JavaNotFoundError, spark_server.SparkServerError, class_archive.ClassArchiveError) as error:
-        typer.echo(f"no class archive; Spark starts without it, in twice the time: {error}", err=True)
+        typer.echo(f"no class archive; Spark starts without it, and takes longer: {error}", err=True)
         raise typer.Exit(1) from None
     typer.echo(f"{path}: {path.stat().st_size / 1e6:.0f} MB, made in {time.monotonic() - began:.0f} s")
 
