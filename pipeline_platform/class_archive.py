@@ -1,7 +1,8 @@
 """Java's archive of Spark's classes: made once an environment, it lets Spark start sooner.
 
 Spark loads and checks twenty thousand classes up to its first task. An archive holds them as Java keeps them in
-memory; the next Java maps it: server, session and first task take 8 s instead of 14. `jvm.CLASS_ARCHIVE` is where it lies, `engine.local_settings` has it used.
+memory; the next Java maps it: server, session and first task take 8 s instead of 14.
+`jvm.CLASS_ARCHIVE` is where it lies, `engine.local_settings` has it used.
 """
 
 from __future__ import annotations

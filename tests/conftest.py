@@ -13,5 +13,5 @@ pytest_plugins = [
 
 # Before any server starts: tasks talk to local servers only, which look at no credentials.
 os.environ.update(sqs.ENVIRONMENT)
-# Java's second compiler pays in a long life, which a test's Spark has not; without it a server starts a fifth sooner.
+# Java's second compiler pays in a long life, which a test's Spark has not; without it that starts a fifth sooner.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
