@@ -1,7 +1,8 @@
 """The process that Spark forks its Python workers from, with what every task imports loaded before the fork.
 
 A worker of Spark's own daemon imports all of it by itself, which takes most of a second, and Spark ends workers after a
-minute without work. This module stands alone, outside the package: workers must import that from the code shipped to them.
+minute without work. This module stands alone, outside the package: workers must import the package from the code that
+was shipped to them.
 
 A child begins without the threads that these libraries have by then (jemalloc's and OpenBLAS's, both idle), and Arrow
 and NumPy work in it. No library belongs here whose threads work from its import on, or which warns against forks as
