@@ -324,6 +324,7 @@ class Flow:
         with self.alive(receive):
             already = self._already(receive, received) if received.total("redelivered") else []
             if self.pipeline.uses_columns():
+                engine.bound_batches(self.spark, received.most("largest"))
                 manifest = self._handle_columns(receive, files, already)
             else:
                 manifest = self._handle_rows(receive, files, already)

@@ -13,7 +13,7 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.message import Message
 from pipeline_platform.options import Batcher, Processors, Producer, TableBatcher
 from pipeline_platform.pipeline import Pipeline, PipelineError
-from pipeline_platform.stages.columns import ROUTING, WriteColumns
+from pipeline_platform.stages.columns import TAKEN, WriteColumns, taken
 from pipeline_platform.stages.record import decode
 from tests.small_lake import Memory, numbered, outcomes, ranges, received, returned, rows_of
 
@@ -51,13 +51,12 @@ class Fast(Pipeline):
 
 
 def row(data: bytes = b"original", **said: Any) -> dict[str, Any]:
-    """What came out of `handle_messages`, ok and for `lake` if nothing is said."""
+    """What was taken of what came out of `handle_messages`: for `lake` and no failure, if nothing is said."""
     return {
         "data": data,
         "batcher": "lake",
         "batch_key": "default",
-        "status": "ok",
-        "reason": None,
+        "_failure": None,
         "line": "T1",
         "late": 0,
         "at": datetime(2026, 1, 1, tzinfo=UTC),
@@ -82,7 +81,7 @@ def written(
     payloads = [one["data"] for one in rows]
     kept = ranges(received(lake, pipeline.name, Memory(deliveries_=numbered(*payloads))), pipeline.name)
     columns: dict[str, Any] = {"position": pa.array(range(len(rows)), pa.int64())}
-    types = {**dict.fromkeys(ROUTING, pa.string()), **TYPES, **types}
+    types = {**dict.fromkeys(TAKEN[1:], pa.string()), **TYPES, **types}
     columns |= {name: pa.array([one[name] for one in rows], type_) for name, type_ in types.items()}
     columns["data"] = pa.array(payloads, pa.binary())
     batch = pa.RecordBatch.from_pydict(columns)
@@ -127,7 +126,7 @@ class Looking(Fast):
         return messages
 
 
-@pytest.mark.parametrize("said", [{"status": "failed"}, {"batcher": "nowhere"}, {"late": "soon"}])
+@pytest.mark.parametrize("said", [{"_failure": ""}, {"batcher": "nowhere"}, {"late": "soon"}])
 def test_payloads_of_what_fails_are_looked_up_few_at_a_time(lake, said):
     """A deployment that fails everything must not cost the memory of everything."""
     payloads = [b"x" * (100 if number < 300 else 40_000) for number in range(320)]
@@ -158,9 +157,26 @@ def test_a_batcher_that_is_not_there_fails_its_row_alone(lake):
     }
 
 
-@pytest.mark.parametrize("status", ["failed", "Failed", "error"])
-def test_a_row_fails_by_its_status_and_a_status_that_is_none_does_not_pass(lake, status):
-    manifest = written(lake, row(), row(status=status, reason="no line", batcher="nowhere"), row(status=status))
+def test_what_is_said_of_a_row_is_its_route_or_its_failure(spark):
+    """A key may be a number, no status is ok, and one that there is not does not pass."""
+
+    class Small(Fast):
+        batchers = {"lake": TableBatcher(schema=Stop)}
+
+    said = [("ok", "unused"), (None, None), ("failed", "no line"), ("Failed", None), ("error", "no line")]
+    rows = [(place, "lake", 7, *one, "T1", 0, "not asked for") for place, one in enumerate(said)]
+    routing = "batcher string, batch_key int, status string, reason string"
+    columns = f"position long, {routing}, line string, late long, more string"
+
+    given = taken(Small, spark.spark_session.createDataFrame(rows, columns)).toArrow().to_pylist()
+
+    route = {"batcher": "lake", "batch_key": "7", "line": "T1", "late": 0}
+    failures = [None, None, "no line", "", "no line"]
+    assert given == [{"position": place, **route, "_failure": failure} for place, failure in enumerate(failures)]
+
+
+def test_a_failure_fails_its_row_wherever_it_was_to_go(lake):
+    manifest = written(lake, row(), row(_failure="no line", batcher="nowhere"), row(_failure=""))
 
     assert failures(lake, manifest) == {
         "m1": ("failed", "no line"),
@@ -169,12 +185,8 @@ def test_a_row_fails_by_its_status_and_a_status_that_is_none_does_not_pass(lake,
     assert [one["data"] for one in rows_of(lake, "fast", manifest, "failed")] == [b"original"] * 2
 
 
-def test_a_row_without_a_status_is_ok(lake):
-    assert outcomes(lake, "fast", written(lake, row(status=None))) == {"m0": "handled"}
-
-
 def test_handle_failed_has_its_say(lake):
-    manifest = written(lake, row(b"again", status="failed"), row(status="failed"))
+    manifest = written(lake, row(b"again", _failure=""), row(_failure=""))
 
     assert outcomes(lake, "fast", manifest) == {"m0": "returned", "m1": "failed"}
 
@@ -192,19 +204,13 @@ def test_rows_for_a_callback_are_staged_as_dicts_of_its_models_fields(lake):
     assert outcomes(lake, "fast", manifest) == {}, "they are not at their end"
 
 
-def test_a_batch_key_may_be_a_number(lake):
-    manifest = written(lake, row(batch_key=7), batch_key=pa.int32())
-
-    assert [one["batch_key"] for one in rows_of(lake, "fast", manifest, "lake")] == ["7"]
-
-
 def test_rows_of_several_windows_go_to_their_windows(lake):
     first = ranges(received(lake, "fast", Memory(deliveries_=numbered(b"1")), "r1"), "fast")
     later = received(lake, "fast", Memory(deliveries_=numbered(b"2")), "r2", window="2026-01-02T0000")
     files = [*first, *(part._replace(position=1) for part in ranges(later, "fast"))]
-    routing = {"batcher": "lake", "batch_key": "k", "status": "ok", "line": "T1"}
+    routing = {"batcher": "lake", "batch_key": "k", "line": "T1"}
     columns = {name: pa.repeat(value, 2) for name, value in routing.items()}
-    columns |= {"reason": pa.nulls(2, pa.string()), "late": pa.nulls(2, pa.int64()), "position": pa.array([1, 0])}
+    columns |= {"_failure": pa.nulls(2, pa.string()), "late": pa.nulls(2, pa.int64()), "position": pa.array([1, 0])}
 
     write = WriteColumns(Fast, None, Memory(), "source", lake, "r1", files)
     manifest = returned(write(iter([pa.RecordBatch.from_pydict(columns)])))
@@ -218,7 +224,7 @@ def test_rows_of_several_windows_go_to_their_windows(lake):
 @pytest.mark.parametrize("positions", [[0, 2], [-1, 0], [0, None]])
 def test_a_position_that_no_message_has_is_refused(lake, positions):
     kept = ranges(received(lake, "fast", Memory(deliveries_=numbered(b"1", b"2"))), "fast")
-    columns = {name: pa.repeat("ok", 2) for name in ROUTING} | {"position": pa.array(positions, pa.int64())}
+    columns = {name: pa.repeat("ok", 2) for name in TAKEN[1:]} | {"position": pa.array(positions, pa.int64())}
 
     write = WriteColumns(Fast, None, Memory(), "source", lake, "r1", kept)
     with pytest.raises(PipelineError, match="changed the column position"):
@@ -226,7 +232,7 @@ def test_a_position_that_no_message_has_is_refused(lake, positions):
 
 
 def test_a_failure_driven_again_is_closed(lake):
-    manifest = written(lake, row(), row(status="failed"), origin="failed")
+    manifest = written(lake, row(), row(_failure=""), origin="failed")
 
     events = rows_of(lake, "fast", manifest, "failed")
     assert {one["message_id"]: one["state"] for one in events} == {"m0": "closed", "m1": "open"}
@@ -240,6 +246,6 @@ def test_without_batchers_rows_leave_their_outcomes(lake):
         def handle_messages(self, messages, context):
             return messages
 
-    manifest = written(lake, row(), row(status="failed", reason="no"), row(batcher="whatever"), pipeline=Bare)
+    manifest = written(lake, row(), row(_failure="no"), row(batcher="whatever"), pipeline=Bare)
 
     assert outcomes(lake, "fast", manifest) == {"m0": "handled", "m1": "failed", "m2": "handled"}

@@ -80,6 +80,10 @@ class Manifest:
         """Sum of a number that tasks noted."""
         return sum(int(notes.get(note, 0)) for notes in self.notes)
 
+    def most(self, note: str) -> int:
+        """The largest of a number that tasks noted."""
+        return max((int(notes.get(note, 0)) for notes in self.notes), default=0)
+
     def __iter__(self) -> Iterator[File]:
         """All files."""
         return iter(self.files)

@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 RECEIVED = pa.schema([*(field for field in MESSAGES if field.name != "receive_id"), ("position", pa.int64())])
 """What `handle_messages` is given, beside how each row would be routed."""
 ROUTING = ("batcher", "batch_key", "status", "reason")
-TAKEN = ("position", *ROUTING)
-"""What it must return, beside the fields of the batchers' models: a row is known again by its position alone."""
+"""What it says of each row. It must return them, beside `position` and the fields of the batchers' models."""
+TAKEN = ("position", "batcher", "batch_key", "_failure")
+"""What of that goes to Python: a row is known again by its position alone, and has failed if it has a failure."""
 
 _MISFITS = 10_000
 """Rows that fit no column are kept so many at a time, for their payloads are looked up together."""
@@ -109,11 +110,17 @@ def taken(pipeline: type[Pipeline], handled: DataFrame) -> DataFrame:
     Raises:
         PipelineError: A column is missing.
     """
-    wanted = [*TAKEN, *_fields(pipeline)]
-    missing = sorted(set(wanted) - set(handled.columns))
+    from pyspark.sql import functions as f
+
+    fields = _fields(pipeline)
+    missing = sorted({"position", *ROUTING, *fields} - set(handled.columns))
     if missing:
         raise PipelineError(f"{pipeline.__qualname__}.handle_messages returned no column {missing}")
-    return handled.select(*wanted)
+    batcher, key, status, reason = (f.col(name).cast("string") for name in ROUTING)  # a key that is a number, say
+    # A status that is none fails too: a misspelt `failed` must not pass.
+    failure = f.when(status != "ok", f.coalesce(reason, f.lit("")))
+    named = zip((batcher, key, failure), TAKEN[1:], strict=True)
+    return handled.select("position", *(column.alias(name) for column, name in named), *fields)
 
 
 def _fields(pipeline: type[Pipeline]) -> list[str]:
@@ -198,10 +205,6 @@ class _Rows:
         Raises:
             PipelineError: `handle_messages` changed a position.
         """
-        for name in ROUTING:  # a key that is a number, say
-            if batch.column(name).type != pa.string():
-                index = batch.schema.get_field_index(name)
-                batch = batch.set_column(index, name, batch.column(name).cast(pa.string()))
         if not batch.num_rows:
             return
         try:
@@ -221,8 +224,7 @@ class _Rows:
             self._route(pa.RecordBatch.from_pydict(columns), window)
 
     def _route(self, batch: pa.RecordBatch, window: str) -> None:
-        # A status that is none fails too: a misspelt `failed` must not pass.
-        failed = pc.fill_null(pc.not_equal(batch.column("status"), "ok"), False)
+        failed = pc.is_valid(batch.column("_failure"))
         batcher = pc.fill_null(batch.column("batcher"), "")
         known = pc.is_in(batcher, pa.array([*self._batchers], pa.string()))
         unknown = pc.invert(known) if self._batchers else pc.and_(known, failed)
@@ -322,8 +324,8 @@ class _Rows:
 
     def _fail(self, rows: pa.RecordBatch, window: str, why: Callable[[dict[str, Any]], Failure]) -> None:
         for some, delivered in self._delivered(rows, window):
-            self._settle_failed(delivered, window, map(why, some.select(["batcher", "reason"]).to_pylist()))
+            self._settle_failed(delivered, window, map(why, some.select(["batcher", "_failure"]).to_pylist()))
 
 
 def _said_failed(row: dict[str, Any]) -> Failure:
-    return Failure("failed", row["reason"] or "handle_messages gave no reason", "", "handle_messages")
+    return Failure("failed", row["_failure"] or "handle_messages gave no reason", "", "handle_messages")

@@ -33,15 +33,15 @@ class Receive:
         """Run task `index`."""
         share, started = self.shares[index], time.monotonic()
         window = share.window or self.window
-        received = redelivered = 0
+        received = redelivered = largest = 0
         with Writer(self.lake, self.pipeline, f"{self.receive_id}-receive-{index}") as writer:
             for batch in self.source.read(share, self.receive_id):
                 received += batch.num_rows
                 redelivered += pc.sum(batch.column("redelivered")).as_py() or 0
+                largest = max(largest, pc.max(pc.binary_length(batch.column("data"))).as_py() or 0)
                 writer.write("messages", window, self._stamped(batch))
-            manifest = writer.close(
-                received=received, redelivered=redelivered, seconds=time.monotonic() - started, task=index
-            )
+            counts = {"received": received, "redelivered": redelivered, "largest": largest}
+            manifest = writer.close(**counts, seconds=time.monotonic() - started, task=index)
         yield from manifest.to_arrow().to_batches()
 
     def _stamped(self, batch: pa.RecordBatch) -> pa.RecordBatch:
