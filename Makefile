@@ -47,9 +47,11 @@ format: setup-dev ## Lint and format in place
 bench: setup-dev ## Measure; prints medians and ratios
 	$(BIN)/python -m benchmarks
 
+# Compiled here once: with PYTHONDONTWRITEBYTECODE, as in many containers, each process would do it for itself.
 setup: $(VENV)/.installed ## Make .venv with everything the demo needs
+	@$(BIN)/python -m compileall -q pipeline_platform assets sensors resources pipelines
 
-setup-dev: $(VENV)/.installed-dev ## The same, with what tests and checks need
+setup-dev: setup $(VENV)/.installed-dev ## The same, with what tests and checks need
 
 $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
