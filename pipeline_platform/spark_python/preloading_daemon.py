@@ -21,7 +21,7 @@ _IMPORTED_BY_TASKS = (
     "pyarrow.compute",
     "pyarrow.parquet",
     "pandas",  # PyArrow imports it as soon as it makes an array
-    "pydantic",
+    "pydantic.main",  # `pydantic` itself loads late
     "sqlalchemy.dialects.postgresql",
     "sqlalchemy.dialects.sqlite",
 )
