@@ -3,6 +3,8 @@
 import importlib.util
 import os
 
+import pytest
+
 from pipelines.local_servers import sqs
 
 pytest_plugins = [
@@ -15,3 +17,15 @@ pytest_plugins = [
 os.environ.update(sqs.ENVIRONMENT)
 # Java's second compiler pays in a long life, which a test's Spark has not; without it that starts a fifth sooner.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
+
+# In this order: a file that takes minutes, begun last, would keep one process busy while the others have nothing left.
+LONGEST = (
+    "test_assets.py", "test_storms.py", "test_daemon.py", "test_faults.py", "test_cli.py", "test_run_launcher.py",
+    "test_spark_resource.py", "test_flow.py", "test_table_queue.py", "test_demo.py",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take longest."""
+    rank = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
