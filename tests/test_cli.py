@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,8 +11,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from click.testing import Result
 from typer.testing import CliRunner
 
+from pipeline_platform import definitions
 from pipeline_platform.cli import app
 from pipeline_platform.cli_status import _seconds
 from pipeline_platform.control import ControlStore
@@ -22,21 +23,25 @@ from pipeline_platform.options import RateLimiting
 from resources.table_queue import TableQueue
 from tests.pipelines_under_test import Told
 
-Cli = Callable[..., subprocess.CompletedProcess[str]]
+Cli = Callable[..., Result]
 
 
 @pytest.fixture
-def cli(tmp_path: Path) -> Cli:
-    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
-        ours = {"FLIGHTS_SQS_URL", "PIPELINE_PLATFORM_LAKE", "PIPELINE_PLATFORM_CONTROL"}
-        inherited = {name: value for name, value in os.environ.items() if name not in ours}
-        return subprocess.run(
-            [sys.executable, "-m", "pipeline_platform.cli", *arguments],
-            env={**inherited, "PIPELINE_PLATFORM_HOME": str(tmp_path), "COLUMNS": "200"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+def variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A home of the test's own."""
+    for name in ("FLIGHTS_SQS_URL", "PIPELINE_PLATFORM_LAKE", "PIPELINE_PLATFORM_CONTROL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIPELINE_PLATFORM_HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+@pytest.fixture
+def cli(variables: None, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """The commands, in this process: to load Dagster takes a new one seconds."""
+    monkeypatch.setattr(definitions, "RESOURCES", definitions._resources())
+
+    def call(*arguments: str) -> Result:
+        return CliRunner().invoke(app, arguments)
 
     return call
 
@@ -52,7 +57,7 @@ def fill(home: Path, messages: int) -> None:
     queue.enqueue([b"{}"] * messages)
 
 
-def test_status_tells_backlog_runs_and_permits(cli, control, tmp_path):
+def test_status_tells_backlog_runs_and_permits(variables, control, tmp_path):
     fill(tmp_path, 1_234)
     limit = RateLimiting(allowed_messages=500, interval=timedelta(days=1))
     control.set_rate_limiting("flights", limit)
@@ -60,7 +65,8 @@ def test_status_tells_backlog_runs_and_permits(cli, control, tmp_path):
     control.claim("flights", "a" * 32, "run-alive", wanted=70, capacity=1_000, lease_s=60)
     control.claim("flights", "b" * 32, "run-dead", wanted=5, capacity=1_000, lease_s=-1)
 
-    said = cli("status").stdout
+    command = [sys.executable, "-m", "pipeline_platform.cli", "status"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     assert "1,234 messages in flights_queue" in said
     assert "70 messages in 1 runs" in said
@@ -72,7 +78,7 @@ def test_status_tells_backlog_runs_and_permits(cli, control, tmp_path):
 def test_status_of_a_source_that_is_not_there_says_so_and_tells_the_rest(cli):
     answer = cli("status", "flights")
 
-    assert answer.returncode == 0, answer.stderr
+    assert answer.exit_code == 0, answer.stderr
     assert "does not answer" in answer.stdout
     assert "in flight" in answer.stdout
 
@@ -96,7 +102,7 @@ def test_a_variable_that_is_not_set_is_named_without_a_traceback():
 def test_an_interval_that_is_none_is_refused(cli, interval):
     answer = cli("limit", "flights", "--allowed", "5", "--interval", interval)
 
-    assert answer.returncode == 2
+    assert answer.exit_code == 2
     assert "give seconds, from 0.001" in answer.stderr
 
 
@@ -151,7 +157,7 @@ def test_a_part_of_a_limit_that_is_not_there_is_refused_with_the_way_out(control
 def test_an_unknown_pipeline_is_refused_with_those_there_are(cli, command):
     answer = cli(command, "flihgts")
 
-    assert answer.returncode == 2
+    assert answer.exit_code == 2
     assert "there is no pipeline 'flihgts'; there is flights" in answer.stderr
 
 
