@@ -34,7 +34,7 @@ class Backlog(NamedTuple):
 
 
 class Share(BaseModel, frozen=True, extra="forbid"):
-    """What one Spark task reads: the source's own description of a part of a receive.
+    """What one task reads: the source's own description of a part of a receive.
 
     Attributes:
         at: Where to read, in the source's own words; plain JSON, no payloads.
@@ -120,7 +120,10 @@ class Source(BaseModel, ABC):
 
     @abstractmethod
     def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
-        """Read one share, in a task: batches of the schema `DELIVERIES`, at most `share.messages` rows in all."""
+        """Read one share: batches of the schema `DELIVERIES`, at most `share.messages` rows in all.
+
+        In a Spark task; of a receive of up to a hundred messages in the run's own process.
+        """
 
     @abstractmethod
     def ack(self, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:

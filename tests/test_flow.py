@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import polars as pl
 import pytest
@@ -64,6 +64,18 @@ def rows(flow: Flow, table: str) -> pl.DataFrame:
 def kinds(flow: Flow) -> dict[str, str]:
     failed = rows(flow, "failed")
     return dict(zip((data.decode() for data in failed["data"]), failed["kind"], strict=True))
+
+
+def test_few_messages_are_received_without_spark(filled: Filled) -> None:
+    def refused() -> NoReturn:
+        raise RuntimeError("asked for Spark")
+
+    flow = dataclasses.replace(filled(Obedient, (b"%d" % number for number in range(201))), session=refused)
+    few, more = (flow.begin(origin="source", run_id="test", windows=[WINDOW], demand=wanted) for wanted in (100, 101))
+
+    assert flow.receive(few).rows("messages") == 100
+    with pytest.raises(RuntimeError, match="asked for Spark"):
+        flow.receive(more)
 
 
 @pytest.mark.parametrize("fault", [b"kill", b"leave"])
