@@ -151,9 +151,9 @@ def test_spark_measures_rows_for_python_only_where_messages_may_be_large(filled:
     run(filled(Columns, [b"one", b"one" * 3_000]))
     assert session.conf.get(setting) == str(64 * 2**20)
 
-    session.conf.set(setting, "1000")
+    session.conf.set(setting, "1g")
     run(filled(Columns, [b"one" * 3_000]))
-    assert session.conf.get(setting) == "1000", "somebody's own"
+    assert session.conf.get(setting) == "1g", "somebody's own"
 
 
 @pytest.mark.parametrize(
