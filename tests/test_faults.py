@@ -51,12 +51,15 @@ STALLS = ["receiving", "received", "handling", "handled", "decided", "one table 
 @pytest.mark.parametrize("point", STALLS)
 def test_a_run_that_stalls_past_its_lease_does_no_harm_when_it_wakes(table: Ground, point: str) -> None:
     stalled = table.start(point, signal.SIGSTOP)
-    wait_until_stopped(stalled)
-    time.sleep(LEASE_S * 1.2)
-    fault_run.settle(table.place, table.left)
+    try:
+        wait_until_stopped(stalled)
+        time.sleep(LEASE_S * 1.2)
+        fault_run.settle(table.place, table.left)
 
-    os.kill(stalled.pid or 0, signal.SIGCONT)
-    join(stalled)
+        os.kill(stalled.pid or 0, signal.SIGCONT)
+        join(stalled)
+    finally:
+        stalled.kill()  # stopped for good, if the test failed before it woke
     fault_run.settle(table.place, table.left)
 
     assert_each_message_once(table, COUNT)
