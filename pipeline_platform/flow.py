@@ -300,7 +300,9 @@ class Flow:
         source, started = self.source_of(receive), time.monotonic()
         self._expect_ours(receive)
         with self.alive(receive):
-            shares = source.plan(receive.demand, self.pipeline.producer.concurrency, receive.receive_id)
+            # What is read here is read in turn: a share that waits at an empty queue would hold up the next.
+            concurrency = self.pipeline.producer.concurrency if receive.demand > FEW else 1
+            shares = source.plan(receive.demand, concurrency, receive.receive_id)
             task = ReceiveTask(source, shares, self.lake, self.pipeline.name, receive.receive_id, receive.window)
             few = sum(share.messages for share in shares) <= FEW
             manifest = _run_here(task, len(shares)) if few else self._run(receive, task, len(shares))

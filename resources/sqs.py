@@ -1,4 +1,4 @@
-"""Amazon SQS as a source: received in tens by Spark tasks, deleted once what came of it is safe."""
+"""Amazon SQS as a source: received in tens, deleted once what came of it is safe."""
 
 from __future__ import annotations
 
