@@ -26,6 +26,7 @@ from pydantic import Field, PrivateAttr, field_validator
 
 from pipeline_platform import engine, jvm, shipping, spark_server
 from pipeline_platform.home import home
+from pipeline_platform.imports import import_apart
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -259,6 +260,7 @@ def _session(settings: dict[str, str]) -> SparkSession:
     os.environ.pop(_CLIENT_MARK, None)
     with warnings.catch_warnings(), _environment(SPARK_REMOTE=None, SPARK_LOCAL_REMOTE=None):
         warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
+        import_apart("dagster_pyspark", "pyspark.sql.connect.session")
         from dagster_pyspark import LazyPySparkResource
 
         return LazyPySparkResource(spark_config=settings).spark_session
