@@ -96,7 +96,7 @@ class Location:
     def _job(self, name: str, options: Mapping[str, str]) -> ReconstructableJob:
         place = {"name": name, "root": str(self.root), "spark_folder": str(self.spark_folder)}
         return dg.build_reconstructable_job(
-            "tests.pipelines_under_test", "job_at", (), {**place, **options}, reconstructor_working_directory=str(ROOT)
+            "tests.jobs_under_test", "job_at", (), {**place, **options}, reconstructor_working_directory=str(ROOT)
         )
 
     def again(self, run: dg.DagsterRun, *, from_failure: bool, copied_tags: bool = True) -> dg.DagsterRun:

@@ -1,7 +1,6 @@
 """Where runs are killed and stalled: a place with a filled source, and what must hold there in the end."""
 
 import json
-import multiprocessing
 import signal
 from collections import Counter
 from collections.abc import Callable
@@ -16,11 +15,10 @@ from pipelines.local_servers import sqs
 from resources.sqs import SqsSource
 from resources.table_queue import TableQueue
 from tests import fault_run
-from tests.fault_run import LEASE_S, Numbers, Place, expected
+from tests.fault_run import LEASE_S, Place
+from tests.numbers_under_fault import Numbers, expected
+from tests.processes import PROCESSES
 from tests.spark_fixtures import WarmSpark
-
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["tests.fault_run", "pyspark.sql.connect.session", "deltalake"])
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ import os
 
 from pipeline_platform import flow
 from pipeline_platform.definitions import platform_definitions
-from tests.pipelines_under_test import Told, resources_at
+from tests.jobs_under_test import resources_at
+from tests.pipelines_under_test import Told
 
 flow.LEASE_S = 4.0
 defs = platform_definitions(

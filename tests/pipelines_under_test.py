@@ -1,4 +1,7 @@
-"""Pipelines that do what a payload says, and a code location of them: whole runs in Dagster are tested with these."""
+"""Pipelines that do what a payload says, and a queue of moods: whole runs in Dagster are tested with these.
+
+No Dagster here, which each of Spark's Python workers would import for them.
+"""
 
 import time
 from collections.abc import Sequence
@@ -6,18 +9,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import dagster as dg
 from pydantic import BaseModel
 
-from pipeline_platform.definitions import platform_definitions
 from pipeline_platform.message import BatchInfo, Message
 from pipeline_platform.options import Batcher, Processors, Producer, TableBatcher
 from pipeline_platform.pipeline import Pipeline
-from pipeline_platform.shipping import PACKAGES
 from pipeline_platform.source import Refused, SourceError
-from resources.lake import ControlResource, LakeResource
-from resources.source import source_resource
-from resources.spark import WARM, SparkResource
 from resources.table_queue import TableQueue
 
 if TYPE_CHECKING:
@@ -157,32 +154,3 @@ def told_with(model: type[BaseModel]) -> type[Pipeline]:
             return message.put_data({"text": text, "words": len(text.split())}).put_batcher("lines")
 
     return Edited
-
-
-def resources_at(root: str, spark_folder: str, **queue: Any) -> dict[str, Any]:
-    """The resources of a location whose data lies in one folder."""
-    return {
-        "lake": LakeResource(root=f"{root}/lake"),
-        "control": ControlResource(url=f"sqlite:///{root}/control.sqlite"),
-        "spark": SparkResource(remote=WARM, state_folder=spark_folder, packages=[*PACKAGES, "tests"]),
-        "queue": source_resource(MoodyQueue)(
-            **{"name": "queue", "url": f"sqlite:///{root}/queue.sqlite", "created_column": "created_at", **queue}
-        ),
-    }
-
-
-def job_at(name: str, root: str, spark_folder: str, queue_url: str = "", edit: str = "") -> dg.JobDefinition:
-    """One job of the location, for Dagster to build again from its arguments.
-
-    Args:
-        name: Of the job.
-        root: Folder of the data.
-        spark_folder: State folder of warm Spark.
-        queue_url: Of the queue, if it is another; `env:<name>` leaves it to an environment variable.
-        edit: `widened` or `changed`: what was edited in the model of `told/lines`.
-    """
-    edits: dict[str, type[Pipeline]] = {"widened": told_with(Widened), "changed": told_with(Changed)}
-    pipeline = edits[edit] if edit else PIPELINES[name.partition("_")[0]]
-    url = dg.EnvVar(queue_url.removeprefix("env:")) if queue_url.startswith("env:") else queue_url
-    resources = resources_at(root, spark_folder, **({"url": url} if url else {}))
-    return platform_definitions([pipeline], resources).resolve_job_def(name)

@@ -20,7 +20,8 @@ from pipeline_platform.flow import Acknowledgement
 from pipeline_platform.options import Producer
 from resources.table_queue import TableQueue
 from tests.dagster_fixtures import LAST, NEXT, WINDOW, Location, figures
-from tests.pipelines_under_test import Told, job_at
+from tests.jobs_under_test import job_at
+from tests.pipelines_under_test import Told
 
 ROOT = Path(__file__).parents[1]
 SUCCESS, FAILURE = dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from pipeline_platform.control import ControlStore, ControlStoreError, Grant, interval_end
 from pipeline_platform.options import RateLimiting
+from tests.processes import PROCESSES
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 TEN_A_MINUTE = RateLimiting(allowed_messages=10, interval=timedelta(minutes=1))
@@ -369,7 +370,7 @@ def _contend(store: ControlStore, worker: int) -> tuple[int, int, int]:
 def test_processes_that_start_and_ask_at_once_share_exactly_what_there_is(url):
     """Each makes the tables, or finds them; time stands still, so that all ask for one interval."""
     store = ControlStore(url, now=noon)
-    with ProcessPoolExecutor(4, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(4, mp_context=PROCESSES) as pool:
         taken, claimed, lost = zip(*pool.map(_contend, [store] * 4, range(4)), strict=True)
 
     assert sum(taken) == 200

@@ -21,7 +21,8 @@ from pipeline_platform.source import Backlog, Refused, Share, Source
 from resources.source import source_resource
 from resources.table_queue import TableQueue
 from tests.installed import needed_by, plain
-from tests.pipelines_under_test import Bare, Fast, Lenient, Strict, Told, resources_at
+from tests.jobs_under_test import resources_at
+from tests.pipelines_under_test import Bare, Fast, Lenient, Strict, Told
 
 ROOT = Path(__file__).parents[1]
 

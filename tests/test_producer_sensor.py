@@ -23,7 +23,8 @@ from pipeline_platform.windows import WINDOW_FORMAT
 from resources.table_queue import TableQueue
 from sensors import producer
 from sensors.producer import in_flight
-from tests.pipelines_under_test import Told, resources_at
+from tests.jobs_under_test import resources_at
+from tests.pipelines_under_test import Told
 
 ROOT = Path(__file__).parents[1]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import multiprocessing
 import pickle
 import time
 from collections import Counter
@@ -18,6 +17,7 @@ from hypothesis import strategies as st
 from pipeline_platform.control import ControlStore, ControlStoreError, Grant
 from pipeline_platform.options import RateLimiting
 from pipeline_platform.rate_limiter import Pace
+from tests.processes import PROCESSES
 
 START = 1_000_000.0
 TEN_A_SECOND = RateLimiting(allowed_messages=10, interval=timedelta(seconds=1))
@@ -365,7 +365,7 @@ def test_processes_together_are_no_faster_than_the_limit(backend, request, tmp_p
     """Real clocks and real sleeping: 180 messages at 30 in 0.1 s touch six intervals at least."""
     url = request.getfixturevalue("postgres_url") if backend == "postgres" else f"sqlite:///{tmp_path}/control.db"
     limit = RateLimiting(allowed_messages=30, interval=timedelta(seconds=0.1))
-    with ProcessPoolExecutor(3, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(3, mp_context=PROCESSES) as pool:
         tasks = list(pool.map(_handle, [(url, limit)] * 3))
 
     assert [count for _, _, count in tasks] == [60, 60, 60]

@@ -6,7 +6,6 @@ import pickle
 import threading
 import time
 from collections import Counter
-from multiprocessing import get_context
 
 import boto3
 import pytest
@@ -18,6 +17,7 @@ from pipeline_platform.message import DELIVERIES
 from pipeline_platform.source import Backlog, Share, SourceError
 from pipelines.local_servers import sqs as local
 from resources.sqs import SqsSource
+from tests.processes import PROCESSES
 
 URL = "https://sqs.eu-west-1.amazonaws.com/123456789012/flights"
 
@@ -576,7 +576,7 @@ def test_two_processes_share_a_queue_and_delete_it(sqs_server, sqs_queue):
     assert flights.backlog() == Backlog(2_345)
     shares = flights.plan(2_001, 2, "r1")
 
-    with get_context("spawn").Pool(2) as pool:
+    with PROCESSES.Pool(2) as pool:
         parts = pool.starmap(read_share, [(flights, share) for share in shares])
 
     assert [len(part) for part in parts] == [1_001, 1_000], "never more than the demand"

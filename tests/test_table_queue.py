@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -20,6 +19,7 @@ from pydantic import ValidationError
 from pipeline_platform.source import Backlog, Refused, Share, SourceError
 from resources import table_leases
 from resources.table_queue import LOST, TableQueue
+from tests.processes import PROCESSES
 
 Rows = list[dict[str, Any]]
 
@@ -139,7 +139,7 @@ def test_shares_can_be_read_in_other_processes(queue: TableQueue) -> None:
     queue.enqueue(b"%d" % number for number in range(100))
     shares = queue.plan(100, 2, "a")
 
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(2, mp_context=PROCESSES) as pool:
         rows = [row for part in pool.map(read, [queue] * 2, shares, ["a"] * 2) for row in part]
 
     assert ids(rows) == numbers(1, 100)
@@ -185,7 +185,7 @@ def test_concurrent_planners_never_lease_one_message(queue: TableQueue) -> None:
     queue.enqueue(b"x" for _ in range(3_000))
     planners = [f"planner-{number}" for number in range(6)]
 
-    with ProcessPoolExecutor(3, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(3, mp_context=PROCESSES) as pool:
         received = list(pool.map(_receive_all_in_small_parts, [queue] * 6, planners))
 
     assert sorted(id_ for part in received for id_ in part) == sorted(numbers(1, 3_000))
@@ -398,7 +398,7 @@ def test_several_tasks_acknowledge_at_once(queue: TableQueue) -> None:
     receive(queue, "a", demand=4_000)
     parts = [numbers(1, 4_000)[nth::4] for nth in range(4)]
 
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(2, mp_context=PROCESSES) as pool:
         refused = list(pool.map(queue.ack, ["a"] * 8, parts * 2))
 
     assert refused == [[]] * 8

@@ -1,0 +1,8 @@
+"""Processes of tests, forked from one that has loaded what most of them need: by itself each would take seconds."""
+
+import multiprocessing
+
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(
+    ["tests.fault_run", "pyspark.sql.connect.session", "deltalake", "resources.table_queue", "pytest"]
+)
