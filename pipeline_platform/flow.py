@@ -11,40 +11,35 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import pyarrow as pa
-
 from pipeline_platform import engine
 from pipeline_platform.control import ControlStore, ControlStoreError
-from pipeline_platform.demand import RUN_LASTS
+from pipeline_platform.handling import Handling
 from pipeline_platform.lake.decision import DROPPED, Decision, FencedError, decide, decided, fence, publish
 from pipeline_platform.lake.failed import FailedMessages
-from pipeline_platform.lake.manifest import MANIFEST, File, Manifest
-from pipeline_platform.lake.reader import Range, divide
+from pipeline_platform.lake.manifest import Manifest
+from pipeline_platform.lake.reader import divide
 from pipeline_platform.lake.receives import Origin, Receive, Receives
 from pipeline_platform.lake.replay import ReceivedMessages
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.lake.tables import OUTCOMES, Tables
-from pipeline_platform.message import MESSAGES
+from pipeline_platform.lake.tables import Tables
 from pipeline_platform.options import Batcher
 from pipeline_platform.pipeline import Pipeline, PipelineError
-from pipeline_platform.rate_limiter import Pace
+from pipeline_platform.room import Room
 from pipeline_platform.source import Source
-from pipeline_platform.stages import batch, columns, lookup
+from pipeline_platform.spark_work import SparkWork
+from pipeline_platform.stages import batch
 from pipeline_platform.stages.acknowledge import ONCE, Acknowledge, Patience
-from pipeline_platform.stages.checksum import checksum_of_all
-from pipeline_platform.stages.duplicates import SettleDuplicates
-from pipeline_platform.stages.handle import Handle
-from pipeline_platform.stages.receive import Receive as ReceiveTask
+from pipeline_platform.stages.receive import ReadShares
 from pipeline_platform.stages.record import STAGED, staged_table
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 _LOG = logging.getLogger(__name__)
 
@@ -90,11 +85,6 @@ class Flow:
     control: ControlStore
     session: Callable[[], SparkSession]
 
-    @property
-    def spark(self) -> SparkSession:
-        """The Spark session."""
-        return self.session()
-
     @cached_property
     def tables(self) -> Tables:
         """The pipeline's tables."""
@@ -104,6 +94,14 @@ class Flow:
     def receives(self) -> Receives:
         """Its receives under way."""
         return Receives(self.lake, self.pipeline.name)
+
+    @cached_property
+    def room(self) -> Room:
+        """What its runs may hold at once."""
+        return Room(self.pipeline, self.control)
+
+    def _work(self, receive_id: str) -> SparkWork:
+        return SparkWork(receive_id, self.lake, self.session)
 
     # Receive
 
@@ -146,12 +144,12 @@ class Flow:
         asked = self._asked(origin, windows, demand, base)
         # Before the claim, which nobody renews yet: over many windows it takes longer than a lease.
         replaces = self._replay(windows, base).finished() if origin == "messages" else ()
-        wanted = self._wanted(origin, asked, windows, tell)
+        wanted = self.room.wanted(origin, asked, windows, tell)
         try:
             # Nobody asks for a backfill again; a pull is asked for at every look at the source.
             patience = 0.0 if origin == "source" else ROOM_WITHIN_S
-            granted = self._claim(receive_id, run_id, wanted, patience, tell)
-            self._refuse_without_room(origin, wanted, granted)
+            granted = self.room.claim(receive_id, run_id, wanted, tell, lease_s=LEASE_S, within_s=patience)
+            self.room.refuse_without(origin, wanted, granted)
             receive = Receive(
                 receive_id=receive_id,
                 pipeline=self.pipeline.name,
@@ -181,60 +179,7 @@ class Flow:
             return self._replay(windows, base).at_most()
         if demand is not None:
             return demand
-        limit = self.control.rate_limiting(self.pipeline.name, self.pipeline.producer.rate_limiting)
-        spare = self.control.spare(self.pipeline.name, limit, RUN_LASTS)
-        # More would be leased for longer than a run should last.
-        return self._per_run if spare is None else min(self._per_run, spare)
-
-    def _wanted(self, origin: Origin, asked: int, windows: Sequence[str], tell: Callable[[str], None]) -> int:
-        """How many messages to claim room for: a replay takes its windows whole, or it would lose what it leaves."""
-        if origin == "messages":
-            return min(asked, self._capacity)
-        wanted = min(asked, self._per_run)
-        if origin == "failed" and not asked:
-            tell(f"no failure is open in {', '.join(windows)}")
-        elif origin == "failed" and wanted < asked:
-            tell(f"{asked} failures are open, and a run takes on {wanted}: materialise these windows again for others")
-        return wanted
-
-    def _refuse_without_room(self, origin: Origin, wanted: int, granted: int) -> None:
-        if origin == "source" or (granted == wanted if origin == "messages" else granted or not wanted):
-            return
-        what = "replay" if origin == "messages" else "backfill"
-        raise PipelineError(
-            f"{self.pipeline.name}: room for {granted} of the {wanted} messages of this {what}, for other runs hold "
-            f"the rest of {self._capacity}: start it again when they are done, or pause the pipeline meanwhile"
-        )
-
-    @property
-    def _per_run(self) -> int:
-        return self.pipeline.processors.concurrency * self.pipeline.processors.max_demand
-
-    @property
-    def _capacity(self) -> int:
-        return self.pipeline.producer.max_runs * self._per_run
-
-    def _claim(self, receive_id: str, run_id: str, wanted: int, within_s: float, tell: Callable[[str], None]) -> int:
-        """Claim room, and wait for what is missing; keeps what it has got meanwhile."""
-        deadline, told = time.monotonic() + within_s, False
-        while True:
-            granted = self.control.claim(
-                self.pipeline.name,
-                receive_id,
-                run_id,
-                wanted=wanted,
-                capacity=self._capacity,
-                lease_s=LEASE_S,
-            )
-            if granted == wanted:
-                return granted
-            if time.monotonic() >= deadline:
-                tell(f"room for {granted} of {wanted} messages: other runs hold what else may be in flight")
-                return granted
-            if not told:
-                tell(f"room for {granted} of {wanted} messages so far; waiting up to {within_s:.0f} s for other runs")
-                told = True
-            time.sleep(1.0)
+        return self.room.permitted()
 
     def resume(self, receive: Receive, run_id: str) -> Receive:
         """Go on with what another run received: a re-execution of its later steps.
@@ -251,7 +196,7 @@ class Flow:
         if self._decided(receive):
             return receive
         held = min(self._received(receive), receive.demand)
-        granted = self._claim(receive.receive_id, run_id, held, ROOM_WITHIN_S, _LOG.info)
+        granted = self.room.claim(receive.receive_id, run_id, held, _LOG.info, lease_s=LEASE_S, within_s=ROOM_WITHIN_S)
         if granted < held:
             self.let_go(receive)
             raise PipelineError(
@@ -303,9 +248,10 @@ class Flow:
             # What is read here is read in turn: a share that waits at an empty queue would hold up the next.
             concurrency = self.pipeline.producer.concurrency if receive.demand > FEW else 1
             shares = source.plan(receive.demand, concurrency, receive.receive_id)
-            task = ReceiveTask(source, shares, self.lake, self.pipeline.name, receive.receive_id, receive.window)
+            task = ReadShares(source, shares, self.lake, self.pipeline.name, receive.receive_id, receive.window)
             few = sum(share.messages for share in shares) <= FEW
-            manifest = _run_here(task, len(shares)) if few else self._run(receive, task, len(shares))
+            run = _run_here if few else self._work(receive.receive_id).run
+            manifest = run(task, len(shares))
             manifest = self._keep(receive, "receive", manifest, started)
             self.control.adjust(receive.receive_id, manifest.total("received"))
         return manifest
@@ -315,8 +261,7 @@ class Flow:
     def handle(self, receive: Receive) -> Manifest:
         """Put what was received through the callbacks; write all that came of it."""
         received = self.receives.manifest(receive.receive_id, "receive")
-        files = received.of_table("messages")
-        if not files:
+        if not received.of_table("messages"):
             return Manifest()
         if (before := self.receives.manifest(receive.receive_id, "handle")).files and self._decided(receive):
             return before  # executed again after the decision: what was written is what there is
@@ -325,112 +270,9 @@ class Flow:
         self.receives.forget_after(receive.receive_id, "receive")
         started = time.monotonic()
         with self.alive(receive):
-            already = self._already(receive, received) if received.total("redelivered") else []
-            if self.pipeline.uses_columns():
-                engine.bound_batches(self.spark, received.most("largest"))
-                manifest = self._handle_columns(receive, files, already)
-            else:
-                manifest = self._handle_rows(receive, files, already)
-            return self._keep(receive, "handle", manifest, started)
-
-    def _handle_rows(self, receive: Receive, files: Sequence[File], already: Sequence[Range]) -> Manifest:
-        parts = divide(files, self.pipeline.name, self.pipeline.processors.concurrency)
-
-        def task(*, careful: bool) -> Handle:
-            return Handle(
-                pipeline=self.pipeline,
-                context=self.pipeline.context_of(receive.context),
-                source=self.source_of(receive),
-                origin=receive.origin,
-                lake=self.lake,
-                receive_id=receive.receive_id,
-                parts=parts,
-                pace=self._pace(),
-                already=already,
-                careful=careful,
-            )
-
-        try:
-            return self._run(receive, task(careful=False), len(parts))
-        except engine.WorkerDiedError:
-            _LOG.warning("a message ended its Python worker: handling again, each chunk in a forked process first")
-            return self._run(receive, task(careful=True), len(parts))
-
-    def _handle_columns(self, receive: Receive, files: Sequence[File], already: Sequence[Range]) -> Manifest:
-        name, options = self.pipeline.name, self.pipeline.processors
-        context = self.pipeline.context_of(receive.context)
-        source = self.source_of(receive)
-        parts = divide(files, name, options.concurrency)
-        dropped = Manifest()
-        if already:
-            drop = SettleDuplicates(
-                self.pipeline, source, receive.origin, self.lake, receive.receive_id, parts, already
-            )
-            dropped = self._run(receive, drop, len(parts))
-        limit = self.control.rate_limiting(name, self.pipeline.producer.rate_limiting)
-        if already or limit or not self.lake.is_local:
-            read = columns.ReadColumns(self.lake, parts, options, self._pace(), already)
-            received = engine.frame(self.spark, read, len(parts), columns.RECEIVED)
-        else:
-            received = columns.read_locally(self.spark, self.lake, name, files)
-        whole_files = [part for share in divide(files, name, 1) for part in share]
-        write = columns.WriteColumns(
-            self.pipeline, context, source, receive.origin, self.lake, receive.receive_id, whole_files
-        )
-        handled = self.pipeline().handle_messages(columns.offered(received), context)
-        manifest = dropped + self._write(receive, columns.taken(self.pipeline, handled), write)
-        rows = sum(file.rows for file in files)
-        expected = rows - dropped.total("duplicates")
-        returned = manifest.total("returned_rows")
-        if returned > expected:
-            raise PipelineError(f"{name}: handle_messages got {expected} rows and returned {returned}; it may add none")
-        if returned < expected:
-            seen = [
-                file
-                for file in manifest
-                if file.table == "outcomes" or file.table.startswith(f"_receives/{receive.receive_id}")
-            ]
-            manifest += self._write(receive, columns.not_returned(self.pipeline, received, self._ids(seen)), write)
-        whole = checksum_of_all(rows) - dropped.total("dropped_checksum")
-        if manifest.total("returned_rows") != expected or (manifest.total("checksum") - whole) % 2**64:
-            raise PipelineError(
-                f"{name}: handle_messages returned some messages more than once; join with what has one row a key, "
-                "and explode nothing"
-            )
-        return manifest
-
-    def _ids(self, files: Sequence[File]) -> DataFrame:
-        parts = divide(files, self.pipeline.name, self.pipeline.processors.concurrency)
-        return self._scan(parts, "source", "message_id")
-
-    def _pace(self) -> Pace:
-        return Pace(self.control, self.pipeline.name, self.pipeline.producer.rate_limiting)
-
-    def _already(self, receive: Receive, received: Manifest) -> list[Range]:
-        """Look up what may have come before; return where the answer lies."""
-        tables, name = self.tables, self.pipeline.name
-        # By when they were decided, not by their window: one may pull into a window of long ago.
-        oldest = datetime.now(UTC) - self.pipeline.producer.deduplicate_for
-        outcomes = tables["outcomes"]
-        known = [
-            Range(f"{name}/outcomes/{file.path}", file.window, 0, file.rows, 0)
-            for file in outcomes.files(outcomes.open())
-            if file.committed_at >= oldest
-        ]
-        of = self.pipeline.processors.concurrency
-        fresh = divide(received.of_table("messages"), name, of)
-        decisions = None
-        if known:
-            parts = [known[start::of] for start in range(min(of, len(known)))]
-            decisions = self._scan(parts, "source", "message_id", "outcome")
-        copies = self._scan(fresh, "source", "message_id", "position", "redelivered")
-        keep = lookup.KeepAlready(self.lake, name, receive.receive_id, receive.window)
-        manifest = self._write(receive, lookup.already(copies, decisions), keep)
-        return [Range(f"{name}/{file.table}/{file.path}", file.window, 0, file.rows, 0) for file in manifest]
-
-    def _scan(self, parts: Sequence[Sequence[Range]], *names: str) -> DataFrame:
-        schema = pa.schema([_COLUMNS[name] for name in names])
-        return engine.frame(self.spark, lookup.Scan(self.lake, parts, schema), len(parts), schema)
+            source, work = self.source_of(receive), self._work(receive.receive_id)
+            handling = Handling(self.pipeline, source, self.tables, self.control, receive, work)
+            return self._keep(receive, "handle", handling.handle(received), started)
 
     # Batch
 
@@ -458,13 +300,14 @@ class Flow:
                 lake=self.lake,
                 receive_id=receive.receive_id,
             )
-            rows = self._scan(parts, *STAGED.names, "window")
+            work = self._work(receive.receive_id)
+            rows = work.scan(parts, *STAGED.names, "window")
             placed = batch.in_batches(rows, options.batch_size, options.concurrency)
             try:
-                manifest = self._write(receive, placed, handle)
+                manifest = work.write(placed, handle)
             except engine.WorkerDiedError:
                 _LOG.warning("a batch ended its Python worker: handling again, each in a forked process first")
-                manifest = self._write(receive, placed, replace(handle, careful=True))
+                manifest = work.write(placed, replace(handle, careful=True))
             return self._keep(receive, f"batch-{batcher}", manifest, started)
 
     # Decide, publish, acknowledge
@@ -535,7 +378,7 @@ class Flow:
             parts = divide(files, self.pipeline.name, self.pipeline.producer.concurrency)
             task = Acknowledge(source, self.lake, parts, patience)
             if source.acknowledges_in_tasks and sum(file.rows for file in files) > FEW:
-                told = self._run(receive, task, len(parts))
+                told = self._work(receive.receive_id).run(task, len(parts))
             else:
                 told = _run_here(task, len(parts))
         errors = [error for notes in told.notes for error in notes["errors"]]
@@ -562,7 +405,8 @@ class Flow:
     def clear_up(self) -> list[str]:
         """Finish what dead runs decided, give up what they did not; return the ids of what was cleared up."""
         dead = {claim.receive_id: claim for claim in self.control.over(self.pipeline.name)}
-        self._interrupt(list(dead))
+        for receive_id in dead:
+            self._work(receive_id).interrupt()  # it would hold up this run's
         # First what lies there, then what lives: a receive claims its room before it leaves a trace.
         unfinished = self.receives.unfinished()
         live = {claim.receive_id for claim in self.control.in_flight(self.pipeline.name)}
@@ -589,11 +433,6 @@ class Flow:
         for receive_id in dead:
             self.control.end(receive_id, if_over=True)
         return cleared
-
-    def _interrupt(self, receive_ids: Sequence[str]) -> None:
-        """Stop the Spark work that dead runs left behind: it would hold up this one."""
-        for receive_id in receive_ids:
-            self.spark.interruptTag(spark_tag(receive_id))
 
     # The lease
 
@@ -631,30 +470,6 @@ class Flow:
             theirs = self.source_of(receive).extend(receive.receive_id)
         return ours and theirs
 
-    def _run(self, receive: Receive, task: engine.Task, shares: int) -> Manifest:
-        if not shares:
-            return Manifest()
-        with self._tagged(receive):
-            return Manifest.of(engine.run(self.spark, task, shares, MANIFEST))
-
-    def _write(self, receive: Receive, rows: DataFrame, stage: engine.Stage) -> Manifest:
-        with self._tagged(receive):
-            return Manifest.of(engine.gather(engine.map_batches(rows, stage, MANIFEST), MANIFEST))
-
-    @contextmanager
-    def _tagged(self, receive: Receive) -> Iterator[None]:
-        """Name Spark work after its receive, so that another run can end it when this one is dead."""
-        spark, tag = self.spark, spark_tag(receive.receive_id)
-        spark.addTag(tag)
-        try:
-            yield
-        except BaseException:
-            with suppress(Exception):  # what ended the run matters more than what it left behind
-                spark.interruptTag(tag)
-            raise
-        finally:
-            spark.removeTag(tag)
-
     def _keep(self, receive: Receive, step: str, manifest: Manifest, started: float) -> Manifest:
         """Keep a step's manifest, with the time it took.
 
@@ -670,11 +485,3 @@ class Flow:
 def _run_here(task: engine.Task, shares: int) -> Manifest:
     """Run a task for each share in this process: for few messages that takes less time than to ask Spark."""
     return sum((Manifest.of(rows) for index in range(shares) for rows in task(index)), Manifest())
-
-
-def spark_tag(receive_id: str) -> str:
-    """The tag of a receive's Spark work."""
-    return f"receive-{receive_id}"
-
-
-_COLUMNS = {field.name: field for schema in (OUTCOMES, MESSAGES, STAGED) for field in schema}

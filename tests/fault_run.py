@@ -14,20 +14,17 @@ from pathlib import Path
 from typing import Any, Literal
 from unittest import mock
 
-from pydantic import BaseModel
-
 from pipeline_platform import flow as flow_module
 from pipeline_platform.control import ControlStore
 from pipeline_platform.flow import Flow
 from pipeline_platform.lake import decision
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Table
-from pipeline_platform.message import BatchInfo, Message
-from pipeline_platform.options import Batcher, Processors, Producer, TableBatcher
-from pipeline_platform.pipeline import Pipeline
 from pipeline_platform.shipping import PACKAGES
 from pipeline_platform.source import Source
+from pipeline_platform.spark_work import SparkWork
 from resources.spark import WARM, SparkResource
+from tests.numbers_under_fault import Numbers
 
 LEASE_S = 2.0
 WINDOW = "2026-11-21T0000"
@@ -46,46 +43,6 @@ POINTS = (
     "acknowledged",
 )
 """Where a run can be hit, in the order of its way."""
-
-
-class Number(BaseModel):
-    """What the messages hold."""
-
-    n: int
-
-
-class Rules(BaseModel):
-    """What a backfill changes."""
-
-    tenths_fail: bool = True
-
-
-class Numbers(Pipeline):
-    """Every third to `thirds` in batches, every tenth fails at first, all others to `numbers`."""
-
-    name = "numbers"
-    producer = Producer(source="queue", max_runs=4)
-    processors = Processors(concurrency=2, max_demand=100)
-    batchers = {"numbers": TableBatcher(schema=Number), "thirds": Batcher(schema=Number, batch_size=7)}
-    context = Rules()
-
-    def handle_message(self, message: Message, context: Rules) -> Message:
-        """Route a number."""
-        number = Number.model_validate_json(message.data)
-        if number.n % 10 == 0 and context.tenths_fail:
-            return message.failed("a tenth")
-        return message.put_data(number).put_batcher("thirds" if number.n % 3 == 0 else "numbers")
-
-    def handle_batch(self, batcher: str, messages: list[Message], batch_info: BatchInfo, context: Any) -> list[Message]:
-        """Nothing outside: the table is the result."""
-        return messages
-
-
-def expected(numbers: range, *, tenths_fail: bool = True) -> dict[str, set[int]]:
-    """What each table must hold in the end, by number."""
-    failed = {n for n in numbers if n % 10 == 0 and tenths_fail}
-    thirds = {n for n in numbers if n % 3 == 0} - failed
-    return {"failed": failed, "thirds": thirds, "numbers": set(numbers) - failed - thirds}
 
 
 @dataclass(frozen=True)
@@ -166,17 +123,17 @@ def _steps(flow: Flow, origin: Literal["source", "failed"], hit: _Hits) -> None:
     with mock.patch.object(decision, "_publish_once", hit_after_one):
         flow.publish(receive)
     hit("published")
-    run_tasks = Flow._run
+    run_tasks = SparkWork.run
 
-    def hit_after_acknowledging(flow: Flow, receive: Any, task: Any, shares: int) -> Any:
+    def hit_after_acknowledging(work: SparkWork, task: Any, shares: int) -> Any:
         if hit.awaits("half acknowledged"):
-            run_tasks(flow, receive, task, shares // 2)
+            run_tasks(work, task, shares // 2)
             hit("half acknowledged")
-        told = run_tasks(flow, receive, task, shares)
+        told = run_tasks(work, task, shares)
         hit("acknowledging")
         return told
 
-    with mock.patch.object(Flow, "_run", hit_after_acknowledging):
+    with mock.patch.object(SparkWork, "run", hit_after_acknowledging):
         flow.acknowledge(receive)
     hit("acknowledged")
 

@@ -113,7 +113,7 @@ def returned(batches: Iterator[pa.RecordBatch]) -> Manifest:
 
 def received(lake: Lake, pipeline: str, source: Source, receive_id: str = "r1", window: str = WINDOW) -> Manifest:
     """Receive all that a source has."""
-    task = receiving.Receive(source, source.plan(1_000_000, 1, receive_id), lake, pipeline, receive_id, window)
+    task = receiving.ReadShares(source, source.plan(1_000_000, 1, receive_id), lake, pipeline, receive_id, window)
     return returned(task(0)) if task.shares else Manifest()
 
 
@@ -197,7 +197,9 @@ class Run:
         lake, name, receive_id = self.tables.lake, self.tables.pipeline.name, self.receive.receive_id
         manifest = Manifest()
         for index, share in enumerate(shares := self.source.plan(1_000, 1, receive_id)):
-            task = receiving.Receive(self.source, shares, lake, name, receive_id, share.window or self.receive.window)
+            task = receiving.ReadShares(
+                self.source, shares, lake, name, receive_id, share.window or self.receive.window
+            )
             manifest += returned(task(index))
         self.receives.keep(receive_id, "receive", manifest)
         task = Handle(

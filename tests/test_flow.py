@@ -142,7 +142,7 @@ def test_the_fast_lane_routes_fails_and_misses_rows_like_the_other(filled: Fille
 
 def test_spark_measures_rows_for_python_only_where_messages_may_be_large(filled: Filled) -> None:
     setting, by_rows_alone = "spark.sql.execution.arrow.maxBytesPerBatch", str(2**31 - 1)
-    session = filled(Columns, []).spark
+    session = filled(Columns, []).session()
     session.conf.set(setting, by_rows_alone)
 
     run(filled(Columns, [b"one" * 1_000]))

@@ -33,8 +33,8 @@ BLOCK_ROWS = 8_192
 """Messages recorded at once, in one or several chunks: a fixed cost of a millisecond is not to be paid per chunk."""
 
 
-class Pace(Protocol):
-    """Permits to handle messages; see `rate_limiter.Pace`."""
+class Permits(Protocol):
+    """Gives messages when they may be handled; see `rate_limiter.Pace`."""
 
     def each(self, messages: Sequence[Message]) -> Iterator[Message]:
         """Yield every message when it may be handled."""
@@ -51,7 +51,7 @@ class Handler:
     and the testing kit.
     """
 
-    def __init__(self, pipeline: Pipeline, context: Any, pace: Pace | None = None) -> None:
+    def __init__(self, pipeline: Pipeline, context: Any, pace: Permits | None = None) -> None:
         """Prepare to handle; a `pace` holds every message to the rate limit."""
         self._pipeline, self._context = pipeline, context
         self._pace = pace
@@ -78,7 +78,7 @@ class Handler:
         """Give failed messages to `handle_failed`."""
         return self._pipeline.handle_failed(messages, self._context)
 
-    def at(self, pace: Pace) -> Handler:
+    def at(self, pace: Permits) -> Handler:
         """The same at another pace."""
         return Handler(self._pipeline, self._context, pace)
 
@@ -175,7 +175,7 @@ class Handle:
     lake: Lake
     receive_id: str
     parts: Sequence[Sequence[Range]]
-    pace: Pace | None = None
+    pace: Permits | None = None
     already: Sequence[Range] = ()
     careful: bool = False
 

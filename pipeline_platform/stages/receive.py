@@ -16,7 +16,7 @@ from pipeline_platform.source import Share, Source, SourceError
 
 
 @dataclass(frozen=True)
-class Receive:
+class ReadShares:
     """Task `n` reads share `n` into the table `messages`.
 
     What goes on later reads what was written here, never the source: reading it again would lease other messages.

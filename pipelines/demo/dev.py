@@ -7,11 +7,11 @@ import time
 
 from rich.console import Console
 
-from pipelines.demo.deployment import Deployment, DeploymentError
 from pipelines.demo.interrupts import interruptible, undisturbed
 from pipelines.demo.one_at_a_time import BusyError, only
 from pipelines.demo.place import Place
 from pipelines.demo.queues import server_lives, start_server, stop_server, table_queue
+from pipelines.demo.services import ServiceError, Services
 
 
 def serve(place: Place, port: int, console: Console) -> int:
@@ -30,7 +30,7 @@ def serve(place: Place, port: int, console: Console) -> int:
             return _serve(place, port, console)
     except KeyboardInterrupt:
         return 0
-    except (BusyError, DeploymentError) as error:
+    except (BusyError, ServiceError) as error:
         console.print(str(error), markup=False, highlight=False)
         return 1
 
@@ -44,17 +44,17 @@ def _serve(place: Place, port: int, console: Console) -> int:
         place.keep(progress)
     if progress is None or progress.source == "table":
         table_queue(place).create()
-    deployment = Deployment(place, progress, port)
+    services = Services(place, progress, port)
     try:
-        deployment.stop_dagster()  # what a killed demo left
-        deployment.start()
-        deployment.start_daemon([sys.executable, "-m", "dagster._daemon", "run", "-w", "workspace.yaml"])
-        deployment.await_ui()
-        console.print(f"The Dagster UI: {deployment.dagster.url}/asset-groups (Ctrl-C ends it)")
+        services.stop_dagster()  # what a killed demo left
+        services.start()
+        services.start_daemon([sys.executable, "-m", "dagster._daemon", "run", "-w", "workspace.yaml"])
+        services.await_ui()
+        console.print(f"The Dagster UI: {services.dagster.url}/asset-groups (Ctrl-C ends it)")
         while True:
-            deployment.watch()
+            services.watch()
             time.sleep(1)
     finally:
         with undisturbed():
-            deployment.stop()
+            services.stop()
             stop_server(progress)

@@ -12,7 +12,6 @@ from rich.console import Console
 from pipelines.demo.dagster_api import OVER, DagsterError
 from pipelines.demo.dead_runs import DeadRuns, let_leases_end
 from pipelines.demo.departures import Expected, departures, expected
-from pipelines.demo.deployment import Deployment, DeploymentError
 from pipelines.demo.figures import (
     Figures,
     Line,
@@ -29,6 +28,7 @@ from pipelines.demo.place import Kind, Place, Progress
 from pipelines.demo.processes import daemon
 from pipelines.demo.queues import fill, server_lives, start_server, stop_server
 from pipelines.demo.screen import Screen, account_table, run_table
+from pipelines.demo.services import ServiceError, Services
 from pipelines.flights import Flights
 from pipelines.local_servers.sqs import ServerError
 
@@ -69,7 +69,7 @@ def show(place: Place, source: Kind, flights: int, console: Console) -> int:
     except KeyboardInterrupt:
         console.print("Interrupted; `make demo` goes on from here.")
         return 130
-    except (BusyError, DemoError, DeploymentError, DagsterError, ServerError, ModuleNotFoundError) as error:
+    except (BusyError, DemoError, ServiceError, DagsterError, ServerError, ModuleNotFoundError) as error:
         console.print(f"[red]{type(error).__name__}[/red]: ", end="")
         console.print(str(error), markup=False, highlight=False)
         return 1
@@ -81,8 +81,8 @@ class _Demo:
         self._wanted: Expected | None = None
         self._took: dict[str, float] = {}
         self._progress = self._go_on_or_begin(source, flights)
-        self._deployment = Deployment(place, self._progress)
-        self._dagster = self._deployment.dagster
+        self._services = Services(place, self._progress)
+        self._dagster = self._services.dagster
         self._dead = DeadRuns(place, self._dagster)
         self._screen = Screen(console, self._progress.flights, self._dagster.url)
 
@@ -91,7 +91,7 @@ class _Demo:
             return self._show()
         finally:
             with undisturbed():
-                self._deployment.stop()
+                self._services.stop()
                 stop_server(self._progress)
 
     # Going on, or beginning
@@ -101,12 +101,12 @@ class _Demo:
         why = _why_afresh(before, wanted)
         if before and why is None:
             self._say(f"Going on with the demo that was interrupted ({flights:,} flights).")
-            Deployment(self._place, before).stop_dagster()
+            Services(self._place, before).stop_dagster()
             let_leases_end(self._place, before)
             return self._keep(before.model_copy(update={"interrupted": True}))
         if before:
             self._say(f"{why}: starting afresh.")
-        Deployment(self._place, before).stop()
+        Services(self._place, before).stop()
         stop_server(before)
         _clear(self._place)
         if source == "sqs":
@@ -120,17 +120,17 @@ class _Demo:
     # From the queue to the account
 
     def _show(self) -> int:
-        self._deployment.start()
+        self._services.start()
         self._fill()
         if self._progress.interrupted:
             # Before anything new starts: whatever Dagster takes for running ended with the earlier demo.
-            self._deployment.await_ui()
+            self._services.await_ui()
             for run in self._dagster.runs():
                 if run.status in ("STARTING", "STARTED", "CANCELING"):
                     self._dagster.mark_canceled(run.run_id)
-        self._deployment.start_daemon(daemon())
+        self._services.start_daemon(daemon())
         with self._timed("start Dagster and Spark"):
-            self._deployment.await_ui()
+            self._services.await_ui()
         self._say(f"Dagster shows all of it at {self._dagster.url}/asset-groups while the demo runs.")
         with self._timed("handle, batch, commit, acknowledge"), self._screen.shown():
             self._until("From the queue", self._drained)
@@ -171,7 +171,7 @@ class _Demo:
         """
         last, changed = None, time.monotonic()
         while True:
-            self._deployment.watch()
+            self._services.watch()
             figures = look(self._place, self._progress)
             runs = self._dagster.runs()
             for run in self._dead.tell(runs):

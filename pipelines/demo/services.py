@@ -1,4 +1,4 @@
-"""A demo's deployment: warm Spark, Dagster's web server and daemon, all on loopback, all ended with it."""
+"""What a demo runs on: warm Spark, Dagster's web server and daemon, all on loopback, all ended with it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pipelines.demo.processes import Processes, free_port, spark, web_server
 _START_S = 120
 
 
-class DeploymentError(Exception):
+class ServiceError(Exception):
     """Something did not start, or died; the message ends with what it said last."""
 
 
-class Deployment:
+class Services:
     """The processes of one demo.
 
     Args:
@@ -58,13 +58,13 @@ class Deployment:
         """Raise if a process died.
 
         Raises:
-            DeploymentError: One did.
+            ServiceError: One did.
         """
         if self._spark is not None and self._spark.poll() not in (None, 0):
-            raise DeploymentError(f"Spark did not start:\n{self._processes.says('spark')}")
+            raise ServiceError(f"Spark did not start:\n{self._processes.says('spark')}")
         for name, child in self._children.items():
             if child.poll() is not None:
-                raise DeploymentError(f"the {name} died with {child.returncode}:\n{self._processes.says(name)}")
+                raise ServiceError(f"the {name} died with {child.returncode}:\n{self._processes.says(name)}")
 
     def stop_dagster(self) -> None:
         """End all but warm Spark, that of an earlier demo of this place included."""
@@ -84,5 +84,5 @@ class Deployment:
         while not ready():
             self.watch()
             if time.monotonic() > deadline:
-                raise DeploymentError(f"the {name} does not answer after {_START_S} s:\n{self._processes.says(name)}")
+                raise ServiceError(f"the {name} does not answer after {_START_S} s:\n{self._processes.says(name)}")
             time.sleep(0.1)

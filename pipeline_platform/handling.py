@@ -1,0 +1,156 @@
+"""What was received, through the pipeline's callbacks: message by message in Python, or as columns in Spark."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from pipeline_platform import engine
+from pipeline_platform.control import ControlStore
+from pipeline_platform.lake.manifest import File, Manifest
+from pipeline_platform.lake.reader import Range, divide
+from pipeline_platform.lake.receives import Receive
+from pipeline_platform.lake.tables import Tables
+from pipeline_platform.pipeline import Pipeline, PipelineError
+from pipeline_platform.rate_limiter import Pace
+from pipeline_platform.source import Source
+from pipeline_platform.spark_work import SparkWork
+from pipeline_platform.stages import columns, lookup
+from pipeline_platform.stages.checksum import checksum_of_all
+from pipeline_platform.stages.duplicates import SettleDuplicates
+from pipeline_platform.stages.handle import Handle
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Handling:
+    """The handling of one receive.
+
+    Attributes:
+        pipeline: The class.
+        source: Where the messages come from.
+        tables: The pipeline's.
+        control: Gives the permits of a rate limit.
+        receive: Whose messages they are.
+        work: Its Spark work.
+    """
+
+    pipeline: type[Pipeline]
+    source: Source
+    tables: Tables
+    control: ControlStore
+    receive: Receive
+    work: SparkWork
+
+    def handle(self, received: Manifest) -> Manifest:
+        """Handle what a manifest says was received; say in another what was written of it."""
+        files = received.of_table("messages")
+        already = self._already(files) if received.total("redelivered") else []
+        if self.pipeline.uses_columns():
+            engine.bound_batches(self.work.spark, received.most("largest"))
+            return self._as_columns(files, already)
+        return self._by_message(files, already)
+
+    @property
+    def _concurrency(self) -> int:
+        return self.pipeline.processors.concurrency
+
+    @property
+    def _context(self) -> Any:
+        return self.pipeline.context_of(self.receive.context)
+
+    def _pace(self) -> Pace:
+        return Pace(self.control, self.pipeline.name, self.pipeline.producer.rate_limiting)
+
+    def _by_message(self, files: Sequence[File], already: Sequence[Range]) -> Manifest:
+        parts = divide(files, self.pipeline.name, self._concurrency)
+
+        def task(*, careful: bool) -> Handle:
+            return Handle(
+                pipeline=self.pipeline,
+                context=self._context,
+                source=self.source,
+                origin=self.receive.origin,
+                lake=self.work.lake,
+                receive_id=self.receive.receive_id,
+                parts=parts,
+                pace=self._pace(),
+                already=already,
+                careful=careful,
+            )
+
+        try:
+            return self.work.run(task(careful=False), len(parts))
+        except engine.WorkerDiedError:
+            _LOG.warning("a message ended its Python worker: handling again, each chunk in a forked process first")
+            return self.work.run(task(careful=True), len(parts))
+
+    def _as_columns(self, files: Sequence[File], already: Sequence[Range]) -> Manifest:
+        name, lake, receive_id, origin = (
+            self.pipeline.name,
+            self.work.lake,
+            self.receive.receive_id,
+            self.receive.origin,
+        )
+        parts = divide(files, name, self._concurrency)
+        dropped = Manifest()
+        if already:
+            drop = SettleDuplicates(self.pipeline, self.source, origin, lake, receive_id, parts, already)
+            dropped = self.work.run(drop, len(parts))
+        limit = self.control.rate_limiting(name, self.pipeline.producer.rate_limiting)
+        if already or limit or not lake.is_local:
+            read = columns.ReadColumns(lake, parts, self.pipeline.processors, self._pace(), already)
+            received = engine.frame(self.work.spark, read, len(parts), columns.RECEIVED)
+        else:
+            received = columns.read_locally(self.work.spark, lake, name, files)
+        whole_files = [part for share in divide(files, name, 1) for part in share]
+        context = self._context
+        write = columns.WriteColumns(self.pipeline, context, self.source, origin, lake, receive_id, whole_files)
+        handled = self.pipeline().handle_messages(columns.offered(received), context)
+        manifest = dropped + self.work.write(columns.taken(self.pipeline, handled), write)
+        rows = sum(file.rows for file in files)
+        expected = rows - dropped.total("duplicates")
+        returned = manifest.total("returned_rows")
+        if returned > expected:
+            raise PipelineError(f"{name}: handle_messages got {expected} rows and returned {returned}; it may add none")
+        if returned < expected:
+            seen = [
+                file
+                for file in manifest
+                if file.table == "outcomes" or file.table.startswith(f"_receives/{receive_id}")
+            ]
+            ids = self.work.scan(divide(seen, name, self._concurrency), "source", "message_id")
+            manifest += self.work.write(columns.not_returned(self.pipeline, received, ids), write)
+        whole = checksum_of_all(rows) - dropped.total("dropped_checksum")
+        if manifest.total("returned_rows") != expected or (manifest.total("checksum") - whole) % 2**64:
+            raise PipelineError(
+                f"{name}: handle_messages returned some messages more than once; join with what has one row a key, "
+                "and explode nothing"
+            )
+        return manifest
+
+    def _already(self, files: Sequence[File]) -> list[Range]:
+        """Look up what may have come before; return where the answer lies."""
+        name, lake = self.pipeline.name, self.work.lake
+        # By when they were decided, not by their window: one may pull into a window of long ago.
+        oldest = datetime.now(UTC) - self.pipeline.producer.deduplicate_for
+        outcomes = self.tables["outcomes"]
+        known = [
+            Range(f"{name}/outcomes/{file.path}", file.window, 0, file.rows, 0)
+            for file in outcomes.files(outcomes.open())
+            if file.committed_at >= oldest
+        ]
+        decisions = None
+        if known:
+            of = self._concurrency
+            parts = [known[start::of] for start in range(min(of, len(known)))]
+            decisions = self.work.scan(parts, "source", "message_id", "outcome")
+        fresh = divide(files, name, self._concurrency)
+        copies = self.work.scan(fresh, "source", "message_id", "position", "redelivered")
+        keep = lookup.KeepAlready(lake, name, self.receive.receive_id, self.receive.window)
+        manifest = self.work.write(lookup.already(copies, decisions), keep)
+        return [Range(f"{name}/{file.table}/{file.path}", file.window, 0, file.rows, 0) for file in manifest]
