@@ -46,8 +46,16 @@ spark = SparkResource(remote="warm", state_folder=asked["folder"], packages=["br
 CLIENT = (
     SCRIPT
     + """
+import threading
+imported = set()
+
+def look(event, arguments):
+    if event == "import" and threading.current_thread() is threading.main_thread():
+        imported.add(arguments[0].partition(".")[0])
+
+sys.addaudithook(look)
 rows = engine.run(spark.spark_session, task, 2, ROWS).to_pylist()
-print(json.dumps({"session": spark.spark_session.session_id, "rows": rows}))
+print(json.dumps({"session": spark.spark_session.session_id, "rows": rows, "imported": sorted(imported)}))
 if asked.get("close", True):
     spark.close()
 """
@@ -239,6 +247,13 @@ def test_work_of_a_dead_run_is_interrupted_from_another_client(warm_spark, brewe
     finally:
         dead.kill()
         dead.wait()
+
+
+def test_spark_s_client_is_not_imported_by_the_main_thread(warm_spark, brewery):
+    """There an import could swallow the request to end the run; see `import_apart`."""
+    imported = answer(client(warm_spark, brewery))["imported"]
+
+    assert not {"dagster_pyspark", "pandas", "pyspark"} & set(imported)
 
 
 def test_a_forgotten_client_does_not_keep_its_process_from_ending(warm_spark, brewery):
