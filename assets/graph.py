@@ -12,6 +12,7 @@ from assets import settlement
 from assets.windows import windows_of
 from pipeline_platform.control import ControlStoreError
 from pipeline_platform.flow import Flow
+from pipeline_platform.imports import import_apart
 from pipeline_platform.lake.receives import Origin, Receive
 from pipeline_platform.options import Batcher
 from pipeline_platform.pipeline import Pipeline
@@ -125,6 +126,7 @@ def _descriptions(pipeline: type[Pipeline]) -> dict[str, str]:
 
 def flow_of(pipeline: type[Pipeline], context: dg.AssetExecutionContext) -> Flow:
     """The pipeline with the resources of a run."""
+    import_apart("pandas")  # PyArrow does it at the first value it makes
     resources = context.resources
     return Flow(
         pipeline=pipeline,

@@ -179,7 +179,7 @@ class Flow:
             return self._replay(windows, base).at_most()
         if demand is not None:
             return demand
-        return self.room.permitted()
+        return self.room.for_a_pull()
 
     def resume(self, receive: Receive, run_id: str) -> Receive:
         """Go on with what another run received: a re-execution of its later steps.

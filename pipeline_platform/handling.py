@@ -96,7 +96,7 @@ class Handling:
             self.receive.receive_id,
             self.receive.origin,
         )
-        parts = divide(files, name, self._concurrency)
+        context, parts = self._context, divide(files, name, self._concurrency)
         dropped = Manifest()
         if already:
             drop = SettleDuplicates(self.pipeline, self.source, origin, lake, receive_id, parts, already)
@@ -108,7 +108,6 @@ class Handling:
         else:
             received = columns.read_locally(self.work.spark, lake, name, files)
         whole_files = [part for share in divide(files, name, 1) for part in share]
-        context = self._context
         write = columns.WriteColumns(self.pipeline, context, self.source, origin, lake, receive_id, whole_files)
         handled = self.pipeline().handle_messages(columns.offered(received), context)
         manifest = dropped + self.work.write(columns.taken(self.pipeline, handled), write)

@@ -12,10 +12,10 @@ def import_apart(*modules: str) -> None:
 
     A signal's handler runs between two steps of the main thread. An import is full of callbacks of weak references,
     and what is raised in one of those Python drops: a run that was told to end while it loaded Spark's client would
-    go on as if nothing had been said. Here the main thread only waits, and a wait can be interrupted.
+    go on as if nothing had been said. Here the main thread waits, but for moments, and a wait can be interrupted.
 
     Args:
-        modules: Names; those that are loaded already cost nothing.
+        modules: Names; those that are loaded already, or are being loaded, are passed over.
 
     Raises:
         ImportError: One cannot be found; or whatever it raises.

@@ -16,7 +16,12 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Room:
-    """What a pipeline's runs may hold at once, and how a receive comes by its part."""
+    """What a pipeline's runs may hold at once, and how a receive comes by its part.
+
+    Attributes:
+        pipeline: The class.
+        control: Knows what its runs hold, and its rate limit.
+    """
 
     pipeline: type[Pipeline]
     control: ControlStore
@@ -31,8 +36,8 @@ class Room:
         """Messages that all runs may hold at once."""
         return self.pipeline.producer.max_runs * self.per_run
 
-    def permitted(self) -> int:
-        """Messages that a pull may take on which nobody gave a demand: what the rate limit permits while it lasts."""
+    def for_a_pull(self) -> int:
+        """What a pull without a demand takes on: a run's most, or what its rate limit permits while it should last."""
         limit = self.control.rate_limiting(self.pipeline.name, self.pipeline.producer.rate_limiting)
         spare = self.control.spare(self.pipeline.name, limit, RUN_LASTS)
         # More would be leased for longer than a run should last.

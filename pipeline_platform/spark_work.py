@@ -26,7 +26,7 @@ _COLUMNS = {field.name: field for schema in (OUTCOMES, MESSAGES, STAGED) for fie
 
 @dataclass(frozen=True)
 class SparkWork:
-    """Has Spark do the steps of a receive; each gives a manifest of what its tasks wrote.
+    """Has Spark do the steps of a receive; `run` and `write` give a manifest of what their tasks wrote.
 
     Attributes:
         receive_id: Whose work it is.

@@ -37,6 +37,9 @@ WARM = "warm"
 _USER = "pipeline-platform"  # sessions are kept by user and id, and runs may be started by several users
 _GENERATIONS = 100
 _CLIENT_MARK = "SPARK_CONNECT_MODE_ENABLED"
+_CONNECT = ("pyspark.sql.connect.session", "pyspark.sql.connect.window")
+_CLASSIC = ("pandas", "pyspark.sql.classic.dataframe", "pyspark.sql.classic.window")
+"""What sessions of either kind load sooner or later."""
 
 
 class SparkResource(dg.ConfigurableResource["SparkResource"]):
@@ -260,7 +263,7 @@ def _session(settings: dict[str, str]) -> SparkSession:
     os.environ.pop(_CLIENT_MARK, None)
     with warnings.catch_warnings(), _environment(SPARK_REMOTE=None, SPARK_LOCAL_REMOTE=None):
         warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
-        import_apart("dagster_pyspark", "pyspark.sql.connect.session")
+        import_apart("dagster_pyspark", *(_CONNECT if "spark.remote" in settings else _CLASSIC))
         from dagster_pyspark import LazyPySparkResource
 
         return LazyPySparkResource(spark_config=settings).spark_session

@@ -1,4 +1,7 @@
-"""Processes of tests, forked from one that has loaded what most of them need: by itself each would take seconds."""
+"""Processes of tests, forked from one that has loaded what most of them need: by itself each would take seconds.
+
+They see the environment of the moment when the first was started: hand over what differs.
+"""
 
 import multiprocessing
 

@@ -249,7 +249,7 @@ def test_work_of_a_dead_run_is_interrupted_from_another_client(warm_spark, brewe
         dead.wait()
 
 
-def test_spark_s_client_is_not_imported_by_the_main_thread(warm_spark, brewery):
+def test_opening_a_session_imports_nothing_large_in_the_main_thread(warm_spark, brewery):
     """There an import could swallow the request to end the run; see `import_apart`."""
     imported = answer(client(warm_spark, brewery))["imported"]
 
