@@ -90,12 +90,8 @@ class Handling:
             return self.work.run(task(careful=True), len(parts))
 
     def _as_columns(self, files: Sequence[File], already: Sequence[Range]) -> Manifest:
-        name, lake, receive_id, origin = (
-            self.pipeline.name,
-            self.work.lake,
-            self.receive.receive_id,
-            self.receive.origin,
-        )
+        name, lake = self.pipeline.name, self.work.lake
+        receive_id, origin = self.receive.receive_id, self.receive.origin
         context, parts = self._context, divide(files, name, self._concurrency)
         dropped = Manifest()
         if already:

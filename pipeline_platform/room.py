@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pipeline_platform.control import ControlStore
-from pipeline_platform.demand import RUN_LASTS
+from pipeline_platform.demand import RUN_LASTS, Limits
 from pipeline_platform.lake.receives import Origin
 from pipeline_platform.pipeline import Pipeline, PipelineError
 
@@ -29,12 +29,12 @@ class Room:
     @property
     def per_run(self) -> int:
         """Messages that one run takes on at most; a replay may take on more."""
-        return self.pipeline.processors.concurrency * self.pipeline.processors.max_demand
+        return Limits.of(self.pipeline.producer, self.pipeline.processors).per_run
 
     @property
     def capacity(self) -> int:
         """Messages that all runs may hold at once."""
-        return self.pipeline.producer.max_runs * self.per_run
+        return Limits.of(self.pipeline.producer, self.pipeline.processors).capacity
 
     def for_a_pull(self) -> int:
         """What a pull without a demand takes on: a run's most, or what its rate limit permits while it should last."""
