@@ -49,6 +49,12 @@ MESSAGES = pa.schema(
 _ACTION = re.compile(r"ack|noop|nack(:\d{1,6})?")
 
 
+def _text(value: Any) -> str | None:
+    """Text as exactly that, for a kind of it may compare, hash and show itself in ways of its own; else None."""
+    # isinstance would believe what the value says of itself.
+    return str.__str__(value) if issubclass(type(value), str) else None
+
+
 def check_action(action: str) -> str:
     """Return `action`, if it says what the source is told of a message.
 
@@ -59,9 +65,10 @@ def check_action(action: str) -> str:
     Raises:
         ValueError: It is none of these.
     """
-    if not isinstance(action, str) or not _ACTION.fullmatch(action):
+    text = _text(action)
+    if text is None or not _ACTION.fullmatch(text):
         raise ValueError(f"an action is 'ack', 'noop', 'nack' or 'nack:<seconds>', not {action!r}")
-    return action
+    return text
 
 
 class Delivery:
@@ -81,51 +88,28 @@ class Delivery:
         return values[row]
 
 
-def _text(value: Any) -> str:
-    if not issubclass(type(value), str):  # isinstance would believe what the value says of itself
-        raise TypeError("takes text")
-    return str.__str__(value)  # exactly text: a kind of it may compare, hash and show itself in ways of its own
-
-
 def _key(value: str) -> str:
     if not isinstance(value, str):
         raise TypeError(f"a batch key is text, not {value!r}; convert it with str()")
     return value
 
 
-def _mode(value: Any) -> str:
-    if type(value) is not str or value not in ("bulk", "flush"):
-        raise TypeError("takes 'bulk' or 'flush'")
-    return value
+class Standing(NamedTuple):
+    """What the messages of a batch have in common until a callback says more of one than data, batcher and key.
+
+    Attributes:
+        delivery: Where the source's words of them are.
+        batch_mode: See `Message`; as are the others.
+    """
+
+    delivery: Delivery
+    batch_mode: BatchMode = BULK
+    failure: Failure | None = None
+    actions: tuple[str | None, str | None] | None = None
 
 
-def _failure(value: Any) -> Failure | None:
-    if value is not None and type(value) is not Failure:
-        raise TypeError("takes a reason")
-    return None if value is None else Failure(*map(words, value))
-
-
-class _Actions(NamedTuple):
-    on_success: str | None
-    on_failure: str | None
-
-
-def _actions(value: Any) -> _Actions | None:
-    if value is None:
-        return None
-    if not isinstance(value, tuple) or len(value) != 2:
-        raise TypeError("takes one action for success and one for failure")
-    return _Actions(*(None if action is None else check_action(_text(action)) for action in value))
-
-
-_SETTINGS: dict[str, tuple[str, Callable[[Any], Any], Any]] = {
-    "batcher": ("put_batcher", _text, DEFAULT),
-    "batch_key": ("put_batch_key", _text, DEFAULT),
-    "batch_mode": ("put_batch_mode", _mode, BULK),
-    "failure": ("failed", _failure, None),
-    "actions": ("configure_ack", _actions, None),
-}
-"""What callbacks set on a message: the method meant for it, what gives or refuses its plain value, and the first."""
+_ROUTE = {"batcher": "put_batcher", "batch_key": "put_batch_key"}
+"""What may be set past the methods, and the method meant for it: to check each value as it is set would take longer."""
 
 _new = object.__new__  # bound once: a message is copied several times on its way
 
@@ -140,27 +124,36 @@ class Message:
         data: The payload: `bytes` as delivered, then whatever the callbacks put.
         batcher: The batcher it goes to, `default` at first.
         batch_key: What its batches are kept apart by, `default` at first. Data: any text.
-        batch_mode: `bulk`, or `flush` to deliver its batch without waiting for more.
-        failure: Why it failed, or None while all is well.
-        actions: What the source is told `(on success, on failure)`, None for the source's own setting.
     """
 
-    __slots__ = ("_delivery", "_row", "actions", "batch_key", "batch_mode", "batcher", "data", "failure")
+    __slots__ = ("_row", "_standing", "batch_key", "batcher", "data")
 
-    def __init__(self, data: Any, delivery: Delivery, row: int) -> None:
+    def __init__(self, data: Any, row: int, standing: Standing) -> None:
         self.data = data
         self.batcher = DEFAULT
         self.batch_key = DEFAULT
-        self.batch_mode: BatchMode = BULK
-        self.failure: Failure | None = None
-        self.actions: tuple[str | None, str | None] | None = None
-        self._delivery = delivery
         self._row = row
+        self._standing = standing
 
     @classmethod
     def each(cls, batch: pa.RecordBatch) -> Iterator[Message]:
         """The messages of an Arrow batch with the columns of `MESSAGES` (or at least `data`), in order."""
-        return map(cls, batch.column("data").to_pylist(), repeat(Delivery(batch)), range(batch.num_rows))
+        return map(cls, batch.column("data").to_pylist(), range(batch.num_rows), repeat(Standing(Delivery(batch))))
+
+    @property
+    def batch_mode(self) -> BatchMode:
+        """`bulk`, or `flush` to deliver its batch without waiting for more."""
+        return self._standing.batch_mode
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why it failed, or None while all is well."""
+        return self._standing.failure
+
+    @property
+    def actions(self) -> tuple[str | None, str | None] | None:
+        """What the source is told `(on success, on failure)`, None for the source's own setting."""
+        return self._standing.actions
 
     @property
     def status(self) -> Status:
@@ -175,85 +168,78 @@ class Message:
     @property
     def message_id(self) -> str:
         """Its id at the source, the same at every delivery."""
-        return str(self._delivery.value("message_id", self._row))
+        return str(self._standing.delivery.value("message_id", self._row))
 
     @property
     def metadata(self) -> dict[str, Any]:
         """What the source said of it beside the payload: attributes, headers, times."""
-        text = self._delivery.value("metadata", self._row)
+        text = self._standing.delivery.value("metadata", self._row)
         return dict(json.loads(text)) if text else {}
 
     @property
     def attempt(self) -> int:
         """1 when first received, one more each time it is driven again."""
-        return int(self._delivery.value("attempt", self._row))
+        return int(self._standing.delivery.value("attempt", self._row))
 
     @property
     def received_at(self) -> datetime:
         """When the run that leased it read it."""
-        at: datetime = self._delivery.value("received_at", self._row)
+        at: datetime = self._standing.delivery.value("received_at", self._row)
         return at
 
     @property
     def window(self) -> str:
         """The partition key it belongs to."""
-        return str(self._delivery.value("window", self._row))
+        return str(self._standing.delivery.value("window", self._row))
 
     def _copy(self) -> Message:
         new: Message = _new(Message)
         new.data = self.data
         new.batcher = self.batcher
         new.batch_key = self.batch_key
-        new.batch_mode = self.batch_mode
-        new.failure = self.failure
-        new.actions = self.actions
-        new._delivery = self._delivery
         new._row = self._row
+        new._standing = self._standing
+        return new
+
+    def _but(self, **changed: Any) -> Message:
+        new = self._copy()
+        new._standing = self._standing._replace(**changed)
         return new
 
     def is_same(self, other: object) -> bool:
         """Whether `other` is this message, or was made from it by its methods."""
-        return other.__class__ is Message and other._row == self._row and other._delivery is self._delivery
+        return (
+            other.__class__ is Message
+            and other._row == self._row
+            and other._standing.delivery is self._standing.delivery
+        )
 
     def _moved_to(self, delivery: Delivery, row: int) -> Message:
         """The same message, as a row of a batch that holds more than the one it was handled in."""
-        new = self._copy()
-        new._delivery, new._row = delivery, row
+        new = self._but(delivery=delivery)
+        new._row = row
         return new
 
     def _checked(self) -> Message:
         """This message, once what a callback set on it is known to be what later steps can take.
 
         Raises:
-            TypeError, ValueError: It is not: attributes can be set past the methods.
+            TypeError: It is not: attributes can be set past the methods.
         """
-        if (
-            type(self.batcher) is str
-            and type(self.batch_key) is str
-            and self.batch_mode is BULK
-            and self.failure is None
-            and (self.actions is None or type(self.actions) is _Actions)
-        ):
-            return self
         new = self._copy()
-        for name, (method, plain, _) in _SETTINGS.items():
+        for name, method in _ROUTE.items():
             value = getattr(self, name)
-            try:
-                setattr(new, name, plain(value))
-            except TypeError as error:
-                told = f"{name} was set to a value of type {type(value).__name__}; {method} {error}"
-                raise TypeError(told) from None
+            if (text := _text(value)) is None:
+                raise TypeError(f"{name} was set to a value of type {type(value).__name__}; {method} takes text")
+            setattr(new, name, text)
         return new
 
     def _rejected(self, failure: Failure) -> Message:
         """The same message, failed, without whatever a callback set on it that later steps cannot take."""
-        new = Message(getattr(self, "data", None), self._delivery, self._row)
-        for name, (_, plain, first) in _SETTINGS.items():
-            try:
-                setattr(new, name, plain(getattr(self, name, first)))
-            except (TypeError, ValueError):
-                setattr(new, name, first)
-        new.failure = failure
+        new = Message(getattr(self, "data", None), self._row, self._standing._replace(failure=failure))
+        for name in _ROUTE:
+            if (text := _text(getattr(self, name, None))) is not None:
+                setattr(new, name, text)
         return new
 
     def put(self, data: Any, *, batcher: str | None = None, batch_key: str | None = None) -> Message:
@@ -267,12 +253,12 @@ class Message:
         Raises:
             TypeError: The key is no text.
         """
-        new = self._copy()
+        new: Message = _new(Message)
         new.data = data
-        if batcher is not None:
-            new.batcher = batcher
-        if batch_key is not None:
-            new.batch_key = _key(batch_key)
+        new.batcher = self.batcher if batcher is None else batcher
+        new.batch_key = self.batch_key if batch_key is None else _key(batch_key)
+        new._row = self._row
+        new._standing = self._standing
         return new
 
     def put_data(self, data: Any) -> Message:
@@ -307,31 +293,26 @@ class Message:
         Raises:
             ValueError: It is neither.
         """
-        if batch_mode not in ("bulk", "flush"):
+        mode = _text(batch_mode)
+        if mode not in ("bulk", "flush"):
             raise ValueError(f"a batch mode is 'bulk' or 'flush', not {batch_mode!r}")
-        new = self._copy()
-        new.batch_mode = batch_mode
-        return new
+        return self._but(batch_mode=mode)
 
     def failed(self, reason: object) -> Message:
         """Mark it failed, for a reason that people will read."""
-        new = self._copy()
         if isinstance(reason, Failure):
-            new.failure = reason
-        else:
-            text = reason_of(reason) if isinstance(reason, BaseException) else words(reason, 2_000)
-            new.failure = Failure("failed", text)
-        return new
+            return self._but(failure=Failure(*map(words, reason)))
+        text = reason_of(reason) if isinstance(reason, BaseException) else words(reason, 2_000)
+        return self._but(failure=Failure("failed", text))
 
     def configure_ack(self, *, on_success: str | None = None, on_failure: str | None = None) -> Message:
         """Say what the source is told of this message alone; see `check_action`. What is not given stays."""
         before = self.actions or (None, None)
-        new = self._copy()
-        new.actions = _Actions(
-            check_action(on_success) if on_success is not None else before[0],
-            check_action(on_failure) if on_failure is not None else before[1],
+        given = (on_success, on_failure)
+        actions = tuple(
+            old if action is None else check_action(action) for old, action in zip(before, given, strict=True)
         )
-        return new
+        return self._but(actions=actions)
 
     def __repr__(self) -> str:
         """Show where it stands, without its payload."""

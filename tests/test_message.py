@@ -1,5 +1,7 @@
 """A message is a value: its methods make a new one, and what the source said of it cannot be changed."""
 
+import enum
+
 import pytest
 from pydantic import BaseModel, ValidationError
 
@@ -57,6 +59,27 @@ def test_what_the_source_said_is_there_and_read_only(message):
     assert message.received_at.isoformat() == "2026-01-01T00:00:00+00:00"
     with pytest.raises(AttributeError):
         message.message_id = "other"
+
+
+@pytest.mark.parametrize("attribute", ["batch_mode", "failure", "actions"])
+def test_what_only_methods_say_of_a_message_cannot_be_set_past_them(message, attribute):
+    with pytest.raises(AttributeError, match=attribute):
+        setattr(message, attribute, None)
+
+
+class Urgency(enum.StrEnum):
+    NOW = "flush"
+
+
+class Action(enum.StrEnum):
+    NONE = "noop"
+
+
+def test_a_kind_of_text_for_a_mode_or_an_action_is_kept_as_text(message):
+    told = message.put_batch_mode(Urgency.NOW).configure_ack(on_success=Action.NONE)
+
+    assert (type(told.batch_mode), told.batch_mode) == (str, "flush")
+    assert (type(told.actions[0]), told.actions) == (str, ("noop", None))
 
 
 def test_what_configure_ack_is_not_given_stays(message):

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pipeline_platform.failure import Failure
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.writer import Writer
-from pipeline_platform.message import BatchInfo, Delivery, Message
+from pipeline_platform.message import BULK, BatchInfo, Delivery, Message, Standing
 from pipeline_platform.options import Batcher
 from pipeline_platform.pipeline import Pipeline
 from pipeline_platform.source import Source
@@ -119,11 +119,11 @@ class HandleBatches:
         options = self.pipeline.batchers[self.batcher]
         assert isinstance(options, Batcher)
         names = ("value", "encoding", "batch_key", "batch_mode", "on_success", "on_failure")
-        delivery, messages, undecodable = Delivery(batch), [], []
+        standing, messages, undecodable = Standing(Delivery(batch)), [], []
         for row, cells in enumerate(zip(*(batch.column(name).to_pylist() for name in names), strict=True)):
             value, encoding, key, mode, on_success, on_failure = cells
-            message = Message(value, delivery, row)
-            message.batcher, message.batch_key, message.batch_mode = self.batcher, key, mode
+            message = Message(value, row, standing if mode == BULK else standing._replace(batch_mode=mode))
+            message.batcher, message.batch_key = self.batcher, key
             if on_success is not None or on_failure is not None:
                 message = message.configure_ack(on_success=on_success, on_failure=on_failure)
             try:

@@ -19,7 +19,7 @@ from pipeline_platform.failure import Failure
 from pipeline_platform.lake.reader import Range, read_ranges
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.writer import Writer
-from pipeline_platform.message import BULK, MESSAGES, Delivery, Message
+from pipeline_platform.message import MESSAGES, Delivery, Message
 from pipeline_platform.options import TableBatcher
 from pipeline_platform.pipeline import Pipeline
 from pipeline_platform.source import Source
@@ -92,7 +92,7 @@ class Handler:
         # The hot loop: one call, one check and one append a message. To unpack arguments would cost twice the call.
         context, handled = self._context, []
         for message in messages:
-            if message.failure is not None:
+            if message._standing.failure is not None:
                 handled.append(message)
                 continue
             try:
@@ -100,16 +100,12 @@ class Handler:
                 if (
                     result.__class__ is not Message
                     or result._row != message._row
-                    or result._delivery is not message._delivery
-                ):
-                    raise TypeError(_not_the_message(stage, result))
-                if (
-                    type(result.batcher) is not str
+                    or result._standing is not message._standing
+                    or type(result.batcher) is not str
                     or type(result.batch_key) is not str
-                    or result.batch_mode is not BULK
-                    or result.failure is not None
-                    or result.actions is not None
                 ):
+                    if not message.is_same(result):
+                        raise TypeError(_not_the_message(stage, result))
                     result = result._checked()
                 handled.append(result)
             except KeyboardInterrupt:

@@ -139,7 +139,7 @@ class Recorder:
         failed: list[int] = []
         done: list[int] = []
         for index, message in enumerate(messages):
-            if message.failure is not None:
+            if message._standing.failure is not None:
                 failed.append(index)
                 continue
             if (group := groups.get(message.batcher)) is not None:
@@ -274,7 +274,7 @@ class Recorder:
         for index, message in zip(failed, self._look_at_failed([messages[index] for index in failed]), strict=True):
             messages[index] = message
         on_success, on_failure = self._source.on_success, self._source.on_failure
-        if any(map(attrgetter("actions"), messages)):
+        if any(map(attrgetter("_standing.actions"), messages)):
             told = [(messages[index].actions or (None,))[0] or on_success for index in done]
             self._write_outcomes(_rows(batch, _OUTCOME, done), window, "handled", told)
         elif done:
