@@ -1,7 +1,8 @@
 """Handling and whole runs, against what one would write by hand in the same Spark session.
 
-Run it as `python -m benchmarks.handling [--messages N] [--rounds N]`. Peers take turns in one session, so that the
-machine's mood hits all of them; the medians of their times and their ratios are printed.
+Run it as `python -m benchmarks.handling [--messages N] [--rounds N]`. Peers take turns in one session, in another
+order each round. Two peers are compared within a round, minutes at the most apart, so that the machine's mood hits both
+of them; the median of the rounds' ratios is printed, and the least and the greatest.
 
 - *bare*: `mapInArrow` that parses each row, routes it and builds the Arrow columns of both tables, and only counts.
 - *rows*: `handle_messages` of a pipeline with the same `handle_message`: typed tables, failures, outcomes, written.
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
+import random
 import statistics
 import tempfile
 import time
@@ -54,11 +55,11 @@ def bare(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield pa.RecordBatch.from_pylist([{"table": name, "rows": len(columns[0])}], COUNTS)
 
 
-def timed(work: Callable[[], object]) -> float:
-    """Seconds that something takes."""
+def timed(name: str, work: Callable[[], object]) -> dict[str, float]:
+    """Seconds that something takes, by its name."""
     started = time.perf_counter()
     work()
-    return time.perf_counter() - started
+    return {name: time.perf_counter() - started}
 
 
 class Bench:
@@ -68,14 +69,15 @@ class Bench:
         self.root, self.messages, self._spark = root, messages, spark
         self.session = spark.spark_session
 
-    def flow(self, pipeline: type[Pipeline], queue: TableQueue) -> Flow:
-        """A pipeline in the folder."""
-        control = ControlStore(f"sqlite:///{self.root}/control.sqlite")
-        return Flow(pipeline, queue, Lake(root=f"{self.root}/lake"), control, lambda: self.session)
+    def flow(self, pipeline: type[Pipeline], queue: TableQueue, folder: Path | None = None) -> Flow:
+        """A pipeline in a folder of its own, or in that of all."""
+        folder = folder or self.root
+        control = ControlStore(f"sqlite:///{folder}/control.sqlite")
+        return Flow(pipeline, queue, Lake(root=f"{folder}/lake"), control, lambda: self.session)
 
-    def queue(self, name: str) -> TableQueue:
+    def queue(self, name: str, folder: Path | None = None) -> TableQueue:
         """A queue with all messages in it."""
-        queue = TableQueue(name=name, url=f"sqlite:///{self.root}/{name}.sqlite")
+        queue = TableQueue(name=name, url=f"sqlite:///{folder or self.root}/{name}.sqlite")
         queue.create()
         queue.enqueue(payloads(self.messages))
         return queue
@@ -101,32 +103,34 @@ class Bench:
         routed = rows.select(*Event.model_fields, "message_id", "ack_id", f.col("kind").alias("batcher"))
         routed.write.mode("overwrite").partitionBy("batcher").parquet(f"{self.root}/plain")
 
-    def whole_run(self, number: int) -> dict[str, float]:
-        """One run over a full queue, by step, in seconds."""
-        queue = self.queue(f"queue-{number}")
-        flow = self.flow(Events, queue)
-        took: dict[str, float] = {}
-        started = time.perf_counter()
+    def whole_run(self) -> dict[str, float]:
+        """One run over a full queue, in all and by step, in seconds."""
+        with tempfile.TemporaryDirectory(dir=self.root) as folder:
+            queue = self.queue("queue", Path(folder))
+            flow = self.flow(Events, queue, Path(folder))
+            took: dict[str, float] = {}
+            started = time.perf_counter()
 
-        def step(name: str, work: Callable[[], Any]) -> Any:
-            begun = time.perf_counter()
-            done = work()
-            took[name] = time.perf_counter() - begun
-            return done
+            def step(name: str, work: Callable[[], Any]) -> Any:
+                begun = time.perf_counter()
+                done = work()
+                took[f"run: {name}"] = time.perf_counter() - begun
+                return done
 
-        receive = step("begin", lambda: flow.begin(origin="source", run_id="bench", windows=[WINDOW]))
-        step("receive", lambda: flow.receive(receive))
-        step("handle", lambda: flow.handle(receive))
-        step("decide", lambda: flow.decide(receive))
-        step("publish", lambda: flow.publish(receive))
-        answer = step("acknowledge", lambda: flow.acknowledge(receive))
-        assert answer.acknowledged == self.messages
-        return {"whole": time.perf_counter() - started, **took}
+            receive = step("begin", lambda: flow.begin(origin="source", run_id="bench", windows=[WINDOW]))
+            step("receive", lambda: flow.receive(receive))
+            step("handle", lambda: flow.handle(receive))
+            step("decide", lambda: flow.decide(receive))
+            step("publish", lambda: flow.publish(receive))
+            answer = step("acknowledge", lambda: flow.acknowledge(receive))
+            assert answer.acknowledged == self.messages
+            return {"whole run": time.perf_counter() - started, **took}
 
 
 def measure(messages: int, rounds: int) -> dict[str, list[float]]:
-    """Let the peers take turns; return their times in seconds."""
+    """Let the peers take turns; return their times in seconds, by round."""
     times: dict[str, list[float]] = {}
+    chance = random.Random(messages)
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         root = Path(folder)
         spark_server.start(root / "spark", memory="2g")
@@ -136,39 +140,44 @@ def measure(messages: int, rounds: int) -> dict[str, list[float]]:
                 bench = Bench(root, spark, messages)
                 rows, rows_receive, files = bench.received(Events, bench.queue("rows"))
                 columns, columns_receive, column_files = bench.received(EventColumns, bench.queue("columns"))
-                peers: dict[str, Callable[[], object]] = {
-                    "bare": lambda: bench.bare(files),
-                    "rows": lambda: rows.handle(rows_receive),
-                    "plain query": lambda: bench.plain_query(column_files),
-                    "columns": lambda: columns.handle(columns_receive),
-                }
+
+                peers: list[Callable[[], dict[str, float]]] = [
+                    lambda: timed("bare", lambda: bench.bare(files)),
+                    lambda: timed("rows", lambda: rows.handle(rows_receive)),
+                    lambda: timed("plain query", lambda: bench.plain_query(column_files)),
+                    lambda: timed("columns", lambda: columns.handle(columns_receive)),
+                    bench.whole_run,
+                ]
                 for turn in range(rounds + 1):
-                    for name, work in peers.items():
-                        took = timed(work)
-                        print(f"{name:12} {took:6.2f} s{'  (warming up)' if not turn else ''}", flush=True)
+                    for peer in chance.sample(peers, len(peers)):
+                        took = peer()
+                        name, seconds = next(iter(took.items()))
+                        print(f"{name:12} {seconds:6.2f} s{'  (warming up)' if not turn else ''}", flush=True)
                         if turn:
-                            times.setdefault(name, []).append(took)
-                rows.control.end(rows_receive.receive_id)
-                for turn in range(rounds):
-                    shutil.rmtree(root / "lake" / "events", ignore_errors=True)
-                    for name, took in bench.whole_run(turn).items():
-                        times.setdefault(f"run: {name}", []).append(took)
-                    print(f"whole run    {times['run: whole'][-1]:6.2f} s", flush=True)
+                            for name, seconds in took.items():
+                                times.setdefault(name, []).append(seconds)
         finally:
             spark_server.stop(root / "spark")
     return times
 
 
+def ratio(times: dict[str, list[float]], over: str, under: str) -> str:
+    """The median of the rounds' ratios, and their bounds."""
+    ratios = [mine / peers for mine, peers in zip(times[over], times[under], strict=True)]
+    return f"{statistics.median(ratios):.2f}, single rounds {min(ratios):.2f} to {max(ratios):.2f}"
+
+
 def report(times: dict[str, list[float]], messages: int) -> str:
     """The medians and the ratios, as a table."""
-    median = {name: statistics.median(took) for name, took in times.items()}
     lines = [f"{messages} messages, medians of {len(times['bare'])} rounds", ""]
-    lines += [f"| {name} | {took:.2f} s | {messages / took:,.0f}/s |" for name, took in median.items()]
+    for name, took in sorted(times.items()):
+        median = statistics.median(took)
+        lines.append(f"| {name} | {median:.2f} s | {messages / median:,.0f}/s |")
     lines += [
         "",
-        f"rows / bare: {median['rows'] / median['bare']:.2f} (at most 1.1)",
-        f"columns / plain query: {median['columns'] / median['plain query']:.2f} (at most 1.0)",
-        f"rate of a whole run / rate of bare: {median['bare'] / median['run: whole']:.2f} (at least 0.5)",
+        f"rows / bare: {ratio(times, 'rows', 'bare')} (at most 1.1)",
+        f"columns / plain query: {ratio(times, 'columns', 'plain query')} (at most 1.0)",
+        f"rate of a whole run / rate of bare: {ratio(times, 'bare', 'whole run')} (at least 0.5)",
     ]
     return "\n".join(lines)
 
