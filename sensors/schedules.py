@@ -9,13 +9,14 @@ from assets.graph import DEMAND_TAG, ORIGIN_TAG, PIPELINE_TAG
 from assets.jobs import NO_RETRIES, receive_config
 from assets.windows import contiguous, window_now
 from pipeline_platform.control import ControlStore
+from pipeline_platform.demand import Limits
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.pipeline import Pipeline
 
 
 def per_run(pipeline: type[Pipeline]) -> int:
     """Messages that a run takes on at most."""
-    return pipeline.processors.concurrency * pipeline.processors.max_demand
+    return Limits.of(pipeline.producer, pipeline.processors).per_run
 
 
 def pull_schedule(pipeline: type[Pipeline], job: Any) -> dg.ScheduleDefinition:
