@@ -1,5 +1,7 @@
 """One warm Spark server for all tests of a run."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -9,6 +11,15 @@ import pytest
 
 from pipeline_platform import shipping, spark_server
 from resources.spark import WARM, SparkResource
+
+_STOP_AT_THE_END = """
+import sys
+from pathlib import Path
+sys.stdin.read()
+from pipeline_platform import spark_server
+spark_server.stop(Path(sys.argv[1]))
+"""
+"""Waits for the end of the tests, be it Ctrl-C or a kill, in a process group that Ctrl-C does not reach."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +40,10 @@ def warm_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmSpark]:
     """A Spark server of the tests' own, in a folder of their own; started by the first test that wants it."""
     folder = tmp_path_factory.mktemp("spark")
     server = spark_server.start(folder, cores=2)
-    try:
+    stop = [sys.executable, "-c", _STOP_AT_THE_END, folder]
+    with subprocess.Popen(stop, stdin=subprocess.PIPE, process_group=0) as stopping:
         yield WarmSpark(folder, server)
-    finally:
-        spark_server.stop(folder)
+    assert not stopping.returncode
 
 
 @pytest.fixture
