@@ -64,7 +64,8 @@ class Failure(NamedTuple):
     """Why a message failed.
 
     Attributes:
-        kind: `failed` where a callback called `Message.failed`, else the exception's class name.
+        kind: `failed` where a callback called `Message.failed`; the exception's class name where it raised; else what
+            the platform found: `worker killed`, `not returned`, `unknown batcher`.
         reason: One line for people.
         traceback: Of the exception, or empty.
         stage: The callback it failed in, or `lake` where its data fits no column.

@@ -10,10 +10,12 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from pipeline_platform import definitions
 from pipeline_platform.cli import app
-from pipeline_platform.message import Message
+from pipeline_platform.message import BatchInfo, Message
 from pipeline_platform.pipeline import Pipeline
 from pipeline_platform.source import Source
+from pipeline_platform.stages.batch import handle_batch
 from pipeline_platform.stages.handle import Handler
 from tests.installed import needed_by, plain
 from tests.small_lake import batch_of
@@ -36,8 +38,8 @@ def shown(containing: str) -> dict[str, Any]:
     return names
 
 
-def test_the_pipeline_of_the_readme_routes_flights_and_fails_cancelled_ones() -> None:
-    pipeline: type[Pipeline] = shown("class Flights(Pipeline)")["Flights"]
+def test_the_pipeline_of_the_readme_handles_flights_and_fails_the_cancelled(capsys: pytest.CaptureFixture[str]) -> None:
+    pipeline: type[Pipeline] = shown("class Departures(Pipeline)")["Departures"]
     payloads = [
         b'{"carrier": "UA", "flight": 1, "dep_time": 517, "dep_delay": 2}',
         b'{"carrier": "UA", "flight": 2, "dep_time": 617, "dep_delay": 181}',
@@ -51,6 +53,29 @@ def test_the_pipeline_of_the_readme_routes_flights_and_fails_cancelled_ones() ->
     reasons = [message.failure.reason for message in handled[2:] if message.failure]
     assert reasons[0] == "cancelled: no departure time"
     assert "Invalid JSON" in reasons[1]
+    info = BatchInfo("alerts", "default", None, 1, "flush", "the-batch")
+    (alert,) = handle_batch(pipeline(), "alerts", handled[1:2], info, None)
+    assert alert.status == "ok"
+    assert capsys.readouterr().out == "1 late flights, told once by the-batch\n"
+
+
+def test_the_pipeline_of_the_readme_goes_beside_the_demo_s_with_the_assets_that_it_names() -> None:
+    pipeline: type[Pipeline] = shown("class Departures(Pipeline)")["Departures"]
+
+    both = definitions.platform_definitions([*definitions.PIPELINES, pipeline], definitions.RESOURCES)
+
+    dg.Definitions.validate_loadable(both)
+    ours = {key.to_user_string() for key in both.resolve_asset_graph().get_all_asset_keys()}
+    named = set(re.findall(r"`(departures/\w+)`", README))
+    assert len(named) == 4
+    assert named <= ours
+    jobs = set(re.findall(r"`(departures_\w+)`", README))
+    assert len(jobs) == 3
+    assert jobs <= {job.name for job in both.resolve_all_job_defs()}
+
+
+def test_the_pipeline_of_the_readme_has_some_thirty_lines() -> None:
+    assert len([line for line in block("class Departures(Pipeline)").splitlines() if line.strip()]) <= 32
 
 
 @pytest.mark.parametrize(("key", "kind", "lease_s"), [("orders_queue", "SqsSource", 900), ("outbox", "TableQueue", 60)])
