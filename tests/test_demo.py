@@ -22,6 +22,7 @@ from pipeline_platform import spark_server
 from pipelines.demo import chart, departures, place, processes
 from pipelines.demo.dagster_api import Run, Step
 from pipelines.demo.show import _why_afresh
+from pipelines.demo.where_next import status_command, where_next
 
 FLIGHTS = 2_000
 
@@ -194,3 +195,19 @@ def test_messages_flow_evenly_within_a_step():
     points = chart.through([run, run._replace(steps=(Step("commit", 6.0, 8.0),))], "commit", zero=0.0)
 
     assert [(p.seconds, round(p.messages)) for p in points] == [(0, 0), (2, 0), (6, 100), (6, 100), (8, 200)]
+
+
+def test_a_demo_whose_server_ends_with_it_tells_no_command_that_asks_that_server(tmp_path):
+    there = place.Place(tmp_path)
+    over_sqs = place.Progress(
+        source="sqs", flights=2, queue_url="http://here:1/0/flights", server=("http://here:1", 2, "")
+    )
+
+    def told(progress: place.Progress) -> list[str]:
+        return [where for where, _ in where_next(there, progress)]
+
+    assert f"PIPELINE_PLATFORM_HOME={tmp_path} .venv/bin/pipeline-platform status" in told(
+        place.Progress(source="table", flights=2)
+    )
+    assert not [where for where in told(over_sqs) if "status" in where]
+    assert "FLIGHTS_SQS_URL=http://here:1/0/flights AWS_ENDPOINT_URL=http://here:1" in status_command(there, over_sqs)

@@ -12,6 +12,7 @@ from pipelines.demo.one_at_a_time import BusyError, only
 from pipelines.demo.place import Place
 from pipelines.demo.queues import server_lives, start_server, stop_server, table_queue
 from pipelines.demo.services import ServiceError, Services
+from pipelines.demo.where_next import status_command
 
 
 def serve(place: Place, port: int, console: Console) -> int:
@@ -51,6 +52,8 @@ def _serve(place: Place, port: int, console: Console) -> int:
         services.start_daemon([sys.executable, "-m", "dagster._daemon", "run", "-w", "workspace.yaml"])
         services.await_ui()
         console.print(f"The Dagster UI: {services.dagster.url}/asset-groups (Ctrl-C ends it)")
+        asked = f"Backlog, runs, failures: {status_command(place, progress)}"
+        console.print(asked, markup=False, highlight=False, soft_wrap=True)
         while True:
             services.watch()
             time.sleep(1)

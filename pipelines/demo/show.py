@@ -29,6 +29,7 @@ from pipelines.demo.processes import daemon
 from pipelines.demo.queues import fill, server_lives, start_server, stop_server
 from pipelines.demo.screen import Screen, account_table, run_table
 from pipelines.demo.services import ServiceError, Services
+from pipelines.demo.where_next import where_next
 from pipelines.flights import Flights
 from pipelines.local_servers.sqs import ServerError
 
@@ -241,16 +242,7 @@ class _Demo:
             return 1
         self._progress = self._keep(self._progress.model_copy(update={"finished": True}))
         self._console.print("[bold green]The figures add up.[/bold green] Where to look next:")
-        for where, what in (
-            ("make dev", "the Dagster UI with these runs, assets, failures and backfill"),
-            ("pipelines/flights.py", "the pipeline, in a page"),
-            (str(self._place.chart), "the chart"),
-            (str(self._place.lake), "the tables, for Polars, Spark, DuckDB, Trino"),
-            (
-                f"PIPELINE_PLATFORM_HOME={self._place.home} .venv/bin/pipeline-platform status",
-                "backlog, runs, failures",
-            ),
-        ):
+        for where, what in where_next(self._place, self._progress):
             self._say(f"  {where}: {what}")
         return 0
 
