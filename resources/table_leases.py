@@ -217,7 +217,8 @@ def _beside(
     receives = sa.Table(
         f"{name}_receives",
         tables,
-        sa.Column("id", row_id(of_sqlite=of_sqlite), primary_key=True),
+        # An identity: who inserts needs rights on a serial's sequence as well, and on an identity's none.
+        sa.Column("id", row_id(of_sqlite=of_sqlite), sa.Identity(), primary_key=True),
         sa.Column("receive_id", sa.Text, unique=True),
         sa.Column("leased_until", sa.Double),
         sqlite_autoincrement=True,

@@ -53,7 +53,11 @@ _WAYS_OUT: Final = {
     "no such table": "correct table, or call create()",
     "connection failed": "correct host and port in url, and see that the server runs",
     "connection timeout": "correct host and port in url, and see that the server runs",
-    "permission denied": "grant the user of url SELECT, INSERT, UPDATE and DELETE",
+    "permission denied for schema": "grant the user of url USAGE on it, and CREATE where create() is to make tables",
+    "permission denied for sequence": "grant the user of url USAGE on it",
+    # UPDATE on the queue, too: nothing changes its rows, but who leases them locks them.
+    "permission denied": "grant the user of url SELECT, UPDATE and DELETE on the queue, with INSERT to enqueue, "
+    "and SELECT, INSERT, UPDATE and DELETE on the two tables beside it",
 }
 
 
@@ -235,7 +239,7 @@ class TableQueue(Source):
     def _new_queue(self, schema: str | None, name: str, *, of_sqlite: bool) -> sa.Table:
         if self.data_column is None:
             raise UnfitError("there is no such table, and with data_column None it is one of your own; correct table")
-        key = sa.Column(self.id_column, table_leases.row_id(of_sqlite=of_sqlite), primary_key=True)
+        key = sa.Column(self.id_column, table_leases.row_id(of_sqlite=of_sqlite), sa.Identity(), primary_key=True)
         columns: list[sa.Column[Any]] = [key, sa.Column(self.data_column, sa.LargeBinary, nullable=False)]
         if self.metadata_column:
             columns.append(sa.Column(self.metadata_column, sa.Text))

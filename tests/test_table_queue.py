@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import secrets
 import threading
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -713,6 +714,72 @@ def test_a_wrong_password_is_refused_without_telling_it(postgres_url: str) -> No
     with pytest.raises(SourceError, match="correct user and password in url") as refused:
         TableQueue(name="flights", url=wrong).refuse_or_pass()
     assert "not-the-one" not in str(refused.value)
+
+
+TWO_BESIDE = ("sales.outbox_leases", "sales.outbox_receives")
+RIGHTS = [
+    ("USAGE", "SCHEMA sales"),
+    *((right, "sales.outbox") for right in ("SELECT", "UPDATE", "DELETE")),
+    *((right, table) for right in ("SELECT", "INSERT", "UPDATE", "DELETE") for table in TWO_BESIDE),
+]
+"""What a run needs where another user made the tables."""
+
+
+@pytest.mark.parametrize("url", ["postgres"], indirect=True)
+def test_a_run_needs_each_of_the_rights_that_are_asked_for_and_no_other(url: str, run_sql: Callable[..., Any]) -> None:
+    run_sql("CREATE SCHEMA sales")
+    owner = TableQueue(name="outbox", url=url, table="sales.outbox", created_column="created")
+    owner.create()
+    owner.enqueue(b"x" for _ in range(100))
+    user, runs = new_user(owner, run_sql)
+    for right, where in RIGHTS:
+        run_sql(f"GRANT {right} ON {where} TO {user}")
+
+    take_through(runs, "all granted")
+
+    for right, where in RIGHTS:
+        run_sql(f"REVOKE {right} ON {where} FROM {user}")
+        way_out = "grant the user of url " + ("USAGE" if right == "USAGE" else "SELECT, UPDATE and DELETE on the queue")
+        with pytest.raises(SourceError, match=f"permission denied for (table|schema).*; {way_out}"):
+            take_through(runs, f"without {right} on {where}")
+        run_sql(f"GRANT {right} ON {where} TO {user}")
+    with pytest.raises(SourceError, match=r"permission denied for table outbox; .*, with INSERT to enqueue"):
+        runs.enqueue([b"1"])
+    run_sql(f"GRANT INSERT ON sales.outbox TO {user}")
+    assert runs.enqueue([b"1"]) == 1
+
+
+@pytest.mark.parametrize("url", ["postgres"], indirect=True)
+def test_a_sequence_of_ones_own_table_is_named_where_it_must_be_granted(url: str, run_sql: Callable[..., Any]) -> None:
+    run_sql("CREATE TABLE messages (id bigserial PRIMARY KEY, data bytea)")
+    owner = TableQueue(name="outbox", url=url)
+    owner.create()
+    user, writes = new_user(owner, run_sql)
+    run_sql(f"GRANT SELECT, INSERT ON messages TO {user}")
+
+    with pytest.raises(SourceError, match=r"permission denied for sequence messages_id_seq.*; grant .* USAGE on it"):
+        writes.enqueue([b"1"])
+
+
+def new_user(owner: TableQueue, run_sql: Callable[..., Any]) -> tuple[str, TableQueue]:
+    """Name, and the same queue, of a user who may do nothing yet."""
+    user = f"runs_{secrets.token_hex(6)}"
+    run_sql(f"CREATE ROLE {user} LOGIN PASSWORD 'theirs'")
+    url = sa.make_url(owner.url).set(username=user, password="theirs")
+    return user, owner.model_copy(update={"url": url.render_as_string(hide_password=False)})
+
+
+def take_through(queue: TableQueue, receive_id: str) -> None:
+    """All that a run asks of its source."""
+    queue.refuse_or_pass()
+    assert queue.backlog().messages > 4
+    assert ids(receive(queue, f"{receive_id}, given up", demand=1))
+    queue.abandon(f"{receive_id}, given up")
+    first, second, *handled = ids(receive(queue, receive_id, demand=4))
+    assert queue.extend(receive_id)
+    assert queue.release(receive_id, [first]) == []
+    assert queue.release(receive_id, [second], delay_s=1) == []
+    assert queue.ack(receive_id, handled) == []
 
 
 def test_a_server_that_is_not_there_is_refused() -> None:
