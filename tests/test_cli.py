@@ -19,9 +19,12 @@ from pipeline_platform.cli import app
 from pipeline_platform.cli_status import _seconds
 from pipeline_platform.control import ControlStore
 from pipeline_platform.deployment import Deployment
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.tables import Tables
 from pipeline_platform.options import RateLimiting
 from resources.table_queue import TableQueue
 from tests.pipelines_under_test import Told
+from tests.small_lake import Keeping, Memory, Run
 
 Cli = Callable[..., Result]
 
@@ -29,7 +32,7 @@ Cli = Callable[..., Result]
 @pytest.fixture
 def variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A home of the test's own."""
-    for name in ("FLIGHTS_SQS_URL", "PIPELINE_PLATFORM_LAKE", "PIPELINE_PLATFORM_CONTROL"):
+    for name in ("DAGSTER_HOME", "FLIGHTS_SQS_URL", "PIPELINE_PLATFORM_LAKE", "PIPELINE_PLATFORM_CONTROL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PIPELINE_PLATFORM_HOME", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "200")
@@ -72,7 +75,56 @@ def test_status_tells_backlog_runs_and_permits(variables, control, tmp_path):
     assert "70 messages in 1 runs" in said
     assert "400 left in the current interval" in said
     assert "dead or stalled" in said
+    assert "undecided receives   none" in said
+    assert "unfinished receives  none" in said
     assert "open failures        none" in said
+
+
+@pytest.fixture
+def keeping(tmp_path: Path, control: ControlStore, monkeypatch: pytest.MonkeyPatch) -> Tables:
+    """The tables of a deployment that has another pipeline."""
+    lake = Lake(root=str(tmp_path / "lake"))
+    deployment = Deployment({"keeping": Keeping}, SimpleNamespace(control=control, lake=lake, memory=Memory()))
+    monkeypatch.setattr("pipeline_platform.cli_status.deployment.opened", lambda: nullcontext(deployment))
+    return Tables(lake, Keeping)
+
+
+def leased(tables: Tables, receive_id: str, *payloads: bytes, window: str = "2026-01-01T0000") -> Run:
+    """A receive of messages that no other has."""
+    deliveries = tuple((f"{receive_id} {number}", payload) for number, payload in enumerate(payloads))
+    return Run(tables, Memory(deliveries_=deliveries), receive_id, windows=(window,))
+
+
+def lines(answer: Result) -> list[str]:
+    return [line.rstrip() for line in answer.stdout.splitlines()]
+
+
+def test_status_tells_receives_that_are_not_decided_from_those_that_are_not_finished(cli, keeping):
+    leased(keeping, "begun00000000000")
+    leased(keeping, "handled000000000", b"one").work()
+    leased(keeping, "decided000000000", b"two").work().decide()
+    leased(keeping, "published0000000", b"three").work().decide().publish()
+    leased(keeping, "finished00000000", b"four").finish()
+
+    said = lines(cli("status"))
+
+    assert " undecided receives   begun000, handled0" in said
+    told = "decided0, publishe (decided; the next run publishes and acknowledges the rest)"
+    assert f" unfinished receives  {told}" in said
+
+
+def test_status_counts_open_failures_by_window(cli, keeping):
+    leased(keeping, "first", b"one", b"fail", b"fail").finish()
+    leased(keeping, "second", b"fail", window="2026-01-01T0100").finish()
+    leased(keeping, "third", b"two", window="2026-01-01T0200").finish()
+
+    said = [line.split() for line in lines(cli("status"))]
+
+    assert ["open", "failures", "3"] in said
+    assert [words for words in said if words[0] == "window"] == [
+        ["window", "2026-01-01T0000", "2"],
+        ["window", "2026-01-01T0100", "1"],
+    ]
 
 
 def test_status_of_a_source_that_is_not_there_says_so_and_tells_the_rest(cli):
