@@ -28,6 +28,7 @@ def status(
             wanted = opened.chosen(pipeline)
         except deployment.UnknownPipelineError as error:
             raise typer.BadParameter(str(error), param_hint="PIPELINE") from None
+        typer.echo(f"Control store: {opened.control}\nLake: {opened.lake.root}")
         for chosen in wanted:
             console.print(_table(opened, chosen))
 

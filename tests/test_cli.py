@@ -22,6 +22,7 @@ from pipeline_platform.deployment import Deployment
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.options import RateLimiting
+from resources.lake import ControlResource
 from resources.table_queue import TableQueue
 from tests.pipelines_under_test import Told
 from tests.small_lake import Keeping, Memory, Run
@@ -125,6 +126,22 @@ def test_status_counts_open_failures_by_window(cli, keeping):
         ["window", "2026-01-01T0000", "2"],
         ["window", "2026-01-01T0100", "1"],
     ]
+
+
+def test_status_says_which_store_and_lake_it_looks_at(cli, tmp_path):
+    assert cli("status").stdout.startswith(
+        f"Control store: sqlite:///{tmp_path}/control.sqlite\nLake: {tmp_path}/lake\n"
+    )
+
+
+def test_a_store_that_is_not_there_is_named_without_its_password(cli):
+    definitions.RESOURCES["control"] = ControlResource(url="postgresql+psycopg://us:hush@127.0.0.1:1/control")
+
+    answer = cli("status")
+
+    assert "Control store: postgresql+psycopg://us:***@127.0.0.1:1/control" in answer.stdout
+    assert "the control store postgresql+psycopg://us:***@127.0.0.1:1/control cannot be used" in str(answer.exception)
+    assert "hush" not in f"{answer.output}{answer.exception}"
 
 
 def test_status_of_a_source_that_is_not_there_says_so_and_tells_the_rest(cli):
