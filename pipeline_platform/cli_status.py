@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 def status(
     pipeline: Annotated[str | None, typer.Argument(help="Of this pipeline only.", show_default=False)] = None,
 ) -> None:
-    """Show backlog, runs under way, leases, permits, undecided and unfinished receives, and open failures."""
+    """Show backlog, limits, runs, leases, receives to be finished, and open failures of pipelines.
+
+    `in flight` are the runs that hold messages: claims in the control store, with their leases. `runs in Dagster` are
+    those that its instance in DAGSTER_HOME has queued or started, whether they hold messages yet or not.
+    """
     console = Console()
     with deployment.opened() as opened:
         try:
@@ -41,6 +45,7 @@ def _table(opened: deployment.Deployment, pipeline: type[Pipeline]) -> Table:
         _source(opened.source(pipeline), pipeline),
         _limits(opened, pipeline),
         _in_flight(opened, pipeline),
+        _runs(opened, pipeline),
         _receives(opened, pipeline),
         _failures(opened, pipeline),
     )
@@ -103,6 +108,16 @@ def _in_flight(opened: deployment.Deployment, pipeline: type[Pipeline]) -> dict[
             f"{claim.messages:,} messages, dead or stalled: its lease ended {_seconds(since)} ago", style="yellow"
         )
     return rows
+
+
+def _runs(opened: deployment.Deployment, pipeline: type[Pipeline]) -> dict[str, str | Text]:
+    try:
+        runs = opened.runs(pipeline)
+    except deployment.DagsterError as error:
+        return {"runs in Dagster": Text(f"cannot be asked for: {error}", style="yellow")}
+    if runs is None:
+        return {"runs in Dagster": "DAGSTER_HOME is not set"}
+    return {"runs in Dagster": ", ".join(f"{count:,} {status}" for status, count in runs.items()) or "none under way"}
 
 
 def _receives(opened: deployment.Deployment, pipeline: type[Pipeline]) -> dict[str, str | Text]:

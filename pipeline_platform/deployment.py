@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
 
 class SetUpError(Exception):
     """A resource of the definitions cannot be set up here; the message names what is missing."""
+
+
+class DagsterError(Exception):
+    """Dagster's instance cannot be asked; the message says why."""
 
 
 class UnknownPipelineError(Exception):
@@ -76,6 +81,35 @@ class Deployment:
         for receive in receives:
             (unfinished if decided(outcomes, handle, receive) else undecided).append(receive.receive_id)
         return undecided, unfinished
+
+    def runs(self, pipeline: type[Pipeline]) -> Mapping[str, int] | None:
+        """How many of a pipeline's runs Dagster has queued or under way, by status; None without `DAGSTER_HOME`.
+
+        Those of its sensor, schedules and jobs; of assets that somebody materialises by hand from when they receive.
+
+        Raises:
+            DagsterError: The instance cannot be opened, or its storage does not answer.
+        """
+        if not os.environ.get("DAGSTER_HOME"):
+            return None
+        import dagster as dg
+
+        from assets.graph import PIPELINE_TAG
+        from sensors.producer import UNDER_WAY
+
+        tags = {PIPELINE_TAG: pipeline.name}
+        try:
+            with dg.DagsterInstance.get() as instance:
+                counts = {
+                    status.value.lower().replace("_", " "): instance.get_runs_count(
+                        dg.RunsFilter(tags=tags, statuses=[status])
+                    )
+                    for status in UNDER_WAY
+                }
+        except Exception as error:  # of whatever storage the instance has: the rest is to be told all the same
+            said = str(error).partition("\n")[0]
+            raise DagsterError(f"{type(error).__name__}: {said}") from None
+        return {status: count for status, count in counts.items() if count}
 
     def open_failures(self, pipeline: type[Pipeline]) -> dict[str, int]:
         """The failures that wait to be driven again, by window."""

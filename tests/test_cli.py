@@ -10,6 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
+import dagster as dg
 import pytest
 from click.testing import Result
 from typer.testing import CliRunner
@@ -142,6 +143,33 @@ def test_a_store_that_is_not_there_is_named_without_its_password(cli):
     assert "Control store: postgresql+psycopg://us:***@127.0.0.1:1/control" in answer.stdout
     assert "the control store postgresql+psycopg://us:***@127.0.0.1:1/control cannot be used" in str(answer.exception)
     assert "hush" not in f"{answer.output}{answer.exception}"
+
+
+def test_status_counts_runs_that_dagster_has_queued_or_started(cli, tmp_path, monkeypatch):
+    home = tmp_path / "dagster"
+    home.mkdir()
+    (home / "dagster.yaml").write_text("telemetry: {enabled: false}")
+    monkeypatch.setenv("DAGSTER_HOME", str(home))
+    before = lines(cli("status"))
+    runs = {"flights": ["NOT_STARTED", "NOT_STARTED", "STARTED", "SUCCESS", "FAILURE"], "another": ["STARTED"]}
+    with dg.DagsterInstance.get() as instance:
+        for pipeline, statuses in runs.items():
+            for status in statuses:
+                tags = {"pipeline_platform/pipeline": pipeline}
+                instance.add_run(dg.DagsterRun("pull", tags=tags, status=dg.DagsterRunStatus[status]))
+
+    assert " runs in Dagster      none under way" in before
+    assert " runs in Dagster      2 not started, 1 started" in lines(cli("status"))
+
+
+def test_status_tells_the_rest_where_dagster_cannot_be_asked(cli, tmp_path, monkeypatch):
+    nowhere = cli("status").stdout
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "typo"))
+    typo = cli("status").stdout
+
+    assert "runs in Dagster      DAGSTER_HOME is not set" in nowhere
+    assert "cannot be asked for: DagsterInvariantViolationError" in typo
+    assert "open failures        none" in typo
 
 
 def test_status_of_a_source_that_is_not_there_says_so_and_tells_the_rest(cli):
