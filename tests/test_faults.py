@@ -47,10 +47,7 @@ def test_a_killed_backfill_drives_nothing_twice(table: Ground, point: str) -> No
     assert_each_message_once(table, COUNT, tenths_fail=False)
 
 
-STALLS = ["receiving", "received", "handling", "handled", "decided", "one table published", "half acknowledged"]
-
-
-@pytest.mark.parametrize("point", STALLS)
+@pytest.mark.parametrize("point", POINTS[:-1])  # once it has acknowledged, it does nothing more
 def test_a_run_that_stalls_past_its_lease_does_no_harm_when_it_wakes(table: Ground, point: str) -> None:
     stalled = table.start(point, signal.SIGSTOP)
     try:
