@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -131,7 +132,8 @@ def settle(
 ) -> Settled:
     """Acknowledge, then put figures on the materialisation of each table and window: its own counts and running totals.
 
-    The newest materialisation hides the ones before it: hence the totals.
+    The newest materialisation hides the ones before it: hence the totals. `messages`, which is materialised as soon as
+    it is received, gets them as an observation.
     """
     answer, manifest = _NOTHING, Manifest()
     if receive is not None:
@@ -172,21 +174,27 @@ def _tell_settled(
     waiting: Mapping[str, int],
 ) -> None:
     received, failures = _received_by_window(windows, manifest), of_failures(manifest)
-    for name in (*flow.pipeline.batchers, "failed"):
+    for name in ("messages", *flow.pipeline.batchers, "failed"):
+        asset = dg.AssetKey([flow.pipeline.name, name])
         table = flow.tables[name]
         stored = table.files(table.open(), windows)
-        keys = _keys(manifest, name)
+        keys = _keys(manifest, *([name] if name in flow.pipeline.batchers else flow.pipeline.batchers))
         for window in windows:
             metadata = {
+                **failures,  # first: of what it counts, a window has its own numbers
                 "rows": sum(file.rows for file in manifest.of_table(name) if file.window == window),
                 "dagster/row_count": sum(file.rows for file in stored if file.window == window),
                 "received": received[window],
                 **{outcome: manifest.total(f"{outcome}@{window}") for outcome in _OUTCOMES},
                 **run,
                 **({"batch keys": dg.MetadataValue.json(keys)} if keys else {}),
-                **({**failures, "open": waiting.get(window, 0)} if name == "failed" else {}),
+                **({"open": waiting.get(window, 0)} if name == "failed" else {}),
             }
-            context.add_asset_metadata(metadata, dg.AssetKey([flow.pipeline.name, name]), window)
+            if name == "messages":
+                # It was materialised when it was received, when nothing of this was known.
+                context.log_event(dg.AssetObservation(asset, partition=window, metadata=metadata))
+            else:
+                context.add_asset_metadata(metadata, asset, window)
 
 
 def _received_by_window(windows: Sequence[str], manifest: Manifest) -> dict[str, int]:
@@ -199,12 +207,13 @@ def _took(manifest: Manifest) -> dict[str, float]:
     return {notes["step"]: notes["took"] for notes in manifest.notes if "step" in notes}
 
 
-def _keys(manifest: Manifest, batcher: str) -> dict[str, int]:
-    keys: dict[str, int] = {}
+def _keys(manifest: Manifest, *batchers: str) -> dict[str, int]:
+    """How many messages each batch key has, over some batchers; the most frequent keys."""
+    keys: Counter[str] = Counter()
     for notes in manifest.notes:
-        for key, count in notes.get("keys", {}).get(batcher, {}).items():
-            keys[key] = keys.get(key, 0) + count
-    return dict(sorted(keys.items(), key=_by_count)[:_KEYS])
+        for batcher in batchers:
+            keys.update(notes.get("keys", {}).get(batcher, {}))
+    return dict(keys.most_common(_KEYS))
 
 
 def _left_out(receive: Receive | None) -> str | None:

@@ -146,6 +146,12 @@ class Location:
         events = [entry.asset_materialization for entry in logs]
         return [event for event in events if event and event.asset_key == dg.AssetKey([pipeline, table])]
 
+    def observations(self, run: dg.DagsterRun, table: str, pipeline: str = "told") -> list[dg.AssetObservation]:
+        """What a run told of a table that it had materialised before, in order."""
+        logs = self.instance.all_logs(run.run_id, of_type=dg.DagsterEventType.ASSET_OBSERVATION)
+        events = [entry.asset_observation for entry in logs]
+        return [event for event in events if event and event.asset_key == dg.AssetKey([pipeline, table])]
+
     def checks(self, run: dg.DagsterRun) -> dict[str, Any]:
         """The check evaluations of a run, by name."""
         logs = self.instance.all_logs(run.run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION)
@@ -179,7 +185,7 @@ def _config(job: str, context: Mapping[str, Any] | None) -> dict[str, Any]:
     return config
 
 
-def figures(event: dg.AssetMaterialization) -> dict[str, Any]:
+def figures(event: dg.AssetMaterialization | dg.AssetObservation) -> dict[str, Any]:
     """Metadata as plain values."""
     return {name: value.value for name, value in event.metadata.items()}
 

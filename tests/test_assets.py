@@ -104,19 +104,23 @@ def test_a_pull_fills_every_table_tells_all_of_it_and_empties_the_queue(location
         assert event.partition == WINDOW
         told[table] = figures(event)
     assert told["messages"]["received"] == 7
+    (settled,) = location.observations(run, "messages")
+    assert settled.partition == WINDOW
+    told["messages"] = figures(settled)
     counts = {"received": 7, "handled": 5, "failed": 2, "acknowledged": 7, "unacknowledged": 0, "batches": 3}
-    for table, rows in (("lines", 2), ("letters", 3), ("failed", 2)):
+    for table, rows in (("messages", 7), ("lines", 2), ("letters", 3), ("failed", 2)):
         assert {name: told[table][name] for name in counts} == counts
         assert told[table]["rows"] == told[table]["dagster/row_count"] == rows
         assert told[table]["messages per second"] > 0
         assert {"seconds: receive", "seconds: handle", "seconds: batch-letters"} <= set(told[table])
     assert told["lines"]["batch keys"] == {"o": 2}
     assert told["letters"]["batch keys"] == {"a": 2, "b": 1}
-    failures = _records(location.materialisations(run, "failed")[0], "failures")
-    assert sorted((failure["stage"], failure["reason"]) for failure in failures) == [
-        ("handle_batch", "not this letter"),
-        ("handle_message", "told to fail"),
-    ]
+    assert told["messages"]["batch keys"] == told["failed"]["batch keys"] == {"o": 2, "a": 2, "b": 1}
+    for event in (settled, *(location.materialisations(run, table)[0] for table in ("lines", "letters", "failed"))):
+        assert sorted((failure["stage"], failure["reason"]) for failure in _records(event, "failures")) == [
+            ("handle_batch", "not this letter"),
+            ("handle_message", "told to fail"),
+        ]
     checks = location.checks(run)
     assert checks["acknowledged"].passed
     assert not checks["no_open_failures"].passed
@@ -124,7 +128,7 @@ def test_a_pull_fills_every_table_tells_all_of_it_and_empties_the_queue(location
     assert "2 failed messages wait" in checks["no_open_failures"].description
 
 
-def _records(event: dg.AssetMaterialization, name: str) -> list[dict[str, Any]]:
+def _records(event: dg.AssetMaterialization | dg.AssetObservation, name: str) -> list[dict[str, Any]]:
     return _rows(event.metadata[name])
 
 
@@ -204,6 +208,14 @@ def test_a_backfill_of_three_windows_is_one_run_with_figures_for_each_window(loc
     assert [told[w]["dagster/row_count"] for w in (WINDOW, NEXT, LAST)] == [2, 2, 1]
     received = {event.partition: figures(event)["received"] for event in location.materialisations(run, "messages")}
     assert received == {WINDOW: 1, NEXT: 2, LAST: 1}
+    settled = [(event.partition, figures(event)) for event in location.observations(run, "messages")]
+    assert [(window, told["received"], told["handled"], told["failed"]) for window, told in settled] == [
+        (WINDOW, 1, 1, 0),
+        (NEXT, 2, 2, 0),
+        (LAST, 1, 0, 1),
+    ]
+    failed = {event.partition: figures(event)["failed"] for event in location.materialisations(run, "failed")}
+    assert failed == {WINDOW: 0, NEXT: 0, LAST: 1}
     assert location.texts() == ["fail 1", "fail 2", "fail 3", "one", "two"]
     assert location.open_failures() == {LAST: 1}, "the letter still does not go"
     events_of = location.rows("failed").sort("message_id", "attempt")
