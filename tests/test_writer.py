@@ -142,14 +142,29 @@ def test_a_window_that_is_no_partition_key_is_refused(lake, window):
         writer.write("t", window, numbers(1))
 
 
-def test_an_error_leaves_no_file_open(lake):
+def test_an_error_leaves_no_file_behind(lake, tmp_path):
     def fail():
-        with Writer(lake, "p", "r1") as writer:
-            writer.write("t", WINDOW, numbers(1))
-            raise RuntimeError("killed")
+        with Writer(lake, "p", "r1", {"t": 2}) as writer:
+            writer.write("t", WINDOW, numbers(3))
+            raise RuntimeError("as told")
 
-    with pytest.raises(RuntimeError, match="killed"):
+    with pytest.raises(RuntimeError, match="as told"):
         fail()
+
+    assert not list(tmp_path.rglob("*.parquet"))
+
+
+def test_an_error_after_the_files_were_handed_over_leaves_them_alone(lake, tmp_path):
+    def commit():
+        with Writer(lake, "p", "r1") as writer:
+            writer.write("t", WINDOW, numbers(3))
+            writer.close()
+            raise RuntimeError("of a commit, maybe")
+
+    with pytest.raises(RuntimeError, match="maybe"):
+        commit()
+
+    assert len(list(tmp_path.rglob("*.parquet"))) == 1
 
 
 # Row groups

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import cached_property
 from typing import Any
@@ -99,11 +101,26 @@ class Lake(BaseModel):
             return
         half = self._at(f"{path}.{uuid.uuid4().hex}.half")
         os.makedirs(os.path.dirname(half), exist_ok=True)
-        with open(half, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())  # or a power cut may leave the name and no content
-        os.replace(half, self._at(path))
+        try:
+            with self.naming(path), open(half, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())  # or a power cut may leave the name and no content
+            os.replace(half, self._at(path))
+        except BaseException:
+            with suppress(OSError):
+                os.remove(half)
+            raise
+
+    @contextmanager
+    def naming(self, *parts: str) -> Iterator[None]:
+        """Name a path in an error of its disk: who is told that no space is left has to know where."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno is None or error.filename is not None:
+                raise
+            raise OSError(error.errno, os.strerror(error.errno), self.uri(*parts)) from error
 
     def read(self, path: str) -> bytes | None:
         """Read a whole file; None where there is none."""

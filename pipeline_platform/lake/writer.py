@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -56,8 +57,8 @@ def check_window(window: str) -> str:
 class Writer:
     """Writes what one task makes: one file a table and window, or several where windows come mixed.
 
-    Nothing written is visible to anyone before a commit names it: a task that dies leaves files that no manifest
-    mentions, and `vacuum` removes them.
+    Nothing written is visible to anyone before a commit names it. A task that fails removes its files; one that is
+    killed leaves files that no manifest mentions, and `vacuum` removes them.
     """
 
     def __init__(self, lake: Lake, pipeline: str, prefix: str, rows_per_file: dict[str, int] | None = None) -> None:
@@ -75,6 +76,8 @@ class Writer:
         self._open: dict[tuple[str, str], _OpenFile] = {}
         """By table and window, the one that was written to last at the end."""
         self._files: dict[int, File] = {}
+        self._begun: list[str] = []
+        """Paths of all files, until `close` hands them over."""
         self._number = 0
 
     def write(self, table: str, window: str, batch: pa.RecordBatch) -> None:
@@ -87,7 +90,8 @@ class Writer:
                 file = self._create(table, window, batch.schema)
             self._open[table, window] = file
             room = batch.num_rows if limit is None else limit - file.rows
-            file.add(batch.slice(0, room))
+            with self._lake.naming(self._pipeline, table):
+                file.add(batch.slice(0, room))
             batch = batch.slice(room)
             if limit is not None and file.rows >= limit:
                 self._close(table, window)
@@ -101,20 +105,25 @@ class Writer:
             self._close(*oldest)
 
     def _close(self, table: str, window: str) -> None:
-        file = self._open.pop((table, window))
-        self._files[file.number] = file.close()
+        file = self._open[table, window]
+        with self._lake.naming(self._pipeline, table):
+            self._files[file.number] = file.close()
+        del self._open[table, window]
 
     def _create(self, table: str, window: str, schema: pa.Schema) -> _OpenFile:
         number = self._number
         path = f"window={check_window(window)}/{self._prefix}-{number}.parquet"
         self._number += 1
-        sink = self._lake.open_output(f"{self._pipeline}/{table}/{path}")
-        return _OpenFile(number, File(table, window, path, 0, 0, ""), sink, schema)
+        self._begun.append(f"{self._pipeline}/{table}/{path}")
+        with self._lake.naming(self._pipeline, table):
+            sink = self._lake.open_output(self._begun[-1])
+            return _OpenFile(number, File(table, window, path, 0, 0, ""), sink, schema)
 
     def close(self, **notes: Any) -> Manifest:
         """Finish all files; return them in the order in which they were begun, with the task's notes."""
         for table, window in list(self._open):
             self._close(table, window)
+        self._begun.clear()
         return Manifest([file for _, file in sorted(self._files.items())], [notes])
 
     def __enter__(self) -> Self:
@@ -122,10 +131,13 @@ class Writer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        """Let go of files left open by an error."""
+        """Remove what an error left half done: on a full disk the next try would have less room than this one."""
         for file in self._open.values():
             file.abandon()
         self._open.clear()
+        for path in self._begun:
+            with suppress(OSError):  # the error that ended the task is the one to tell
+                self._lake.remove_file(path)
 
 
 class _OpenFile:
@@ -174,8 +186,9 @@ class _OpenFile:
 
     def abandon(self) -> None:
         self._waiting.clear()
-        self._writer.close()
-        self._sink.close()
+        self._writer.is_open = False  # or it would write a file's end, on a disk that may be full
+        with suppress(OSError):
+            self._sink.close()
 
 
 def _repeats(type_: pa.DataType) -> bool:
