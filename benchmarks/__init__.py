@@ -1,1 +1,1 @@
-"""Figures: ratios against a peer in the same run."""
+"""Figures, and ratios where there is a peer: see README.md."""

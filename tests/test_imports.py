@@ -62,7 +62,9 @@ def test_a_request_to_end_is_not_lost_in_an_import(deaf: str) -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_in_a_plain_import_it_is(deaf: str) -> None:
-    __import__(deaf)  # the day that Python hands it on, this module is of no use any more
+    __import__(deaf)
+
+    assert deaf in sys.modules, "as if nobody had asked: the day that Python hands it on, `import_apart` is of no use"
 
 
 def test_what_an_import_raises_is_raised() -> None:
