@@ -57,6 +57,11 @@ $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "Pipeline Platform needs Python 3.11 or newer, and '$(PYTHON)' is $$($(PYTHON) --version 2>&1)."; \
 	  echo "Name another: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
+# Debian and Ubuntu keep a part of Python's library in a package of its own, and `-m venv` fails without it, half-way.
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { \
+	  echo "'$(PYTHON)' cannot make a virtual environment: its module ensurepip is missing. On Debian and Ubuntu:"; \
+	  echo "  sudo apt-get install $$($(PYTHON) -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')"; \
+	  exit 1; }
 	@echo "Installing into $(VENV); this takes two or three minutes, once."
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install $(QUIET) --upgrade 'pip>=25.1'
