@@ -64,9 +64,10 @@ class Processes:
     def stop(self) -> None:
         """End all that were started here, by this or an earlier demo, with what they started; and nothing else."""
         groups = {entry["pid"] for entry in self._written() if entry["born"] and born(entry["pid"]) == entry["born"]}
-        # A group outlives its first process; its members are known by the mark.
-        strays = _with_variable(MARK, str(self._place.home))
-        _end(groups, strays)
+        # A group outlives its first process; its members are known by the mark. Looked for twice: what is just being
+        # started when it is asked to end may have missed the first look.
+        for _ in range(2):
+            _end(groups, _with_variable(MARK, str(self._place.home)))
         for child in self._children:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(1)

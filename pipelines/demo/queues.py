@@ -20,11 +20,17 @@ def table_queue(place: Place) -> TableQueue:
 
 
 def start_server(place: Place, progress: Progress) -> Progress:
-    """Start the SQS server with an empty queue."""
+    """Start the SQS server with an empty queue, and keep where it is: it may outlive this process."""
     server = sqs.start(place.servers, detached=True)
-    url = sqs.create_queue(server, _QUEUE)
-    known = (server.url, server.pid, born(server.pid) or "")
-    return progress.model_copy(update={"queue_url": url, "server": known})
+    try:
+        url = sqs.create_queue(server, _QUEUE)
+        known = (server.url, server.pid, born(server.pid) or "")
+        progress = progress.model_copy(update={"queue_url": url, "server": known})
+        place.keep(progress)
+    except BaseException:  # Ctrl-C, too: nobody would know of it
+        sqs.stop(server)
+        raise
+    return progress
 
 
 def server_lives(progress: Progress) -> bool:

@@ -6,18 +6,32 @@ import contextlib
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from pipeline_platform import spark_server
 from pipelines.demo.dagster_api import Dagster
+from pipelines.demo.interrupts import undisturbed
 from pipelines.demo.place import PROJECT, Place, Progress
 from pipelines.demo.processes import Processes, free_port, spark, web_server
+from pipelines.demo.queues import stop_server
 
 _START_S = 120
 
 
 class ServiceError(Exception):
     """Something did not start, or died; the message ends with what it said last."""
+
+
+@contextlib.contextmanager
+def ended(place: Place) -> Iterator[None]:
+    """End everything that works on a demo when the block ends, however it ends: its SQS server, too."""
+    try:
+        yield
+    finally:
+        with undisturbed():
+            progress = place.progress()
+            Services(place, progress).stop()
+            stop_server(progress)
 
 
 class Services:

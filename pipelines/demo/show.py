@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from rich.console import Console
 
@@ -22,13 +22,13 @@ from pipelines.demo.figures import (
     look,
     open_failures,
 )
-from pipelines.demo.interrupts import interruptible, undisturbed
+from pipelines.demo.interrupts import interruptible
 from pipelines.demo.one_at_a_time import BusyError, only
 from pipelines.demo.place import Kind, Place, Progress
 from pipelines.demo.processes import daemon
 from pipelines.demo.queues import fill, server_lives, start_server, stop_server
 from pipelines.demo.screen import Screen, account_table, run_table
-from pipelines.demo.services import ServiceError, Services
+from pipelines.demo.services import ServiceError, Services, ended
 from pipelines.demo.where_next import where_next
 from pipelines.flights import Flights
 from pipelines.local_servers.sqs import ServerError
@@ -65,10 +65,12 @@ def show(place: Place, source: Kind, flights: int, console: Console) -> int:
         The exit code: 0 if the figures add up, 1 if they do not or something failed, 130 if it was interrupted.
     """
     try:
-        with only(place.home), interruptible():
+        with only(place.home), interruptible(), ended(place):
             return _Demo(place, source, flights, console).run()
     except KeyboardInterrupt:
-        console.print("Interrupted; `make demo` goes on from here.")
+        why = _why_afresh(place.progress(), Progress(source=source, flights=flights))
+        what = f"starts afresh. {why}." if why else "goes on from here."
+        console.print(f"Interrupted; the same command {what}")
         return 130
     except (BusyError, DemoError, ServiceError, DagsterError, ServerError, ModuleNotFoundError) as error:
         console.print(f"[red]{type(error).__name__}[/red]: ", end="")
@@ -87,14 +89,6 @@ class _Demo:
         self._dead = DeadRuns(place, self._dagster)
         self._screen = Screen(console, self._progress.flights, self._dagster.url)
 
-    def run(self) -> int:
-        try:
-            return self._show()
-        finally:
-            with undisturbed():
-                self._services.stop()
-                stop_server(self._progress)
-
     # Going on, or beginning
 
     def _go_on_or_begin(self, source: Kind, flights: int) -> Progress:
@@ -110,9 +104,7 @@ class _Demo:
         Services(self._place, before).stop()
         stop_server(before)
         _clear(self._place)
-        if source == "sqs":
-            wanted = start_server(self._place, wanted)
-        return self._keep(wanted)
+        return start_server(self._place, wanted) if source == "sqs" else self._keep(wanted)
 
     def _keep(self, progress: Progress) -> Progress:
         self._place.keep(progress)
@@ -120,7 +112,7 @@ class _Demo:
 
     # From the queue to the account
 
-    def _show(self) -> int:
+    def run(self) -> int:
         self._services.start()
         self._fill()
         if self._progress.interrupted:
@@ -275,10 +267,11 @@ def _why_afresh(before: Progress | None, wanted: Progress) -> str | None:
 
 def _clear(place: Place) -> None:
     """Remove what demos make, and nothing else that may lie there."""
+    # What is known of it first: interrupted here, no other demo goes on with what is left.
+    (place.home / "demo.json").unlink(missing_ok=True)
     for folder in (place.lake, place.dagster, place.logs):
         shutil.rmtree(folder, ignore_errors=True)
-    databases = (place.queue, place.control, place.alerts)
-    files = [database.with_name(database.name + end) for database in databases for end in ("", "-wal", "-shm")]
-    for file in (*files, place.chart, place.home / "demo.json"):
-        with suppress(FileNotFoundError):
-            file.unlink()
+    for database in (place.queue, place.control, place.alerts):
+        for end in ("", "-wal", "-shm"):
+            database.with_name(database.name + end).unlink(missing_ok=True)
+    place.chart.unlink(missing_ok=True)

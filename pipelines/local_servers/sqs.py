@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from pipeline_platform.process import born
+
 if TYPE_CHECKING:
     from mypy_boto3_sqs import SQSClient
     from mypy_boto3_sqs.type_defs import SendMessageBatchRequestEntryTypeDef
@@ -40,6 +42,7 @@ ENVIRONMENT = {
 
 _INSTALL_S = 300
 _START_S = 30
+_STOP_S = 10
 
 
 class ServerError(Exception):
@@ -90,27 +93,34 @@ def start(folder: Path, *, port: int = 0, detached: bool = False) -> Server:
     )
     log.close()
     assert process.stdout is not None
-    ready, _, _ = select.select([process.stdout], [], [], _START_S)
-    said = process.stdout.readline().strip() if ready else ""
-    if not said:
+    try:
+        ready, _, _ = select.select([process.stdout], [], [], _START_S)
+        said = process.stdout.readline().strip() if ready else ""
+        if not said:
+            raise ServerError(
+                f"the SQS server did not start within {_START_S} s; its last words:\n"
+                f"{(folder / 'sqs.log').read_text()[-2_000:]}"
+            )
+    except BaseException:  # Ctrl-C, too: nobody would know of a detached server
         process.kill()
         process.wait()
-        raise ServerError(
-            f"the SQS server did not start within {_START_S} s; its last words:\n"
-            f"{(folder / 'sqs.log').read_text()[-2_000:]}"
-        )
+        raise
     return Server(f"http://127.0.0.1:{said}", process.pid, process)
 
 
 def stop(server: Server) -> None:
     """End a server and wait until it has ended; nothing happens if it has."""
     if server._process is None:
+        was = born(server.pid)
         with contextlib.suppress(ProcessLookupError):
             os.kill(server.pid, signal.SIGTERM)
+        deadline = time.monotonic() + _STOP_S
+        while was and born(server.pid) == was and time.monotonic() < deadline:
+            time.sleep(0.02)
         return
     server._process.terminate()
     try:
-        server._process.wait(10)
+        server._process.wait(_STOP_S)
     except subprocess.TimeoutExpired:
         server._process.kill()
         server._process.wait()
