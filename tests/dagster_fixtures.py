@@ -128,9 +128,9 @@ class Location:
         found = rows["text"] if "text" in rows.columns else [json.loads(data)["text"] for data in rows["data"]]
         return sorted(found)
 
-    def open_failures(self, *windows: str) -> dict[str, int]:
+    def open_failures(self, *windows: str, pipeline: type[Pipeline] = Told) -> dict[str, int]:
         """Failures that wait, by window."""
-        return self.flow()._failures(windows or [WINDOW, NEXT, LAST]).open_by_window()
+        return self.flow(pipeline)._failures(windows or [WINDOW, NEXT, LAST]).open_by_window()
 
     def flow(self, pipeline: type[Pipeline] = Told) -> Flow:
         """The pipeline without Spark, to look at its tables and receives."""
