@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -74,6 +76,8 @@ SYSTEM = pa.schema(
 
 DECIDED, FENCED = 1, 2
 """What the transaction of a receive says in `outcomes`: it decided, or it never may."""
+
+_COLOUR = re.compile(r"\x1b\[[\d;]*m")
 
 _KEEP_TRANSACTIONS = "interval 30 days"
 """For how long a receive that died can still be finished by its transaction; then by its rows."""
@@ -175,14 +179,15 @@ class Table:
     def _create(self) -> None:
         from deltalake import DeltaTable, Schema
 
-        DeltaTable.create(
-            self.uri,
-            schema=Schema.from_arrow(self.schema),
-            mode="ignore",
-            partition_by=["window"],
-            configuration={"delta.setTransactionRetentionDuration": _KEEP_TRANSACTIONS},
-            storage_options=self.lake.storage_options or None,
-        )
+        with self._naming_errors():
+            DeltaTable.create(
+                self.uri,
+                schema=Schema.from_arrow(self.schema),
+                mode="ignore",
+                partition_by=["window"],
+                configuration={"delta.setTransactionRetentionDuration": _KEEP_TRANSACTIONS},
+                storage_options=self.lake.storage_options or None,
+            )
 
     def _widen(self, handle: DeltaTable) -> None:
         from deltalake import Schema
@@ -274,19 +279,29 @@ class Table:
         from deltalake.exceptions import CommitFailedError
 
         try:
-            handle.create_write_transaction(
-                list(actions),
-                "append",
-                Schema.from_arrow(self.schema),
-                ["window"],
-                commit_properties=CommitProperties(
-                    max_commit_retries=0,
-                    app_transactions=transactions,
-                    custom_metadata={"by": whose},
-                ),
-            )
+            with self._naming_errors():
+                handle.create_write_transaction(
+                    list(actions),
+                    "append",
+                    Schema.from_arrow(self.schema),
+                    ["window"],
+                    commit_properties=CommitProperties(
+                        max_commit_retries=0,
+                        app_transactions=transactions,
+                        custom_metadata={"by": whose},
+                    ),
+                )
         except CommitFailedError as error:
             raise CommitConflictError(f"{self.pipeline}/{self.name} changed under {whose}") from error
+
+    @contextmanager
+    def _naming_errors(self) -> Iterator[None]:
+        """Name the table in an error of its storage, which delta-rs tells in coloured lines and without a path."""
+        try:
+            yield
+        except OSError as error:
+            plain = " ".join(_COLOUR.sub("", str(error)).split())
+            raise OSError(f"{self.uri} cannot be written to: {plain}") from error
 
 
 def _removals(files: Sequence[Stored]) -> list[RemoveAction]:
