@@ -87,10 +87,10 @@ class Database:
             reason = str(getattr(error, "orig", None) or error).strip()
             if self._url.password:
                 reason = reason.replace(self._url.password, "***")
-            raise ControlStoreError(
-                f"the control store {self} cannot be used: {reason}. Is the database there, and may this user "
-                "write to it?"
-            ) from None
+            way_out = "Is the database there, and may this user write to it?"
+            if "disk is full" in reason:
+                way_out = "Make room where it lies."
+            raise ControlStoreError(f"the control store {self} cannot be used: {reason}. {way_out}") from None
 
     def _engine(self) -> sa.Engine:
         pid = os.getpid()
@@ -173,10 +173,10 @@ def _prepare_sqlite(connection: Any, _record: object) -> None:
             if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
                 connection.execute("PRAGMA journal_mode = WAL")
             break
-        except sqlite3.OperationalError:
+        except sqlite3.OperationalError as error:
             # Another process switches the new file at this moment; SQLite does not wait for that by itself.
             tries += 1
-            if tries == 100:
+            if tries == 100 or error.sqlite_errorcode == sqlite3.SQLITE_FULL:
                 raise
             time.sleep(0.05)
     connection.execute("PRAGMA synchronous = NORMAL")  # loses permits at a power cut, never the file

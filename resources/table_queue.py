@@ -46,6 +46,7 @@ class _BrokenOffError(SourceError):
 _WAYS_OUT: Final = {
     "unable to open database file": "url must name a file that is there; create() makes it",
     "database is locked": f"another writer held the file for {table_leases.BUSY_S} s",
+    "disk is full": "make room on the disk of the file in url",
     "file is not a database": "url must name a SQLite file",
     "password authentication failed": "correct user and password in url",
     "no password supplied": "put the password into url",

@@ -553,7 +553,7 @@ def test_a_full_disk_is_told_as_one(tmp_path: Path) -> None:
     engine = table_leases.open_tables(queue.url, None, "messages", "id", "data", None, None).engine
     sa.event.listen(engine, "connect", full)
     try:
-        with pytest.raises(SourceError, match="database or disk is full"):
+        with pytest.raises(SourceError, match="database or disk is full; make room on the disk of the file in url"):
             queue.enqueue(b"x" * 10_000 for _ in range(100))
     finally:
         sa.event.remove(engine, "connect", full)
