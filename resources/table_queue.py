@@ -360,7 +360,9 @@ class TableQueue(Source):
             raise
 
     def _said(self, error: BaseException) -> SourceError:
-        said = " ".join(str(error).split())
+        # Of what PostgreSQL says the main sentence alone: the others may quote a row, and with it a payload.
+        primary = getattr(getattr(error, "diag", None), "message_primary", None)
+        said = " ".join((primary or str(error)).split())
         kind = _BrokenOffError if getattr(error, "sqlstate", None) in ("40001", "40P01") else SourceError
         for words, way_out in _WAYS_OUT.items():
             if words in said:

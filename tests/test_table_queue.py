@@ -761,6 +761,17 @@ def test_a_sequence_of_ones_own_table_is_named_where_it_must_be_granted(url: str
         writes.enqueue([b"1"])
 
 
+@pytest.mark.parametrize("url", ["postgres"], indirect=True)
+def test_a_row_that_postgresql_refuses_is_not_quoted(url: str, run_sql: Callable[..., Any]) -> None:
+    run_sql("CREATE TABLE messages (id bigserial PRIMARY KEY, data text CHECK (length(data) < 5))")
+    queue = TableQueue(name="outbox", url=url)
+    queue.create()
+
+    with pytest.raises(SourceError, match="violates check constraint") as refused:
+        queue.enqueue([b"payload"])
+    assert "payload" not in str(refused.value)
+
+
 def new_user(owner: TableQueue, run_sql: Callable[..., Any]) -> tuple[str, TableQueue]:
     """Name, and the same queue, of a user who may do nothing yet."""
     user = f"runs_{secrets.token_hex(6)}"
