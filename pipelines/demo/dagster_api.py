@@ -143,7 +143,7 @@ class Dagster:
         }
         answer = self._ask(_LAUNCH_BACKFILL, {"params": params})["launchPartitionBackfill"]
         if "backfillId" not in answer:
-            raise DagsterError(f"Dagster did not launch the backfill: {answer}")
+            raise DagsterError(f"Dagster did not launch a backfill of {', '.join(partitions)}: {answer}")
         return str(answer["backfillId"])
 
     def backfill(self, backfill_id: str) -> str:
