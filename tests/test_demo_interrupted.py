@@ -27,9 +27,9 @@ def demo(tmp_path: Path) -> Iterator[Demo]:
 PHASES: dict[str, Callable[[Demo], object]] = {
     "the start": lambda demo: demo.progress(),
     "the filling of the queue": lambda demo: (demo.home / "queue.sqlite").exists(),
-    "a full queue": lambda demo: demo.progress().filled,
+    "a full queue": lambda demo: (told := demo.progress()) and told.filled,
     "a run that holds messages": lambda demo: demo.claims(),
-    "the launch of the backfill": lambda demo: demo.progress().backfills,
+    "the launch of the backfill": lambda demo: (told := demo.progress()) and told.backfills,
     "a backfill that holds messages": lambda demo: len(demo.claims()) > 1,
     "the delays by carrier": lambda demo: (demo.home / "lake" / "flights" / "delays_per_carrier").exists(),
     "the chart": lambda demo: (demo.home / "demo.png").exists(),
