@@ -50,7 +50,7 @@ class Demo:
         return place.Place(self.home).progress()
 
     def claims(self) -> list[str]:
-        """The runs that took messages on, oldest first; their claims outlive them."""
+        """The runs that hold messages, oldest first; the claims of killed ones outlive them."""
         if not (self.home / "control.sqlite").exists():
             return []
         try:

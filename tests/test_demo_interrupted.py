@@ -30,7 +30,7 @@ PHASES: dict[str, Callable[[Demo], object]] = {
     "a full queue": lambda demo: (told := demo.progress()) and told.filled,
     "a run that holds messages": lambda demo: demo.claims(),
     "the launch of the backfill": lambda demo: (told := demo.progress()) and told.backfills,
-    "a backfill that holds messages": lambda demo: len(demo.claims()) > 1,
+    "a backfill that holds messages": lambda demo: (told := demo.progress()) and told.backfills and demo.claims(),
     "the delays by carrier": lambda demo: (demo.home / "lake" / "flights" / "delays_per_carrier").exists(),
     "the chart": lambda demo: (demo.home / "demo.png").exists(),
 }
