@@ -11,6 +11,9 @@ from pydantic import ValidationError
 _REFUSALS = 5
 """What is told of a model that refuses its input: as many fields."""
 
+_SAID = 2_000
+"""Characters of an exception's text in a traceback."""
+
 _FIELD = re.compile(r"\[key\]|[A-Za-z_][\w\[\]()-]{0,39}")
 
 
@@ -18,8 +21,6 @@ def words(value: object, limit: int | None = 8_000) -> str:
     """Put anything into text that a column holds, whatever its `__str__` does; half surrogates are escaped."""
     try:
         text = str(value)
-    except KeyboardInterrupt:
-        raise
     except BaseException as error:
         text = f"<{type(value).__name__}, whose __str__ raised {type(error).__name__}>"
     return text[:limit].encode("utf-8", "backslashreplace").decode()
@@ -60,6 +61,12 @@ def _place(refused: Any) -> str:
     return ".".join(part if isinstance(part, str) and _FIELD.fullmatch(part) else "*" for part in path)
 
 
+def _traceback_of(error: BaseException) -> str:
+    """The last 8,000 characters of a traceback. What an exception says is cut first: it must not push frames out."""
+    parts = [_without_input(part, error) for part in traceback.format_exception(error)]
+    return words("".join(part if len(part) <= _SAID else f"{part[:_SAID]}...\n" for part in parts)[-8_000:])
+
+
 class Failure(NamedTuple):
     """Why a message failed.
 
@@ -78,6 +85,9 @@ class Failure(NamedTuple):
 
     @classmethod
     def of(cls, error: BaseException, stage: str) -> Failure:
-        """Describe an exception that a callback raised; the traceback is cut to its last 8,000 characters."""
-        text = _without_input("".join(traceback.format_exception(error)), error)
-        return cls(type(error).__name__, reason_of(error), words(text[-8_000:]), stage)
+        """Describe an exception that a callback raised."""
+        return cls(type(error).__name__, reason_of(error), _traceback_of(error), stage)
+
+    def at(self, stage: str) -> Failure:
+        """The same, in this stage if it has none: `Message.failed` does not know which callback calls it."""
+        return self if self.stage else self._replace(stage=stage)

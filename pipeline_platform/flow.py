@@ -36,7 +36,7 @@ from pipeline_platform.spark_work import SparkWork
 from pipeline_platform.stages import batch
 from pipeline_platform.stages.acknowledge import ONCE, Acknowledge, Patience
 from pipeline_platform.stages.receive import ReadShares
-from pipeline_platform.stages.record import STAGED, staged_table
+from pipeline_platform.stages.staged import staged_table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -288,9 +288,15 @@ class Flow:
             return Manifest()
         if (before := self.receives.manifest(receive.receive_id, f"batch-{batcher}")).files and self._decided(receive):
             return before
-        started = time.monotonic()
-        parts = divide(staged, self.pipeline.name, options.concurrency)
+        started, receive_id = time.monotonic(), receive.receive_id
+        (whole,) = divide(staged, self.pipeline.name, 1)
         with self.alive(receive):
+            work = self._work(receive_id)
+            cut = batch.CutBatches(self.lake, self.pipeline.name, receive_id, batcher, options.batch_size, whole)
+            few = sum(file.rows for file in staged) <= FEW
+            planned = _run_here(cut, 1) if few else work.run(cut, 1)
+            (plan,) = divide(planned.files, self.pipeline.name, 1)
+            tasks = min(options.concurrency, sum(file.rows for file in planned))
             handle = batch.HandleBatches(
                 pipeline=self.pipeline,
                 batcher=batcher,
@@ -298,16 +304,16 @@ class Flow:
                 source=self.source_of(receive),
                 origin=receive.origin,
                 lake=self.lake,
-                receive_id=receive.receive_id,
+                receive_id=receive_id,
+                staged=whole,
+                plan=plan,
+                tasks=tasks,
             )
-            work = self._work(receive.receive_id)
-            rows = work.scan(parts, *STAGED.names, "window")
-            placed = batch.in_batches(rows, options.batch_size, options.concurrency)
             try:
-                manifest = work.write(placed, handle)
-            except engine.WorkerDiedError:
-                _LOG.warning("a batch ended its Python worker: handling again, each in a forked process first")
-                manifest = work.write(placed, replace(handle, careful=True))
+                manifest = work.run(handle, tasks)
+            except engine.WorkerDiedError:  # a Spark that tries no task again
+                _LOG.warning("a batch ended its Python worker: handling again, each in a forked process")
+                manifest = work.run(replace(handle, careful=True), tasks)
             return self._keep(receive, f"batch-{batcher}", manifest, started)
 
     # Decide, publish, acknowledge

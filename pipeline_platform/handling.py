@@ -10,17 +10,16 @@ from typing import Any
 
 from pipeline_platform import engine
 from pipeline_platform.control import ControlStore
+from pipeline_platform.fast_lane import FastLane
 from pipeline_platform.lake.manifest import File, Manifest
 from pipeline_platform.lake.reader import Range, divide
 from pipeline_platform.lake.receives import Receive
 from pipeline_platform.lake.tables import Tables
-from pipeline_platform.pipeline import Pipeline, PipelineError
+from pipeline_platform.pipeline import Pipeline
 from pipeline_platform.rate_limiter import Pace
 from pipeline_platform.source import Source
 from pipeline_platform.spark_work import SparkWork
-from pipeline_platform.stages import columns, lookup
-from pipeline_platform.stages.checksum import checksum_of_all
-from pipeline_platform.stages.duplicates import SettleDuplicates
+from pipeline_platform.stages import lookup
 from pipeline_platform.stages.handle import Handle
 
 _LOG = logging.getLogger(__name__)
@@ -51,8 +50,8 @@ class Handling:
         files = received.of_table("messages")
         already = self._already(files) if received.total("redelivered") else []
         if self.pipeline.uses_columns():
-            engine.bound_batches(self.work.spark, received.most("largest"))
-            return self._as_columns(files, already)
+            lane = FastLane(self.pipeline, self.source, self.control, self.receive, self.work, files, already)
+            return lane.handle(received.most("largest"))
         return self._by_message(files, already)
 
     @property
@@ -85,48 +84,9 @@ class Handling:
 
         try:
             return self.work.run(task(careful=False), len(parts))
-        except engine.WorkerDiedError:
-            _LOG.warning("a message ended its Python worker: handling again, each chunk in a forked process first")
+        except engine.WorkerDiedError:  # a Spark that tries no task again
+            _LOG.warning("a message ended its Python worker: handling again, in forked processes")
             return self.work.run(task(careful=True), len(parts))
-
-    def _as_columns(self, files: Sequence[File], already: Sequence[Range]) -> Manifest:
-        name, lake = self.pipeline.name, self.work.lake
-        receive_id, origin = self.receive.receive_id, self.receive.origin
-        context, parts = self._context, divide(files, name, self._concurrency)
-        dropped = Manifest()
-        if already:
-            drop = SettleDuplicates(self.pipeline, self.source, origin, lake, receive_id, parts, already)
-            dropped = self.work.run(drop, len(parts))
-        limit = self.control.rate_limiting(name, self.pipeline.producer.rate_limiting)
-        if already or limit or not lake.is_local:
-            read = columns.ReadColumns(lake, parts, self.pipeline.processors, self._pace(), already)
-            received = engine.frame(self.work.spark, read, len(parts), columns.RECEIVED)
-        else:
-            received = columns.read_locally(self.work.spark, lake, name, files)
-        whole_files = [part for share in divide(files, name, 1) for part in share]
-        write = columns.WriteColumns(self.pipeline, context, self.source, origin, lake, receive_id, whole_files)
-        handled = self.pipeline().handle_messages(columns.offered(received), context)
-        manifest = dropped + self.work.write(columns.taken(self.pipeline, handled), write)
-        rows = sum(file.rows for file in files)
-        expected = rows - dropped.total("duplicates")
-        returned = manifest.total("returned_rows")
-        if returned > expected:
-            raise PipelineError(f"{name}: handle_messages got {expected} rows and returned {returned}; it may add none")
-        if returned < expected:
-            seen = [
-                file
-                for file in manifest
-                if file.table == "outcomes" or file.table.startswith(f"_receives/{receive_id}")
-            ]
-            ids = self.work.scan(divide(seen, name, self._concurrency), "source", "message_id")
-            manifest += self.work.write(columns.not_returned(self.pipeline, received, ids), write)
-        whole = checksum_of_all(rows) - dropped.total("dropped_checksum")
-        if manifest.total("returned_rows") != expected or (manifest.total("checksum") - whole) % 2**64:
-            raise PipelineError(
-                f"{name}: handle_messages returned some messages more than once; join with what has one row a key, "
-                "and explode nothing"
-            )
-        return manifest
 
     def _already(self, files: Sequence[File]) -> list[Range]:
         """Look up what may have come before; return where the answer lies."""

@@ -214,14 +214,11 @@ class Message:
             and other._standing.delivery is self._standing.delivery
         )
 
-    def _moved_to(self, delivery: Delivery, row: int) -> Message:
-        """The same message, as a row of a batch that holds more than the one it was handled in."""
-        new = self._but(delivery=delivery)
-        new._row = row
-        return new
-
-    def _checked(self) -> Message:
+    def _checked(self, stage: str) -> Message:
         """This message, once what a callback set on it is known to be what later steps can take.
+
+        Args:
+            stage: The callback. If it failed the message, this is where it failed.
 
         Raises:
             TypeError: It is not: attributes can be set past the methods.
@@ -232,7 +229,7 @@ class Message:
             if (text := _text(value)) is None:
                 raise TypeError(f"{name} was set to a value of type {type(value).__name__}; {method} takes text")
             setattr(new, name, text)
-        return new
+        return new if new.failure is None else new._but(failure=new.failure.at(stage))
 
     def _rejected(self, failure: Failure) -> Message:
         """The same message, failed, without whatever a callback set on it that later steps cannot take."""

@@ -95,6 +95,13 @@ class Processors(Options):
         description="Bytes of payload in a chunk at the most; a single larger message is one chunk.",
     )
 
+    max_message_bytes: PositiveInt = Field(
+        16 * 2**20,
+        le=2**30,
+        description="Bytes of payload that a message may have; a larger one fails, with its payload kept. A task "
+        "holds some copies of a message: give its worker as much memory before raising this.",
+    )
+
     @model_validator(mode="after")
     def _asks_only_when_worthwhile(self) -> Self:
         if self.min_demand is not None and self.min_demand >= self.max_demand:

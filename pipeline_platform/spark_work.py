@@ -16,12 +16,11 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import OUTCOMES
 from pipeline_platform.message import MESSAGES
 from pipeline_platform.stages.lookup import Scan
-from pipeline_platform.stages.record import STAGED
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_COLUMNS = {field.name: field for schema in (OUTCOMES, MESSAGES, STAGED) for field in schema}
+_COLUMNS = {field.name: field for schema in (OUTCOMES, MESSAGES) for field in schema}
 
 
 @dataclass(frozen=True)
@@ -54,6 +53,11 @@ class SparkWork:
         """Put every partition of a DataFrame through a stage that writes."""
         with self._tagged():
             return Manifest.of(engine.gather(engine.map_batches(rows, stage, MANIFEST), MANIFEST))
+
+    def evaluate(self, rows: DataFrame) -> None:
+        """Work out every value of a DataFrame and throw it away: for the errors alone."""
+        with self._tagged(), engine.readable_errors():
+            rows.write.format("noop").mode("overwrite").save()
 
     def scan(self, parts: Sequence[Sequence[Range]], *names: str) -> DataFrame:
         """Some columns of rows that were written, each part read by a task: nothing runs yet."""

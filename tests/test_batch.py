@@ -1,25 +1,23 @@
-"""Batching: whole batches out of a sorted stream, and `handle_batch` held to its contract."""
+"""Batching: whole batches, whatever lies between their messages, and `handle_batch` held to its contract."""
 
 import math
-from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.writer import Writer
 from pipeline_platform.message import BatchInfo, Message
 from pipeline_platform.options import Batcher, Producer
 from pipeline_platform.pipeline import Pipeline
 from pipeline_platform.stages import batch as batching
-from pipeline_platform.stages.batch import BATCHED, HandleBatches, handle_batch, in_batches, whole_batches
-from pipeline_platform.stages.record import STAGED, encode
-from resources.spark import SparkResource
-from tests.small_lake import WINDOW, Memory, batch_of, handled, outcomes, returned, rows_of
+from pipeline_platform.stages import cut
+from pipeline_platform.stages.batch import CutBatches, HandleBatches, handle_batch, plan_table
+from pipeline_platform.stages.staged import STAGED, encode, staged_table
+from tests.small_lake import WINDOW, Memory, batch_of, handled, outcomes, ranges, returned, rows_of
 from tests.test_handle import ODD
 
 
@@ -75,11 +73,19 @@ class Obedient(Pipeline):
         return messages
 
 
-def staged(*data: Any, key: str = "k", batch: int = 0, full: bool = False) -> pa.RecordBatch:
-    """Messages as Spark hands them to `HandleBatches`."""
+class Staged(NamedTuple):
+    """A batch, as handling and cutting leave it."""
+
+    rows: pa.RecordBatch
+    key: str
+    number: int
+    full: bool
+
+
+def staged(*data: Any, key: str = "k", batch: int = 0, full: bool = False) -> Staged:
     rows = batch_of(*(b"original" for _ in data))
     encoded = [encode(one) for one in data]
-    columns = {name: rows.column(name) for name in rows.schema.names if name in BATCHED.names}
+    columns = {name: rows.column(name) for name in rows.schema.names if name in STAGED.names}
     columns |= {
         "value": pa.array([value for value, _ in encoded], pa.binary()),
         "encoding": pa.array([encoding for _, encoding in encoded], pa.string()),
@@ -87,51 +93,35 @@ def staged(*data: Any, key: str = "k", batch: int = 0, full: bool = False) -> pa
         "batch_mode": pa.repeat("bulk", len(data)),
         "on_success": pa.nulls(len(data), pa.string()),
         "on_failure": pa.nulls(len(data), pa.string()),
-        "window": pa.repeat(WINDOW, len(data)),
-        "batch": pa.repeat(pa.scalar(batch, pa.int64()), len(data)),
-        "full": pa.repeat(full, len(data)),
+        "size": pa.repeat(pa.scalar(1, pa.int64()), len(data)),
     }
-    return pa.RecordBatch.from_arrays([columns[name] for name in BATCHED.names], schema=BATCHED)
+    return Staged(pa.RecordBatch.from_pydict(columns, schema=STAGED), key, batch, full)
 
 
-def batched(lake: Lake, *batches: pa.RecordBatch, batcher: str = "plain", receive_id: str = "r1") -> Manifest:
+def batched(
+    lake: Lake,
+    *batches: Staged,
+    pipeline: type[Pipeline] | None = None,
+    batcher: str = "plain",
+    receive_id: str = "r1",
+    **options: Any,
+) -> Manifest:
     INFOS.clear()
-    stage = HandleBatches(Obedient, batcher, None, Memory(), "source", lake, receive_id)
-    return returned(stage(iter(batches)))
+    pipeline = pipeline or Obedient
+    with Writer(lake, pipeline.name, "staged") as writer:
+        first, planned = 0, []
+        for batch in batches:
+            writer.write(staged_table(receive_id, batcher), WINDOW, batch.rows)
+            rows = list(range(first, first := first + batch.rows.num_rows))
+            told = {"window": WINDOW, "batch_key": batch.key, "number": batch.number, "full": batch.full}
+            planned.append({**told, "size": len(rows), "rows": rows})
+        writer.write(plan_table(receive_id, batcher), WINDOW, pa.RecordBatch.from_pylist(planned, schema=cut.BATCHES))
+        written = writer.close()
+    files = [ranges(written, pipeline.name, table(receive_id, batcher)) for table in (staged_table, plan_table)]
+    return returned(HandleBatches(pipeline, batcher, None, Memory(), "source", lake, receive_id, *files, **options)(0))
 
 
-# Whole batches
-
-
-@settings(deadline=None)
-@given(st.lists(st.integers(1, 7), max_size=8), st.lists(st.integers(1, 5), min_size=1, max_size=8))
-def test_batches_come_out_whole_and_in_order_however_the_stream_is_cut(sizes, cuts):
-    places = [number for number, size in enumerate(sizes) for _ in range(size)]
-    rows = pa.RecordBatch.from_pydict(
-        {"window": ["w"] * len(places), "batch_key": ["k"] * len(places), "batch": places, "row": range(len(places))},
-        schema=pa.schema([("window", "string"), ("batch_key", "string"), ("batch", "int64"), ("row", "int64")]),
-    )
-    stream, start = [], 0
-    while start < rows.num_rows:
-        size = cuts[len(stream) % len(cuts)]
-        stream.append(rows.slice(start, size))
-        start += size
-
-    whole = list(whole_batches(iter(stream)))
-
-    assert [batch.num_rows for batch in whole] == sizes
-    assert [row for batch in whole for row in batch.column("row").to_pylist()] == list(range(len(places)))
-
-
-def test_an_empty_arrow_batch_ends_no_batch():
-    half = staged("a", "b")
-
-    (whole,) = whole_batches(iter([half, half.slice(0, 0), half]))
-
-    assert whole.num_rows == 4
-
-
-# Placing in batches, in Spark
+# Cutting, and reading back what was cut
 
 
 class Flushing(Pipeline):
@@ -147,62 +137,72 @@ class Flushing(Pipeline):
         return routed.put_batch_mode("flush") if text.startswith("flush") else routed
 
     def handle_batch(self, batcher, messages, batch_info, context):
+        SEEN.append((batch_info, [message.data.decode() for message in messages]))
         return messages
 
 
-@pytest.fixture
-def placed(lake, spark: SparkResource) -> Callable[..., list[tuple[bool, list[str]]]]:
-    """The batches, in order within their key, that messages come in; each as what it holds, and whether it is full."""
-
-    def place(*payloads: str, batch_size: int = 3) -> list[tuple[bool, list[str]]]:
-        manifest = handled(lake, Flushing, *(one.encode() for one in payloads))
-        rows = rows_of(lake, "flushing", manifest, "_receives/r1/plain")
-        schema = pa.schema([*STAGED, ("window", pa.string())])
-        staged = pa.Table.from_pylist([{**row, "window": WINDOW} for row in rows], schema=schema)
-        frame = in_batches(spark.spark_session.createDataFrame(staged), batch_size, 2)
-        rows = frame.select("batch_key", "batch", "position", "full", "data").orderBy("batch_key", "batch", "position")
-        found: dict[tuple[str, int, bool], list[str]] = {}
-        for row in rows.collect():
-            found.setdefault((row["batch_key"], row["batch"], row["full"]), []).append(row["data"].decode())
-        return [(full, messages) for (_, _, full), messages in found.items()]
-
-    return place
+SEEN: list[tuple[BatchInfo, list[str]]] = []
 
 
-def test_messages_of_a_key_are_cut_at_the_batch_size_in_their_order(placed):
-    assert placed("a 1", "b 2", "a 3", "a 4", "a 5", "b 6") == [
-        (True, ["a 1", "a 3", "a 4"]),
-        (False, ["a 5"]),
-        (False, ["b 2", "b 6"]),
+def through(lake: Lake, *payloads: str, batch_size: int = 3, tasks: int = 1) -> list[list[tuple[str, list[str]]]]:
+    """What each task gives to `handle_batch`: why, and which messages."""
+    manifest = handled(lake, Flushing, *(one.encode() for one in payloads))
+    whole = ranges(manifest, "flushing", staged_table("r1", "plain"))
+    planned = returned(CutBatches(lake, "flushing", "r1", "plain", batch_size, whole)(0))
+    plan = ranges(planned, "flushing", plan_table("r1", "plain"))
+    task = HandleBatches(Flushing, "plain", None, Memory(), "source", lake, "r1", whole, plan, tasks)
+    told = []
+    for index in range(tasks):
+        SEEN.clear()
+        returned(task(index))
+        told.append([(info.trigger, messages) for info, messages in SEEN])
+    return told
+
+
+def test_messages_of_a_key_come_in_batches_in_their_order(lake):
+    assert through(lake, "a 1", "b 2", "a 3", "a 4", "a 5", "b 6") == [
+        [("size", ["a 1", "a 3", "a 4"]), ("flush", ["b 2", "b 6"]), ("flush", ["a 5"])]
     ]
 
 
-def test_a_message_in_mode_flush_ends_its_batch_and_no_other_keys(placed):
-    assert placed("a 1", "b 1", "a flush", "a 2", "b 2", "a 3", "b 3", "a flush again", "a flush once more", "a 4") == [
-        (False, ["a 1", "a flush"]),
-        (True, ["a 2", "a 3", "a flush again"]),
-        (False, ["a flush once more"]),
-        (False, ["a 4"]),
-        (True, ["b 1", "b 2", "b 3"]),
+def test_a_message_in_mode_flush_ends_its_batch_and_no_other_keys(lake):
+    payloads = "a 1", "b 1", "a flush", "a 2", "b 2", "a 3", "b 3", "a flush again", "a flush once more", "a 4"
+
+    assert through(lake, *payloads) == [
+        [
+            ("flush", ["a 1", "a flush"]),
+            ("size", ["b 1", "b 2", "b 3"]),
+            ("size", ["a 2", "a 3", "a flush again"]),
+            ("flush", ["a flush once more"]),
+            ("flush", ["a 4"]),
+        ]
     ]
 
 
-def test_messages_that_are_large_together_are_cut_before_the_batch_size(placed, monkeypatch):
-    """A worker holds a batch whole; and Arrow holds no more than 2 GiB of one column."""
-    monkeypatch.setattr(batching, "BATCH_BYTES", 100)
-    small, large = "a 1", "a " + "x" * 60  # twice: as it was delivered, and as handling left it
+def test_batches_are_dealt_in_turn(lake):
+    first, second = through(lake, *(f"k {number}" for number in range(12)), tasks=2)
 
-    assert placed(small, small, large, small, large, batch_size=4) == [
-        (True, [small, small, large]),
-        (True, [small]),
-        (False, [large]),
-    ]
+    assert [messages[0] for _, messages in first] == ["k 0", "k 6"]
+    assert [messages[0] for _, messages in second] == ["k 3", "k 9"]
+
+
+@pytest.mark.parametrize("at_once", [1, 100, 10**9])
+def test_however_many_batches_are_read_together_they_are_the_same(lake, monkeypatch, at_once):
+    monkeypatch.setattr(batching, "GROUP_BYTES", at_once)
+    payloads = [f"{number % 7} {number}" for number in range(100)]
+
+    (told,) = through(lake, *payloads, batch_size=4)
+
+    assert sorted(one for _, messages in told for one in messages) == sorted(payloads)
+    for _, messages in told:
+        assert len({one.split()[0] for one in messages}) == 1
+        assert [int(one.split()[1]) for one in messages] == sorted(int(one.split()[1]) for one in messages)
 
 
 # The contract of handle_batch
 
 
-@pytest.mark.parametrize("fault", ["raise", "exit", "none", "nonsense", "twice", "others"])
+@pytest.mark.parametrize("fault", ["raise", "exit", "none", "nonsense", "others"])
 def test_a_fault_of_handle_batch_fails_its_batch_and_no_other(lake, fault):
     manifest = batched(lake, staged(fault, "2"), staged("3", "4", key="other"))
 
@@ -220,6 +220,14 @@ def test_a_message_that_handle_batch_does_not_return_fails(lake, fault, missing)
     failures = rows_of(lake, "obedient", manifest, "failed")
     assert {row["message_id"] for row in failures} == missing
     assert {row["reason"] for row in failures} == {"handle_batch did not return it"}
+
+
+def test_a_message_that_handle_batch_returns_twice_fails_alone(lake):
+    manifest = batched(lake, staged("twice", "2", "3"))
+
+    assert outcomes(lake, "obedient", manifest) == {"m0": "failed", "m1": "handled", "m2": "handled"}
+    (failure,) = rows_of(lake, "obedient", manifest, "failed")
+    assert (failure["kind"], failure["reason"]) == ("returned twice", "handle_batch returned it 2 times")
 
 
 @pytest.mark.parametrize("raises", [False, True])
@@ -323,10 +331,11 @@ def test_a_batch_of_which_nothing_can_be_decoded_is_not_handled(lake):
 
 
 def test_messages_keep_what_they_told_of_their_acknowledgement(lake):
-    rows = staged("1", "2")
-    rows = rows.set_column(rows.schema.get_field_index("on_success"), "on_success", pa.array(["noop", None]))
+    batch = staged("1", "2")
+    place = STAGED.get_field_index("on_success")
+    rows = batch.rows.set_column(place, "on_success", pa.array(["noop", None]))
 
-    manifest = batched(lake, rows)
+    manifest = batched(lake, batch._replace(rows=rows))
 
     assert [row["action"] for row in rows_of(lake, "obedient", manifest, "outcomes")] == ["noop", "ack"]
 

@@ -14,7 +14,7 @@ from pipeline_platform.message import Message
 from pipeline_platform.options import Batcher, Processors, Producer, TableBatcher
 from pipeline_platform.pipeline import Pipeline, PipelineError
 from pipeline_platform.stages.columns import TAKEN, WriteColumns, taken
-from pipeline_platform.stages.record import decode
+from pipeline_platform.stages.staged import decode
 from tests.small_lake import Memory, numbered, outcomes, ranges, received, returned, rows_of
 
 

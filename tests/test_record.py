@@ -27,9 +27,9 @@ from pipeline_platform.lake.columns import ColumnError, RowType
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.options import Batcher, Producer, TableBatcher
 from pipeline_platform.pipeline import Pipeline
-from pipeline_platform.stages.batch import BATCHED, HandleBatches
-from pipeline_platform.stages.record import decode, encode
-from tests.small_lake import WINDOW, Memory, handled, outcomes, returned, rows_of
+from pipeline_platform.stages.batch import CutBatches, HandleBatches, plan_table
+from pipeline_platform.stages.staged import decode, encode, staged_table
+from tests.small_lake import Memory, handled, outcomes, ranges, returned, rows_of
 from tests.test_columns import EVERYTHING, Everything, LongFlight, Numbers, Open
 
 
@@ -274,15 +274,11 @@ class Both(Pipeline):
 def test_a_batchers_table_holds_what_a_table_batchers_would(tmp_path):
     lake = Lake(root=str(tmp_path))
     first = handled(lake, Both, b"table", b"callback")
-    staged = pa.Table.from_pylist(
-        [
-            {**row, "window": WINDOW, "batch": 0, "full": False, "position": index}
-            for index, row in enumerate(rows_of(lake, "both", first, "_receives/r1/callback"))
-        ],
-        schema=BATCHED,
-    )
+    whole = ranges(first, "both", staged_table("r1", "callback"))
+    planned = returned(CutBatches(lake, "both", "r1", "callback", 100, whole)(0))
+    plan = ranges(planned, "both", plan_table("r1", "callback"))
 
-    second = returned(HandleBatches(Both, "callback", None, Memory(), "source", lake, "r1")(iter(staged.to_batches())))
+    second = returned(HandleBatches(Both, "callback", None, Memory(), "source", lake, "r1", whole, plan)(0))
 
     assert outcomes(lake, "both", second) == {"m1": "handled"}
     (expected,), (got,) = rows_of(lake, "both", first, "table"), rows_of(lake, "both", second, "callback")

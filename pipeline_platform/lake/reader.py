@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -25,17 +26,37 @@ class Range(NamedTuple):
 
 def divide(files: Sequence[File], pipeline: str, shares: int) -> list[list[Range]]:
     """Divide the rows of files into at most `shares` parts of equal length, in order; no part is empty."""
-    total = sum(file.rows for file in files)
+    ranges, first = [], 0
+    for file in files:
+        ranges.append(Range(f"{pipeline}/{file.table}/{file.path}", file.window, 0, file.rows, first))
+        first += file.rows
+    return spread(ranges, shares)
+
+
+def between(ranges: Iterable[Range], first: int, end: int) -> list[Range]:
+    """The rows among these whose positions are `first` to `end` - 1. Each range begins where its file does, or not."""
+    found = []
+    for one in ranges:
+        start, stop = max(one.start, first - one.position), min(one.stop, end - one.position)
+        if start < stop:
+            found.append(one._replace(start=start, stop=stop))
+    return found
+
+
+def spread(ranges: Sequence[Range], shares: int) -> list[list[Range]]:
+    """Divide rows into at most `shares` parts of equal length, in order; no part is empty."""
+    total = sum(one.stop - one.start for one in ranges)
     shares = max(1, min(shares, total))
-    bounds = [total * index // shares for index in range(shares + 1)]
     parts: list[list[Range]] = []
-    for low, high in zip(bounds, bounds[1:], strict=False):
+    bounds = [total * index // shares for index in range(shares + 1)]
+    for low, high in pairwise(bounds):
         part, first = [], 0
-        for file in files:
-            start, stop = max(low - first, 0), min(high - first, file.rows)
+        for one in ranges:
+            rows = one.stop - one.start
+            start, stop = max(low - first, 0), min(high - first, rows)
             if start < stop:
-                part.append(Range(f"{pipeline}/{file.table}/{file.path}", file.window, start, stop, first))
-            first += file.rows
+                part.append(one._replace(start=one.start + start, stop=one.start + stop))
+            first += rows
         if part:
             parts.append(part)
     return parts

@@ -4,69 +4,83 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from pipeline_platform.failure import Failure
+from pipeline_platform.lake.reader import Range
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.message import BULK, BatchInfo, Delivery, Message, Standing
 from pipeline_platform.options import Batcher
 from pipeline_platform.pipeline import Pipeline
 from pipeline_platform.source import Source
-from pipeline_platform.stages.handle import checked, try_in_a_fork
-from pipeline_platform.stages.record import STAGED, Recorder, decode
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+from pipeline_platform.stages import cut
+from pipeline_platform.stages.by_position import ByPosition
+from pipeline_platform.stages.handle import checked
+from pipeline_platform.stages.isolate import UNWATCHED, Death, Progress, Sink, Watch, Written, in_a_fork, tries_before
+from pipeline_platform.stages.record import Recorder
+from pipeline_platform.stages.staged import STAGED, decode, staged_table
 
 _NAMESPACE = uuid.UUID("6f1c3c0e-6a50-5a53-9f6e-0f3b6f0f6d5a")
 
-BATCHED = pa.schema([*STAGED, ("window", pa.string()), ("batch", pa.int64()), ("full", pa.bool_())])
-"""A staged message and its place: the how-manieth batch of its window and key, and whether that one is full."""
-
-BATCH_BYTES = 128 * 2**20
-"""A batch ends where its messages come to this, by payload and by what handling made of it: a worker holds it whole."""
+GROUP_BYTES = 64 * 2**20
+"""Batches of a task that are read together: their messages lie scattered, and a look for each would read all again."""
 
 
-def in_batches(staged: DataFrame, batch_size: int, concurrency: int) -> DataFrame:
-    """Put staged messages in batches: in order of arrival within a window and batch key, cut at `batch_size`.
+@dataclass(frozen=True)
+class CutBatches:
+    """Cuts the staged messages of a batcher into batches, and writes down which rows make which: no payloads.
 
-    A message in mode `flush` ends its batch, and so does one that makes it too large. The batches are spread over
-    `concurrency` partitions, each sorted, so that as many are handled at once, those of one key among them.
+    Attributes:
+        staged: Whole files, in the order of their positions.
     """
-    from pyspark.sql import Window
-    from pyspark.sql import functions as f
 
-    key = ["window", "batch_key"]
-    in_order = Window.partitionBy(*key).orderBy("position")
-    flushed = f.when(f.lag("batch_mode").over(in_order) == "flush", 1).otherwise(0)
-    runs = staged.withColumn("run", f.sum(flushed).over(in_order.rowsBetween(Window.unboundedPreceding, 0)))
-    in_run = Window.partitionBy(*key, "run").orderBy("position")
-    place = f.row_number().over(in_run) - 1
-    numbered = runs.withColumn("batch", f.col("run") * 1_000_000_000 + f.floor(place / batch_size))
-    whole = Window.partitionBy(*key, "run", "batch")
-    weight = f.octet_length("value") + f.coalesce(f.octet_length("data"), f.lit(0))
-    before = f.sum(weight).over(whole.orderBy("position").rowsBetween(Window.unboundedPreceding, -1))
-    part = f.floor(f.coalesce(before, f.lit(0)) / BATCH_BYTES)
-    return (
-        numbered.withColumns({"full": f.count("*").over(whole) == batch_size, "part": part})
-        .withColumn("batch", f.col("batch") * 1_000 + f.col("part"))
-        .repartition(concurrency, *key, "batch")
-        .sortWithinPartitions(*key, "batch", "position")
-        .select(*BATCHED.names)
-    )
+    lake: Lake
+    pipeline: str
+    receive_id: str
+    batcher: str
+    batch_size: int
+    staged: Sequence[Range]
+
+    def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
+        """Run the only task."""
+        batches = cut.cut(pa.concat_tables(map(self._known, self.staged)), self.batch_size)
+        with Writer(self.lake, self.pipeline, f"{self.receive_id}-{self.batcher}-cut-{index}") as writer:
+            for batch in batches.combine_chunks().to_batches():
+                writer.write(plan_table(self.receive_id, self.batcher), self.staged[0].window, batch)
+            manifest = writer.close()
+        yield from manifest.to_arrow().to_batches()
+
+    def _known(self, file: Range) -> pa.Table:
+        with self.lake.open_input(file.path) as opened:
+            rows = pq.read_table(opened, columns=["batch_key", "position", "size", "batch_mode"])
+        rows = rows.append_column("window", pa.repeat(file.window, rows.num_rows))
+        return rows.append_column("flush", pc.equal(rows["batch_mode"], "flush")).select(cut.MESSAGES.names)
+
+
+def plan_table(receive_id: str, batcher: str) -> str:
+    """Where `CutBatches` writes the batches of a batcher."""
+    return f"{staged_table(receive_id, batcher)}-batches"  # no batcher has a name like that
 
 
 @dataclass(frozen=True)
 class HandleBatches:
-    """Handles batches that come sorted by `window`, `batch_key`, `batch` and `position`.
+    """Task `n` of `tasks` handles each `tasks`-th batch.
 
     Attributes:
-        careful: Try each batch in a forked process first: one that kills it fails, and costs no other.
+        staged: Whole files of staged messages, in the order of their positions.
+        plan: The files that say which of their rows make which batch.
+        careful: Handle each batch in a forked process: one that kills it fails, and costs no other. So does a task
+            that is tried again.
     """
 
     pipeline: type[Pipeline]
@@ -76,65 +90,174 @@ class HandleBatches:
     origin: str
     lake: Lake
     receive_id: str
+    staged: Sequence[Range]
+    plan: Sequence[Range]
+    tasks: int = 1
     careful: bool = False
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Handle every batch in `batches`; rows of one batch may lie in several of them."""
-        started = time.monotonic()
-        pipeline = self.pipeline()
-
-        def handle_failed(messages: list[Message]) -> list[Message]:
-            return pipeline.handle_failed(messages, self.context)
-
-        prefix = f"{self.receive_id}-{self.batcher}-{uuid.uuid4().hex[:4]}"
-        with Writer(self.lake, pipeline.name, prefix) as writer:
-            recorder = Recorder(self.pipeline, self.source, self.origin, self.receive_id, writer, handle_failed)
+    def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
+        """Run task `index`."""
+        started, name = time.monotonic(), self.pipeline.name
+        with Writer(self.lake, name, f"{self.receive_id}-{self.batcher}-{index}") as writer:
+            careful = self.careful or tries_before() > 0
+            work: _Careful | _Here = _Careful(self, writer) if careful else _Here(self, writer)
             count = 0
-            for batch in whole_batches(batches):
-                self._handle(pipeline, batch, recorder)
+            for batch in self._batches(index):
+                work.handle(batch)
                 count += 1
-            manifest = writer.close(**recorder.notes(), batches=count, seconds=time.monotonic() - started)
+            notes = {"batches": count, "seconds": time.monotonic() - started, "task": index}
+            manifest = writer.close(**work.recorder.tally.notes(), **notes)
         yield from manifest.to_arrow().to_batches()
 
-    def _handle(self, pipeline: Pipeline, batch: pa.RecordBatch, recorder: Recorder) -> None:
-        window, key, number = (batch.column(name)[0].as_py() for name in ("window", "batch_key", "batch"))
+    def _batches(self, index: int) -> Iterator[Batch]:
+        rows = ByPosition(self.lake, self.staged)
+        for group in _groups(self._planned(index)):
+            wanted = np.concatenate([batch["rows"].values.to_numpy() for batch in group])
+            columns = rows.take(STAGED.names, wanted)
+            messages, first = pa.RecordBatch.from_arrays(columns, schema=STAGED), 0
+            for batch in group:
+                count = len(batch["rows"])
+                yield self._batch(batch, messages.slice(first, count))
+                first += count
+
+    def _planned(self, index: int) -> Iterator[dict[str, pa.Scalar]]:
+        number = 0
+        for file in self.plan:
+            with self.lake.open_input(file.path) as opened:
+                for batch in pq.ParquetFile(opened).iter_batches(1_024):
+                    for row in range(batch.num_rows):
+                        if number % self.tasks == index:
+                            yield {name: batch.column(name)[row] for name in cut.BATCHES.names}
+                        number += 1
+
+    def _batch(self, planned: dict[str, pa.Scalar], messages: pa.RecordBatch) -> Batch:
+        window, key, number, full = (planned[name].as_py() for name in ("window", "batch_key", "number", "full"))
         batch_id = str(uuid.uuid5(_NAMESPACE, "\0".join((self.receive_id, self.batcher, window, key, str(number)))))
-        trigger: Literal["size", "flush"] = "size" if batch.column("full")[0].as_py() else "flush"
-        info = BatchInfo(self.batcher, key, None, batch.num_rows, trigger, batch_id)
-        messages, undecodable = self._messages(batch)
-        handled = self._called(pipeline, messages, info) if messages else []
-        by_row = {message._row: message for message in [*handled, *undecodable]}
-        recorder.batched(self.batcher, batch, window, [by_row[row] for row in range(batch.num_rows)], batch_id)
+        trigger: Literal["size", "flush"] = "size" if full else "flush"
+        return Batch(window, BatchInfo(self.batcher, key, None, messages.num_rows, trigger, batch_id), messages)
 
-    def _called(self, pipeline: Pipeline, messages: list[Message], info: BatchInfo) -> list[Message]:
-        def call() -> list[Message]:
-            return handle_batch(pipeline, self.batcher, messages, info, self.context)
+    def recorder(self, sink: Sink, pipeline: Pipeline | None = None, watch: Watch = UNWATCHED) -> Recorder:
+        """A recorder for this task; without a pipeline it calls nothing of the author's."""
 
-        if self.careful and (death := try_in_a_fork(call)):
-            failure = Failure("worker killed", f"handling its batch ended the worker ({death})", "", "handle_batch")
-            return [message.failed(failure) for message in messages]
-        return call()
+        def look(messages: list[Message]) -> list[Message]:
+            return pipeline.handle_failed(messages, self.context) if pipeline else messages
 
-    def _messages(self, batch: pa.RecordBatch) -> tuple[list[Message], list[Message]]:
+        return Recorder(self.pipeline, self.source, self.origin, self.receive_id, sink, look, watch)
+
+    def called(
+        self, pipeline: Pipeline, batch: Batch, killers: Mapping[int, Failure], watch: Watch = UNWATCHED
+    ) -> list[Message]:
+        """Put a batch through `handle_batch`; return a message for each row. Known killers only fail."""
+        decoded = list(self._decoded(batch.messages, killers, watch))
+        ok = [message for message in decoded if message.failure is None]
+        watch.busy("handle_batch", ok)
+        handled = handle_batch(pipeline, self.batcher, ok, batch.info, self.context) if ok else []
+        by_row = {message._row: message for message in handled}
+        return [by_row.get(message._row, message) for message in decoded]
+
+    def _decoded(self, rows: pa.RecordBatch, killers: Mapping[int, Failure], watch: Watch) -> Iterator[Message]:
         options = self.pipeline.batchers[self.batcher]
         assert isinstance(options, Batcher)
         names = ("value", "encoding", "batch_key", "batch_mode", "on_success", "on_failure")
-        standing, messages, undecodable = Standing(Delivery(batch)), [], []
-        for row, cells in enumerate(zip(*(batch.column(name).to_pylist() for name in names), strict=True)):
+        standing = Standing(Delivery(rows))
+        for row, cells in enumerate(zip(*(rows.column(name).to_pylist() for name in names), strict=True)):
             value, encoding, key, mode, on_success, on_failure = cells
             message = Message(value, row, standing if mode == BULK else standing._replace(batch_mode=mode))
             message.batcher, message.batch_key = self.batcher, key
             if on_success is not None or on_failure is not None:
                 message = message.configure_ack(on_success=on_success, on_failure=on_failure)
+            if row in killers:
+                yield message.failed(killers[row])
+                continue
+            watch.busy("decode", [message])
             try:
                 message.data = decode(value, encoding, options.table_schema)
-            except KeyboardInterrupt:
-                raise
             except BaseException as error:  # code of the model's own may raise anything: an enum's, a private field's
-                undecodable.append(message.failed(Failure.of(error, "lake")))
-            else:
-                messages.append(message)
-        return messages, undecodable
+                message = message.failed(Failure.of(error, "lake"))
+            yield message
+
+
+class Batch(NamedTuple):
+    """A batch of staged messages.
+
+    Attributes:
+        window: Theirs.
+        info: What `handle_batch` is told of it.
+        messages: Rows of `STAGED`.
+    """
+
+    window: str
+    info: BatchInfo
+    messages: pa.RecordBatch
+
+
+def _groups(planned: Iterator[dict[str, pa.Scalar]]) -> Iterator[list[dict[str, pa.Scalar]]]:
+    """Batches to be read together, within `GROUP_BYTES`; a single larger one is a group."""
+    group: list[dict[str, pa.Scalar]] = []
+    size = 0
+    for batch in planned:
+        if group and size + batch["size"].as_py() > GROUP_BYTES:
+            yield group
+            group, size = [], 0
+        group.append(batch)
+        size += batch["size"].as_py()
+    if group:
+        yield group
+
+
+class _Here:
+    """Handles batches in the task's own process."""
+
+    def __init__(self, task: HandleBatches, writer: Writer) -> None:
+        self._task, self._pipeline = task, task.pipeline()
+        self.recorder = task.recorder(writer, self._pipeline)
+
+    def handle(self, batch: Batch) -> None:
+        messages = self._task.called(self._pipeline, batch, {})
+        self.recorder.batched(self._task.batcher, batch.messages, batch.window, messages, batch.info.batch_id)
+
+
+class _Careful:
+    """Handles each batch in a forked process, with an instance of the pipeline and connections of its own."""
+
+    def __init__(self, task: HandleBatches, writer: Writer) -> None:
+        self._task, self._writer = task, writer
+        self.recorder = task.recorder(writer)
+
+    def handle(self, batch: Batch) -> None:
+        rows, killers, mute = batch.messages.num_rows, dict[int, Failure](), set[int]()
+        while len(mute) < rows and isinstance(
+            answer := in_a_fork(partial(self._work, batch, killers, mute), rows), Death
+        ):
+            blamed, known = answer.rows or range(rows), len(killers)
+            killers |= {row: answer.failure("handle_batch") for row in blamed if row not in killers}
+            if answer.callback == "handle_failed" or len(killers) == known:
+                mute |= {*blamed}
+        if len(mute) < rows:
+            assert isinstance(answer, Written)
+            answer.pour(self._writer, self.recorder.tally)
+        if mute:
+            self._record_mute(batch, sorted(mute), killers)
+
+    def _record_mute(self, batch: Batch, rows: list[int], killers: Mapping[int, Failure]) -> None:
+        """Record messages that no callback is to see any more: `handle_failed` dies of them, too."""
+        left = batch.messages.take(pa.array(rows, pa.int64()))
+        messages = [
+            message.put(None, batcher=self._task.batcher, batch_key=batch.info.batch_key).failed(killers[row])
+            for row, message in zip(rows, Message.each(left), strict=True)
+        ]
+        self.recorder.batched(self._task.batcher, left, batch.window, messages, batch.info.batch_id)
+
+    def _work(self, batch: Batch, killers: Mapping[int, Failure], mute: Set[int], progress: Progress) -> Written:
+        """Be the forked process."""
+        task, pipeline, written = self._task, self._task.pipeline(), Written()
+        recorder = task.recorder(written, pipeline, progress)
+        messages = task.called(pipeline, batch, killers, progress)
+        rows = [row for row in range(len(messages)) if row not in mute]
+        left = batch.messages.take(pa.array(rows, pa.int64()))
+        recorder.batched(task.batcher, left, batch.window, [messages[row] for row in rows], batch.info.batch_id)
+        written.notes = {"tally": recorder.tally.to_json()}
+        return written
 
 
 def handle_batch(
@@ -146,19 +269,14 @@ def handle_batch(
         if not isinstance(returned, list) or any(one.__class__ is not Message for one in returned):
             raise TypeError(f"handle_batch must return a list of Messages, got {_kinds(returned)}")
         given = {message._row: message for message in messages}
+        times = Counter(message._row for message in returned)
         by_row = {message._row: message for message in returned}
-        if len(by_row) < len(returned) or not all(row in given and given[row].is_same(by_row[row]) for row in by_row):
-            raise TypeError(
-                f"handle_batch got {len(messages)} messages and returned {len(returned)}: "
-                "some twice, or others than it got"
-            )
-    except KeyboardInterrupt:
-        raise
+        if not all(row in given and given[row].is_same(by_row[row]) for row in by_row):
+            raise TypeError("handle_batch must return the messages it was given; it returned others")
     except BaseException as error:
         failure = Failure.of(error, "handle_batch")
         return [message._rejected(failure) for message in messages]
-    missing = Failure("not returned", "handle_batch did not return it", "", "handle_batch")
-    return [_as_batched(by_row.get(message._row), message, missing) for message in messages]
+    return [_as_batched(message, by_row.get(message._row), times[message._row]) for message in messages]
 
 
 def _kinds(returned: object) -> str:
@@ -167,36 +285,9 @@ def _kinds(returned: object) -> str:
     return f"a list with {sorted({type(one).__name__ for one in returned if not isinstance(one, Message)})}"
 
 
-def _as_batched(returned: Message | None, given: Message, missing: Failure) -> Message:
+def _as_batched(given: Message, returned: Message | None, times: int) -> Message:
     if returned is None:
-        return given._rejected(missing)
-    returned = checked(given, returned, "handle_batch")
-    if returned.failure is not None and not returned.failure.stage:
-        return returned.failed(returned.failure._replace(stage="handle_batch"))
-    return returned
-
-
-def whole_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Cut a sorted stream where the batch changes; holds no more than one batch and one Arrow batch."""
-    waiting: list[pa.RecordBatch] = []
-    current: tuple[str, str, int] | None = None
-    for batch in batches:
-        places = list(zip(*(batch.column(name).to_pylist() for name in ("window", "batch_key", "batch")), strict=True))
-        start = 0
-        for row, place in enumerate(places):
-            if place != current:
-                if row > start:
-                    waiting.append(batch.slice(start, row - start))
-                if waiting:
-                    yield _joined(waiting)
-                    waiting = []
-                start, current = row, place
-        if len(places) > start:
-            waiting.append(batch.slice(start))
-    if waiting:
-        yield _joined(waiting)
-
-
-def _joined(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
-    (joined,) = pa.Table.from_batches(parts).combine_chunks().to_batches()  # one, for it is bounded in bytes
-    return joined
+        return given._rejected(Failure("not returned", "handle_batch did not return it", "", "handle_batch"))
+    if times > 1:
+        return given._rejected(Failure("returned twice", f"handle_batch returned it {times} times", "", "handle_batch"))
+    return checked(given, returned, "handle_batch")

@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -22,9 +23,22 @@ from pipeline_platform.options import Processors, TableBatcher
 from pipeline_platform.pipeline import Pipeline, PipelineError
 from pipeline_platform.rate_limiter import Pace
 from pipeline_platform.source import Source
+from pipeline_platform.stages.by_position import DELIVERY, PAYLOAD, ByPosition, Positions
 from pipeline_platform.stages.checksum import checksum
+from pipeline_platform.stages.handle import oversized
+from pipeline_platform.stages.isolate import (
+    UNWATCHED,
+    Attempt,
+    Death,
+    Progress,
+    Sink,
+    Watch,
+    Written,
+    in_a_fork,
+    settle,
+    tries_before,
+)
 from pipeline_platform.stages.lookup import Already
-from pipeline_platform.stages.received import DELIVERY, PAYLOAD, Positions, Received
 from pipeline_platform.stages.record import Recorder
 
 if TYPE_CHECKING:
@@ -46,7 +60,7 @@ _FEW = 16
 
 @dataclass(frozen=True)
 class ReadColumns:
-    """Task `n` reads the received rows `parts[n]`, at the pace of the rate limit, without what is decided already."""
+    """Task `n` reads the received rows `parts[n]` at the pace of the rate limit, but for those that are set aside."""
 
     lake: Lake
     parts: Sequence[Sequence[Range]]
@@ -61,6 +75,8 @@ class ReadColumns:
             self.lake, self.parts[index], RECEIVED.names, self.options.chunk_size, self.options.chunk_bytes
         ):
             kept = already.split(chunk).fresh
+            if large := oversized(kept, self.options.max_message_bytes):
+                kept = kept.filter(pc.invert(pc.is_in(pa.array(range(kept.num_rows)), pa.array(large))))
             while kept.num_rows:
                 count, _ = self.pace.permitted(kept.num_rows)
                 yield pa.RecordBatch.from_arrays(kept.slice(0, count).columns, schema=RECEIVED)
@@ -164,64 +180,119 @@ class WriteColumns:
     received: Sequence[Range]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write one partition; return its manifest."""
+        """Write one partition; return its manifest. A task that is tried again is careful: see `isolate`."""
         started = time.monotonic()
-        pipeline = self.pipeline()
-
-        def handle_failed(messages: list[Message]) -> list[Message]:
-            return pipeline.handle_failed(messages, self.context)
-
         rows_per_file = {
-            name: options.batch_size for name, options in pipeline.batchers.items() if isinstance(options, TableBatcher)
+            name: options.batch_size
+            for name, options in self.pipeline.batchers.items()
+            if isinstance(options, TableBatcher)
         }
         prefix = f"{self.receive_id}-handle-{uuid.uuid4().hex[:4]}"
-        with Writer(self.lake, pipeline.name, prefix, rows_per_file) as writer:
-            recorder = Recorder(self.pipeline, self.source, self.origin, self.receive_id, writer, handle_failed)
-            rows = _Rows(self.pipeline, recorder, Received(self.lake, self.received))
-            for batch in batches:
-                rows.write(batch)
-            rows.fail_misfits()
-            notes = {"returned_rows": rows.count, "checksum": rows.checksum, "seconds": time.monotonic() - started}
-            manifest = writer.close(**recorder.notes(), **notes)
+        with Writer(self.lake, self.pipeline.name, prefix, rows_per_file) as writer:
+            received = ByPosition(self.lake, self.received)
+            kind = _Careful if tries_before() else _Here
+            work: _Careful | _Here = kind(self, writer, received)
+            count = total = 0
+            for batch in filter(len, batches):
+                for window, rows in self._by_window(received, batch):
+                    positions = rows.column("position").to_numpy()
+                    count, total = count + len(positions), (total + checksum(positions)) % 2**64
+                    work.write(rows, window)
+            work.close()
+            notes = {"returned_rows": count, "checksum": total, "seconds": time.monotonic() - started}
+            manifest = writer.close(**work.recorder.tally.notes(), **notes)
         yield from manifest.to_arrow().to_batches()
+
+    def _by_window(self, received: ByPosition, batch: pa.RecordBatch) -> list[tuple[str, pa.RecordBatch]]:
+        try:
+            return list(received.by_window(batch))
+        except ValueError:
+            raise PipelineError(
+                "handle_messages changed the column position, by which a row is known again: put what it makes of a "
+                "message into columns of other names"
+            ) from None
+
+    def recorder(self, sink: Sink, pipeline: Pipeline | None = None, watch: Watch = UNWATCHED) -> Recorder:
+        """A recorder for this task; without a pipeline it calls nothing of the author's."""
+
+        def look(messages: list[Message]) -> list[Message]:
+            return pipeline.handle_failed(messages, self.context) if pipeline else messages
+
+        return Recorder(self.pipeline, self.source, self.origin, self.receive_id, sink, look, watch)
+
+
+class _Here:
+    """Writes rows in the task's own process."""
+
+    def __init__(self, task: WriteColumns, writer: Writer, received: ByPosition) -> None:
+        self.recorder = task.recorder(writer, task.pipeline())
+        self._rows = _Rows(task.pipeline, self.recorder, received)
+
+    def write(self, rows: pa.RecordBatch, window: str) -> None:
+        self._rows.write(rows, window)
+
+    def close(self) -> None:
+        self._rows.fail_misfits()
+
+
+class _Careful:
+    """Writes rows by way of forked processes, for serialisers and `handle_failed` are the author's."""
+
+    def __init__(self, task: WriteColumns, writer: Writer, received: ByPosition) -> None:
+        self._task, self._writer, self._received = task, writer, received
+        self.recorder = task.recorder(writer)
+
+    def write(self, rows: pa.RecordBatch, window: str) -> None:
+        def attempt(some: Sequence[int]) -> Attempt:
+            chosen = rows.take(pa.array(some, pa.int64()))
+            answer = in_a_fork(partial(self._work, chosen, window), len(some))
+            if isinstance(answer, Death):
+                return Attempt(answer._replace(rows=()), len(some))  # it knows rows of what it looked up, not these
+            answer.pour(self._writer, self.recorder.tally)
+            return Attempt(None, len(some))
+
+        def fail(row: int, death: Death) -> None:
+            lost = _Rows(self._task.pipeline, self.recorder, self._received)
+            lost.fail(rows.slice(row, 1), window, death.failure("handle_messages"))
+
+        settle(range(rows.num_rows), attempt, fail)
+
+    def _work(self, rows: pa.RecordBatch, window: str, progress: Progress) -> Written:
+        """Be the forked process."""
+        written = Written()
+        recorder = self._task.recorder(written, self._task.pipeline(), progress)
+        work = _Rows(self._task.pipeline, recorder, self._received)
+        work.write(rows, window)
+        work.fail_misfits()
+        written.notes = {"tally": recorder.tally.to_json()}
+        return written
+
+    def close(self) -> None:
+        pass
 
 
 class _Rows:
     """Puts rows in the columns of their batchers' tables; what fits none fails alone."""
 
-    def __init__(self, pipeline: type[Pipeline], recorder: Recorder, received: Received) -> None:
+    def __init__(self, pipeline: type[Pipeline], recorder: Recorder, received: ByPosition) -> None:
         self._batchers, self._recorder, self._received = pipeline.batchers, recorder, received
         self._options = pipeline.processors
-        self.count = self.checksum = 0
         self._misfits: dict[str, dict[int, Failure]] = {}
         """By window and position."""
         models = {name: options.table_schema for name, options in pipeline.batchers.items() if options.table_schema}
         self._schemas = {name: arrow_schema(model) for name, model in models.items()}
         self._required = {name: required(model) for name, model in models.items()}
 
-    def write(self, batch: pa.RecordBatch) -> None:
-        """Write some rows.
+    def write(self, rows: pa.RecordBatch, window: str) -> None:
+        """Write rows of one window."""
+        deliveries = self._received.take(DELIVERY, rows.column("position").to_numpy())
+        columns = dict(zip(rows.schema.names, rows.columns, strict=True))
+        columns |= dict(zip(DELIVERY, deliveries, strict=True))
+        self._route(pa.RecordBatch.from_pydict(columns), window)
 
-        Raises:
-            PipelineError: `handle_messages` changed a position.
-        """
-        if not batch.num_rows:
-            return
-        try:
-            windows = list(self._received.by_window(batch))
-        except ValueError:
-            raise PipelineError(
-                "handle_messages changed the column position, by which a row is known again: put what it makes of a "
-                "message into columns of other names"
-            ) from None
-        for window, rows in windows:
-            positions = rows.column("position").to_numpy()
-            self.count += len(positions)
-            self.checksum = (self.checksum + checksum(positions)) % 2**64
-            deliveries = self._received.take(DELIVERY, positions)
-            columns = dict(zip(rows.schema.names, rows.columns, strict=True))
-            columns |= dict(zip(DELIVERY, deliveries, strict=True))
-            self._route(pa.RecordBatch.from_pydict(columns), window)
+    def fail(self, rows: pa.RecordBatch, window: str, failure: Failure) -> None:
+        """Fail rows of one window."""
+        self._fail(rows, window, lambda _: failure)
 
     def _route(self, batch: pa.RecordBatch, window: str) -> None:
         failed = pc.is_valid(batch.column("_failure"))

@@ -4,90 +4,30 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from operator import attrgetter
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import BaseModel
-from pydantic_core import from_json, to_json
+from pydantic_core import to_json
 
 from pipeline_platform.failure import Failure, reason_of, words
 from pipeline_platform.lake.columns import RowType
-from pipeline_platform.lake.crossing import crossing_of
 from pipeline_platform.lake.tables import FAILED, OUTCOMES
-from pipeline_platform.lake.writer import Writer
 from pipeline_platform.message import DEFAULT, Message
 from pipeline_platform.options import Batcher, TableBatcher
 from pipeline_platform.pipeline import Pipeline
 from pipeline_platform.source import Source
+from pipeline_platform.stages.isolate import UNWATCHED, Sink, Watch
+from pipeline_platform.stages.staged import DELIVERY, STAGED, encode, staged_table
+from pipeline_platform.stages.tally import Tally
 
-STAGED = pa.schema(
-    [
-        ("source", pa.string()),
-        ("message_id", pa.string()),
-        ("data", pa.binary()),
-        ("metadata", pa.string()),
-        ("ack_ref", pa.string()),
-        ("ack_id", pa.string()),
-        ("attempt", pa.int32()),
-        ("received_at", pa.timestamp("us", "UTC")),
-        ("position", pa.int64()),
-        ("value", pa.binary()),
-        ("encoding", pa.string()),
-        ("batch_key", pa.string()),
-        ("batch_mode", pa.string()),
-        ("on_success", pa.string()),
-        ("on_failure", pa.string()),
-    ]
-)
-"""A handled message on its way to a batcher with a callback: the delivery, and what handling made of its data."""
-
-_SAMPLE, _KEYS = 10, 100
-_KEY = 200
-"""Characters of a batch key that are counted by and shown: keys are data, of any length."""
-_DISTINCT = 10_000
-"""Reasons or batch keys that a task counts at once: beyond that it forgets the rarest."""
 _OUTCOME = ["source", "message_id", "attempt", "ack_ref", "ack_id"]
 _IDENTITY = ["source", "message_id", "attempt"]
-_DELIVERY = STAGED.names[: STAGED.names.index("position") + 1]
-
-
-def staged_table(receive_id: str, batcher: str) -> str:
-    """Where a receive keeps the messages of a batcher with a callback until their batches are handled."""
-    return f"_receives/{receive_id}/{batcher}"
-
-
-def encode(data: Any, model: type[BaseModel] | None = None) -> tuple[bytes, str]:
-    """Data as it crosses from handling to batching: bytes as they are, all else as JSON; never pickled.
-
-    Args:
-        data: What handling made of a message.
-        model: The batcher's; without one data crosses as its JSON says it, a model's own serializers included.
-
-    Raises:
-        Exception: It has no JSON, or is none of what the batcher's model takes.
-    """
-    if isinstance(data, bytes):
-        return data, "bytes"
-    if model is not None:
-        return crossing_of(model).encode(data), "json"
-    if isinstance(data, BaseModel):
-        return data.model_dump_json(by_alias=False, round_trip=True).encode(), "json"
-    return to_json(data), "json"
-
-
-def decode(value: bytes, encoding: str, model: type[BaseModel] | None = None) -> Any:
-    """The inverse of `encode`; JSON becomes the batcher's model where it has one, with the very values put.
-
-    Raises:
-        Exception: It does not fit the types of the model's fields.
-    """
-    if encoding == "bytes":
-        return value
-    return from_json(value) if model is None else crossing_of(model).decode(value)
 
 
 class Recorder:
@@ -100,6 +40,7 @@ class Recorder:
         receive_id: Whose lease they are under.
         writer: The task's files.
         handle_failed: Called with the failed messages of each batch before they are recorded.
+        watch: Told before code of the author's is called.
     """
 
     def __init__(
@@ -108,8 +49,9 @@ class Recorder:
         source: Source,
         origin: str,
         receive_id: str,
-        writer: Writer,
-        handle_failed: Callable[[list[Message]], list[Message]],
+        writer: Sink,
+        handle_failed: Callable[[list[Message]], Iterable[Message]] = list,
+        watch: Watch = UNWATCHED,
     ) -> None:
         self._batchers: Mapping[str, Batcher | TableBatcher] = pipeline.batchers
         self._rows = {
@@ -117,21 +59,9 @@ class Recorder:
             for name, options in pipeline.batchers.items()
         }
         self._source, self._origin, self._receive_id = source, origin, receive_id
-        self._writer, self._handle_failed = writer, handle_failed
-        self._chunk_size = pipeline.processors.chunk_size
-        self.counts: Counter[str] = Counter()
-        self.reasons: Counter[str] = Counter()
-        self.keys: dict[str, Counter[str]] = {name: Counter() for name in self._batchers}
-        self.sample: list[dict[str, Any]] = []
-
-    def notes(self) -> dict[str, Any]:
-        """What the task tells the driver: numbers, batch keys and a sample of failures, all bounded."""
-        return {
-            **self.counts,
-            "reasons": dict(self.reasons.most_common(_SAMPLE)),
-            "keys": {name: dict(keys.most_common(_KEYS)) for name, keys in self.keys.items() if keys},
-            "sample": self.sample,
-        }
+        self._writer, self._handle_failed, self._watch = writer, handle_failed, watch
+        self._chunk_size = 1 if watch.exact else pipeline.processors.chunk_size
+        self.tally = Tally(self._batchers)
 
     def handled(self, batch: pa.RecordBatch, window: str, messages: list[Message]) -> None:
         """Record messages that `handle_message` is done with, one for each row of `batch`, in its order."""
@@ -185,9 +115,9 @@ class Recorder:
             columns = [_json_column(data)] if row_type is None else row_type.columns(data)
             return [*columns, pa.array(keys, pa.string())]
 
-        columns, kept = _fitting(build, messages, indexes, failed)
+        columns, kept = _fitting(build, messages, indexes, failed, self._watch)
         if kept:
-            self._count_keys(name, columns[-1])
+            self.tally.keys(name, columns[-1])
             names = ["data"] if row_type is None else row_type.schema.names
             self._write_table(name, _rows(batch, _IDENTITY, kept), window, columns, names, batch_id)
         return kept
@@ -203,7 +133,7 @@ class Recorder:
     ) -> None:
         """Write rows of a batcher's table: the columns of its data, the last one their batch keys."""
         count = rows.num_rows
-        self.counts[f"rows:{name}"] += count
+        self.tally.counts[f"rows:{name}"] += count
         system = {
             "batch_id": pa.nulls(count, pa.string()) if batch_id is None else pa.repeat(batch_id, count),
             "receive_id": pa.repeat(self._receive_id, count),
@@ -214,22 +144,16 @@ class Recorder:
         )
         self._writer.write(name, window, batch)
 
-    def _count_keys(self, name: str, keys: pa.Array) -> None:
-        counted = self.keys[name]
-        for count in keys.value_counts().to_pylist():
-            counted[count["values"][:_KEY]] += count["counts"]
-        _forget_rare(counted)
-
     def columns(self, name: str, rows: pa.RecordBatch, window: str, columns: list[pa.Array], names: list[str]) -> None:
         """Record rows of one batcher that are columns already: the fast lane."""
         keys = rows.column("batch_key").fill_null(DEFAULT)
-        self._count_keys(name, keys)
+        self.tally.keys(name, keys)
         self._write_table(name, rows, window, [*columns, keys], names, None)
         self.settle_handled(rows, window)
 
     def settle_handled(self, rows: pa.RecordBatch, window: str) -> None:
         """Write the outcomes of rows that are all handled."""
-        self._count("handled", window, rows.num_rows)
+        self.tally.outcome("handled", window, rows.num_rows)
         self._write_outcomes(rows, window, "handled", self._source.on_success)
         if self._origin == "failed":
             self._write_events(rows, window, state="closed")
@@ -258,11 +182,13 @@ class Recorder:
             values = pa.array([value for value, _ in encoded], pa.binary())
             return [values, *(pa.array(text, pa.string()) for text in texts)]
 
-        columns, kept = _fitting(build, messages, indexes, failed)
+        columns, kept = _fitting(build, messages, indexes, failed, self._watch)
         if kept:
-            self.counts[f"staged:{name}"] += len(kept)
-            rows = _rows(batch, _DELIVERY, kept)
-            staged = pa.RecordBatch.from_arrays([*rows.columns, *columns], schema=STAGED)
+            self.tally.counts[f"staged:{name}"] += len(kept)
+            rows = _rows(batch, DELIVERY, kept)
+            sizes = [pc.fill_null(pc.binary_length(column), 0) for column in (rows.column("data"), columns[0])]
+            size = pc.add(*(one.cast(pa.int64()) for one in sizes))
+            staged = pa.RecordBatch.from_arrays([*rows.columns, *columns, size], schema=STAGED)
             self._writer.write(staged_table(self._receive_id, name), window, staged)
 
     def settle(
@@ -288,10 +214,12 @@ class Recorder:
             if not returned:
                 recorded.append(index)
         self._write_outcomes(_rows(batch, _OUTCOME, failed), window, outcomes, told)
-        self._count("handled", window, len(done))
-        self._count("failed", window, len(recorded))
-        self._count("returned", window, len(failed) - len(recorded))
-        self._note_failures(messages, failed)
+        self.tally.outcome("handled", window, len(done))
+        self.tally.outcome("failed", window, len(recorded))
+        self.tally.outcome("returned", window, len(failed) - len(recorded))
+        for message in (messages[index] for index in failed):
+            assert message.failure is not None
+            self.tally.failure(message, message.failure)
         self._write_failures(batch, window, messages, recorded)
         if self._origin == "failed":
             self._write_events(_rows(batch, _IDENTITY, done), window, state="closed")
@@ -305,7 +233,7 @@ class Recorder:
             decided: An earlier receive decided the message: the source is told that it is done with. Else the
                 other copy is of this receive, and may yet be given back: this one is left to its lease.
         """
-        self._count("duplicates", window, rows.num_rows)
+        self.tally.outcome("duplicates", window, rows.num_rows)
         self._write_outcomes(rows, window, "duplicate", self._source.on_success if decided else "noop")
 
     def _write_outcomes(
@@ -325,12 +253,6 @@ class Recorder:
                 "outcomes", window, pa.RecordBatch.from_arrays([columns[name] for name in names], names=names)
             )
 
-    def _count(self, outcome: str, window: str, messages: int) -> None:
-        """Count in all, and by window: a run over several tells each window its own."""
-        if messages:
-            self.counts[outcome] += messages
-            self.counts[f"{outcome}@{window}"] += messages
-
     def _look_at_failed(self, messages: list[Message]) -> list[Message]:
         size = self._chunk_size
         return [
@@ -340,52 +262,35 @@ class Recorder:
         ]
 
     def _look_at_chunk(self, messages: list[Message]) -> list[Message]:
-        failures = [message.failure or Failure("failed", "") for message in messages]
+        self._watch.busy("handle_failed", messages)
+        looked: dict[int, Message] = {}
         try:
-            looked = list(self._handle_failed(list(messages)))
-            if len(looked) != len(messages) or not all(map(Message.is_same, messages, looked)):
-                raise TypeError("handle_failed must return the messages it was given, in their order")
-        except KeyboardInterrupt:
-            raise
+            given = {message._row: message for message in messages}
+            for message in self._handle_failed(list(messages)):
+                if message.__class__ is not Message or not message.is_same(given.get(message._row)):
+                    raise TypeError("handle_failed must return the messages that it was given; it returned others")
+                looked.setdefault(message._row, message)
+            if len(looked) < len(messages):
+                raise TypeError(f"handle_failed must return all {len(messages)} messages; it returned {len(looked)}")
         except BaseException as error:
             self._note_error_of_handle_failed(error)
-            looked = messages
-        # What failed stays failed, whatever the callback made of it.
-        return [self._looked_at(message, failure) for message, failure in zip(looked, failures, strict=True)]
+        # What failed stays failed, whatever the callback made of it; a message that it left out, as it was.
+        return [self._looked_at(message, looked.get(message._row, message)) for message in messages]
 
-    def _looked_at(self, message: Message, failure: Failure) -> Message:
+    def _looked_at(self, given: Message, looked: Message) -> Message:
+        before = given.failure
+        assert before is not None
         try:
-            looked = message._checked()
-        except KeyboardInterrupt:
-            raise
+            looked = looked._checked(before.stage)
         except BaseException as error:
             self._note_error_of_handle_failed(error)
-            return message._rejected(failure)
-        return looked if looked.failure is not None else looked.failed(failure)
+            return looked._rejected(before)
+        after = looked.failure or before
+        return looked._but(failure=after._replace(traceback=after.traceback or before.traceback))
 
     def _note_error_of_handle_failed(self, error: BaseException) -> None:
-        self.counts["handle_failed_errors"] += 1
-        self._count_reason(f"handle_failed itself: {type(error).__name__}: {reason_of(error)}")
-
-    def _count_reason(self, reason: str) -> None:
-        self.reasons[reason[:300]] += 1
-        _forget_rare(self.reasons)
-
-    def _note_failures(self, messages: list[Message], failed: list[int]) -> None:
-        for index in failed:
-            message, failure = messages[index], messages[index].failure
-            assert failure is not None
-            self._count_reason(words(f"{failure.kind}: {failure.reason}"))
-            if len(self.sample) < _SAMPLE:
-                self.sample.append(
-                    {
-                        "message_id": message.message_id,
-                        "stage": failure.stage or "handle_message",
-                        "kind": failure.kind,
-                        "reason": words(failure.reason, 300),
-                        "attempt": message.attempt,
-                    }
-                )
+        self.tally.counts["handle_failed_errors"] += 1
+        self.tally.reason(f"handle_failed itself: {type(error).__name__}: {reason_of(error)}")
 
     def _write_failures(self, batch: pa.RecordBatch, window: str, messages: list[Message], failed: list[int]) -> None:
         if not failed:
@@ -396,7 +301,7 @@ class Recorder:
             rows,
             window,
             state="open",
-            stage=[words(failure.stage or "handle_message") for _, failure in told],
+            stage=[words(failure.stage) for _, failure in told],
             kind=[words(failure.kind) for _, failure in told],
             reason=[words(failure.reason) for _, failure in told],
             traceback=[words(failure.traceback) for _, failure in told],
@@ -431,29 +336,30 @@ class Recorder:
 
 
 def _fitting(
-    build: Callable[[list[Message]], list[pa.Array]], messages: list[Message], indexes: list[int], failed: list[int]
+    build: Callable[[list[Message]], list[pa.Array]],
+    messages: list[Message],
+    indexes: list[int],
+    failed: list[int],
+    watch: Watch,
 ) -> tuple[list[pa.Array], list[int]]:
     """Build the columns of the messages that fit; one by one only where some does not.
 
     Building runs code of the models' own, so that anything may be raised.
     """
-    try:
-        return build([messages[index] for index in indexes]), indexes
-    except KeyboardInterrupt:
-        raise
-    except BaseException:
-        kept = []
-        for index in indexes:
-            try:
-                build([messages[index]])
-            except KeyboardInterrupt:
-                raise
-            except BaseException as error:
-                messages[index] = messages[index].failed(Failure.of(error, "lake"))
-                failed.append(index)
-            else:
-                kept.append(index)
-        return (build([messages[index] for index in kept]) if kept else []), kept
+    if not watch.exact:
+        with suppress(BaseException):
+            return build([messages[index] for index in indexes]), indexes
+    kept = []
+    for index in indexes:
+        watch.busy("lake", [messages[index]])
+        try:
+            build([messages[index]])
+        except BaseException as error:
+            messages[index] = messages[index].failed(Failure.of(error, "lake"))
+            failed.append(index)
+        else:
+            kept.append(index)
+    return (build([messages[index] for index in kept]) if kept else []), kept
 
 
 def _rows(batch: pa.RecordBatch, names: list[str], indexes: list[int]) -> pa.RecordBatch:
@@ -480,10 +386,3 @@ def _json(data: Any) -> str:
     if isinstance(data, BaseModel):
         return encode(data)[0].decode()
     return to_json(data, inf_nan_mode="null").decode()
-
-
-def _forget_rare(counter: Counter[str]) -> None:
-    if len(counter) > _DISTINCT:
-        kept = dict(counter.most_common(_DISTINCT // 2))
-        counter.clear()
-        counter.update(kept)

@@ -7,9 +7,9 @@ import pytest
 
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.stages import lookup
-from pipeline_platform.stages.duplicates import SettleDuplicates
 from pipeline_platform.stages.handle import Handle
 from pipeline_platform.stages.lookup import ALREADY, DECIDED, Already, KeepAlready
+from pipeline_platform.stages.set_aside import SetAside
 from resources.spark import SparkResource
 from tests.small_lake import WINDOW, Keeping, Memory, batch_of, numbered, ranges, received, returned, rows_of
 
@@ -76,7 +76,7 @@ def test_the_fast_lane_settles_them_apart(lake):
     source = Memory(deliveries_=numbered(b"0", b"1", b"2"))
     rows = ranges(received(lake, "keeping", source), "keeping")
 
-    task = SettleDuplicates(Keeping, source, "source", lake, "r1", [rows], known(lake, m0=DECIDED, m1=5))
+    task = SetAside(Keeping, None, source, "source", lake, "r1", [rows], known(lake, m0=DECIDED, m1=5))
     manifest = returned(task(0))
 
     told = {row["message_id"]: row["action"] for row in rows_of(lake, "keeping", manifest, "outcomes")}

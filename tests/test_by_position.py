@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from pipeline_platform.lake import writer
 from pipeline_platform.lake.reader import Range
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.stages import received as looked_up
-from pipeline_platform.stages.received import DELIVERY, PAYLOAD, Received
+from pipeline_platform.stages import by_position as looked_up
+from pipeline_platform.stages.by_position import DELIVERY, PAYLOAD, ByPosition
 from tests.small_lake import Memory, ranges, received
 
 WINDOWS = ("2026-01-01T0000", "2026-01-01T0100")
@@ -41,7 +41,7 @@ def rows_at(positions: list[int]) -> pa.RecordBatch:
 @given(positions=st.lists(st.integers(0, 2 * ROWS - 1), min_size=1, max_size=80))
 @settings(max_examples=100, deadline=None)
 def test_rows_come_in_the_order_of_the_positions_asked_for(files: tuple[Lake, list[Range]], positions: list[int]):
-    found = Received(*files).take(DELIVERY, np.array(positions))
+    found = ByPosition(*files).take(DELIVERY, np.array(positions))
 
     assert found[DELIVERY.index("message_id")].to_pylist() == [f"m{n}" for n in positions]
 
@@ -51,7 +51,7 @@ def test_however_little_is_kept_at_hand_the_rows_are_the_same(
     files: tuple[Lake, list[Range]], monkeypatch: pytest.MonkeyPatch, keep: int
 ):
     monkeypatch.setattr(looked_up, "_KEEP_BYTES", keep)
-    rows = Received(*files)
+    rows = ByPosition(*files)
 
     for positions in (np.arange(50), np.arange(49, -1, -1), np.array([30, 2, 30])):
         data, _ = rows.take(PAYLOAD, positions)
@@ -61,7 +61,7 @@ def test_however_little_is_kept_at_hand_the_rows_are_the_same(
 
 
 def test_rows_are_divided_by_the_window_of_their_file(files: tuple[Lake, list[Range]]):
-    rows = Received(*files)
+    rows = ByPosition(*files)
 
     def divided(*positions: int) -> dict[str, Any]:
         return {window: part["position"].to_pylist() for window, part in rows.by_window(rows_at(list(positions)))}
@@ -73,4 +73,4 @@ def test_rows_are_divided_by_the_window_of_their_file(files: tuple[Lake, list[Ra
 @pytest.mark.parametrize("positions", [[50], [-1], [0, None]])
 def test_a_position_that_no_row_has_is_refused(files: tuple[Lake, list[Range]], positions: list[Any]):
     with pytest.raises(ValueError, match="a position that no message has"):
-        list(Received(*files).by_window(rows_at(positions)))
+        list(ByPosition(*files).by_window(rows_at(positions)))

@@ -1,4 +1,4 @@
-"""What was received, by position: a row of the fast lane needs to carry no more than that through Spark and back."""
+"""Rows looked up by position: what goes through Spark, or through a plan, needs to carry no more than that."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Group(NamedTuple):
     window: str
 
 
-class Received:
+class ByPosition:
     """Rows of received files, looked up by position.
 
     Args:

@@ -1,0 +1,111 @@
+"""Cutting: which messages make which batch. A pure function over what is known of them; it moves no payloads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+BATCH_BYTES = 128 * 2**20
+"""A batch holds no more than this, by payloads and by what handling made of them, but for one larger message."""
+
+MESSAGES = pa.schema(
+    [
+        ("window", pa.string()),
+        ("batch_key", pa.string()),
+        ("position", pa.int64()),
+        ("size", pa.int64()),
+        ("flush", pa.bool_()),
+    ]
+)
+"""What is known of a message that waits for its batch. `position` is its place in order of arrival, `size` in bytes."""
+
+BATCHES = pa.schema(
+    [
+        ("window", pa.string()),
+        ("batch_key", pa.string()),
+        ("number", pa.int64()),
+        ("full", pa.bool_()),
+        ("size", pa.int64()),
+        ("rows", pa.list_(pa.int64())),
+    ]
+)
+"""A batch: its number within its window and key, whether it reached its size, its bytes, and the rows it is made of."""
+
+
+def cut(messages: pa.Table, batch_size: int, batch_bytes: int = BATCH_BYTES) -> pa.Table:
+    """Cut messages of the same window and key into batches, in order of arrival.
+
+    A batch ends when it has `batch_size` messages, before a message that would take it above `batch_bytes`, and after
+    a message in mode `flush`.
+
+    Args:
+        messages: Rows of `MESSAGES`; a row is named by its index.
+        batch_size: Messages in a batch, at the most.
+        batch_bytes: Bytes in a batch, at the most.
+
+    Returns:
+        Rows of `BATCHES`, in order of the arrival of their first messages.
+    """
+    if not messages.num_rows:
+        return BATCHES.empty_table()
+    keys = [("window", "ascending"), ("batch_key", "ascending"), ("position", "ascending")]
+    order = pc.sort_indices(messages, sort_keys=keys)
+    ordered = messages.take(order)
+    new_key = np.ones(len(order), bool)
+    new_key[1:] = ~(_repeats(ordered["window"]) & _repeats(ordered["batch_key"]))
+    starts, full = _bounds(new_key, ordered["size"].to_numpy(), ordered["flush"].to_numpy(), batch_size, batch_bytes)
+    first = ordered.take(pa.array(starts[:-1]))
+    batches = pa.Table.from_pydict(
+        {
+            "window": first["window"],
+            "batch_key": first["batch_key"],
+            "number": list(_numbers(new_key[starts[:-1]].tolist())),
+            "full": full,
+            "size": np.add.reduceat(ordered["size"].to_numpy(), starts[:-1]),
+            "rows": pa.ListArray.from_arrays(pa.array(starts, pa.int32()), order.cast(pa.int64())),
+        },
+        schema=BATCHES,
+    )
+    return batches.take(pc.sort_indices(first["position"]))
+
+
+def _repeats(column: pa.ChunkedArray) -> Any:
+    """Whether each value but the first is the same as the one before."""
+    return pc.equal(column.slice(1), column.slice(0, len(column) - 1)).to_numpy()
+
+
+def _numbers(begins_key: list[bool]) -> Iterator[int]:
+    number = -1
+    for new in begins_key:
+        number = 0 if new else number + 1
+        yield number
+
+
+def _bounds(new_key: Any, sizes: Any, flushes: Any, batch_size: int, batch_bytes: int) -> tuple[list[int], list[bool]]:
+    """Where batches start, the end of the last among it, and whether each reached its size."""
+    starts, full = [0], []
+    count = size = 0
+
+    def end(row: int, *, reached: bool) -> None:
+        nonlocal count, size
+        starts.append(row)
+        full.append(reached)
+        count = size = 0
+
+    for row, (new, weight, flush) in enumerate(zip(new_key.tolist(), sizes.tolist(), flushes.tolist(), strict=True)):
+        if count and new:
+            end(row, reached=False)
+        elif count and size + weight > batch_bytes:
+            end(row, reached=True)
+        count, size = count + 1, size + weight
+        if count == batch_size:
+            end(row + 1, reached=True)
+        elif flush:
+            end(row + 1, reached=False)
+    if count:
+        end(len(new_key), reached=False)
+    return starts, full

@@ -1,0 +1,92 @@
+"""Cutting: which messages make which batch."""
+
+from typing import Any
+
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline_platform.stages import cut
+
+WINDOWS = ("2026-01-01T0000", "2026-01-01T0100")
+
+
+def waiting(*messages: dict[str, Any]) -> pa.Table:
+    plain = {"window": WINDOWS[0], "batch_key": "k", "size": 1, "flush": False}
+    return pa.Table.from_pylist([{**plain, "position": n, **one} for n, one in enumerate(messages)], cut.MESSAGES)
+
+
+def batches(table: pa.Table, batch_size: int, batch_bytes: int = 10**9) -> list[tuple[list[int], bool]]:
+    return [(one["rows"], one["full"]) for one in cut.cut(table, batch_size, batch_bytes).to_pylist()]
+
+
+def test_no_messages_make_no_batch():
+    assert batches(waiting(), 3) == []
+
+
+def test_a_batch_never_exceeds_its_bytes_but_for_one_larger_message():
+    sizes = (4, 4, 4, 30, 4, 10)
+
+    assert batches(waiting(*({"size": size} for size in sizes)), 100, 10) == [
+        ([0, 1], True),
+        ([2], True),
+        ([3], True),
+        ([4], True),
+        ([5], False),
+    ]
+
+
+def test_a_batch_that_is_full_by_a_flushing_message_is_full():
+    assert batches(waiting({}, {"flush": True}, {"flush": True}), 2) == [([0, 1], True), ([2], False)]
+
+
+def test_batches_are_numbered_within_their_window_and_key():
+    table = waiting({"batch_key": "b"}, {"batch_key": "a"}, {"batch_key": "b"}, {"window": WINDOWS[1]}, {})
+
+    found = cut.cut(table, 1).to_pylist()
+
+    assert [(one["window"][-4:], one["batch_key"], one["number"]) for one in found] == [
+        ("0000", "b", 0),
+        ("0000", "a", 0),
+        ("0000", "b", 1),
+        ("0100", "k", 0),
+        ("0000", "k", 0),
+    ], "in the order in which they were begun"
+
+
+MESSAGES = st.lists(
+    st.fixed_dictionaries(
+        {
+            "window": st.sampled_from(WINDOWS),
+            "batch_key": st.sampled_from(["a", "b", "../c"]),
+            "size": st.integers(0, 40),
+            "flush": st.booleans(),
+        }
+    ),
+    max_size=60,
+)
+
+
+@given(MESSAGES, st.integers(1, 5), st.integers(1, 100), st.randoms())
+def test_every_message_is_in_one_batch_of_its_own_window_and_key_in_its_order(
+    messages, batch_size, batch_bytes, random
+):
+    rows = [{**one, "position": 10 * n} for n, one in enumerate(messages)]
+    random.shuffle(rows)
+
+    found = cut.cut(pa.Table.from_pylist(rows, cut.MESSAGES), batch_size, batch_bytes).to_pylist()
+
+    assert sorted(row for one in found for row in one["rows"]) == list(range(len(rows)))
+    last: dict[tuple[str, str], int] = {}
+    for one in found:
+        held = [rows[row] for row in one["rows"]]
+        positions = [row["position"] for row in held]
+        key = (one["window"], one["batch_key"])
+        assert {(row["window"], row["batch_key"]) for row in held} == {key}
+        assert positions == sorted(positions)
+        assert positions[0] > last.get(key, -1)
+        last[key] = positions[-1]
+        assert len(held) <= batch_size
+        assert one["size"] == sum(row["size"] for row in held)
+        assert one["size"] <= batch_bytes or len(held) == 1
+        assert not any(row["flush"] for row in held[:-1])
