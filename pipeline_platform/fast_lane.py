@@ -59,6 +59,7 @@ class FastLane:
         Args:
             largest: Bytes of the largest message.
         """
+        _keep_values_out_of_the_log()
         (whole,) = divide(self.files, self.pipeline.name, 1)
         has_large = largest > self.pipeline.processors.max_message_bytes
         aside = self._set_aside(whole) if self.already or has_large else Manifest()
@@ -172,6 +173,13 @@ class FastLane:
                 raise
             return failure
         return None
+
+
+def _keep_values_out_of_the_log() -> None:
+    """Spark's client logs the value that a query stopped at, and that is payload."""
+    from pyspark.logger import PySparkLogger
+
+    PySparkLogger.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL + 1)
 
 
 def _why(error: Exception) -> Failure | None:

@@ -2,12 +2,9 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
-import polars as pl
 import pytest
 
 from pipeline_platform import flow as flow_module
@@ -18,52 +15,11 @@ from pipeline_platform.flow import Flow
 from pipeline_platform.lake.decision import FencedError, UnhandledError
 from pipeline_platform.lake.receives import Origin, Receive
 from pipeline_platform.lake.replay import ReceivedMessages
-from pipeline_platform.lake.storage import Lake
 from pipeline_platform.message import Message
-from pipeline_platform.pipeline import Pipeline, PipelineError
+from pipeline_platform.pipeline import PipelineError
 from resources.table_queue import TableQueue
+from tests.flow_fixtures import WINDOW, Filled, kinds, rows, run
 from tests.flow_pipelines import Columns, Obedient, Paced, Twisted
-from tests.spark_fixtures import WarmSpark
-
-WINDOW = "2026-11-21T0000"
-Filled = Callable[[type[Pipeline], Iterable[bytes]], Flow]
-
-
-@pytest.fixture
-def filled(tmp_path: Path, warm_spark: WarmSpark) -> Iterator[Filled]:
-    """A pipeline over a queue of payloads."""
-    with closing(warm_spark.resource()) as spark:
-
-        def fill(pipeline: type[Pipeline], payloads: Iterable[bytes]) -> Flow:
-            queue = TableQueue(name="queue", url=f"sqlite:///{tmp_path}/queue.sqlite")
-            queue.create()
-            queue.enqueue(payloads)
-            control = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
-            return Flow(pipeline, queue, Lake(root=str(tmp_path / "lake")), control, lambda: spark.spark_session)
-
-        yield fill
-
-
-def run(flow: Flow, origin: Origin = "source") -> Receive:
-    receive = flow.begin(origin=origin, run_id="test", windows=[WINDOW])
-    flow.receive(receive)
-    flow.handle(receive)
-    for name, options in flow.pipeline.batchers.items():
-        if options.kind == "batcher":
-            flow.batch(receive, name)
-    flow.decide(receive)
-    flow.publish(receive)
-    flow.acknowledge(receive)
-    return receive
-
-
-def rows(flow: Flow, table: str) -> pl.DataFrame:
-    return pl.read_delta(flow.tables[table].uri)
-
-
-def kinds(flow: Flow) -> dict[str, str]:
-    failed = rows(flow, "failed")
-    return dict(zip((data.decode() for data in failed["data"]), failed["kind"], strict=True))
 
 
 def test_few_messages_are_received_without_spark(filled: Filled) -> None:
@@ -138,22 +94,6 @@ def test_the_fast_lane_routes_fails_and_misses_rows_like_the_other(filled: Fille
         "handle_messages did not return it", "told to", "no batcher 'nowhere'; there are ['batches', 'words']",
     ]  # fmt: skip
     assert flow.source.backlog().messages == 0
-
-
-def test_spark_measures_rows_for_python_only_where_messages_may_be_large(filled: Filled) -> None:
-    setting, by_rows_alone = "spark.sql.execution.arrow.maxBytesPerBatch", str(2**31 - 1)
-    session = filled(Columns, []).session()
-    session.conf.set(setting, by_rows_alone)
-
-    run(filled(Columns, [b"one" * 1_000]))
-    assert session.conf.get(setting) == by_rows_alone
-
-    run(filled(Columns, [b"one", b"one" * 3_000]))
-    assert session.conf.get(setting) == str(64 * 2**20)
-
-    session.conf.set(setting, "1g")
-    run(filled(Columns, [b"one" * 3_000]))
-    assert session.conf.get(setting) == "1g", "somebody's own"
 
 
 @pytest.mark.parametrize(

@@ -552,6 +552,94 @@ class Failing(Obedient):
         return messages
 
 
+class Unsure(Obedient):
+    """Fails its first message in the callback `where`."""
+
+    name = "unsure"
+    where = ""
+
+    def _or_failed(self, callback: str, message: Message) -> Message:
+        return message.failed("as told") if callback == self.where and message.message_id == "m0" else message
+
+    def transform(self, event):
+        return self._or_failed("transform", event)
+
+    def prepare_messages(self, messages, context):
+        return [self._or_failed("prepare_messages", message) for message in messages]
+
+    def handle_message(self, message, context):
+        return self._or_failed("handle_message", message.put_batcher("kept").put_data({"text": ""}))
+
+
+@pytest.mark.parametrize("callback", ["transform", "prepare_messages", "handle_message"])
+def test_a_failure_names_the_callback_that_failed_its_message(lake, callback, monkeypatch):
+    monkeypatch.setattr(Unsure, "where", callback)
+
+    manifest = handled(lake, Unsure, b"fail", b"ok")
+
+    (failure,) = rows_of(lake, "unsure", manifest, "failed")
+    assert (failure["stage"], failure["reason"]) == (callback, "as told")
+    assert manifest.notes[0]["sample"][0]["stage"] == callback
+
+
+def test_a_new_reason_in_handle_failed_keeps_where_and_how_it_failed(lake):
+    class Renaming(Obedient):
+        name = "renaming"
+
+        def handle_failed(self, messages, context):
+            return [message.failed("found out") for message in messages]
+
+    manifest = handled(lake, Renaming, b"raise")
+
+    (failure,) = rows_of(lake, "renaming", manifest, "failed")
+    assert (failure["stage"], failure["reason"]) == ("handle_message", "found out")
+    assert "ValueError: as told" in failure["traceback"]
+
+
+@pytest.mark.parametrize("fault", ["left out", "twice", "a stranger last", "raise half-way"])
+def test_what_handle_failed_does_to_one_message_costs_no_other(lake, fault):
+    class Renaming(Obedient):
+        name = "renaming"
+
+        def handle_failed(self, messages, context):
+            for message in messages:
+                if message.message_id != "m2" or fault not in ("left out", "raise half-way"):
+                    yield message.failed(f"found out {message.message_id}")
+                elif fault == "raise half-way":
+                    raise ValueError("as told")
+            if fault == "twice":
+                yield messages[0]
+            if fault == "a stranger last":
+                yield next(Message.each(batch_of(b"x")))
+
+    manifest = handled(lake, Renaming, b"raise", b"raise", b"raise")
+
+    reasons = {row["message_id"]: row["reason"] for row in rows_of(lake, "renaming", manifest, "failed")}
+    expected = {name: f"found out {name}" for name in ("m0", "m1", "m2")}
+    if fault in ("left out", "raise half-way"):
+        expected["m2"] = "as told"
+    assert reasons == expected
+    assert manifest.total("handle_failed_errors") == (0 if fault == "twice" else 1)
+
+
+def test_a_very_long_text_of_an_exception_pushes_no_frame_out(lake):
+    class Verbose(Obedient):
+        name = "verbose"
+
+        def handle_message(self, message, context):
+            try:
+                raise KeyError("x" * 100_000)
+            except KeyError as error:
+                raise ValueError("y" * 100_000) from error
+
+    manifest = handled(lake, Verbose, b"1")
+
+    (failure,) = rows_of(lake, "verbose", manifest, "failed")
+    assert failure["traceback"].count("handle_message\n") >= 2, "both frames are there"
+    assert "KeyError" in failure["traceback"]
+    assert len(failure["traceback"]) <= 8_000
+
+
 @pytest.mark.parametrize("fault", [b"raise", b"panic", b"none", b"short", b"nonsense", b"rescue"])
 def test_whatever_handle_failed_does_what_failed_stays_failed(lake, fault):
     manifest = handled(lake, Failing, b"ok", fault, b"x")
