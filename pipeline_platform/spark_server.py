@@ -4,6 +4,9 @@ A run that starts its own Spark waits seconds for it; with a server it waits hal
 the loopback address only and wants a token. What is known about it lies in a state folder, readable by its owner
 alone: `spark.json` (process, port, token, Java) and `spark.log`.
 
+A server that dies leaves `spark.json` behind: the next run that looks for it starts another (`revive`). `stop` removes
+the file, so what it ended stays away.
+
 Workers have the environment that the server was started in, and the libraries installed by then; start it anew
 after a change to either. An edit of the project's code needs no restart, but each leaves one idle Python process
 of Spark's (36 MB) until the server ends.
@@ -13,6 +16,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import secrets
 import shutil
@@ -20,7 +24,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -33,10 +37,16 @@ from pipeline_platform.process import born, group_lives
 _SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _POLL_S = 0.05
 _STOP_S = 15  # Spark's own shutdown hooks take up to 10 s
+START_WITHIN_S = 120.0
+_LOG = logging.getLogger(__name__)
 
 
 class SparkServerError(RuntimeError):
     """The server did not start; the message ends with the last lines of its log."""
+
+
+class SparkServerDiedError(RuntimeError):
+    """The server died under its clients."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +61,8 @@ class SparkServer:
         started_at: ISO 8601, UTC. Names one life of the server (see `shipping.session_id`).
         java: The Java home it runs on.
         cores: Tasks that run at a time.
+        memory: Of the JVM.
+        host: The machine it runs on: several may share a state folder.
     """
 
     pid: int
@@ -60,6 +72,13 @@ class SparkServer:
     started_at: str
     java: str
     cores: int
+    memory: str = "1g"
+    host: str = field(default_factory=socket.gethostname)
+
+    @property
+    def lives(self) -> bool:
+        """Whether that very process runs."""
+        return bool(self.born) and born(self.pid) == self.born
 
     @property
     def address(self) -> str:
@@ -77,11 +96,8 @@ def status(folder: Path | None = None) -> SparkServer | None:
         The server, or None if none was started, or what was started is gone, even if its process id lives on in
         some other process.
     """
-    try:
-        server = SparkServer(**json.loads(_state_file(folder or home()).read_text()))
-    except (FileNotFoundError, ValueError, TypeError):  # never started, or written by another version
-        return None
-    return server if born(server.pid) == server.born else None
+    server = _known(_state_file(folder or home()))
+    return server if server and server.lives else None
 
 
 def start(
@@ -89,7 +105,7 @@ def start(
     *,
     cores: int | None = None,
     memory: str = "1g",
-    timeout_s: float = 120,
+    timeout_s: float = START_WITHIN_S,
     java_options: str = "",
 ) -> SparkServer:
     """Start the server, or return the one that is running. Two at once start one.
@@ -111,27 +127,34 @@ def start(
     folder = folder or home()
     _make(folder)
     with _locked(folder):
-        if running := status(folder):
-            return running
-        _sweep(folder)
-        # One log per life of a server. It may quote data of failed tasks, hence private.
-        _write_private(_log_file(folder), "")
-        java = jvm.ensure_java(folder)
-        deadline = time.monotonic() + timeout_s
-        while True:
-            server = _launch(folder, java, cores or os.cpu_count() or 1, memory, java_options)
-            try:
-                _await_port(server, folder, deadline)
-            except SparkServerError as error:
-                _end(server, _STOP_S)
-                # Somebody took the port between our look and Spark's bind.
-                if "java.net.BindException" in str(error) and time.monotonic() < deadline:
-                    continue
-                raise
-            finally:
-                _properties_file(folder).unlink(missing_ok=True)
-            _write_private(_state_file(folder), json.dumps(asdict(server), indent=2))
-            return server
+        return status(folder) or _start(folder, cores or os.cpu_count() or 1, memory, timeout_s, java_options)
+
+
+def revive(folder: Path | None = None, log: Callable[[str], None] = _LOG.warning) -> SparkServer | None:
+    """Return the running server; if it died, start another as it was started. Two at once start one.
+
+    Args:
+        folder: State folder; `home()` if not given.
+        log: Told that it died.
+
+    Returns:
+        The running server; None if none was started, if it was stopped, or if it died on another machine.
+
+    Raises:
+        SparkServerError: The other one did not start.
+        pipeline_platform.jvm.JavaNotFoundError: There is no Java any more.
+    """
+    folder = folder or home()
+    if (running := status(folder)) or not _state_file(folder).exists():
+        return running
+    with _locked(folder):
+        known = _known(_state_file(folder))  # read again: who had the lock may have started or stopped one
+        if known is None or known.lives:
+            return known
+        if known.host != socket.gethostname():
+            return None
+        log(f"the Spark server (process {known.pid}, since {known.started_at}) died: starting another")
+        return _start(folder, known.cores, known.memory, START_WITHIN_S, "")
 
 
 def stop(folder: Path | None = None, *, patience_s: float = _STOP_S) -> bool:
@@ -145,7 +168,7 @@ def stop(folder: Path | None = None, *, patience_s: float = _STOP_S) -> bool:
         Whether there was one.
     """
     folder = folder or home()
-    if not _state_file(folder).exists():
+    if not (_state_file(folder).exists() or _starting_file(folder).exists()):
         return False
     with _locked(folder):
         server = status(folder)
@@ -171,6 +194,31 @@ def log_tail(folder: Path | None = None, lines: int = 20) -> str:
     except FileNotFoundError:
         return ""
     return "\n".join(text.splitlines()[-lines:])
+
+
+def _start(folder: Path, cores: int, memory: str, timeout_s: float, java_options: str) -> SparkServer:
+    _sweep(folder)
+    # One log per life of a server. It may quote data of failed tasks, hence private.
+    _write_private(_log_file(folder), "")
+    java = jvm.ensure_java(folder)
+    deadline = time.monotonic() + timeout_s
+    while True:
+        server = _launch(folder, java, cores, memory, java_options)
+        try:
+            # Written before it answers: if this process is killed, the next finds what it has started, and ends it.
+            _write_private(_starting_file(folder), _as_json(server))
+            _await_port(server, folder, deadline)
+            _starting_file(folder).replace(_state_file(folder))
+        except BaseException as error:
+            _end(server, _STOP_S)
+            _starting_file(folder).unlink(missing_ok=True)
+            # Somebody took the port between our look and Spark's bind.
+            if isinstance(error, SparkServerError) and "java.net.BindException" in str(error):
+                continue
+            raise
+        finally:
+            _properties_file(folder).unlink(missing_ok=True)
+        return server
 
 
 def _launch(folder: Path, java: Path, cores: int, memory: str, java_options: str) -> SparkServer:
@@ -207,11 +255,11 @@ def _launch(folder: Path, java: Path, cores: int, memory: str, java_options: str
         cwd=folder, env=environment, start_new_session=True, stdout=subprocess.PIPE, text=True, check=True,
     ).stdout  # fmt: skip
     now = datetime.now(UTC).isoformat()
-    return SparkServer(int(pid), born(int(pid)) or "", port, token, now, str(java), cores)
+    return SparkServer(int(pid), born(int(pid)) or "", port, token, now, str(java), cores, memory)
 
 
 def _await_port(server: SparkServer, folder: Path, deadline: float) -> None:
-    while born(server.pid) == server.born and server.born:
+    while server.lives:
         with suppress(OSError), socket.create_connection(("127.0.0.1", server.port), timeout=1):
             return
         if time.monotonic() > deadline:
@@ -228,7 +276,7 @@ def _await_port(server: SparkServer, folder: Path, deadline: float) -> None:
 
 def _end(server: SparkServer, patience_s: float) -> None:
     """Ask the process to end, make it after a while, and touch no other that has its id by now."""
-    if born(server.pid) != server.born:
+    if not server.lives:
         return
     with suppress(ProcessLookupError):
         # What `_launch` started and nothing else: while starting, Spark's script has children, which may end later.
@@ -256,7 +304,10 @@ def _make(folder: Path) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what a killed server could not."""
+    """Remove what a killed server could not; end one whose starter was killed before it answered."""
+    if half_started := _known(_starting_file(folder)):
+        _end(half_started, _STOP_S)
+    _starting_file(folder).unlink(missing_ok=True)
     for leftover in ("scratch", "artifacts", "spark-warehouse"):
         shutil.rmtree(folder / leftover, ignore_errors=True)
 
@@ -266,6 +317,18 @@ def _locked(folder: Path) -> Iterator[None]:
     with (folder / "spark.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # let go when the file is closed, also by death
         yield
+
+
+def _known(file: Path) -> SparkServer | None:
+    """The server that a file tells of, dead or alive."""
+    try:
+        return SparkServer(**json.loads(file.read_text()))
+    except (FileNotFoundError, ValueError, TypeError):  # never started, or written by another version
+        return None
+
+
+def _as_json(server: SparkServer) -> str:
+    return json.dumps(asdict(server), indent=2)
 
 
 def _write_private(path: Path, text: str) -> None:
@@ -281,6 +344,10 @@ def _escaped(value: str) -> str:
 
 def _state_file(folder: Path) -> Path:
     return folder / "spark.json"
+
+
+def _starting_file(folder: Path) -> Path:
+    return folder / "spark.starting.json"
 
 
 def _log_file(folder: Path) -> Path:
