@@ -32,12 +32,15 @@ from pathlib import Path
 
 from pipeline_platform import engine, jvm
 from pipeline_platform.home import home
-from pipeline_platform.process import born, group_lives
+from pipeline_platform.process import born, group_lives, worked
 
 _SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _POLL_S = 0.05
 _STOP_S = 15  # Spark's own shutdown hooks take up to 10 s
-START_WITHIN_S = 120.0
+START_WITHIN_S = 900.0
+"""Seconds that a start may take at most, as long as it gets on: on a machine with much else to do it takes minutes."""
+_STALLED_S = 60.0
+_SAY_EACH_S = 10.0
 _LOG = logging.getLogger(__name__)
 
 
@@ -107,6 +110,7 @@ def start(
     memory: str = "1g",
     timeout_s: float = START_WITHIN_S,
     java_options: str = "",
+    log: Callable[[str], None] = _LOG.info,
 ) -> SparkServer:
     """Start the server, or return the one that is running. Two at once start one.
 
@@ -114,20 +118,21 @@ def start(
         folder: State folder, `home()` if not given. Made if missing.
         cores: Tasks that run at a time; all of the machine's if not given.
         memory: Of the JVM, in its notation. Python workers come on top of it.
-        timeout_s: Seconds until its port must answer.
+        timeout_s: Seconds until its port must answer. It is given up earlier if it dies or does nothing.
         java_options: More options for its Java, quoted as in Spark's settings.
+        log: Told what is waited for, each ten seconds.
 
     Returns:
         The running server, which may have other cores or memory if it was there before.
 
     Raises:
-        SparkServerError: It died or did not answer in time. Nothing is left running.
+        SparkServerError: It died, stood still or did not answer in time. Nothing is left running.
         pipeline_platform.jvm.JavaNotFoundError: There is no Java to run it on.
     """
     folder = folder or home()
     _make(folder)
     with _locked(folder):
-        return status(folder) or _start(folder, cores or os.cpu_count() or 1, memory, timeout_s, java_options)
+        return status(folder) or _start(folder, cores or os.cpu_count() or 1, memory, timeout_s, java_options, log)
 
 
 def revive(folder: Path | None = None, log: Callable[[str], None] = _LOG.warning) -> SparkServer | None:
@@ -135,7 +140,7 @@ def revive(folder: Path | None = None, log: Callable[[str], None] = _LOG.warning
 
     Args:
         folder: State folder; `home()` if not given.
-        log: Told that it died.
+        log: Told that it died, and what is waited for.
 
     Returns:
         The running server; None if none was started, if it was stopped, or if it died on another machine.
@@ -154,7 +159,7 @@ def revive(folder: Path | None = None, log: Callable[[str], None] = _LOG.warning
         if known.host != socket.gethostname():
             return None
         log(f"the Spark server (process {known.pid}, since {known.started_at}) died: starting another")
-        return _start(folder, known.cores, known.memory, START_WITHIN_S, "")
+        return _start(folder, known.cores, known.memory, START_WITHIN_S, "", log)
 
 
 def stop(folder: Path | None = None, *, patience_s: float = _STOP_S) -> bool:
@@ -196,7 +201,9 @@ def log_tail(folder: Path | None = None, lines: int = 20) -> str:
     return "\n".join(text.splitlines()[-lines:])
 
 
-def _start(folder: Path, cores: int, memory: str, timeout_s: float, java_options: str) -> SparkServer:
+def _start(
+    folder: Path, cores: int, memory: str, timeout_s: float, java_options: str, log: Callable[[str], None]
+) -> SparkServer:
     _sweep(folder)
     # One log per life of a server. It may quote data of failed tasks, hence private.
     _write_private(_log_file(folder), "")
@@ -207,7 +214,7 @@ def _start(folder: Path, cores: int, memory: str, timeout_s: float, java_options
         try:
             # Written before it answers: if this process is killed, the next finds what it has started, and ends it.
             _write_private(_starting_file(folder), _as_json(server))
-            _await_port(server, folder, deadline)
+            _await_port(server, folder, deadline, log)
             _starting_file(folder).replace(_state_file(folder))
         except BaseException as error:
             _end(server, _STOP_S)
@@ -258,20 +265,29 @@ def _launch(folder: Path, java: Path, cores: int, memory: str, java_options: str
     return SparkServer(int(pid), born(int(pid)) or "", port, token, now, str(java), cores, memory)
 
 
-def _await_port(server: SparkServer, folder: Path, deadline: float) -> None:
+def _await_port(server: SparkServer, folder: Path, deadline: float, log: Callable[[str], None]) -> None:
+    began = said = moved = time.monotonic()
+    state: object = None
     while server.lives:
         with suppress(OSError), socket.create_connection(("127.0.0.1", server.port), timeout=1):
             return
-        if time.monotonic() > deadline:
-            raise SparkServerError(
-                f"the Spark server does not answer on port {server.port}; give it a longer timeout_s, or read "
-                f"{_log_file(folder)}, which ends with:\n{log_tail(folder)}"
-            )
+        now, seen = time.monotonic(), (worked(server.pid), _log_file(folder).stat().st_size)
+        if seen != state:
+            state, moved = seen, now
+        waits = f"the Spark server (process {server.pid}) does not answer after {now - began:.0f} s"
+        if now > deadline:
+            raise _not_started(f"{waits}; give it a longer --timeout (timeout_s)", folder)
+        if now - moved > _STALLED_S:
+            raise _not_started(f"{waits} and has done nothing for {_STALLED_S:.0f} s", folder)
+        if now - said > _SAY_EACH_S:
+            log(f"{waits} but works; waiting for {deadline - now:.0f} s more at most. Its log is {_log_file(folder)}")
+            said = now
         time.sleep(_POLL_S)
-    raise SparkServerError(
-        f"the Spark server died while starting on {server.java}. Its log {_log_file(folder)} ends with:\n"
-        f"{log_tail(folder)}"
-    )
+    raise _not_started(f"the Spark server died while starting on {server.java}", folder)
+
+
+def _not_started(why: str, folder: Path) -> SparkServerError:
+    return SparkServerError(f"{why}. Its log {_log_file(folder)} ends with:\n{log_tail(folder)}")
 
 
 def _end(server: SparkServer, patience_s: float) -> None:
