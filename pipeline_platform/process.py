@@ -1,12 +1,17 @@
-"""Which process an id means: ids come round again, and a process that waits to be reaped has one still."""
+"""Processes that outlive their starter, and which one an id means.
+
+Ids come round again, and a process that waits to be reaped has one still.
+"""
 
 from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from subprocess import DEVNULL, PIPE
+from typing import IO
 
 
 def born(pid: int) -> str | None:
@@ -44,6 +49,26 @@ def worked(pid: int) -> object:
         told = subprocess.run(["/bin/ps", "-Ao", "pgid=,time="], capture_output=True, text=True, check=False).stdout
         return sorted(line.split()[1] for line in told.splitlines() if line.split()[0] == str(group))
     return sum(int(ticks) for fields in _members(group) for ticks in fields[11:15])  # children that ended included
+
+
+def detach(
+    command: Sequence[str],
+    cwd: Path,
+    *,
+    stdin: int | IO[bytes] = DEVNULL,
+    output: int | IO[bytes] = DEVNULL,
+    env: Mapping[str, str] | None = None,
+) -> int:
+    """Start a process that outlives this one; return its id.
+
+    By way of a shell that ends at once, so that it is nobody's child and leaves no zombie; in a session of its own, so
+    that Ctrl-C in the starter's terminal does not reach it.
+    """
+    script = ["/bin/sh", "-c", 'exec 3<&0; "$@" <&3 3<&- >&2 & echo $!', "sh", *command]
+    started = subprocess.run(  # noqa: S603
+        script, cwd=cwd, env=env, stdin=stdin, stdout=PIPE, stderr=output, start_new_session=True, check=True
+    )
+    return int(started.stdout)
 
 
 def _members(group: int) -> Iterator[list[str]]:

@@ -2,7 +2,7 @@
 
 A run that starts its own Spark waits seconds for it; with a server it waits half a second. The server listens on
 the loopback address only and wants a token. What is known about it lies in a state folder, readable by its owner
-alone: `spark.json` (process, port, token, Java) and `spark.log`.
+alone: `spark.json` (process, port, token, Java) and `spark.log`. What tasks write follows the umask of its starter.
 
 A server that dies leaves `spark.json` behind: the next run that looks for it starts another (`revive`). `stop` removes
 the file, so what it ended stays away.
@@ -22,7 +22,7 @@ import secrets
 import shutil
 import signal
 import socket
-import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -30,9 +30,9 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pipeline_platform import engine, jvm
+from pipeline_platform import bounded_log, engine, jvm
 from pipeline_platform.home import home
-from pipeline_platform.process import born, group_lives, worked
+from pipeline_platform.process import born, detach, group_lives, worked
 
 _SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _POLL_S = 0.05
@@ -41,6 +41,7 @@ START_WITHIN_S = 900.0
 """Seconds that a start may take at most, as long as it gets on: on a machine with much else to do it takes minutes."""
 _STALLED_S = 60.0
 _SAY_EACH_S = 10.0
+_LOG_BYTES = 16_000_000  # and as much again of what came before
 _LOG = logging.getLogger(__name__)
 
 
@@ -205,11 +206,15 @@ def _start(
     folder: Path, cores: int, memory: str, timeout_s: float, java_options: str, log: Callable[[str], None]
 ) -> SparkServer:
     _sweep(folder)
-    # One log per life of a server. It may quote data of failed tasks, hence private.
-    _write_private(_log_file(folder), "")
+    for name in ("scratch", "artifacts"):  # blocks of messages; the project's code
+        (folder / name).mkdir(mode=0o700)
     java = jvm.ensure_java(folder)
     deadline = time.monotonic() + timeout_s
     while True:
+        # One log per life of a server, and that of the life before. It may quote data of failed tasks, hence private.
+        with suppress(FileNotFoundError):
+            _log_file(folder).replace(folder / "spark.log.1")
+        _write_private(_log_file(folder), "")
         server = _launch(folder, java, cores, memory, java_options)
         try:
             # Written before it answers: if this process is killed, the next finds what it has started, and ends it.
@@ -253,16 +258,15 @@ def _launch(folder: Path, java: Path, cores: int, memory: str, java_options: str
     environment = {name: value for name, value in os.environ.items() if name not in foreign}
     environment |= engine.interpreters() | {"JAVA_HOME": str(java)}
     submit = Path(environment["SPARK_HOME"]) / "bin" / "spark-submit"
-    # By way of a shell that ends at once, so that the server is nobody's child and leaves no zombie; in a
-    # session of its own, so that Ctrl-C in the starter's terminal does not reach it.
-    pid = subprocess.run(  # noqa: S603
-        ["/bin/sh", "-c", 'log=$1; shift; umask 077; "$@" >>"$log" 2>&1 </dev/null & echo $!', "sh",
-         _log_file(folder), submit, "--properties-file", properties, "--class", _SERVER, "spark-internal"],
+    reading, writing = os.pipe()
+    with open(reading, "rb") as said, open(writing, "wb") as saying:
+        log = [sys.executable, "-I", bounded_log.__file__, str(_log_file(folder)), str(_LOG_BYTES)]
+        detach(log, folder, stdin=said)
+        server = [str(submit), "--properties-file", str(properties), "--class", _SERVER, "spark-internal"]
         # What Spark writes into its working directory (uploaded code) belongs here too.
-        cwd=folder, env=environment, start_new_session=True, stdout=subprocess.PIPE, text=True, check=True,
-    ).stdout  # fmt: skip
+        pid = detach(server, folder, output=saying, env=environment)
     now = datetime.now(UTC).isoformat()
-    return SparkServer(int(pid), born(int(pid)) or "", port, token, now, str(java), cores, memory)
+    return SparkServer(pid, born(pid) or "", port, token, now, str(java), cores, memory)
 
 
 def _await_port(server: SparkServer, folder: Path, deadline: float, log: Callable[[str], None]) -> None:
@@ -330,7 +334,7 @@ def _sweep(folder: Path) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    with (folder / "spark.lock").open("a") as lock:
+    with open(folder / "spark.lock", "a", opener=_private) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # let go when the file is closed, also by death
         yield
 
@@ -349,9 +353,13 @@ def _as_json(server: SparkServer) -> str:
 
 def _write_private(path: Path, text: str) -> None:
     aside = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+    with open(aside, "w", opener=_private) as file:
         file.write(text)
     aside.replace(path)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _escaped(value: str) -> str:
