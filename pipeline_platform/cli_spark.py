@@ -25,11 +25,15 @@ def start(
     cores: Annotated[int | None, typer.Option(min=1, help="Tasks at a time; all cores by default.")] = None,
     memory: Annotated[str, typer.Option(help="Memory of the JVM; Python workers come on top.")] = "1g",
     warm_up: Annotated[bool, typer.Option(help="Start the Python workers as well.")] = True,
+    timeout: Annotated[
+        float,
+        typer.Option(min=1, help="Seconds that Spark may take at most; one that stands still is given up before."),
+    ] = spark_server.START_WITHIN_S,
 ) -> None:
     """Start the warm server, or say where the running one is."""
     began = time.monotonic()
     try:
-        server = spark_server.start(state, cores=cores, memory=memory)
+        server = spark_server.start(state, cores=cores, memory=memory, timeout_s=timeout, log=_say)
     except (jvm.JavaNotFoundError, spark_server.SparkServerError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from None
@@ -73,6 +77,10 @@ def archive() -> None:
         typer.echo(f"no class archive; Spark starts without it, and takes longer: {error}", err=True)
         raise typer.Exit(1) from None
     typer.echo(f"{path}: {path.stat().st_size / 1e6:.0f} MB, made in {time.monotonic() - began:.0f} s")
+
+
+def _say(line: str) -> None:
+    typer.echo(line, err=True)
 
 
 def _described(server: spark_server.SparkServer) -> str:

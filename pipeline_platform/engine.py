@@ -214,7 +214,8 @@ def local_settings(cores: int, memory: str) -> dict[str, str]:
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.memory": memory,
-        "spark.driver.defaultJavaOptions": jvm.class_archive_option(),
+        # Out of memory is a death, after which there is another: a JVM that goes on is of no use to anybody.
+        "spark.driver.defaultJavaOptions": f"-XX:+ExitOnOutOfMemoryError {jvm.class_archive_option()}".rstrip(),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "WARN",

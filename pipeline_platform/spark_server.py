@@ -2,7 +2,10 @@
 
 A run that starts its own Spark waits seconds for it; with a server it waits half a second. The server listens on
 the loopback address only and wants a token. What is known about it lies in a state folder, readable by its owner
-alone: `spark.json` (process, port, token, Java) and `spark.log`.
+alone: `spark.json` (process, port, token, Java) and `spark.log`. What tasks write follows the umask of its starter.
+
+A server that dies leaves `spark.json` behind: the next run that looks for it starts another (`revive`). `stop` removes
+the file, so what it ended stays away.
 
 Workers have the environment that the server was started in, and the libraries installed by then; start it anew
 after a change to either. An edit of the project's code needs no restart, but each leaves one idle Python process
@@ -13,30 +16,41 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import secrets
 import shutil
 import signal
 import socket
-import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pipeline_platform import engine, jvm
+from pipeline_platform import bounded_log, engine, jvm
 from pipeline_platform.home import home
-from pipeline_platform.process import born, group_lives
+from pipeline_platform.process import born, detach, group_lives, worked
 
 _SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _POLL_S = 0.05
 _STOP_S = 15  # Spark's own shutdown hooks take up to 10 s
+START_WITHIN_S = 900.0
+"""Seconds that a start may take at most, as long as it gets on: on a machine with much else to do it takes minutes."""
+_STALLED_S = 60.0
+_SAY_EACH_S = 10.0
+_LOG_BYTES = 16_000_000  # and as much again of what came before
+_LOG = logging.getLogger(__name__)
 
 
 class SparkServerError(RuntimeError):
     """The server did not start; the message ends with the last lines of its log."""
+
+
+class SparkServerDiedError(RuntimeError):
+    """The server died under its clients."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +65,8 @@ class SparkServer:
         started_at: ISO 8601, UTC. Names one life of the server (see `shipping.session_id`).
         java: The Java home it runs on.
         cores: Tasks that run at a time.
+        memory: Of the JVM.
+        host: The machine it runs on: several may share a state folder.
     """
 
     pid: int
@@ -60,6 +76,13 @@ class SparkServer:
     started_at: str
     java: str
     cores: int
+    memory: str = "1g"
+    host: str = field(default_factory=socket.gethostname)
+
+    @property
+    def lives(self) -> bool:
+        """Whether that very process runs."""
+        return bool(self.born) and born(self.pid) == self.born
 
     @property
     def address(self) -> str:
@@ -77,11 +100,8 @@ def status(folder: Path | None = None) -> SparkServer | None:
         The server, or None if none was started, or what was started is gone, even if its process id lives on in
         some other process.
     """
-    try:
-        server = SparkServer(**json.loads(_state_file(folder or home()).read_text()))
-    except (FileNotFoundError, ValueError, TypeError):  # never started, or written by another version
-        return None
-    return server if born(server.pid) == server.born else None
+    server = _known(_state_file(folder or home()))
+    return server if server and server.lives else None
 
 
 def start(
@@ -89,8 +109,9 @@ def start(
     *,
     cores: int | None = None,
     memory: str = "1g",
-    timeout_s: float = 120,
+    timeout_s: float = START_WITHIN_S,
     java_options: str = "",
+    log: Callable[[str], None] = _LOG.info,
 ) -> SparkServer:
     """Start the server, or return the one that is running. Two at once start one.
 
@@ -98,40 +119,48 @@ def start(
         folder: State folder, `home()` if not given. Made if missing.
         cores: Tasks that run at a time; all of the machine's if not given.
         memory: Of the JVM, in its notation. Python workers come on top of it.
-        timeout_s: Seconds until its port must answer.
+        timeout_s: Seconds until its port must answer. It is given up earlier if it dies or does nothing.
         java_options: More options for its Java, quoted as in Spark's settings.
+        log: Told what is waited for, each ten seconds.
 
     Returns:
         The running server, which may have other cores or memory if it was there before.
 
     Raises:
-        SparkServerError: It died or did not answer in time. Nothing is left running.
+        SparkServerError: It died, stood still or did not answer in time. Nothing is left running.
         pipeline_platform.jvm.JavaNotFoundError: There is no Java to run it on.
     """
     folder = folder or home()
     _make(folder)
     with _locked(folder):
-        if running := status(folder):
-            return running
-        _sweep(folder)
-        # One log per life of a server. It may quote data of failed tasks, hence private.
-        _write_private(_log_file(folder), "")
-        java = jvm.ensure_java(folder)
-        deadline = time.monotonic() + timeout_s
-        while True:
-            server = _launch(folder, java, cores or os.cpu_count() or 1, memory, java_options)
-            try:
-                _await_port(server, folder, deadline)
-            except SparkServerError as error:
-                _end(server, _STOP_S)
-                # Somebody took the port between our look and Spark's bind.
-                if "java.net.BindException" in str(error) and time.monotonic() < deadline:
-                    continue
-                raise
-            finally:
-                _properties_file(folder).unlink(missing_ok=True)
-            _write_private(_state_file(folder), json.dumps(asdict(server), indent=2))
-            return server
+        return status(folder) or _start(folder, cores or os.cpu_count() or 1, memory, timeout_s, java_options, log)
+
+
+def revive(folder: Path | None = None, log: Callable[[str], None] = _LOG.warning) -> SparkServer | None:
+    """Return the running server; if it died, start another as it was started. Two at once start one.
+
+    Args:
+        folder: State folder; `home()` if not given.
+        log: Told that it died, and what is waited for.
+
+    Returns:
+        The running server; None if none was started, if it was stopped, or if it died on another machine.
+
+    Raises:
+        SparkServerError: The other one did not start.
+        pipeline_platform.jvm.JavaNotFoundError: There is no Java any more.
+    """
+    folder = folder or home()
+    if (running := status(folder)) or not _state_file(folder).exists():
+        return running
+    with _locked(folder):
+        known = _known(_state_file(folder))  # read again: who had the lock may have started or stopped one
+        if known is None or known.lives:
+            return known
+        if known.host != socket.gethostname():
+            return None
+        log(f"the Spark server (process {known.pid}, since {known.started_at}) died: starting another")
+        return _start(folder, known.cores, known.memory, START_WITHIN_S, "", log)
 
 
 def stop(folder: Path | None = None, *, patience_s: float = _STOP_S) -> bool:
@@ -145,7 +174,7 @@ def stop(folder: Path | None = None, *, patience_s: float = _STOP_S) -> bool:
         Whether there was one.
     """
     folder = folder or home()
-    if not _state_file(folder).exists():
+    if not (_state_file(folder).exists() or _starting_file(folder).exists()):
         return False
     with _locked(folder):
         server = status(folder)
@@ -173,6 +202,37 @@ def log_tail(folder: Path | None = None, lines: int = 20) -> str:
     return "\n".join(text.splitlines()[-lines:])
 
 
+def _start(
+    folder: Path, cores: int, memory: str, timeout_s: float, java_options: str, log: Callable[[str], None]
+) -> SparkServer:
+    _sweep(folder)
+    for name in ("scratch", "artifacts"):  # blocks of messages; the project's code
+        (folder / name).mkdir(mode=0o700)
+    java = jvm.ensure_java(folder)
+    deadline = time.monotonic() + timeout_s
+    while True:
+        # One log per life of a server, and that of the life before. It may quote data of failed tasks, hence private.
+        with suppress(FileNotFoundError):
+            _log_file(folder).replace(folder / "spark.log.1")
+        _write_private(_log_file(folder), "")
+        server = _launch(folder, java, cores, memory, java_options)
+        try:
+            # Written before it answers: if this process is killed, the next finds what it has started, and ends it.
+            _write_private(_starting_file(folder), _as_json(server))
+            _await_port(server, folder, deadline, log)
+            _starting_file(folder).replace(_state_file(folder))
+        except BaseException as error:
+            _end(server, _STOP_S)
+            _starting_file(folder).unlink(missing_ok=True)
+            # Somebody took the port between our look and Spark's bind.
+            if isinstance(error, SparkServerError) and "java.net.BindException" in str(error):
+                continue
+            raise
+        finally:
+            _properties_file(folder).unlink(missing_ok=True)
+        return server
+
+
 def _launch(folder: Path, java: Path, cores: int, memory: str, java_options: str) -> SparkServer:
     port, token = _free_port(), secrets.token_hex(32)
     settings = engine.local_settings(cores, memory) | {
@@ -198,37 +258,45 @@ def _launch(folder: Path, java: Path, cores: int, memory: str, java_options: str
     environment = {name: value for name, value in os.environ.items() if name not in foreign}
     environment |= engine.interpreters() | {"JAVA_HOME": str(java)}
     submit = Path(environment["SPARK_HOME"]) / "bin" / "spark-submit"
-    # By way of a shell that ends at once, so that the server is nobody's child and leaves no zombie; in a
-    # session of its own, so that Ctrl-C in the starter's terminal does not reach it.
-    pid = subprocess.run(  # noqa: S603
-        ["/bin/sh", "-c", 'log=$1; shift; umask 077; "$@" >>"$log" 2>&1 </dev/null & echo $!', "sh",
-         _log_file(folder), submit, "--properties-file", properties, "--class", _SERVER, "spark-internal"],
+    reading, writing = os.pipe()
+    with open(reading, "rb") as said, open(writing, "wb") as saying:
+        log = [sys.executable, "-I", bounded_log.__file__, str(_log_file(folder)), str(_LOG_BYTES)]
+        detach(log, folder, stdin=said)
+        server = [str(submit), "--properties-file", str(properties), "--class", _SERVER, "spark-internal"]
         # What Spark writes into its working directory (uploaded code) belongs here too.
-        cwd=folder, env=environment, start_new_session=True, stdout=subprocess.PIPE, text=True, check=True,
-    ).stdout  # fmt: skip
+        pid = detach(server, folder, output=saying, env=environment)
     now = datetime.now(UTC).isoformat()
-    return SparkServer(int(pid), born(int(pid)) or "", port, token, now, str(java), cores)
+    return SparkServer(pid, born(pid) or "", port, token, now, str(java), cores, memory)
 
 
-def _await_port(server: SparkServer, folder: Path, deadline: float) -> None:
-    while born(server.pid) == server.born and server.born:
+def _await_port(server: SparkServer, folder: Path, deadline: float, log: Callable[[str], None]) -> None:
+    began = said = moved = time.monotonic()
+    state: object = None
+    while server.lives:
         with suppress(OSError), socket.create_connection(("127.0.0.1", server.port), timeout=1):
             return
-        if time.monotonic() > deadline:
-            raise SparkServerError(
-                f"the Spark server does not answer on port {server.port}; give it a longer timeout_s, or read "
-                f"{_log_file(folder)}, which ends with:\n{log_tail(folder)}"
-            )
+        now, seen = time.monotonic(), (worked(server.pid), _log_file(folder).stat().st_size)
+        if seen != state:
+            state, moved = seen, now
+        waits = f"the Spark server (process {server.pid}) does not answer after {now - began:.0f} s"
+        if now > deadline:
+            raise _not_started(f"{waits}; give it a longer --timeout (timeout_s)", folder)
+        if now - moved > _STALLED_S:
+            raise _not_started(f"{waits} and has done nothing for {_STALLED_S:.0f} s", folder)
+        if now - said > _SAY_EACH_S:
+            log(f"{waits} but works; waiting for {deadline - now:.0f} s more at most. Its log is {_log_file(folder)}")
+            said = now
         time.sleep(_POLL_S)
-    raise SparkServerError(
-        f"the Spark server died while starting on {server.java}. Its log {_log_file(folder)} ends with:\n"
-        f"{log_tail(folder)}"
-    )
+    raise _not_started(f"the Spark server died while starting on {server.java}", folder)
+
+
+def _not_started(why: str, folder: Path) -> SparkServerError:
+    return SparkServerError(f"{why}. Its log {_log_file(folder)} ends with:\n{log_tail(folder)}")
 
 
 def _end(server: SparkServer, patience_s: float) -> None:
     """Ask the process to end, make it after a while, and touch no other that has its id by now."""
-    if born(server.pid) != server.born:
+    if not server.lives:
         return
     with suppress(ProcessLookupError):
         # What `_launch` started and nothing else: while starting, Spark's script has children, which may end later.
@@ -256,23 +324,42 @@ def _make(folder: Path) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what a killed server could not."""
+    """Remove what a killed server could not; end one whose starter was killed before it answered."""
+    if half_started := _known(_starting_file(folder)):
+        _end(half_started, _STOP_S)
+    _starting_file(folder).unlink(missing_ok=True)
     for leftover in ("scratch", "artifacts", "spark-warehouse"):
         shutil.rmtree(folder / leftover, ignore_errors=True)
 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    with (folder / "spark.lock").open("a") as lock:
+    with open(folder / "spark.lock", "a", opener=_private) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # let go when the file is closed, also by death
         yield
 
 
+def _known(file: Path) -> SparkServer | None:
+    """The server that a file tells of, dead or alive."""
+    try:
+        return SparkServer(**json.loads(file.read_text()))
+    except (FileNotFoundError, ValueError, TypeError):  # never started, or written by another version
+        return None
+
+
+def _as_json(server: SparkServer) -> str:
+    return json.dumps(asdict(server), indent=2)
+
+
 def _write_private(path: Path, text: str) -> None:
     aside = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+    with open(aside, "w", opener=_private) as file:
         file.write(text)
     aside.replace(path)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _escaped(value: str) -> str:
@@ -281,6 +368,10 @@ def _escaped(value: str) -> str:
 
 def _state_file(folder: Path) -> Path:
     return folder / "spark.json"
+
+
+def _starting_file(folder: Path) -> Path:
+    return folder / "spark.starting.json"
 
 
 def _log_file(folder: Path) -> Path:

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,12 +30,15 @@ from pipeline_platform.imports import import_apart
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.connect.client.retries import RetryPolicy
 
 WARM = "warm"
 """Value of `SparkResource.remote` that stands for this machine's warm server."""
 
 _USER = "pipeline-platform"  # sessions are kept by user and id, and runs may be started by several users
 _GENERATIONS = 100
+_RETRIES = {"max_retries": 15, "max_backoff": 5_000}
+"""How a client waits for a server that does not answer: about a minute, where Spark's own way takes ten."""
 _CLIENT_MARK = "SPARK_CONNECT_MODE_ENABLED"
 _CONNECT = ("pyspark.sql.connect.session", "pyspark.sql.connect.window")
 _CLASSIC = ("pandas", "pyspark.sql.classic.dataframe", "pyspark.sql.classic.window")
@@ -57,7 +60,8 @@ class SparkResource(dg.ConfigurableResource["SparkResource"]):
         default="",
         description=(
             "Where Spark runs: empty for a session inside the run's own process, `warm` for the server that "
-            "`pipeline-platform spark start` started on this machine (a run without one starts its own session), "
+            "`pipeline-platform spark start` started on this machine (a run that finds it dead starts it anew, a run "
+            "without one its own session), "
             "or the address of a Spark Connect server, `sc://host:port`."
         ),
     )
@@ -105,12 +109,15 @@ class SparkResource(dg.ConfigurableResource["SparkResource"]):
 
     @property
     def spark_session(self) -> SparkSession:
-        """The session, started or joined on first use.
+        """The session, started or joined on first use, and on the first after its server died.
 
         Raises:
             RuntimeError: This process has another Spark session open.
+            pipeline_platform.spark_server.SparkServerError: The warm server had died, and another did not start.
             pipeline_platform.jvm.JavaNotFoundError: A session of the run's own finds no Java.
         """
+        if self._held is not None and not self._held.place.lives:
+            self.close()
         if self._held is None:
             self._held = _hold(self._place())
         return self._held.session
@@ -133,18 +140,16 @@ class SparkResource(dg.ConfigurableResource["SparkResource"]):
         folder = Path(self.state_folder).resolve() if self.state_folder else home()
         packages = tuple(self.packages)
         if self.remote == WARM:
-            server = spark_server.status(folder)
+            server = spark_server.revive(folder, log.warning)
             if server and _answers(server.port):
-                return _Server(
-                    packages, server.address, server.token, named=server.started_at, params=f";user_id={_USER}"
-                )
+                return _Server(packages, server.address, server.token, server.started_at, f";user_id={_USER}", server)
             log.warning(
                 f"No warm Spark server according to {folder}: starting Spark in this process, which takes seconds. "
                 "`pipeline-platform spark start` starts a server (with the same PIPELINE_PLATFORM_HOME)."
             )
         elif self.remote:
             address, _, params = self.remote.rstrip("/").partition("/;")
-            return _Server(packages, address, self.token, named=address, params=f";{params}" if params else "")
+            return _Server(packages, address, self.token, address, f";{params}" if params else "")
         cores = self.cores or os.cpu_count() or 1
         settings = engine.local_settings(cores, self.memory) | self.spark_config
         return _Process(packages, tuple(sorted(settings.items())), folder)
@@ -157,6 +162,7 @@ class _Process:
     packages: tuple[str, ...]
     settings: tuple[tuple[str, str], ...]
     folder: Path
+    lives = True
 
     def open(self, closing_up: ExitStack, code: shipping.Code) -> SparkSession:
         java = str(jvm.ensure_java(self.folder))
@@ -170,13 +176,19 @@ class _Process:
 
 @dataclass(frozen=True)
 class _Server:
-    """A Spark Connect server."""
+    """A Spark Connect server; `warm` if it is this machine's."""
 
     packages: tuple[str, ...]
     address: str
     token: str | None
     named: str
     params: str
+    warm: spark_server.SparkServer | None = None
+
+    @property
+    def lives(self) -> bool:
+        """False if it is known to be dead."""
+        return self.warm is None or self.warm.lives
 
     def open(self, closing_up: ExitStack, code: shipping.Code) -> SparkSession:
         if "session_id=" in self.params:  # its owner's to choose, and to renew
@@ -196,10 +208,18 @@ class _Server:
         session = _session({"spark.remote": f"{self.address}/{token}{session_id}{self.params}"})
         with ExitStack() as failing:
             failing.callback(_leave, session)
+            session.client.set_retry_policies([_retries(self._expect_alive)])
             with _import_path_kept():
                 _add(session, code)
             closing_up.push(failing.pop_all())
         return session
+
+    def _expect_alive(self) -> None:
+        if self.warm is not None and not self.warm.lives:
+            raise spark_server.SparkServerDiedError(
+                f"the warm Spark server (process {self.warm.pid}, since {self.warm.started_at}) died: this run's "
+                "messages come back, and the next run starts another server unless it was stopped"
+            )
 
 
 _Place = _Process | _Server
@@ -223,6 +243,9 @@ def _hold(place: _Place) -> _Held:
     """Join this process's session, or open it."""
     global _current  # noqa: PLW0603 - a process can have one session, so this is the process's own state
     with _lock:
+        if _current is not None and not _current.place.lives:
+            dead, _current = _current, None
+            dead.closing_up.close()
         if _current is None:
             with ExitStack() as closing_up:
                 folder = closing_up.enter_context(tempfile.TemporaryDirectory(prefix="spark-code-"))
@@ -267,6 +290,20 @@ def _session(settings: dict[str, str]) -> SparkSession:
         from dagster_pyspark import LazyPySparkResource
 
         return LazyPySparkResource(spark_config=settings).spark_session
+
+
+def _retries(expect_alive: Callable[[], None]) -> RetryPolicy:
+    """Build what a client of a server does about errors that may pass: try again for a while, if the server lives."""
+    from pyspark.sql.connect.client.retries import DefaultPolicy
+
+    class WhileAlive(DefaultPolicy):  # type: ignore[misc, unused-ignore]
+        def can_retry(self, e: BaseException) -> bool:
+            may_pass = bool(super().can_retry(e))
+            if may_pass:
+                expect_alive()
+            return may_pass
+
+    return WhileAlive(**_RETRIES)
 
 
 def _add(session: SparkSession, code: shipping.Code) -> None:

@@ -36,7 +36,7 @@ class Rules(BaseModel):
 
 
 class Told(Pipeline):
-    """Lines of text, which may ask to fail, to take long, or to go by letter."""
+    """Lines of text, which may ask to fail, to take long, to leave a trace, or to go by letter."""
 
     name = "told"
     producer = Producer(source="queue", max_runs=2, oldest_allowed=timedelta(minutes=5))
@@ -53,6 +53,8 @@ class Told(Pipeline):
             return message.failed("told to fail")
         if text.startswith("sleep "):
             time.sleep(float(text.split()[1]))
+        if text.startswith("touch "):
+            Path(text.removeprefix("touch ")).touch()
         if text.startswith("wait for "):
             while not Path(text.removeprefix("wait for ")).exists():
                 time.sleep(0.1)

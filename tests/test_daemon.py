@@ -10,7 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -119,7 +119,13 @@ class Deployed:
 @pytest.fixture(scope="module")
 def deployed(tmp_path_factory: pytest.TempPathFactory, warm_spark: WarmSpark) -> Iterator[Deployed]:
     """Daemon and web server over the pipelines under test; the queue is empty."""
-    folder = tmp_path_factory.mktemp("deployed")
+    with deployment(tmp_path_factory.mktemp("deployed"), warm_spark.folder) as started:
+        yield started
+
+
+@contextmanager
+def deployment(folder: Path, spark_folder: Path) -> Iterator[Deployed]:
+    """Daemon and web server at work in a folder, on the warm Spark of another."""
     home = folder / "dagster"
     home.mkdir()
     (home / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text())
@@ -130,7 +136,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory, warm_spark: WarmSpark) ->
         **os.environ,
         "DAGSTER_HOME": str(home),
         "PIPELINES_UNDER_TEST": str(folder),
-        "SPARK_UNDER_TEST": str(warm_spark.folder),
+        "SPARK_UNDER_TEST": str(spark_folder),
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DAGSTER_HOME", str(home))

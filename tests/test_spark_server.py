@@ -123,7 +123,7 @@ def test_a_server_that_dies_while_starting_is_told_with_the_end_of_its_log(tmp_p
 
 
 def test_a_server_that_does_not_answer_in_time_is_ended(tmp_path):
-    with pytest.raises(spark_server.SparkServerError, match=r"does not answer.*longer timeout_s"):
+    with pytest.raises(spark_server.SparkServerError, match=r"does not answer.*longer --timeout"):
         spark_server.start(tmp_path, timeout_s=0.3)
 
     assert spark_processes(tmp_path) == []

@@ -61,7 +61,8 @@ class Services:
 
     def start_daemon(self, command: list[str]) -> None:
         """Start the daemon, once a run would find Spark: one that does not starts its own, which takes longer."""
-        self._await("spark", lambda: spark_server.status(self._place.home) is not None)
+        up_within_s = spark_server.START_WITHIN_S  # its own start gives up earlier where it gets nowhere
+        self._await("spark", lambda: spark_server.status(self._place.home) is not None, up_within_s)
         self._begin("daemon", command)
 
     def await_ui(self) -> None:
@@ -93,10 +94,10 @@ class Services:
     def _begin(self, name: str, command: list[str]) -> None:
         self._children[name] = self._processes.start(name, command, self._environment)
 
-    def _await(self, name: str, ready: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + _START_S
+    def _await(self, name: str, ready: Callable[[], bool], within_s: float = _START_S) -> None:
+        deadline = time.monotonic() + within_s
         while not ready():
             self.watch()
             if time.monotonic() > deadline:
-                raise ServiceError(f"the {name} does not answer after {_START_S} s:\n{self._processes.says(name)}")
+                raise ServiceError(f"the {name} does not answer after {within_s:.0f} s:\n{self._processes.says(name)}")
             time.sleep(0.1)

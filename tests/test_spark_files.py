@@ -1,0 +1,101 @@
+"""What the warm server writes: data for those whom its starter's umask lets read it, a log of a bounded size."""
+
+import os
+import stat
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from pipeline_platform import engine, spark_server
+from pipeline_platform.lake.storage import Lake
+from resources.spark import WARM, SparkResource
+
+SCHEMA = pa.schema([("n", pa.int64())])
+LOG_BYTES = 500_000
+
+
+@dataclass(frozen=True)
+class Started:
+    """A server that was started with a umask of 027, and a session on it."""
+
+    folder: Path
+    resource: SparkResource
+
+    def run(self, task: engine.Task) -> None:
+        engine.run(self.resource.spark_session, task, 1, SCHEMA)
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+    folder = tmp_path_factory.mktemp("files") / "state"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spark_server, "_LOG_BYTES", LOG_BYTES, raising=False)
+        before = os.umask(0o027)
+        try:
+            spark_server.start(folder, cores=1)
+        finally:
+            os.umask(before)
+    try:
+        with closing(SparkResource(remote=WARM, state_folder=str(folder), packages=["pipeline_platform"])) as resource:
+            yield Started(folder, resource)
+    finally:
+        spark_server.stop(folder)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_data_follows_the_umask_of_who_started_it_and_its_own_files_are_private(
+    started: Started, tmp_path: Path
+) -> None:
+    lake = Lake(root=str(tmp_path / "lake"))
+
+    def task(index: int) -> Iterator[pa.RecordBatch]:
+        with lake.open_output("table/rows") as file:
+            file.write(b"rows")
+        yield pa.record_batch({"n": [index]}, SCHEMA)
+
+    started.run(task)
+
+    assert mode(tmp_path / "lake" / "table" / "rows") == 0o640
+    assert mode(tmp_path / "lake" / "table") == 0o750
+    private = {path.name: mode(path) & 0o077 for path in started.folder.iterdir() if path.name != ".gitignore"}
+    assert {"spark.json", "spark.log", "scratch", "artifacts"} <= private.keys()
+    assert set(private.values()) == {0}, private
+
+
+def test_a_log_of_much_that_tasks_print_is_bounded_and_ends_with_the_last_of_it(started: Started) -> None:
+    def task(index: int) -> Iterator[pa.RecordBatch]:
+        for n in range(60_000):
+            sys.stdout.write(f"{n} {40 * 'x'}\n")
+        sys.stdout.write("the last word\n")
+        sys.stdout.flush()
+        yield pa.record_batch({"n": [index]}, SCHEMA)
+
+    started.run(task)
+
+    log, before = started.folder / "spark.log", started.folder / "spark.log.1"
+    until = time.monotonic() + 30
+    while "the last word" not in spark_server.log_tail(started.folder) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert "the last word" in spark_server.log_tail(started.folder)
+    assert log.stat().st_size + before.stat().st_size < 2 * LOG_BYTES + 200_000
+    assert mode(log) == mode(before) == 0o600
+
+
+def test_what_a_server_said_before_it_was_started_anew_is_kept(started: Started) -> None:
+    said = started.folder / "spark.log"
+    said.write_text("why it died\n")
+    spark_server.stop(started.folder)
+
+    spark_server.start(started.folder, cores=1)
+
+    assert "why it died" in (started.folder / "spark.log.1").read_text()
+    assert "why it died" not in said.read_text()
