@@ -12,6 +12,7 @@ from assets.windows import window_now
 from pipeline_platform.control import Claim, ControlStore, interval_end
 from pipeline_platform.demand import RUN_LASTS, Ask, InFlight, Limits, Waiting, decide_all
 from pipeline_platform.pipeline import Pipeline
+from pipeline_platform.run_process import RunProcess
 from pipeline_platform.source import Source, SourceError
 
 UNDER_WAY = [
@@ -21,14 +22,15 @@ UNDER_WAY = [
     dg.DagsterRunStatus.STARTED,
     dg.DagsterRunStatus.CANCELING,
 ]
-STARTS_WITHIN = timedelta(minutes=5)
-"""A run that started and has claimed nothing after so long is taken for dead."""
+STARTS_WITHIN = timedelta(minutes=15)
+"""A run that was launched and has claimed nothing after so long is taken for dead, if its process cannot be asked."""
 
 
 def in_flight(pipeline: type[Pipeline], instance: dg.DagsterInstance, control: ControlStore) -> InFlight:
     """Count what is in flight: a live claim counts as what it holds, a run that is to lease as what it was asked for.
 
-    A run that died stops counting when its claim is over; a queued one counts until it ends.
+    A run that died stops counting when its claim is over, or at once if it had none yet and its process is known to
+    have ended; a queued one counts until it ends.
     """
     claims = {claim.run_id: claim.messages for claim in control.in_flight(pipeline.name)}
     dead = {claim.run_id for claim in control.over(pipeline.name)}
@@ -37,15 +39,24 @@ def in_flight(pipeline: type[Pipeline], instance: dg.DagsterInstance, control: C
     records = instance.get_run_records(dg.RunsFilter(tags={PIPELINE_TAG: pipeline.name}, statuses=UNDER_WAY))
     for record in records:
         run = record.dagster_run
-        started = record.start_time and datetime.fromtimestamp(record.start_time, UTC)
-        stuck = started and now - started > STARTS_WITHIN
-        if run.run_id in claims or run.run_id in dead or stuck or not _is_to_lease(run, instance):
+        if run.run_id in claims or run.run_id in dead or _is_dead(record, now) or not _is_to_lease(run, instance):
             continue
         demand = int(run.tags[DEMAND_TAG])
         messages, runs = messages + demand, runs + 1
         if run.tags.get(ORIGIN_TAG) == "source":
             unleased += demand
     return InFlight(messages, runs, unleased)
+
+
+def _is_dead(record: dg.RunRecord, now: datetime) -> bool:
+    """Whether a run that was launched and holds no claim will never ask for one."""
+    run = record.dagster_run
+    if run.status is dg.DagsterRunStatus.QUEUED:
+        return False
+    process = RunProcess.of(run)
+    if process and process.is_here:
+        return not process.lives
+    return now - record.update_timestamp.astimezone(UTC) > STARTS_WITHIN
 
 
 def _is_to_lease(run: dg.DagsterRun, instance: dg.DagsterInstance) -> bool:
