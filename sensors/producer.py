@@ -9,7 +9,7 @@ import dagster as dg
 from assets.graph import DEMAND_TAG, ORIGIN_TAG, PIPELINE_TAG, RECEIVE_TAG
 from assets.jobs import NO_RETRIES, receive_config
 from assets.windows import window_now
-from pipeline_platform.control import Claim, ControlStore, interval_end
+from pipeline_platform.control import Claim, ControlStore, ControlStoreError, interval_end
 from pipeline_platform.demand import RUN_LASTS, Ask, InFlight, Limits, Waiting, decide_all
 from pipeline_platform.pipeline import Pipeline
 from pipeline_platform.run_process import RunProcess
@@ -133,13 +133,16 @@ def producer_sensor(pipeline: type[Pipeline], job: Any) -> dg.SensorDefinition:
         now, waiting = datetime.now(UTC), Waiting.from_json(context.cursor)
         try:
             backlog = source.backlog()
+            under_way = in_flight(pipeline, context.instance, control)
+            bounds = limits(pipeline, control, now)
+            left = control.over(pipeline.name)
         except SourceError as error:
             return dg.SkipReason(f"{pipeline.producer.source} does not answer: {error}")
-        under_way = in_flight(pipeline, context.instance, control)
-        bounds = limits(pipeline, control, now)
+        except ControlStoreError as error:
+            return dg.SkipReason(str(error))
         asks = decide_all(backlog, bounds, under_way, waiting.waited(now))
         if not asks[0].demand:
-            due = clear_up(control.over(pipeline.name), under_way, bounds, pipeline.producer.patience, now)
+            due = clear_up(left, under_way, bounds, pipeline.producer.patience, now)
             asks = [due] if due else asks
         cursor = waiting.after(backlog, asks, now, under_way).to_json()
         requests = list(run_requests(pipeline, asks))

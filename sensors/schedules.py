@@ -8,7 +8,7 @@ from dagster._core.storage.tags import ASSET_PARTITION_RANGE_END_TAG, ASSET_PART
 from assets.graph import DEMAND_TAG, ORIGIN_TAG, PIPELINE_TAG
 from assets.jobs import NO_RETRIES, receive_config
 from assets.windows import contiguous, window_now
-from pipeline_platform.control import ControlStore
+from pipeline_platform.control import ControlStore, ControlStoreError
 from pipeline_platform.demand import Limits
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.pipeline import Pipeline
@@ -36,8 +36,8 @@ def pull_schedule(pipeline: type[Pipeline], job: Any) -> dg.ScheduleDefinition:
         required_resource_keys={"control"},
     )
     def pull(context: dg.ScheduleEvaluationContext) -> dg.SkipReason | dg.RunRequest:
-        if paused := _paused(pipeline, context):
-            return paused
+        if held := _held_back(pipeline, context):
+            return held
         # Of the tick's own time: a tick that a stopped daemon makes up for knows no later windows.
         return dg.RunRequest(
             partition_key=window_now(pipeline, context.scheduled_execution_time),
@@ -63,8 +63,8 @@ def redrive_schedule(pipeline: type[Pipeline], job: Any) -> dg.ScheduleDefinitio
         required_resource_keys={pipeline.producer.source, "lake", "control"},
     )
     def redrive(context: dg.ScheduleEvaluationContext) -> dg.SkipReason | list[dg.RunRequest]:
-        if paused := _paused(pipeline, context):
-            return paused
+        if held := _held_back(pipeline, context):
+            return held
         resources, at = context.resources, context.scheduled_execution_time
         source = getattr(resources, pipeline.producer.source)
         waiting = FailedMessages(name=source.name, lake=resources.lake, pipeline=pipeline.name).open_by_window()
@@ -90,10 +90,13 @@ def redrive_schedule(pipeline: type[Pipeline], job: Any) -> dg.ScheduleDefinitio
     return redrive
 
 
-def _paused(pipeline: type[Pipeline], context: dg.ScheduleEvaluationContext) -> dg.SkipReason | None:
-    """Why a pipeline is paused, or None if it is not: a pause holds for the clock as for the sensor."""
+def _held_back(pipeline: type[Pipeline], context: dg.ScheduleEvaluationContext) -> dg.SkipReason | None:
+    """Why no run is asked for now, or None: a pause holds for the clock as for the sensor."""
     control: ControlStore = context.resources.control
-    reason = control.paused(pipeline.name)
+    try:
+        reason = control.paused(pipeline.name)
+    except ControlStoreError as error:
+        return dg.SkipReason(str(error))
     return None if reason is None else dg.SkipReason(f"paused: {reason}")
 
 
