@@ -49,6 +49,18 @@ class InFlight(NamedTuple):
 NOTHING = InFlight()
 
 
+def with_left(backlog: Backlog, left: int) -> Backlog:
+    """Count what dead runs left as waiting: the next run gives it back to the source, and takes it on.
+
+    A part of it may be there already, for which nobody can tell; so as many are counted as one of the two says.
+
+    Args:
+        backlog: What the source says.
+        left: Messages of receives that nobody works on.
+    """
+    return backlog if backlog.messages is None else backlog._replace(messages=max(backlog.messages, left))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """What bounds a demand at this moment.
@@ -177,7 +189,7 @@ def decide(backlog: Backlog, limits: Limits, in_flight: InFlight, waited: timede
     demand = min(waiting, most)
     worthwhile = min(limits.worthwhile, room, soon)
     if demand >= worthwhile:
-        return Ask(demand, f"{_count(waiting)} at the source")
+        return Ask(demand, f"{count(waiting)} at the source")
     if waited is None or patient:
         return Ask(0, f"{_wait(waiting)}; a run pays from {worthwhile}, or {_pays_after(limits, waited)}")
     return Ask(demand, f"{_wait(waiting)}, and {_seconds(waited)} are long enough")
@@ -207,7 +219,7 @@ def _hindrance(backlog: Backlog, limits: Limits, in_flight: InFlight, waiting: i
     if waiting == 0:
         return f"{_wait(backlog.messages or 0)}, and runs under way will take them"
     if in_flight.messages >= limits.capacity:
-        return f"{_count(in_flight.messages)} in flight fill the capacity of {limits.capacity}"
+        return f"{count(in_flight.messages)} in flight fill the capacity of {limits.capacity}"
     if in_flight.runs >= limits.max_runs:
         return (
             f"{in_flight.runs} {'run' if in_flight.runs == 1 else 'runs'} under way; max_runs allows {limits.max_runs}"
@@ -220,7 +232,7 @@ def _no_permits(limits: Limits, in_flight: InFlight, permits: int, soon: int) ->
         return None
     until = f"until {limits.permits_at.astimezone(UTC):%H:%M:%S} UTC" if limits.permits_at else "for now"
     if limits.permits > 0 and permits <= 0:
-        held = _count(in_flight.messages)
+        held = count(in_flight.messages)
         return f"the rate limit gives {limits.permits} while a run lasts, and {held} in flight need them"
     return f"the rate limit leaves nothing {until}"
 
@@ -229,12 +241,13 @@ def _pays_after(limits: Limits, waited: timedelta | None) -> str:
     return f"after {_seconds(limits.patience)} (waited {_seconds(waited or timedelta(0))})"
 
 
-def _count(messages: int) -> str:
+def count(messages: int) -> str:
+    """A number of messages in words."""
     return f"{messages} message" if messages == 1 else f"{messages} messages"
 
 
 def _wait(messages: int) -> str:
-    return f"{_count(messages)} {'waits' if messages == 1 else 'wait'}"
+    return f"{count(messages)} {'waits' if messages == 1 else 'wait'}"
 
 
 def _seconds(span: timedelta) -> str:

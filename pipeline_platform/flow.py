@@ -198,19 +198,11 @@ class Flow:
         held = min(self._received(receive), receive.demand)
         granted = self.room.claim(receive.receive_id, run_id, held, _LOG.info, lease_s=LEASE_S, within_s=ROOM_WITHIN_S)
         if granted < held:
-            self.let_go(receive)
             raise PipelineError(
                 f"{self.pipeline.name}: no room for the {held} messages of receive {receive.receive_id} while other "
                 "runs are under way: re-execute when they are done, or let the next run receive them again"
             )
         return receive
-
-    def let_go(self, receive: Receive) -> None:
-        """Say that nobody works on a receive any more: what is decided is the next run's to finish, at once.
-
-        The rest is given up by the next run, or goes on here if the run is re-executed before.
-        """
-        self.control.beat(receive.receive_id, 0.0, run_id=receive.run_id)
 
     def _decided(self, receive: Receive) -> bool:
         outcomes = self.tables["outcomes"]

@@ -9,8 +9,8 @@ import dagster as dg
 from assets.graph import DEMAND_TAG, ORIGIN_TAG, PIPELINE_TAG, RECEIVE_TAG
 from assets.jobs import NO_RETRIES, receive_config
 from assets.windows import window_now
-from pipeline_platform.control import Claim, ControlStore, ControlStoreError, interval_end
-from pipeline_platform.demand import RUN_LASTS, Ask, InFlight, Limits, Waiting, decide_all
+from pipeline_platform.control import ControlStore, ControlStoreError, interval_end
+from pipeline_platform.demand import RUN_LASTS, Ask, InFlight, Limits, Waiting, count, decide_all, with_left
 from pipeline_platform.pipeline import Pipeline
 from pipeline_platform.run_process import RunProcess
 from pipeline_platform.source import Source, SourceError
@@ -74,14 +74,8 @@ def _is_to_lease(run: dg.DagsterRun, instance: dg.DagsterInstance) -> bool:
     return parent is not None and parent.tags.get(RECEIVE_TAG) == received
 
 
-def clear_up(
-    left: Sequence[Claim], under_way: InFlight, limits: Limits, patience: timedelta, now: datetime
-) -> Ask | None:
-    """Say whether a run is due only to finish what dead runs left: where no message brings one, nobody else would."""
-    waiting = [claim for claim in left if now - claim.expires_at > patience]
-    if not waiting or limits.paused is not None or under_way.runs:
-        return None
-    return Ask(1, f"{len(waiting)} {'run' if len(waiting) == 1 else 'runs'} died and left something to finish")
+def _runs(number: int) -> str:
+    return "1 run" if number == 1 else f"{number} runs"
 
 
 def limits(pipeline: type[Pipeline], control: ControlStore, now: datetime) -> Limits:
@@ -140,16 +134,17 @@ def producer_sensor(pipeline: type[Pipeline], job: Any) -> dg.SensorDefinition:
             return dg.SkipReason(f"{pipeline.producer.source} does not answer: {error}")
         except ControlStoreError as error:
             return dg.SkipReason(str(error))
+        # Each counts for one at least: one that is decided holds nothing, and has to be finished all the same.
+        held = sum(max(1, claim.messages) for claim in left)
+        backlog = with_left(backlog, held)
         asks = decide_all(backlog, bounds, under_way, waiting.waited(now))
-        if not asks[0].demand:
-            due = clear_up(left, under_way, bounds, pipeline.producer.patience, now)
-            asks = [due] if due else asks
         cursor = waiting.after(backlog, asks, now, under_way).to_json()
         requests = list(run_requests(pipeline, asks))
+        dead = f"; {_runs(len(left))} died and left {count(held)}" if left else ""
         if not requests:
-            return dg.SensorResult(skip_reason=asks[0].because, cursor=cursor)
+            return dg.SensorResult(skip_reason=f"{asks[0].because}{dead}", cursor=cursor)
         for ask in asks:
-            context.log.info("asking for %s messages: %s", ask.demand, ask.because)
+            context.log.info("asking for %s messages: %s%s", ask.demand, ask.because, dead)
         return dg.SensorResult(run_requests=requests, cursor=cursor)
 
     return producer

@@ -1,5 +1,6 @@
 """Pipelines as partitioned assets: whole runs on a real Dagster instance, Spark and queue."""
 
+import os
 import signal
 import sqlite3
 import subprocess
@@ -12,6 +13,7 @@ from unittest import mock
 import dagster as dg
 import pytest
 
+from assets import graph, settlement
 from assets.checks import backlog_check
 from assets.graph import DEMAND_TAG, RECEIVE_TAG, pipeline_assets
 from assets.settlement import Settled
@@ -461,6 +463,27 @@ def test_a_termination_in_mid_handling_loses_nothing(location: Location) -> None
     assert location.texts() == ["one", "two"]
     assert left_in(location) == 0
     assert time.monotonic() - began < 150, "the Spark work of the terminated run is ended, not waited for"
+
+
+@pytest.mark.parametrize(("module", "name"), [(settlement, "tell_received"), (graph, "receive_of")])
+def test_a_termination_at_the_end_of_a_step_or_the_start_of_the_next_frees_the_room_at_once(
+    location: Location, module: Any, name: str
+) -> None:
+    """The signal is real, and Dagster's own handler takes it."""
+    location.enqueue("one")
+
+    def terminated(*_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(30)
+
+    with mock.patch.object(module, name, terminated):
+        run = location.run("told_pull")
+
+    assert run.status == FAILURE
+    assert "Execution was interrupted" in location.log(run)
+    assert location.control.in_flight("told") == []
+    assert location.run("told_pull").status == SUCCESS
+    assert location.texts() == ["one"]
 
 
 def until(found: Any, process: subprocess.Popen[bytes]) -> Any:

@@ -20,7 +20,7 @@ import dagster as dg
 import polars as pl
 import pytest
 
-from assets.graph import ORIGIN_TAG
+from assets.graph import DEMAND_TAG, ORIGIN_TAG
 from pipeline_platform.control import ControlStore
 from pipeline_platform.windows import WINDOW_FORMAT
 from pipelines.demo.processes import free_port
@@ -341,6 +341,11 @@ def test_what_a_run_held_that_is_terminated_in_the_ui_is_taken_by_the_next(deplo
     gate.touch()
     deployed.until("the next run has done it", lambda: deployed.left() == 0)
     assert texts(deployed, "ended", f"wait for {gate}") == sorted(payloads)
+    deployed.until("the runs have ended", lambda: done(deployed.instance))
+    newest = [run.run_id for run in deployed.instance.get_runs()]
+    (only,) = [deployed.instance.get_run_by_id(each) for each in newest[: newest.index(run_id)]]
+    assert only is not None
+    assert only.tags[DEMAND_TAG] == str(len(payloads)), "one run took all of it on"
 
 
 def handling_in(instance: dg.DagsterInstance, run_id: str) -> int | None:

@@ -45,16 +45,36 @@ def test_what_is_not_worth_a_run_waits_for_patience_and_no_longer(
     assert place.asked() == [3]
 
 
-def test_what_a_dead_run_left_gets_a_run_even_where_no_message_waits(
-    place: Place, at: Callable[[timedelta], None]
-) -> None:
-    place.control.claim("asked", "r", "dead", wanted=100, capacity=200, lease_s=0.01)
+def left_by_a_dead_run(place: Place, messages: int) -> None:
+    """A claim that nobody renewed; what it leased comes back when the next run gives it up."""
+    place.control.claim("asked", "r", "dead", wanted=messages, capacity=200, lease_s=0.01)
     time.sleep(0.05)
 
-    assert place.skips() == "the queue is empty"
+
+def test_what_a_dead_run_left_is_asked_for_as_if_it_waited(place: Place) -> None:
+    left_by_a_dead_run(place, 70)
+
+    assert place.asked() == [70]
+    assert "runs under way will take them" in place.skips(), "one is enough"
+
+
+def test_little_that_a_dead_run_left_gets_a_run_after_patience_even_where_no_message_waits(
+    place: Place, at: Callable[[timedelta], None]
+) -> None:
+    left_by_a_dead_run(place, 7)
+
+    assert place.skips() == (
+        "7 messages wait; a run pays from 50, or after 30 s (waited 0 s); 1 run died and left 7 messages"
+    )
     at(timedelta(seconds=31))
-    assert place.asked() == [1]
-    assert place.skips() == "the queue is empty", "one is enough"
+    assert place.asked() == [7]
+
+
+def test_what_a_dead_run_left_and_the_source_counts_again_is_asked_for_once(place: Place) -> None:
+    left_by_a_dead_run(place, 70)
+    place.enqueue(80)
+
+    assert place.asked() == [80]
 
 
 # Holding back
