@@ -22,6 +22,9 @@ RECEIVE_TAG = "pipeline_platform/receive_id"
 """Tags of a run: whose it is, what it was asked for, and what it leased. The receive is how its ops, and those of a
 run that re-executes it, find what the earlier ones wrote."""
 
+PUBLISHED_TAG = "pipeline_platform/published"
+"""On a run that is red although all of it is published and acknowledged: its own id, for re-executions copy tags."""
+
 
 class RunOrigin(Enum):
     """Where a run takes its messages from: the origins, as the launchpad offers them."""
@@ -285,6 +288,7 @@ def _acknowledge_op(
             yield dg.Output(None, output_name=table)
         yield from settled.checks(acknowledged, open_failures)
         if settled.red:
+            context.instance.add_run_tags(context.run.run_id, {PUBLISHED_TAG: context.run.run_id})
             raise dg.Failure(settled.red, allow_retries=False)
 
     return acknowledge

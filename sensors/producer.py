@@ -6,11 +6,23 @@ from typing import Any
 
 import dagster as dg
 
-from assets.graph import DEMAND_TAG, ORIGIN_TAG, PIPELINE_TAG, RECEIVE_TAG
+from assets.graph import DEMAND_TAG, ORIGIN_TAG, PIPELINE_TAG, PUBLISHED_TAG, RECEIVE_TAG
 from assets.jobs import NO_RETRIES, receive_config
 from assets.windows import window_now
 from pipeline_platform.control import ControlStore, ControlStoreError, interval_end
-from pipeline_platform.demand import RUN_LASTS, Ask, InFlight, Limits, Waiting, count, decide_all, with_left
+from pipeline_platform.demand import (
+    LOOK_BACK,
+    RUN_LASTS,
+    Ask,
+    FailedRuns,
+    InFlight,
+    Limits,
+    Waiting,
+    count,
+    decide_all,
+    hold_back,
+    with_left,
+)
 from pipeline_platform.pipeline import Pipeline
 from pipeline_platform.run_process import RunProcess
 from pipeline_platform.source import Source, SourceError
@@ -72,6 +84,23 @@ def _is_to_lease(run: dg.DagsterRun, instance: dg.DagsterInstance) -> bool:
     # A re-execution begins with a copy of its parent's tags.
     parent = instance.get_run_by_id(run.parent_run_id) if run.parent_run_id else None
     return parent is not None and parent.tags.get(RECEIVE_TAG) == received
+
+
+def failed_in_a_row(pipeline: type[Pipeline], instance: dg.DagsterInstance, now: datetime) -> FailedRuns:
+    """Look at the newest runs from the source; one that is red although it published all is none that failed."""
+    pulls = dg.RunsFilter(
+        tags={PIPELINE_TAG: pipeline.name, ORIGIN_TAG: "source"},
+        statuses=[dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE],
+    )
+    failed: list[dg.RunRecord] = []
+    for record in instance.get_run_records(pulls, limit=LOOK_BACK):
+        run = record.dagster_run
+        if run.status is not dg.DagsterRunStatus.FAILURE or run.tags.get(PUBLISHED_TAG) == run.run_id:
+            break
+        failed.append(record)
+    if not failed:
+        return FailedRuns(0, now, "")
+    return FailedRuns(len(failed), failed[0].update_timestamp.astimezone(UTC), failed[0].dagster_run.run_id)
 
 
 def _runs(number: int) -> str:
@@ -138,6 +167,10 @@ def producer_sensor(pipeline: type[Pipeline], job: Any) -> dg.SensorDefinition:
         held = sum(max(1, claim.messages) for claim in left)
         backlog = with_left(backlog, held)
         asks = decide_all(backlog, bounds, under_way, waiting.waited(now))
+        if asks[0].demand:
+            failed = failed_in_a_row(pipeline, context.instance, now)
+            held_back = hold_back(failed, pipeline.producer.interval, now)
+            asks = [Ask(0, held_back)] if held_back else asks
         cursor = waiting.after(backlog, asks, now, under_way).to_json()
         requests = list(run_requests(pipeline, asks))
         dead = f"; {_runs(len(left))} died and left {count(held)}" if left else ""

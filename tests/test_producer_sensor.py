@@ -1,5 +1,6 @@
 """The producer sensor: ticks on a real instance, with a real queue and control store."""
 
+import re
 import subprocess
 import sys
 import time
@@ -7,10 +8,12 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
-from assets.graph import DEMAND_TAG
+import dagster as dg
+
+from assets.graph import DEMAND_TAG, ORIGIN_TAG, PIPELINE_TAG, PUBLISHED_TAG
 from assets.windows import window_now
 from resources.table_queue import TableQueue
-from tests.sensor_fixtures import Asked, Limited, Place
+from tests.sensor_fixtures import Asked, Limited, Place, tags
 
 ROOT = Path(__file__).parents[1]
 
@@ -95,6 +98,47 @@ def test_no_more_is_asked_for_than_the_rate_limit_will_give(place: Place) -> Non
     asked = place.asked(Limited)
     assert sum(asked) in (10, 20), "the intervals that begin while a run lasts"
     assert "the rate limit" in place.skips(Limited)
+
+
+FAILURE, SUCCESS = dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.SUCCESS
+
+
+def test_runs_that_fail_in_a_row_are_asked_for_with_a_growing_pause(
+    place: Place, at: Callable[[timedelta], None]
+) -> None:
+    place.enqueue(60)
+    place.queued(tags(60), FAILURE)
+    assert len(place.tick().run_requests) == 1, "one failure is no row"
+
+    runs = [place.queued(tags(60), FAILURE) for _ in range(3)]
+    said = place.skips()
+    at(timedelta(seconds=18))
+    assert place.skips() == said
+    at(timedelta(seconds=22))
+
+    assert re.fullmatch(rf"the last 4 runs failed; asking again at ..:..:.. UTC; see run {runs[-1].run_id}", said)
+    assert place.asked() == [60]
+
+
+def test_one_success_ends_the_pause(place: Place) -> None:
+    place.enqueue(60)
+    for _ in range(4):
+        place.queued(tags(60), FAILURE)
+
+    place.queued(tags(60), SUCCESS)
+
+    assert place.asked() == [60]
+
+
+def test_runs_of_others_and_red_ones_that_published_all_are_no_failures_in_a_row(place: Place) -> None:
+    place.enqueue(60)
+    for _ in range(4):
+        place.queued({**tags(60), PIPELINE_TAG: "another"}, FAILURE)
+        place.queued({**tags(60), ORIGIN_TAG: "failed"}, FAILURE)
+        red = place.queued(tags(60), FAILURE)
+        place.instance.add_run_tags(red.run_id, {PUBLISHED_TAG: red.run_id})
+
+    assert place.asked() == [60]
 
 
 def test_a_source_that_is_away_is_a_reason_and_no_error(place: Place) -> None:
