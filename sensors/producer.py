@@ -8,7 +8,7 @@ import dagster as dg
 
 from assets.graph import DEMAND_TAG, ORIGIN_TAG, PIPELINE_TAG, PUBLISHED_TAG, RECEIVE_TAG
 from assets.jobs import NO_RETRIES, receive_config
-from assets.windows import window_now
+from assets.windows import NoWindowError, window_now
 from pipeline_platform.control import ControlStore, ControlStoreError, interval_end
 from pipeline_platform.demand import (
     LOOK_BACK,
@@ -121,14 +121,12 @@ def limits(pipeline: type[Pipeline], control: ControlStore, now: datetime) -> Li
     )
 
 
-def run_requests(pipeline: type[Pipeline], asks: Sequence[Ask], job: str | None = None) -> Iterator[dg.RunRequest]:
+def run_requests(pipeline: type[Pipeline], asks: Sequence[Ask], window: str) -> Iterator[dg.RunRequest]:
     """Turn what was decided into runs."""
-    window = window_now(pipeline)
     for ask in asks:
         if ask.demand:
             yield dg.RunRequest(
                 partition_key=window,
-                job_name=job,
                 run_config=receive_config(pipeline, "source", ask.demand),
                 tags={PIPELINE_TAG: pipeline.name, ORIGIN_TAG: "source", DEMAND_TAG: str(ask.demand), **NO_RETRIES},
             )
@@ -155,13 +153,14 @@ def producer_sensor(pipeline: type[Pipeline], job: Any) -> dg.SensorDefinition:
         control: ControlStore = context.resources.control
         now, waiting = datetime.now(UTC), Waiting.from_json(context.cursor)
         try:
+            window = window_now(pipeline)
             backlog = source.backlog()
             under_way = in_flight(pipeline, context.instance, control)
             bounds = limits(pipeline, control, now)
             left = control.over(pipeline.name)
         except SourceError as error:
             return dg.SkipReason(f"{pipeline.producer.source} does not answer: {error}")
-        except ControlStoreError as error:
+        except (ControlStoreError, NoWindowError) as error:
             return dg.SkipReason(str(error))
         # Each counts for one at least: one that is decided holds nothing, and has to be finished all the same.
         held = sum(max(1, claim.messages) for claim in left)
@@ -172,7 +171,7 @@ def producer_sensor(pipeline: type[Pipeline], job: Any) -> dg.SensorDefinition:
             held_back = hold_back(failed, pipeline.producer.interval, now)
             asks = [Ask(0, held_back)] if held_back else asks
         cursor = waiting.after(backlog, asks, now, under_way).to_json()
-        requests = list(run_requests(pipeline, asks))
+        requests = list(run_requests(pipeline, asks, window))
         dead = f"; {_runs(len(left))} died and left {count(held)}" if left else ""
         if not requests:
             return dg.SensorResult(skip_reason=f"{asks[0].because}{dead}", cursor=cursor)

@@ -163,7 +163,7 @@ def test_what_is_queued_comes_to_the_tables_by_sensor_and_daemon(deployed: Deplo
     assert deployed.rows("failed").filter(state="open").height == 20
     runs = deployed.instance.get_runs()
     assert {run.status.value for run in runs} == {"SUCCESS"}
-    assert {run.tags.get(ORIGIN_TAG) for run in runs if run.job_name != "told_backlog"} == {"source"}
+    assert {run.tags.get(ORIGIN_TAG) for run in runs} == {"source"}
 
 
 TOGETHER = """

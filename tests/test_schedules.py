@@ -8,7 +8,7 @@ import dagster as dg
 import pytest
 
 from assets.graph import DEMAND_TAG, ORIGIN_TAG
-from assets.windows import contiguous, window_now
+from assets.windows import NoWindowError, contiguous, window_now
 from pipeline_platform.definitions import platform_definitions
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.options import Producer
@@ -28,7 +28,12 @@ class Clocked(Told):
 
 
 def scheduled(schedule: str, place: Place) -> Any:
-    definitions = platform_definitions([Asked], resources_at(str(place.folder), "nowhere"))
+    return scheduled_of(Asked, schedule, place)
+
+
+def scheduled_of(pipeline: type[Pipeline], schedule: str, place: Place) -> Any:
+    """What a tick of a schedule comes to."""
+    definitions = platform_definitions([pipeline], resources_at(str(place.folder), "nowhere"))
     with dg.build_schedule_context(
         instance=place.instance,
         resources={"queue": place.queue, "lake": Lake(root=str(place.folder / "lake")), "control": place.control},
@@ -61,9 +66,8 @@ def test_the_redriving_schedule_asks_for_a_run_per_contiguous_range_of_open_fail
     assert {r.tags[ORIGIN_TAG] for r in requests} == {"failed"}
 
 
-@pytest.mark.parametrize("schedule", ["asked_backlog_schedule", "asked_maintenance_schedule"])
-def test_the_others_just_run_their_job(place: Place, schedule: str) -> None:
-    (request,) = scheduled(schedule, place).run_requests
+def test_the_keeping_of_tables_just_runs_its_job(place: Place) -> None:
+    (request,) = scheduled("asked_maintenance_schedule", place).run_requests
 
     assert not request.run_config
 
@@ -86,7 +90,7 @@ def test_a_pause_holds_for_the_clock_too(place: Place, schedule: str) -> None:
     ("pipeline", "on"),
     [
         (Limited, {"limited_producer", "limited_maintenance_schedule"}),
-        (Asked, {"asked_producer", "asked_backlog_schedule", "asked_maintenance_schedule"}),
+        (Asked, {"asked_producer", "asked_backlog", "asked_maintenance_schedule"}),
         (Clocked, {"clocked_pull_schedule", "clocked_redrive_schedule", "clocked_maintenance_schedule"}),
     ],
     ids=["by sensor", "with oldest_allowed", "by the clock"],
@@ -122,5 +126,5 @@ def test_the_window_of_now_is_the_hour_that_is_open() -> None:
     now = datetime(2025, 3, 1, 12, 34, tzinfo=UTC)
 
     assert window_now(Asked, now) == datetime(2025, 3, 1, 12, tzinfo=UTC).strftime(WINDOW_FORMAT)
-    with pytest.raises(ValueError, match="no window has begun yet; first_window is 2025-01-01"):
+    with pytest.raises(NoWindowError, match="no window has begun yet; first_window is 2025-01-01"):
         window_now(Asked, datetime(2024, 12, 31, tzinfo=UTC))
