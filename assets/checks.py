@@ -3,7 +3,6 @@
 from datetime import UTC, datetime, timedelta
 
 import dagster as dg
-from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
 from pipeline_platform.pipeline import Pipeline
 from pipeline_platform.source import Backlog, Source, SourceError
@@ -16,28 +15,33 @@ def backlog_check(pipeline: type[Pipeline]) -> dg.AssetChecksDefinition:
     @dg.asset_check(
         asset=dg.AssetKey([pipeline.name, "messages"]),
         name="backlog",
-        description="No message waits at the source for longer than the pipeline allows.",
+        description="No message waits at the source for longer than the pipeline allows. Looked at by the sensor "
+        f"`{pipeline.name}_backlog`, which needs no run for it.",
         required_resource_keys={key},
     )
     def backlog(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        source: Source = getattr(context.resources, key)
-        try:
-            waiting = source.backlog()
-        except SourceError as error:
-            return dg.AssetCheckResult(passed=False, severity=dg.AssetCheckSeverity.WARN, description=str(error))
-        age = datetime.now(UTC) - waiting.oldest if waiting.oldest else None
-        passed, description = _judged(waiting, age, pipeline.producer.oldest_allowed)
-        return dg.AssetCheckResult(
-            passed=passed,
-            severity=dg.AssetCheckSeverity.WARN,
-            description=description,
-            metadata={
-                "messages": dg.MetadataValue.null() if waiting.messages is None else waiting.messages,
-                "oldest, seconds": dg.MetadataValue.null() if age is None else round(age.total_seconds(), 1),
-            },
-        )
+        return look_at_backlog(pipeline, getattr(context.resources, key))
 
     return backlog
+
+
+def look_at_backlog(pipeline: type[Pipeline], source: Source) -> dg.AssetCheckResult:
+    """Evaluate the check: a source that is away is a warning too."""
+    try:
+        waiting = source.backlog()
+    except SourceError as error:
+        return dg.AssetCheckResult(passed=False, severity=dg.AssetCheckSeverity.WARN, description=str(error))
+    age = datetime.now(UTC) - waiting.oldest if waiting.oldest else None
+    passed, description = _judged(waiting, age, pipeline.producer.oldest_allowed)
+    return dg.AssetCheckResult(
+        passed=passed,
+        severity=dg.AssetCheckSeverity.WARN,
+        description=description,
+        metadata={
+            "messages": dg.MetadataValue.null() if waiting.messages is None else waiting.messages,
+            "oldest, seconds": dg.MetadataValue.null() if age is None else round(age.total_seconds(), 1),
+        },
+    )
 
 
 def _judged(waiting: Backlog, age: timedelta | None, allowed: timedelta | None) -> tuple[bool, str]:
@@ -54,13 +58,3 @@ def _judged(waiting: Backlog, age: timedelta | None, allowed: timedelta | None) 
     if age > allowed:
         return False, f"The oldest has waited {age}; {allowed} are allowed."
     return True, "None waits too long."
-
-
-def backlog_job(pipeline: type[Pipeline]) -> UnresolvedAssetJobDefinition:
-    """Build the job that evaluates the check."""
-    key = dg.AssetCheckKey(dg.AssetKey([pipeline.name, "messages"]), "backlog")
-    return dg.define_asset_job(
-        f"{pipeline.name}_backlog",
-        selection=dg.AssetSelection.checks(key),
-        description="Looks how long messages wait.",
-    )

@@ -1,7 +1,6 @@
 """A pipeline as one graph of ops, whose outputs are its partitioned assets."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
 from enum import Enum
 from typing import Any
 
@@ -10,7 +9,6 @@ from pydantic import Field
 
 from assets import settlement
 from assets.windows import windows_of
-from pipeline_platform.control import ControlStoreError
 from pipeline_platform.flow import Flow
 from pipeline_platform.imports import import_apart
 from pipeline_platform.lake.receives import Origin, Receive
@@ -23,6 +21,9 @@ ORIGIN_TAG = "pipeline_platform/origin"
 RECEIVE_TAG = "pipeline_platform/receive_id"
 """Tags of a run: whose it is, what it was asked for, and what it leased. The receive is how its ops, and those of a
 run that re-executes it, find what the earlier ones wrote."""
+
+PUBLISHED_TAG = "pipeline_platform/published"
+"""On a run that is red although all of it is published and acknowledged: its own id, for re-executions copy tags."""
 
 
 class RunOrigin(Enum):
@@ -158,27 +159,12 @@ def receive_of(flow: Flow, context: dg.AssetExecutionContext) -> Receive | None:
         run = parent
 
 
-@contextmanager
-def at_work(flow: Flow, context: dg.AssetExecutionContext) -> Iterator[Receive | None]:
-    """Work on what was received; whatever ends the step early, the next run need not wait for a lease to run out."""
+def at_work(flow: Flow, context: dg.AssetExecutionContext) -> Receive | None:
+    """What was received, to be worked on by this run from now on."""
     receive = receive_of(flow, context)
-    if receive is None:
-        yield None
-        return
-    if receive.run_id != context.run.run_id:
-        receive = flow.resume(receive, context.run.run_id)
-    with _let_go_if_ended(flow, receive):
-        yield receive
-
-
-@contextmanager
-def _let_go_if_ended(flow: Flow, receive: Receive) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:  # a termination in the UI, too
-        with suppress(ControlStoreError):  # its lease runs out all the same
-            flow.let_go(receive)
-        raise
+    if receive is not None and receive.run_id != context.run.run_id:
+        return flow.resume(receive, context.run.run_id)
+    return receive
 
 
 def _keys(pipeline: type[Pipeline], *more: str) -> set[str]:
@@ -204,9 +190,8 @@ def _receive_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
             tell=context.log.info,
         )
         tags = {RECEIVE_TAG: receive.receive_id, PIPELINE_TAG: pipeline.name, ORIGIN_TAG: origin}
-        with _let_go_if_ended(flow, receive):
-            context.instance.add_run_tags(context.run.run_id, {**tags, DEMAND_TAG: str(receive.demand)})
-            manifest = flow.receive(receive)
+        context.instance.add_run_tags(context.run.run_id, {**tags, DEMAND_TAG: str(receive.demand)})
+        manifest = flow.receive(receive)
         settlement.tell_received(context, receive, manifest)
 
     return receive_messages
@@ -228,9 +213,9 @@ def _step_op(pipeline: type[Pipeline], name: str, description: str, step: Step) 
     )
     def op(context: dg.AssetExecutionContext) -> None:
         flow = flow_of(pipeline, context)
-        with at_work(flow, context) as receive:
-            if receive is not None:
-                step(flow, receive, context)
+        receive = at_work(flow, context)
+        if receive is not None:
+            step(flow, receive, context)
 
     return op
 
@@ -297,13 +282,13 @@ def _acknowledge_op(
     )
     def acknowledge(context: dg.AssetExecutionContext) -> Iterator[Any]:
         flow = flow_of(pipeline, context)
-        with at_work(flow, context) as receive:
-            settled = settlement.settle(context, flow, receive, context.resources.acknowledger)
+        settled = settlement.settle(context, flow, at_work(flow, context), context.resources.acknowledger)
         # Each table once, and last: what Dagster shows of it are the figures of the whole run.
         for table in tables:
             yield dg.Output(None, output_name=table)
         yield from settled.checks(acknowledged, open_failures)
         if settled.red:
+            context.instance.add_run_tags(context.run.run_id, {PUBLISHED_TAG: context.run.run_id})
             raise dg.Failure(settled.red, allow_retries=False)
 
     return acknowledge

@@ -11,19 +11,31 @@ from pipeline_platform.pipeline import Pipeline
 from pipeline_platform.windows import WINDOW_FORMAT
 
 
+class NoWindowError(Exception):
+    """No window has begun yet."""
+
+
 def windows_of(pipeline: type[Pipeline]) -> dg.TimeWindowPartitionsDefinition:
     """A partition for each window, the one that is open now among them."""
     return dg.TimeWindowPartitionsDefinition(
-        cron_schedule=pipeline.window_cron, start=pipeline.first_window, fmt=WINDOW_FORMAT, timezone="UTC", end_offset=1
+        cron_schedule=pipeline.window_cron,
+        start=pipeline.first_window.astimezone(UTC),  # Dagster would put its zone in place of another
+        fmt=WINDOW_FORMAT,
+        timezone="UTC",
+        end_offset=1,
     )
 
 
 def window_now(pipeline: type[Pipeline], now: datetime | None = None) -> str:
-    """The key of the window that is open now."""
+    """The key of the window that is open now.
+
+    Raises:
+        NoWindowError: None has begun.
+    """
     with dg.partition_loading_context(effective_dt=now or datetime.now(UTC)):
         key = windows_of(pipeline).get_last_partition_key()
     if key is None:
-        raise ValueError(f"{pipeline.name}: no window has begun yet; first_window is {pipeline.first_window}")
+        raise NoWindowError(f"{pipeline.name}: no window has begun yet; first_window is {pipeline.first_window}")
     return key
 
 

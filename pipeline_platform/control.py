@@ -377,6 +377,17 @@ class ControlStore:
                 row = row.where(_RECEIVES.c.expires_at <= self._clock(connection))
             return connection.execute(row).rowcount == 1
 
+    def let_go(self, run_id: str) -> None:
+        """Say that a run works on nothing any more: its live claims are over.
+
+        What it decided is the next run's to finish, at once; the rest is given up by the next run, or goes on if the
+        run is re-executed before.
+        """
+        with self._database.writing() as connection:
+            now = self._clock(connection)
+            live = (_RECEIVES.c.run_id == run_id) & (_RECEIVES.c.expires_at > now)
+            connection.execute(sa.update(_RECEIVES).where(live).values(expires_at=now))
+
     def in_flight(self, pipeline: str) -> list[Claim]:
         """List the live claims, oldest first."""
         return self._claims(pipeline, live=True)

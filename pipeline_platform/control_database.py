@@ -18,6 +18,8 @@ _CREATION_LOCK = 0x70_69_70_65  # any number that all who create the tables agre
 _CLOCK = sa.text("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
 # A process stopped inside a transaction holds its locks: the server ends it before others give up waiting.
 _POSTGRES_OPTIONS = "-c idle_in_transaction_session_timeout=10s -c lock_timeout=20s"
+BUSY_S = 30
+"""How long a SQLite connection waits for whoever holds the file."""
 
 
 class ControlStoreError(Exception):
@@ -87,22 +89,40 @@ class Database:
             reason = str(getattr(error, "orig", None) or error).strip()
             if self._url.password:
                 reason = reason.replace(self._url.password, "***")
-            way_out = "Is the database there, and may this user write to it?"
-            if "disk is full" in reason:
-                way_out = "Make room where it lies."
-            raise ControlStoreError(f"the control store {self} cannot be used: {reason}. {way_out}") from None
+            raise ControlStoreError(
+                f"the control store {self} cannot be used: {reason}. {self._way_out(reason)}"
+            ) from None
+
+    def _way_out(self, reason: str) -> str:
+        file = self._url.database
+        if "disk is full" in reason:
+            return "Make room where it lies."
+        if "malformed" in reason or "not a database" in reason:
+            return (
+                f"{file} is damaged: remove it, with the files that end in -wal and -shm beside it, while no run is "
+                "under way. The next look makes a new one; limits set at run time, pauses and claims are forgotten"
+            )
+        if "database is locked" in reason:
+            return f"For {BUSY_S:g} s another process holds {file}: wait for it, or end it (`fuser {file}` names it)"
+        return "Is the database there, and may this user write to it?"
 
     def _engine(self) -> sa.Engine:
         pid = os.getpid()
         if self._made is None or self._made[0] != pid:  # a forked child must not share its parent's connections
             # Two threads that meet here make one engine too many, which is collected unused.
             engine = _open(self._url)
-            with engine.connect().execution_options(immediate=True) as connection, connection.begin():
-                if connection.dialect.name == "postgresql":  # CREATE TABLE IF NOT EXISTS is not safe at once
-                    connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_CREATION_LOCK)))
-                self._tables.create_all(connection)
+            self._create_missing(engine)
             self._made = (pid, engine)
         return self._made[1]
+
+    def _create_missing(self, engine: sa.Engine) -> None:
+        with engine.connect() as connection, connection.begin():
+            if set(self._tables.tables) <= set(sa.inspect(connection).get_table_names()):
+                return  # who only looks need not wait for a writer
+        with engine.connect().execution_options(immediate=True) as connection, connection.begin():
+            if connection.dialect.name == "postgresql":  # CREATE TABLE IF NOT EXISTS is not safe at once
+                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_CREATION_LOCK)))
+            self._tables.create_all(connection)
 
 
 def without_secrets(url: sa.URL) -> str:
@@ -159,7 +179,7 @@ def _open(url: sa.URL) -> sa.Engine:
             max_overflow=9,
         )
     Path(str(url.database)).parent.mkdir(parents=True, exist_ok=True)
-    engine = sa.create_engine(url, connect_args={"timeout": 30})
+    engine = sa.create_engine(url, connect_args={"timeout": BUSY_S})
     sa.event.listen(engine, "connect", _prepare_sqlite)
     sa.event.listen(engine, "begin", _begin_sqlite)
     return engine
@@ -167,7 +187,7 @@ def _open(url: sa.URL) -> sa.Engine:
 
 def _prepare_sqlite(connection: Any, _record: object) -> None:
     connection.isolation_level = None  # transactions begin where `_begin_sqlite` says
-    tries = 0
+    deadline = time.monotonic() + BUSY_S
     while True:
         try:
             if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
@@ -175,8 +195,7 @@ def _prepare_sqlite(connection: Any, _record: object) -> None:
             break
         except sqlite3.OperationalError as error:
             # Another process switches the new file at this moment; SQLite does not wait for that by itself.
-            tries += 1
-            if tries == 100 or error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+            if time.monotonic() > deadline or error.sqlite_errorcode == sqlite3.SQLITE_FULL:
                 raise
             time.sleep(0.05)
     connection.execute("PRAGMA synchronous = NORMAL")  # loses permits at a power cut, never the file

@@ -8,7 +8,7 @@ from typing import Any
 
 import dagster as dg
 
-from assets.checks import backlog_check, backlog_job
+from assets.checks import backlog_check
 from assets.delays_per_carrier import delays_per_carrier
 from assets.graph import pipeline_assets
 from assets.jobs import pipeline_jobs
@@ -22,8 +22,9 @@ from resources.source import source_resource
 from resources.spark import SparkResource
 from resources.sqs import SqsSource
 from resources.table_queue import TableQueue
+from sensors.backlog import backlog_sensor
 from sensors.producer import producer_sensor
-from sensors.schedules import backlog_schedule, maintenance_schedule, pull_schedule, redrive_schedule
+from sensors.schedules import maintenance_schedule, pull_schedule, redrive_schedule
 
 
 def pipeline_definitions(pipeline: type[Pipeline]) -> dg.Definitions:
@@ -33,20 +34,19 @@ def pipeline_definitions(pipeline: type[Pipeline]) -> dg.Definitions:
         pipeline: The class.
 
     Returns:
-        Its assets and checks, its jobs, its producer sensor and its schedules.
+        Its assets and checks, its jobs, its sensors and its schedules.
     """
     assets = pipeline_assets(pipeline)
     pull, backfill, replay = pipeline_jobs(pipeline, assets)
-    look, keep = backlog_job(pipeline), maintenance_job(pipeline)
+    keep = maintenance_job(pipeline)
     return dg.Definitions(
         assets=[assets],
         asset_checks=[backlog_check(pipeline)],
-        jobs=[pull, backfill, replay, look, keep],
-        sensors=[producer_sensor(pipeline, pull)],
+        jobs=[pull, backfill, replay, keep],
+        sensors=[producer_sensor(pipeline, pull), backlog_sensor(pipeline)],
         schedules=[
             pull_schedule(pipeline, pull),
             redrive_schedule(pipeline, backfill),
-            backlog_schedule(pipeline, look),
             maintenance_schedule(pipeline, keep),
         ],
     )

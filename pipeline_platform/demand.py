@@ -49,6 +49,18 @@ class InFlight(NamedTuple):
 NOTHING = InFlight()
 
 
+def with_left(backlog: Backlog, left: int) -> Backlog:
+    """Count what dead runs left as waiting: the next run gives it back to the source, and takes it on.
+
+    A part of it may be there already, for which nobody can tell; so as many are counted as one of the two says.
+
+    Args:
+        backlog: What the source says.
+        left: Messages of receives that nobody works on.
+    """
+    return backlog if backlog.messages is None else backlog._replace(messages=max(backlog.messages, left))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """What bounds a demand at this moment.
@@ -149,9 +161,9 @@ class Waiting(BaseModel, frozen=True):
 def decide(backlog: Backlog, limits: Limits, in_flight: InFlight, waited: timedelta | None) -> Ask:
     """Say how many messages one more run should take on, or why there should be none.
 
-    A backlog is asked for as soon as it makes a run worthwhile, or is as much as can be handled before the next
-    look; less than that after `patience`. A source that cannot tell its backlog (None) is asked for at once, and
-    then again each `patience`.
+    A backlog is asked for as soon as what can be taken on of it makes a run worthwhile, or is as much as can be handled
+    before the next look; less than that after `patience`. A source that cannot tell its backlog (None) is asked for at
+    once, and then again each `patience`.
 
     Args:
         backlog: What waits at the source.
@@ -163,8 +175,7 @@ def decide(backlog: Backlog, limits: Limits, in_flight: InFlight, waited: timede
     room = min(limits.per_run, limits.capacity - in_flight.messages)
     # Messages in flight will take their permits out of the same intervals.
     permits = room if limits.permits is None else limits.permits - in_flight.messages
-    soon = room if limits.permits_soon is None else limits.permits_soon
-    hindrance = _hindrance(backlog, limits, in_flight, waiting) or _no_permits(limits, in_flight, permits, soon)
+    hindrance = _hindrance(backlog, limits, in_flight, waiting) or _no_permits(limits, in_flight, permits)
     if hindrance:
         return Ask(0, hindrance)
 
@@ -175,11 +186,13 @@ def decide(backlog: Backlog, limits: Limits, in_flight: InFlight, waited: timede
             return Ask(0, f"the source cannot tell what waits; {_pays_after(limits, waited)}")
         return Ask(most, "the source cannot tell what waits")
     demand = min(waiting, most)
-    worthwhile = min(limits.worthwhile, room, soon)
+    # Not what room there is: where others hold nearly all of it, each look would ask for a run of a few messages.
+    worthwhile = limits.worthwhile if limits.permits_soon is None else min(limits.worthwhile, limits.permits_soon)
     if demand >= worthwhile:
-        return Ask(demand, f"{_count(waiting)} at the source")
+        return Ask(demand, f"{count(waiting)} at the source")
     if waited is None or patient:
-        return Ask(0, f"{_wait(waiting)}; a run pays from {worthwhile}, or {_pays_after(limits, waited)}")
+        bound = f", of which {demand} could be taken on" if demand < waiting else ""
+        return Ask(0, f"{_wait(waiting)}{bound}; a run pays from {worthwhile}, or {_pays_after(limits, waited)}")
     return Ask(demand, f"{_wait(waiting)}, and {_seconds(waited)} are long enough")
 
 
@@ -199,6 +212,39 @@ def decide_all(backlog: Backlog, limits: Limits, in_flight: InFlight, waited: ti
         waited = timedelta(0)  # the patience of what waited is satisfied; the rest has to be worth a run of its own
 
 
+class FailedRuns(NamedTuple):
+    """The newest runs of a pipeline that have ended, as far as they failed in a row.
+
+    Attributes:
+        runs: How many.
+        ended: When the last of them did.
+        run_id: Of the last of them.
+    """
+
+    runs: int
+    ended: datetime
+    run_id: str
+
+
+LONGEST_PAUSE = timedelta(minutes=5)
+LOOK_BACK = 12
+"""Runs that are looked at: so many failures make the longest pause, from an interval of a second on."""
+
+
+def hold_back(failed: FailedRuns, interval: timedelta, now: datetime) -> str | None:
+    """Say why no run should be asked for although one is due, or None: what failed twice would fail again.
+
+    The pause is the sensor's interval after two failures, and doubles with each one more.
+    """
+    if failed.runs < 2:
+        return None
+    until = failed.ended + min(LONGEST_PAUSE, interval * 2 ** min(failed.runs - 2, LOOK_BACK))
+    if now >= until:
+        return None
+    again = until.astimezone(UTC)
+    return f"the last {failed.runs} runs failed; asking again at {again:%H:%M:%S} UTC; see run {failed.run_id}"
+
+
 def _hindrance(backlog: Backlog, limits: Limits, in_flight: InFlight, waiting: int | None) -> str | None:
     if limits.paused is not None:
         return f"paused: {limits.paused}"
@@ -207,7 +253,7 @@ def _hindrance(backlog: Backlog, limits: Limits, in_flight: InFlight, waiting: i
     if waiting == 0:
         return f"{_wait(backlog.messages or 0)}, and runs under way will take them"
     if in_flight.messages >= limits.capacity:
-        return f"{_count(in_flight.messages)} in flight fill the capacity of {limits.capacity}"
+        return f"{count(in_flight.messages)} in flight fill the capacity of {limits.capacity}"
     if in_flight.runs >= limits.max_runs:
         return (
             f"{in_flight.runs} {'run' if in_flight.runs == 1 else 'runs'} under way; max_runs allows {limits.max_runs}"
@@ -215,12 +261,12 @@ def _hindrance(backlog: Backlog, limits: Limits, in_flight: InFlight, waiting: i
     return None
 
 
-def _no_permits(limits: Limits, in_flight: InFlight, permits: int, soon: int) -> str | None:
-    if limits.permits is None or (permits > 0 and soon > 0):
+def _no_permits(limits: Limits, in_flight: InFlight, permits: int) -> str | None:
+    if limits.permits is None or (permits > 0 and limits.permits_soon != 0):
         return None
     until = f"until {limits.permits_at.astimezone(UTC):%H:%M:%S} UTC" if limits.permits_at else "for now"
     if limits.permits > 0 and permits <= 0:
-        held = _count(in_flight.messages)
+        held = count(in_flight.messages)
         return f"the rate limit gives {limits.permits} while a run lasts, and {held} in flight need them"
     return f"the rate limit leaves nothing {until}"
 
@@ -229,12 +275,13 @@ def _pays_after(limits: Limits, waited: timedelta | None) -> str:
     return f"after {_seconds(limits.patience)} (waited {_seconds(waited or timedelta(0))})"
 
 
-def _count(messages: int) -> str:
+def count(messages: int) -> str:
+    """A number of messages in words."""
     return f"{messages} message" if messages == 1 else f"{messages} messages"
 
 
 def _wait(messages: int) -> str:
-    return f"{_count(messages)} {'waits' if messages == 1 else 'wait'}"
+    return f"{count(messages)} {'waits' if messages == 1 else 'wait'}"
 
 
 def _seconds(span: timedelta) -> str:

@@ -198,19 +198,11 @@ class Flow:
         held = min(self._received(receive), receive.demand)
         granted = self.room.claim(receive.receive_id, run_id, held, _LOG.info, lease_s=LEASE_S, within_s=ROOM_WITHIN_S)
         if granted < held:
-            self.let_go(receive)
             raise PipelineError(
                 f"{self.pipeline.name}: no room for the {held} messages of receive {receive.receive_id} while other "
                 "runs are under way: re-execute when they are done, or let the next run receive them again"
             )
         return receive
-
-    def let_go(self, receive: Receive) -> None:
-        """Say that nobody works on a receive any more: what is decided is the next run's to finish, at once.
-
-        The rest is given up by the next run, or goes on here if the run is re-executed before.
-        """
-        self.control.beat(receive.receive_id, 0.0, run_id=receive.run_id)
 
     def _decided(self, receive: Receive) -> bool:
         outcomes = self.tables["outcomes"]
@@ -341,7 +333,7 @@ class Flow:
     def _expect_ours(self, receive: Receive) -> None:
         """Refuse to go on where another run works on the receive by now, or it was given up."""
         try:
-            ours = self.control.beat(receive.receive_id, LEASE_S, run_id=receive.run_id)
+            ours = self._claims(receive)
         except ControlStoreError:  # a failover is no reason to stop, and it is asked again before the decision
             _LOG.exception("could not ask whose receive %s is", receive.receive_id)
             return
@@ -444,37 +436,27 @@ class Flow:
 
     @contextmanager
     def alive(self, receive: Receive) -> Iterator[None]:
-        """Keep the leases of a receive alive while a step works."""
-        done = threading.Event()
-        every = min(LEASE_S, self.source.lease_s) / 3
+        """Keep the leases of a receive alive while a step works.
 
-        def try_to_extend() -> None:
-            try:
-                self._extend(receive)
-            except Exception:  # a store that fails over is back before two more tries
-                _LOG.exception("could not extend the lease of receive %s; trying again", receive.receive_id)
-
-        def beat() -> None:
-            while not done.wait(every):
-                try_to_extend()
-
-        try_to_extend()
-
-        thread = threading.Thread(target=beat, name=f"lease-{receive.receive_id}", daemon=True)
-        thread.start()
-        try:
+        Each beats for itself: a queue that is locked for long must not cost the claim, or the run would be taken for
+        dead.
+        """
+        source = self.source_of(receive)
+        with (
+            _beating(f"claim of receive {receive.receive_id}", lambda: self._claims(receive), LEASE_S / 3),
+            _beating(
+                f"lease of receive {receive.receive_id} at {source.name}",
+                lambda: source.extend(receive.receive_id),
+                source.lease_s / 3,
+            ),
+        ):
             yield
-        finally:
-            done.set()
-            thread.join()
+
+    def _claims(self, receive: Receive) -> bool:
+        return self.control.beat(receive.receive_id, LEASE_S, run_id=receive.run_id)
 
     def _extend(self, receive: Receive) -> bool:
-        ours = theirs = False
-        try:
-            ours = self.control.beat(receive.receive_id, LEASE_S, run_id=receive.run_id)
-        finally:  # one store that does not answer must not cost the lease at the other
-            theirs = self.source_of(receive).extend(receive.receive_id)
-        return ours and theirs
+        return self._claims(receive) and self.source_of(receive).extend(receive.receive_id)
 
     def _keep(self, receive: Receive, step: str, manifest: Manifest, started: float) -> Manifest:
         """Keep a step's manifest, with the time it took.
@@ -486,6 +468,29 @@ class Flow:
         timed = Manifest(manifest.files, [*manifest.notes, {"step": step, "took": time.monotonic() - started}])
         self.receives.keep(receive.receive_id, step, timed)
         return timed
+
+
+@contextmanager
+def _beating(what: str, renew: Callable[[], bool], every_s: float) -> Iterator[None]:
+    """Renew something at once and then at intervals, in a thread of its own."""
+    done = threading.Event()
+
+    def beat() -> None:
+        while True:
+            try:
+                renew()
+            except Exception:  # a store that fails over is back before two more tries
+                _LOG.exception("could not renew the %s; trying again", what)
+            if done.wait(every_s):
+                return
+
+    thread = threading.Thread(target=beat, name=what, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def _run_here(task: engine.Task, shares: int) -> Manifest:

@@ -20,21 +20,16 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 import dagster as dg
 from dagster._config import Array, Field, UserConfigSchema
 from dagster._core.launcher import CheckRunHealthResult, LaunchRunContext, WorkerStatus
 from dagster._core.remote_origin import ManagedGrpcPythonEnvCodeLocationOrigin
-from dagster._core.storage.tags import HIDDEN_TAG_PREFIX
 from dagster._grpc.types import ExecuteRunArgs
 from dagster._serdes import ConfigurableClassData, serialize_value
 
-from pipeline_platform.process import born
-
-PROCESS_TAG = f"{HIDDEN_TAG_PREFIX}pipeline_platform/process"
-"""On a run that was started here: which process runs it. Not shown in the UI."""
+from pipeline_platform.run_process import PROCESS_TAG, RunProcess
 
 MODULES = ("dagster_pyspark", "pyspark.sql.connect.dataframe", "pyspark.sql.connect.session", "pyarrow.dataset")
 """Imported ahead by default: what a run of a pipeline needs that its code location loads late."""
@@ -52,31 +47,6 @@ _LOAD_S = 30
 _CHECK_S = 5
 
 
-@dataclass(frozen=True)
-class RunProcess:
-    """The process of a run: on which host, its id there, and when it was born."""
-
-    host: str
-    pid: int
-    born: str
-
-    @classmethod
-    def of(cls, run: dg.DagsterRun) -> RunProcess | None:
-        """Who runs it; None if Dagster's own launcher started it."""
-        written = run.tags.get(PROCESS_TAG)
-        return cls(**json.loads(written)) if written else None
-
-    @property
-    def is_here(self) -> bool:
-        """Whether it is, or was, on this host."""
-        return self.host == socket.gethostname()
-
-    @property
-    def lives(self) -> bool:
-        """Whether it has not ended. Known on its own host only."""
-        return born(self.pid) == self.born
-
-
 class Standby:
     """A process of `pipeline_platform.standby`, and what it is asked."""
 
@@ -87,7 +57,6 @@ class Standby:
             self.process = subprocess.Popen(command, stdin=theirs.fileno())  # noqa: S603
         self._channel = ours
         self._answers = ours.makefile(encoding="utf-8")
-        self.tag = json.dumps(asdict(RunProcess(socket.gethostname(), self.process.pid, born(self.process.pid) or "")))
 
     def load(self, origin: str, modules: Sequence[str], instance: str, location: str) -> None:
         """Have it load a code location. Returns at once."""
@@ -147,6 +116,7 @@ class StandbyRunLauncher(dg.DefaultRunLauncher):
         self._waiting: dict[str, Standby] = {}
         self._lock = threading.Lock()
         self._is_closed = False
+        self._has_looked_back = False
 
     @classmethod
     def config_type(cls) -> UserConfigSchema:
@@ -165,11 +135,12 @@ class StandbyRunLauncher(dg.DefaultRunLauncher):
         if run.job_code_origin is None or not _is_ours(context):
             super().launch_run(context)
             return
+        self._look_back()
         location = run.remote_job_origin.location_name if run.remote_job_origin else ""
         origin = serialize_value(run.job_code_origin.repository_origin)
         standby = self._take(location) or Standby()
         # Before it starts, for a run writes tags of its own, and the storage keeps those of the last who wrote.
-        self._instance.add_run_tags(run.run_id, {PROCESS_TAG: standby.tag})
+        self._instance.add_run_tags(run.run_id, {PROCESS_TAG: RunProcess.tag(run.run_id, standby.process.pid)})
         standby.run(ExecuteRunArgs(run.job_code_origin, run.run_id, self._instance.get_ref()))
         self._run_ids.add(run.run_id)
         attend = threading.Thread(
@@ -243,7 +214,9 @@ class StandbyRunLauncher(dg.DefaultRunLauncher):
             self._stand_by(origin, location)
         except OSError as error:  # no memory for one more process, say
             dg.get_dagster_logger("standby").warning(f"No process stands by for {location}: {error}")
-        self._report_death(run_id, standby.wait())
+        code = standby.wait()
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        self._report_death(run_id, how)
 
     def _stand_by(self, origin: str, location: str) -> None:
         with self._lock:
@@ -253,7 +226,22 @@ class StandbyRunLauncher(dg.DefaultRunLauncher):
             self._waiting[location] = standby
             standby.load(origin, self._modules, serialize_value(self._instance.get_ref()), location)
 
-    def _report_death(self, run_id: str, code: int) -> None:
+    def _look_back(self) -> None:
+        """Once, report the runs that died before they started, and their launcher with them.
+
+        Run monitoring asks about the processes of started runs alone; of these it would know after
+        `start_timeout_seconds`.
+        """
+        with self._lock:
+            looked, self._has_looked_back = self._has_looked_back, True
+        if looked:
+            return
+        for run in self._instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTING])):
+            process = RunProcess.of(run)
+            if process and process.is_here and not process.lives:
+                self._report_death(run.run_id, "ended")
+
+    def _report_death(self, run_id: str, how: str) -> None:
         """Say how a run went whose process ended without saying so."""
         if not self.has_instance:
             return
@@ -263,7 +251,6 @@ class StandbyRunLauncher(dg.DefaultRunLauncher):
         if run.status is dg.DagsterRunStatus.CANCELING:  # it was not listening yet, or would not
             self._instance.report_run_canceled(run)
             return
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         self._instance.report_run_failed(run, f"The run's process {how} before the run was through.")
 
 

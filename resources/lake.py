@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from dagster._config.pythonic_config import ConfigurableResourceFactory
 from pydantic import Field
 
-from pipeline_platform.control import ControlStore
+from pipeline_platform.control import ControlStore, ControlStoreError
 from pipeline_platform.lake.storage import Lake
 from resources.spark import SparkResource
 
@@ -51,9 +51,18 @@ class ControlResource(ConfigurableResourceFactory[ControlStore]):
 
     @contextmanager
     def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator[ControlStore]:
-        """Lend it, and close its connections afterwards: a sensor asks for one at every look."""
+        """Lend it, and close its connections afterwards: a sensor asks for one at every look.
+
+        However a run ends, and at whatever moment it is interrupted, it lets go of what it claimed: Dagster comes by
+        here all the same.
+        """
         with closing(self.create_resource(context)) as store:
-            yield store
+            try:
+                yield store
+            finally:
+                if context.run is not None:
+                    with suppress(ControlStoreError):  # its claims run out all the same
+                        store.let_go(context.run.run_id)
 
 
 class LakeIOManager(dg.ConfigurableIOManager):

@@ -6,12 +6,25 @@ from typing import Any
 
 import dagster as dg
 
-from assets.graph import DEMAND_TAG, ORIGIN_TAG, PIPELINE_TAG, RECEIVE_TAG
+from assets.graph import DEMAND_TAG, ORIGIN_TAG, PIPELINE_TAG, PUBLISHED_TAG, RECEIVE_TAG
 from assets.jobs import NO_RETRIES, receive_config
-from assets.windows import window_now
-from pipeline_platform.control import Claim, ControlStore, interval_end
-from pipeline_platform.demand import RUN_LASTS, Ask, InFlight, Limits, Waiting, decide_all
+from assets.windows import NoWindowError, window_now
+from pipeline_platform.control import ControlStore, ControlStoreError, interval_end
+from pipeline_platform.demand import (
+    LOOK_BACK,
+    RUN_LASTS,
+    Ask,
+    FailedRuns,
+    InFlight,
+    Limits,
+    Waiting,
+    count,
+    decide_all,
+    hold_back,
+    with_left,
+)
 from pipeline_platform.pipeline import Pipeline
+from pipeline_platform.run_process import RunProcess
 from pipeline_platform.source import Source, SourceError
 
 UNDER_WAY = [
@@ -21,14 +34,15 @@ UNDER_WAY = [
     dg.DagsterRunStatus.STARTED,
     dg.DagsterRunStatus.CANCELING,
 ]
-STARTS_WITHIN = timedelta(minutes=5)
-"""A run that started and has claimed nothing after so long is taken for dead."""
+STARTS_WITHIN = timedelta(minutes=15)
+"""A run that was launched and has claimed nothing after so long is taken for dead, if its process cannot be asked."""
 
 
 def in_flight(pipeline: type[Pipeline], instance: dg.DagsterInstance, control: ControlStore) -> InFlight:
     """Count what is in flight: a live claim counts as what it holds, a run that is to lease as what it was asked for.
 
-    A run that died stops counting when its claim is over; a queued one counts until it ends.
+    A run that died stops counting when its claim is over, or at once if it had none yet and its process is known to
+    have ended; a queued one counts until it ends.
     """
     claims = {claim.run_id: claim.messages for claim in control.in_flight(pipeline.name)}
     dead = {claim.run_id for claim in control.over(pipeline.name)}
@@ -37,15 +51,24 @@ def in_flight(pipeline: type[Pipeline], instance: dg.DagsterInstance, control: C
     records = instance.get_run_records(dg.RunsFilter(tags={PIPELINE_TAG: pipeline.name}, statuses=UNDER_WAY))
     for record in records:
         run = record.dagster_run
-        started = record.start_time and datetime.fromtimestamp(record.start_time, UTC)
-        stuck = started and now - started > STARTS_WITHIN
-        if run.run_id in claims or run.run_id in dead or stuck or not _is_to_lease(run, instance):
+        if run.run_id in claims or run.run_id in dead or _is_dead(record, now) or not _is_to_lease(run, instance):
             continue
         demand = int(run.tags[DEMAND_TAG])
         messages, runs = messages + demand, runs + 1
         if run.tags.get(ORIGIN_TAG) == "source":
             unleased += demand
     return InFlight(messages, runs, unleased)
+
+
+def _is_dead(record: dg.RunRecord, now: datetime) -> bool:
+    """Whether a run that was launched and holds no claim will never ask for one."""
+    run = record.dagster_run
+    if run.status is dg.DagsterRunStatus.QUEUED:
+        return False
+    process = RunProcess.of(run)
+    if process and process.is_here:
+        return not process.lives
+    return now - record.update_timestamp.astimezone(UTC) > STARTS_WITHIN
 
 
 def _is_to_lease(run: dg.DagsterRun, instance: dg.DagsterInstance) -> bool:
@@ -63,14 +86,25 @@ def _is_to_lease(run: dg.DagsterRun, instance: dg.DagsterInstance) -> bool:
     return parent is not None and parent.tags.get(RECEIVE_TAG) == received
 
 
-def clear_up(
-    left: Sequence[Claim], under_way: InFlight, limits: Limits, patience: timedelta, now: datetime
-) -> Ask | None:
-    """Say whether a run is due only to finish what dead runs left: where no message brings one, nobody else would."""
-    waiting = [claim for claim in left if now - claim.expires_at > patience]
-    if not waiting or limits.paused is not None or under_way.runs:
-        return None
-    return Ask(1, f"{len(waiting)} {'run' if len(waiting) == 1 else 'runs'} died and left something to finish")
+def failed_in_a_row(pipeline: type[Pipeline], instance: dg.DagsterInstance, now: datetime) -> FailedRuns:
+    """Look at the newest runs from the source; one that is red although it published all is none that failed."""
+    pulls = dg.RunsFilter(
+        tags={PIPELINE_TAG: pipeline.name, ORIGIN_TAG: "source"},
+        statuses=[dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE],
+    )
+    failed: list[dg.RunRecord] = []
+    for record in instance.get_run_records(pulls, limit=LOOK_BACK):
+        run = record.dagster_run
+        if run.status is not dg.DagsterRunStatus.FAILURE or run.tags.get(PUBLISHED_TAG) == run.run_id:
+            break
+        failed.append(record)
+    if not failed:
+        return FailedRuns(0, now, "")
+    return FailedRuns(len(failed), failed[0].update_timestamp.astimezone(UTC), failed[0].dagster_run.run_id)
+
+
+def _runs(number: int) -> str:
+    return "1 run" if number == 1 else f"{number} runs"
 
 
 def limits(pipeline: type[Pipeline], control: ControlStore, now: datetime) -> Limits:
@@ -87,14 +121,12 @@ def limits(pipeline: type[Pipeline], control: ControlStore, now: datetime) -> Li
     )
 
 
-def run_requests(pipeline: type[Pipeline], asks: Sequence[Ask], job: str | None = None) -> Iterator[dg.RunRequest]:
+def run_requests(pipeline: type[Pipeline], asks: Sequence[Ask], window: str) -> Iterator[dg.RunRequest]:
     """Turn what was decided into runs."""
-    window = window_now(pipeline)
     for ask in asks:
         if ask.demand:
             yield dg.RunRequest(
                 partition_key=window,
-                job_name=job,
                 run_config=receive_config(pipeline, "source", ask.demand),
                 tags={PIPELINE_TAG: pipeline.name, ORIGIN_TAG: "source", DEMAND_TAG: str(ask.demand), **NO_RETRIES},
             )
@@ -121,21 +153,30 @@ def producer_sensor(pipeline: type[Pipeline], job: Any) -> dg.SensorDefinition:
         control: ControlStore = context.resources.control
         now, waiting = datetime.now(UTC), Waiting.from_json(context.cursor)
         try:
+            window = window_now(pipeline)
             backlog = source.backlog()
+            under_way = in_flight(pipeline, context.instance, control)
+            bounds = limits(pipeline, control, now)
+            left = control.over(pipeline.name)
         except SourceError as error:
             return dg.SkipReason(f"{pipeline.producer.source} does not answer: {error}")
-        under_way = in_flight(pipeline, context.instance, control)
-        bounds = limits(pipeline, control, now)
+        except (ControlStoreError, NoWindowError) as error:
+            return dg.SkipReason(str(error))
+        # Each counts for one at least: one that is decided holds nothing, and has to be finished all the same.
+        held = sum(max(1, claim.messages) for claim in left)
+        backlog = with_left(backlog, held)
         asks = decide_all(backlog, bounds, under_way, waiting.waited(now))
-        if not asks[0].demand:
-            due = clear_up(control.over(pipeline.name), under_way, bounds, pipeline.producer.patience, now)
-            asks = [due] if due else asks
+        if asks[0].demand:
+            failed = failed_in_a_row(pipeline, context.instance, now)
+            held_back = hold_back(failed, pipeline.producer.interval, now)
+            asks = [Ask(0, held_back)] if held_back else asks
         cursor = waiting.after(backlog, asks, now, under_way).to_json()
-        requests = list(run_requests(pipeline, asks))
+        requests = list(run_requests(pipeline, asks, window))
+        dead = f"; {_runs(len(left))} died and left {count(held)}" if left else ""
         if not requests:
-            return dg.SensorResult(skip_reason=asks[0].because, cursor=cursor)
+            return dg.SensorResult(skip_reason=f"{asks[0].because}{dead}", cursor=cursor)
         for ask in asks:
-            context.log.info("asking for %s messages: %s", ask.demand, ask.because)
+            context.log.info("asking for %s messages: %s%s", ask.demand, ask.because, dead)
         return dg.SensorResult(run_requests=requests, cursor=cursor)
 
     return producer

@@ -1,4 +1,4 @@
-"""Schedules: pulling by the clock, driving failures again, looking at the backlog, keeping the tables."""
+"""Schedules: pulling by the clock, driving failures again, keeping the tables."""
 
 from typing import Any
 
@@ -7,8 +7,8 @@ from dagster._core.storage.tags import ASSET_PARTITION_RANGE_END_TAG, ASSET_PART
 
 from assets.graph import DEMAND_TAG, ORIGIN_TAG, PIPELINE_TAG
 from assets.jobs import NO_RETRIES, receive_config
-from assets.windows import contiguous, window_now
-from pipeline_platform.control import ControlStore
+from assets.windows import NoWindowError, contiguous, window_now
+from pipeline_platform.control import ControlStore, ControlStoreError
 from pipeline_platform.demand import Limits
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.pipeline import Pipeline
@@ -36,11 +36,15 @@ def pull_schedule(pipeline: type[Pipeline], job: Any) -> dg.ScheduleDefinition:
         required_resource_keys={"control"},
     )
     def pull(context: dg.ScheduleEvaluationContext) -> dg.SkipReason | dg.RunRequest:
-        if paused := _paused(pipeline, context):
-            return paused
-        # Of the tick's own time: a tick that a stopped daemon makes up for knows no later windows.
+        if held := _held_back(pipeline, context):
+            return held
+        try:
+            # Of the tick's own time: a tick that a stopped daemon makes up for knows no later windows.
+            window = window_now(pipeline, context.scheduled_execution_time)
+        except NoWindowError as error:
+            return dg.SkipReason(str(error))
         return dg.RunRequest(
-            partition_key=window_now(pipeline, context.scheduled_execution_time),
+            partition_key=window,
             run_config=receive_config(pipeline, "source"),
             tags={PIPELINE_TAG: pipeline.name, ORIGIN_TAG: "source", DEMAND_TAG: str(per_run(pipeline)), **NO_RETRIES},
         )
@@ -63,8 +67,8 @@ def redrive_schedule(pipeline: type[Pipeline], job: Any) -> dg.ScheduleDefinitio
         required_resource_keys={pipeline.producer.source, "lake", "control"},
     )
     def redrive(context: dg.ScheduleEvaluationContext) -> dg.SkipReason | list[dg.RunRequest]:
-        if paused := _paused(pipeline, context):
-            return paused
+        if held := _held_back(pipeline, context):
+            return held
         resources, at = context.resources, context.scheduled_execution_time
         source = getattr(resources, pipeline.producer.source)
         waiting = FailedMessages(name=source.name, lake=resources.lake, pipeline=pipeline.name).open_by_window()
@@ -90,26 +94,18 @@ def redrive_schedule(pipeline: type[Pipeline], job: Any) -> dg.ScheduleDefinitio
     return redrive
 
 
-def _paused(pipeline: type[Pipeline], context: dg.ScheduleEvaluationContext) -> dg.SkipReason | None:
-    """Why a pipeline is paused, or None if it is not: a pause holds for the clock as for the sensor."""
+def _held_back(pipeline: type[Pipeline], context: dg.ScheduleEvaluationContext) -> dg.SkipReason | None:
+    """Why no run is asked for now, or None: a pause holds for the clock as for the sensor."""
     control: ControlStore = context.resources.control
-    reason = control.paused(pipeline.name)
+    try:
+        reason = control.paused(pipeline.name)
+    except ControlStoreError as error:
+        return dg.SkipReason(str(error))
     return None if reason is None else dg.SkipReason(f"paused: {reason}")
 
 
 def _on(on: bool) -> dg.DefaultScheduleStatus:
     return dg.DefaultScheduleStatus.RUNNING if on else dg.DefaultScheduleStatus.STOPPED
-
-
-def backlog_schedule(pipeline: type[Pipeline], job: Any) -> dg.ScheduleDefinition:
-    """Build a schedule that evaluates the backlog check; on by itself where `oldest_allowed` gives it a limit."""
-    return dg.ScheduleDefinition(
-        name=f"{pipeline.name}_backlog_schedule",
-        job=job,
-        cron_schedule="*/5 * * * *",
-        default_status=_on(pipeline.producer.oldest_allowed is not None),
-        description="Looks how long messages wait at the source.",
-    )
 
 
 def maintenance_schedule(pipeline: type[Pipeline], job: Any) -> dg.ScheduleDefinition:

@@ -15,6 +15,7 @@ pytest_plugins = [
         "tests.spark_fixtures",
         "tests.flow_fixtures",
         "tests.dagster_fixtures",
+        "tests.sensor_fixtures",
     )
     if importlib.util.find_spec(name)
 ]

@@ -1,10 +1,10 @@
 """Pipelines as partitioned assets: whole runs on a real Dagster instance, Spark and queue."""
 
+import os
 import signal
 import sqlite3
 import subprocess
 import time
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -12,13 +12,11 @@ from unittest import mock
 import dagster as dg
 import pytest
 
-from assets.checks import backlog_check
+from assets import graph, settlement
 from assets.graph import DEMAND_TAG, RECEIVE_TAG, pipeline_assets
 from assets.settlement import Settled
 from pipeline_platform import flow as flow_module
 from pipeline_platform.flow import Acknowledgement
-from pipeline_platform.options import Producer
-from resources.table_queue import TableQueue
 from tests.dagster_fixtures import LAST, NEXT, WINDOW, Location, figures
 from tests.jobs_under_test import job_at
 from tests.pipelines_under_test import Told
@@ -463,6 +461,27 @@ def test_a_termination_in_mid_handling_loses_nothing(location: Location) -> None
     assert time.monotonic() - began < 150, "the Spark work of the terminated run is ended, not waited for"
 
 
+@pytest.mark.parametrize(("module", "name"), [(settlement, "tell_received"), (graph, "receive_of")])
+def test_a_termination_at_the_end_of_a_step_or_the_start_of_the_next_frees_the_room_at_once(
+    location: Location, module: Any, name: str
+) -> None:
+    """The signal is real, and Dagster's own handler takes it."""
+    location.enqueue("one")
+
+    def terminated(*_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(30)
+
+    with mock.patch.object(module, name, terminated):
+        run = location.run("told_pull")
+
+    assert run.status == FAILURE
+    assert "Execution was interrupted" in location.log(run)
+    assert location.control.in_flight("told") == []
+    assert location.run("told_pull").status == SUCCESS
+    assert location.texts() == ["one"]
+
+
 def until(found: Any, process: subprocess.Popen[bytes]) -> Any:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
@@ -492,48 +511,6 @@ def test_the_lease_is_renewed_while_a_commit_takes_long(location: Location, monk
 
 
 # Looking after it
-
-
-def test_the_backlog_check_warns_while_the_oldest_message_waits_too_long(location: Location) -> None:
-    location.enqueue("one")
-    fresh = location.checks(location.run("told_backlog"))["backlog"]
-    with sqlite3.connect(location.root / "queue.sqlite") as database:
-        database.execute("UPDATE messages SET created_at = datetime(created_at, '-1 hour')")
-    old = location.checks(location.run("told_backlog"))["backlog"]
-    away = location.run("told_backlog", queue_url=f"sqlite:///{location.root}/elsewhere.sqlite")
-
-    assert fresh.passed
-    assert not old.passed
-    assert old.severity == dg.AssetCheckSeverity.WARN
-    assert "0:05:00 are allowed" in old.description
-    assert old.metadata["messages"].value == 1
-    assert away.status == SUCCESS, "a source that is away is a warning, not an error"
-    assert not location.checks(away)["backlog"].passed
-
-
-@pytest.mark.parametrize(
-    ("messages", "oldest_allowed", "passed", "said"),
-    [
-        (1, timedelta(minutes=5), False, "Messages wait, and the source cannot tell for how long"),
-        (0, timedelta(minutes=5), True, "None waits."),
-        (1, None, True, "The pipeline's `oldest_allowed` sets no limit."),
-    ],
-)
-def test_the_backlog_check_of_a_source_that_cannot_tell_how_long_passes_only_where_none_waits(
-    tmp_path: Path, messages: int, oldest_allowed: timedelta | None, passed: bool, said: str
-) -> None:
-    class Watched(Told):
-        name = "watched"
-        producer = Producer(source="queue", oldest_allowed=oldest_allowed)
-
-    queue = TableQueue(name="queue", url=f"sqlite:///{tmp_path}/queue.sqlite")  # has no created_column
-    queue.create()
-    queue.enqueue([b"one"] * messages)
-
-    result: Any = backlog_check(Watched)(dg.build_asset_check_context(resources={"queue": queue}))
-
-    assert (result.passed, result.severity) == (passed, dg.AssetCheckSeverity.WARN)
-    assert result.description.startswith(said)
 
 
 def test_the_maintenance_job_puts_files_together_and_says_so(location: Location) -> None:

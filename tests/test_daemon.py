@@ -20,7 +20,7 @@ import dagster as dg
 import polars as pl
 import pytest
 
-from assets.graph import ORIGIN_TAG
+from assets.graph import DEMAND_TAG, ORIGIN_TAG
 from pipeline_platform.control import ControlStore
 from pipeline_platform.windows import WINDOW_FORMAT
 from pipelines.demo.processes import free_port
@@ -169,7 +169,7 @@ def test_what_is_queued_comes_to_the_tables_by_sensor_and_daemon(deployed: Deplo
     assert deployed.rows("failed").filter(state="open").height == 20
     runs = deployed.instance.get_runs()
     assert {run.status.value for run in runs} == {"SUCCESS"}
-    assert {run.tags.get(ORIGIN_TAG) for run in runs if run.job_name != "told_backlog"} == {"source"}
+    assert {run.tags.get(ORIGIN_TAG) for run in runs} == {"source"}
 
 
 TOGETHER = """
@@ -347,6 +347,11 @@ def test_what_a_run_held_that_is_terminated_in_the_ui_is_taken_by_the_next(deplo
     gate.touch()
     deployed.until("the next run has done it", lambda: deployed.left() == 0)
     assert texts(deployed, "ended", f"wait for {gate}") == sorted(payloads)
+    deployed.until("the runs have ended", lambda: done(deployed.instance))
+    newest = [run.run_id for run in deployed.instance.get_runs()]
+    (only,) = [deployed.instance.get_run_by_id(each) for each in newest[: newest.index(run_id)]]
+    assert only is not None
+    assert only.tags[DEMAND_TAG] == str(len(payloads)), "one run took all of it on"
 
 
 def handling_in(instance: dg.DagsterInstance, run_id: str) -> int | None:

@@ -103,7 +103,7 @@ def test_pipelines_side_by_side_share_resources_and_nothing_else() -> None:
 
     names = {job.name for job in definitions.get_repository_def().get_all_jobs()}
     for pipeline in pipelines:
-        kinds = ("pull", "backfill", "replay", "backlog", "maintenance")
+        kinds = ("pull", "backfill", "replay", "maintenance")
         assert {f"{pipeline.name}_{kind}" for kind in kinds} <= names
     keys = {key.to_user_string() for key in definitions.resolve_asset_graph().get_all_asset_keys()}
     assert {"bare/messages", "bare/failed", "fast/lines", "told/lines", "told/letters"} <= keys

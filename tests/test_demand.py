@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline_platform.demand import NOTHING, Ask, InFlight, Limits, Waiting, decide, decide_all
+from pipeline_platform.demand import NOTHING, Ask, FailedRuns, InFlight, Limits, Waiting, decide, decide_all, hold_back
 from pipeline_platform.options import Processors, Producer
 from pipeline_platform.source import Backlog
 
@@ -44,7 +44,32 @@ def test_one_run_takes_on_no_more_than_its_tasks_hold():
 
 
 def test_what_is_in_flight_leaves_less():
-    assert decide(Backlog(1_000_000), LIMITS, InFlight(170_000, runs=1), None).demand == 30_000
+    assert decide(Backlog(1_000_000), LIMITS, InFlight(120_000, runs=1), None).demand == 80_000
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "waited", "demand"),
+    [
+        (199_997, None, 0),
+        (199_997, 29, 0),
+        (199_997, 30, 3),
+        (150_001, 29, 0),
+        (150_000, None, 50_000),
+        (100_000, None, 100_000),
+    ],
+)
+def test_what_little_room_a_replay_leaves_is_taken_once_in_a_patience(in_flight, waited, demand):
+    asks = decide_all(
+        Backlog(1_000_000), LIMITS, InFlight(in_flight, runs=1), None if waited is None else seconds(waited)
+    )
+
+    assert [ask.demand for ask in asks] == [demand]
+
+
+def test_a_wait_for_room_says_so():
+    assert decide(Backlog(1_000_000), LIMITS, InFlight(199_997, runs=1), None).because == (
+        "1000000 messages wait, of which 3 could be taken on; a run pays from 50000, or after 30 s (waited 0 s)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -108,6 +133,22 @@ def test_one_look_asks_for_as_many_runs_as_are_worthwhile():
     assert [ask.demand for ask in decide_all(Backlog(100_001), LIMITS, NOTHING, seconds(99))] == [100_000]
     assert [ask.demand for ask in decide_all(UNKNOWN, LIMITS, NOTHING, None)] == [100_000]
     assert decide_all(Backlog(0), LIMITS, NOTHING, None) == [Ask(0, "the queue is empty")]
+
+
+@pytest.mark.parametrize(
+    ("runs", "pause"), [(0, 0), (1, 0), (2, 5), (3, 10), (4, 20), (7, 160), (8, 300), (9, 300), (5_000, 300)]
+)
+def test_the_pause_after_failures_in_a_row_doubles_to_five_minutes(runs, pause):
+    failed = FailedRuns(runs, NOON, "4f1e")
+
+    assert bool(pause) == bool(hold_back(failed, seconds(5), NOON + seconds(max(0, pause - 1))))
+    assert hold_back(failed, seconds(5), NOON + seconds(pause)) is None
+
+
+def test_a_pause_says_until_when_and_where_to_look():
+    assert hold_back(FailedRuns(3, NOON, "4f1e"), seconds(5), NOON) == (
+        "the last 3 runs failed; asking again at 12:00:10 UTC; see run 4f1e"
+    )
 
 
 messages = st.one_of(st.none(), st.integers(0, 500))

@@ -364,7 +364,7 @@ def test_a_run_whose_receive_another_executes_again_keeps_and_decides_nothing(fi
         flow.handle(receive)
     with pytest.raises(FencedError, match="could not be renewed"):
         flow.decide(receive)
-    flow.let_go(receive)
+    flow.control.let_go("test")
     assert [claim.run_id for claim in flow.control.in_flight("obedient")] == ["another run"]
     flow.decide(again)
     flow.publish(again)

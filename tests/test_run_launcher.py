@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +20,8 @@ from dagster._core.workspace.load_target import WorkspaceFileTarget
 from dagster_graphql.cli import execute_query
 
 from pipeline_platform.process import born
-from pipeline_platform.run_launcher import PROCESS_TAG, RunProcess, StandbyRunLauncher
+from pipeline_platform.run_launcher import StandbyRunLauncher
+from pipeline_platform.run_process import PROCESS_TAG, RunProcess
 
 PATIENCE_S = 30
 CODE = """
@@ -158,6 +160,17 @@ def deployed(folder: Path) -> Iterator[Launching]:
             yield Launching(folder, instance, context)
 
 
+@contextmanager
+def deployed_again(launching: Launching) -> Iterator[Launching]:
+    """The same deployment as another process has it: with a launcher of its own."""
+    workspace = WorkspaceFileTarget([str(launching.folder / "workspace.yaml")])
+    with (
+        dg.DagsterInstance.from_ref(launching.instance.get_ref()) as instance,
+        WorkspaceProcessContext(instance, workspace) as context,
+    ):
+        yield Launching(launching.folder, instance, context)
+
+
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launching]:
     with deployed(tmp_path_factory.mktemp("launching")) as launching:
@@ -271,6 +284,35 @@ def test_run_monitoring_finds_a_run_whose_process_nobody_watches(launching: Laun
 
     os.kill(process.pid, signal.SIGKILL)
     launching.ended(run)
+
+
+def test_a_re_execution_by_another_launcher_is_not_judged_by_the_process_of_its_parent(launching: Launching) -> None:
+    parent = launching.launch("sleeping")
+    os.kill(launching.at_work(parent).pid, signal.SIGKILL)
+    launching.ended(parent)
+    dead = launching.run(parent)
+    assert launching.launcher.check_run_worker_health(dead).status is WorkerStatus.FAILED
+
+    again = launching.instance.add_run(
+        dg.DagsterRun(job_name="sleeping", tags=dead.tags, parent_run_id=parent, root_run_id=parent)
+    )
+
+    assert PROCESS_TAG in again.tags
+    assert launching.launcher.check_run_worker_health(again).status is WorkerStatus.RUNNING
+
+
+def test_a_run_that_died_before_it_started_with_its_launcher_has_failed_when_the_next_one_launches(
+    launching: Launching,
+) -> None:
+    run = launching.instance.add_run(dg.DagsterRun(job_name="sleeping", status=dg.DagsterRunStatus.STARTING))
+    with subprocess.Popen(["sleep", "600"]) as process:
+        launching.instance.add_run_tags(run.run_id, {PROCESS_TAG: RunProcess.tag(run.run_id, process.pid)})
+        process.kill()
+
+    with deployed_again(launching) as restarted:
+        restarted.told(restarted.launch("telling"))
+
+    assert launching.run(run.run_id).status is dg.DagsterRunStatus.FAILURE
 
 
 def test_what_stands_by_ends_with_the_instance_and_runs_do_not(tmp_path: Path) -> None:

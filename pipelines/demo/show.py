@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from rich.console import Console
 
 from pipelines.demo.dagster_api import OVER, DagsterError
-from pipelines.demo.dead_runs import DeadRuns, let_leases_end
 from pipelines.demo.departures import Expected, departures, expected
 from pipelines.demo.figures import (
     Figures,
@@ -23,6 +22,7 @@ from pipelines.demo.figures import (
     open_failures,
 )
 from pipelines.demo.interrupts import interruptible
+from pipelines.demo.leases import let_leases_end
 from pipelines.demo.one_at_a_time import BusyError, only
 from pipelines.demo.place import Kind, Place, Progress
 from pipelines.demo.processes import daemon
@@ -86,7 +86,6 @@ class _Demo:
         self._progress = self._go_on_or_begin(source, flights)
         self._services = Services(place, self._progress)
         self._dagster = self._services.dagster
-        self._dead = DeadRuns(place, self._dagster)
         self._screen = Screen(console, self._progress.flights, self._dagster.url)
 
     # Going on, or beginning
@@ -167,8 +166,6 @@ class _Demo:
             self._services.watch()
             figures = look(self._place, self._progress)
             runs = self._dagster.runs()
-            for run in self._dead.tell(runs):
-                self._say(f"Run {run.run_id[:8]} is dead; the next one does what it left.")
             self._screen.show(title, figures, runs, self._dagster.sensor_says(f"{Flights.name}_producer"))
             if done(figures):
                 return
