@@ -20,6 +20,7 @@ from pipeline_platform.lake.receives import Origin, Receive
 from pipeline_platform.lake.replay import ReceivedMessages
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.message import Message
+from pipeline_platform.options import Batcher
 from pipeline_platform.pipeline import Pipeline, PipelineError
 from resources.table_queue import TableQueue
 from tests.flow_pipelines import Columns, Obedient, Paced, Twisted
@@ -49,7 +50,7 @@ def run(flow: Flow, origin: Origin = "source") -> Receive:
     flow.receive(receive)
     flow.handle(receive)
     for name, options in flow.pipeline.batchers.items():
-        if options.kind == "batcher":
+        if isinstance(options, Batcher):
             flow.batch(receive, name)
     flow.decide(receive)
     flow.publish(receive)
