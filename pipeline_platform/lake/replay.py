@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import Field
 
+from pipeline_platform.lake.reader import receive_ids
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import OUTCOMES, Stored, Table
 from pipeline_platform.message import DELIVERIES, MESSAGES
@@ -56,15 +57,8 @@ class ReceivedMessages(Source):
 
     def finished(self) -> tuple[str, ...]:
         """The receives that have outcomes in the windows: those that a replay replaces."""
-        found: set[str] = set()
-        for files in self._outcomes().values():
-            for stored in files:
-                with self.lake.open_input(stored.path) as file:
-                    # By the few ids that there are, not by row: the driver calls this.
-                    parquet = pq.ParquetFile(file, read_dictionary=["receive_id"])
-                    for batch in parquet.iter_batches(columns=["receive_id"]):
-                        found.update(pc.unique(batch["receive_id"]).dictionary.to_pylist())
-        return tuple(sorted(found))
+        paths = [stored.path for files in self._outcomes().values() for stored in files]
+        return tuple(sorted({id_ for path in paths for id_ in receive_ids(self.lake, path)}))
 
     def at_most(self) -> int:
         """How many messages it may come to, without a look at them: duplicates and what was returned count, too."""
