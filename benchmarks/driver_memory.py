@@ -1,7 +1,7 @@
 """Memory of a run's driver against the number of messages: it must not grow with them.
 
 Run it as `python -m benchmarks.driver_memory [--messages N ...]`: for each number, a process of its own runs once from
-lease to acknowledgement on a warm server, and tells its peak.
+lease to acknowledgement on a warm server and tells its peak, and another replays what the first received.
 """
 
 from __future__ import annotations
@@ -17,19 +17,22 @@ from benchmarks.events import Events, payloads
 from pipeline_platform import spark_server
 from pipeline_platform.control import ControlStore
 from pipeline_platform.flow import Flow
+from pipeline_platform.lake.receives import Origin
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.shipping import PACKAGES
 from resources.spark import WARM, SparkResource
 from resources.table_queue import TableQueue
 
 
-def run_once(root: str, queue: TableQueue, spark_folder: str, peaks: multiprocessing.Queue[int]) -> None:
+def run_once(
+    root: str, queue: TableQueue, spark_folder: str, origin: Origin, peaks: multiprocessing.Queue[int]
+) -> None:
     """Run once; tell the peak in MB."""
     resource_ = SparkResource(remote=WARM, state_folder=spark_folder, packages=[*PACKAGES, "benchmarks"])
     with closing(resource_) as spark:
         control = ControlStore(f"sqlite:///{root}/control.sqlite")
         flow = Flow(Events, queue, Lake(root=f"{root}/lake"), control, lambda: spark.spark_session)
-        receive = flow.begin(origin="source", run_id="bench", windows=["2026-11-21T0000"])
+        receive = flow.begin(origin=origin, run_id="bench", windows=["2026-11-21T0000"])
         flow.receive(receive)
         flow.handle(receive)
         flow.decide(receive)
@@ -42,22 +45,25 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=int, nargs="+", default=[1_000, 100_000, 1_000_000])
-    given = parser.parse_args()
+    chosen = parser.parse_args()
     processes = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         spark_server.start(Path(folder) / "spark")
         try:
-            for messages in given.messages:
+            for messages in chosen.messages:
                 root = Path(folder) / str(messages)
                 root.mkdir()
                 queue = TableQueue(name="queue", url=f"sqlite:///{root}/queue.sqlite")
                 queue.create()
                 queue.enqueue(payloads(messages))
-                peaks: multiprocessing.Queue[int] = processes.Queue()
-                process = processes.Process(target=run_once, args=(str(root), queue, f"{folder}/spark", peaks))
-                process.start()
-                print(f"{messages:9,} messages: driver's peak {peaks.get(timeout=300)} MB", flush=True)
-                process.join()
+                for origin in ("source", "messages"):
+                    peaks: multiprocessing.Queue[int] = processes.Queue()
+                    given = (str(root), queue, f"{folder}/spark", origin, peaks)
+                    process = processes.Process(target=run_once, args=given)
+                    process.start()
+                    what = "received" if origin == "source" else "replayed"
+                    print(f"{messages:9,} messages {what}: driver's peak {peaks.get(timeout=300)} MB", flush=True)
+                    process.join()
         finally:
             spark_server.stop(Path(folder) / "spark")
 

@@ -53,7 +53,7 @@ def resume(pipeline: Name) -> None:
 
 def limit(
     pipeline: Name,
-    allowed: Annotated[int | None, typer.Option(min=1, help="Messages handled in an interval.")] = None,
+    allowed: Annotated[int | None, typer.Option(min=1, max=10**12, help="Messages handled in an interval.")] = None,
     interval: Annotated[float | None, typer.Option(help="Length of an interval, seconds.")] = None,
     reset: Annotated[bool, typer.Option("--reset", help="Back to the pipeline's own option.")] = False,
 ) -> None:

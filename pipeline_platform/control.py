@@ -226,7 +226,7 @@ class ControlStore:
             interval: Length of an interval; None leaves it.
 
         Raises:
-            ValueError: There is no limit to change, or a value is not positive (pydantic's `ValidationError`).
+            ValueError: There is no limit to change, or a value is out of bounds (`PipelineError`).
         """
         with self._database.writing() as connection:
             self._lock(connection, pipeline)

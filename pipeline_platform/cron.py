@@ -13,7 +13,15 @@ WAY_OUT = (
 )
 """What to do about a schedule that is none."""
 
-_NICKNAMES = frozenset({"@hourly", "@daily", "@midnight", "@weekly", "@monthly", "@yearly", "@annually"})
+_NICKNAMES = {
+    "@hourly": "0 * * * *",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@weekly": "0 0 * * 0",
+    "@monthly": "0 0 1 * *",
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+}
 _MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
 _DAYS = ["sun", "mon", "tue", "wed", "thu", "fri", "sat"]
 _FIELDS: tuple[tuple[range, dict[str, int]], ...] = (
@@ -38,6 +46,11 @@ def is_cron(text: object) -> bool:
         for field, (allowed, names) in zip(fields, _FIELDS, strict=True)
         for item in field.split(",")
     )
+
+
+def canonical(schedule: str) -> str:
+    """A cron schedule in one way of writing it: five fields, lower case, a blank between them."""
+    return " ".join(_NICKNAMES.get(schedule, schedule).lower().split())
 
 
 def _fits(item: str, allowed: range, names: dict[str, int]) -> bool:

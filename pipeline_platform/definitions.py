@@ -15,6 +15,7 @@ from assets.jobs import pipeline_jobs
 from assets.maintenance import maintenance_job
 from pipeline_platform.home import home
 from pipeline_platform.pipeline import Pipeline
+from pipeline_platform.pipeline_checks import check_together
 from pipelines.flights import Flights
 from resources.acknowledger import Acknowledger
 from resources.lake import ControlResource, LakeIOManager, LakeResource
@@ -64,7 +65,11 @@ def platform_definitions(
 
     Returns:
         Definitions whose runs work in their own process: Spark starts once a run, not once a step.
+
+    Raises:
+        PipelineError: Two pipelines have one name or one source, or there is no resource for a source.
     """
+    check_together(pipelines, resources)
     lake, spark = resources["lake"], resources["spark"]
     shared = {"acknowledger": Acknowledger(), "io_manager": LakeIOManager(lake=lake, spark=spark), **resources}
     return dg.Definitions.merge(

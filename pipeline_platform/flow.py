@@ -129,7 +129,8 @@ class Flow:
             tell: Told in words what was cleared up, and why the demand is less than wanted.
 
         Raises:
-            PipelineError: The context does not fit; or there is no room for a backfill, or for all of a replay.
+            PipelineError: The context does not fit; the windows are others than those of the data; or there is no room
+                for a backfill, or for all of a replay.
             SchemaChangeError: A model no longer fits its table.
             SourceError: The source cannot be reached, or is not there.
         """

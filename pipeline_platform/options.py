@@ -2,34 +2,51 @@
 
 from __future__ import annotations
 
+import difflib
+import re
+from collections.abc import Iterable
 from datetime import timedelta
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    NonNegativeInt,
-    PositiveInt,
-    model_validator,
-)
+from annotated_types import Ge, Le
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from pipeline_platform import cron
 
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
-def _positive(span: timedelta) -> timedelta:
-    if span <= timedelta(0):
-        raise ValueError(f"must be longer than nothing, got {span}")
+_LONGEST = timedelta(days=36_500)
+"""A century: times that far from now can still be reckoned with."""
+
+
+class PipelineError(ValueError):
+    """A pipeline cannot work so: names the class, the option or callback, its value, and what is allowed."""
+
+
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.8) -> str | None:
+    """The known name that a name is most likely meant to be; None where it is like none of them."""
+    return next(iter(difflib.get_close_matches(name, list(known), 1, cutoff)), None)
+
+
+def shown(value: object) -> str:
+    """Show a value in an error: on one line, and not the whole of a long one."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def _span(span: timedelta) -> timedelta:
+    if not timedelta(0) < span <= _LONGEST:
+        raise ValueError(f"it must be longer than nothing and at most {_LONGEST.days:,} days")
     return span
 
 
-Span = Annotated[timedelta, AfterValidator(_positive)]
+Span = Annotated[timedelta, AfterValidator(_span)]
 
 
 def _cron(schedule: str) -> str:
     if not cron.is_cron(schedule):
-        raise ValueError(f"{schedule!r} is no cron schedule: {cron.WAY_OUT}")
+        raise ValueError(f"it is no cron schedule: {cron.WAY_OUT}")
     return schedule
 
 
@@ -37,9 +54,42 @@ Cron = Annotated[str, AfterValidator(_cron)]
 
 
 class Options(BaseModel):
-    """What all options share: unknown names are refused, and nothing changes once built."""
+    """What all options share: unknown names are refused, no value is converted, nothing changes once built.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+    Raises:
+        PipelineError: An option is unknown, missing or not what it has to be.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, arbitrary_types_allowed=True)
+
+    def __init__(self, **options: Any) -> None:
+        try:
+            super().__init__(**options)
+        except ValidationError as error:
+            refused = error.errors(include_url=False)
+            raise PipelineError("; ".join(_refusal(type(self), each) for each in refused)) from None
+
+
+def _refusal(model: type[Options], refused: ErrorDetails) -> str:
+    """Say on one line what pydantic refused."""
+    option = ".".join(map(str, refused["loc"]))
+    fields = {field.alias or name: field for name, field in model.model_fields.items()}
+    path = f"{model.__name__}.{option}" if option else model.__name__
+    if refused["type"] == "extra_forbidden":
+        meant = nearest(option, fields, 0.6)
+        hint = f"did you mean {meant!r}?" if meant else f"there is {', '.join(fields)}"
+        return f"{path} is {shown(refused['input'])}: there is no such option; {hint}"
+    if refused["type"] == "missing":
+        return f"{path} is missing: {fields[option].description}"
+    why = re.sub("^(Input|String) should ", "it should ", refused["msg"]).removeprefix("Value error, ")
+    if not option:  # of several options together, which it names itself
+        return f"{path}.{why}"
+    bounds = fields[option].metadata if option in fields else []
+    least = next((bound.ge for bound in bounds if isinstance(bound, Ge)), None)
+    most = next((bound.le for bound in bounds if isinstance(bound, Le)), None)
+    if least is not None and most is not None:
+        why = f"it must be a whole number from {least:,} to {most:,}"
+    return f"{path} is {shown(refused['input'])}: {why}"
 
 
 class RateLimiting(Options):
@@ -49,7 +99,7 @@ class RateLimiting(Options):
     is gone. Backfills and replays are held to it too.
     """
 
-    allowed_messages: PositiveInt = Field(description="Messages handled in an interval, at most.")
+    allowed_messages: int = Field(ge=1, le=10**12, description="Messages handled in an interval, at most.")
     interval: Span = Field(description="Length of an interval.")
 
 
@@ -57,8 +107,8 @@ class Producer(Options):
     """Where messages come from, and when it is worth a run to fetch them."""
 
     source: str = Field(description="Key of the resource that is the source.", min_length=1)
-    concurrency: PositiveInt = Field(2, description="Tasks that read the source in one run.")
-    max_runs: PositiveInt = Field(1, description="Runs that may be under way at once.")
+    concurrency: int = Field(2, ge=1, le=1_000, description="Tasks that read the source in one run.")
+    max_runs: int = Field(1, ge=1, le=1_000, description="Runs that may be under way at once.")
     rate_limiting: RateLimiting | None = Field(None, description="None handles as fast as it can.")
     patience: Span = Field(
         timedelta(seconds=30),
@@ -80,18 +130,25 @@ class Producer(Options):
 class Processors(Options):
     """How much a run takes on, and when more is worth asking for."""
 
-    concurrency: PositiveInt = Field(2, description="Tasks that handle messages at once.")
-    max_demand: PositiveInt = Field(50_000, description="Messages that one task takes on in a run.")
-    min_demand: NonNegativeInt | None = Field(
+    concurrency: int = Field(2, ge=1, le=10_000, description="Tasks that handle messages at once.")
+    max_demand: int = Field(50_000, ge=1, le=10**8, description="Messages that one task takes on in a run.")
+    min_demand: int | None = Field(
         None,
+        ge=0,
+        le=10**8,
         description="A run is started once `max_demand - min_demand` messages a task can be asked for; "
         "half of max_demand if unset.",
     )
-    chunk_size: PositiveInt = Field(
-        1_000, description="Messages handed to prepare_messages, and failures to handle_failed, at once."
+    chunk_size: int = Field(
+        1_000,
+        ge=1,
+        le=10**6,
+        description="Messages handed to prepare_messages, and failures to handle_failed, at once.",
     )
-    chunk_bytes: PositiveInt = Field(
+    chunk_bytes: int = Field(
         16 * 2**20,
+        ge=1,
+        le=2**30,
         description="Bytes of payload in a chunk at the most; a single larger message is one chunk.",
     )
 
@@ -121,8 +178,8 @@ class Processors(Options):
 class Batcher(Options):
     """A batcher with a callback: `handle_batch` is called for each batch, and what it returns is a table."""
 
-    concurrency: PositiveInt = Field(1, description="Batches handled at once.")
-    batch_size: PositiveInt = Field(100, description="Messages in a batch, at the most.")
+    concurrency: int = Field(1, ge=1, le=10_000, description="Batches handled at once.")
+    batch_size: int = Field(100, ge=1, le=10**6, description="Messages in a batch, at the most.")
     table_schema: type[BaseModel] | None = Field(
         None,
         alias="schema",
@@ -130,16 +187,12 @@ class Batcher(Options):
         "Without it data is one column of JSON, and handle_batch sees decoded JSON (bytes stay bytes).",
     )
 
-    kind: Literal["batcher"] = "batcher"
-
 
 class TableBatcher(Options):
     """A batcher without a callback: the rows that handling wrote are its table, typed by a model."""
 
     table_schema: type[BaseModel] = Field(alias="schema", description="Model of the data: the table's columns.")
-    batch_size: PositiveInt = Field(1_000_000, description="Rows in a file, at the most.")
-
-    kind: Literal["table"] = "table"
+    batch_size: int = Field(1_000_000, ge=1, le=10**8, description="Rows in a file, at the most.")
 
 
 class Retention(Options):

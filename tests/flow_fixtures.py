@@ -11,6 +11,7 @@ from pipeline_platform.control import ControlStore
 from pipeline_platform.flow import Flow
 from pipeline_platform.lake.receives import Origin, Receive
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.options import Batcher
 from pipeline_platform.pipeline import Pipeline
 from resources.table_queue import TableQueue
 from tests.spark_fixtures import WarmSpark
@@ -39,7 +40,7 @@ def run(flow: Flow, origin: Origin = "source") -> Receive:
     flow.receive(receive)
     flow.handle(receive)
     for name, options in flow.pipeline.batchers.items():
-        if options.kind == "batcher":
+        if isinstance(options, Batcher):
             flow.batch(receive, name)
     flow.decide(receive)
     flow.publish(receive)

@@ -17,6 +17,7 @@ from dagster._utils.tags import TagConcurrencyLimitsCounter
 from pydantic import Field
 
 from pipeline_platform.definitions import platform_definitions
+from pipeline_platform.pipeline import Pipeline
 from pipeline_platform.source import Backlog, Refused, Share, Source
 from resources.source import source_resource
 from resources.table_queue import TableQueue
@@ -61,12 +62,24 @@ def test_the_instance_loads_as_dagster_yaml_describes_it(tmp_path: Path, monkeyp
         assert instance.get_settings("retention")["sensor"]["purge_after_days"]["skipped"] == 1
 
 
+def side_by_side(*pipelines: type[Pipeline]) -> dg.Definitions:
+    """Each of them with a queue of its own."""
+    resources = resources_at("nowhere", "nowhere")
+    apart = []
+    for pipeline in pipelines:
+        source = f"{pipeline.name}_queue"
+        resources[source] = resources["queue"]
+        producer = pipeline.producer.model_copy(update={"source": source})
+        apart.append(type(pipeline.__name__, (pipeline,), {"producer": producer}))
+    return platform_definitions(apart, resources)
+
+
 def test_replays_of_one_pipeline_wait_for_each_other_and_for_those_of_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
     (tmp_path / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text())
-    definitions = platform_definitions([Told, Strict], resources_at("nowhere", "nowhere"))
+    definitions = side_by_side(Told, Strict)
 
     def run_of(job: str) -> dg.DagsterRun:
         return dg.DagsterRun(job_name=job, tags=definitions.resolve_job_def(job).tags)
@@ -97,7 +110,7 @@ def test_the_cloud_is_told_where_the_code_is_and_how_it_is_built() -> None:
 
 def test_pipelines_side_by_side_share_resources_and_nothing_else() -> None:
     pipelines = [Told, Strict, Lenient, Bare, Fast]
-    definitions = platform_definitions(pipelines, resources_at("nowhere", "nowhere"))
+    definitions = side_by_side(*pipelines)
 
     dg.Definitions.validate_loadable(definitions)
 

@@ -59,19 +59,19 @@ def test_the_pipeline_of_the_readme_handles_flights_and_fails_the_cancelled(caps
     assert capsys.readouterr().out == "1 late flights, told once by the-batch\n"
 
 
-def test_the_pipeline_of_the_readme_goes_beside_the_demo_s_with_the_assets_that_it_names() -> None:
+def test_the_pipeline_of_the_readme_takes_the_place_of_the_demo_s_with_the_assets_that_it_names() -> None:
     pipeline: type[Pipeline] = shown("class Departures(Pipeline)")["Departures"]
 
-    both = definitions.platform_definitions([*definitions.PIPELINES, pipeline], definitions.RESOURCES)
+    defined = definitions.platform_definitions([pipeline], definitions.RESOURCES)
 
-    dg.Definitions.validate_loadable(both)
-    ours = {key.to_user_string() for key in both.resolve_asset_graph().get_all_asset_keys()}
+    dg.Definitions.validate_loadable(defined)
+    ours = {key.to_user_string() for key in defined.resolve_asset_graph().get_all_asset_keys()}
     named = set(re.findall(r"`(departures/\w+)`", README))
     assert len(named) == 4
     assert named <= ours
     jobs = set(re.findall(r"`(departures_\w+)`", README))
     assert len(jobs) == 3
-    assert jobs <= {job.name for job in both.resolve_all_job_defs()}
+    assert jobs <= {job.name for job in defined.resolve_all_job_defs()}
 
 
 def test_the_pipeline_of_the_readme_has_some_thirty_lines() -> None:

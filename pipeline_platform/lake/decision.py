@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from pipeline_platform.lake.manifest import File, Manifest
+from pipeline_platform.lake.reader import receive_ids
 from pipeline_platform.lake.receives import Receive, Receives
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import DECIDED, FENCED, CommitConflictError, LogExpiredError, Stored, Table, Tables
@@ -201,9 +202,7 @@ def replacement(table: Table, handle: DeltaTable, receive: Receive) -> tuple[lis
 
 def _receive_ids(table: Table, paths: Iterable[str]) -> Iterator[tuple[str, set[str]]]:
     for path in paths:
-        with table.lake.open_input(f"{table.pipeline}/{table.name}/{path}") as file:
-            column = pq.read_table(file, columns=["receive_id"], read_dictionary=["receive_id"])["receive_id"]
-            yield path, set(pc.unique(column.cast(pa.string())).to_pylist())
+        yield path, receive_ids(table.lake, f"{table.pipeline}/{table.name}/{path}")
 
 
 def _drop_decided(tables: Tables, receives: Receives, receive: Receive, added: Sequence[str], on_success: str) -> int:

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import Field
 
+from pipeline_platform.lake.reader import receive_ids
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.lake.tables import OUTCOMES, Table
+from pipeline_platform.lake.tables import OUTCOMES, Stored, Table
 from pipeline_platform.message import DELIVERIES, MESSAGES
 from pipeline_platform.source import Backlog, Refused, Share, Source, SourceError
+
+BUCKET_ROWS = 500_000
+"""Ids that one task holds, more or less: 100 MB. Each bucket is another look at all files of its window."""
+
+SPLIT_ROWS = 10_000
+"""A window of fewer is not worth a second look at its files, whatever the concurrency."""
+
+_BATCH_ROWS = 8_192
+_IDENTITY = ("source", "message_id", "attempt", "receive_id")
 
 
 class ReceivedMessages(Source):
@@ -28,51 +37,37 @@ class ReceivedMessages(Source):
     windows: tuple[str, ...] = Field(description="Of these windows.")
     version: int = Field(description="Version of `outcomes` to go by.")
 
-    def _files(self, name: str, schema: pa.Schema, version: int | None = None) -> dict[str, list[str]]:
-        table = Table(self.lake, self.pipeline, name, schema)
-        files: dict[str, list[str]] = {}
-        handle = table.open()
-        if version is not None:
-            handle.load_as_version(version)
-        for file in table.files(handle, self.windows):
-            files.setdefault(file.window, []).append(f"{self.pipeline}/{name}/{file.path}")
-        return files
+    def _outcomes(self) -> dict[str, list[Stored]]:
+        return _by_window(Table(self.lake, self.pipeline, "outcomes", OUTCOMES), self.windows, self.version)
 
-    def _decided(self, paths: Sequence[str]) -> pa.Table:
-        """The messages decided in some files of one window, each once: at its last attempt, by its receive."""
-        rows = []
+    def _batches(self, path: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        with self.lake.open_input(path) as file:
+            yield from pq.ParquetFile(file).iter_batches(_BATCH_ROWS, columns=list(columns), use_threads=False)
+
+    def _decided(self, paths: Iterable[str], bucket: int = 0, of: int = 1) -> pa.Table:
+        """The messages decided in files of one window, each once: at its last attempt, by its receive."""
+        rows = [OUTCOMES.empty_table().select([*_IDENTITY, "outcome"])]
         for path in paths:
-            with self.lake.open_input(path) as file:
-                found = pq.read_table(file, columns=["source", "message_id", "attempt", "receive_id", "outcome"])
-            rows.append(found.filter(pc.is_in(found["outcome"], pa.array(["handled", "failed"]))))
+            for batch in self._batches(path, [*_IDENTITY, "outcome"]):
+                decided = batch.filter(pc.is_in(batch["outcome"], pa.array(["handled", "failed"])))
+                rows.append(pa.table(decided.filter(_are_in(decided, bucket, of))))
         # The last of those that sort by attempt; one attempt is decided by one receive.
         decided = pa.concat_tables(rows).sort_by("attempt").group_by(["source", "message_id"], use_threads=False)
-        return decided.aggregate([("attempt", "last"), ("receive_id", "last")]).rename_columns(
-            ["source", "message_id", "attempt", "receive_id"]
-        )
+        return decided.aggregate([("attempt", "last"), ("receive_id", "last")]).rename_columns(list(_IDENTITY))
 
     def finished(self) -> tuple[str, ...]:
         """The receives that have outcomes in the windows: those that a replay replaces."""
-        found: set[str] = set()
-        for paths in self._files("outcomes", OUTCOMES, self.version).values():
-            for path in paths:
-                with self.lake.open_input(path) as file:
-                    # By the few ids that there are, not by row: the driver calls this.
-                    ids = pq.read_table(file, columns=["receive_id"], read_dictionary=["receive_id"])["receive_id"]
-                found.update(pc.unique(ids.cast(pa.string())).to_pylist())
-        return tuple(sorted(found))
+        paths = [stored.path for files in self._outcomes().values() for stored in files]
+        return tuple(sorted({id_ for path in paths for id_ in receive_ids(self.lake, path)}))
 
     def at_most(self) -> int:
         """How many messages it may come to, without a look at them: duplicates and what was returned count, too."""
-        table = Table(self.lake, self.pipeline, "outcomes", OUTCOMES)
-        handle = table.open()
-        handle.load_as_version(self.version)
-        return sum(file.rows for file in table.files(handle, self.windows))
+        return sum(stored.rows for files in self._outcomes().values() for stored in files)
 
     def backlog(self) -> Backlog:
         """Count the messages that were decided."""
-        outcomes = self._files("outcomes", OUTCOMES, self.version)
-        return Backlog(sum(self._decided(paths).num_rows for paths in outcomes.values()))
+        windows = self._outcomes().values()
+        return Backlog(sum(self._decided(stored.path for stored in files).num_rows for files in windows))
 
     def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]:
         """Share out each window by a hash of the message's id; `demand` does not cut a window short.
@@ -80,53 +75,45 @@ class ReceivedMessages(Source):
         A replay of half a window would lose the other half, for it replaces them all.
         """
         del demand, receive_id
-        outcomes = self._files("outcomes", OUTCOMES, self.version)
-        messages = self._files("messages", MESSAGES)
-        return [
-            Share(
-                at={"outcomes": outcomes[window], "messages": messages.get(window, []), "bucket": n, "of": concurrency},
-                window=window,
-                messages=0,
-            )
-            for window in sorted(outcomes)
-            for n in range(concurrency)
-        ]
+        messages = _by_window(Table(self.lake, self.pipeline, "messages", MESSAGES), self.windows)
+        shares = []
+        for window, outcomes in sorted(self._outcomes().items()):
+            rows = sum(stored.rows for stored in outcomes)
+            of = max(1, min(concurrency, rows // SPLIT_ROWS), -(-rows // BUCKET_ROWS))
+            raw = [stored.path for stored in messages.get(window, [])]
+            at = {"outcomes": [stored.path for stored in outcomes], "messages": raw, "of": of}
+            # How many are in a bucket is not known before they are read: no more than there are.
+            shares += [Share(at={**at, "bucket": n}, window=window, messages=rows) for n in range(of)]
+        return shares
 
     def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
-        """Read one bucket of one window.
+        """Read one bucket of one window; of the others' messages no more than a batch at a time.
 
         Raises:
             SourceError: The raw log does not hold all of it.
         """
         del receive_id
-        decided = _identity(self._decided(share.at["outcomes"])).to_pylist()
-        mine = {key for key in decided if zlib.crc32(key.encode()) % share.at["of"] == share.at["bucket"]}
-        wanted = pa.array(mine, pa.string())
+        mine = set(_identity(self._decided(share.at["outcomes"], share.at["bucket"], share.at["of"])).to_pylist())
         for path in share.at["messages"]:
-            with self.lake.open_input(path) as file:
-                parquet = pq.ParquetFile(file)
-                for group in range(parquet.metadata.num_row_groups):
-                    rows = parquet.read_row_group(group)
-                    keys = _identity(rows)
-                    chosen = []
-                    for row in pc.indices_nonzero(pc.is_in(keys, wanted)).to_pylist():
-                        key = keys[row].as_py()
-                        if key in mine:  # the raw log may hold a message twice
-                            mine.remove(key)
-                            chosen.append(row)
-                    if chosen:
-                        yield from self._deliveries(rows.take(pa.array(chosen, pa.int64())))
+            for batch in self._batches(path, [*DELIVERIES.names, "receive_id"]):
+                chosen = []
+                for row, key in enumerate(_identity(batch).to_pylist()):
+                    if key in mine:  # the raw log may hold a message twice
+                        mine.remove(key)
+                        chosen.append(row)
+                if chosen:
+                    yield self._deliveries(batch.take(pa.array(chosen, pa.int64())))
         if mine:
             raise SourceError(
                 f"of the messages decided in {share.window} the raw log lacks {len(mine)} in one of {share.at['of']} "
                 "parts: retention took them, and a replay would lose what became of them. Choose later windows"
             )
 
-    def _deliveries(self, rows: pa.Table) -> list[pa.RecordBatch]:
-        columns: dict[str, Any] = {name: rows[name] for name in DELIVERIES.names}
-        columns["redelivered"] = pa.repeat(False, rows.num_rows)
-        batches: list[pa.RecordBatch] = pa.table(columns, schema=DELIVERIES).combine_chunks().to_batches()
-        return batches
+    def _deliveries(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        columns = [
+            pa.repeat(False, rows.num_rows) if name == "redelivered" else rows[name] for name in DELIVERIES.names
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=DELIVERIES)
 
     def ack(self, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
         """Nothing to do: the source was told long ago."""
@@ -139,7 +126,26 @@ class ReceivedMessages(Source):
         return []
 
 
-def _identity(rows: pa.Table) -> pa.Array:
+def _by_window(table: Table, windows: Sequence[str], version: int | None = None) -> dict[str, list[Stored]]:
+    """The files of some windows, with their paths under the lake's root."""
+    handle = table.open()
+    if version is not None:
+        handle.load_as_version(version)
+    files: dict[str, list[Stored]] = {}
+    for stored in table.files(handle, windows):
+        path = f"{table.pipeline}/{table.name}/{stored.path}"
+        files.setdefault(stored.window, []).append(stored._replace(path=path))
+    return files
+
+
+def _are_in(rows: pa.RecordBatch, bucket: int, of: int) -> pa.Array:
+    """Which messages belong to a bucket, by their id: all attempts of a message are in one."""
+    if of == 1:
+        return pa.repeat(True, rows.num_rows)
+    keys = pc.binary_join_element_wise(rows["source"], rows["message_id"], "\0").to_pylist()
+    return pa.array([zlib.crc32(key.encode()) % of == bucket for key in keys], pa.bool_())
+
+
+def _identity(rows: pa.RecordBatch | pa.Table) -> pa.Array:
     attempt = pc.cast(rows["attempt"], pa.string())
-    key = pc.binary_join_element_wise(rows["source"], rows["message_id"], attempt, rows["receive_id"], "\0")
-    return key.combine_chunks()
+    return pc.binary_join_element_wise(rows["source"], rows["message_id"], attempt, rows["receive_id"], "\0")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 
 from pipeline_platform.lake.columns import arrow_schema
+from pipeline_platform.lake.kept_windows import check_windows
 from pipeline_platform.lake.manifest import File
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.message import MESSAGES
@@ -330,7 +331,16 @@ class Tables:
         stored = Table(self.lake, self.pipeline.name, name, pa.schema([]))
         return Table(self.lake, self.pipeline.name, name, pa.schema(stored.open().schema().to_arrow()))
 
+    def __iter__(self) -> Iterator[Table]:
+        """All tables."""
+        return iter(self._tables.values())
+
     def ensure(self) -> None:
-        """Make or widen every table; see `Table.ensure`. Done before anything is leased."""
+        """Make or widen every table; see `Table.ensure`. Done before anything is leased.
+
+        Raises:
+            PipelineError: What lies in them would be in other windows, or in none; see `check_windows`.
+        """
+        check_windows(self)
         for table in self._tables.values():
             table.ensure()
