@@ -9,7 +9,13 @@ from pipelines.local_servers import sqs
 
 pytest_plugins = [
     name
-    for name in ("tests.postgres_fixtures", "tests.sqs_fixtures", "tests.spark_fixtures", "tests.dagster_fixtures")
+    for name in (
+        "tests.postgres_fixtures",
+        "tests.sqs_fixtures",
+        "tests.spark_fixtures",
+        "tests.flow_fixtures",
+        "tests.dagster_fixtures",
+    )
     if importlib.util.find_spec(name)
 ]
 

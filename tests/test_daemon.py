@@ -20,14 +20,16 @@ import dagster as dg
 import polars as pl
 import pytest
 
-from assets.graph import ORIGIN_TAG
+from assets.tags import RunTags
 from pipeline_platform.control import ControlStore
 from pipeline_platform.windows import WINDOW_FORMAT
 from pipelines.demo.processes import free_port
 from resources.table_queue import TableQueue
+from tests.pipelines_under_test import Told
 from tests.spark_fixtures import WarmSpark
 
 ROOT = Path(__file__).parents[1]
+ORIGIN = RunTags.of(Told).origin
 DAEMON = """
 from dagster._daemon import controller
 from dagster._daemon.cli import main
@@ -163,7 +165,7 @@ def test_what_is_queued_comes_to_the_tables_by_sensor_and_daemon(deployed: Deplo
     assert deployed.rows("failed").filter(state="open").height == 20
     runs = deployed.instance.get_runs()
     assert {run.status.value for run in runs} == {"SUCCESS"}
-    assert {run.tags.get(ORIGIN_TAG) for run in runs if run.job_name != "told_backlog"} == {"source"}
+    assert {run.tags.get(ORIGIN) for run in runs if run.job_name != "told_backlog"} == {"source"}
 
 
 TOGETHER = """
@@ -195,7 +197,7 @@ def test_a_backfill_from_the_asset_page_needs_no_configuration(deployed: Deploye
     }
     runs = backfill(deployed, params)
     assert len(runs) == 1, "one run per contiguous range of windows"
-    assert runs[0].tags[ORIGIN_TAG] == "failed"
+    assert runs[0].tags[ORIGIN] == "failed"
     assert deployed.rows("failed").filter(attempt=2, state="open").height == 20, "driven once more, failed once more"
 
 
@@ -251,7 +253,7 @@ def test_two_ranges_of_windows_from_the_partitions_tab_are_a_run_each_and_drive_
     runs = backfill(deployed, of_job("told_backfill", EARLY, LATE))
 
     assert sorted(windows_of(run) for run in runs) == [(EARLY, EARLY), (LATE, LATE)]
-    assert {run.tags[ORIGIN_TAG] for run in runs} == {"failed"}
+    assert {run.tags[ORIGIN] for run in runs} == {"failed"}
     assert attempts(deployed) == {(EARLY, 1): 5, (EARLY, 2): 5, (LATE, 1): 7, (LATE, 2): 7}
 
 

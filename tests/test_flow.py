@@ -2,12 +2,8 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
-from pathlib import Path
 from typing import Any, NoReturn
 
-import polars as pl
 import pytest
 
 from pipeline_platform import flow as flow_module
@@ -16,49 +12,13 @@ from pipeline_platform.demand import RUN_LASTS
 from pipeline_platform.engine import TaskError
 from pipeline_platform.flow import Flow
 from pipeline_platform.lake.decision import FencedError, UnhandledError
-from pipeline_platform.lake.receives import Origin, Receive
+from pipeline_platform.lake.receives import Origin
 from pipeline_platform.lake.replay import ReceivedMessages
-from pipeline_platform.lake.storage import Lake
 from pipeline_platform.message import Message
-from pipeline_platform.pipeline import Pipeline, PipelineError
+from pipeline_platform.pipeline import PipelineError
 from resources.table_queue import TableQueue
+from tests.flow_fixtures import WINDOW, Filled, rows, run, worked
 from tests.flow_pipelines import Columns, Obedient, Paced, Twisted
-from tests.spark_fixtures import WarmSpark
-
-WINDOW = "2026-11-21T0000"
-Filled = Callable[[type[Pipeline], Iterable[bytes]], Flow]
-
-
-@pytest.fixture
-def filled(tmp_path: Path, warm_spark: WarmSpark) -> Iterator[Filled]:
-    """A pipeline over a queue of payloads."""
-    with closing(warm_spark.resource()) as spark:
-
-        def fill(pipeline: type[Pipeline], payloads: Iterable[bytes]) -> Flow:
-            queue = TableQueue(name="queue", url=f"sqlite:///{tmp_path}/queue.sqlite")
-            queue.create()
-            queue.enqueue(payloads)
-            control = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
-            return Flow(pipeline, queue, Lake(root=str(tmp_path / "lake")), control, lambda: spark.spark_session)
-
-        yield fill
-
-
-def run(flow: Flow, origin: Origin = "source") -> Receive:
-    receive = flow.begin(origin=origin, run_id="test", windows=[WINDOW])
-    flow.receive(receive)
-    flow.handle(receive)
-    for name, options in flow.pipeline.batchers.items():
-        if options.kind == "batcher":
-            flow.batch(receive, name)
-    flow.decide(receive)
-    flow.publish(receive)
-    flow.acknowledge(receive)
-    return receive
-
-
-def rows(flow: Flow, table: str) -> pl.DataFrame:
-    return pl.read_delta(flow.tables[table].uri)
 
 
 def kinds(flow: Flow) -> dict[str, str]:
@@ -204,7 +164,7 @@ def test_a_run_that_was_given_up_in_mid_handling_acknowledges_nothing_when_it_wa
     handled = flow.handle(stalled)
     flow.control.end(stalled.receive_id)  # as if its claim were over: another run takes it for dead
     flow.clear_up()
-    flow.receives.keep(stalled.receive_id, "handle", handled)  # it wakes, and its task comes to its end
+    flow.receives.keep(stalled, "handle", handled)  # it wakes, and its task comes to its end
 
     with pytest.raises(FencedError, match="given up"):
         flow.decide(stalled)
@@ -323,15 +283,6 @@ def test_a_backfill_without_any_room_is_refused_and_not_green(filled: Filled, mo
 
     with pytest.raises(PipelineError, match="room for 0 of the 1 messages of this backfill"):
         run(flow, "failed")
-
-
-def worked(flow: Flow, windows: Iterable[str] = (WINDOW,)) -> Receive:
-    """A receive that has handled everything, and decided nothing."""
-    receive = flow.begin(origin="source", run_id="test", windows=[*windows])
-    flow.receive(receive)
-    flow.handle(receive)
-    flow.batch(receive, "batches")
-    return receive
 
 
 def test_acknowledging_alone_publishes_what_is_decided_first(filled: Filled) -> None:

@@ -12,7 +12,7 @@ from unittest import mock
 import dagster as dg
 import pytest
 
-from assets.graph import DEMAND_TAG, ORIGIN_TAG, PIPELINE_TAG, RECEIVE_TAG
+from assets.tags import RunTags
 from assets.windows import contiguous, window_now
 from pipeline_platform.control import ControlStore
 from pipeline_platform.definitions import platform_definitions
@@ -33,6 +33,9 @@ class Asked(Told):
     """One run takes 100, two may be under way; a run pays from 50."""
 
     name = "asked"
+
+
+TAGS = RunTags.of(Asked)
 
 
 class Limited(Told):
@@ -74,7 +77,7 @@ class Place:
         requests = self.tick(pipeline).run_requests
         for request in requests:
             self.queued(request.tags)
-        return [int(request.tags[DEMAND_TAG]) for request in requests]
+        return [int(request.tags[RunTags.of(pipeline).demand]) for request in requests]
 
     def skips(self, pipeline: type[Pipeline] = Asked) -> str:
         """Why a tick asks for nothing."""
@@ -100,7 +103,7 @@ def place(tmp_path: Path, instance: dg.DagsterInstance) -> Place:
 
 
 def tags(demand: int, **more: str) -> dict[str, str]:
-    return {PIPELINE_TAG: "asked", ORIGIN_TAG: "source", DEMAND_TAG: str(demand), **more}
+    return {TAGS.origin: "source", TAGS.demand: str(demand), **more}
 
 
 @pytest.fixture
@@ -126,10 +129,10 @@ def test_it_asks_for_runs_by_demand_on_the_open_window(place: Place) -> None:
 
     requests = place.tick().run_requests
 
-    assert [request.tags[DEMAND_TAG] for request in requests] == ["100", "70"]
+    assert [request.tags[TAGS.demand] for request in requests] == ["100", "70"]
     for request in requests:
         config = request.run_config["ops"]["asked"]["ops"]["receive_messages"]["config"]
-        assert config == {"origin": "source", "demand": int(request.tags[DEMAND_TAG])}
+        assert config == {"origin": "source", "demand": int(request.tags[TAGS.demand])}
         assert request.partition_key == window_now(Asked)
         assert request.tags["dagster/max_retries"] == "0"
 
@@ -166,14 +169,14 @@ def test_what_queued_runs_will_take_is_not_asked_for_again(place: Place) -> None
 
 
 def test_a_run_that_leased_counts_as_what_it_holds(place: Place) -> None:
-    run = place.queued(tags(100, **{RECEIVE_TAG: "r"}), dg.DagsterRunStatus.STARTED)
+    run = place.queued(tags(100, **{TAGS.receive_id: "r"}), dg.DagsterRunStatus.STARTED)
     place.control.claim("asked", "r", run.run_id, wanted=7, capacity=200, lease_s=60)
 
     assert in_flight(Asked, place.instance, place.control) == (7, 1, 0)
 
 
 def test_a_dead_run_does_not_count_once_its_claim_is_over(place: Place) -> None:
-    run = place.queued(tags(100, **{RECEIVE_TAG: "r"}), dg.DagsterRunStatus.STARTED)
+    run = place.queued(tags(100, **{TAGS.receive_id: "r"}), dg.DagsterRunStatus.STARTED)
     place.control.claim("asked", "r", run.run_id, wanted=100, capacity=200, lease_s=0.05)
     time.sleep(0.1)
     place.enqueue(200)
@@ -183,7 +186,7 @@ def test_a_dead_run_does_not_count_once_its_claim_is_over(place: Place) -> None:
 
 
 def test_a_backfill_takes_room_but_nothing_of_what_waits_at_the_source(place: Place) -> None:
-    place.queued({**tags(100), ORIGIN_TAG: "failed"})
+    place.queued({**tags(100), TAGS.origin: "failed"})
     place.enqueue(60)
 
     assert in_flight(Asked, place.instance, place.control) == (100, 1, 0)
@@ -191,17 +194,17 @@ def test_a_backfill_takes_room_but_nothing_of_what_waits_at_the_source(place: Pl
 
 
 def test_a_re_execution_of_all_steps_counts_as_what_it_will_lease(place: Place) -> None:
-    parent = place.queued(tags(80, **{RECEIVE_TAG: "r"}), dg.DagsterRunStatus.FAILURE)
+    parent = place.queued(tags(80, **{TAGS.receive_id: "r"}), dg.DagsterRunStatus.FAILURE)
 
     again = place.queued(parent.tags, parent_run_id=parent.run_id, root_run_id=parent.run_id)
     assert in_flight(Asked, place.instance, place.control) == (80, 1, 80)
 
-    place.instance.add_run_tags(again.run_id, {RECEIVE_TAG: "its own"})
+    place.instance.add_run_tags(again.run_id, {TAGS.receive_id: "its own"})
     assert in_flight(Asked, place.instance, place.control) == (0, 0, 0), "it has had its own, and ended the claim"
 
 
 def test_a_re_execution_from_failure_leases_nothing(place: Place) -> None:
-    parent = place.queued(tags(80, **{RECEIVE_TAG: "r"}), dg.DagsterRunStatus.FAILURE)
+    parent = place.queued(tags(80, **{TAGS.receive_id: "r"}), dg.DagsterRunStatus.FAILURE)
 
     place.queued(
         parent.tags,
@@ -322,7 +325,7 @@ def test_the_pulling_schedule_asks_for_as_much_as_a_run_takes(place: Place) -> N
 
     assert request.partition_key == "2025-03-02T0000"
     assert request.run_config["ops"]["asked"]["ops"]["receive_messages"]["config"] == {"origin": "source"}
-    assert request.tags[DEMAND_TAG] == "100"
+    assert request.tags[TAGS.demand] == "100"
 
 
 def test_the_redriving_schedule_asks_for_a_run_per_contiguous_range_of_open_failures(place: Place) -> None:
@@ -336,8 +339,8 @@ def test_the_redriving_schedule_asks_for_a_run_per_contiguous_range_of_open_fail
         (r.tags["dagster/asset_partition_range_start"], r.tags["dagster/asset_partition_range_end"]) for r in requests
     ]
     assert ranges == [("2025-03-01T0000", "2025-03-01T0100"), ("2025-03-01T0400", "2025-03-01T0400")]
-    assert [r.tags[DEMAND_TAG] for r in requests] == ["5", "100"], "a run takes on no more"
-    assert {r.tags[ORIGIN_TAG] for r in requests} == {"failed"}
+    assert [r.tags[TAGS.demand] for r in requests] == ["5", "100"], "a run takes on no more"
+    assert {r.tags[TAGS.origin] for r in requests} == {"failed"}
 
 
 @pytest.mark.parametrize("schedule", ["asked_backlog_schedule", "asked_maintenance_schedule"])

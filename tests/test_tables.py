@@ -212,7 +212,7 @@ def test_deciding_and_publishing_what_is_forgotten_changes_nothing(lake, forgetf
 def test_a_receive_that_is_still_remembered_is_never_looked_for_in_files(lake, monkeypatch):
     tables = Tables(lake, Keeping)
     run = Run(tables, Memory(deliveries_=numbered(b"a")), "r1").work().decide()
-    monkeypatch.setattr("pipeline_platform.lake.decision._receive_ids", lambda *_: pytest.fail("read files"))
+    monkeypatch.setattr("pipeline_platform.lake.decision.receive_ids", lambda *_: pytest.fail("read files"))
 
     assert decided(tables["outcomes"], tables["outcomes"].open(), run.receive)
 

@@ -74,8 +74,8 @@ SYSTEM = pa.schema(
 )
 """What every batcher's table has beside the data."""
 
-DECIDED, FENCED = 1, 2
-"""What the transaction of a receive says in `outcomes`: it decided, or it never may."""
+DECIDED, FENCED, TAKEN = 1, 2, 3
+"""What the transaction of a receive says in `outcomes`: it decided, it never may, or another run has taken it over."""
 
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 
