@@ -113,7 +113,7 @@ def test_a_swap_fails_where_anything_was_committed_since_the_look(lake):
     looked = table.open()
     put(table, "r1", {"n": 1})
 
-    with pytest.raises(CommitConflictError, match="p/t changed under r2"):
+    with pytest.raises(CommitConflictError, match="p/t changed since version 0"):
         table.swap(looked, "r2", [])
 
     assert len(read(table)) == 1
