@@ -8,22 +8,13 @@ import dagster as dg
 from pydantic import Field
 
 from assets import settlement
+from assets.tags import RunTags
 from assets.windows import windows_of
 from pipeline_platform.flow import Flow
 from pipeline_platform.imports import import_apart
 from pipeline_platform.lake.receives import Origin, Receive
 from pipeline_platform.options import Batcher
-from pipeline_platform.pipeline import Pipeline
-
-PIPELINE_TAG = "pipeline_platform/pipeline"
-DEMAND_TAG = "pipeline_platform/demand"
-ORIGIN_TAG = "pipeline_platform/origin"
-RECEIVE_TAG = "pipeline_platform/receive_id"
-"""Tags of a run: whose it is, what it was asked for, and what it leased. The receive is how its ops, and those of a
-run that re-executes it, find what the earlier ones wrote."""
-
-PUBLISHED_TAG = "pipeline_platform/published"
-"""On a run that is red although all of it is published and acknowledged: its own id, for re-executions copy tags."""
+from pipeline_platform.pipeline import Pipeline, PipelineError
 
 
 class RunOrigin(Enum):
@@ -139,24 +130,33 @@ def flow_of(pipeline: type[Pipeline], context: dg.AssetExecutionContext) -> Flow
 
 
 def receive_of(flow: Flow, context: dg.AssetExecutionContext) -> Receive | None:
-    """What this run received, or the run that it re-executes; None where that was nothing, or is not there any more."""
-    run = context.run
-    while True:
-        # The run's own tags as they are now: those it was started with have no receive yet.
-        stored = context.instance.get_run_by_id(run.run_id) or run
-        receive_id = stored.tags.get(RECEIVE_TAG)
-        if receive_id:
-            receive = flow.receives.get(receive_id)
-            if receive is None and stored.tags.get(DEMAND_TAG) != "0":
-                context.log.warning(
-                    f"receive {receive_id} is not there any more: another run finished it, or gave it up for dead and "
-                    "its messages back; nothing is left to do here"
-                )
-            return receive
-        parent = context.instance.get_run_by_id(run.parent_run_id) if run.parent_run_id else None
-        if parent is None:
-            return None
-        run = parent
+    """What this run received, or the run that it re-executes; None where it had no room, or another run finished it.
+
+    Raises:
+        PipelineError: No run received anything.
+        FencedError: It was given up, or another run works on it by now.
+    """
+    tags = RunTags.of(flow.pipeline)
+    received = next((run for run in _lineage(context) if run.tags.get(tags.receive_id)), None)
+    if received is None:
+        raise PipelineError(
+            f"{flow.pipeline.name}: run {context.run.run_id} received nothing, nor did a run that it re-executes: "
+            "execute `receive_messages` and all steps after it"
+        )
+    receive_id = received.tags[tags.receive_id]
+    receive = flow.receives.get(receive_id)
+    if receive is None and received.tags.get(tags.demand) != "0":
+        flow.expect_finished(receive_id, [run.run_id for run in _lineage(context)])
+        context.log.warning(f"receive {receive_id} is finished: nothing is left to do here")
+    return receive
+
+
+def _lineage(context: dg.AssetExecutionContext) -> Iterator[dg.DagsterRun]:
+    """The run, the one that it re-executes, and so on; with tags as they are now: at its start a run has no receive."""
+    run_id: str | None = context.run.run_id
+    while run_id and (run := context.instance.get_run_by_id(run_id)):
+        yield run
+        run_id = run.parent_run_id
 
 
 def at_work(flow: Flow, context: dg.AssetExecutionContext) -> Receive | None:
@@ -189,8 +189,9 @@ def _receive_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
             context=config.context,
             tell=context.log.info,
         )
-        tags = {RECEIVE_TAG: receive.receive_id, PIPELINE_TAG: pipeline.name, ORIGIN_TAG: origin}
-        context.instance.add_run_tags(context.run.run_id, {**tags, DEMAND_TAG: str(receive.demand)})
+        tags = RunTags.of(pipeline)
+        told = {tags.origin: origin, tags.demand: str(receive.demand), tags.receive_id: receive.receive_id}
+        context.instance.add_run_tags(context.run.run_id, told)
         manifest = flow.receive(receive)
         settlement.tell_received(context, receive, manifest)
 
@@ -242,7 +243,7 @@ def _batch_op(pipeline: type[Pipeline], batcher: str) -> dg.OpDefinition:
 
 def _handle_failed_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
     def handle_failed(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
-        if told := settlement.of_failures(flow.receives.manifest(receive.receive_id)):
+        if told := settlement.of_failures(flow.receives.manifest(receive)):
             context.add_output_metadata(told)
 
     description = "Brings the failures of all stages together: kept as failed messages, or given back to the source."
@@ -288,7 +289,7 @@ def _acknowledge_op(
             yield dg.Output(None, output_name=table)
         yield from settled.checks(acknowledged, open_failures)
         if settled.red:
-            context.instance.add_run_tags(context.run.run_id, {PUBLISHED_TAG: context.run.run_id})
+            context.instance.add_run_tags(context.run.run_id, {RunTags.of(pipeline).published: context.run.run_id})
             raise dg.Failure(settled.red, allow_retries=False)
 
     return acknowledge

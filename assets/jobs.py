@@ -5,7 +5,7 @@ from __future__ import annotations
 import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
-from assets.graph import ORIGIN_TAG, PIPELINE_TAG
+from assets.tags import RunTags
 from pipeline_platform.lake.receives import Origin
 from pipeline_platform.pipeline import Pipeline
 
@@ -39,8 +39,7 @@ def pipeline_jobs(pipeline: type[Pipeline], assets: dg.AssetsDefinition) -> list
             config=receive_config(pipeline, origin),
             description=description,
             tags={
-                PIPELINE_TAG: pipeline.name,
-                ORIGIN_TAG: origin,
+                RunTags.of(pipeline).origin: origin,
                 **({REPLAY_TAG: pipeline.name} if origin == "messages" else {}),
                 **NO_RETRIES,
             },

@@ -31,13 +31,13 @@ class Settled:
     """How a run ended.
 
     Attributes:
-        answer: What the source was told.
+        answer: What the source was told; None where the run had nothing to tell it.
         open_failures: By window, in all of them: a check shows its newest result alone, and a run without failures
             would hide what an earlier one left.
         red: Why the run is to end as failed, although all is published and acknowledged; None if it is not.
     """
 
-    answer: Acknowledgement
+    answer: Acknowledgement | None
     open_failures: Mapping[str, int]
     red: str | None
 
@@ -45,7 +45,8 @@ class Settled:
         self, acknowledged: dg.AssetCheckSpec, open_failures: dg.AssetCheckSpec
     ) -> tuple[dg.AssetCheckResult, dg.AssetCheckResult]:
         """The results of the two checks."""
-        answer = self.answer
+        answer = self.answer or _NOTHING
+        said = "Told the source of all." if self.answer else "Had nothing to tell the source."
         told = {"acknowledged": answer.acknowledged, "unacknowledged": answer.unacknowledged, "lost": answer.lost}
         return (
             dg.AssetCheckResult(
@@ -53,7 +54,7 @@ class Settled:
                 asset_key=acknowledged.asset_key,
                 passed=not answer.unacknowledged,
                 severity=dg.AssetCheckSeverity.WARN,
-                description="Told the source of all." if not answer.unacknowledged else "The next run tells it again.",
+                description=said if not answer.unacknowledged else "The next run tells it again.",
                 metadata={**told, **({"errors": dg.MetadataValue.json(answer.errors)} if answer.errors else {})},
             ),
             self._check_of_failures(open_failures),
@@ -135,13 +136,13 @@ def settle(
     The newest materialisation hides the ones before it: hence the totals. `messages`, which is materialised as soon as
     it is received, gets them as an observation.
     """
-    answer, manifest = _NOTHING, Manifest()
+    answer, manifest = None, Manifest()
     if receive is not None:
-        manifest = flow.receives.manifest(receive.receive_id)
+        manifest = flow.receives.manifest(receive)
         with flow.alive(receive):
             answer = acknowledger.acknowledge(flow, receive)
     windows = tuple(context.partition_keys)
-    run = {**_of_answer(answer), **(_of_run(receive, manifest) if receive else {})}
+    run = {**_of_answer(answer or _NOTHING), **(_of_run(receive, manifest) if receive else {})}
     failed = FailedMessages(name=flow.source.name, lake=flow.lake, pipeline=flow.pipeline.name)
     waiting = failed.open_by_window()
     _tell_settled(context, flow, windows, manifest, run, waiting)

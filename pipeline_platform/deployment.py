@@ -94,16 +94,13 @@ class Deployment:
             return None
         import dagster as dg
 
-        from assets.graph import PIPELINE_TAG
+        from assets.tags import runs_of
         from sensors.producer import UNDER_WAY
 
-        tags = {PIPELINE_TAG: pipeline.name}
         try:
             with dg.DagsterInstance.get() as instance:
                 counts = {
-                    status.value.lower().replace("_", " "): instance.get_runs_count(
-                        dg.RunsFilter(tags=tags, statuses=[status])
-                    )
+                    status.value.lower().replace("_", " "): instance.get_runs_count(runs_of(pipeline, [status]))
                     for status in UNDER_WAY
                 }
         except Exception as error:  # of whatever storage the instance has: the rest is to be told all the same

@@ -20,14 +20,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pipeline_platform import engine
 from pipeline_platform.control import ControlStore, ControlStoreError
 from pipeline_platform.handling import Handling
-from pipeline_platform.lake.decision import DROPPED, Decision, FencedError, decide, decided, fence, publish
+from pipeline_platform.lake.decision import (
+    Decision,
+    FencedError,
+    Standing,
+    decide,
+    decided,
+    expect_owner,
+    fence,
+    publish,
+    take_over,
+)
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.reader import divide
 from pipeline_platform.lake.receives import Origin, Receive, Receives
 from pipeline_platform.lake.replay import ReceivedMessages
+from pipeline_platform.lake.rewriting import DROPPED
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.lake.tables import Tables
+from pipeline_platform.lake.tables import DECIDED, Tables
 from pipeline_platform.options import Batcher
 from pipeline_platform.pipeline import Pipeline, PipelineError
 from pipeline_platform.room import Room
@@ -185,16 +196,17 @@ class Flow:
     def resume(self, receive: Receive, run_id: str) -> Receive:
         """Go on with what another run received: a re-execution of its later steps.
 
-        From here on that other run can neither keep nor decide anything, should it be alive still.
+        From here on that other run can decide nothing, should it be alive still.
 
         Returns:
             The same receive, as this run's.
 
         Raises:
+            FencedError: It was given up, or yet another run took it over from this one.
             PipelineError: There is no room for it now.
         """
-        receive = receive.model_copy(update={"run_id": run_id})
-        if self._decided(receive):
+        receive, is_decided = take_over(self.tables, self.receives, receive, run_id)
+        if is_decided:
             return receive
         held = min(self._received(receive), receive.demand)
         granted = self.room.claim(receive.receive_id, run_id, held, _LOG.info, lease_s=LEASE_S, within_s=ROOM_WITHIN_S)
@@ -205,7 +217,7 @@ class Flow:
             )
         return receive
 
-    def _decided(self, receive: Receive) -> bool:
+    def _decided(self, receive: Receive) -> Receive | None:
         outcomes = self.tables["outcomes"]
         return decided(outcomes, outcomes.open(), receive)
 
@@ -253,14 +265,14 @@ class Flow:
 
     def handle(self, receive: Receive) -> Manifest:
         """Put what was received through the callbacks; write all that came of it."""
-        received = self.receives.manifest(receive.receive_id, "receive")
+        received = self.receives.manifest(receive, "receive")
         if not received.of_table("messages"):
             return Manifest()
-        if (before := self.receives.manifest(receive.receive_id, "handle")).files and self._decided(receive):
+        if (before := self.receives.manifest(receive, "handle")).files and self._decided(receive):
             return before  # executed again after the decision: what was written is what there is
         self._expect_ours(receive)
         # Of an earlier try, which may have sent messages to other batchers: what is decided is what is kept here.
-        self.receives.forget_after(receive.receive_id, "receive")
+        self.receives.forget_after(receive, "receive")
         started = time.monotonic()
         with self.alive(receive):
             source, work = self.source_of(receive), self._work(receive.receive_id)
@@ -274,12 +286,10 @@ class Flow:
         options = self.pipeline.batchers[batcher]
         if not isinstance(options, Batcher):
             raise PipelineError(f"{self.pipeline.name}: batcher {batcher!r} has no callback")
-        staged = self.receives.manifest(receive.receive_id, "handle").of_table(
-            staged_table(receive.receive_id, batcher)
-        )
+        staged = self.receives.manifest(receive, "handle").of_table(staged_table(receive.receive_id, batcher))
         if not staged:
             return Manifest()
-        if (before := self.receives.manifest(receive.receive_id, f"batch-{batcher}")).files and self._decided(receive):
+        if (before := self.receives.manifest(receive, f"batch-{batcher}")).files and self._decided(receive):
             return before
         started, receive_id = time.monotonic(), receive.receive_id
         (whole,) = divide(staged, self.pipeline.name, 1)
@@ -324,11 +334,35 @@ class Flow:
         return decide(self.tables, self.receives, receive, lambda: self._extend(receive), self.source.on_success)
 
     def _expect_decided(self, receive: Receive) -> None:
-        """Refuse to go on with a receive that was given up: its messages are another run's now."""
-        if not self._decided(receive):
+        """Refuse to go on with a receive that was given up or taken over: its messages are another run's now."""
+        done = self._decided(receive)
+        if done is None:
             raise FencedError(
                 f"receive {receive.receive_id} is not decided: it was given up while its run stalled, or `commit` was "
                 "left out; its messages come back when their lease is over"
+            )
+        expect_owner(receive, done.owner)
+
+    def expect_finished(self, receive_id: str, run_ids: Sequence[str]) -> None:
+        """Refuse to take a receive that is not there any more for done, unless its own run decided it.
+
+        Args:
+            receive_id: Which.
+            run_ids: The run that asks, and those that it re-executes.
+
+        Raises:
+            FencedError: It was given up, and its messages come back; or a re-execution took it over from this run.
+        """
+        standing = Standing.of(self.tables["outcomes"].open(), receive_id)
+        if standing.state != DECIDED:
+            raise FencedError(
+                f"receive {receive_id} was given up while its run stalled or had failed: its messages come back when "
+                "their lease is over, and nothing is left to do here"
+            )
+        if standing.owner and not any(standing.is_of(run_id) for run_id in run_ids):
+            raise FencedError(
+                f"receive {receive_id} is not run {run_ids[0]}'s any more: another re-execution took it over and "
+                "finished it; nothing is left to do here"
             )
 
     def _expect_ours(self, receive: Receive) -> None:
@@ -345,7 +379,7 @@ class Flow:
             )
 
     def _received(self, receive: Receive) -> int:
-        return self.receives.manifest(receive.receive_id, "receive").rows("messages") if receive.demand else 0
+        return self.receives.manifest(receive, "receive").rows("messages") if receive.demand else 0
 
     def publish(self, receive: Receive) -> dict[str, int]:
         """Make what was decided visible in every table; return the rows by table."""
@@ -363,9 +397,9 @@ class Flow:
         Raises:
             FencedError: It is not decided: nothing may be acknowledged.
         """
-        manifest = self.receives.manifest(receive.receive_id)
+        manifest = self.receives.manifest(receive)
         files = manifest.of_table("outcomes")
-        if manifest.files:
+        if manifest.files or (receive.demand and self.receives.get(receive.receive_id) is None):
             # Outcomes lie there before they are decided; and who runs this step alone may have left out publishing.
             self._expect_decided(receive)
             self.publish(receive)
@@ -398,8 +432,8 @@ class Flow:
         """Publish what others decided and have not published: they may have stalled, and here it is acknowledged."""
         for receive_id in self.receives.unfinished():
             receive = self.receives.get(receive_id)
-            if receive is not None and self._decided(receive):
-                self.publish(receive)
+            if receive is not None and (done := self._decided(receive)):
+                self.publish(done)
 
     def clear_up(self) -> list[str]:
         """Finish what dead runs decided, give up what they did not; return the ids of what was cleared up."""
@@ -417,12 +451,12 @@ class Flow:
                 if receive_id not in live:
                     self.receives.remove(receive_id)
                 continue
-            if self._decided(receive):
+            if done := self._decided(receive):
                 if receive_id in live:
                     # What this run looks up must be published before it is acknowledged.
-                    self.publish(receive)
+                    self.publish(done)
                     continue
-                self.acknowledge(receive)
+                self.acknowledge(done)
             elif receive_id in live or not fence(self.tables, receive_id):
                 continue
             else:
@@ -460,14 +494,9 @@ class Flow:
         return self._claims(receive) and self.source_of(receive).extend(receive.receive_id)
 
     def _keep(self, receive: Receive, step: str, manifest: Manifest, started: float) -> Manifest:
-        """Keep a step's manifest, with the time it took.
-
-        Raises:
-            FencedError: Another run works on the receive by now: what it keeps is what counts.
-        """
-        self._expect_ours(receive)
+        """Keep a step's manifest, with the time it took."""
         timed = Manifest(manifest.files, [*manifest.notes, {"step": step, "took": time.monotonic() - started}])
-        self.receives.keep(receive.receive_id, step, timed)
+        self.receives.keep(receive, step, timed)
         return timed
 
 

@@ -151,9 +151,9 @@ class Processors(Options):
         le=2**30,
         description="Bytes of payload in a chunk at the most; a single larger message is one chunk.",
     )
-
-    max_message_bytes: PositiveInt = Field(
+    max_message_bytes: int = Field(
         16 * 2**20,
+        ge=1,
         le=2**30,
         description="Bytes of payload that a message may have; a larger one fails, with its payload kept. A task "
         "holds some copies of a message: give its worker as much memory before raising this.",

@@ -6,8 +6,8 @@ from typing import Any
 
 import dagster as dg
 
-from assets.graph import DEMAND_TAG, ORIGIN_TAG, PIPELINE_TAG, PUBLISHED_TAG, RECEIVE_TAG
 from assets.jobs import NO_RETRIES, receive_config
+from assets.tags import RunTags, runs_of
 from assets.windows import NoWindowError, window_now
 from pipeline_platform.control import ControlStore, ControlStoreError, interval_end
 from pipeline_platform.demand import (
@@ -47,15 +47,16 @@ def in_flight(pipeline: type[Pipeline], instance: dg.DagsterInstance, control: C
     claims = {claim.run_id: claim.messages for claim in control.in_flight(pipeline.name)}
     dead = {claim.run_id for claim in control.over(pipeline.name)}
     messages, unleased, runs = sum(claims.values()), 0, len(claims)
-    now = datetime.now(UTC)
-    records = instance.get_run_records(dg.RunsFilter(tags={PIPELINE_TAG: pipeline.name}, statuses=UNDER_WAY))
-    for record in records:
+    now, tags = datetime.now(UTC), RunTags.of(pipeline)
+    for record in instance.get_run_records(runs_of(pipeline, UNDER_WAY)):
         run = record.dagster_run
-        if run.run_id in claims or run.run_id in dead or _is_dead(record, now) or not _is_to_lease(run, instance):
+        if run.run_id in claims or run.run_id in dead or _is_dead(record, now):
             continue
-        demand = int(run.tags[DEMAND_TAG])
+        if not _is_to_lease(run, pipeline, instance):
+            continue
+        demand = int(run.tags[tags.demand])
         messages, runs = messages + demand, runs + 1
-        if run.tags.get(ORIGIN_TAG) == "source":
+        if run.tags[tags.origin] == "source":
             unleased += demand
     return InFlight(messages, runs, unleased)
 
@@ -71,31 +72,33 @@ def _is_dead(record: dg.RunRecord, now: datetime) -> bool:
     return now - record.update_timestamp.astimezone(UTC) > STARTS_WITHIN
 
 
-def _is_to_lease(run: dg.DagsterRun, instance: dg.DagsterInstance) -> bool:
+def _is_to_lease(run: dg.DagsterRun, pipeline: type[Pipeline], instance: dg.DagsterInstance) -> bool:
     """Whether a run that holds no claim will ask for one; not so if it has had its own, or goes on with another's."""
-    if DEMAND_TAG not in run.tags:
+    tags = RunTags.of(pipeline)
+    if tags.demand not in run.tags:
         return False
     steps = run.step_keys_to_execute
-    if steps is not None and not any(step.endswith(".receive_messages") for step in steps):
+    if steps is not None and f"{pipeline.name}.receive_messages" not in steps:
         return False  # re-executes the later steps: the claim of what its parent received counts
-    received = run.tags.get(RECEIVE_TAG)
+    received = run.tags.get(tags.receive_id)
     if received is None:
         return True
     # A re-execution begins with a copy of its parent's tags.
     parent = instance.get_run_by_id(run.parent_run_id) if run.parent_run_id else None
-    return parent is not None and parent.tags.get(RECEIVE_TAG) == received
+    return parent is not None and parent.tags.get(tags.receive_id) == received
 
 
 def failed_in_a_row(pipeline: type[Pipeline], instance: dg.DagsterInstance, now: datetime) -> FailedRuns:
     """Look at the newest runs from the source; one that is red although it published all is none that failed."""
+    tags = RunTags.of(pipeline)
     pulls = dg.RunsFilter(
-        tags={PIPELINE_TAG: pipeline.name, ORIGIN_TAG: "source"},
+        tags={tags.origin: "source"},
         statuses=[dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE],
     )
     failed: list[dg.RunRecord] = []
     for record in instance.get_run_records(pulls, limit=LOOK_BACK):
         run = record.dagster_run
-        if run.status is not dg.DagsterRunStatus.FAILURE or run.tags.get(PUBLISHED_TAG) == run.run_id:
+        if run.status is not dg.DagsterRunStatus.FAILURE or run.tags.get(tags.published) == run.run_id:
             break
         failed.append(record)
     if not failed:
@@ -123,12 +126,13 @@ def limits(pipeline: type[Pipeline], control: ControlStore, now: datetime) -> Li
 
 def run_requests(pipeline: type[Pipeline], asks: Sequence[Ask], window: str) -> Iterator[dg.RunRequest]:
     """Turn what was decided into runs."""
+    tags = RunTags.of(pipeline)
     for ask in asks:
         if ask.demand:
             yield dg.RunRequest(
                 partition_key=window,
                 run_config=receive_config(pipeline, "source", ask.demand),
-                tags={PIPELINE_TAG: pipeline.name, ORIGIN_TAG: "source", DEMAND_TAG: str(ask.demand), **NO_RETRIES},
+                tags={tags.origin: "source", tags.demand: str(ask.demand), **NO_RETRIES},
             )
 
 

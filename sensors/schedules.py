@@ -5,8 +5,8 @@ from typing import Any
 import dagster as dg
 from dagster._core.storage.tags import ASSET_PARTITION_RANGE_END_TAG, ASSET_PARTITION_RANGE_START_TAG
 
-from assets.graph import DEMAND_TAG, ORIGIN_TAG, PIPELINE_TAG
 from assets.jobs import NO_RETRIES, receive_config
+from assets.tags import RunTags
 from assets.windows import NoWindowError, contiguous, window_now
 from pipeline_platform.control import ControlStore, ControlStoreError
 from pipeline_platform.demand import Limits
@@ -25,7 +25,7 @@ def pull_schedule(pipeline: type[Pipeline], job: Any) -> dg.ScheduleDefinition:
     On by itself where `producer.schedule` says when; else each five minutes, once somebody turns it on. What others
     hold already is taken off by the run itself, when it claims its room.
     """
-    cron = pipeline.producer.schedule
+    cron, tags = pipeline.producer.schedule, RunTags.of(pipeline)
 
     @dg.schedule(
         name=f"{pipeline.name}_pull_schedule",
@@ -46,7 +46,7 @@ def pull_schedule(pipeline: type[Pipeline], job: Any) -> dg.ScheduleDefinition:
         return dg.RunRequest(
             partition_key=window,
             run_config=receive_config(pipeline, "source"),
-            tags={PIPELINE_TAG: pipeline.name, ORIGIN_TAG: "source", DEMAND_TAG: str(per_run(pipeline)), **NO_RETRIES},
+            tags={tags.origin: "source", tags.demand: str(per_run(pipeline)), **NO_RETRIES},
         )
 
     return pull
@@ -57,6 +57,7 @@ def redrive_schedule(pipeline: type[Pipeline], job: Any) -> dg.ScheduleDefinitio
 
     On by itself where the pipeline's `redrive` says when; else at three in the night, once somebody turns it on.
     """
+    tags = RunTags.of(pipeline)
 
     @dg.schedule(
         name=f"{pipeline.name}_redrive_schedule",
@@ -82,9 +83,8 @@ def redrive_schedule(pipeline: type[Pipeline], job: Any) -> dg.ScheduleDefinitio
                 tags={
                     ASSET_PARTITION_RANGE_START_TAG: windows[0],
                     ASSET_PARTITION_RANGE_END_TAG: windows[-1],
-                    PIPELINE_TAG: pipeline.name,
-                    ORIGIN_TAG: "failed",
-                    DEMAND_TAG: str(min(sum(waiting[window] for window in windows), per_run(pipeline))),
+                    tags.origin: "failed",
+                    tags.demand: str(min(sum(waiting[window] for window in windows), per_run(pipeline))),
                     **NO_RETRIES,
                 },
             )

@@ -55,3 +55,12 @@ def rows(flow: Flow, table: str) -> pl.DataFrame:
 def kinds(flow: Flow) -> dict[str, str]:
     failed = rows(flow, "failed")
     return dict(zip((data.decode() for data in failed["data"]), failed["kind"], strict=True))
+
+
+def worked(flow: Flow, windows: Iterable[str] = (WINDOW,)) -> Receive:
+    """A receive that has handled everything, and decided nothing."""
+    receive = flow.begin(origin="source", run_id="test", windows=[*windows])
+    flow.receive(receive)
+    flow.handle(receive)
+    flow.batch(receive, "batches")
+    return receive

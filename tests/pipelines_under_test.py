@@ -71,6 +71,13 @@ class Told(Pipeline):
         return messages
 
 
+class Beside(Told):
+    """Another pipeline with the same partitions, over a queue of its own."""
+
+    name = "beside"
+    producer = Producer(source="beside_queue")
+
+
 class Strict(Told):
     """A single failure turns its runs red."""
 

@@ -8,7 +8,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from assets.graph import DEMAND_TAG, ORIGIN_TAG, PIPELINE_TAG
+from assets.tags import RunTags
 from pipeline_platform.control import ControlStore
 from pipeline_platform.definitions import platform_definitions
 from pipeline_platform.options import Producer, RateLimiting
@@ -23,6 +23,9 @@ class Asked(Told):
     """One run takes 100, two may be under way; a run pays from 50."""
 
     name = "asked"
+
+
+TAGS = RunTags.of(Asked)
 
 
 class Limited(Told):
@@ -64,7 +67,7 @@ class Place:
         requests = self.tick(pipeline).run_requests
         for request in requests:
             self.queued(request.tags)
-        return [int(request.tags[DEMAND_TAG]) for request in requests]
+        return [int(request.tags[RunTags.of(pipeline).demand]) for request in requests]
 
     def skips(self, pipeline: type[Pipeline] = Asked) -> str:
         """Why a tick asks for nothing."""
@@ -90,7 +93,7 @@ def place(tmp_path: Path, instance: dg.DagsterInstance) -> Place:
 
 
 def tags(demand: int, **more: str) -> dict[str, str]:
-    return {PIPELINE_TAG: "asked", ORIGIN_TAG: "source", DEMAND_TAG: str(demand), **more}
+    return {TAGS.origin: "source", TAGS.demand: str(demand), **more}
 
 
 @pytest.fixture

@@ -201,7 +201,7 @@ class Run:
                 self.source, shares, lake, name, receive_id, share.window or self.receive.window
             )
             manifest += returned(task(index))
-        self.receives.keep(receive_id, "receive", manifest)
+        self.receives.keep(self.receive, "receive", manifest)
         task = Handle(
             pipeline=self.tables.pipeline,
             context=None,
@@ -211,7 +211,7 @@ class Run:
             receive_id=receive_id,
             parts=[ranges(manifest, name)],
         )
-        self.receives.keep(receive_id, "handle", returned(task(0)))
+        self.receives.keep(self.receive, "handle", returned(task(0)))
         return self
 
     def decide(self) -> "Run":

@@ -13,14 +13,16 @@ import dagster as dg
 import pytest
 
 from assets import graph, settlement
-from assets.graph import DEMAND_TAG, RECEIVE_TAG, pipeline_assets
+from assets.graph import pipeline_assets
 from assets.settlement import Settled
+from assets.tags import RunTags
 from pipeline_platform import flow as flow_module
 from pipeline_platform.flow import Acknowledgement
 from tests.dagster_fixtures import LAST, NEXT, WINDOW, Location, figures
 from tests.jobs_under_test import job_at
 from tests.pipelines_under_test import Told
 
+TAGS = RunTags.of(Told)
 ROOT = Path(__file__).parents[1]
 SUCCESS, FAILURE = dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE
 
@@ -174,7 +176,7 @@ def test_a_pull_without_room_says_so_and_takes_nothing(location: Location) -> No
     run = location.run("told_pull")
 
     assert run.status == SUCCESS
-    assert run.tags[DEMAND_TAG] == "0"
+    assert run.tags[TAGS.demand] == "0"
     assert location.waiting() == 1
     assert "room for 0 of 100 messages: other runs hold" in location.log(run)
 
@@ -315,7 +317,7 @@ def test_a_backfill_takes_its_room_as_soon_as_it_is_there(location: Location) ->
 
     run = location.run("told_backfill", context={"forgiving": True})
 
-    assert run.tags[DEMAND_TAG] == "1"
+    assert run.tags[TAGS.demand] == "1"
     assert location.open_failures() == {}
 
 
@@ -334,7 +336,7 @@ def test_a_full_replay_replaces_exactly_what_its_windows_hold(location: Location
     assert location.open_failures() == {}
     lines = location.rows("lines")
     assert lines.filter(window=NEXT).equals(before)
-    assert set(lines.filter(window=WINDOW)["receive_id"]) == {run.tags[RECEIVE_TAG]}
+    assert set(lines.filter(window=WINDOW)["receive_id"]) == {run.tags[TAGS.receive_id]}
     assert location.rows("messages").filter(window=WINDOW)["message_id"].n_unique() == 3
 
 
@@ -353,7 +355,7 @@ def test_a_failed_commit_is_made_good_from_failure(location: Location) -> None:
     run = location.again(failed, from_failure=True)
 
     assert run.status == SUCCESS
-    assert run.tags[RECEIVE_TAG] == failed.tags[RECEIVE_TAG], "nothing was received anew"
+    assert run.tags[TAGS.receive_id] == failed.tags[TAGS.receive_id], "nothing was received anew"
     assert location.texts() == ["one"]
     assert location.texts("letters") == ["letter a"]
     assert location.waiting() == 0
@@ -396,7 +398,8 @@ def test_the_next_run_finishes_what_a_failed_one_decided(location: Location) -> 
     assert location.rows("lines").sort("text")["window"].to_list() == [WINDOW, NEXT]
     assert location.waiting() == 0
     assert late.status == SUCCESS
-    assert "is not there any more" in location.log(late)
+    assert "is finished: nothing is left to do here" in location.log(late)
+    assert location.checks(late)["acknowledged"].description == "Had nothing to tell the source."
 
 
 @pytest.mark.parametrize("copied_tags", [True, False])
@@ -408,7 +411,7 @@ def test_a_re_execution_of_all_steps_receives_anew(location: Location, copied_ta
     run = location.again(first, from_failure=False, copied_tags=copied_tags)
 
     assert run.status == SUCCESS
-    assert run.tags[RECEIVE_TAG] != first.tags[RECEIVE_TAG]
+    assert run.tags[TAGS.receive_id] != first.tags[TAGS.receive_id]
     assert location.texts() == ["one", "three", "two"]
     assert figures(location.materialisations(run, "messages")[0])["received"] == 2
 

@@ -155,7 +155,7 @@ def test_status_counts_runs_that_dagster_has_queued_or_started(cli, tmp_path, mo
     with dg.DagsterInstance.get() as instance:
         for pipeline, statuses in runs.items():
             for status in statuses:
-                tags = {"pipeline_platform/pipeline": pipeline}
+                tags = {f"pipeline_platform.origin/{pipeline}": "source"}
                 instance.add_run(dg.DagsterRun("pull", tags=tags, status=dg.DagsterRunStatus[status]))
 
     assert " runs in Dagster      none under way" in before

@@ -20,14 +20,16 @@ import dagster as dg
 import polars as pl
 import pytest
 
-from assets.graph import DEMAND_TAG, ORIGIN_TAG
+from assets.tags import RunTags
 from pipeline_platform.control import ControlStore
 from pipeline_platform.windows import WINDOW_FORMAT
 from pipelines.demo.processes import free_port
 from resources.table_queue import TableQueue
+from tests.pipelines_under_test import Told
 from tests.spark_fixtures import WarmSpark
 
 ROOT = Path(__file__).parents[1]
+TAGS = RunTags.of(Told)
 DAEMON = """
 from dagster._daemon import controller
 from dagster._daemon.cli import main
@@ -169,7 +171,7 @@ def test_what_is_queued_comes_to_the_tables_by_sensor_and_daemon(deployed: Deplo
     assert deployed.rows("failed").filter(state="open").height == 20
     runs = deployed.instance.get_runs()
     assert {run.status.value for run in runs} == {"SUCCESS"}
-    assert {run.tags.get(ORIGIN_TAG) for run in runs} == {"source"}
+    assert {run.tags.get(TAGS.origin) for run in runs} == {"source"}
 
 
 TOGETHER = """
@@ -201,7 +203,7 @@ def test_a_backfill_from_the_asset_page_needs_no_configuration(deployed: Deploye
     }
     runs = backfill(deployed, params)
     assert len(runs) == 1, "one run per contiguous range of windows"
-    assert runs[0].tags[ORIGIN_TAG] == "failed"
+    assert runs[0].tags[TAGS.origin] == "failed"
     assert deployed.rows("failed").filter(attempt=2, state="open").height == 20, "driven once more, failed once more"
 
 
@@ -257,7 +259,7 @@ def test_two_ranges_of_windows_from_the_partitions_tab_are_a_run_each_and_drive_
     runs = backfill(deployed, of_job("told_backfill", EARLY, LATE))
 
     assert sorted(windows_of(run) for run in runs) == [(EARLY, EARLY), (LATE, LATE)]
-    assert {run.tags[ORIGIN_TAG] for run in runs} == {"failed"}
+    assert {run.tags[TAGS.origin] for run in runs} == {"failed"}
     assert attempts(deployed) == {(EARLY, 1): 5, (EARLY, 2): 5, (LATE, 1): 7, (LATE, 2): 7}
 
 
@@ -351,7 +353,7 @@ def test_what_a_run_held_that_is_terminated_in_the_ui_is_taken_by_the_next(deplo
     newest = [run.run_id for run in deployed.instance.get_runs()]
     (only,) = [deployed.instance.get_run_by_id(each) for each in newest[: newest.index(run_id)]]
     assert only is not None
-    assert only.tags[DEMAND_TAG] == str(len(payloads)), "one run took all of it on"
+    assert only.tags[TAGS.demand] == str(len(payloads)), "one run took all of it on"
 
 
 def handling_in(instance: dg.DagsterInstance, run_id: str) -> int | None:

@@ -132,7 +132,7 @@ def test_each_job_knows_its_origin_on_any_partition_without_config(kind: str, or
 
     assert config["ops"]["told"]["ops"]["receive_messages"]["config"]["origin"] == origin
     assert dg.validate_run_config(job, config)
-    assert job.tags["pipeline_platform/pipeline"] == "told"
+    assert job.tags["pipeline_platform.origin/told"] == origin
     assert job.tags["dagster/max_retries"] == "0"
 
 

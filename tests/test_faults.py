@@ -65,6 +65,26 @@ def test_a_run_that_stalls_past_its_lease_does_no_harm_when_it_wakes(table: Grou
     assert_each_message_once(table, COUNT)
 
 
+@pytest.mark.parametrize("point", ["handling", "handled", "batched", "deciding"])
+def test_a_stalled_run_that_is_executed_again_meanwhile_ends_red_when_it_wakes(table: Ground, point: str) -> None:
+    stalled = table.start(point, signal.SIGSTOP)
+    try:
+        wait_until_stopped(stalled)
+        stop_without_a_lock(stalled, Path(table.place.root))
+        fault_run.execute_again(table.place)
+
+        os.kill(stalled.pid or 0, signal.SIGCONT)
+        join(stalled)
+    finally:
+        stalled.kill()  # stopped for good, if the test failed before it woke
+    fault_run.settle(table.place, table.left)
+
+    (ending,) = table.endings()
+    # In mid-handling it may find files gone that its tasks are about to read.
+    assert ending["ended"].startswith(("FencedError", "TaskError") if point == "handling" else "FencedError")
+    assert_each_message_once(table, COUNT)
+
+
 def wait_until_stopped(process: BaseProcess) -> None:
     end = time.monotonic() + 60
     while time.monotonic() < end:

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import pytest
@@ -11,14 +10,13 @@ from pipeline_platform import flow as flow_module
 from pipeline_platform.control import ControlStore, ControlStoreError
 from pipeline_platform.demand import RUN_LASTS
 from pipeline_platform.engine import TaskError
-from pipeline_platform.flow import Flow
 from pipeline_platform.lake.decision import FencedError, UnhandledError
-from pipeline_platform.lake.receives import Origin, Receive
+from pipeline_platform.lake.receives import Origin
 from pipeline_platform.lake.replay import ReceivedMessages
 from pipeline_platform.message import Message
 from pipeline_platform.pipeline import PipelineError
 from resources.table_queue import TableQueue
-from tests.flow_fixtures import WINDOW, Filled, kinds, rows, run
+from tests.flow_fixtures import WINDOW, Filled, kinds, rows, run, worked
 from tests.flow_pipelines import Columns, Obedient, Paced, Twisted
 
 
@@ -144,7 +142,7 @@ def test_a_run_that_was_given_up_in_mid_handling_acknowledges_nothing_when_it_wa
     handled = flow.handle(stalled)
     flow.control.end(stalled.receive_id)  # as if its claim were over: another run takes it for dead
     flow.clear_up()
-    flow.receives.keep(stalled.receive_id, "handle", handled)  # it wakes, and its task comes to its end
+    flow.receives.keep(stalled, "handle", handled)  # it wakes, and its task comes to its end
 
     with pytest.raises(FencedError, match="given up"):
         flow.decide(stalled)
@@ -263,15 +261,6 @@ def test_a_backfill_without_any_room_is_refused_and_not_green(filled: Filled, mo
 
     with pytest.raises(PipelineError, match="room for 0 of the 1 messages of this backfill"):
         run(flow, "failed")
-
-
-def worked(flow: Flow, windows: Iterable[str] = (WINDOW,)) -> Receive:
-    """A receive that has handled everything, and decided nothing."""
-    receive = flow.begin(origin="source", run_id="test", windows=[*windows])
-    flow.receive(receive)
-    flow.handle(receive)
-    flow.batch(receive, "batches")
-    return receive
 
 
 def test_acknowledging_alone_publishes_what_is_decided_first(filled: Filled) -> None:

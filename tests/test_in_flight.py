@@ -9,10 +9,9 @@ import dagster as dg
 import pytest
 from dagster._core.events import DagsterEvent
 
-from assets.graph import ORIGIN_TAG, RECEIVE_TAG
 from pipeline_platform.run_process import PROCESS_TAG, RunProcess
 from sensors.producer import in_flight
-from tests.sensor_fixtures import Asked, Place, tags
+from tests.sensor_fixtures import TAGS, Asked, Place, tags
 
 STARTING, STARTED = dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED
 
@@ -35,14 +34,14 @@ def test_what_queued_runs_will_take_is_not_asked_for_again(place: Place) -> None
 
 
 def test_a_run_that_leased_counts_as_what_it_holds(place: Place) -> None:
-    run = place.queued(tags(100, **{RECEIVE_TAG: "r"}), dg.DagsterRunStatus.STARTED)
+    run = place.queued(tags(100, **{TAGS.receive_id: "r"}), dg.DagsterRunStatus.STARTED)
     place.control.claim("asked", "r", run.run_id, wanted=7, capacity=200, lease_s=60)
 
     assert in_flight(Asked, place.instance, place.control) == (7, 1, 0)
 
 
 def test_a_dead_run_does_not_count_once_its_claim_is_over(place: Place) -> None:
-    run = place.queued(tags(100, **{RECEIVE_TAG: "r"}), dg.DagsterRunStatus.STARTED)
+    run = place.queued(tags(100, **{TAGS.receive_id: "r"}), dg.DagsterRunStatus.STARTED)
     place.control.claim("asked", "r", run.run_id, wanted=100, capacity=200, lease_s=0.05)
     time.sleep(0.1)
     place.enqueue(200)
@@ -52,7 +51,7 @@ def test_a_dead_run_does_not_count_once_its_claim_is_over(place: Place) -> None:
 
 
 def test_a_backfill_takes_room_but_nothing_of_what_waits_at_the_source(place: Place) -> None:
-    place.queued({**tags(100), ORIGIN_TAG: "failed"})
+    place.queued({**tags(100), TAGS.origin: "failed"})
     place.enqueue(60)
 
     assert in_flight(Asked, place.instance, place.control) == (100, 1, 0)
@@ -60,17 +59,17 @@ def test_a_backfill_takes_room_but_nothing_of_what_waits_at_the_source(place: Pl
 
 
 def test_a_re_execution_of_all_steps_counts_as_what_it_will_lease(place: Place) -> None:
-    parent = place.queued(tags(80, **{RECEIVE_TAG: "r"}), dg.DagsterRunStatus.FAILURE)
+    parent = place.queued(tags(80, **{TAGS.receive_id: "r"}), dg.DagsterRunStatus.FAILURE)
 
     again = place.queued(parent.tags, parent_run_id=parent.run_id, root_run_id=parent.run_id)
     assert in_flight(Asked, place.instance, place.control) == (80, 1, 80)
 
-    place.instance.add_run_tags(again.run_id, {RECEIVE_TAG: "its own"})
+    place.instance.add_run_tags(again.run_id, {TAGS.receive_id: "its own"})
     assert in_flight(Asked, place.instance, place.control) == (0, 0, 0), "it has had its own, and ended the claim"
 
 
 def test_a_re_execution_from_failure_leases_nothing(place: Place) -> None:
-    parent = place.queued(tags(80, **{RECEIVE_TAG: "r"}), dg.DagsterRunStatus.FAILURE)
+    parent = place.queued(tags(80, **{TAGS.receive_id: "r"}), dg.DagsterRunStatus.FAILURE)
 
     place.queued(
         parent.tags,

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import dagster as dg
 
-from assets.graph import DEMAND_TAG, ORIGIN_TAG, PIPELINE_TAG, PUBLISHED_TAG
+from assets.tags import RunTags
 from assets.windows import window_now
 from resources.table_queue import TableQueue
-from tests.sensor_fixtures import Asked, Limited, Place, tags
+from tests.sensor_fixtures import TAGS, Asked, Limited, Place, tags
 
 ROOT = Path(__file__).parents[1]
 
@@ -26,10 +26,10 @@ def test_it_asks_for_runs_by_demand_on_the_open_window(place: Place) -> None:
 
     requests = place.tick().run_requests
 
-    assert [request.tags[DEMAND_TAG] for request in requests] == ["100", "70"]
+    assert [request.tags[TAGS.demand] for request in requests] == ["100", "70"]
     for request in requests:
         config = request.run_config["ops"]["asked"]["ops"]["receive_messages"]["config"]
-        assert config == {"origin": "source", "demand": int(request.tags[DEMAND_TAG])}
+        assert config == {"origin": "source", "demand": int(request.tags[TAGS.demand])}
         assert request.partition_key == window_now(Asked)
         assert request.tags["dagster/max_retries"] == "0"
 
@@ -133,10 +133,10 @@ def test_one_success_ends_the_pause(place: Place) -> None:
 def test_runs_of_others_and_red_ones_that_published_all_are_no_failures_in_a_row(place: Place) -> None:
     place.enqueue(60)
     for _ in range(4):
-        place.queued({**tags(60), PIPELINE_TAG: "another"}, FAILURE)
-        place.queued({**tags(60), ORIGIN_TAG: "failed"}, FAILURE)
+        place.queued({RunTags.of(Limited).origin: "source", RunTags.of(Limited).demand: "60"}, FAILURE)
+        place.queued({**tags(60), TAGS.origin: "failed"}, FAILURE)
         red = place.queued(tags(60), FAILURE)
-        place.instance.add_run_tags(red.run_id, {PUBLISHED_TAG: red.run_id})
+        place.instance.add_run_tags(red.run_id, {TAGS.published: red.run_id})
 
     assert place.asked() == [60]
 

@@ -7,7 +7,6 @@ from unittest import mock
 import dagster as dg
 import pytest
 
-from assets.graph import DEMAND_TAG, ORIGIN_TAG
 from assets.windows import NoWindowError, contiguous, window_now
 from pipeline_platform.definitions import platform_definitions
 from pipeline_platform.lake.storage import Lake
@@ -16,7 +15,7 @@ from pipeline_platform.pipeline import Pipeline
 from pipeline_platform.windows import WINDOW_FORMAT
 from tests.jobs_under_test import resources_at
 from tests.pipelines_under_test import Told
-from tests.sensor_fixtures import Asked, Limited, Place
+from tests.sensor_fixtures import TAGS, Asked, Limited, Place
 
 
 class Clocked(Told):
@@ -48,7 +47,7 @@ def test_the_pulling_schedule_asks_for_as_much_as_a_run_takes(place: Place) -> N
 
     assert request.partition_key == "2025-03-02T0000"
     assert request.run_config["ops"]["asked"]["ops"]["receive_messages"]["config"] == {"origin": "source"}
-    assert request.tags[DEMAND_TAG] == "100"
+    assert request.tags[TAGS.demand] == "100"
 
 
 def test_the_redriving_schedule_asks_for_a_run_per_contiguous_range_of_open_failures(place: Place) -> None:
@@ -62,8 +61,8 @@ def test_the_redriving_schedule_asks_for_a_run_per_contiguous_range_of_open_fail
         (r.tags["dagster/asset_partition_range_start"], r.tags["dagster/asset_partition_range_end"]) for r in requests
     ]
     assert ranges == [("2025-03-01T0000", "2025-03-01T0100"), ("2025-03-01T0400", "2025-03-01T0400")]
-    assert [r.tags[DEMAND_TAG] for r in requests] == ["5", "100"], "a run takes on no more"
-    assert {r.tags[ORIGIN_TAG] for r in requests} == {"failed"}
+    assert [r.tags[TAGS.demand] for r in requests] == ["5", "100"], "a run takes on no more"
+    assert {r.tags[TAGS.origin] for r in requests} == {"failed"}
 
 
 def test_the_keeping_of_tables_just_runs_its_job(place: Place) -> None:

@@ -113,7 +113,7 @@ def test_a_swap_fails_where_anything_was_committed_since_the_look(lake):
     looked = table.open()
     put(table, "r1", {"n": 1})
 
-    with pytest.raises(CommitConflictError, match="p/t changed under r2"):
+    with pytest.raises(CommitConflictError, match="p/t changed since version 0"):
         table.swap(looked, "r2", [])
 
     assert len(read(table)) == 1
@@ -212,7 +212,7 @@ def test_deciding_and_publishing_what_is_forgotten_changes_nothing(lake, forgetf
 def test_a_receive_that_is_still_remembered_is_never_looked_for_in_files(lake, monkeypatch):
     tables = Tables(lake, Keeping)
     run = Run(tables, Memory(deliveries_=numbered(b"a")), "r1").work().decide()
-    monkeypatch.setattr("pipeline_platform.lake.decision._receive_ids", lambda *_: pytest.fail("read files"))
+    monkeypatch.setattr("pipeline_platform.lake.decision.receive_ids", lambda *_: pytest.fail("read files"))
 
     assert decided(tables["outcomes"], tables["outcomes"].open(), run.receive)
 

@@ -7,7 +7,8 @@ import dagster as dg
 import polars as pl
 import pytest
 
-from assets.graph import RECEIVE_TAG, pipeline_assets
+from assets.graph import pipeline_assets
+from assets.tags import RunTags
 from assets.windows import window_now, windows_of
 from pipeline_platform.definitions import platform_definitions
 from pipeline_platform.lake.storage import Lake
@@ -113,7 +114,7 @@ def test_a_window_of_a_day_is_pulled_driven_again_replayed_and_dropped_by_itself
 
     assert told(location, replayed, pipeline) == [yesterday]
     assert by_window(location, pipeline, "lines", "text") == {yesterday: ["fail 1", "one"], today: ["two"]}
-    receive = replayed.tags[RECEIVE_TAG]
+    receive = replayed.tags[RunTags.of(pipeline).receive_id]
     assert by_window(location, pipeline, "lines", "receive_id") == {**before, yesterday: [receive, receive]}
     assert by_window(location, pipeline, "letters", "receive_id") == {yesterday: [receive]}
     (event,) = location.materialisations(replayed, "lines", name)

@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterable
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
-from deltalake import DeltaTable, WriterProperties
-from deltalake.exceptions import CommitFailedError
+from deltalake import WriterProperties
 
 from pipeline_platform.lake.failed import open_failures
 from pipeline_platform.lake.receives import Receives
@@ -122,25 +121,18 @@ def _compact(table: Table) -> int:
     properties = WriterProperties(compression="ZSTD", max_row_group_size=ROW_GROUP_ROWS)
     for _ in range(_TRIES):
         try:
-            metrics = table.open().optimize.compact(max_concurrent_tasks=1, writer_properties=properties)
-        except CommitFailedError:
+            return table.compact(table.open(), properties)
+        except CommitConflictError:
             continue  # a replay replaced what was being compacted
-        return int(metrics["numFilesRemoved"])
     return 0
 
 
 def _vacuum(table: Table, older_than: timedelta) -> int:
     handle = table.open()
-    _shorten_log(handle)
+    table.shorten_log(handle)
     hours = math.ceil(older_than / timedelta(hours=1))
     # Full: files of tasks that died are in no log at all.
     return len(handle.vacuum(retention_hours=hours, dry_run=False, full=True))
-
-
-def _shorten_log(handle: DeltaTable) -> None:
-    """Let readers begin at a checkpoint, which also leaves out transactions that the table need not keep any more."""
-    handle.create_checkpoint()
-    handle.cleanup_metadata()
 
 
 def _remove_leftovers(lake: Lake, receives: Receives, before: datetime) -> None:

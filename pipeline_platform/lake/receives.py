@@ -17,6 +17,10 @@ Origin = Literal["source", "failed", "messages"]
 """Where a receive takes its messages from: the pipeline's source, its open failures, or what it received before."""
 
 
+_OWNER = "_owner-"
+"""Begins the name of a folder of manifests; no batcher's staged files have such a name."""
+
+
 class ReceiveError(Exception):
     """The record of a receive cannot be read: names the file, and the way out."""
 
@@ -36,6 +40,7 @@ class Receive(BaseModel):
         base: Version of `outcomes` that it looked at before it received: what came later is looked at again.
         replaces: For a replay: the receives whose rows it takes the place of.
         started_at: When.
+        owner: Which of the runs that took it over holds it, by `lake.decision`; 0 for the run that began it.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -51,6 +56,7 @@ class Receive(BaseModel):
     base: int
     replaces: tuple[str, ...] = ()
     started_at: datetime
+    owner: int = 0
 
     @property
     def window(self) -> str:
@@ -61,7 +67,8 @@ class Receive(BaseModel):
 class Receives:
     """The receives of a pipeline that are not finished: a folder each, with its record and the manifests of its steps.
 
-    A receive is there from before its lease until after its acknowledgement, whatever dies.
+    A receive is there from before its lease until after its acknowledgement, whatever dies. A run that takes one over
+    keeps manifests of its own, in a folder inside: what the run before it writes late is never read again.
     """
 
     def __init__(self, lake: Lake, pipeline: str) -> None:
@@ -92,22 +99,43 @@ class Receives:
         """The ids of those that are there."""
         return self._lake.names(self._folder)
 
-    def keep(self, receive_id: str, step: str, manifest: Manifest) -> None:
+    def _manifests(self, receive: Receive) -> str:
+        folder = self.folder(receive.receive_id)
+        return f"{folder}/{_OWNER}{receive.owner:016x}" if receive.owner else folder
+
+    def owners(self, receive_id: str) -> list[int]:
+        """Those that keep manifests of their own, the last one to take it over last."""
+        names = self._lake.names(self.folder(receive_id))
+        return [int(name.removeprefix(_OWNER), 16) for name in names if name.startswith(_OWNER)]
+
+    def hand_over(self, receive: Receive, owner: int) -> Receive:
+        """Copy what one owner kept for the next; return the receive as that one's."""
+        mine = receive.model_copy(update={"owner": owner})
+        for name in self._steps(folder := self._manifests(receive)):
+            if content := self._lake.read(f"{folder}/{name}"):
+                self._lake.write(f"{self._manifests(mine)}/{name}", content)
+        return mine
+
+    def disown(self, receive: Receive) -> None:
+        """Remove what its owner keeps."""
+        self._lake.remove(self._manifests(receive))
+
+    def keep(self, receive: Receive, step: str, manifest: Manifest) -> None:
         """Keep what a step wrote; a step that runs again takes the place of what it wrote before."""
         sink = io.BytesIO()
         pq.write_table(manifest.to_arrow(), sink)
-        self._lake.write(f"{self.folder(receive_id)}/{step}.parquet", sink.getvalue())
+        self._lake.write(f"{self._manifests(receive)}/{step}.parquet", sink.getvalue())
 
-    def forget_after(self, receive_id: str, step: str) -> None:
+    def forget_after(self, receive: Receive, step: str) -> None:
         """Forget what all steps but one wrote: those after it are to run again."""
-        folder = self.folder(receive_id)
+        folder = self._manifests(receive)
         for name in self._steps(folder):
             if name != f"{step}.parquet":
                 self._lake.remove_file(f"{folder}/{name}")
 
-    def manifest(self, receive_id: str, *steps: str) -> Manifest:
+    def manifest(self, receive: Receive, *steps: str) -> Manifest:
         """What some steps wrote, or all; empty for a step that has not run."""
-        folder = self.folder(receive_id)
+        folder = self._manifests(receive)
         names = [f"{step}.parquet" for step in steps] or self._steps(folder)
         found = Manifest()
         for name in names:
@@ -116,14 +144,14 @@ class Receives:
                 found += Manifest.of(pq.read_table(io.BytesIO(content)))
         return found
 
-    def replace_files(self, receive_id: str, replaced: dict[File, File | None]) -> None:
+    def replace_files(self, receive: Receive, replaced: dict[File, File | None]) -> None:
         """Put other files in the place of some, or nothing where none of their rows is left."""
-        folder = self.folder(receive_id)
-        for name in self._steps(folder):
-            manifest = self.manifest(receive_id, name.removesuffix(".parquet"))
+        for name in self._steps(self._manifests(receive)):
+            step = name.removesuffix(".parquet")
+            manifest = self.manifest(receive, step)
             if any(file in replaced for file in manifest):
                 files = (replaced.get(file, file) for file in manifest)
-                self.keep(receive_id, name.removesuffix(".parquet"), Manifest(_present(files), manifest.notes))
+                self.keep(receive, step, Manifest(_present(files), manifest.notes))
 
     def remove(self, receive_id: str) -> None:
         """Forget it: it is finished, or never will be."""

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -107,10 +107,30 @@ class Lake(BaseModel):
                 file.flush()
                 os.fsync(file.fileno())  # or a power cut may leave the name and no content
             os.replace(half, self._at(path))
+            self._sync_folder(os.path.dirname(half))
         except BaseException:
             with suppress(OSError):
                 os.remove(half)
             raise
+
+    def sync(self, *paths: str) -> None:
+        """Have files on disk, and the entries of the folders that lead to them; an object store needs no telling.
+
+        A power cut must not take what a commit names, nor a commit by which a source was told.
+        """
+        if not self.is_local:
+            return
+        for path in paths:
+            with self.naming(path):
+                _fsync(self._at(path))
+        for folder in dict.fromkeys(os.path.dirname(self._at(path)) for path in paths):
+            self._sync_folder(folder)
+
+    def _sync_folder(self, folder: str) -> None:
+        _fsync(folder)
+        while len(folder) >= len(self.root):
+            _sync_entry(folder)
+            folder = os.path.dirname(folder)
 
     @contextmanager
     def naming(self, *parts: str) -> Iterator[None]:
@@ -155,3 +175,18 @@ class Lake(BaseModel):
                 self._filesystem.delete_dir(self._at(folder))
             except FileNotFoundError:  # of something in it, maybe, that another process was quicker to remove
                 continue
+
+
+def _fsync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@lru_cache(maxsize=4096)
+def _sync_entry(folder: str) -> None:
+    """Once a process: who made the folder may have died before its entry was on disk."""
+    with suppress(PermissionError):  # of what the lake lies in
+        _fsync(os.path.dirname(folder))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +22,7 @@ from pipeline_platform.message import MESSAGES
 from pipeline_platform.pipeline import Pipeline
 
 if TYPE_CHECKING:
-    from deltalake import DeltaTable, Transaction
+    from deltalake import DeltaTable, Transaction, WriterProperties
     from deltalake.transaction import AddAction, RemoveAction
 
 OUTCOMES = pa.schema(
@@ -75,8 +76,8 @@ SYSTEM = pa.schema(
 )
 """What every batcher's table has beside the data."""
 
-DECIDED, FENCED = 1, 2
-"""What the transaction of a receive says in `outcomes`: it decided, or it never may."""
+DECIDED, FENCED, TAKEN = 1, 2, 3
+"""What the transaction of a receive says in `outcomes`: it decided, it never may, or another run has taken it over."""
 
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 
@@ -90,6 +91,10 @@ class SchemaChangeError(Exception):
 
 class CommitConflictError(Exception):
     """Another commit came first: look again."""
+
+
+class CommitError(Exception):
+    """A table refuses a commit, and would again: names it, and says what Delta said."""
 
 
 class LogExpiredError(Exception):
@@ -162,25 +167,20 @@ class Table:
         Raises:
             SchemaChangeError: A column has another type than the table's.
         """
-        from deltalake.exceptions import CommitFailedError, DeltaError
-
         while True:
             try:
                 if not self.exists():
                     self._create()
                 self._widen(self.open())
-            except CommitFailedError:
+            except CommitConflictError:
                 continue  # another receive made or widened it just now: look again
-            except DeltaError as error:
-                if "already exists" not in str(error):
-                    raise
             else:
                 return
 
     def _create(self) -> None:
         from deltalake import DeltaTable, Schema
 
-        with self._naming_errors():
+        with self._committing(-1):
             DeltaTable.create(
                 self.uri,
                 schema=Schema.from_arrow(self.schema),
@@ -203,7 +203,8 @@ class Table:
                     "model: give the field a new name, or write the batcher to a table of another name"
                 )
         if added := [field for field in ours if field.name not in there]:
-            handle.alter.add_columns(added)
+            with self._committing(handle.version()):
+                handle.alter.add_columns(added)
 
     def files(self, handle: DeltaTable, windows: Iterable[str] | None = None) -> list[Stored]:
         """The files of some windows, or of all, as of this handle."""
@@ -269,6 +270,25 @@ class Table:
         """
         self._commit(handle, _removals(removed), "retention", [])
 
+    def compact(self, handle: DeltaTable, writer_properties: WriterProperties) -> int:
+        """Put the small files of each window together; return how many became part of larger ones.
+
+        Raises:
+            CommitConflictError: What was to be compacted was replaced meanwhile.
+        """
+        before = {file.path for file in self.files(handle)}
+        with self._committing(handle.version()):
+            metrics = handle.optimize.compact(max_concurrent_tasks=1, writer_properties=writer_properties)
+        new = [file.path for file in self.files(self.open()) if file.path not in before]
+        self.lake.sync(*(f"{self.pipeline}/{self.name}/{path}" for path in new))
+        return int(metrics["numFilesRemoved"])
+
+    def shorten_log(self, handle: DeltaTable) -> None:
+        """Let readers begin at a checkpoint, which leaves out transactions that the table need not keep any more."""
+        handle.create_checkpoint()
+        self._sync_log(handle.version())  # before the commits that it stands for are removed
+        handle.cleanup_metadata()
+
     def _commit(
         self,
         handle: DeltaTable,
@@ -277,32 +297,61 @@ class Table:
         transactions: list[Transaction],
     ) -> None:
         from deltalake import CommitProperties, Schema
-        from deltalake.exceptions import CommitFailedError
 
-        try:
-            with self._naming_errors():
-                handle.create_write_transaction(
-                    list(actions),
-                    "append",
-                    Schema.from_arrow(self.schema),
-                    ["window"],
-                    commit_properties=CommitProperties(
-                        max_commit_retries=0,
-                        app_transactions=transactions,
-                        custom_metadata={"by": whose},
-                    ),
-                )
-        except CommitFailedError as error:
-            raise CommitConflictError(f"{self.pipeline}/{self.name} changed under {whose}") from error
+        with self._committing(handle.version()):
+            handle.create_write_transaction(
+                list(actions),
+                "append",
+                Schema.from_arrow(self.schema),
+                ["window"],
+                commit_properties=CommitProperties(
+                    max_commit_retries=0,
+                    app_transactions=transactions,
+                    custom_metadata={"by": whose},
+                ),
+            )
 
     @contextmanager
-    def _naming_errors(self) -> Iterator[None]:
-        """Name the table in an error of its storage, which delta-rs tells in coloured lines and without a path."""
+    def _committing(self, version: int) -> Iterator[None]:
+        """Commit on top of a version: on disk when it is done, and with errors that name the table.
+
+        Raises:
+            CommitConflictError: Another commit came first.
+            CommitError: The table refuses it, whoever comes first.
+        """
+        from deltalake.exceptions import CommitFailedError, DeltaError
+
+        # What another has committed a moment ago may not be on disk yet, and this commit builds on it.
+        self._sync_log(version)
         try:
             yield
         except OSError as error:
-            plain = " ".join(_COLOUR.sub("", str(error)).split())
-            raise OSError(f"{self.uri} cannot be written to: {plain}") from error
+            raise OSError(f"{self.uri} cannot be written to: {_plain(error)}") from error
+        except DeltaError as error:
+            # As conflicts, Delta reports also what it refuses for good: what only appends, a feature that it lacks.
+            if self.exists() and self.open().version() > version:
+                raise CommitConflictError(f"{self.pipeline}/{self.name} changed since version {version}") from error
+            if not isinstance(error, CommitFailedError):
+                raise
+            raise CommitError(
+                f"{self.uri} refuses to be committed to: {_plain(error)}. Nobody else committed meanwhile, so it would "
+                "again: take back the table property or feature that it names"
+            ) from error
+        self._sync_log(version + 1)
+
+    def _sync_log(self, version: int) -> None:
+        """Have commits on disk from a version on, which delta-rs leaves to the system, and checkpoints with them."""
+        folder = f"{self.pipeline}/{self.name}/_delta_log"
+        while self.lake.is_local and version >= 0 and os.path.exists(self.lake.uri(folder, f"{version:020d}.json")):
+            names = [f"{version:020d}.json", f"{version:020d}.checkpoint.parquet", "_last_checkpoint"]
+            there = names if os.path.exists(self.lake.uri(folder, names[1])) else names[:1]
+            self.lake.sync(*(f"{folder}/{name}" for name in there))
+            version += 1
+
+
+def _plain(error: Exception) -> str:
+    """What delta-rs says in coloured lines, and without a path."""
+    return " ".join(_COLOUR.sub("", str(error)).split())
 
 
 def _removals(files: Sequence[Stored]) -> list[RemoveAction]:

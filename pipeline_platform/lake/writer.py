@@ -123,6 +123,8 @@ class Writer:
         """Finish all files; return them in the order in which they were begun, with the task's notes."""
         for table, window in list(self._open):
             self._close(table, window)
+        # What is only staged is given up with its receive.
+        self._lake.sync(*(path for path in self._begun if "/_receives/" not in path))
         self._begun.clear()
         return Manifest([file for _, file in sorted(self._files.items())], [notes])
 
