@@ -20,7 +20,7 @@ from pipeline_platform.stages.lookup import Scan
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_COLUMNS = {field.name: field for schema in (OUTCOMES, MESSAGES) for field in schema}
+_COLUMNS = {field.name: field for field in (*OUTCOMES, *MESSAGES, pa.field("position", pa.int64()))}
 
 
 @dataclass(frozen=True)

@@ -602,15 +602,18 @@ def test_what_handle_failed_does_to_one_message_costs_no_other(lake, fault):
         name = "renaming"
 
         def handle_failed(self, messages, context):
-            for message in messages:
-                if message.message_id != "m2" or fault not in ("left out", "raise half-way"):
-                    yield message.failed(f"found out {message.message_id}")
-                elif fault == "raise half-way":
-                    raise ValueError("as told")
-            if fault == "twice":
-                yield messages[0]
-            if fault == "a stranger last":
-                yield next(Message.each(batch_of(b"x")))
+            return looked_at(messages)
+
+    def looked_at(messages):
+        for message in messages:
+            if message.message_id != "m2" or fault not in ("left out", "raise half-way"):
+                yield message.failed(f"found out {message.message_id}")
+            elif fault == "raise half-way":
+                raise ValueError("as told")
+        if fault == "twice":
+            yield messages[0]
+        if fault == "a stranger last":
+            yield next(Message.each(batch_of(b"x")))
 
     manifest = handled(lake, Renaming, b"raise", b"raise", b"raise")
 

@@ -157,7 +157,7 @@ def test_what_a_re_execution_decided_and_left_is_finished_by_the_next_run(filled
     flow.handle(later)
     flow.batch(later, "batches")
     flow.decide(later)
-    flow.let_go(later)  # it is killed here
+    flow.control.let_go("another run")  # it is killed here
 
     assert flow.clear_up() == [later.receive_id]
 
