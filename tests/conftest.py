@@ -9,7 +9,13 @@ from pipelines.local_servers import sqs
 
 pytest_plugins = [
     name
-    for name in ("tests.postgres_fixtures", "tests.sqs_fixtures", "tests.spark_fixtures", "tests.dagster_fixtures")
+    for name in (
+        "tests.postgres_fixtures",
+        "tests.sqs_fixtures",
+        "tests.spark_fixtures",
+        "tests.spark_cluster_fixtures",
+        "tests.dagster_fixtures",
+    )
     if importlib.util.find_spec(name)
 ]
 
@@ -22,7 +28,7 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
 LONGEST = (
     "test_assets.py", "test_storms.py", "test_daemon.py", "test_faults.py", "test_cli.py", "test_run_launcher.py",
     "test_demo.py", "test_demo_over_sqs.py", "test_windows.py", "test_spark_resource.py", "test_flow.py",
-    "test_table_queue.py",
+    "test_table_queue.py", "test_spark_cluster.py", "test_spark_death.py", "test_spark_death_in_dagster.py",
 )  # fmt: skip
 
 
