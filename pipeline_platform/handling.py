@@ -51,7 +51,6 @@ class Handling:
         files = received.of_table("messages")
         already = self._already(files) if received.total("redelivered") else []
         if self.pipeline.uses_columns():
-            engine.bound_batches(self.work.spark, received.most("largest"))
             return self._as_columns(files, already)
         return self._by_message(files, already)
 

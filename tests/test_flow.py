@@ -140,22 +140,6 @@ def test_the_fast_lane_routes_fails_and_misses_rows_like_the_other(filled: Fille
     assert flow.source.backlog().messages == 0
 
 
-def test_spark_measures_rows_for_python_only_where_messages_may_be_large(filled: Filled) -> None:
-    setting, by_rows_alone = "spark.sql.execution.arrow.maxBytesPerBatch", str(2**31 - 1)
-    session = filled(Columns, []).session()
-    session.conf.set(setting, by_rows_alone)
-
-    run(filled(Columns, [b"one" * 1_000]))
-    assert session.conf.get(setting) == by_rows_alone
-
-    run(filled(Columns, [b"one", b"one" * 3_000]))
-    assert session.conf.get(setting) == str(64 * 2**20)
-
-    session.conf.set(setting, "1g")
-    run(filled(Columns, [b"one" * 3_000]))
-    assert session.conf.get(setting) == "1g", "somebody's own"
-
-
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
