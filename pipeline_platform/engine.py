@@ -33,11 +33,6 @@ Stage = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 TASK_FAILURES = 4
 """How often a task may fail before its stage does. Plain `local[N]` never tries again."""
 
-_BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
-_BY_ROWS_ALONE = str(2**31 - 1)
-_SMALL_ROW = 64 * 2**20 // 10_000
-"""Bytes of a row of which as many as Spark puts in a batch stay below the 64 MB that it would allow one."""
-
 _SPARK_PYTHON = Path(__file__).parent / "spark_python"
 """On the path of Spark's Python processes, for the one module in it: `spark.python.daemon.module` names it."""
 
@@ -137,19 +132,6 @@ def _each_share(task: Task, schema: pa.Schema) -> Callable[[Iterator[pa.RecordBa
     return each_share
 
 
-def bound_batches(spark: SparkSession, largest: int) -> None:
-    """Have Spark end the batches that it sends to Python by their bytes, if rows may be large.
-
-    Never taken back: others may plan their queries in the same session at the same time.
-
-    Args:
-        spark: Session; one with settings of its own is left alone.
-        largest: Bytes of the largest message.
-    """
-    if largest > _SMALL_ROW and spark.conf.get(_BATCH_BYTES, "") == _BY_ROWS_ALONE:
-        spark.conf.set(_BATCH_BYTES, str(64 * 2**20))
-
-
 def warm_up(spark: SparkSession, workers: int) -> None:
     """Start Python workers and load what Java loads late, so that the next stage need not wait for them.
 
@@ -223,8 +205,6 @@ def local_settings(cores: int, memory: str) -> dict[str, str]:
         "spark.sql.shuffle.partitions": str(cores),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
-        # To end batches by their bytes Spark measures each row, an eighth of the fast lane's time: see `bound_batches`.
-        _BATCH_BYTES: _BY_ROWS_ALONE,
         "spark.python.daemon.module": "preloading_daemon",
         # A worker that is killed by a bad message says where it was.
         "spark.python.worker.faulthandler.enabled": "true",

@@ -1,5 +1,8 @@
 """The pipeline whose runs are killed and stalled; no Dagster, which each of Spark's workers would import for it."""
 
+import json
+import time
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -40,6 +43,23 @@ class Numbers(Pipeline):
     def handle_batch(self, batcher: str, messages: list[Message], batch_info: BatchInfo, context: Any) -> list[Message]:
         """Nothing outside: the table is the result."""
         return messages
+
+
+class Thousands(Numbers):
+    """As many as a cluster is worth, at a pace at which one can be hit in the middle; a message may leave a trace."""
+
+    name = "thousands"
+    processors = Processors(concurrency=4, max_demand=10_000)
+    batchers = {"numbers": TableBatcher(schema=Number), "thirds": Batcher(schema=Number, batch_size=100)}
+
+    def handle_message(self, message: Message, context: Rules) -> Message:
+        """Route a number, every hundredth slowly."""
+        asked = json.loads(message.data)
+        if "touch" in asked:
+            Path(asked["touch"]).touch()
+        if asked["n"] % 100 == 0:
+            time.sleep(0.02)
+        return super().handle_message(message, context)
 
 
 def expected(numbers: range, *, tenths_fail: bool = True) -> dict[str, set[int]]:

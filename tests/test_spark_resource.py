@@ -148,6 +148,19 @@ def test_batches_of_another_order_or_width_are_cast(spark):
     assert engine.run(spark.spark_session, task, 1, ROWS).to_pylist() == [{"share": 0, "worker": 1, "told": "x"}]
 
 
+def test_no_batch_of_large_rows_is_much_larger_than_spark_lets_it_be(spark):
+    def sizes(batches):
+        for batch in batches:
+            yield pa.record_batch({"bytes": [batch.nbytes]})
+
+    large = spark.spark_session.range(0, 150, 1, 1).selectExpr("repeat('x', 1000000) AS data")
+
+    told = large.mapInArrow(sizes, "bytes long").toArrow()["bytes"].to_pylist()
+
+    assert sum(told) > 150e6
+    assert max(told) < 70e6, "64 MB and the row that went beyond"
+
+
 def test_an_error_in_a_task_is_told_by_its_python_traceback(spark):
     def task(index):
         raise KeyError("no such hop")
