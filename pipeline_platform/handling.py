@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pipeline_platform import engine
@@ -23,6 +23,9 @@ from pipeline_platform.stages import lookup
 from pipeline_platform.stages.handle import Handle
 
 _LOG = logging.getLogger(__name__)
+
+CLOCKS = timedelta(minutes=15)
+"""How far a run's clock may be behind its source's. AWS refuses requests by a clock that is off by as much."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class Handling:
     def handle(self, received: Manifest) -> Manifest:
         """Handle what a manifest says was received; say in another what was written of it."""
         files = received.of_table("messages")
-        already = self._already(files) if received.total("redelivered") else []
+        already = self._already(files, _oldest(received)) if received.total("redelivered") else []
         if self.pipeline.uses_columns():
             lane = FastLane(self.pipeline, self.source, self.control, self.receive, self.work, files, already)
             return lane.handle(received.most("largest"))
@@ -88,11 +91,14 @@ class Handling:
             _LOG.warning("a message ended its Python worker: handling again, in forked processes")
             return self.work.run(task(careful=True), len(parts))
 
-    def _already(self, files: Sequence[File]) -> list[Range]:
-        """Look up what may have come before; return where the answer lies."""
+    def _already(self, files: Sequence[File], published: datetime | None) -> list[Range]:
+        """Look up what may have come before, published at this time or later; return where the answer lies."""
         name, lake = self.pipeline.name, self.work.lake
         # By when they were decided, not by their window: one may pull into a window of long ago.
-        oldest = datetime.now(UTC) - self.pipeline.producer.deduplicate_for
+        now = datetime.now(UTC)
+        oldest = now - self.pipeline.producer.deduplicate_for
+        if published is not None:  # nothing is decided before it is there
+            oldest = max(oldest, min(published, now) - CLOCKS)
         outcomes = self.tables["outcomes"]
         known = [
             Range(f"{name}/outcomes/{file.path}", file.window, 0, file.rows, 0)
@@ -109,3 +115,10 @@ class Handling:
         keep = lookup.KeepAlready(lake, name, self.receive.receive_id, self.receive.window)
         manifest = self.work.write(lookup.already(copies, decisions), keep)
         return [Range(f"{name}/{file.table}/{file.path}", file.window, 0, file.rows, 0) for file in manifest]
+
+
+def _oldest(received: Manifest) -> datetime | None:
+    """When the oldest message was published that may have come before; None where a source does not say."""
+    told = [notes.get("redelivered_since") for notes in received.notes if notes.get("redelivered")]
+    known = [datetime.fromisoformat(time) for time in told if time is not None]
+    return min(known) if known and len(known) == len(told) else None

@@ -32,6 +32,7 @@ DELIVERIES = pa.schema(
         pa.field("ack_id", pa.string(), metadata={"doc": "what the source acknowledges by"}),
         pa.field("attempt", pa.int32(), metadata={"doc": "1, and one more for each time it is driven again"}),
         pa.field("redelivered", pa.bool_(), metadata={"doc": "may have been delivered before"}),
+        pa.field("published_at", pa.timestamp("us", "UTC"), metadata={"doc": "when it came to the source, or null"}),
     ]
 )
 """What `Source.read` yields: one row a delivery."""

@@ -90,8 +90,8 @@ class Pipeline:
         """Handle all messages with column expressions: the fast lane, instead of `handle_message`.
 
         Args:
-            messages: The columns of `MESSAGES` but `receive_id`; `position`; and `batcher`, `batch_key`, `status`,
-                `reason`.
+            messages: The columns of `MESSAGES` but `receive_id` and `published_at`; `position`; and `batcher`,
+                `batch_key`, `status`, `reason`.
             context: As for the other callbacks.
 
         Returns:

@@ -164,8 +164,13 @@ class Source(BaseModel, ABC):
         metadata: Sequence[Mapping[str, Any] | None] | None = None,
         attempt: Sequence[int] | pa.Array | None = None,
         redelivered: Sequence[bool] | pa.Array | bool = True,
+        published_at: Sequence[datetime | None] | pa.Array | None = None,
     ) -> pa.RecordBatch:
-        """Build a batch of `DELIVERIES` from columns, for connectors to yield from `read`."""
+        """Build a batch of `DELIVERIES` from columns, for connectors to yield from `read`.
+
+        `published_at` is by the source's own clock, and the same at every delivery: what was decided before a
+        redelivered message was published is not looked at to find it. Leave it out where nobody vouches for that.
+        """
         rows = len(message_id)
         if metadata is None:
             told = pa.nulls(rows, pa.string())
@@ -180,8 +185,12 @@ class Source(BaseModel, ABC):
             _column(ack_id, pa.string()),
             pa.repeat(pa.scalar(1, pa.int32()), rows) if attempt is None else _column(attempt, pa.int32()),
             pa.repeat(redelivered, rows) if isinstance(redelivered, bool) else _column(redelivered, pa.bool_()),
+            pa.nulls(rows, _TIME) if published_at is None else _column(published_at, _TIME),
         ]
         return pa.RecordBatch.from_arrays(columns, schema=DELIVERIES)
+
+
+_TIME = DELIVERIES.field("published_at").type
 
 
 def _column(values: Sequence[Any] | pa.Array, type_: pa.DataType) -> pa.Array:

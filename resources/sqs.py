@@ -75,8 +75,10 @@ class SqsSource(Source):
       longer than a run takes.
     - `redelivered` is always true: SQS may hand out a copy whose delete was missed, and its receive count is
       approximate. Ids are therefore always looked up.
-    - `metadata` holds `md5_of_body`, `attributes` (with `ApproximateReceiveCount`) and `message_attributes`, in
-      SQS's words; binary values are base64. A body that does not match its MD5 is not read but left to its lease.
+    - `published_at` is `SentTimestamp`: ids are looked up in what was decided since.
+    - `metadata` holds `md5_of_body`, `attributes` (with `ApproximateReceiveCount` and `SentTimestamp`) and
+      `message_attributes`, in SQS's words; binary values are base64. A body that does not match its MD5 is not read
+      but left to its lease.
     - SQS has at most 120,000 messages of a queue in flight. A share that meets the limit ends there.
     - A queue's own dead-letter policy counts every receive, also those of runs that died: leave it room.
     - FIFO queues work and `MessageGroupId` and `SequenceNumber` are in `attributes`. What SQS promises holds: while
@@ -100,7 +102,7 @@ class SqsSource(Source):
         description="Seconds that a task waits for messages at the end of the queue, 0 to 20; 0 polls short.",
     )
     attribute_names: tuple[AttributeName, ...] = Field(
-        (), description="Attributes wanted beside ApproximateReceiveCount; All for all."
+        (), description="Attributes wanted beside ApproximateReceiveCount and SentTimestamp; All for all."
     )
     message_attribute_names: tuple[str, ...] = Field(
         (), description="Message attributes wanted, by name or by prefix as in 'trace.*'; All for all."
@@ -267,7 +269,7 @@ class SqsSource(Source):
         return {**state, "__dict__": {k: v for k, v in state["__dict__"].items() if k != "_client"}}
 
     def _receive(self, most: int) -> list[MessageTypeDef]:
-        attributes = {"ApproximateReceiveCount", *self.attribute_names}
+        attributes = {"ApproximateReceiveCount", "SentTimestamp", *self.attribute_names}
         if self.queue_url.endswith(".fifo"):
             attributes |= {"MessageGroupId", "SequenceNumber"}
         return self._client.receive_message(
@@ -291,6 +293,7 @@ class SqsSource(Source):
             ack_id=[m["ReceiptHandle"] for m, _ in whole],
             ack_ref=self.queue_url,
             metadata=[_metadata(m) for m, _ in whole],
+            published_at=pa.array([_sent(m) for m, _ in whole], pa.timestamp("ms", "UTC")),
         )
 
     def _in_tens(
@@ -470,6 +473,12 @@ def _refused(entries: list[dict[str, Any]], failure: BatchResultErrorEntryTypeDe
 
 def _md5(data: bytes) -> str:
     return hashlib.md5(data, usedforsecurity=False).hexdigest()
+
+
+def _sent(message: MessageTypeDef) -> int | None:
+    """When it came to the queue, in milliseconds since 1970; not every server that speaks the protocol tells."""
+    sent = message.get("Attributes", {}).get("SentTimestamp")
+    return int(sent) if sent else None
 
 
 def _metadata(message: MessageTypeDef) -> dict[str, Any]:

@@ -93,6 +93,7 @@ def batch_of(*payloads: bytes | None, window: str = WINDOW, attempt: int = 1) ->
         "ack_id": [f"ack-{name}" for name in names],
         "attempt": [attempt] * count,
         "redelivered": [False] * count,
+        "published_at": [None] * count,
         "received_at": [datetime(2026, 1, 1, tzinfo=UTC)] * count,
         "receive_id": ["r1"] * count,
         "window": [window] * count,

@@ -210,7 +210,7 @@ def test_rows_hold_what_sqs_said(aws, queue):
             "other": {"DataType": "Number", "StringValue": "1"},
         },
     )
-    flights = source(queue_url=queue, attribute_names=["SentTimestamp"], message_attribute_names=["trace", "raw"])
+    flights = source(queue_url=queue, attribute_names=["SenderId"], message_attribute_names=["trace", "raw"])
 
     (batch,) = flights.read(Share(messages=1), "r1")
 
@@ -218,6 +218,8 @@ def test_rows_hold_what_sqs_said(aws, queue):
     (row,) = batch.to_pylist()
     metadata = json.loads(row.pop("metadata"))
     assert row.pop("ack_id")
+    published = row.pop("published_at")
+    assert published.timestamp() * 1_000 == int(metadata["attributes"]["SentTimestamp"])
     assert row == {
         "source": "flights",
         "message_id": sent["MessageId"],
@@ -227,7 +229,7 @@ def test_rows_hold_what_sqs_said(aws, queue):
         "redelivered": True,
     }
     assert metadata["md5_of_body"] == sent["MD5OfMessageBody"]
-    assert metadata["attributes"].keys() == {"ApproximateReceiveCount", "SentTimestamp"}
+    assert metadata["attributes"].keys() == {"ApproximateReceiveCount", "SenderId", "SentTimestamp"}
     assert metadata["attributes"]["ApproximateReceiveCount"] == "1"
     assert metadata["message_attributes"] == {
         "trace": {"DataType": "String", "StringValue": "t1"},

@@ -106,6 +106,7 @@ class FailedMessages(Source):
             "ack_id": rows["message_id"],
             "attempt": pc.add(rows["attempt"], pa.scalar(1, pa.int32())),
             "redelivered": pa.repeat(False, count),
+            "published_at": pa.nulls(count, DELIVERIES.field("published_at").type),
         }
         batches: list[pa.RecordBatch] = pa.table(columns, schema=DELIVERIES).combine_chunks().to_batches()
         return batches

@@ -110,10 +110,10 @@ class ReceivedMessages(Source):
             )
 
     def _deliveries(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        columns = [
-            pa.repeat(False, rows.num_rows) if name == "redelivered" else rows[name] for name in DELIVERIES.names
-        ]
-        return pa.RecordBatch.from_arrays(columns, schema=DELIVERIES)
+        columns = {name: rows[name] for name in rows.schema.names} | {"redelivered": pa.repeat(False, rows.num_rows)}
+        if "published_at" not in columns:  # in a file of before there was such a column
+            columns["published_at"] = pa.nulls(rows.num_rows, DELIVERIES.field("published_at").type)
+        return pa.RecordBatch.from_arrays([columns[name] for name in DELIVERIES.names], schema=DELIVERIES)
 
     def ack(self, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
         """Nothing to do: the source was told long ago."""

@@ -44,7 +44,9 @@ from pipeline_platform.stages.record import Recorder
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-RECEIVED = pa.schema([*(field for field in MESSAGES if field.name != "receive_id"), ("position", pa.int64())])
+RECEIVED = pa.schema(
+    [*(field for field in MESSAGES if field.name not in ("receive_id", "published_at")), ("position", pa.int64())]
+)
 """What `handle_messages` is given, beside how each row would be routed."""
 ROUTING = ("batcher", "batch_key", "status", "reason")
 """What it says of each row. It must return them, beside `position` and the fields of the batchers' models."""

@@ -37,7 +37,7 @@ from pipeline_platform.stages.isolate import (
 from pipeline_platform.stages.lookup import Already
 from pipeline_platform.stages.record import Recorder
 
-READ = [*(name for name in MESSAGES.names if name != "receive_id"), "position"]
+READ = [*(name for name in MESSAGES.names if name not in ("receive_id", "published_at")), "position"]
 """What handling reads of a received message."""
 
 BLOCK_ROWS = 8_192

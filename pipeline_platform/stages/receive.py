@@ -34,14 +34,21 @@ class ReadShares:
         share, started = self.shares[index], time.monotonic()
         window = share.window or self.window
         received = redelivered = largest = 0
+        oldest: list[datetime | None] = []
         with Writer(self.lake, self.pipeline, f"{self.receive_id}-receive-{index}") as writer:
             for batch in self.source.read(share, self.receive_id):
                 received += batch.num_rows
-                redelivered += pc.sum(batch.column("redelivered")).as_py() or 0
+                again = batch.column("published_at").filter(batch.column("redelivered"))
+                redelivered += len(again)
+                if len(again):
+                    oldest.append(None if again.null_count else pc.min(again).as_py())
                 largest = max(largest, pc.max(pc.binary_length(batch.column("data"))).as_py() or 0)
                 writer.write("messages", window, self._stamped(batch))
             counts = {"received": received, "redelivered": redelivered, "largest": largest}
-            manifest = writer.close(**counts, seconds=time.monotonic() - started, task=index)
+            known = [time for time in oldest if time is not None]
+            since = min(known).isoformat() if known and len(known) == len(oldest) else None
+            took = time.monotonic() - started
+            manifest = writer.close(**counts, redelivered_since=since, seconds=took, task=index)
         yield from manifest.to_arrow().to_batches()
 
     def _stamped(self, batch: pa.RecordBatch) -> pa.RecordBatch:
