@@ -17,7 +17,7 @@ def maintenance_job(pipeline: type[Pipeline]) -> dg.JobDefinition:
         out=dg.Out(dg.Nothing),
     )
     def keep(context: dg.OpExecutionContext) -> None:
-        report = maintain(Tables(context.resources.lake, pipeline), pipeline.retention)
+        report = maintain(Tables(context.resources.lake, pipeline), pipeline.retention, tell=context.log.warning)
         context.add_output_metadata({table: dg.MetadataValue.json(done) for table, done in report.items()})
 
     @dg.job(name=f"{pipeline.name}_maintenance", description="Compacts the tables and drops old windows.")

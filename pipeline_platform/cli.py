@@ -8,7 +8,6 @@ import typer
 
 from pipeline_platform import cli_limits, cli_spark, cli_status, deployment
 from pipeline_platform.control import ControlStoreError
-from pipeline_platform.lake.receives import ReceiveError
 
 app = typer.Typer(
     pretty_exceptions_enable=False,
@@ -26,7 +25,7 @@ def main() -> None:
     """Run a command; what can go wrong with a deployment is told in words."""
     try:
         app()
-    except (deployment.SetUpError, ControlStoreError, ReceiveError) as error:
+    except (deployment.SetUpError, ControlStoreError) as error:
         typer.echo(str(error), err=True)
         sys.exit(1)
 

@@ -121,12 +121,14 @@ def _runs(opened: deployment.Deployment, pipeline: type[Pipeline]) -> dict[str, 
 
 
 def _receives(opened: deployment.Deployment, pipeline: type[Pipeline]) -> dict[str, str | Text]:
-    undecided, unfinished = opened.receives(pipeline)
+    undecided, unfinished, unreadable = opened.receives(pipeline)
+    broken: dict[str, str | Text] = {"unreadable receives": Text("\n".join(unreadable), style="red")}
     return {
         "undecided receives": _ids(undecided),
         "unfinished receives": f"{_ids(unfinished)} (decided; the next run publishes and acknowledges the rest)"
         if unfinished
         else "none",
+        **(broken if unreadable else {}),
     }
 
 

@@ -65,22 +65,27 @@ class Deployment:
             raise UnknownPipelineError(f"there is no pipeline {name!r}; there is {', '.join(self.pipelines)}")
         return [self.pipelines[name]]
 
-    def receives(self, pipeline: type[Pipeline]) -> tuple[list[str], list[str]]:
-        """The ids of receives that are not decided, and of those that are and not finished."""
+    def receives(self, pipeline: type[Pipeline]) -> tuple[list[str], list[str], list[str]]:
+        """The ids of receives that are not decided, and of those that are and not finished; what cannot be read."""
         from pipeline_platform.lake.decision import decided
-        from pipeline_platform.lake.receives import Receives
+        from pipeline_platform.lake.receives import ReceiveError, Receives
         from pipeline_platform.lake.tables import Tables
 
         kept, outcomes = Receives(self.lake, pipeline.name), Tables(self.lake, pipeline)["outcomes"]
-        receives = [receive for receive_id in kept.unfinished() if (receive := kept.get(receive_id))]
+        receives, unreadable = [], []
+        for receive_id in kept.unfinished():
+            try:
+                receives += [receive] if (receive := kept.get(receive_id)) else []
+            except ReceiveError as error:
+                unreadable.append(str(error))
         if not receives:
-            return [], []
+            return [], [], unreadable
         handle = outcomes.open()
         undecided: list[str] = []
         unfinished: list[str] = []
         for receive in receives:
             (unfinished if decided(outcomes, handle, receive) else undecided).append(receive.receive_id)
-        return undecided, unfinished
+        return undecided, unfinished, unreadable
 
     def runs(self, pipeline: type[Pipeline]) -> Mapping[str, int] | None:
         """How many of a pipeline's runs Dagster has queued or under way, by status; None without `DAGSTER_HOME`.

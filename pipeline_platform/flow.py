@@ -50,6 +50,7 @@ from pipeline_platform.stages.receive import ReadShares
 from pipeline_platform.stages.staged import staged_table
 
 if TYPE_CHECKING:
+    from deltalake import DeltaTable
     from pyspark.sql import SparkSession
 
 _LOG = logging.getLogger(__name__)
@@ -150,7 +151,7 @@ class Flow:
         if origin == "source":
             self.source.refuse_or_pass()
         base = self.tables["outcomes"].open().version()
-        if cleared := self.clear_up():
+        if cleared := self.clear_up(tell):
             tell(f"cleared up after runs that died or left something unacknowledged: receives {', '.join(cleared)}")
         receive_id = uuid.uuid4().hex
         asked = self._asked(origin, windows, demand, base)
@@ -403,13 +404,14 @@ class Flow:
             # Outcomes lie there before they are decided; and who runs this step alone may have left out publishing.
             self._expect_decided(receive)
             self.publish(receive)
+        unpublished: list[str] = []
         if manifest.total("duplicates") or manifest.total(DROPPED):
-            self._publish_decided()
+            unpublished = self._publish_decided()
         source = self.source_of(receive)
         told = Manifest()
         if files and receive.origin == "source":
             parts = divide(files, self.pipeline.name, self.pipeline.producer.concurrency)
-            task = Acknowledge(source, self.lake, parts, patience)
+            task = Acknowledge(source, self.lake, parts, patience, withhold_duplicates=bool(unpublished))
             if source.acknowledges_in_tasks and sum(file.rows for file in files) > FEW:
                 told = self._work(receive.receive_id).run(task, len(parts))
             else:
@@ -418,54 +420,77 @@ class Flow:
         refusals = [refusal for notes in told.notes for refusal in notes["refusals"]]
         total = sum(file.rows for file in files) if receive.origin == "source" else 0
         left = total - told.total("acknowledged") - told.total("lost")
-        if not left:
+        if left == told.total("withheld"):  # those are delivered again
             self.receives.remove(receive.receive_id)
         self.control.end(receive.receive_id)
         return Acknowledgement(
             told.total("acknowledged"),
             told.total("lost"),
             left,
-            [*errors, *(f"{refusal['ack_id']}: {refusal['reason']}" for refusal in refusals)][:10],
+            [*unpublished, *errors, *(f"{refusal['ack_id']}: {refusal['reason']}" for refusal in refusals)][:10],
         )
 
-    def _publish_decided(self) -> None:
-        """Publish what others decided and have not published: they may have stalled, and here it is acknowledged."""
-        for receive_id in self.receives.unfinished():
-            receive = self.receives.get(receive_id)
-            if receive is not None and (done := self._decided(receive)):
-                self.publish(done)
+    def _publish_decided(self) -> list[str]:
+        """Publish what others decided and have not published: they may have stalled, and here it is acknowledged.
 
-    def clear_up(self) -> list[str]:
-        """Finish what dead runs decided, give up what they did not; return the ids of what was cleared up."""
+        Returns:
+            In words, what cannot be published.
+        """
+        outcomes = self.tables["outcomes"]
+        handle, unpublished = outcomes.open(), []
+        for receive_id in self.receives.unfinished():
+            try:
+                receive = self.receives.get(receive_id)
+                if receive is not None and (done := decided(outcomes, handle, receive)):
+                    self.publish(done)
+            except Exception as error:
+                unpublished.append(_unfinishable(receive_id, error))
+        return unpublished
+
+    def clear_up(self, tell: Callable[[str], None] = _LOG.info) -> list[str]:
+        """Finish what dead runs decided, give up what they did not; return the ids of what was cleared up.
+
+        Args:
+            tell: Told in words of a receive that cannot be finished, each time; it is left as it is.
+        """
         dead = {claim.receive_id: claim for claim in self.control.over(self.pipeline.name)}
         for receive_id in dead:
             self._work(receive_id).interrupt()  # it would hold up this run's
         # First what lies there, then what lives: a receive claims its room before it leaves a trace.
         unfinished = self.receives.unfinished()
         live = {claim.receive_id for claim in self.control.in_flight(self.pipeline.name)}
+        handle = self.tables["outcomes"].open()
         cleared = []
         for receive_id in unfinished:
-            receive = self.receives.get(receive_id)
-            if receive is None:
-                # What a task of a dead run wrote after the receive was given up or finished.
-                if receive_id not in live:
-                    self.receives.remove(receive_id)
-                continue
-            if done := self._decided(receive):
-                if receive_id in live:
-                    # What this run looks up must be published before it is acknowledged.
-                    self.publish(done)
-                    continue
-                self.acknowledge(done)
-            elif receive_id in live or not fence(self.tables, receive_id):
-                continue
-            else:
-                self.source_of(receive).abandon(receive_id)
-                self.receives.remove(receive_id)
-            cleared.append(receive_id)
+            try:
+                if self._clear_up(receive_id, handle, is_live=receive_id in live):
+                    cleared.append(receive_id)
+            except Exception as error:  # whatever is wrong with one receive, it keeps no run from beginning
+                tell(_unfinishable(receive_id, error))
         for receive_id in dead:
             self.control.end(receive_id, if_over=True)
         return cleared
+
+    def _clear_up(self, receive_id: str, handle: DeltaTable, *, is_live: bool) -> bool:
+        """Clear up one receive; say whether there was anything to do that ends it."""
+        receive = self.receives.get(receive_id)
+        if receive is None:
+            # What a task of a dead run wrote after the receive was given up or finished.
+            if not is_live:
+                self.receives.remove(receive_id)
+            return False
+        if done := decided(self.tables["outcomes"], handle, receive):
+            if is_live:
+                # What this run looks up must be published before it is acknowledged.
+                self.publish(done)
+                return False
+            self.acknowledge(done)
+        elif is_live or not fence(self.tables, receive_id):
+            return False
+        else:
+            self.source_of(receive).abandon(receive_id)
+            self.receives.remove(receive_id)
+        return True
 
     # The lease
 
@@ -521,6 +546,10 @@ def _beating(what: str, renew: Callable[[], bool], every_s: float) -> Iterator[N
     finally:
         done.set()
         thread.join()
+
+
+def _unfinishable(receive_id: str, error: Exception) -> str:
+    return f"receive {receive_id} cannot be finished and is left as it is: {type(error).__name__}: {error}"
 
 
 def _run_here(task: engine.Task, shares: int) -> Manifest:

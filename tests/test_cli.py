@@ -129,6 +129,17 @@ def test_status_counts_open_failures_by_window(cli, keeping):
     ]
 
 
+def test_status_names_a_receive_that_cannot_be_read_and_tells_the_rest(cli, keeping):
+    Run(keeping, Memory(), "ab12").receives.begin(Run(keeping, Memory(), "cd34").receive)
+    keeping.lake.write("keeping/_receives/ab12/receive.json", b"{")
+
+    shown = cli("status", "keeping").stdout
+
+    assert "unreadable receives" in shown
+    assert "_receives/ab12/receive.json is no record of a receive" in " ".join(shown.split())
+    assert "undecided receives   cd34" in shown
+
+
 def test_status_says_which_store_and_lake_it_looks_at(cli, tmp_path):
     assert cli("status").stdout.startswith(
         f"Control store: sqlite:///{tmp_path}/control.sqlite\nLake: {tmp_path}/lake\n"

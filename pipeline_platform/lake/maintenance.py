@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from deltalake import WriterProperties
 
 from pipeline_platform.lake.failed import open_failures
-from pipeline_platform.lake.receives import Receives
+from pipeline_platform.lake.receives import ReceiveError, Receives
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import CommitConflictError, Stored, Table, Tables
 from pipeline_platform.lake.writer import ROW_GROUP_ROWS
 from pipeline_platform.options import Retention
 from pipeline_platform.windows import window_key
+
+_LOG = logging.getLogger(__name__)
 
 SAFE_AGE = timedelta(days=7)
 """Files that no commit names are left alone for so long, and longer while a receive is under way.
@@ -43,24 +46,39 @@ class Kept(NamedTuple):
     vacuumed: int
 
 
-def maintain(tables: Tables, retention: Retention, now: datetime | None = None) -> dict[str, dict[str, int]]:
+def maintain(
+    tables: Tables,
+    retention: Retention,
+    now: datetime | None = None,
+    tell: Callable[[str], None] = _LOG.warning,
+) -> dict[str, dict[str, int]]:
     """Drop old windows, compact and vacuum every table of a pipeline; safe beside live runs, and to be repeated.
 
     A window counts as old once the next one that has data began before the time to keep. Never dropped are windows
     with open failures from `failed`, windows of receives under way from any table, and from `outcomes` what
-    `deduplicate_for` or a replay of the messages still kept goes by.
+    `deduplicate_for` or a replay of the messages still kept goes by. While the record of a receive cannot be read,
+    nobody knows what is its, and nothing is dropped or removed.
 
     Args:
         tables: The pipeline's.
         retention: How long to keep what.
         now: The time it is.
+        tell: Told in words what cannot be read.
 
     Returns:
         The fields of `Kept` by table; tables that no receive has made yet are left out.
     """
     now = now or datetime.now(UTC)
     receives = Receives(tables.lake, tables.pipeline.name)
-    under_way = [receive for receive_id in receives.unfinished() if (receive := receives.get(receive_id))]
+    under_way = []
+    retain_all = False
+    for receive_id in receives.unfinished():
+        try:
+            if receive := receives.get(receive_id):
+                under_way.append(receive)
+        except ReceiveError as error:
+            tell(f"nothing is dropped or removed: {error}")
+            retain_all = True
     untouchable = min([now - SAFE_AGE, *(receive.started_at for receive in under_way)])
     busy = {window for receive in under_way for window in receive.windows}
     report = {}
@@ -70,10 +88,13 @@ def maintain(tables: Tables, retention: Retention, now: datetime | None = None) 
             keep_for = _keep_for(tables, retention, name)
             # A message is looked up by when it was decided, which may be long after its window.
             wanted_since = now - tables.pipeline.producer.deduplicate_for if name == "outcomes" else None
-            dropped = 0 if keep_for is None else _drop_windows(table, now - keep_for, busy, wanted_since)
+            dropped = 0 if keep_for is None or retain_all else _drop_windows(table, now - keep_for, busy, wanted_since)
             compacted = _compact(table)
-            report[name] = Kept(compacted, dropped, _vacuum(table, now - untouchable))._asdict()
-    _remove_leftovers(tables.lake, receives, untouchable)
+            table.shorten_log(table.open())
+            vacuumed = 0 if retain_all else _vacuum(table, now - untouchable)
+            report[name] = Kept(compacted, dropped, vacuumed)._asdict()
+    if not retain_all:
+        _remove_leftovers(tables.lake, receives, untouchable)
     return report
 
 
@@ -128,11 +149,9 @@ def _compact(table: Table) -> int:
 
 
 def _vacuum(table: Table, older_than: timedelta) -> int:
-    handle = table.open()
-    table.shorten_log(handle)
     hours = math.ceil(older_than / timedelta(hours=1))
     # Full: files of tasks that died are in no log at all.
-    return len(handle.vacuum(retention_hours=hours, dry_run=False, full=True))
+    return len(table.open().vacuum(retention_hours=hours, dry_run=False, full=True))
 
 
 def _remove_leftovers(lake: Lake, receives: Receives, before: datetime) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, Literal
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -22,7 +23,7 @@ _OWNER = "_owner-"
 
 
 class ReceiveError(Exception):
-    """The record of a receive cannot be read: names the file, and the way out."""
+    """What is kept of a receive cannot be read: names the file, and the way out."""
 
 
 class Receive(BaseModel):
@@ -83,17 +84,25 @@ class Receives:
         self._lake.write(f"{self.folder(receive.receive_id)}/receive.json", receive.model_dump_json().encode())
 
     def get(self, receive_id: str) -> Receive | None:
-        """Its record; None once it is finished."""
+        """Its record; None once it is finished.
+
+        Raises:
+            ReceiveError: It cannot be read.
+        """
         path = f"{self.folder(receive_id)}/receive.json"
         record = self._lake.read(path)
         try:
             return None if record is None else Receive.model_validate_json(record)
         except ValidationError as error:
-            raise ReceiveError(
-                f"{self._lake.uri(path)} is no record of a receive ({len(record or b'')} bytes, "
-                f"{error.errors()[0]['type']}): restore it, or remove its folder if no commit of `outcomes` is by this "
-                "receive. Its messages come back then, when their lease is over"
-            ) from error
+            what = f"record of a receive ({len(record or b'')} bytes, {error.errors()[0]['type']})"
+            raise self._unreadable(path, what) from error
+
+    def _unreadable(self, path: str, what: str) -> ReceiveError:
+        return ReceiveError(
+            f"{self._lake.uri(path)} is no {what}: restore it, or remove its folder. Delete the rows with its "
+            "receive_id before, from every table, if `outcomes` has any. Its messages come back then, when their lease "
+            "is over"
+        )
 
     def unfinished(self) -> list[str]:
         """The ids of those that are there."""
@@ -134,14 +143,23 @@ class Receives:
                 self._lake.remove_file(f"{folder}/{name}")
 
     def manifest(self, receive: Receive, *steps: str) -> Manifest:
-        """What some steps wrote, or all; empty for a step that has not run."""
+        """What some steps wrote, or all; empty for a step that has not run.
+
+        Raises:
+            ReceiveError: It cannot be read.
+        """
         folder = self._manifests(receive)
         names = [f"{step}.parquet" for step in steps] or self._steps(folder)
         found = Manifest()
         for name in names:
             content = self._lake.read(f"{folder}/{name}")
-            if content is not None:
+            if content is None:
+                continue
+            try:
                 found += Manifest.of(pq.read_table(io.BytesIO(content)))
+            except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+                what = f"manifest ({len(content)} bytes, {type(error).__name__})"
+                raise self._unreadable(f"{folder}/{name}", what) from error
         return found
 
     def replace_files(self, receive: Receive, replaced: dict[File, File | None]) -> None:

@@ -105,20 +105,28 @@ def _ask(source: Source, ack_ref: str, action: str, ack_ids: list[str]) -> Ackno
 
 @dataclass(frozen=True)
 class Acknowledge:
-    """Task `n` tells the source of the outcomes in `parts[n]`."""
+    """Task `n` tells the source of the outcomes in `parts[n]`.
+
+    It is told of no duplicate where `withhold_duplicates`: what another receive decided may not be published.
+    """
 
     source: Source
     lake: Lake
     parts: Sequence[Sequence[Range]]
     patience: Patience = ONCE
+    withhold_duplicates: bool = False
 
     def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
         """Run task `index`; return the counts as the notes of a manifest."""
         started = time.monotonic()
-        told = lost = refused = 0
+        told = lost = refused = withheld = 0
         refusals: list[Refused] = []
         errors: list[str] = []
-        for _, batch in read_ranges(self.lake, self.parts[index], ["ack_ref", "action", "ack_id"], _ROWS):
+        for _, batch in read_ranges(self.lake, self.parts[index], ["ack_ref", "action", "ack_id", "outcome"], _ROWS):
+            if self.withhold_duplicates:
+                rows = batch.num_rows
+                batch = batch.filter(pc.not_equal(batch.column("outcome"), "duplicate"))  # noqa: PLW2901
+                withheld += rows - batch.num_rows
             for (ack_ref, action), ack_ids in _groups(batch):
                 answer = _tell(self.source, ack_ref, action, ack_ids, self.patience)
                 again = [one for one in answer.refused if not one.lost]
@@ -129,6 +137,7 @@ class Acknowledge:
         notes = {
             "acknowledged": told,
             "lost": lost,
+            "withheld": withheld,
             "refused": refused,
             "refusals": [one._asdict() for one in refusals],
             "errors": errors,
