@@ -35,12 +35,16 @@ class RunOrigin(Enum):
 
 
 class ReceiveConfig(dg.Config):
-    """What a run takes on. With nothing said it drives the open failures of its windows once more."""
+    """What a run takes on. With nothing said it drives the open failures of its windows once more.
 
-    origin: RunOrigin = Field(
-        default=RunOrigin.failed,
+    A job says its origin by a tag: config of its own, and Dagster would take none from who launches a backfill of it.
+    """
+
+    origin: RunOrigin | None = Field(
+        default=None,
         description="`source` pulls messages, `failed` drives the open failures of the windows once more, "
-        "`messages` replays everything that the windows received, in place of what came of it.",
+        "`messages` replays everything that the windows received, in place of what came of it. Unset, it is what the "
+        "job is for; of assets that are materialised without a job, `failed`.",
     )
     demand: int | None = Field(
         default=None,
@@ -179,7 +183,7 @@ def _receive_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
         out=dg.Out(dg.Nothing),
     )
     def receive_messages(context: dg.AssetExecutionContext, config: ReceiveConfig) -> None:
-        origin: Origin = config.origin.value
+        origin: Origin = (config.origin or RunOrigin(context.run.tags.get(ORIGIN_TAG, "failed"))).value
         flow = flow_of(pipeline, context)
         receive = flow.begin(
             origin=origin,
