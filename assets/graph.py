@@ -287,12 +287,14 @@ def _acknowledge_op(
     def acknowledge(context: dg.AssetExecutionContext) -> Iterator[Any]:
         flow = flow_of(pipeline, context)
         settled = settlement.settle(context, flow, at_work(flow, context), context.resources.acknowledger)
+        if settled.red:
+            yield from settled.checks(acknowledged, open_failures)
+            context.instance.add_run_tags(context.run.run_id, {PUBLISHED_TAG: context.run.run_id})
+            # Before the tables' outputs: a window that is materialised is green, and a backfill of it too.
+            raise dg.Failure(settled.red, allow_retries=False)
         # Each table once, and last: what Dagster shows of it are the figures of the whole run.
         for table in tables:
             yield dg.Output(None, output_name=table)
         yield from settled.checks(acknowledged, open_failures)
-        if settled.red:
-            context.instance.add_run_tags(context.run.run_id, {PUBLISHED_TAG: context.run.run_id})
-            raise dg.Failure(settled.red, allow_retries=False)
 
     return acknowledge
