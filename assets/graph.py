@@ -26,12 +26,16 @@ class RunOrigin(Enum):
 
 
 class ReceiveConfig(dg.Config):
-    """What a run takes on. With nothing said it drives the open failures of its windows once more."""
+    """What a run takes on. With nothing said it drives the open failures of its windows once more.
 
-    origin: RunOrigin = Field(
-        default=RunOrigin.failed,
+    A job says its origin by a tag: config of its own, and Dagster would take none from who launches a backfill of it.
+    """
+
+    origin: RunOrigin | None = Field(
+        default=None,
         description="`source` pulls messages, `failed` drives the open failures of the windows once more, "
-        "`messages` replays everything that the windows received, in place of what came of it.",
+        "`messages` replays everything that the windows received, in place of what came of it. Unset, it is what the "
+        "job is for; of assets that are materialised without a job, `failed`.",
     )
     demand: int | None = Field(
         default=None,
@@ -179,7 +183,8 @@ def _receive_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
         out=dg.Out(dg.Nothing),
     )
     def receive_messages(context: dg.AssetExecutionContext, config: ReceiveConfig) -> None:
-        origin: Origin = config.origin.value
+        tags = RunTags.of(pipeline)
+        origin: Origin = (config.origin or RunOrigin(context.run.tags.get(tags.origin, "failed"))).value
         flow = flow_of(pipeline, context)
         receive = flow.begin(
             origin=origin,
@@ -189,7 +194,6 @@ def _receive_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
             context=config.context,
             tell=context.log.info,
         )
-        tags = RunTags.of(pipeline)
         told = {tags.origin: origin, tags.demand: str(receive.demand), tags.receive_id: receive.receive_id}
         context.instance.add_run_tags(context.run.run_id, told)
         manifest = flow.receive(receive)
@@ -284,12 +288,14 @@ def _acknowledge_op(
     def acknowledge(context: dg.AssetExecutionContext) -> Iterator[Any]:
         flow = flow_of(pipeline, context)
         settled = settlement.settle(context, flow, at_work(flow, context), context.resources.acknowledger)
+        if settled.red:
+            yield from settled.checks(acknowledged, open_failures)
+            context.instance.add_run_tags(context.run.run_id, {RunTags.of(pipeline).published: context.run.run_id})
+            # Before the tables' outputs: a window that is materialised is green, and a backfill of it too.
+            raise dg.Failure(settled.red, allow_retries=False)
         # Each table once, and last: what Dagster shows of it are the figures of the whole run.
         for table in tables:
             yield dg.Output(None, output_name=table)
         yield from settled.checks(acknowledged, open_failures)
-        if settled.red:
-            context.instance.add_run_tags(context.run.run_id, {RunTags.of(pipeline).published: context.run.run_id})
-            raise dg.Failure(settled.red, allow_retries=False)
 
     return acknowledge

@@ -36,7 +36,6 @@ def pipeline_jobs(pipeline: type[Pipeline], assets: dg.AssetsDefinition) -> list
         dg.define_asset_job(
             f"{pipeline.name}_{name}",
             selection=selection,
-            config=receive_config(pipeline, origin),
             description=description,
             tags={
                 RunTags.of(pipeline).origin: origin,

@@ -133,8 +133,8 @@ def settle(
 ) -> Settled:
     """Acknowledge, then put figures on the materialisation of each table and window: its own counts and running totals.
 
-    The newest materialisation hides the ones before it: hence the totals. `messages`, which is materialised as soon as
-    it is received, gets them as an observation.
+    The newest materialisation hides the ones before it: hence the totals. They become observations of `messages`, which
+    is materialised as soon as it is received, and of the tables of a red run, whose windows are not to be green.
     """
     answer, manifest = None, Manifest()
     if receive is not None:
@@ -145,8 +145,10 @@ def settle(
     run = {**_of_answer(answer or _NOTHING), **(_of_run(receive, manifest) if receive else {})}
     failed = FailedMessages(name=flow.source.name, lake=flow.lake, pipeline=flow.pipeline.name)
     waiting = failed.open_by_window()
-    _tell_settled(context, flow, windows, manifest, run, waiting)
-    return Settled(answer, waiting, _left_out(receive) or _red(flow.pipeline, manifest))
+    red = _left_out(receive) or _red(flow.pipeline, manifest)
+    materialised = () if red else (*flow.pipeline.batchers, "failed")
+    _tell_settled(context, flow, windows, manifest, run, waiting, materialised)
+    return Settled(answer, waiting, red)
 
 
 def _of_answer(answer: Acknowledgement) -> dict[str, Any]:
@@ -173,6 +175,7 @@ def _tell_settled(
     manifest: Manifest,
     run: Mapping[str, Any],
     waiting: Mapping[str, int],
+    materialised: Sequence[str],
 ) -> None:
     received, failures = _received_by_window(windows, manifest), of_failures(manifest)
     for name in ("messages", *flow.pipeline.batchers, "failed"):
@@ -191,11 +194,10 @@ def _tell_settled(
                 **({"batch keys": dg.MetadataValue.json(keys)} if keys else {}),
                 **({"open": waiting.get(window, 0)} if name == "failed" else {}),
             }
-            if name == "messages":
-                # It was materialised when it was received, when nothing of this was known.
-                context.log_event(dg.AssetObservation(asset, partition=window, metadata=metadata))
-            else:
+            if name in materialised:
                 context.add_asset_metadata(metadata, asset, window)
+            else:
+                context.log_event(dg.AssetObservation(asset, partition=window, metadata=metadata))
 
 
 def _received_by_window(windows: Sequence[str], manifest: Manifest) -> dict[str, int]:

@@ -124,15 +124,15 @@ def test_pipelines_side_by_side_share_resources_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(("kind", "origin"), [("pull", "source"), ("backfill", "failed"), ("replay", "messages")])
-def test_each_job_knows_its_origin_on_any_partition_without_config(kind: str, origin: str) -> None:
+def test_each_job_knows_its_origin_on_any_partition_and_leaves_the_config_to_who_launches_it(
+    kind: str, origin: str
+) -> None:
     job = platform_definitions([Told], resources_at("nowhere", "nowhere")).resolve_job_def(f"told_{kind}")
     assert job.partitioned_config is not None
 
-    config: Any = job.partitioned_config.get_run_config_for_partition_key("2025-03-01T0000")
-
-    assert config["ops"]["told"]["ops"]["receive_messages"]["config"]["origin"] == origin
-    assert dg.validate_run_config(job, config)
+    assert not job.partitioned_config.get_run_config_for_partition_key("2025-03-01T0000")
     assert job.tags["pipeline_platform.origin/told"] == origin
+    assert dg.validate_run_config(job, {})
     assert job.tags["dagster/max_retries"] == "0"
 
 
