@@ -4,7 +4,7 @@ from typing import Any
 
 import dagster as dg
 
-from assets.graph import PUBLISHED_TAG
+from assets.tags import RunTags
 from assets.windows import windows_of
 from tests.dagster_fixtures import NEXT, WINDOW, Location, figures
 from tests.pipelines_under_test import Strict
@@ -29,7 +29,7 @@ def test_the_windows_of_a_red_run_are_red_and_what_came_of_it_is_published(locat
     run = location.run("strict_pull")
 
     assert run.status == FAILURE
-    assert run.tags[PUBLISHED_TAG] == run.run_id
+    assert run.tags[RunTags.of(Strict).published] == run.run_id
     assert location.waiting() == 0
     assert location.rows("lines", "strict")["text"].to_list() == ["one"]
     assert {table: windows(location, table, WINDOW) for table in ("lines", "letters", "failed", "messages")} == {
