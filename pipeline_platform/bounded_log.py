@@ -10,17 +10,15 @@ from contextlib import suppress
 
 
 def main(path: str, limit: int) -> None:
-    """Append to `path` until nothing comes any more; past `limit` bytes, what is there becomes `path`.1."""
+    """Append to `path`, which exists, until nothing comes any more; at `limit` bytes it becomes `path`.1."""
     while said := os.read(0, 65_536):
         with suppress(OSError):  # a full disk costs what is said meanwhile, never the server that says it
-            if os.path.exists(path) and os.path.getsize(path) + len(said) > limit:
+            if os.path.getsize(path) + len(said) > limit:
                 os.replace(path, f"{path}.1")
-            with open(path, "ab", opener=_private) as log:
+                os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
+            with open(path, "r+b") as log:  # never made again: who removes its folder means to be rid of it
+                log.seek(0, os.SEEK_END)
                 log.write(said)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 if __name__ == "__main__":

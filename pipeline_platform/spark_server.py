@@ -275,7 +275,7 @@ def _await_port(server: SparkServer, folder: Path, deadline: float, log: Callabl
     while server.lives:
         with suppress(OSError), socket.create_connection(("127.0.0.1", server.port), timeout=1):
             return
-        now, seen = time.monotonic(), (worked(server.pid), _log_file(folder).stat().st_size)
+        now, seen = time.monotonic(), (worked(server.pid), log_tail(folder))
         if seen != state:
             state, moved = seen, now
         waits = f"the Spark server (process {server.pid}) does not answer after {now - began:.0f} s"

@@ -13,6 +13,7 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -37,8 +38,10 @@ WARM = "warm"
 
 _USER = "pipeline-platform"  # sessions are kept by user and id, and runs may be started by several users
 _GENERATIONS = 100
-_RETRIES = {"max_retries": 15, "max_backoff": 5_000}
-"""How a client waits for a server that does not answer: about a minute, where Spark's own way takes ten."""
+_OUTAGE_S = 60.0
+"""Seconds that clients wait for a server that does not answer; Spark's own way is ten minutes, for each call anew."""
+_CALM_S = 30.0
+"""Seconds without an error after which the next one begins another outage."""
 _CLIENT_MARK = "SPARK_CONNECT_MODE_ENABLED"
 _CONNECT = ("pyspark.sql.connect.session", "pyspark.sql.connect.window")
 _CLASSIC = ("pandas", "pyspark.sql.classic.dataframe", "pyspark.sql.classic.window")
@@ -297,13 +300,20 @@ def _retries(expect_alive: Callable[[], None]) -> RetryPolicy:
     from pyspark.sql.connect.client.retries import DefaultPolicy
 
     class WhileAlive(DefaultPolicy):  # type: ignore[misc, unused-ignore]
-        def can_retry(self, e: BaseException) -> bool:
-            may_pass = bool(super().can_retry(e))
-            if may_pass:
-                expect_alive()
-            return may_pass
+        began = seen = float("-inf")
 
-    return WhileAlive(**_RETRIES)
+        def can_retry(self, e: BaseException) -> bool:
+            if not super().can_retry(e):
+                return False
+            expect_alive()
+            now = time.monotonic()
+            if now - self.seen > _CALM_S:
+                self.began = now
+            self.seen = now
+            # Over all calls: what a failed step still has to tell the server must not wait as long again.
+            return now - self.began < _OUTAGE_S
+
+    return WhileAlive(max_backoff=5_000)
 
 
 def _add(session: SparkSession, code: shipping.Code) -> None:

@@ -15,6 +15,8 @@ import pyarrow as pa
 import pytest
 
 from pipeline_platform import engine, spark_server
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.spark_work import SparkWork
 from pipelines.demo.processes import free_port
 from resources import spark as spark_resource
 from resources.spark import WARM, SparkResource
@@ -157,12 +159,37 @@ def test_a_dead_server_of_another_machine_is_not_started_here(tmp_path: Path, mo
 
 
 def test_a_server_at_an_address_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spark_resource, "_RETRIES", {"max_retries": 2})
+    monkeypatch.setattr(spark_resource, "_OUTAGE_S", 1.0)
     nobody = SparkResource(remote=f"sc://localhost:{free_port()}", packages=["pipeline_platform"])
 
-    with (
-        closing(nobody),
-        pytest.warns(UserWarning, match="RETRIES_EXCEEDED"),
-        pytest.raises(Exception, match="refused"),
-    ):
+    with closing(nobody), pytest.raises(Exception, match="refused"):
         _ = nobody.spark_session
+
+
+def test_a_server_at_an_address_that_dies_is_waited_for_once_and_not_by_each_call_again(
+    folder: Path, mortal: spark_server.SparkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark_resource, "_OUTAGE_S", 2.0)
+    named = SparkResource(remote=mortal.address, token=mortal.token, packages=["pipeline_platform"])
+    with closing(named):
+        work = SparkWork("dead", Lake(root=str(tmp_path)), lambda: named.spark_session)
+        work.interrupt()
+        kill(mortal)
+        tries = count_tries(named, monkeypatch)
+        with pytest.raises(Exception, match="refused"):
+            work.interrupt()
+        first = len(tries)
+        with pytest.raises(Exception, match="refused"):
+            work.interrupt()
+
+    assert first > 2
+    assert len(tries) - first <= 2, "asked when the call failed, and not tried again"
+
+
+def count_tries(resource: SparkResource, monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
+    """Note what the retry policy of a session is asked about."""
+    asked: list[BaseException] = []
+    (policy,) = resource.spark_session.client.get_retry_policies()
+    decide = policy.can_retry
+    monkeypatch.setattr(policy, "can_retry", lambda e: asked.append(e) or decide(e))
+    return asked
