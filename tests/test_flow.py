@@ -373,7 +373,7 @@ def test_a_run_whose_receive_another_executes_again_keeps_and_decides_nothing(fi
 
     with pytest.raises(FencedError, match="re-execution"):
         flow.handle(receive)
-    with pytest.raises(FencedError, match="could not be renewed"):
+    with pytest.raises(FencedError, match="a re-execution took it over"):
         flow.decide(receive)
     flow.let_go(receive)
     assert [claim.run_id for claim in flow.control.in_flight("obedient")] == ["another run"]
