@@ -24,6 +24,7 @@ from pipeline_platform.lake.decision import (
     Decision,
     FencedError,
     Standing,
+    UnhandledError,
     decide,
     decided,
     expect_owner,
@@ -396,7 +397,8 @@ class Flow:
             patience: How often a source that refuses is asked.
 
         Raises:
-            FencedError: It is not decided: nothing may be acknowledged.
+            FencedError: It is not decided, or another run's by now: nothing may be acknowledged.
+            UnhandledError: What it leased was never written down.
         """
         manifest = self.receives.manifest(receive)
         files = manifest.of_table("outcomes")
@@ -404,6 +406,11 @@ class Flow:
             # Outcomes lie there before they are decided; and who runs this step alone may have left out publishing.
             self._expect_decided(receive)
             self.publish(receive)
+        elif receive.demand and not manifest.notes:
+            raise UnhandledError(
+                f"receive {receive.receive_id} did not come to the end of `receive_messages`, and may hold messages: "
+                "execute all steps again, and it receives anew. The next run gives this receive up"
+            )
         unpublished: list[str] = []
         if manifest.total("duplicates") or manifest.total(DROPPED):
             unpublished = self._publish_decided()

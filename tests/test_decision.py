@@ -243,6 +243,18 @@ def test_publishing_twice_is_publishing_once(others):
     assert len(visible(others.tables, "kept")) == 2
 
 
+def test_publishing_again_adds_no_file_that_was_compacted_away(others):
+    """The table would hold its rows twice: in the file that is added back, and in the one they were put into."""
+    run = others.runs[0].decide().publish()
+    others.runs[1].decide().publish()
+    for name in ("messages", "failed", "kept"):
+        others.tables[name].open().optimize.compact()
+
+    run.publish()
+
+    assert sorted(row["message_id"] for row in visible(others.tables, "kept")) == ["a", "b", "c"]
+
+
 @pytest.mark.parametrize("lived", [0, 1, 2])
 def test_a_publisher_that_dies_half_way_is_finished_by_another(others, lived):
     run = others.runs[0].decide()

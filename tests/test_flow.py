@@ -351,7 +351,7 @@ def test_a_run_whose_receive_another_executes_again_keeps_and_decides_nothing(fi
 
     with pytest.raises(FencedError, match="re-execution"):
         flow.handle(receive)
-    with pytest.raises(FencedError, match="re-execution"):
+    with pytest.raises(FencedError, match="a re-execution took it over"):
         flow.decide(receive)
     flow.control.let_go("test")
     assert [claim.run_id for claim in flow.control.in_flight("obedient")] == ["another run"]

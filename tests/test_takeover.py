@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from pipeline_platform.flow import Flow
-from pipeline_platform.lake.decision import FencedError
+from pipeline_platform.lake.decision import FencedError, UnhandledError
 from pipeline_platform.lake.receives import Receive
 from pipeline_platform.lake.tables import DECIDED, Table
-from tests.flow_fixtures import Filled, rows, worked
+from tests.flow_fixtures import WINDOW, Filled, rows, worked
 from tests.flow_pipelines import Obedient
 from tests.test_decision import SWAP
 
@@ -148,6 +148,43 @@ def test_a_receive_that_was_given_up_cannot_be_taken_over(filled: Filled) -> Non
         flow.expect_finished(first.receive_id, ["another run", "test"])
 
     assert flow.source.backlog().messages == len(PAYLOADS)
+
+
+def test_a_run_that_is_given_up_right_before_its_decision_decides_nothing(
+    filled: Filled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stalled once it had asked whether its lease holds, for longer than that; the next run has begun meanwhile."""
+    flow = filled(Obedient, PAYLOADS)
+    stalled = worked(flow)
+
+    def begin_another() -> None:
+        flow.control.end(stalled.receive_id)
+        assert flow.clear_up() == [stalled.receive_id]
+
+    before_the_swap(monkeypatch, begin_another)
+    with pytest.raises(FencedError, match="given up"):
+        flow.decide(stalled)
+    with pytest.raises(FencedError):
+        flow.acknowledge(stalled)
+
+    assert rows(flow, "outcomes").height == 0
+    assert flow.source.backlog().messages == len(PAYLOADS)
+    finish(flow, worked(flow))
+    assert_each_once(flow)
+
+
+def test_a_receive_whose_first_step_did_not_end_is_not_taken_for_empty(filled: Filled) -> None:
+    """It died between its lease and its first manifest, and the steps after that were chosen to be executed again."""
+    flow = filled(Obedient, PAYLOADS)
+    first = flow.begin(origin="source", run_id="test", windows=[WINDOW])
+    later = flow.resume(first, "another run")
+    flow.handle(later)
+    flow.decide(later)
+
+    with pytest.raises(UnhandledError, match="did not come to the end of `receive_messages`"):
+        flow.acknowledge(later)
+
+    assert flow.receives.unfinished() == [first.receive_id], "the next run gives its leases back"
 
 
 def test_what_a_re_execution_decided_and_left_is_finished_by_the_next_run(filled: Filled) -> None:

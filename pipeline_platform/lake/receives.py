@@ -121,7 +121,7 @@ class Receives:
         """Copy what one owner kept for the next; return the receive as that one's."""
         mine = receive.model_copy(update={"owner": owner})
         for name in self._steps(folder := self._manifests(receive)):
-            if content := self._lake.read(f"{folder}/{name}"):
+            if (content := self._lake.read(f"{folder}/{name}")) is not None:
                 self._lake.write(f"{self._manifests(mine)}/{name}", content)
         return mine
 
