@@ -85,6 +85,13 @@ class Strict(Told):
     fail_run_on = "any"
 
 
+class Judged(Strict):
+    """The same, and nothing pulls by itself."""
+
+    name = "judged"
+    producer = Producer(source="queue", schedule="0 0 1 1 *")
+
+
 class Lenient(Told):
     """Half may fail."""
 

@@ -126,12 +126,12 @@ def deployed(tmp_path_factory: pytest.TempPathFactory, warm_spark: WarmSpark) ->
 
 
 @contextmanager
-def deployment(folder: Path, spark_folder: Path) -> Iterator[Deployed]:
-    """Daemon and web server at work in a folder, on the warm Spark of another."""
+def deployment(folder: Path, spark_folder: Path, module: str = "tests.location_under_test") -> Iterator[Deployed]:
+    """Daemon and web server over a code location, at work in a folder, on the warm Spark of another."""
     home = folder / "dagster"
     home.mkdir()
     (home / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text())
-    where = {"module_name": "tests.location_under_test", "location_name": "under_test", "working_directory": str(ROOT)}
+    where = {"module_name": module, "location_name": "under_test", "working_directory": str(ROOT)}
     workspace = folder / "workspace.yaml"
     workspace.write_text(json.dumps({"load_from": [{"python_module": where}]}))
     environment = {
@@ -207,17 +207,17 @@ def test_a_backfill_from_the_asset_page_needs_no_configuration(deployed: Deploye
     assert deployed.rows("failed").filter(attempt=2, state="open").height == 20, "driven once more, failed once more"
 
 
-def backfill(deployed: Deployed, params: dict[str, Any]) -> list[dg.DagsterRun]:
+def backfill(deployed: Deployed, params: dict[str, Any], ends: str = "COMPLETED_SUCCESS") -> list[dg.DagsterRun]:
     """Launch a backfill as the UI does, wait for its end; return its runs."""
     launched = deployed.ask(LAUNCH, params={"fromFailure": False, **params})["launchPartitionBackfill"]
     assert launched["__typename"] == "LaunchBackfillSuccess", launched
 
     def over() -> Any:
         told = deployed.ask(STATUS, id=launched["backfillId"])["partitionBackfillOrError"]
-        return told if told["status"] not in ("REQUESTED", "CANCELING") else None
+        return told if told["status"] not in ("REQUESTED", "CANCELING", "FAILING") else None
 
     told = deployed.until("the backfill is over", over)
-    assert told["status"] == "COMPLETED_SUCCESS", told
+    assert told["status"] == ends, told
     runs = [deployed.instance.get_run_by_id(run["runId"]) for run in told["runs"]]
     return [run for run in runs if run]
 

@@ -1,5 +1,6 @@
 """Runs that are red by `fail_run_on`: their windows are red too, while all of it is published and acknowledged."""
 
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -7,7 +8,9 @@ import dagster as dg
 from assets.tags import RunTags
 from assets.windows import windows_of
 from tests.dagster_fixtures import NEXT, WINDOW, Location, figures
-from tests.pipelines_under_test import Strict
+from tests.pipelines_under_test import Judged, Strict
+from tests.spark_fixtures import WarmSpark
+from tests.test_daemon import backfill, deployment, of_job
 
 SUCCESS, FAILURE = dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE
 
@@ -59,3 +62,22 @@ def test_each_window_of_a_red_range_is_red_until_a_run_of_it_is_green(location: 
     assert green.status == SUCCESS
     assert windows(location, "failed", WINDOW, NEXT) == {WINDOW: "MATERIALIZED", NEXT: "FAILED"}
     assert windows(location, "lines", WINDOW, NEXT) == {WINDOW: "MATERIALIZED", NEXT: "FAILED"}
+
+
+def test_a_backfill_of_windows_that_end_red_is_red_too(tmp_path: Path, warm_spark: WarmSpark) -> None:
+    """Under a real daemon, launched as the asset page does."""
+    with deployment(tmp_path, warm_spark.folder, "tests.location_judged") as deployed:
+        deployed.until("the web server is up", lambda: deployed.ask("query { version }"))
+        deployed.queue.enqueue([b"fail", b"one"])
+        backfill(deployed, of_job("judged_pull", WINDOW), ends="COMPLETED_FAILED")
+        assert deployed.left() == 0
+
+        assets = [{"path": ["judged", table]} for table in ("messages", "lines", "letters", "failed")]
+        params = {"assetSelection": assets, "partitionNames": [WINDOW]}
+        (run,) = backfill(deployed, params, ends="COMPLETED_FAILED")
+
+        assert run.status == FAILURE
+        found: Any = deployed.instance.get_status_by_partition(
+            dg.AssetKey(["judged", "failed"]), [WINDOW], windows_of(Judged)
+        )
+        assert found[WINDOW].value == "FAILED"
