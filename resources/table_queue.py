@@ -50,6 +50,8 @@ _WAYS_OUT: Final = {
     "wait longer with lock_timeout among the options in url (?options=-c%20lock_timeout%3D5min)",
     "idle-in-transaction timeout": "this process stood still inside a transaction, which is undone: what it was to do "
     "is done by its next try, or by the next run",
+    "unsupported startup parameter": "a pooler will not pass on the session's time-outs: name options among its "
+    "ignore_startup_parameters, and set lock_timeout and idle_in_transaction_session_timeout for the user of url",
     "disk is full": "make room on the disk of the file in url",
     "file is not a database": "url must name a SQLite file",
     "password authentication failed": "correct user and password in url",
