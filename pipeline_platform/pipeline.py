@@ -27,8 +27,8 @@ class Pipeline:
     share goes into a base of theirs that is none itself: `class Base(Pipeline, abstract=True)` is not checked.
 
     Methods and constants of your own may stand beside them. A name that is like that of an option or callback
-    (`prosessors`, `handle_fialed`) is taken for a slip and refused; `_prosessors`, in capitals, or one that is less
-    like it, is yours.
+    (`prosessors`, `handle_fialed`) is taken for a slip and refused, and so is an option that belongs into another
+    (`max_runs`); `_prosessors`, in capitals, or a name that is less like one, is yours.
 
     Attributes:
         name: Names the assets, tables, jobs and limits; lower case. Never change it: it is where the data lies.

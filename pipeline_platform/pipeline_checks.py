@@ -19,6 +19,7 @@ from pipeline_platform.options import (
     PipelineError,
     Processors,
     Producer,
+    RateLimiting,
     Retention,
     TableBatcher,
     nearest,
@@ -29,6 +30,12 @@ if TYPE_CHECKING:
     from pipeline_platform.pipeline import Pipeline
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
+_WITHIN = {
+    field.alias or name: model.__name__
+    for model in (Retention, TableBatcher, Batcher, RateLimiting, Processors, Producer)
+    for name, field in model.model_fields.items()
+}
+"""Options within others: as attributes of the class they would do nothing."""
 _OWNER = re.compile(r"team:.+|[\w.%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,7}")  # Dagster's own rule
 RESERVED_TABLES = frozenset({"messages", "outcomes", "failed"})
 """Tables that every pipeline has; no batcher can be named so."""
@@ -113,9 +120,12 @@ def _check_names(cls: type[Pipeline], base: type[Pipeline]) -> None:
     for owner in cls.__mro__:
         if owner in base.__mro__:
             continue
-        for name in vars(owner):
+        for name, value in vars(owner).items():
             if name.startswith("_") or name in options or name in callbacks:
                 continue
+            if name in _WITHIN and not callable(value) and not hasattr(type(value), "__get__"):
+                why = f"is an option of {_WITHIN[name]}(...): give it there, or call one of your own _{name}"
+                raise PipelineError(f"{owner.__qualname__}.{name} {why}")
             if name in platform:
                 why = "is a method of the platform's own: give yours another name"
                 raise PipelineError(f"{owner.__qualname__}.{name} {why}")

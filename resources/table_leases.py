@@ -38,6 +38,15 @@ Rows are turned into columns while the processor's cache still has them, which t
 BUSY_S: Final = 60
 """How long a SQLite connection waits for the write lock; leasing a million messages holds it for about 1 s."""
 
+IDLE_S: Final = 30
+LOCK_S: Final = 60
+"""PostgreSQL ends a session that stands still inside a transaction for IDLE_S, as one whose host is gone does, and a
+wait for a lock after LOCK_S: longer, so that what waits for such a session is served. Neither ends a statement that
+merely takes long, as leasing a million messages does."""
+
+READING_IDLE_S: Final = 3_600
+"""A task that reads stands still while it writes what it read. It locks no row."""
+
 PAGE_BYTES: Final = 8192
 """Of a SQLite file that is made here: deleting from it is a fifth faster than with pages of 4,096, the default."""
 
@@ -103,11 +112,16 @@ def engine_of(url: str, *, create: bool = False) -> sa.Engine:
     """Make an engine that keeps no connection: each use is one bulk statement, and it may be forked and forgotten."""
     parsed = sa.make_url(url)
     if parsed.get_backend_name() != "sqlite":
+        arguments: dict[str, Any] = {"connect_timeout": 10, "application_name": "pipeline-platform"}
+        if "options" not in parsed.query:
+            limits = f"-c idle_in_transaction_session_timeout={IDLE_S}s -c lock_timeout={LOCK_S}s"
+            # UTC: what PostgreSQL writes into a column without a zone, or into JSON, is by the session's.
+            arguments["options"] = f"{limits} -c timezone=UTC"
         return sa.create_engine(
             parsed,
             poolclass=sa.NullPool,
             hide_parameters=True,  # payloads are nobody's business in an error
-            connect_args={"connect_timeout": 10, "application_name": "pipeline-platform"},
+            connect_args=arguments,
         )
     path = Path(str(parsed.database)).absolute()
     if create:
@@ -428,6 +442,7 @@ def read_share(
     # A cursor at the server, or the driver would fetch the whole share at once; binary, for payloads are.
     compiled = query.compile(dialect=connection.dialect)
     raw: Any = connection.connection.driver_connection
+    connection.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = '{READING_IDLE_S}s'")
     with raw.cursor("share", binary=True) as cursor:
         cursor.execute(str(compiled), compiled.params)
         yield from _by_size(cursor)

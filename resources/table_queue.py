@@ -46,6 +46,12 @@ class _BrokenOffError(SourceError):
 _WAYS_OUT: Final = {
     "unable to open database file": "url must name a file that is there; create() makes it",
     "database is locked": f"another writer held the file for {table_leases.BUSY_S} s",
+    "lock timeout": "another session holds what this one waits for: find it with pg_blocking_pids() and end it, or "
+    "wait longer with lock_timeout among the options in url (?options=-c%20lock_timeout%3D5min)",
+    "idle-in-transaction timeout": "this process stood still inside a transaction, which is undone: what it was to do "
+    "is done by its next try, or by the next run",
+    "unsupported startup parameter": "a pooler will not pass on the session's time-outs: name options among its "
+    "ignore_startup_parameters, and set lock_timeout and idle_in_transaction_session_timeout for the user of url",
     "disk is full": "make room on the disk of the file in url",
     "file is not a database": "url must name a SQLite file",
     "password authentication failed": "correct user and password in url",
@@ -75,7 +81,8 @@ class TableQueue(Source):
 
     url: str = Field(
         repr=False,
-        description="SQLAlchemy URL: sqlite:///<path> or postgresql+psycopg://user:password@host/database.",
+        description="SQLAlchemy URL: sqlite:///<path> or postgresql+psycopg://user:password@host/database. "
+        "Sessions of PostgreSQL have time-outs for locks and idle transactions, and UTC, unless it has own options.",
     )
     table: str = Field("messages", min_length=1, description="Table of the messages; may be <schema>.<table>.")
     id_column: str = Field(
@@ -85,7 +92,9 @@ class TableQueue(Source):
     )
     data_column: str | None = Field("data", description="Payload; None for the whole row as one JSON object.")
     metadata_column: str | None = Field(None, description="JSON object of metadata, where there is one.")
-    created_column: str | None = Field(None, description="When it came, to tell how long the oldest has waited.")
+    created_column: str | None = Field(
+        None, description="When it came, to tell how long the oldest has waited; UTC where it has no time zone."
+    )
 
     @field_validator("url")
     @classmethod

@@ -100,6 +100,10 @@ PLAIN = "it must be a plain method, which returns its result itself"
                 f"{OWN}, or call it _handleMessage"
             ),
         ),
+        (
+            {"max_runs": 2},
+            "Flights.max_runs is an option of Producer(...): give it there, or call one of your own _max_runs",
+        ),
         ({"uses_columns": True}, "Flights.uses_columns is a method of the platform's own: give yours another name"),
         (
             {"handle_message": waits},
@@ -183,8 +187,11 @@ class Helped:
     threshold = 0.5
 
     @property
-    def airports(self):
-        return ["JFK"]
+    def interval(self):
+        return 5
+
+    def source(self):
+        return "JFK"
 
     def parse(self, data):
         return data

@@ -92,6 +92,7 @@ def test_a_receive_gets_the_oldest_messages_as_they_were_put_in(queue: TableQueu
         "ack_id": "1",
         "attempt": 1,
         "redelivered": False,
+        "published_at": None,
     }
     assert [row["data"] for row in rows] == [b"first", b"second"]
     assert rows[1]["metadata"] is None
