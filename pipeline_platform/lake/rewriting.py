@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
+from pipeline_platform.lake import reader
 from pipeline_platform.lake.manifest import File, Manifest
 from pipeline_platform.lake.receives import Receive, Receives
 from pipeline_platform.lake.storage import Lake
@@ -132,9 +133,7 @@ class Replacement:
 def receive_ids(table: Table, paths: Iterable[str]) -> Iterator[tuple[str, set[str]]]:
     """By path of a stored file, the receives that have rows in it."""
     for path in paths:
-        with _source_file(table, path) as file:
-            column = pq.read_table(file, columns=["receive_id"], read_dictionary=["receive_id"])["receive_id"]
-            yield path, set(pc.unique(column.cast(pa.string())).to_pylist())
+        yield path, reader.receive_ids(table.lake, f"{table.pipeline}/{table.name}/{path}")
 
 
 def _outcomes(lake: Lake, path: str) -> pa.Table:
