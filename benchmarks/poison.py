@@ -1,0 +1,94 @@
+"""What a message that ends its worker costs the run that it is in.
+
+Run it as `python -m benchmarks.poison [--messages N] [--rounds N]`. Two pipelines handle the same messages on one
+warm Spark, in turns, in another order each round; the queue of one holds one more, in the middle, that kills its worker.
+The median of the rounds' ratios is printed, and the least and the greatest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import statistics
+import tempfile
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from benchmarks.events import Events, payloads
+from benchmarks.handling import Bench, timed
+from pipeline_platform import spark_server
+from pipeline_platform.message import Message
+from pipeline_platform.shipping import PACKAGES
+from resources.spark import WARM, SparkResource
+from resources.table_queue import TableQueue
+
+POISON = b"kill"
+
+
+class Clean(Events):
+    """Would die of one message, which does not come."""
+
+    name = "clean"
+
+    def handle_message(self, message: Message, context: Any) -> Message:
+        """Die of it."""
+        if message.data == POISON:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().handle_message(message, context)
+
+
+class Poisoned(Clean):
+    """The same, and it comes."""
+
+    name = "poisoned"
+
+
+def measure(messages: int, rounds: int) -> dict[str, list[float]]:
+    """Let both take turns; return their times in seconds, by round."""
+    times: dict[str, list[float]] = {"clean": [], "poisoned": []}
+    chance = random.Random(messages)
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        root = Path(folder)
+        spark_server.start(root / "spark", memory="2g")
+        try:
+            packages = [*PACKAGES, "benchmarks"]
+            with closing(SparkResource(remote=WARM, state_folder=str(root / "spark"), packages=packages)) as spark:
+                bench = Bench(root, spark, messages)
+                poisoned = TableQueue(name="poisoned", url=f"sqlite:///{root}/poisoned.sqlite")
+                poisoned.create()
+                poisoned.enqueue([*payloads(messages // 2), POISON, *payloads(messages - messages // 2)])
+                received = {
+                    "clean": bench.received(Clean, bench.queue("clean")),
+                    "poisoned": bench.received(Poisoned, poisoned),
+                }
+                for turn in range(rounds + 1):
+                    for name in chance.sample(list(received), len(received)):
+                        flow, receive, _ = received[name]
+                        took = timed(name, lambda flow=flow, receive=receive: flow.handle(receive))[name]  # type: ignore[misc]
+                        print(f"{name:12} {took:6.2f} s{'  (warming up)' if not turn else ''}", flush=True)
+                        if turn:
+                            times[name].append(took)
+        finally:
+            spark_server.stop(root / "spark")
+    return times
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--messages", type=int, default=200_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    given = parser.parse_args()
+    times = measure(given.messages, given.rounds)
+    ratios = [with_it / without for with_it, without in zip(times["poisoned"], times["clean"], strict=True)]
+    print(
+        f"\n{given.messages} messages and one that kills / {given.messages} messages: {statistics.median(ratios):.2f}, "
+        f"single rounds {min(ratios):.2f} to {max(ratios):.2f}"
+    )
+
+
+if __name__ == "__main__":
+    main()
