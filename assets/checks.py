@@ -4,8 +4,8 @@ from datetime import UTC, datetime, timedelta
 
 import dagster as dg
 
-from pipeline_platform.pipeline import Pipeline
-from pipeline_platform.source import Backlog, Source, SourceError
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.source.contract import Backlog, Source, SourceError
 
 
 def backlog_check(pipeline: type[Pipeline]) -> dg.AssetChecksDefinition:

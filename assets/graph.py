@@ -10,11 +10,11 @@ from pydantic import Field
 from assets import settlement
 from assets.tags import RunTags
 from assets.windows import windows_of
-from pipeline_platform.flow import Flow
 from pipeline_platform.imports import import_apart
 from pipeline_platform.lake.receives import Origin, Receive
-from pipeline_platform.options import Batcher
-from pipeline_platform.pipeline import Pipeline, PipelineError
+from pipeline_platform.model.options import Batcher
+from pipeline_platform.model.pipeline import Pipeline, PipelineError
+from pipeline_platform.run.flow import Flow
 
 
 class RunOrigin(Enum):

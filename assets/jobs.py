@@ -7,7 +7,7 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 
 from assets.tags import RunTags
 from pipeline_platform.lake.receives import Origin
-from pipeline_platform.pipeline import Pipeline
+from pipeline_platform.model.pipeline import Pipeline
 
 REPLAY_TAG = "pipeline_platform/replay"
 """On every run of a replay job, with the pipeline's name: `dagster.yaml` has one of a pipeline run at a time."""

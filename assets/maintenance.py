@@ -4,7 +4,7 @@ import dagster as dg
 
 from pipeline_platform.lake.maintenance import maintain
 from pipeline_platform.lake.tables import Tables
-from pipeline_platform.pipeline import Pipeline
+from pipeline_platform.model.pipeline import Pipeline
 
 
 def maintenance_job(pipeline: type[Pipeline]) -> dg.JobDefinition:

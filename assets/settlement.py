@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from pipeline_platform.flow import Acknowledgement, Flow
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.receives import Receive
+from pipeline_platform.run.flow import Acknowledgement, Flow
 
 if TYPE_CHECKING:
-    from pipeline_platform.pipeline import Pipeline
+    from pipeline_platform.model.pipeline import Pipeline
     from resources.acknowledger import Acknowledger
 
 _KEYS = 20

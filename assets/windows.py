@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 import dagster as dg
 
-from pipeline_platform.pipeline import Pipeline
-from pipeline_platform.windows import WINDOW_FORMAT
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.model.windows import WINDOW_FORMAT
 
 
 class NoWindowError(Exception):

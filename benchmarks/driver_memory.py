@@ -14,12 +14,12 @@ from contextlib import closing
 from pathlib import Path
 
 from benchmarks.events import Events, payloads
-from pipeline_platform import spark_server
-from pipeline_platform.control import ControlStore
-from pipeline_platform.flow import Flow
+from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.receives import Origin
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.shipping import PACKAGES
+from pipeline_platform.run.flow import Flow
+from pipeline_platform.spark import server as spark_server
+from pipeline_platform.spark.shipping import PACKAGES
 from resources.spark import WARM, SparkResource
 from resources.table_queue import TableQueue
 

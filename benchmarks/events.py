@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from pipeline_platform.message import Message
-from pipeline_platform.options import Processors, Producer, TableBatcher
-from pipeline_platform.pipeline import Pipeline
+from pipeline_platform.model.message import Message
+from pipeline_platform.model.options import Processors, Producer, TableBatcher
+from pipeline_platform.model.pipeline import Pipeline
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -27,14 +27,15 @@ from typing import Any
 import pyarrow as pa
 
 from benchmarks.events import Event, EventColumns, Events, parsed, payloads
-from pipeline_platform import engine, spark_server
-from pipeline_platform.control import ControlStore
-from pipeline_platform.flow import Flow
-from pipeline_platform.lake.columns import arrow_schema
+from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.receives import Receive
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.pipeline import Pipeline
-from pipeline_platform.shipping import PACKAGES
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.model.schema import arrow_schema
+from pipeline_platform.run.flow import Flow
+from pipeline_platform.spark import engine
+from pipeline_platform.spark import server as spark_server
+from pipeline_platform.spark.shipping import PACKAGES
 from resources.spark import WARM, SparkResource
 from resources.table_queue import TableQueue
 

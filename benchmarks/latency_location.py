@@ -10,11 +10,11 @@ from typing import Any
 import dagster as dg
 
 from benchmarks.events import Event
-from pipeline_platform.definitions import platform_definitions
-from pipeline_platform.message import Message
-from pipeline_platform.options import Batcher, Processors, Producer, TableBatcher
-from pipeline_platform.pipeline import Pipeline
-from pipeline_platform.shipping import PACKAGES
+from pipeline_platform.deployment import platform_definitions
+from pipeline_platform.model.message import Message
+from pipeline_platform.model.options import Batcher, Processors, Producer, TableBatcher
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.spark.shipping import PACKAGES
 from resources.lake import ControlResource, LakeResource
 from resources.source import source_resource
 from resources.spark import SparkResource

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from pipeline_platform.source import Share
+from pipeline_platform.source.contract import Share
 from resources.table_queue import TableQueue
 
 

@@ -1,1 +1,37 @@
-"""Broadway's model on Dagster and Spark: pull, handle, batch, keep failures apart, acknowledge what is safe."""
+"""Pull messages from a source, handle and batch them on Spark, keep failures apart, acknowledge what is safe.
+
+The front door: all that a pipeline or a connector needs, in one import. It loads neither Spark nor Dagster.
+"""
+
+from pipeline_platform.model.failure import Failure
+from pipeline_platform.model.message import BatchInfo, Message
+from pipeline_platform.model.options import (
+    Batcher,
+    PipelineError,
+    Processors,
+    Producer,
+    RateLimiting,
+    Retention,
+    TableBatcher,
+)
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.source.contract import Backlog, Refused, Share, Source, SourceError
+
+__all__ = [
+    "Backlog",
+    "BatchInfo",
+    "Batcher",
+    "Failure",
+    "Message",
+    "Pipeline",
+    "PipelineError",
+    "Processors",
+    "Producer",
+    "RateLimiting",
+    "Refused",
+    "Retention",
+    "Share",
+    "Source",
+    "SourceError",
+    "TableBatcher",
+]

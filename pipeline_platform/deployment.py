@@ -1,144 +1,92 @@
-"""The pipelines and resources of `pipeline_platform.definitions`, for the command line; Dagster need not run."""
+"""A deployment: pipelines, resources and assets put together for Dagster, and kept in mind for the command line."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from pipeline_platform.control import ControlStore
-    from pipeline_platform.lake.storage import Lake
-    from pipeline_platform.pipeline import Pipeline
-    from pipeline_platform.source import Source
+import dagster as dg
 
-
-class SetUpError(Exception):
-    """A resource of the definitions cannot be set up here; the message names what is missing."""
-
-
-class DagsterError(Exception):
-    """Dagster's instance cannot be asked; the message says why."""
+from assets.checks import backlog_check
+from assets.graph import pipeline_assets
+from assets.jobs import pipeline_jobs
+from assets.maintenance import maintenance_job
+from pipeline_platform.model.checks import check_together
+from pipeline_platform.model.pipeline import Pipeline
+from resources.acknowledger import Acknowledger
+from resources.lake import LakeIOManager
+from sensors.backlog import backlog_sensor
+from sensors.producer import producer_sensor
+from sensors.schedules import maintenance_schedule, pull_schedule, redrive_schedule
 
 
-class UnknownPipelineError(Exception):
-    """There is no pipeline of that name; the message says which there are."""
-
-
-@dataclass(frozen=True)
-class Deployment:
-    """The pipelines that are defined, and what they share.
+class Built(NamedTuple):
+    """What `platform_definitions` was given.
 
     Attributes:
-        pipelines: By name.
-        resources: By key, ready to use.
+        pipelines: The classes.
+        resources: By key.
     """
 
-    pipelines: dict[str, type[Pipeline]]
-    resources: Any
-
-    @property
-    def control(self) -> ControlStore:
-        """Limits, pauses and claims."""
-        return cast("ControlStore", self.resources.control)
-
-    @property
-    def lake(self) -> Lake:
-        """The tables."""
-        return cast("Lake", self.resources.lake)
-
-    def source(self, pipeline: type[Pipeline]) -> Source:
-        """Where a pipeline's messages come from."""
-        return cast("Source", getattr(self.resources, pipeline.producer.source))
-
-    def chosen(self, name: str | None) -> Sequence[type[Pipeline]]:
-        """One pipeline, or all.
-
-        Raises:
-            UnknownPipelineError: There is none of that name.
-        """
-        if name is None:
-            return list(self.pipelines.values())
-        if name not in self.pipelines:
-            raise UnknownPipelineError(f"there is no pipeline {name!r}; there is {', '.join(self.pipelines)}")
-        return [self.pipelines[name]]
-
-    def receives(self, pipeline: type[Pipeline]) -> tuple[list[str], list[str], list[str]]:
-        """The ids of receives that are not decided, and of those that are and not finished; what cannot be read."""
-        from pipeline_platform.lake.decision import decided
-        from pipeline_platform.lake.receives import ReceiveError, Receives
-        from pipeline_platform.lake.tables import Tables
-
-        kept, outcomes = Receives(self.lake, pipeline.name), Tables(self.lake, pipeline)["outcomes"]
-        receives, unreadable = [], []
-        for receive_id in kept.unfinished():
-            try:
-                receives += [receive] if (receive := kept.get(receive_id)) else []
-            except ReceiveError as error:
-                unreadable.append(str(error))
-        if not receives:
-            return [], [], unreadable
-        handle = outcomes.open()
-        undecided: list[str] = []
-        unfinished: list[str] = []
-        for receive in receives:
-            (unfinished if decided(outcomes, handle, receive) else undecided).append(receive.receive_id)
-        return undecided, unfinished, unreadable
-
-    def runs(self, pipeline: type[Pipeline]) -> Mapping[str, int] | None:
-        """How many of a pipeline's runs Dagster has queued or under way, by status; None without `DAGSTER_HOME`.
-
-        Those of its sensor, schedules and jobs; of assets that somebody materialises by hand from when they receive.
-
-        Raises:
-            DagsterError: The instance cannot be opened, or its storage does not answer.
-        """
-        if not os.environ.get("DAGSTER_HOME"):
-            return None
-        import dagster as dg
-
-        from assets.tags import runs_of
-        from sensors.producer import UNDER_WAY
-
-        try:
-            with dg.DagsterInstance.get() as instance:
-                counts = {
-                    status.value.lower().replace("_", " "): instance.get_runs_count(runs_of(pipeline, [status]))
-                    for status in UNDER_WAY
-                }
-        except Exception as error:  # of whatever storage the instance has: the rest is to be told all the same
-            said = str(error).partition("\n")[0]
-            raise DagsterError(f"{type(error).__name__}: {said}") from None
-        return {status: count for status, count in counts.items() if count}
-
-    def open_failures(self, pipeline: type[Pipeline]) -> dict[str, int]:
-        """The failures that wait to be driven again, by window."""
-        from pipeline_platform.lake.failed import FailedMessages
-
-        name = self.source(pipeline).name
-        return FailedMessages(name=name, lake=self.lake, pipeline=pipeline.name).open_by_window()
+    pipelines: tuple[type[Pipeline], ...]
+    resources: Mapping[str, Any]
 
 
-@contextmanager
-def opened() -> Iterator[Deployment]:
-    """Load the definitions and set up what the command line looks at; no Spark.
+_BUILT: list[Built] = []
+"""In this process, the last one last."""
+
+
+def last_built() -> Built | None:
+    """What the module that was loaded last put together; None if it called no `platform_definitions`."""
+    return _BUILT[-1] if _BUILT else None
+
+
+def pipeline_definitions(pipeline: type[Pipeline]) -> dg.Definitions:
+    """Build all that one pipeline is in Dagster, without its resources.
+
+    Args:
+        pipeline: The class.
+
+    Returns:
+        Its assets and checks, its jobs, its sensors and its schedules.
+    """
+    assets = pipeline_assets(pipeline)
+    pull, backfill, replay = pipeline_jobs(pipeline, assets)
+    keep = maintenance_job(pipeline)
+    return dg.Definitions(
+        assets=[assets],
+        asset_checks=[backlog_check(pipeline)],
+        jobs=[pull, backfill, replay, keep],
+        sensors=[producer_sensor(pipeline, pull), backlog_sensor(pipeline)],
+        schedules=[
+            pull_schedule(pipeline, pull),
+            redrive_schedule(pipeline, backfill),
+            maintenance_schedule(pipeline, keep),
+        ],
+    )
+
+
+def platform_definitions(
+    pipelines: Sequence[type[Pipeline]], resources: Mapping[str, Any], assets: Sequence[Any] = ()
+) -> dg.Definitions:
+    """Put pipelines, resources and assets downstream of them together.
+
+    Args:
+        pipelines: The classes.
+        resources: By key: `lake`, `control`, `spark`, and each pipeline's source.
+        assets: Whatever else there is.
+
+    Returns:
+        Definitions whose runs work in their own process: Spark starts once a run, not once a step.
 
     Raises:
-        SetUpError: A variable that a resource is configured by is not set, or a value is wrong.
+        PipelineError: Two pipelines have one name or one source, or there is no resource for a source.
     """
-    import dagster as dg
-
-    from pipeline_platform import definitions
-
-    pipelines: dict[str, type[Pipeline]] = {pipeline.name: pipeline for pipeline in definitions.PIPELINES}
-    keys = {"lake", "control", *(pipeline.producer.source for pipeline in pipelines.values())}
-    chosen = {key: resource for key, resource in definitions.RESOURCES.items() if key in keys}
-    with ExitStack() as set_up:
-        try:
-            resources = set_up.enter_context(dg.build_resources(chosen))
-        except dg.DagsterInvalidConfigError as error:
-            said = str(error).partition("Stack Trace:")[0].strip()
-            raise SetUpError(f"the resources of pipeline_platform.definitions cannot be set up. {said}") from None
-        yield Deployment(pipelines, resources)
+    check_together(pipelines, resources)
+    _BUILT.append(Built(tuple(pipelines), resources))
+    lake, spark = resources["lake"], resources["spark"]
+    shared = {"acknowledger": Acknowledger(), "io_manager": LakeIOManager(lake=lake, spark=spark), **resources}
+    return dg.Definitions.merge(
+        *(pipeline_definitions(pipeline) for pipeline in pipelines),
+        dg.Definitions(assets=list(assets), resources=shared, executor=dg.in_process_executor),
+    )

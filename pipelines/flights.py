@@ -9,9 +9,16 @@ from pathlib import Path
 
 from pydantic import BaseModel, Field
 
-from pipeline_platform.message import BatchInfo, Message
-from pipeline_platform.options import Batcher, Processors, Producer, RateLimiting, TableBatcher
-from pipeline_platform.pipeline import Pipeline
+from pipeline_platform import (
+    Batcher,
+    BatchInfo,
+    Message,
+    Pipeline,
+    Processors,
+    Producer,
+    RateLimiting,
+    TableBatcher,
+)
 
 LONG_DELAY = 180
 """Minutes after which a departure is an alert."""

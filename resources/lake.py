@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from dagster._config.pythonic_config import ConfigurableResourceFactory
 from pydantic import Field
 
-from pipeline_platform.control import ControlStore, ControlStoreError
+from pipeline_platform.control.store import ControlStore, ControlStoreError
 from pipeline_platform.lake.storage import Lake
 from resources.spark import SparkResource
 

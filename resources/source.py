@@ -11,7 +11,7 @@ from dagster._config.pythonic_config import ConfigurableResourceFactory
 from pydantic import Field, create_model
 from pydantic.fields import FieldInfo
 
-from pipeline_platform.source import Source
+from pipeline_platform.source.contract import Source
 
 
 def source_resource(source: type[Source]) -> type[ConfigurableResourceFactory[Source]]:

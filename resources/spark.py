@@ -25,9 +25,10 @@ from urllib.parse import quote
 import dagster as dg
 from pydantic import Field, PrivateAttr, field_validator
 
-from pipeline_platform import engine, jvm, shipping, spark_server
 from pipeline_platform.home import home
 from pipeline_platform.imports import import_apart
+from pipeline_platform.spark import engine, jvm, shipping
+from pipeline_platform.spark import server as spark_server
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -116,8 +117,8 @@ class SparkResource(dg.ConfigurableResource["SparkResource"]):
 
         Raises:
             RuntimeError: This process has another Spark session open.
-            pipeline_platform.spark_server.SparkServerError: The warm server had died, and another did not start.
-            pipeline_platform.jvm.JavaNotFoundError: A session of the run's own finds no Java.
+            pipeline_platform.spark.server.SparkServerError: The warm server had died, and another did not start.
+            pipeline_platform.spark.jvm.JavaNotFoundError: A session of the run's own finds no Java.
         """
         if self._held is not None and not self._held.place.lives:
             self.close()

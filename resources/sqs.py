@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 from pydantic import Field, field_validator, model_validator
 
-from pipeline_platform.source import Backlog, Refused, Share, Source, SourceError
+from pipeline_platform.source.contract import Backlog, Refused, Share, Source, SourceError
 
 if TYPE_CHECKING:
     from mypy_boto3_sqs import SQSClient

@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from pipeline_platform.source import Share
+from pipeline_platform.source.contract import Share
 
 ROWS_PER_BATCH: Final = 2_000
 BYTES_PER_BATCH: Final = 8 << 20

@@ -26,8 +26,8 @@ import pyarrow.compute as pc
 import sqlalchemy as sa
 from pydantic import ConfigDict, Field, field_validator
 
-from pipeline_platform.control_database import without_secrets
-from pipeline_platform.source import Backlog, Refused, Share, Source, SourceError
+from pipeline_platform.control.database import without_secrets
+from pipeline_platform.source.contract import Backlog, Refused, Share, Source, SourceError
 from resources import table_leases
 from resources.table_leases import Tables, UnfitError
 

@@ -3,7 +3,7 @@
 import dagster as dg
 
 from assets.checks import look_at_backlog
-from pipeline_platform.pipeline import Pipeline
+from pipeline_platform.model.pipeline import Pipeline
 
 _EVERY_S = 300
 

@@ -9,8 +9,7 @@ import dagster as dg
 from assets.jobs import NO_RETRIES, receive_config
 from assets.tags import RunTags, runs_of
 from assets.windows import NoWindowError, window_now
-from pipeline_platform.control import ControlStore, ControlStoreError, interval_end
-from pipeline_platform.demand import (
+from pipeline_platform.control.demand import (
     LOOK_BACK,
     RUN_LASTS,
     Ask,
@@ -23,9 +22,10 @@ from pipeline_platform.demand import (
     hold_back,
     with_left,
 )
-from pipeline_platform.pipeline import Pipeline
-from pipeline_platform.run_process import RunProcess
-from pipeline_platform.source import Source, SourceError
+from pipeline_platform.control.store import ControlStore, ControlStoreError, interval_end
+from pipeline_platform.launcher.run_process import RunProcess
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.source.contract import Source, SourceError
 
 UNDER_WAY = [
     dg.DagsterRunStatus.QUEUED,

@@ -8,10 +8,10 @@ from dagster._core.storage.tags import ASSET_PARTITION_RANGE_END_TAG, ASSET_PART
 from assets.jobs import NO_RETRIES, receive_config
 from assets.tags import RunTags
 from assets.windows import NoWindowError, contiguous, window_now
-from pipeline_platform.control import ControlStore, ControlStoreError
-from pipeline_platform.demand import Limits
+from pipeline_platform.control.demand import Limits
+from pipeline_platform.control.store import ControlStore, ControlStoreError
 from pipeline_platform.lake.failed import FailedMessages
-from pipeline_platform.pipeline import Pipeline
+from pipeline_platform.model.pipeline import Pipeline
 
 
 def per_run(pipeline: type[Pipeline]) -> int:

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from pipeline_platform.options import Producer
-from pipeline_platform.pipeline import Pipeline
+from pipeline_platform.model.options import Producer
+from pipeline_platform.model.pipeline import Pipeline
 
 
 def build(*bases: type, **attributes: Any) -> type[Pipeline]:

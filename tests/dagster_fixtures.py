@@ -16,11 +16,11 @@ from dagster._core.definitions.reconstruct import ReconstructableJob
 from dagster._grpc.types import ExecuteRunArgs
 
 from assets.jobs import receive_config
-from pipeline_platform.control import ControlStore
-from pipeline_platform.flow import Flow
+from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.receives import Origin
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.pipeline import Pipeline
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.run.flow import Flow
 from tests.pipelines_under_test import PIPELINES, MoodyQueue, Told
 from tests.spark_fixtures import WarmSpark
 

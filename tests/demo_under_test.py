@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from pipeline_platform import spark_server
+from pipeline_platform.spark import server as spark_server
 from pipelines.demo import departures, place, processes, queues
 
 FLIGHTS = 2_000

@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Any, Literal
 from unittest import mock
 
-from pipeline_platform import flow as flow_module
-from pipeline_platform.control import ControlStore
-from pipeline_platform.flow import Flow
+from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake import decision
 from pipeline_platform.lake.receives import Receive
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Table
-from pipeline_platform.shipping import PACKAGES
-from pipeline_platform.source import Source
-from pipeline_platform.spark_work import SparkWork
+from pipeline_platform.run import flow as flow_module
+from pipeline_platform.run.flow import Flow
+from pipeline_platform.run.spark_work import SparkWork
+from pipeline_platform.source.contract import Source
+from pipeline_platform.spark.shipping import PACKAGES
 from resources.spark import WARM, SparkResource
 from tests.numbers_under_fault import Numbers
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from pipeline_platform.control import ControlStore
-from pipeline_platform.flow import Flow
+from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.receives import Origin, Receive
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.options import Batcher
-from pipeline_platform.pipeline import Pipeline
+from pipeline_platform.model.options import Batcher
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.run.flow import Flow
 from resources.table_queue import TableQueue
 from tests.spark_fixtures import WarmSpark
 

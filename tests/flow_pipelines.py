@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from pipeline_platform.message import BatchInfo, Message
-from pipeline_platform.options import Batcher, Processors, Producer, RateLimiting, TableBatcher
-from pipeline_platform.pipeline import Pipeline
+from pipeline_platform.model.message import BatchInfo, Message
+from pipeline_platform.model.options import Batcher, Processors, Producer, RateLimiting, TableBatcher
+from pipeline_platform.model.pipeline import Pipeline
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

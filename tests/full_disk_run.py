@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline_platform.control import ControlStore, ControlStoreError
+from pipeline_platform.control.store import ControlStore, ControlStoreError
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
 from resources.table_queue import TableQueue

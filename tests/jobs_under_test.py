@@ -4,9 +4,9 @@ from typing import Any
 
 import dagster as dg
 
-from pipeline_platform.definitions import platform_definitions
-from pipeline_platform.pipeline import Pipeline
-from pipeline_platform.shipping import PACKAGES
+from pipeline_platform.deployment import platform_definitions
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.spark.shipping import PACKAGES
 from resources.lake import ControlResource, LakeResource
 from resources.source import source_resource
 from resources.spark import WARM, SparkResource

@@ -2,7 +2,7 @@
 
 import os
 
-from pipeline_platform.definitions import platform_definitions
+from pipeline_platform.deployment import platform_definitions
 from tests.jobs_under_test import resources_at
 from tests.pipelines_under_test import Judged
 

@@ -2,8 +2,8 @@
 
 import os
 
-from pipeline_platform import flow
-from pipeline_platform.definitions import platform_definitions
+from pipeline_platform.deployment import platform_definitions
+from pipeline_platform.run import flow
 from tests.jobs_under_test import resources_at
 from tests.pipelines_under_test import Told
 

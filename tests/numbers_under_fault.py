@@ -7,9 +7,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from pipeline_platform.message import BatchInfo, Message
-from pipeline_platform.options import Batcher, Processors, Producer, TableBatcher
-from pipeline_platform.pipeline import Pipeline
+from pipeline_platform.model.message import BatchInfo, Message
+from pipeline_platform.model.options import Batcher, Processors, Producer, TableBatcher
+from pipeline_platform.model.pipeline import Pipeline
 
 
 class Number(BaseModel):

@@ -9,10 +9,10 @@ import dagster as dg
 import pytest
 
 from assets.tags import RunTags
-from pipeline_platform.control import ControlStore
-from pipeline_platform.definitions import platform_definitions
-from pipeline_platform.options import Producer, RateLimiting
-from pipeline_platform.pipeline import Pipeline
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.deployment import platform_definitions
+from pipeline_platform.model.options import Producer, RateLimiting
+from pipeline_platform.model.pipeline import Pipeline
 from resources.table_queue import TableQueue
 from sensors import producer
 from tests.jobs_under_test import resources_at

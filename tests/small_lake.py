@@ -14,12 +14,12 @@ from pipeline_platform.lake.reader import Range
 from pipeline_platform.lake.receives import Receive, Receives
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
-from pipeline_platform.message import MESSAGES, Message
-from pipeline_platform.options import Producer, TableBatcher
-from pipeline_platform.pipeline import Pipeline
-from pipeline_platform.source import Backlog, Refused, Share, Source
-from pipeline_platform.stages import receive as receiving
-from pipeline_platform.stages.handle import Handle
+from pipeline_platform.model.message import MESSAGES, Message
+from pipeline_platform.model.options import Producer, TableBatcher
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.source.contract import Backlog, Refused, Share, Source
+from pipeline_platform.tasks import receive as receiving
+from pipeline_platform.tasks.handle import Handle
 
 WINDOW = "2026-01-01T0000"
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from pipeline_platform import jvm, shipping
+from pipeline_platform.spark import jvm, shipping
 from pipelines.demo.processes import free_port
 from resources.spark import SparkResource
 

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from pipeline_platform import shipping, spark_server
+from pipeline_platform.spark import server as spark_server
+from pipeline_platform.spark import shipping
 from resources.spark import WARM, SparkResource
 
 _STOP_AT_THE_END = """
 import sys
 from pathlib import Path
 sys.stdin.read()
-from pipeline_platform import spark_server
+from pipeline_platform.spark import server as spark_server
 spark_server.stop(Path(sys.argv[1]))
 """
 """Waits for the end of the tests, be it Ctrl-C or a kill, in a process group that Ctrl-C does not reach."""

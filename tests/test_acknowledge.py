@@ -10,8 +10,8 @@ from pipeline_platform.lake.reader import Range
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import OUTCOMES
 from pipeline_platform.lake.writer import Writer
-from pipeline_platform.source import Refused, SourceError
-from pipeline_platform.stages.acknowledge import Acknowledge, Acknowledged, Told, acknowledge
+from pipeline_platform.source.contract import Refused, SourceError
+from pipeline_platform.tasks.acknowledge import Acknowledge, Acknowledged, Told, acknowledge
 from resources.acknowledger import Acknowledger
 from resources.table_queue import TableQueue
 from tests.small_lake import WINDOW, Memory, returned

@@ -16,8 +16,8 @@ from assets import graph, settlement
 from assets.graph import pipeline_assets
 from assets.settlement import Settled
 from assets.tags import RunTags
-from pipeline_platform import flow as flow_module
-from pipeline_platform.flow import Acknowledgement
+from pipeline_platform.run import flow as flow_module
+from pipeline_platform.run.flow import Acknowledgement
 from tests.dagster_fixtures import LAST, NEXT, WINDOW, Location, figures
 from tests.jobs_under_test import job_at
 from tests.pipelines_under_test import Told

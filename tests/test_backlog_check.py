@@ -9,9 +9,9 @@ import dagster as dg
 import pytest
 
 from assets.checks import backlog_check
-from pipeline_platform.definitions import platform_definitions
-from pipeline_platform.options import Producer
-from pipeline_platform.pipeline import Pipeline
+from pipeline_platform.deployment import platform_definitions
+from pipeline_platform.model.options import Producer
+from pipeline_platform.model.pipeline import Pipeline
 from resources.table_queue import TableQueue
 from tests.jobs_under_test import resources_at
 from tests.pipelines_under_test import Told

@@ -10,13 +10,13 @@ from pydantic import BaseModel
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.writer import Writer
-from pipeline_platform.message import BatchInfo, Message
-from pipeline_platform.options import Batcher, Producer
-from pipeline_platform.pipeline import Pipeline
-from pipeline_platform.stages import batch as batching
-from pipeline_platform.stages import cut
-from pipeline_platform.stages.batch import CutBatches, HandleBatches, handle_batch, plan_table
-from pipeline_platform.stages.staged import STAGED, encode, staged_table
+from pipeline_platform.model.message import BatchInfo, Message
+from pipeline_platform.model.options import Batcher, Producer
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.tasks import batch as batching
+from pipeline_platform.tasks import cut
+from pipeline_platform.tasks.batch import CutBatches, HandleBatches, handle_batch, plan_table
+from pipeline_platform.tasks.staged import STAGED, encode, staged_table
 from tests.small_lake import WINDOW, Memory, batch_of, handled, outcomes, ranges, returned, rows_of
 from tests.test_handle import ODD
 

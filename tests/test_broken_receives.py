@@ -11,13 +11,13 @@ from typing import NoReturn
 
 import pytest
 
-from pipeline_platform.control import ControlStore
-from pipeline_platform.flow import Flow
+from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.maintenance import SAFE_AGE, maintain
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
-from pipeline_platform.options import Retention
-from pipeline_platform.source import SourceError
+from pipeline_platform.model.options import Retention
+from pipeline_platform.run.flow import Flow
+from pipeline_platform.source.contract import SourceError
 from tests.small_lake import WINDOW, Keeping, Memory, Run, numbered, visible
 
 Break = Callable[[Path], None]

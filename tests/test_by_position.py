@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from pipeline_platform.lake import writer
 from pipeline_platform.lake.reader import Range
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.stages import by_position as looked_up
-from pipeline_platform.stages.by_position import DELIVERY, PAYLOAD, ByPosition
+from pipeline_platform.tasks import by_position as looked_up
+from pipeline_platform.tasks.by_position import DELIVERY, PAYLOAD, ByPosition
 from tests.small_lake import Memory, ranges, received
 
 WINDOWS = ("2026-01-01T0000", "2026-01-01T0100")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,14 +16,14 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from pipeline_platform import definitions
-from pipeline_platform.cli import app
-from pipeline_platform.cli_status import _seconds
-from pipeline_platform.control import ControlStore
-from pipeline_platform.deployment import Deployment
+import definitions
+from pipeline_platform.cli.deployment import Deployment
+from pipeline_platform.cli.main import app
+from pipeline_platform.cli.status import _seconds
+from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
-from pipeline_platform.options import RateLimiting
+from pipeline_platform.model.options import RateLimiting
 from resources.lake import ControlResource
 from resources.table_queue import TableQueue
 from tests.pipelines_under_test import Told
@@ -43,7 +44,7 @@ def variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def cli(variables: None, monkeypatch: pytest.MonkeyPatch) -> Cli:
     """The commands, in this process: to load Dagster takes a new one seconds."""
-    monkeypatch.setattr(definitions, "RESOURCES", definitions._resources())
+    importlib.reload(definitions)  # its resources are configured by variables
 
     def call(*arguments: str) -> Result:
         return CliRunner().invoke(app, arguments)
@@ -70,7 +71,7 @@ def test_status_tells_backlog_runs_and_permits(variables, control, tmp_path):
     control.claim("flights", "a" * 32, "run-alive", wanted=70, capacity=1_000, lease_s=60)
     control.claim("flights", "b" * 32, "run-dead", wanted=5, capacity=1_000, lease_s=-1)
 
-    command = [sys.executable, "-m", "pipeline_platform.cli", "status"]
+    command = [sys.executable, "-m", "pipeline_platform.cli.main", "status"]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     assert "1,234 messages in flights_queue" in said
@@ -87,7 +88,7 @@ def keeping(tmp_path: Path, control: ControlStore, monkeypatch: pytest.MonkeyPat
     """The tables of a deployment that has another pipeline."""
     lake = Lake(root=str(tmp_path / "lake"))
     deployment = Deployment({"keeping": Keeping}, SimpleNamespace(control=control, lake=lake, memory=Memory()))
-    monkeypatch.setattr("pipeline_platform.cli_status.deployment.opened", lambda: nullcontext(deployment))
+    monkeypatch.setattr("pipeline_platform.cli.status.deployment.opened", lambda: nullcontext(deployment))
     return Tables(lake, Keeping)
 
 
@@ -251,7 +252,7 @@ class Unlimited(Told):
 
 def test_a_part_of_a_limit_that_is_not_there_is_refused_with_the_way_out(control, monkeypatch):
     deployment = Deployment({"unlimited": Unlimited}, SimpleNamespace(control=control))
-    monkeypatch.setattr("pipeline_platform.cli_limits.deployment.opened", lambda: nullcontext(deployment))
+    monkeypatch.setattr("pipeline_platform.cli.limits.deployment.opened", lambda: nullcontext(deployment))
 
     refused = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["limit", "unlimited", "--allowed", "5"])
     told = CliRunner().invoke(app, ["limit", "unlimited"])

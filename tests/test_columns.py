@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
-from pipeline_platform.lake.columns import ColumnError, RowType, arrow_schema
+from pipeline_platform.model.schema import ColumnError, RowType, arrow_schema
 
 
 class Colour(enum.Enum):

@@ -12,7 +12,7 @@ from pipeline_platform.lake.decision import decide, fence, publish, take_over
 from pipeline_platform.lake.maintenance import maintain
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import CommitError, Table, Tables
-from pipeline_platform.options import Retention
+from pipeline_platform.model.options import Retention
 from tests.small_lake import Keeping, Memory, Run, numbered, visible
 
 

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline_platform.control import ControlStore, ControlStoreError, Grant, interval_end
-from pipeline_platform.options import RateLimiting
+from pipeline_platform.control.store import ControlStore, ControlStoreError, Grant, interval_end
+from pipeline_platform.model.options import RateLimiting
 from tests.processes import PROCESSES
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

@@ -6,7 +6,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline_platform.stages import cut
+from pipeline_platform.tasks import cut
 
 WINDOWS = ("2026-01-01T0000", "2026-01-01T0100")
 

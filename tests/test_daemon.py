@@ -21,8 +21,8 @@ import polars as pl
 import pytest
 
 from assets.tags import RunTags
-from pipeline_platform.control import ControlStore
-from pipeline_platform.windows import WINDOW_FORMAT
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.model.windows import WINDOW_FORMAT
 from pipelines.demo.processes import free_port
 from resources.table_queue import TableQueue
 from tests.pipelines_under_test import Told

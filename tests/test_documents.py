@@ -10,13 +10,13 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from pipeline_platform import definitions
-from pipeline_platform.cli import app
-from pipeline_platform.message import BatchInfo, Message
-from pipeline_platform.pipeline import Pipeline
-from pipeline_platform.source import Source
-from pipeline_platform.stages.batch import handle_batch
-from pipeline_platform.stages.handle import Handler
+import definitions
+from pipeline_platform.cli.main import app
+from pipeline_platform.model.message import BatchInfo, Message
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.source.contract import Source
+from pipeline_platform.tasks.batch import handle_batch
+from pipeline_platform.tasks.handle import Handler
 from tests.installed import needed_by, plain
 from tests.small_lake import batch_of
 
@@ -99,8 +99,8 @@ def test_the_queues_of_the_readme_go_into_the_definitions_where_it_says(
 WORKER = """
 import importlib, pkgutil, sys
 sys.modules.update(dict.fromkeys(sys.argv[1:]))  # to import one is an error from now on
-import pipeline_platform.stages
-for module in pkgutil.iter_modules(pipeline_platform.stages.__path__, "pipeline_platform.stages."):
+import pipeline_platform.tasks
+for module in pkgutil.iter_modules(pipeline_platform.tasks.__path__, "pipeline_platform.tasks."):
     importlib.import_module(module.name)
 import pipelines.flights, resources.sqs, resources.table_queue
 """

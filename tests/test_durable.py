@@ -12,7 +12,7 @@ from pipeline_platform.lake.decision import take_over
 from pipeline_platform.lake.maintenance import maintain
 from pipeline_platform.lake.storage import Lake, _sync_entry
 from pipeline_platform.lake.tables import Tables
-from pipeline_platform.options import Retention
+from pipeline_platform.model.options import Retention
 from tests.small_lake import Keeping, Memory, Run, numbered
 
 FOR_EVER = Retention(messages=None, batchers=None, failed=None)

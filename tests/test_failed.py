@@ -11,7 +11,7 @@ from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import FAILED, Table, Tables
 from pipeline_platform.lake.writer import Writer
-from pipeline_platform.message import DELIVERIES
+from pipeline_platform.model.message import DELIVERIES
 from tests.small_lake import WINDOW, Keeping, Memory, Run, visible
 
 LATER = "2026-01-01T0100"

@@ -6,7 +6,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from assets.windows import NoWindowError, window_now, windows_of
-from pipeline_platform.options import Producer
+from pipeline_platform.model.options import Producer
 from tests.pipelines_under_test import Told
 from tests.sensor_fixtures import Asked, Place
 from tests.test_schedules import scheduled_of

@@ -6,15 +6,15 @@ from typing import Any, NoReturn
 
 import pytest
 
-from pipeline_platform import flow as flow_module
-from pipeline_platform.control import ControlStore, ControlStoreError
-from pipeline_platform.demand import RUN_LASTS
-from pipeline_platform.engine import TaskError
+from pipeline_platform.control.demand import RUN_LASTS
+from pipeline_platform.control.store import ControlStore, ControlStoreError
 from pipeline_platform.lake.decision import FencedError, UnhandledError
 from pipeline_platform.lake.receives import Origin
 from pipeline_platform.lake.replay import ReceivedMessages
-from pipeline_platform.message import Message
-from pipeline_platform.pipeline import PipelineError
+from pipeline_platform.model.message import Message
+from pipeline_platform.model.pipeline import PipelineError
+from pipeline_platform.run import flow as flow_module
+from pipeline_platform.spark.engine import TaskError
 from resources.table_queue import TableQueue
 from tests.flow_fixtures import WINDOW, Filled, kinds, rows, run, worked
 from tests.flow_pipelines import Columns, Obedient, Paced, Twisted

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, computed_field, field_validator
 
-from pipeline_platform.control import ControlStore
-from pipeline_platform.failure import Failure
+from pipeline_platform.control.pace import Pace
+from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.message import Message
-from pipeline_platform.options import Batcher, Processors, Producer, RateLimiting, TableBatcher
-from pipeline_platform.pipeline import Pipeline
-from pipeline_platform.rate_limiter import Pace
-from pipeline_platform.stages.handle import Handler
+from pipeline_platform.model.failure import Failure
+from pipeline_platform.model.message import Message
+from pipeline_platform.model.options import Batcher, Processors, Producer, RateLimiting, TableBatcher
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.tasks.handle import Handler
 from tests.small_lake import WINDOW, Memory, Row, batch_of, handled, numbered, outcomes, received, rows_of
 
 
@@ -784,7 +784,7 @@ def test_messages_for_a_callback_wait_in_the_receives_own_folder_and_have_no_out
 
 
 def test_many_reasons_and_keys_do_not_fill_the_tasks_memory(lake, monkeypatch):
-    monkeypatch.setattr("pipeline_platform.stages.tally._DISTINCT", 10)
+    monkeypatch.setattr("pipeline_platform.tasks.tally._DISTINCT", 10)
 
     class Chatty(Obedient):
         name = "chatty"

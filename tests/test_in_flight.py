@@ -9,7 +9,7 @@ import dagster as dg
 import pytest
 from dagster._core.events import DagsterEvent
 
-from pipeline_platform.run_process import PROCESS_TAG, RunProcess
+from pipeline_platform.launcher.run_process import PROCESS_TAG, RunProcess
 from sensors.producer import in_flight
 from tests.sensor_fixtures import TAGS, Asked, Place, tags
 

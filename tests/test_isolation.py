@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, field_serializer
 
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.message import Message
-from pipeline_platform.options import Batcher, Processors, Producer, TableBatcher
-from pipeline_platform.pipeline import Pipeline
-from pipeline_platform.stages.isolate import Attempt, Death, Progress, Written, in_a_fork, settle
+from pipeline_platform.model.message import Message
+from pipeline_platform.model.options import Batcher, Processors, Producer, TableBatcher
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.tasks.isolate import Attempt, Death, Progress, Written, in_a_fork, settle
 from tests.small_lake import Row, handled, outcomes, rows_of
 from tests.test_batch import batched, staged
 

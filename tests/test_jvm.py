@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline_platform import jvm
+from pipeline_platform.spark import jvm
 
 ROOT = Path(__file__).parents[1]
 
@@ -75,7 +75,7 @@ def test_without_a_java_of_its_own_the_machine_runs_the_wheels(no_java, tmp_path
 
 def test_a_set_up_script_learns_by_the_exit_code_whether_java_is_there(tmp_path):
     answer = subprocess.run(
-        [sys.executable, "-m", "pipeline_platform.jvm"], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "pipeline_platform.spark.jvm"], cwd=ROOT, capture_output=True, text=True, check=False
     )
 
     try:

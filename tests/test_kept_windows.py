@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from pipeline_platform.control import ControlStore
-from pipeline_platform.flow import Flow
+from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
-from pipeline_platform.pipeline import Pipeline, PipelineError
+from pipeline_platform.model.pipeline import Pipeline, PipelineError
+from pipeline_platform.run.flow import Flow
 from resources.table_queue import TableQueue
 from tests.small_lake import Keeping, Memory, Run
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from pipeline_platform import flow as flow_module
-from pipeline_platform.control import ControlStore
-from pipeline_platform.flow import Flow
+from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.run import flow as flow_module
+from pipeline_platform.run.flow import Flow
 from resources.table_queue import TableQueue
 from tests.flow_pipelines import Obedient
 

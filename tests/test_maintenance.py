@@ -18,8 +18,8 @@ from pipeline_platform.lake.replay import ReceivedMessages
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Table, Tables
 from pipeline_platform.lake.writer import Writer
-from pipeline_platform.options import Producer, Retention
-from pipeline_platform.windows import window_key
+from pipeline_platform.model.options import Producer, Retention
+from pipeline_platform.model.windows import window_key
 from tests.small_lake import WINDOW, Keeping, Memory, Run, visible
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)

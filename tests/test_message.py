@@ -5,8 +5,8 @@ import enum
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from pipeline_platform.failure import Failure, words
-from pipeline_platform.message import Message
+from pipeline_platform.model.failure import Failure, words
+from pipeline_platform.model.message import Message
 from tests.small_lake import batch_of
 
 

@@ -5,9 +5,9 @@ from datetime import datetime, timedelta
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from pipeline_platform.cron import WAY_OUT, is_cron
-from pipeline_platform.options import Batcher, Processors, Producer, RateLimiting, Retention, TableBatcher
-from pipeline_platform.pipeline import Pipeline, PipelineError
+from pipeline_platform.model.cron import WAY_OUT, is_cron
+from pipeline_platform.model.options import Batcher, Processors, Producer, RateLimiting, Retention, TableBatcher
+from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from tests.built import build
 from tests.small_lake import Keeping, Row
 

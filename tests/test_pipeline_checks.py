@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from pipeline_platform.definitions import platform_definitions
-from pipeline_platform.options import Batcher, Producer, TableBatcher
-from pipeline_platform.pipeline import Pipeline, PipelineError
+from pipeline_platform.deployment import platform_definitions
+from pipeline_platform.model.options import Batcher, Producer, TableBatcher
+from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from tests.built import build
 from tests.jobs_under_test import resources_at
 from tests.pipelines_under_test import Told

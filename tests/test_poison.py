@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, field_serializer
 
-from pipeline_platform.flow import Flow
-from pipeline_platform.message import BatchInfo, Message
-from pipeline_platform.options import Batcher, Processors, Producer, TableBatcher
-from pipeline_platform.pipeline import Pipeline
+from pipeline_platform.model.message import BatchInfo, Message
+from pipeline_platform.model.options import Batcher, Processors, Producer, TableBatcher
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.run.flow import Flow
 from tests.flow_fixtures import Filled, kinds, rows, run
 from tests.flow_pipelines import Word
 

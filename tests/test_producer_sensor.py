@@ -163,10 +163,10 @@ def test_it_leases_nothing(place: Place) -> None:
 def test_neither_the_code_server_nor_a_tick_loads_spark(tmp_path: Path) -> None:
     script = """
 import sys, dagster as dg
-from pipeline_platform.definitions import defs
+from definitions import defs
 from resources.table_queue import TableQueue
-from pipeline_platform.control import ControlStore
-from pipeline_platform.definitions import platform_definitions
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.deployment import platform_definitions
 import pipelines.flights
 queue = TableQueue(name="flights_queue", url="sqlite:///queue.sqlite")
 queue.create()

@@ -11,15 +11,15 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from pipeline_platform import handling
-from pipeline_platform.control import ControlStore
-from pipeline_platform.flow import Flow
+from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.reader import Range
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Table, Tables
-from pipeline_platform.message import MESSAGES
-from pipeline_platform.source import Share
-from pipeline_platform.spark_work import SparkWork
+from pipeline_platform.model.message import MESSAGES
+from pipeline_platform.run import handling
+from pipeline_platform.run.flow import Flow
+from pipeline_platform.run.spark_work import SparkWork
+from pipeline_platform.source.contract import Share
 from resources.sqs import SqsSource
 from tests.flow_pipelines import Obedient
 from tests.small_lake import WINDOW, Keeping, Memory, received, visible

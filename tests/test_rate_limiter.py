@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline_platform.control import ControlStore, ControlStoreError, Grant
-from pipeline_platform.options import RateLimiting
-from pipeline_platform.rate_limiter import Pace
+from pipeline_platform.control.pace import Pace
+from pipeline_platform.control.store import ControlStore, ControlStoreError, Grant
+from pipeline_platform.model.options import RateLimiting
 from tests.processes import PROCESSES
 
 START = 1_000_000.0

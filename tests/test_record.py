@@ -23,12 +23,12 @@ from pydantic import (
     model_validator,
 )
 
-from pipeline_platform.lake.columns import ColumnError, RowType
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.options import Batcher, Producer, TableBatcher
-from pipeline_platform.pipeline import Pipeline
-from pipeline_platform.stages.batch import CutBatches, HandleBatches, plan_table
-from pipeline_platform.stages.staged import decode, encode, staged_table
+from pipeline_platform.model.options import Batcher, Producer, TableBatcher
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.model.schema import ColumnError, RowType
+from pipeline_platform.tasks.batch import CutBatches, HandleBatches, plan_table
+from pipeline_platform.tasks.staged import decode, encode, staged_table
 from tests.small_lake import Memory, handled, outcomes, ranges, returned, rows_of
 from tests.test_columns import EVERYTHING, Everything, LongFlight, Numbers, Open
 

@@ -8,7 +8,7 @@ from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.replay import ReceivedMessages
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
-from pipeline_platform.source import SourceError
+from pipeline_platform.source.contract import SourceError
 from tests.small_lake import WINDOW, Keeping, Memory, Row, Run, visible
 
 LATER = "2026-01-01T0100"

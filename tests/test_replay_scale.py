@@ -8,14 +8,14 @@ from typing import Any
 import polars as pl
 import pytest
 
-from pipeline_platform.control import ControlStore
-from pipeline_platform.flow import FEW, Flow
+from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake import replay
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.replay import ReceivedMessages
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
-from pipeline_platform.source import Share
+from pipeline_platform.run.flow import FEW, Flow
+from pipeline_platform.source.contract import Share
 from resources.table_queue import TableQueue
 from tests.flow_pipelines import Obedient
 from tests.small_lake import WINDOW, Keeping, Memory, Run

@@ -19,9 +19,9 @@ from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import WorkspaceFileTarget
 from dagster_graphql.cli import execute_query
 
+from pipeline_platform.launcher.run_launcher import StandbyRunLauncher
+from pipeline_platform.launcher.run_process import PROCESS_TAG, RunProcess
 from pipeline_platform.process import born
-from pipeline_platform.run_launcher import StandbyRunLauncher
-from pipeline_platform.run_process import PROCESS_TAG, RunProcess
 
 PATIENCE_S = 30
 CODE = """
@@ -138,7 +138,7 @@ class Launching:
 def deployed(folder: Path) -> Iterator[Launching]:
     """Dagster with our launcher in a folder of its own."""
     launcher = {
-        "module": "pipeline_platform.run_launcher",
+        "module": "pipeline_platform.launcher.run_launcher",
         "class": "StandbyRunLauncher",
         "config": {"modules": ["http.cookies"]},
     }
@@ -332,7 +332,7 @@ def test_a_process_stands_by_no_longer_than_the_one_that_started_it(tmp_path: Pa
     started = tmp_path / "started"
     code = f"""
 import os, pathlib, signal
-from pipeline_platform.run_launcher import Standby
+from pipeline_platform.launcher.run_launcher import Standby
 standby = Standby()
 pathlib.Path({str(started)!r}).write_text(str(standby.process.pid))
 os.kill(os.getpid(), signal.SIGKILL)

@@ -8,11 +8,11 @@ import dagster as dg
 import pytest
 
 from assets.windows import NoWindowError, contiguous, window_now
-from pipeline_platform.definitions import platform_definitions
+from pipeline_platform.deployment import platform_definitions
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.options import Producer
-from pipeline_platform.pipeline import Pipeline
-from pipeline_platform.windows import WINDOW_FORMAT
+from pipeline_platform.model.options import Producer
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.model.windows import WINDOW_FORMAT
 from tests.jobs_under_test import resources_at
 from tests.pipelines_under_test import Told
 from tests.sensor_fixtures import TAGS, Asked, Limited, Place

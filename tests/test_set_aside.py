@@ -6,10 +6,10 @@ import pyarrow as pa
 import pytest
 
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.stages import lookup
-from pipeline_platform.stages.handle import Handle
-from pipeline_platform.stages.lookup import ALREADY, DECIDED, Already, KeepAlready
-from pipeline_platform.stages.set_aside import SetAside
+from pipeline_platform.tasks import lookup
+from pipeline_platform.tasks.handle import Handle
+from pipeline_platform.tasks.lookup import ALREADY, DECIDED, Already, KeepAlready
+from pipeline_platform.tasks.set_aside import SetAside
 from resources.spark import SparkResource
 from tests.small_lake import WINDOW, Keeping, Memory, batch_of, numbered, ranges, received, returned, rows_of
 

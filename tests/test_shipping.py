@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline_platform import shipping
+from pipeline_platform.spark import shipping
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_what_cannot_be_shipped_is_refused_by_name(project, tmp_path, name, reas
 def test_the_platform_itself_can_be_shipped(tmp_path):
     shipped = names(shipping.pack(shipping.PACKAGES, tmp_path))
 
-    assert "pipeline_platform/engine.py" in shipped
+    assert "pipeline_platform/spark/engine.py" in shipped
     assert not [name for name in shipped if name.startswith("/") or ".." in Path(name).parts]
 
 

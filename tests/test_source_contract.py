@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from pipeline_platform.message import DELIVERIES
-from pipeline_platform.source import Source, SourceError
+from pipeline_platform.model.message import DELIVERIES
+from pipeline_platform.source.contract import Source, SourceError
 from pipelines.local_servers import sqs
 from resources.sqs import SqsSource
 from resources.table_queue import TableQueue

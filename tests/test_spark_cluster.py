@@ -9,9 +9,9 @@ from pathlib import Path
 
 import polars as pl
 
-from pipeline_platform.control import ControlStore
-from pipeline_platform.flow import Flow
+from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.run.flow import Flow
 from resources.table_queue import TableQueue
 from tests.numbers_under_fault import Thousands, expected
 from tests.spark_cluster_fixtures import SparkCluster

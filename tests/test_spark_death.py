@@ -14,9 +14,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from pipeline_platform import engine, spark_server
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.spark_work import SparkWork
+from pipeline_platform.run.spark_work import SparkWork
+from pipeline_platform.spark import engine
+from pipeline_platform.spark import server as spark_server
 from pipelines.demo.processes import free_port
 from resources import spark as spark_resource
 from resources.spark import WARM, SparkResource
@@ -88,7 +89,9 @@ def test_whoever_waits_for_a_server_that_is_killed_learns_so_at_once_and_then_ha
 
 
 def test_a_start_that_is_killed_leaves_no_second_server(tmp_path: Path) -> None:
-    starting = subprocess.Popen([sys.executable, "-m", "pipeline_platform.cli", "spark", "start", "--state", tmp_path])
+    starting = subprocess.Popen(
+        [sys.executable, "-m", "pipeline_platform.cli.main", "spark", "start", "--state", tmp_path]
+    )
     while not (tmp_path / "spark.starting.json").exists():
         time.sleep(0.01)
     starting.kill()

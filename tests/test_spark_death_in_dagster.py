@@ -8,7 +8,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from pipeline_platform import spark_server
+from pipeline_platform.spark import server as spark_server
 from tests.test_daemon import Deployed, deployment, done, texts
 
 

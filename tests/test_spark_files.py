@@ -12,8 +12,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from pipeline_platform import engine, spark_server
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.spark import engine
+from pipeline_platform.spark import server as spark_server
 from resources.spark import WARM, SparkResource
 
 SCHEMA = pa.schema([("n", pa.int64())])

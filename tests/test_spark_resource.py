@@ -14,7 +14,7 @@ import pyarrow as pa
 import pydantic
 import pytest
 
-from pipeline_platform import engine, jvm
+from pipeline_platform.spark import engine, jvm
 from resources.spark import SparkResource
 
 ROOT = Path(__file__).parents[1]
@@ -23,7 +23,7 @@ ROWS = pa.schema([("share", pa.int64()), ("worker", pa.int64()), ("told", pa.str
 SCRIPT = """
 import json, os, sys, time
 import pyarrow as pa
-from pipeline_platform import engine
+from pipeline_platform.spark import engine
 from resources.spark import SparkResource
 
 ROWS = pa.schema([("share", pa.int64()), ("worker", pa.int64()), ("told", pa.string())])
@@ -360,7 +360,7 @@ LOCAL = """
 import json, sys
 from pathlib import Path
 import pyarrow as pa
-from pipeline_platform import engine, jvm
+from pipeline_platform.spark import engine, jvm
 from resources.spark import SparkResource
 
 ROWS = pa.schema([("share", pa.int64()), ("shipped", pa.bool_())])
@@ -368,8 +368,8 @@ spark = SparkResource(remote="warm", state_folder=sys.argv[1], cores=2, packages
 told = {}
 
 def task(index):
-    import pipeline_platform.message
-    shipped = ".zip" in pipeline_platform.message.__file__
+    import pipeline_platform.model.message
+    shipped = ".zip" in pipeline_platform.model.message.__file__
     yield pa.RecordBatch.from_pylist([{"share": index, "shipped": shipped}], schema=ROWS)
 
 def sour(index):

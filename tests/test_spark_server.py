@@ -16,10 +16,10 @@ import pytest
 from pyspark.sql.connect.proto import AnalyzePlanRequest, SparkConnectServiceStub
 from typer.testing import CliRunner
 
-from pipeline_platform import spark_server
-from pipeline_platform.cli import app
+from pipeline_platform.cli.main import app
 from pipeline_platform.home import home
 from pipeline_platform.process import born
+from pipeline_platform.spark import server as spark_server
 
 LINUX = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads Linux's own tables")
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline_platform import jvm, spark_server
+from pipeline_platform.spark import jvm
+from pipeline_platform.spark import server as spark_server
 
 SLOW_JAVA = """#!/bin/sh
 case "$*" in *SparkConnectServer*--properties-file*|*org.apache.spark.deploy.SparkSubmit*)

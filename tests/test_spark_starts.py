@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
-from pipeline_platform import engine, jvm
-from pipeline_platform.cli_spark import app
+from pipeline_platform.cli.spark import app
+from pipeline_platform.spark import engine, jvm
 
 TOLD = pa.schema([("told", pa.string())])
 

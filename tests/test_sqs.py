@@ -13,8 +13,8 @@ from moto import mock_aws
 from pydantic import ValidationError
 
 import resources.sqs
-from pipeline_platform.message import DELIVERIES
-from pipeline_platform.source import Backlog, Share, SourceError
+from pipeline_platform.model.message import DELIVERIES
+from pipeline_platform.source.contract import Backlog, Share, SourceError
 from pipelines.local_servers import sqs as local
 from resources.sqs import SqsSource
 from tests.processes import PROCESSES

@@ -17,7 +17,7 @@ import pytest
 import sqlalchemy as sa
 from pydantic import ValidationError
 
-from pipeline_platform.source import Backlog, Refused, Share, SourceError
+from pipeline_platform.source.contract import Backlog, Refused, Share, SourceError
 from resources import table_leases
 from resources.table_queue import LOST, TableQueue
 from tests.processes import PROCESSES

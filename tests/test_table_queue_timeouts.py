@@ -15,7 +15,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from pipeline_platform.source import SourceError
+from pipeline_platform.source.contract import SourceError
 from resources import table_leases
 from resources.table_queue import TableQueue
 

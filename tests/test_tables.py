@@ -22,8 +22,8 @@ from pipeline_platform.lake.tables import (
     columns_of,
 )
 from pipeline_platform.lake.writer import Writer
-from pipeline_platform.options import Producer, TableBatcher
-from pipeline_platform.pipeline import Pipeline
+from pipeline_platform.model.options import Producer, TableBatcher
+from pipeline_platform.model.pipeline import Pipeline
 from tests.small_lake import WINDOW, Keeping, Memory, Run, numbered, visible
 
 

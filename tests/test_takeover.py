@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from pipeline_platform.flow import Flow
 from pipeline_platform.lake.decision import FencedError, UnhandledError
 from pipeline_platform.lake.receives import Receive
 from pipeline_platform.lake.tables import DECIDED, Table
+from pipeline_platform.run.flow import Flow
 from tests.flow_fixtures import WINDOW, Filled, rows, worked
 from tests.flow_pipelines import Obedient
 from tests.test_decision import SWAP

@@ -7,7 +7,7 @@ import pytest
 
 from assets.jobs import receive_config
 from assets.tags import RunTags
-from pipeline_platform import flow as flow_module
+from pipeline_platform.run import flow as flow_module
 from resources.table_queue import TableQueue
 from tests.dagster_fixtures import ROOT, WINDOW, Location
 from tests.pipelines_under_test import Beside, Told

@@ -10,10 +10,10 @@ import pytest
 from assets.graph import pipeline_assets
 from assets.tags import RunTags
 from assets.windows import window_now, windows_of
-from pipeline_platform.definitions import platform_definitions
+from pipeline_platform.deployment import platform_definitions
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.pipeline import Pipeline
-from pipeline_platform.windows import window_key
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.model.windows import window_key
 from tests.dagster_fixtures import Location, figures
 from tests.jobs_under_test import resources_at
 from tests.pipelines_under_test import PIPELINES

@@ -5,7 +5,7 @@ No Dagster here, which each of Spark's Python workers would import for them.
 
 from datetime import timedelta
 
-from pipeline_platform.options import Retention
+from pipeline_platform.model.options import Retention
 from tests.pipelines_under_test import Told
 
 

@@ -14,8 +14,8 @@ from pydantic import Field
 
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import FAILED, Table
-from pipeline_platform.message import DELIVERIES
-from pipeline_platform.source import Backlog, Refused, Share, Source
+from pipeline_platform.model.message import DELIVERIES
+from pipeline_platform.source.contract import Backlog, Refused, Share, Source
 
 _KEY = ("source", "message_id", "attempt", "state")
 _COUNTED = "_open_failures.json"

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
-from pipeline_platform.cron import canonical
-from pipeline_platform.options import PipelineError
-from pipeline_platform.windows import WINDOW_FORMAT
+from pipeline_platform.model.cron import canonical
+from pipeline_platform.model.options import PipelineError
+from pipeline_platform.model.windows import WINDOW_FORMAT
 
 if TYPE_CHECKING:
     from pipeline_platform.lake.tables import Tables

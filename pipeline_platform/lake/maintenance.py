@@ -15,8 +15,8 @@ from pipeline_platform.lake.receives import ReceiveError, Receives
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import CommitConflictError, Stored, Table, Tables
 from pipeline_platform.lake.writer import ROW_GROUP_ROWS
-from pipeline_platform.options import Retention
-from pipeline_platform.windows import window_key
+from pipeline_platform.model.options import Retention
+from pipeline_platform.model.windows import window_key
 
 _LOG = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from pydantic import Field
 from pipeline_platform.lake.reader import receive_ids
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import OUTCOMES, Stored, Table
-from pipeline_platform.message import DELIVERIES, MESSAGES
-from pipeline_platform.source import Backlog, Refused, Share, Source, SourceError
+from pipeline_platform.model.message import DELIVERIES, MESSAGES
+from pipeline_platform.source.contract import Backlog, Refused, Share, Source, SourceError
 
 BUCKET_ROWS = 500_000
 """Ids that one task holds, more or less: 100 MB. Each bucket is another look at all files of its window."""

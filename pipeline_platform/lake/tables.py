@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
-from pipeline_platform.lake.columns import arrow_schema
 from pipeline_platform.lake.kept_windows import check_windows
 from pipeline_platform.lake.manifest import File
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.message import MESSAGES
-from pipeline_platform.pipeline import Pipeline
+from pipeline_platform.model.message import MESSAGES
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.model.schema import arrow_schema
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable, Transaction, WriterProperties

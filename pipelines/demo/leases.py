@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline_platform.control import ControlStore
+from pipeline_platform.control.store import ControlStore
 from pipelines.demo.place import Place, Progress
 from pipelines.demo.queues import table_queue
 from pipelines.flights import Flights

@@ -105,7 +105,7 @@ def daemon() -> list[str]:
 
 def spark(command: str) -> list[str]:
     """The command that starts or stops the warm Spark."""
-    return [sys.executable, "-m", "pipeline_platform.cli", "spark", command]
+    return [sys.executable, "-m", "pipeline_platform.cli.main", "spark", command]
 
 
 def free_port() -> int:

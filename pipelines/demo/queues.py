@@ -15,7 +15,7 @@ _QUEUE = "flights"
 
 
 def table_queue(place: Place) -> TableQueue:
-    """The table queue, as `pipeline_platform.definitions` has it."""
+    """The table queue, as `definitions` has it."""
     return TableQueue(name="flights_queue", url=f"sqlite:///{place.queue}", created_column="created_at")
 
 

@@ -8,7 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 
-from pipeline_platform import spark_server
+from pipeline_platform.spark import server as spark_server
 from pipelines.demo.dagster_api import Dagster
 from pipelines.demo.interrupts import undisturbed
 from pipelines.demo.place import PROJECT, Place, Progress

@@ -1,0 +1,56 @@
+"""This deployment: its pipelines, its resources, and assets of one's own. The one file to edit beside pipelines."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import dagster as dg
+
+from assets.delays_per_carrier import delays_per_carrier
+from pipeline_platform.deployment import platform_definitions
+from pipeline_platform.home import home
+from pipelines.flights import Flights
+from resources.lake import ControlResource, LakeResource
+from resources.source import source_resource
+from resources.spark import SparkResource
+from resources.sqs import SqsSource
+from resources.table_queue import TableQueue
+
+
+def _flights_queue() -> Any:
+    """The demo's queue: the embedded table queue, or SQS where an address is given."""
+    if os.environ.get("FLIGHTS_SQS_URL"):
+        return source_resource(SqsSource)(
+            name="flights_queue",
+            queue_url=dg.EnvVar("FLIGHTS_SQS_URL"),
+            visibility_timeout=int(os.environ.get("FLIGHTS_SQS_VISIBILITY", "900")),
+            endpoint_url=os.environ.get("AWS_ENDPOINT_URL"),
+            region_name=os.environ.get("AWS_REGION", "us-east-1"),
+        )
+    return source_resource(TableQueue)(
+        name="flights_queue", url=f"sqlite:///{home()}/queue.sqlite", created_column="created_at"
+    )
+
+
+def _secret(variable: str, default: str | None) -> Any:
+    """A value of the environment, by its name where it is set: Dagster shows all that is in its configuration."""
+    return dg.EnvVar(variable) if os.environ.get(variable) else default
+
+
+def _resources() -> dict[str, Any]:
+    return {
+        "lake": LakeResource(root=os.environ.get("PIPELINE_PLATFORM_LAKE", str(home() / "lake"))),
+        "control": ControlResource(url=_secret("PIPELINE_PLATFORM_CONTROL", f"sqlite:///{home()}/control.sqlite")),
+        "spark": SparkResource(
+            remote=os.environ.get("PIPELINE_PLATFORM_SPARK", "warm"),
+            token=_secret("PIPELINE_PLATFORM_SPARK_TOKEN", None),
+        ),
+        "flights_queue": _flights_queue(),
+    }
+
+
+PIPELINES = (Flights,)
+RESOURCES = _resources()
+
+defs = platform_definitions(PIPELINES, RESOURCES, assets=[delays_per_carrier])

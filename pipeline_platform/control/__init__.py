@@ -1,0 +1,1 @@
+"""The control store, and how much a run may take on."""

@@ -1,0 +1,1 @@
+"""Optional: runs that begin in a process which has loaded the project before."""

@@ -1,0 +1,203 @@
+"""The options of a pipeline, by Broadway's names; what cannot work is refused by option, value and way out."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Annotated, Any, Self
+
+from annotated_types import Ge, Le
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from pipeline_platform.model import cron
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+_LONGEST = timedelta(days=36_500)
+"""A century: times that far from now can still be reckoned with."""
+
+
+class PipelineError(ValueError):
+    """A pipeline cannot work so: names the class, the option or callback, its value, and what is allowed."""
+
+
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.8) -> str | None:
+    """The known name that a name is most likely meant to be; None where it is like none of them."""
+    return next(iter(difflib.get_close_matches(name, list(known), 1, cutoff)), None)
+
+
+def shown(value: object) -> str:
+    """Show a value in an error: on one line, and not the whole of a long one."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def _span(span: timedelta) -> timedelta:
+    if not timedelta(0) < span <= _LONGEST:
+        raise ValueError(f"it must be longer than nothing and at most {_LONGEST.days:,} days")
+    return span
+
+
+Span = Annotated[timedelta, AfterValidator(_span)]
+
+
+def _cron(schedule: str) -> str:
+    if not cron.is_cron(schedule):
+        raise ValueError(f"it is no cron schedule: {cron.WAY_OUT}")
+    return schedule
+
+
+Cron = Annotated[str, AfterValidator(_cron)]
+
+
+class Options(BaseModel):
+    """What all options share: unknown names are refused, no value is converted, nothing changes once built.
+
+    Raises:
+        PipelineError: An option is unknown, missing or not what it has to be.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, arbitrary_types_allowed=True)
+
+    def __init__(self, **options: Any) -> None:
+        try:
+            super().__init__(**options)
+        except ValidationError as error:
+            refused = error.errors(include_url=False)
+            raise PipelineError("; ".join(_refusal(type(self), each) for each in refused)) from None
+
+
+def _refusal(model: type[Options], refused: ErrorDetails) -> str:
+    """Say on one line what pydantic refused."""
+    option = ".".join(map(str, refused["loc"]))
+    fields = {field.alias or name: field for name, field in model.model_fields.items()}
+    path = f"{model.__name__}.{option}" if option else model.__name__
+    if refused["type"] == "extra_forbidden":
+        meant = nearest(option, fields, 0.6)
+        hint = f"did you mean {meant!r}?" if meant else f"there is {', '.join(fields)}"
+        return f"{path} is {shown(refused['input'])}: there is no such option; {hint}"
+    if refused["type"] == "missing":
+        return f"{path} is missing: {fields[option].description}"
+    why = re.sub("^(Input|String) should ", "it should ", refused["msg"]).removeprefix("Value error, ")
+    if not option:  # of several options together, which it names itself
+        return f"{path}.{why}"
+    bounds = fields[option].metadata if option in fields else []
+    least = next((bound.ge for bound in bounds if isinstance(bound, Ge)), None)
+    most = next((bound.le for bound in bounds if isinstance(bound, Le)), None)
+    if least is not None and most is not None:
+        why = f"it must be a whole number from {least:,} to {most:,}"
+    return f"{path} is {shown(refused['input'])}: {why}"
+
+
+class RateLimiting(Options):
+    """At most so many messages are handled in each interval, over all runs and machines.
+
+    Intervals are aligned to the clock (an interval of a minute begins with the minute); what one leaves unused
+    is gone. Backfills and replays are held to it too.
+    """
+
+    allowed_messages: int = Field(ge=1, le=10**12, description="Messages handled in an interval, at most.")
+    interval: Span = Field(description="Length of an interval.")
+
+
+class Producer(Options):
+    """Where messages come from, and when it is worth a run to fetch them."""
+
+    source: str = Field(description="Key of the resource that is the source.", min_length=1)
+    concurrency: int = Field(2, ge=1, le=1_000, description="Tasks that read the source in one run.")
+    max_runs: int = Field(1, ge=1, le=1_000, description="Runs that may be under way at once.")
+    rate_limiting: RateLimiting | None = Field(None, description="None handles as fast as it can.")
+    patience: Span = Field(
+        timedelta(seconds=30),
+        description="A backlog that is not worth a run gets one after so long all the same.",
+    )
+    interval: Span = Field(timedelta(seconds=5), description="How often the sensor looks; Dagster's floor is 5 s.")
+    schedule: Cron | None = Field(
+        None,
+        description="Pull by the clock instead: a cron schedule in UTC, which is on by itself, and the sensor is off.",
+    )
+    oldest_allowed: Span | None = Field(
+        None, description="A message that waits longer at the source turns the backlog check to a warning."
+    )
+    deduplicate_for: Span = Field(
+        timedelta(days=4), description="For how long a message that comes again is known to be decided."
+    )
+
+
+class Processors(Options):
+    """How much a run takes on, and when more is worth asking for."""
+
+    concurrency: int = Field(2, ge=1, le=10_000, description="Tasks that handle messages at once.")
+    max_demand: int = Field(50_000, ge=1, le=10**8, description="Messages that one task takes on in a run.")
+    min_demand: int | None = Field(
+        None,
+        ge=0,
+        le=10**8,
+        description="A run is started once `max_demand - min_demand` messages a task can be asked for; "
+        "half of max_demand if unset.",
+    )
+    chunk_size: int = Field(
+        1_000,
+        ge=1,
+        le=10**6,
+        description="Messages handed to prepare_messages, and failures to handle_failed, at once.",
+    )
+    chunk_bytes: int = Field(
+        16 * 2**20,
+        ge=1,
+        le=2**30,
+        description="Bytes of payload in a chunk at the most; a single larger message is one chunk.",
+    )
+    max_message_bytes: int = Field(
+        16 * 2**20,
+        ge=1,
+        le=2**30,
+        description="Bytes of payload that a message may have; a larger one fails, with its payload kept. A task "
+        "holds some copies of a message: give its worker as much memory before raising this.",
+    )
+
+    @model_validator(mode="after")
+    def _asks_only_when_worthwhile(self) -> Self:
+        if self.min_demand is not None and self.min_demand >= self.max_demand:
+            raise ValueError(
+                f"min_demand is {self.min_demand}, not below max_demand ({self.max_demand}): "
+                "every look at the backlog would start a run. Lower it or leave it out."
+            )
+        return self
+
+    @property
+    def worthwhile(self) -> int:
+        """Messages that make a run worth its fixed cost."""
+        kept = self.max_demand // 2 if self.min_demand is None else self.min_demand
+        return self.concurrency * (self.max_demand - kept)
+
+
+class Batcher(Options):
+    """A batcher with a callback: `handle_batch` is called for each batch, and what it returns is a table."""
+
+    concurrency: int = Field(1, ge=1, le=10_000, description="Batches handled at once.")
+    batch_size: int = Field(100, ge=1, le=10**6, description="Messages in a batch, at the most.")
+    table_schema: type[BaseModel] | None = Field(
+        None,
+        alias="schema",
+        description="Model of the data: typed columns in the table, and models again in handle_batch. "
+        "Without it data is one column of JSON, and handle_batch sees decoded JSON (bytes stay bytes).",
+    )
+
+
+class TableBatcher(Options):
+    """A batcher without a callback: the rows that handling wrote are its table, typed by a model."""
+
+    table_schema: type[BaseModel] = Field(alias="schema", description="Model of the data: the table's columns.")
+    batch_size: int = Field(1_000_000, ge=1, le=10**8, description="Rows in a file, at the most.")
+
+
+class Retention(Options):
+    """How long windows are kept, by their age; None keeps them for ever. Open failures are always kept."""
+
+    messages: Span | None = Field(timedelta(days=30), description="Raw deliveries: how far back a replay reaches.")
+    batchers: Span | None = Field(None, description="The batchers' tables.")
+    failed: Span | None = Field(timedelta(days=90), description="Closed failures.")

@@ -1,0 +1,150 @@
+"""A pipeline: what its author writes. Options are checked when the class is built."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import BaseModel
+
+from pipeline_platform.model.checks import check_class
+from pipeline_platform.model.message import BatchInfo, Message
+from pipeline_platform.model.options import Batcher, PipelineError, Processors, Producer, Retention, TableBatcher
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["Pipeline", "PipelineError"]
+
+
+class Pipeline:
+    """Messages in, handled, batched, failures apart, acknowledged when safe.
+
+    Subclass it in a file of its own, set the options as class attributes and write the callbacks. Callbacks run in
+    Spark tasks: what they need beyond the message they make themselves or take from `context`. What several pipelines
+    share goes into a base of theirs that is none itself: `class Base(Pipeline, abstract=True)` is not checked.
+
+    Methods and constants of your own may stand beside them. A name that is like that of an option or callback
+    (`prosessors`, `handle_fialed`) is taken for a slip and refused, and so is an option that belongs into another
+    (`max_runs`); `_prosessors`, in capitals, or a name that is less like one, is yours.
+
+    Attributes:
+        name: Names the assets, tables, jobs and limits; lower case. Never change it: it is where the data lies.
+        producer: Where messages come from.
+        processors: How many are handled at once.
+        batchers: By name; none at all means that a handled message leaves nothing behind but its outcome.
+        context: A pydantic model with defaults, handed to every callback; a run can override its fields.
+        window_cron: When a window begins, in UTC; hourly by default. Once there is data, another one is refused.
+        first_window: When the first one begins, with its time zone; later than there is data is refused.
+        retention: How long windows are kept.
+        fail_run_on: `never`, `any`, or the share of failed messages (0 to 1) above which a run ends red, after
+            everything is published and acknowledged.
+        redrive: When open failures are driven once more by themselves: a cron schedule in UTC; not at all by default.
+        owners: Of the assets: e-mail addresses or `team:<name>`.
+    """
+
+    name: ClassVar[str]
+    producer: ClassVar[Producer]
+    processors: ClassVar[Processors] = Processors()
+    batchers: ClassVar[Mapping[str, Batcher | TableBatcher]] = {}
+    context: ClassVar[BaseModel | None] = None
+    window_cron: ClassVar[str] = "0 * * * *"
+    first_window: ClassVar[datetime] = datetime(2026, 1, 1, tzinfo=UTC)
+    retention: ClassVar[Retention] = Retention()
+    fail_run_on: ClassVar[Literal["never", "any"] | float] = "never"
+    redrive: ClassVar[str | None] = None
+    owners: ClassVar[Sequence[str]] = ()
+
+    def __init_subclass__(cls, *, abstract: bool = False, **kwargs: object) -> None:
+        """Refuse what cannot work, when the class is built.
+
+        Raises:
+            PipelineError: On one line: the class, the option or callback, its value and what is allowed.
+        """
+        super().__init_subclass__(**kwargs)
+        if not abstract:
+            check_class(cls, Pipeline)
+
+    def transform(self, event: Message) -> Message:
+        """Make a message of what the source delivered, before anything else; by default it is one already."""
+        return event
+
+    def prepare_messages(self, messages: list[Message], context: Any) -> list[Message]:
+        """Do once for a chunk what each message would do for itself (one query, one call).
+
+        Must return as many messages, in the same order; raising, or returning fewer or more, fails the whole chunk.
+        """
+        del context
+        return messages
+
+    def handle_message(self, message: Message, context: Any) -> Message:
+        """Handle one message: put its data, its batcher and batch key, or mark it failed.
+
+        Whatever is raised fails this message alone, with its original payload kept.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no handle_message")
+
+    def handle_messages(self, messages: DataFrame, context: Any) -> DataFrame:
+        """Handle all messages with column expressions: the fast lane, instead of `handle_message`.
+
+        Args:
+            messages: The columns of `MESSAGES` but `receive_id` and `published_at`; `position`; and `batcher`,
+                `batch_key`, `status`, `reason`.
+            context: As for the other callbacks.
+
+        Returns:
+            As many rows, with `position` as it was: a row is known again by it alone. A row goes to the table of its
+            `batcher`: the fields of that table's model are taken from columns of the same name (`data` where there
+            is no model). A row fails by a `status` of `failed` with its `reason`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no handle_messages")
+
+    def handle_batch(self, batcher: str, messages: list[Message], batch_info: BatchInfo, context: Any) -> list[Message]:
+        """Handle a batch: write it outside, say. Must return the messages, each ok or failed.
+
+        A message that is not returned fails; raising fails them all. May run again for the same
+        `batch_info.batch_id` after a crash.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no handle_batch")
+
+    def handle_failed(self, messages: list[Message], context: Any) -> list[Message]:
+        """Look at the messages that failed, before they are recorded: notify, count, `configure_ack`.
+
+        They stay failed. Raising, or returning something else, leaves them as they were.
+        """
+        del context
+        return messages
+
+    @classmethod
+    def uses_columns(cls) -> bool:
+        """True where the author chose the fast lane."""
+        return cls.handle_messages is not Pipeline.handle_messages
+
+    @classmethod
+    def description(cls) -> str:
+        """The class's own docstring."""
+        return inspect.cleandoc(cls.__doc__ or "")
+
+    @classmethod
+    def context_of(cls, overrides: Mapping[str, Any] | None) -> BaseModel | None:
+        """The context of a run: the class's own with some fields overridden.
+
+        Raises:
+            PipelineError: The pipeline has no context, or a field is unknown or does not fit.
+        """
+        if not overrides:
+            return cls.context
+        if cls.context is None:
+            raise PipelineError(
+                f"{cls.name}: the run sets context {sorted(overrides)}, but the pipeline has no context"
+            )
+        model = type(cls.context)
+        unknown = sorted(set(overrides) - set(model.model_fields))
+        if unknown:
+            raise PipelineError(f"{cls.name}: context has no field {unknown}; it has {sorted(model.model_fields)}")
+        try:
+            return model.model_validate({**cls.context.model_dump(), **overrides})
+        except ValueError as error:
+            raise PipelineError(f"{cls.name}: context {dict(overrides)!r} does not fit: {error}") from error

@@ -1,0 +1,1 @@
+"""A run's steps, in order."""

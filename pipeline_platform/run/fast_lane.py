@@ -1,0 +1,196 @@
+"""The fast lane: what was received as columns through the author's query, and back; a row that stops it fails alone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pipeline_platform.control.pace import Pace
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.lake.manifest import File, Manifest
+from pipeline_platform.lake.reader import Range, between, divide, spread
+from pipeline_platform.lake.receives import Receive
+from pipeline_platform.model.failure import Failure, words
+from pipeline_platform.model.pipeline import Pipeline, PipelineError
+from pipeline_platform.run.spark_work import SparkWork
+from pipeline_platform.source.contract import Source
+from pipeline_platform.spark import engine
+from pipeline_platform.tasks import columns
+from pipeline_platform.tasks.checksum import checksum_of_all
+from pipeline_platform.tasks.set_aside import SetAside
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_LOG = logging.getLogger(__name__)
+
+MOST_TOLD_APART = 100
+"""Rows that stop the query and are found one by one. Each takes two queries for each halving of the receive; where
+there are more, a query that copes with them (`try_cast`) is what is wanted, and the rest fails as it stands."""
+
+
+@dataclass(frozen=True)
+class FastLane:
+    """The handling of one receive by column expressions.
+
+    Attributes:
+        pipeline: The class.
+        source: Where the messages come from.
+        control: Gives the permits of a rate limit.
+        receive: Whose messages they are.
+        work: Its Spark work.
+        files: What was received.
+        already: Where the lookup wrote which deliveries are not to be handled.
+    """
+
+    pipeline: type[Pipeline]
+    source: Source
+    control: ControlStore
+    receive: Receive
+    work: SparkWork
+    files: Sequence[File]
+    already: Sequence[Range]
+
+    def handle(self, largest: int) -> Manifest:
+        """Handle all that was received.
+
+        Args:
+            largest: Bytes of the largest message.
+        """
+        _keep_values_out_of_the_log()
+        (whole,) = divide(self.files, self.pipeline.name, 1)
+        has_large = largest > self.pipeline.processors.max_message_bytes
+        aside = self._set_aside(whole) if self.already or has_large else Manifest()
+        try:
+            return aside + self._handled(whole, aside, as_they_lie=not self.already and not has_large)
+        except Exception as error:
+            if _why(error) is None:
+                raise
+            _LOG.warning("%s: handle_messages stopped at some row; looking for it", self.pipeline.name)
+            stopping = list(self._stopping(whole))
+            if not stopping:
+                raise
+        good = whole
+        for failure in dict.fromkeys(failure for _, _, failure in stopping):
+            mine = [(first, end) for first, end, why in stopping if why == failure]
+            aside += self._set_aside([part for bounds in mine for part in between(whole, *bounds)], failure)
+        for first, end, _ in stopping:
+            good = [*between(good, 0, first), *between(good, end, self._rows)]
+        return aside + (self._handled(good, aside, as_they_lie=False) if good else Manifest())
+
+    @property
+    def _rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
+    @property
+    def _context(self) -> Any:
+        return self.pipeline.context_of(self.receive.context)
+
+    @property
+    def _concurrency(self) -> int:
+        return self.pipeline.processors.concurrency
+
+    def _set_aside(self, rows: Sequence[Range], failure: Failure | None = None) -> Manifest:
+        task = SetAside(
+            self.pipeline,
+            self._context,
+            self.source,
+            self.receive.origin,
+            self.work.lake,
+            self.receive.receive_id,
+            parts := spread(rows, self._concurrency),
+            self.already,
+            failure,
+        )
+        return self.work.run(task, len(parts))
+
+    def _handled(self, rows: Sequence[Range], aside: Manifest, *, as_they_lie: bool) -> Manifest:
+        """Put rows through the query, and hold it to its contract: each that was not set aside once, and no more."""
+        name, receive_id = self.pipeline.name, self.receive.receive_id
+        (whole,) = divide(self.files, name, 1)
+        limit = self.control.rate_limiting(name, self.pipeline.producer.rate_limiting)
+        if as_they_lie and not limit and self.work.lake.is_local:
+            received = columns.read_locally(self.work.spark, self.work.lake, name, self.files)
+        else:
+            received = self._read(rows, Pace(self.control, name, self.pipeline.producer.rate_limiting))
+        write = columns.WriteColumns(
+            self.pipeline, self._context, self.source, self.receive.origin, self.work.lake, receive_id, whole
+        )
+        manifest = self.work.write(self._query(received), write)
+        expected = self._rows - aside.total("aside")
+        returned = manifest.total("returned_rows")
+        if returned > expected:
+            raise PipelineError(f"{name}: handle_messages got {expected} rows and returned {returned}; it may add none")
+        if returned < expected:
+            seen = [
+                file
+                for file in manifest
+                if file.table == "outcomes" or file.table.startswith(f"_receives/{receive_id}")
+            ]
+            ids = self.work.scan(divide(seen, name, self._concurrency), "source", "message_id")
+            manifest += self.work.write(columns.not_returned(self.pipeline, received, ids), write)
+        left = checksum_of_all(self._rows) - aside.total("aside_checksum")
+        if manifest.total("returned_rows") != expected or (manifest.total("checksum") - left) % 2**64:
+            raise PipelineError(
+                f"{name}: handle_messages returned some messages more than once; join with what has one row a key, "
+                "and explode nothing"
+            )
+        return manifest
+
+    def _query(self, received: DataFrame) -> DataFrame:
+        handled = self.pipeline().handle_messages(columns.offered(received), self._context)
+        return columns.taken(self.pipeline, handled)
+
+    def _read(self, rows: Sequence[Range], pace: Pace) -> DataFrame:
+        parts = spread(rows, self._concurrency)
+        read = columns.ReadColumns(self.work.lake, parts, self.pipeline.processors, pace, self.already)
+        return engine.frame(self.work.spark, read, len(parts), columns.RECEIVED)
+
+    def _stopping(self, whole: Sequence[Range]) -> Iterator[tuple[int, int, Failure]]:
+        """Find the rows that stop the query, by halves: where each begins and ends, and how it stops."""
+        waiting, found = [(0, self._rows)], 0
+        while waiting:
+            first, end = waiting.pop()
+            failure = self._stops(between(whole, first, end))
+            if failure is None:
+                continue
+            if end - first == 1 or found >= MOST_TOLD_APART:
+                found += 1
+                yield first, end, failure
+            else:
+                middle = (first + end) // 2
+                waiting += [(middle, end), (first, middle)]
+
+    def _stops(self, rows: Sequence[Range]) -> Failure | None:
+        """Try the query on some rows, for nothing but its errors. No permits: expressions touch nothing outside."""
+        try:
+            self.work.evaluate(self._query(self._read(rows, Pace(None, self.pipeline.name))))
+        except Exception as error:
+            failure = _why(error)
+            if failure is None:
+                raise
+            return failure
+        return None
+
+
+def _keep_values_out_of_the_log() -> None:
+    """Spark's client logs the value that a query stopped at, and that is payload."""
+    from pyspark.logger import PySparkLogger
+
+    PySparkLogger.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL + 1)
+
+
+def _why(error: Exception) -> Failure | None:
+    """What an error says of the rows; None where it is not about rows: of the query itself, or of Spark."""
+    if isinstance(error, engine.TaskError):
+        lines = str(error).strip().splitlines()
+        kind = "worker killed" if isinstance(error, engine.WorkerDiedError) else "TaskError"
+        return Failure(kind, words(lines[-1], 2_000), words("\n".join(lines[1:])[-8_000:]), "handle_messages")
+    condition = getattr(error, "getCondition", lambda: None)()
+    if condition is None or type(error).__name__ in ("AnalysisException", "ParseException"):
+        return None
+    # What Spark says besides quotes the value.
+    way_out = "where a value may not fit use try_cast, try_to_timestamp or the like"
+    return Failure(condition, f"Spark stopped at it with {condition}; {way_out}", "", "handle_messages")

@@ -1,0 +1,86 @@
+"""The Spark work of one receive, named after it, so that another run can end it when this one is dead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from pipeline_platform.lake.manifest import MANIFEST, Manifest
+from pipeline_platform.lake.reader import Range
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.tables import OUTCOMES
+from pipeline_platform.model.message import MESSAGES
+from pipeline_platform.spark import engine
+from pipeline_platform.tasks.lookup import Scan
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_COLUMNS = {field.name: field for field in (*OUTCOMES, *MESSAGES, pa.field("position", pa.int64()))}
+
+
+@dataclass(frozen=True)
+class SparkWork:
+    """Has Spark do the steps of a receive; `run` and `write` give a manifest of what their tasks wrote.
+
+    Attributes:
+        receive_id: Whose work it is.
+        lake: Where it reads and writes.
+        session: Gives the Spark session; asked only when there is work for it.
+    """
+
+    receive_id: str
+    lake: Lake
+    session: Callable[[], SparkSession]
+
+    @property
+    def spark(self) -> SparkSession:
+        """The Spark session."""
+        return self.session()
+
+    def run(self, task: engine.Task, shares: int) -> Manifest:
+        """Run a task for each share."""
+        if not shares:
+            return Manifest()
+        with self._tagged():
+            return Manifest.of(engine.run(self.spark, task, shares, MANIFEST))
+
+    def write(self, rows: DataFrame, stage: engine.Stage) -> Manifest:
+        """Put every partition of a DataFrame through a stage that writes."""
+        with self._tagged():
+            return Manifest.of(engine.gather(engine.map_batches(rows, stage, MANIFEST), MANIFEST))
+
+    def evaluate(self, rows: DataFrame) -> None:
+        """Work out every value of a DataFrame and throw it away: for the errors alone."""
+        with self._tagged(), engine.readable_errors():
+            rows.write.format("noop").mode("overwrite").save()
+
+    def scan(self, parts: Sequence[Sequence[Range]], *names: str) -> DataFrame:
+        """Some columns of rows that were written, each part read by a task: nothing runs yet."""
+        schema = pa.schema([_COLUMNS[name] for name in names])
+        return engine.frame(self.spark, Scan(self.lake, parts, schema), len(parts), schema)
+
+    def interrupt(self) -> None:
+        """End what is under way, whichever run began it."""
+        self.spark.interruptTag(self._tag)
+
+    @property
+    def _tag(self) -> str:
+        return f"receive-{self.receive_id}"
+
+    @contextmanager
+    def _tagged(self) -> Iterator[None]:
+        spark = self.spark
+        spark.addTag(self._tag)
+        try:
+            yield
+        except BaseException:
+            with suppress(Exception):  # what ended the run matters more than what it left behind
+                spark.interruptTag(self._tag)
+            raise
+        finally:
+            spark.removeTag(self._tag)

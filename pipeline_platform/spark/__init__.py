@@ -1,0 +1,1 @@
+"""Spark: how it is asked, started and shipped code."""

@@ -1,1 +1,0 @@
-"""What Spark tasks run: plain functions over Arrow batches, free of Dagster."""

@@ -1,0 +1,62 @@
+"""Receiving: a task reads its share of the source once, and writes what it read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.writer import Writer
+from pipeline_platform.source.contract import Share, Source, SourceError
+
+
+@dataclass(frozen=True)
+class ReadShares:
+    """Task `n` reads share `n` into the table `messages`.
+
+    What goes on later reads what was written here, never the source: reading it again would lease other messages.
+    """
+
+    source: Source
+    shares: Sequence[Share]
+    lake: Lake
+    pipeline: str
+    receive_id: str
+    window: str
+
+    def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
+        """Run task `index`."""
+        share, started = self.shares[index], time.monotonic()
+        window = share.window or self.window
+        received = redelivered = largest = 0
+        oldest: list[datetime | None] = []
+        with Writer(self.lake, self.pipeline, f"{self.receive_id}-receive-{index}") as writer:
+            for batch in self.source.read(share, self.receive_id):
+                received += batch.num_rows
+                again = batch.column("published_at").filter(batch.column("redelivered"))
+                redelivered += len(again)
+                if len(again):
+                    oldest.append(None if again.null_count else pc.min(again).as_py())
+                largest = max(largest, pc.max(pc.binary_length(batch.column("data"))).as_py() or 0)
+                writer.write("messages", window, self._stamped(batch))
+            counts = {"received": received, "redelivered": redelivered, "largest": largest}
+            known = [time for time in oldest if time is not None]
+            since = min(known).isoformat() if known and len(known) == len(oldest) else None
+            took = time.monotonic() - started
+            manifest = writer.close(**counts, redelivered_since=since, seconds=took, task=index)
+        yield from manifest.to_arrow().to_batches()
+
+    def _stamped(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        for name in ("source", "message_id", "attempt", "ack_ref", "ack_id"):
+            if batch.column(name).null_count:  # nothing later could tell such a message from another
+                raise SourceError(f"source {self.source.name} delivered a message without {name}: mend its connector")
+        now = pa.scalar(datetime.now(UTC), pa.timestamp("us", "UTC"))
+        return pa.RecordBatch.from_arrays(
+            [*batch.columns, pa.repeat(now, batch.num_rows), pa.repeat(self.receive_id, batch.num_rows)],
+            names=[*batch.schema.names, "received_at", "receive_id"],
+        )

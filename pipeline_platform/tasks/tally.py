@@ -1,0 +1,96 @@
+"""What a task counts for the driver and for people: numbers, reasons, batch keys and a sample of failures, bounded."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import pyarrow as pa
+
+from pipeline_platform.model.failure import Failure, words
+from pipeline_platform.model.message import Message
+
+SAMPLE = 10
+_KEYS = 100
+_KEY = 200
+"""Characters of a batch key that are counted by and shown: keys are data, of any length."""
+_REASON = 300
+_DISTINCT = 10_000
+"""Reasons or batch keys that a task counts at once: beyond that it forgets the rarest."""
+
+
+class Tally:
+    """Counts of one task.
+
+    Attributes:
+        counts: Numbers by name.
+    """
+
+    def __init__(self, batchers: Iterable[str] = ()) -> None:
+        self.counts: Counter[str] = Counter()
+        self._reasons: Counter[str] = Counter()
+        self._keys: dict[str, Counter[str]] = {name: Counter() for name in batchers}
+        self._sample: list[dict[str, Any]] = []
+
+    def outcome(self, outcome: str, window: str, messages: int) -> None:
+        """Count in all, and by window: a run over several tells each window its own."""
+        if messages:
+            self.counts[outcome] += messages
+            self.counts[f"{outcome}@{window}"] += messages
+
+    def keys(self, batcher: str, keys: pa.Array) -> None:
+        """Count the batch keys of rows."""
+        counted = self._keys[batcher]
+        for count in keys.value_counts().to_pylist():
+            counted[count["values"][:_KEY]] += count["counts"]
+        _forget_rare(counted)
+
+    def reason(self, reason: str) -> None:
+        """Count why something failed."""
+        self._reasons[reason[:_REASON]] += 1
+        _forget_rare(self._reasons)
+
+    def failure(self, message: Message, failure: Failure) -> None:
+        """Count a failure, and show it if it is among the first."""
+        self.reason(words(f"{failure.kind}: {failure.reason}"))
+        if len(self._sample) < SAMPLE:
+            self._sample.append(
+                {
+                    "message_id": message.message_id,
+                    "stage": failure.stage,
+                    "kind": failure.kind,
+                    "reason": words(failure.reason, _REASON),
+                    "attempt": message.attempt,
+                }
+            )
+
+    def notes(self) -> dict[str, Any]:
+        """What the driver is told."""
+        return {
+            **self.counts,
+            "reasons": dict(self._reasons.most_common(SAMPLE)),
+            "keys": {name: dict(keys.most_common(_KEYS)) for name, keys in self._keys.items() if keys},
+            "sample": self._sample,
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it, for `add` in another process."""
+        return {"counts": self.counts, "reasons": self._reasons, "keys": self._keys, "sample": self._sample}
+
+    def add(self, counted: dict[str, Any]) -> None:
+        """Add what another tally gave as `to_json`."""
+        self.counts.update(counted["counts"])
+        self._reasons.update(counted["reasons"])
+        _forget_rare(self._reasons)
+        for name, keys in counted["keys"].items():
+            self._keys[name].update(keys)
+            _forget_rare(self._keys[name])
+        self._sample = (self._sample + counted["sample"])[:SAMPLE]
+
+
+def _forget_rare(counter: Counter[str]) -> None:
+    if len(counter) > _DISTINCT:
+        kept = dict(counter.most_common(_DISTINCT // 2))
+        counter.clear()
+        counter.update(kept)
