@@ -56,7 +56,7 @@ def test_what_a_full_disk_stops_leaves_nothing_half_done_and_goes_on_once_there_
         assert "\x1b" not in failure["error"], "colours are for terminals"
         (where,) = [
             name
-            for name in ("_receives", "messages", "outcomes", "failed", "kept")
+            for name in ("_windows", "_receives", "messages", "outcomes", "failed", "kept")
             if f"{tmp_path}/disk/lake/keeping/{name}" in failure["error"]
         ]
         stopped[failure["step"]].add(where)
