@@ -1,7 +1,7 @@
 """What a message that ends its worker costs the run that it is in.
 
 Run it as `python -m benchmarks.poison [--messages N] [--rounds N]`. Two pipelines handle the same messages on one
-warm Spark, in turns, in another order each round; the queue of one holds one more, in the middle, that kills its worker.
+warm Spark, in turns, in another order each round; the queue of one holds one more, in the middle, which kills it.
 The median of the rounds' ratios is printed, and the least and the greatest.
 """
 
