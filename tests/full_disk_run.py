@@ -26,7 +26,7 @@ from tests.small_lake import Keeping, Run, visible
 PAGE = 4096
 MESSAGES = 40
 ROOMS = {
-    "begin": (0, PAGE, 3 * PAGE),
+    "begin": (0, PAGE, 2 * PAGE, 3 * PAGE, 5 * PAGE, 6 * PAGE),
     "work": (0, 10 * PAGE, 400_000, 700_000),
     "decide": (0,),
     "publish": (0, PAGE),

@@ -91,6 +91,8 @@ def test_a_commit_is_on_disk_before_another_builds_on_it_and_before_anything_is_
     tables: Tables, disk: Disk
 ) -> None:
     receive(tables).finish()
+    # As when another has committed a moment ago.
+    tables["outcomes"].open().alter.set_table_properties({"delta.logRetentionDuration": "interval 40 days"})
     run = receive(tables, "r2", b"c").work()
     take_over(tables, run.receives, run.receive, "another run")
 
@@ -112,6 +114,17 @@ def test_what_is_compacted_and_checkpoints_are_on_disk(tables: Tables, disk: Dis
         log = Path(tables[name].uri, "_delta_log")
         (compacted,) = tables[name].open().file_uris()
         assert {compacted, str(log / "_last_checkpoint"), *map(str, log.glob("*.parquet"))} <= set(disk.synced)
+
+
+def test_a_checkpoint_that_another_is_about_to_name_is_no_error(tables: Tables) -> None:
+    receive(tables).finish()
+    outcomes = tables["outcomes"]
+    outcomes.open().create_checkpoint()
+    Path(outcomes.uri, "_delta_log", "_last_checkpoint").unlink()
+
+    receive(tables, "r2").finish()
+
+    assert outcomes.open().version() == 2
 
 
 def test_what_is_synced_is_little(tables: Tables, disk: Disk) -> None:

@@ -11,7 +11,7 @@ from pipeline_platform.control.store import ControlStore, ControlStoreError
 from pipeline_platform.lake.decision import FencedError, UnhandledError
 from pipeline_platform.lake.receives import Origin
 from pipeline_platform.lake.replay import ReceivedMessages
-from pipeline_platform.model.message import Message
+from pipeline_platform.model.message import BatchInfo, Message
 from pipeline_platform.model.pipeline import PipelineError
 from pipeline_platform.run import flow as flow_module
 from pipeline_platform.spark.engine import TaskError
@@ -191,6 +191,26 @@ def test_handling_again_after_the_decision_keeps_what_was_decided(filled: Filled
 
     assert [rows(flow, name).height for name in ("words", "batches", "failed")] == [1, 1, 1]
     assert sorted(rows(flow, "outcomes")["outcome"]) == ["failed", "handled", "handled"]
+
+
+class Unwell(Obedient):
+    """Its batches fail by now."""
+
+    def handle_batch(self, batcher: str, messages: list[Message], batch_info: BatchInfo, context: Any) -> NoReturn:
+        raise ValueError("too late")
+
+
+def test_batching_again_after_the_decision_keeps_what_was_decided(filled: Filled) -> None:
+    flow = filled(Obedient, [b"batch a"])
+    receive = worked(flow)
+    flow.decide(receive)
+
+    dataclasses.replace(flow, pipeline=Unwell).batch(receive, "batches")
+    flow.publish(receive)
+    flow.acknowledge(receive)
+
+    assert [rows(flow, name).height for name in ("batches", "failed")] == [1, 0]
+    assert rows(flow, "outcomes")["outcome"].to_list() == ["handled"]
 
 
 def test_what_another_run_decided_is_published_before_it_is_acknowledged_here(filled: Filled) -> None:

@@ -264,7 +264,7 @@ def test_a_base_may_have_a_callback_for_those_of_its_pipelines_that_have_batches
             {"producer": Producer(source="topic")},
             (
                 "Flights.producer.source is 'topic': no resource has this key; "
-                "there is control, lake, other_queue, queue, spark"
+                "there is beside_queue, control, lake, other_queue, queue, spark"
             ),
         ),
     ],

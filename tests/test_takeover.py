@@ -205,7 +205,7 @@ def test_what_a_re_execution_left_undecided_is_given_up_by_the_next_run(filled: 
     flow = filled(Obedient, PAYLOADS)
     first = worked(flow)
     later = flow.resume(first, "another run")
-    flow.let_go(later)  # it is killed here
+    flow.control.let_go("another run")  # it is killed here
 
     assert flow.clear_up() == [first.receive_id]
 

@@ -343,9 +343,11 @@ class Table:
         """Have commits on disk from a version on, which delta-rs leaves to the system, and checkpoints with them."""
         folder = f"{self.pipeline}/{self.name}/_delta_log"
         while self.lake.is_local and version >= 0 and os.path.exists(self.lake.uri(folder, f"{version:020d}.json")):
-            names = [f"{version:020d}.json", f"{version:020d}.checkpoint.parquet", "_last_checkpoint"]
-            there = names if os.path.exists(self.lake.uri(folder, names[1])) else names[:1]
-            self.lake.sync(*(f"{folder}/{name}" for name in there))
+            names = [f"{version:020d}.json"]
+            checkpoint = [f"{version:020d}.checkpoint.parquet", "_last_checkpoint"]
+            if all(os.path.exists(self.lake.uri(folder, name)) for name in checkpoint):  # else another is at it
+                names += checkpoint
+            self.lake.sync(*(f"{folder}/{name}" for name in names))
             version += 1
 
 
