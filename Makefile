@@ -49,7 +49,7 @@ bench: setup-dev ## Measure; prints medians and ratios
 
 # Compiled here once: with PYTHONDONTWRITEBYTECODE, as in many containers, each process would do it for itself.
 setup: $(VENV)/.installed ## Make .venv with everything the demo needs
-	@$(BIN)/python -m compileall -q pipeline_platform assets sensors resources pipelines
+	@$(BIN)/python -m compileall -q definitions.py pipeline_platform assets sensors resources pipelines
 
 setup-dev: setup $(VENV)/.installed-dev ## The same, with what tests and checks need
 

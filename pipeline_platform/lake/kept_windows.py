@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
+from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.cron import canonical
 from pipeline_platform.model.options import PipelineError
+from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.windows import WINDOW_FORMAT
-
-if TYPE_CHECKING:
-    from pipeline_platform.lake.tables import Tables
 
 
 class KeptWindows(BaseModel):
@@ -24,29 +23,34 @@ class KeptWindows(BaseModel):
     first_window: AwareDatetime
 
 
-def check_windows(tables: Tables) -> None:
+def check_windows(lake: Lake, pipeline: type[Pipeline], windows_with_data: Callable[[], Collection[str]]) -> None:
     """Refuse options by which what lies in the tables would be in other windows or in none; keep the others.
 
     Without data every change is harmless, and with data a `first_window` before it: a window's beginning follows from
     `window_cron` alone.
 
+    Args:
+        lake: Where the tables are.
+        pipeline: Whose.
+        windows_with_data: Called where the options are not the kept ones.
+
     Raises:
         PipelineError: `window_cron` changed under data, `first_window` is later than data, or what was kept cannot
             be read.
     """
-    pipeline, path = tables.pipeline, f"{tables.pipeline.name}/_windows.json"
+    path = f"{pipeline.name}/_windows.json"
     ours = KeptWindows(window_cron=canonical(pipeline.window_cron), first_window=pipeline.first_window)
-    content = tables.lake.read(path)
+    content = lake.read(path)
     try:
         kept = None if content is None else KeptWindows.model_validate_json(content)
     except ValidationError as error:
         raise PipelineError(
-            f"{tables.lake.uri(path)} cannot be read ({error.errors()[0]['type']}): restore it, or remove it if "
+            f"{lake.uri(path)} cannot be read ({error.errors()[0]['type']}): restore it, or remove it if "
             f"{pipeline.__qualname__}.window_cron is what the tables were made with"
         ) from None
     if kept == ours:
         return
-    windows = sorted({file.window for table in tables if table.exists() for file in table.files(table.open())})
+    windows = sorted(windows_with_data())
     if windows and kept and kept.window_cron != ours.window_cron:
         raise PipelineError(
             f"{pipeline.__qualname__}.window_cron is {pipeline.window_cron!r}: the tables of {pipeline.name} hold "
@@ -60,7 +64,7 @@ def check_windows(tables: Tables) -> None:
             f"could not be driven again. "
             f"Set it to {_start(windows[0]).isoformat()} or earlier"
         )
-    tables.lake.write(path, ours.model_dump_json().encode())
+    lake.write(path, ours.model_dump_json().encode())
 
 
 def _start(window: str) -> datetime:

@@ -392,6 +392,9 @@ class Tables:
         Raises:
             PipelineError: What lies in them would be in other windows, or in none; see `check_windows`.
         """
-        check_windows(self)
+        check_windows(self.lake, self.pipeline, self._windows_with_data)
         for table in self._tables.values():
             table.ensure()
+
+    def _windows_with_data(self) -> set[str]:
+        return {file.window for table in self if table.exists() for file in table.files(table.open())}

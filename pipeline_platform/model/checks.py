@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from pydantic import BaseModel
 
@@ -26,9 +26,8 @@ from pipeline_platform.model.options import (
 )
 from pipeline_platform.model.schema import ColumnError, arrow_schema
 
-if TYPE_CHECKING:
-    from pipeline_platform.model.pipeline import Pipeline
-
+_Class = type[Any]
+"""A pipeline's, which is checked while it is built: nothing is known of its attributes yet."""
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 _WITHIN = {
     field.alias or name: model.__name__
@@ -43,7 +42,7 @@ SYSTEM_COLUMNS = ("source", "message_id", "attempt", "batch_key", "batch_id", "r
 """Columns that the platform adds to a batcher's table; no field of its model can be named so."""
 
 
-def check_class(cls: type[Pipeline], base: type[Pipeline]) -> None:
+def check_class(cls: _Class, base: _Class) -> None:
     """Refuse a class that cannot work, or not as its author means it.
 
     Args:
@@ -67,7 +66,7 @@ def check_class(cls: type[Pipeline], base: type[Pipeline]) -> None:
     _check_owners(cls)
 
 
-def check_together(pipelines: Sequence[type[Pipeline]], resources: Collection[str]) -> None:
+def check_together(pipelines: Sequence[_Class], resources: Collection[str]) -> None:
     """Refuse pipelines that cannot be defined side by side.
 
     Args:
@@ -77,8 +76,8 @@ def check_together(pipelines: Sequence[type[Pipeline]], resources: Collection[st
     Raises:
         PipelineError: Two have one name or one source, or there is no resource for a source.
     """
-    names: dict[str, type[Pipeline]] = {}
-    sources: dict[str, type[Pipeline]] = {}
+    names: dict[str, _Class] = {}
+    sources: dict[str, _Class] = {}
     for pipeline in pipelines:
         source = pipeline.producer.source
         if source not in resources:
@@ -96,24 +95,24 @@ def check_together(pipelines: Sequence[type[Pipeline]], resources: Collection[st
             _refuse(pipeline, "producer.source", source, why)
 
 
-def _refuse(cls: type[Pipeline], option: str, value: object, why: str) -> NoReturn:
+def _refuse(cls: _Class, option: str, value: object, why: str) -> NoReturn:
     raise PipelineError(f"{cls.__qualname__}.{option} is {shown(value)}: {why}")
 
 
-def _callbacks(base: type[Pipeline]) -> list[str]:
+def _callbacks(base: _Class) -> list[str]:
     return [name for name, value in vars(base).items() if inspect.isfunction(value) and not name.startswith("_")]
 
 
-def _parameters(base: type[Pipeline], callback: str) -> tuple[str, ...]:
+def _parameters(base: _Class, callback: str) -> tuple[str, ...]:
     return tuple(inspect.signature(vars(base)[callback]).parameters)[1:]
 
 
-def _is_written(cls: type[Pipeline], base: type[Pipeline], callback: str) -> bool:
+def _is_written(cls: _Class, base: _Class, callback: str) -> bool:
     """Whether the author wrote this callback, here or in a base."""
     return inspect.getattr_static(cls, callback) is not vars(base)[callback]
 
 
-def _check_names(cls: type[Pipeline], base: type[Pipeline]) -> None:
+def _check_names(cls: _Class, base: _Class) -> None:
     """Refuse names that are meant to be an option's or a callback's and are not."""
     options, callbacks = list(inspect.get_annotations(base)), _callbacks(base)
     platform = {name for name in vars(base) if not name.startswith("_")} - {*options, *callbacks}
@@ -137,7 +136,7 @@ def _check_names(cls: type[Pipeline], base: type[Pipeline]) -> None:
                 )
 
 
-def _check_options(cls: type[Pipeline]) -> None:
+def _check_options(cls: _Class) -> None:
     name = getattr(cls, "name", None)
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         why = "lower-case letters, digits and _ only, beginning with a letter: it names tables and assets"
@@ -155,7 +154,7 @@ def _check_options(cls: type[Pipeline]) -> None:
         _refuse(cls, "fail_run_on", red, "it is 'never', 'any', or a share of failures from 0.0 to 1.0")
 
 
-def _check_shape(cls: type[Pipeline], name: str, arguments: Sequence[str]) -> None:
+def _check_shape(cls: _Class, name: str, arguments: Sequence[str]) -> None:
     """Refuse what cannot be called with these arguments, or would answer with a promise of a result."""
     path, written = f"{cls.__qualname__}.{name}", inspect.getattr_static(cls, name)
     getter = getattr(written, "fget", None) if isinstance(written, property) else getattr(written, "func", None)
@@ -199,7 +198,7 @@ _PROMISES: Mapping[Callable[[Any], bool], str] = {
 }
 
 
-def _check_lane(cls: type[Pipeline], base: type[Pipeline]) -> None:
+def _check_lane(cls: _Class, base: _Class) -> None:
     one = _is_written(cls, base, "handle_message")
     if one == cls.uses_columns():
         _refuse(cls, "handle_message", "both" if one else None, "write either handle_message or handle_messages")
@@ -210,7 +209,7 @@ def _check_lane(cls: type[Pipeline], base: type[Pipeline]) -> None:
                 raise PipelineError(f"{cls.__qualname__}.{callback} {why}")
 
 
-def _check_batchers(cls: type[Pipeline], base: type[Pipeline]) -> None:
+def _check_batchers(cls: _Class, base: _Class) -> None:
     if not isinstance(cls.batchers, Mapping):
         _refuse(cls, "batchers", cls.batchers, "it must be a dict of Batcher(...) and TableBatcher(schema=...) by name")
     for batcher, options in cls.batchers.items():
@@ -233,7 +232,7 @@ def _check_batchers(cls: type[Pipeline], base: type[Pipeline]) -> None:
         raise PipelineError(f"{cls.__qualname__}.handle_batch {why}")
 
 
-def _check_times(cls: type[Pipeline]) -> None:
+def _check_times(cls: _Class) -> None:
     if not cron.is_cron(cls.window_cron):
         _refuse(cls, "window_cron", cls.window_cron, cron.WAY_OUT)
     if cls.redrive is not None and not cron.is_cron(cls.redrive):
@@ -243,7 +242,7 @@ def _check_times(cls: type[Pipeline]) -> None:
         _refuse(cls, "first_window", first, "it must be a time with its zone: datetime(2026, 1, 1, tzinfo=UTC)")
 
 
-def _check_owners(cls: type[Pipeline]) -> None:
+def _check_owners(cls: _Class) -> None:
     if isinstance(cls.owners, str) or not isinstance(cls.owners, Sequence):
         _refuse(cls, "owners", cls.owners, "it must be a tuple of owners, ('team:data',)")
     for owner in cls.owners:
