@@ -195,7 +195,8 @@ def test_status_of_a_source_that_is_not_there_says_so_and_tells_the_rest(cli):
 def test_a_variable_that_is_not_set_is_named_without_a_traceback():
     code = (
         "import dagster as dg\n"
-        "from pipeline_platform import cli, definitions\n"
+        "import definitions\n"
+        "from pipeline_platform.cli import main as cli\n"
         "from resources.lake import ControlResource\n"
         "definitions.RESOURCES['control'] = ControlResource(url=dg.EnvVar('NOWHERE_SET'))\n"
         "cli.main()"

@@ -84,7 +84,7 @@ def test_the_queues_of_the_readme_go_into_the_definitions_where_it_says(
 ) -> None:
     monkeypatch.setenv("ORDERS_QUEUE_URL", "http://127.0.0.1:9/000000000000/orders")
     monkeypatch.setenv("OUTBOX_URL", "postgresql://127.0.0.1:9/sales")
-    ours = (ROOT / "pipeline_platform" / "definitions.py").read_text()
+    ours = (ROOT / "definitions.py").read_text()
     before, named, after = ours.partition("\ndefs = ")
     names: dict[str, Any] = {"__name__": "definitions_of_the_readme"}
 
