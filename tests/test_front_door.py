@@ -5,7 +5,8 @@ import sys
 
 LOADED = """
 import sys, pipeline_platform
-print(*sorted({name.partition(".")[0] for name in sys.modules} & {"pyspark", "dagster", "pandas", "polars", "deltalake"}))
+heavy = {"pyspark", "dagster", "pandas", "polars", "deltalake"}
+print(*sorted(heavy & {name.partition(".")[0] for name in sys.modules}))
 missing = [name for name in pipeline_platform.__all__ if not hasattr(pipeline_platform, name)]
 print(*missing)
 """
