@@ -81,7 +81,9 @@ def test_a_stalled_run_that_is_executed_again_meanwhile_ends_red_when_it_wakes(t
 
     (ending,) = table.endings()
     # In mid-handling it may find files gone that its tasks are about to read.
-    assert ending["ended"].startswith(("FencedError", "TaskError") if point == "handling" else "FencedError")
+    assert ending["ended"].startswith(
+        ("FencedError", "TaskError", "FileNotFoundError") if point == "handling" else "FencedError"
+    )
     assert_each_message_once(table, COUNT)
 
 

@@ -179,7 +179,8 @@ def _keep_values_out_of_the_log() -> None:
     """Spark's client logs the value that a query stopped at, and that is payload."""
     from pyspark.logger import PySparkLogger
 
-    PySparkLogger.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL + 1)
+    for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL + 1)
 
 
 def _why(error: Exception) -> Failure | None:
