@@ -117,6 +117,16 @@ def test_what_fits_no_column_fails_alone(lake, misfits):
     assert {one["data"] for one in rows_of(lake, "fast", manifest, "failed")} == {b"original"}, "as it was received"
 
 
+def test_a_date_that_python_has_no_value_for_fails_alone(lake):
+    never = pa.scalar(-(2**62), pa.int64()).cast(pa.timestamp("us", "UTC"))
+    rows = [row(batcher="alerts", at=never if index == 1 else row()["at"]) for index in range(4)]
+
+    manifest = written(lake, *rows)
+
+    assert set(failures(lake, manifest)) == {"m1"}
+    assert manifest.total("staged:alerts") == 3
+
+
 class Looking(Fast):
     processors = Processors(chunk_size=50, chunk_bytes=100_000)
     seen: ClassVar[list[int]] = []

@@ -167,6 +167,8 @@ def test_in_careful_mode_a_message_that_kills_its_process_fails_alone(lake, deat
 class Permits:
     """A rate limit that counts what it was asked for."""
 
+    unlimited_until = float("-inf")
+
     def __init__(self):
         self.asked = 0
         self.process = os.getpid()

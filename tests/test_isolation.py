@@ -9,16 +9,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, field_serializer
 
+from pipeline_platform.control.pace import Pace
+from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import Batcher, Processors, Producer, TableBatcher
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks.isolate import Attempt, Death, Progress, Written, in_a_fork, settle
+from pipeline_platform.tasks.staged import STAGED
 from tests.small_lake import Row, handled, outcomes, rows_of
 from tests.test_batch import batched, staged
 
@@ -228,6 +232,44 @@ def test_a_message_that_ends_the_worker_around_its_batch_fails_alone(lake, diary
     failed = {row["message_id"]: row for row in rows_of(lake, "gathering", manifest, "failed")}
     assert failed["m1"]["reason"] == "as told"
     assert failed["m2"]["kind"] == "worker killed"
+
+
+def test_a_killer_that_handle_failed_cannot_bear_keeps_its_own_acknowledgement(lake, diary):
+    batch = staged("0", "fail", "handle_failed kill")
+    rows = batch.rows.set_column(STAGED.get_field_index("on_failure"), "on_failure", pa.array([None, None, "nack:60"]))
+
+    manifest = batched(lake, batch._replace(rows=rows), pipeline=Gathering, careful=True)
+
+    told = {row["message_id"]: row["action"] for row in rows_of(lake, "gathering", manifest, "outcomes")}
+    assert told["m2"] == "nack:60"
+
+
+def test_a_batch_that_makes_its_worker_useless_is_not_tried_for_each_of_its_messages(lake, diary):
+    batched(lake, staged("handle_batch close", *map(str, range(30))), pipeline=Gathering, careful=True)
+
+    called = [line for line in diary.read_text().splitlines() if line == "handle_batch m0"]
+    assert len(called) <= 7
+
+
+def test_a_chunk_that_is_long_prepared_is_prepared_once_where_there_is_no_limit(lake, tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline_platform.control.pace._LOOK_S", 0.05)
+
+    class Long(Fragile):
+        name = "long"
+
+        def prepare_messages(self, messages, context):
+            time.sleep(0.1)
+            return super().prepare_messages(messages, context)
+
+    Long.diary = tmp_path / "calls"
+    store = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
+
+    manifest = handled(lake, Long, *[b"1"] * 10, careful=True, pace=Pace(store, "long", None))
+
+    store.close()
+    assert set(outcomes(lake, "long", manifest).values()) == {"handled"}
+    calls = Counter(line.split()[0] for line in Long.diary.read_text().splitlines())
+    assert calls["prepare_messages"] == 10
 
 
 # How killers are found

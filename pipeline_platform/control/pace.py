@@ -85,6 +85,11 @@ class Pace:
         build = partial(Pace, sleep=self._sleep, monotonic=self._monotonic, jitter=self._jitter)
         return build, (self._store, self._pipeline, self._rate_limiting)
 
+    @property
+    def unlimited_until(self) -> float:
+        """Until when no limit is looked for, on the monotonic clock: what `permitted` gives where there is none."""
+        return self._unlimited_until
+
     def permitted(self, wanted: int, until: float = math.inf) -> tuple[int, float]:
         """Wait until messages may be handled, and say how many and until when.
 

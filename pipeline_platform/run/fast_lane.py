@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pipeline_platform.control.pace import Pace
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _LOG = logging.getLogger(__name__)
+
+_NOT_ABOUT_ROWS = ("INVALID_HANDLE", "FAILED_READ_FILE", "UNABLE_TO_ACQUIRE_MEMORY", "OPERATION_")
+"""Conditions of Spark that say nothing of a value."""
 
 MOST_TOLD_APART = 100
 """Rows that stop the query and are found one by one. Each takes two queries for each halving of the receive; where
@@ -118,7 +121,10 @@ class FastLane:
         write = columns.WriteColumns(
             self.pipeline, self._context, self.source, self.receive.origin, self.work.lake, receive_id, whole
         )
-        manifest = self.work.write(self._query(received), write)
+        try:
+            manifest = self.work.write(self._query(received), write)
+        except engine.WorkerDiedError:  # a Spark that tries no task again
+            manifest = self.work.write(self._query(received), replace(write, careful=True))
         expected = self._rows - aside.total("aside")
         returned = manifest.total("returned_rows")
         if returned > expected:
@@ -187,10 +193,14 @@ def _why(error: Exception) -> Failure | None:
     """What an error says of the rows; None where it is not about rows: of the query itself, or of Spark."""
     if isinstance(error, engine.TaskError):
         lines = str(error).strip().splitlines()
+        if any("pipeline_platform/" in line for line in lines if line.startswith('  File "')):
+            return None  # of the platform's own tasks, such as a lake that cannot be read
         kind = "worker killed" if isinstance(error, engine.WorkerDiedError) else "TaskError"
         return Failure(kind, words(lines[-1], 2_000), words("\n".join(lines[1:])[-8_000:]), "handle_messages")
     condition = getattr(error, "getCondition", lambda: None)()
-    if condition is None or type(error).__name__ in ("AnalysisException", "ParseException"):
+    if condition is None or condition.startswith(_NOT_ABOUT_ROWS):
+        return None
+    if type(error).__name__ in ("AnalysisException", "ParseException"):
         return None
     # What Spark says besides quotes the value.
     way_out = "where a value may not fit use try_cast, try_to_timestamp or the like"

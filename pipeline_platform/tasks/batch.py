@@ -32,6 +32,9 @@ from pipeline_platform.tasks.staged import STAGED, decode, staged_table
 
 _NAMESPACE = uuid.UUID("6f1c3c0e-6a50-5a53-9f6e-0f3b6f0f6d5a")
 
+DEATHS = 5
+"""Forked processes that may die of single messages of a batch, before all of it is taken for the killer."""
+
 GROUP_BYTES = 64 * 2**20
 """Batches of a task that are read together: their messages lie scattered, and a look for each would read all again."""
 
@@ -226,10 +229,13 @@ class _Careful:
 
     def handle(self, batch: Batch) -> None:
         rows, killers, mute = batch.messages.num_rows, dict[int, Failure](), set[int]()
+        deaths = 0
         while len(mute) < rows and isinstance(
             answer := in_a_fork(partial(self._work, batch, killers, mute), rows), Death
         ):
-            blamed, known = answer.rows or range(rows), len(killers)
+            deaths, known = deaths + 1, len(killers)
+            # Each time `handle_batch` is called once more: soon it is the batch that is to blame.
+            blamed = answer.rows if answer.rows and deaths <= DEATHS else range(rows)
             killers |= {row: answer.failure("handle_batch") for row in blamed if row not in killers}
             if answer.callback == "handle_failed" or len(killers) == known:
                 mute |= {*blamed}
@@ -242,9 +248,12 @@ class _Careful:
     def _record_mute(self, batch: Batch, rows: list[int], killers: Mapping[int, Failure]) -> None:
         """Record messages that no callback is to see any more: `handle_failed` dies of them, too."""
         left = batch.messages.take(pa.array(rows, pa.int64()))
+        actions = zip(left.column("on_success").to_pylist(), left.column("on_failure").to_pylist(), strict=True)
         messages = [
-            message.put(None, batcher=self._task.batcher, batch_key=batch.info.batch_key).failed(killers[row])
-            for row, message in zip(rows, Message.each(left), strict=True)
+            message.put(None, batcher=self._task.batcher, batch_key=batch.info.batch_key)
+            .configure_ack(on_success=on_success, on_failure=on_failure)
+            .failed(killers[row])
+            for row, message, (on_success, on_failure) in zip(rows, Message.each(left), actions, strict=True)
         ]
         self.recorder.batched(self._task.batcher, left, batch.window, messages, batch.info.batch_id)
 

@@ -171,6 +171,7 @@ class WriteColumns:
 
     Attributes:
         received: The files of what was received, whole and in order: rows are looked up there by position.
+        careful: Call serialisers and `handle_failed` in forked processes. So does a task that is tried again.
     """
 
     pipeline: type[Pipeline]
@@ -180,6 +181,7 @@ class WriteColumns:
     lake: Lake
     receive_id: str
     received: Sequence[Range]
+    careful: bool = False
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write one partition; return its manifest. A task that is tried again is careful: see `isolate`."""
@@ -192,7 +194,7 @@ class WriteColumns:
         prefix = f"{self.receive_id}-handle-{uuid.uuid4().hex[:4]}"
         with Writer(self.lake, self.pipeline.name, prefix, rows_per_file) as writer:
             received = ByPosition(self.lake, self.received)
-            kind = _Careful if tries_before() else _Here
+            kind = _Careful if self.careful or tries_before() else _Here
             work: _Careful | _Here = kind(self, writer, received)
             count = total = 0
             for batch in filter(len, batches):
@@ -380,16 +382,30 @@ class _Rows:
     def _stage(self, name: str, rows: pa.RecordBatch, window: str) -> None:
         """Hand rows to a batcher with a callback, as messages whose data is a dict of its model's fields."""
         for some, delivered in self._delivered(rows, window):
-            if name in self._schemas:
-                data = some.select(self._schemas[name].names).to_pylist(maps_as_pydicts="lossy")
-            else:
-                data = some.column("data").to_pylist()
+            try:
+                if name in self._schemas:
+                    data = some.select(self._schemas[name].names).to_pylist(maps_as_pydicts="lossy")
+                else:
+                    data = some.column("data").to_pylist()
+            except (ValueError, OverflowError) as error:  # a date that Python has no value for
+                self._stage_apart(name, some, window, delivered, error)
+                continue
             keys = some.column("batch_key").fill_null(DEFAULT).to_pylist()
             messages = [
                 message.put(value, batcher=name, batch_key=key)
                 for message, value, key in zip(Message.each(delivered), data, keys, strict=True)
             ]
             self._recorder.handled(delivered, window, messages)
+
+    def _stage_apart(
+        self, name: str, rows: pa.RecordBatch, window: str, delivered: pa.RecordBatch, error: Exception
+    ) -> None:
+        if rows.num_rows == 1:
+            self._settle_failed(delivered, window, [Failure.of(error, "lake")])
+            return
+        half = rows.num_rows // 2
+        self._stage(name, rows.slice(0, half), window)
+        self._stage(name, rows.slice(half), window)
 
     def _unknown(self, row: dict[str, Any]) -> Failure:
         reason = f"no batcher {row['batcher']!r}; there are {sorted(self._batchers)}"

@@ -54,6 +54,10 @@ class Pacing(Protocol):
 class Permits(Pacing, Protocol):
     """The rate limit; see `rate_limiter.Pace`."""
 
+    @property
+    def unlimited_until(self) -> float:
+        """Until when there is no limit, as far as is known."""
+
     def permitted(self, wanted: int) -> tuple[int, float]:
         """Wait until some may be handled; return how many, and until when."""
 
@@ -286,7 +290,11 @@ class _Careful:
 
     def _permitted(self, wanted: int) -> tuple[int, float]:
         """Permits are taken before a try: a forked process must not touch the control store's connection."""
-        return (wanted, math.inf) if self._task.pace is None else self._task.pace.permitted(wanted)
+        if self._task.pace is None:
+            return wanted, math.inf
+        count, until = self._task.pace.permitted(wanted)
+        # Without a limit nothing begins late: a chunk that is long prepared must not be prepared again for it.
+        return count, math.inf if until == self._task.pace.unlimited_until else until
 
     # In the forked process
 

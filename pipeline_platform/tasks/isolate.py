@@ -193,9 +193,9 @@ def in_a_fork(work: Callable[[Progress], Written], rows: int) -> Written | Death
     with _scratch() as answer:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()  # else the child would print it once more
-        child = os.fork()
+        parent, child = os.getpid(), os.fork()
         if child == 0:
-            _answer(work, progress, answer)
+            _answer(work, progress, answer, parent)
         status = os.waitpid(child, 0)[1]
         answer.seek(0)
         if progress.state == _DELIVERED:
@@ -211,10 +211,12 @@ def _scratch() -> IO[bytes]:
     return os.fdopen(os.memfd_create("answer"), "w+b") if hasattr(os, "memfd_create") else tempfile.TemporaryFile()
 
 
-def _answer(work: Callable[[Progress], Written], progress: Progress, answer: IO[bytes]) -> None:
+def _answer(work: Callable[[Progress], Written], progress: Progress, answer: IO[bytes], parent: int) -> None:
     """Be the child. `os._exit` alone ends it: nothing of the parent's is cleaned up twice."""
     try:
         _go_first()
+        if os.getppid() != parent:  # it died before its child asked to end with it
+            os._exit(1)
         work(progress).save(answer)
         answer.flush()
         progress.state = _DELIVERED
@@ -289,11 +291,13 @@ def _settle(
             fail(tried[0], death)
             failed = True
             continue
-        suspects = [row for row in tried if row in set(death.rows)] if trust else []
+        blamed = set(death.rows) if trust else set()
+        suspects = [row for row in tried if row in blamed]
         if not 0 < len(suspects) < len(tried):
             suspects = tried[len(tried) // 2 :]
+        apart = set(suspects)
         before = [row for row in tried if row < suspects[0]]
-        after = [row for row in tried if row > suspects[0] and row not in set(suspects)]
+        after = [row for row in tried if row > suspects[0] and row not in apart]
         failed |= _settle(before, attempt, fail, trust=False)
         found = _settle(suspects, attempt, fail, trust=True)
         failed |= found | _settle(after, attempt, fail, trust=found)
