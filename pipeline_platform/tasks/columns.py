@@ -249,7 +249,7 @@ class _Careful:
     def write(self, rows: pa.RecordBatch, window: str) -> None:
         def attempt(some: Sequence[int]) -> Attempt:
             chosen = rows.take(pa.array(some, pa.int64()))
-            answer = in_a_fork(partial(self._work, chosen, window), len(some))
+            answer = in_a_fork(partial(self._work, chosen, window), len(some), exact=False)
             if isinstance(answer, Death):
                 return Attempt(answer._replace(rows=()), len(some))  # it knows rows of what it looked up, not these
             answer.pour(self._writer, self.recorder.tally)

@@ -266,13 +266,17 @@ class _Careful:
         self._in_time = True
 
     def handle(self, rows: pa.RecordBatch, window: str) -> None:
+        exact = False  # to build columns for each message by itself takes several times as long: only once one died
+
         def attempt(some: Sequence[int]) -> Attempt:
+            nonlocal exact
             # Where preparing took longer than permits hold, one message begins late: the others never would.
             count, until = self._permitted(len(some) if self._in_time else 1)
             chosen = rows.take(pa.array(some[:count], pa.int64()))
             work = partial(self._work, chosen, window, until if self._in_time else math.inf)
-            answer = in_a_fork(work, count)
+            answer = in_a_fork(work, count, exact=exact)
             if isinstance(answer, Death):
+                exact = True
                 return Attempt(answer._replace(rows=[some[row] for row in answer.rows]), count)
             answer.pour(self._writer, self.recorder.tally)
             self._in_time = bool(answer.notes["done"])

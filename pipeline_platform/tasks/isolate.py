@@ -71,9 +71,8 @@ UNWATCHED = Unwatched()
 class Progress:
     """Where a forked process is, in memory that it shares with its parent: which callback has which rows."""
 
-    exact = True
-
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, *, exact: bool) -> None:
+        self.exact = exact
         self._cells = memoryview(mmap.mmap(-1, _CELL * (3 + rows))).cast("q")
 
     def each(self, callback: str, messages: Iterable[Message]) -> Iterator[Message]:
@@ -179,17 +178,18 @@ def _stream(batch: pa.RecordBatch) -> pa.Buffer:
     return sink.getvalue()
 
 
-def in_a_fork(work: Callable[[Progress], Written], rows: int) -> Written | Death:
+def in_a_fork(work: Callable[[Progress], Written], rows: int, *, exact: bool = True) -> Written | Death:
     """Have a child work, and give back what it wrote, or how it died.
 
     Args:
         work: Called in the child.
         rows: Messages it is about, at the most.
+        exact: See `Watch`; without it a death is blamed on as many rows as were at work.
 
     Raises:
         RuntimeError: The child raised: no callback's doing, for these are caught.
     """
-    progress = Progress(rows)
+    progress = Progress(rows, exact=exact)
     with _scratch() as answer:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()  # else the child would print it once more
