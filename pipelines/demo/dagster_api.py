@@ -220,7 +220,7 @@ def _run(told: Mapping[str, Any]) -> Run:
         told["status"],
         told["jobName"],
         tags.get("pipeline_platform.origin/flights"),
-        int(tags.get("pipeline_platform.control.demand/flights", 0)),
+        int(tags.get("pipeline_platform.demand/flights", 0)),
         told["startTime"],
         told["endTime"],
         tuple(sorted(steps, key=lambda step: step.started or float("inf"))),
