@@ -10,13 +10,13 @@ from pipelines.local_servers import sqs
 pytest_plugins = [
     name
     for name in (
-        "tests.postgres_fixtures",
-        "tests.sqs_fixtures",
-        "tests.spark_fixtures",
-        "tests.spark_cluster_fixtures",
-        "tests.flow_fixtures",
-        "tests.dagster_fixtures",
-        "tests.sensor_fixtures",
+        "tests.fixtures.postgres",
+        "tests.fixtures.sqs",
+        "tests.fixtures.spark",
+        "tests.fixtures.spark_cluster",
+        "tests.fixtures.flow",
+        "tests.fixtures.dagster",
+        "tests.fixtures.sensor",
     )
     if importlib.util.find_spec(name)
 ]

@@ -1,0 +1,278 @@
+"""The command line beside a deployment, with Dagster not running."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+
+import dagster as dg
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+import definitions
+from pipeline_platform.cli.deployment import Deployment
+from pipeline_platform.cli.main import app
+from pipeline_platform.cli.status import _seconds
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.tables import Tables
+from pipeline_platform.model.options import RateLimiting
+from resources.lake import ControlResource
+from resources.table_queue import TableQueue
+from tests.fixtures.pipelines_under_test import Told
+from tests.fixtures.small_lake import Keeping, Memory, Run
+
+Cli = Callable[..., Result]
+
+
+@pytest.fixture
+def variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A home of the test's own."""
+    for name in ("DAGSTER_HOME", "FLIGHTS_SQS_URL", "PIPELINE_PLATFORM_LAKE", "PIPELINE_PLATFORM_CONTROL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIPELINE_PLATFORM_HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+@pytest.fixture
+def cli(variables: None, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """The commands, in this process: to load Dagster takes a new one seconds."""
+    importlib.reload(definitions)  # its resources are configured by variables
+
+    def call(*arguments: str) -> Result:
+        return CliRunner().invoke(app, arguments)
+
+    return call
+
+
+@pytest.fixture
+def control(tmp_path: Path) -> ControlStore:
+    return ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
+
+
+def fill(home: Path, messages: int) -> None:
+    queue = TableQueue(name="flights_queue", url=f"sqlite:///{home}/queue.sqlite", created_column="created_at")
+    queue.create()
+    queue.enqueue([b"{}"] * messages)
+
+
+def test_status_tells_backlog_runs_and_permits(variables, control, tmp_path):
+    fill(tmp_path, 1_234)
+    limit = RateLimiting(allowed_messages=500, interval=timedelta(days=1))
+    control.set_rate_limiting("flights", limit)
+    control.take("flights", None, 100)
+    control.claim("flights", "a" * 32, "run-alive", wanted=70, capacity=1_000, lease_s=60)
+    control.claim("flights", "b" * 32, "run-dead", wanted=5, capacity=1_000, lease_s=-1)
+
+    command = [sys.executable, "-m", "pipeline_platform.cli.main", "status"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    assert "1,234 messages in flights_queue" in said
+    assert "70 messages in 1 runs" in said
+    assert "400 left in the current interval" in said
+    assert "dead or stalled" in said
+    assert "undecided receives   none" in said
+    assert "unfinished receives  none" in said
+    assert "open failures        none" in said
+
+
+@pytest.fixture
+def keeping(tmp_path: Path, control: ControlStore, monkeypatch: pytest.MonkeyPatch) -> Tables:
+    """The tables of a deployment that has another pipeline."""
+    lake = Lake(root=str(tmp_path / "lake"))
+    deployment = Deployment({"keeping": Keeping}, SimpleNamespace(control=control, lake=lake, memory=Memory()))
+    monkeypatch.setattr("pipeline_platform.cli.status.deployment.opened", lambda: nullcontext(deployment))
+    return Tables(lake, Keeping)
+
+
+def leased(tables: Tables, receive_id: str, *payloads: bytes, window: str = "2026-01-01T0000") -> Run:
+    """A receive of messages that no other has."""
+    deliveries = tuple((f"{receive_id} {number}", payload) for number, payload in enumerate(payloads))
+    return Run(tables, Memory(deliveries_=deliveries), receive_id, windows=(window,))
+
+
+def lines(answer: Result) -> list[str]:
+    return [line.rstrip() for line in answer.stdout.splitlines()]
+
+
+def test_status_tells_receives_that_are_not_decided_from_those_that_are_not_finished(cli, keeping):
+    leased(keeping, "begun00000000000")
+    leased(keeping, "handled000000000", b"one").work()
+    leased(keeping, "decided000000000", b"two").work().decide()
+    leased(keeping, "published0000000", b"three").work().decide().publish()
+    leased(keeping, "finished00000000", b"four").finish()
+
+    said = lines(cli("status"))
+
+    assert " undecided receives   begun000, handled0" in said
+    told = "decided0, publishe (decided; the next run publishes and acknowledges the rest)"
+    assert f" unfinished receives  {told}" in said
+
+
+def test_status_counts_open_failures_by_window(cli, keeping):
+    leased(keeping, "first", b"one", b"fail", b"fail").finish()
+    leased(keeping, "second", b"fail", window="2026-01-01T0100").finish()
+    leased(keeping, "third", b"two", window="2026-01-01T0200").finish()
+
+    said = [line.split() for line in lines(cli("status"))]
+
+    assert ["open", "failures", "3"] in said
+    assert [words for words in said if words[0] == "window"] == [
+        ["window", "2026-01-01T0000", "2"],
+        ["window", "2026-01-01T0100", "1"],
+    ]
+
+
+def test_status_names_a_receive_that_cannot_be_read_and_tells_the_rest(cli, keeping):
+    Run(keeping, Memory(), "ab12").receives.begin(Run(keeping, Memory(), "cd34").receive)
+    keeping.lake.write("keeping/_receives/ab12/receive.json", b"{")
+
+    shown = cli("status", "keeping").stdout
+
+    assert "unreadable receives" in shown
+    assert "_receives/ab12/receive.json is no record of a receive" in " ".join(shown.split())
+    assert "undecided receives   cd34" in shown
+
+
+def test_status_says_which_store_and_lake_it_looks_at(cli, tmp_path):
+    assert cli("status").stdout.startswith(
+        f"Control store: sqlite:///{tmp_path}/control.sqlite\nLake: {tmp_path}/lake\n"
+    )
+
+
+def test_a_store_that_is_not_there_is_named_without_its_password(cli):
+    definitions.RESOURCES["control"] = ControlResource(url="postgresql+psycopg://us:hush@127.0.0.1:1/control")
+
+    answer = cli("status")
+
+    assert "Control store: postgresql+psycopg://us:***@127.0.0.1:1/control" in answer.stdout
+    assert "the control store postgresql+psycopg://us:***@127.0.0.1:1/control cannot be used" in str(answer.exception)
+    assert "hush" not in f"{answer.output}{answer.exception}"
+
+
+def test_status_counts_runs_that_dagster_has_queued_or_started(cli, tmp_path, monkeypatch):
+    home = tmp_path / "dagster"
+    home.mkdir()
+    (home / "dagster.yaml").write_text("telemetry: {enabled: false}")
+    monkeypatch.setenv("DAGSTER_HOME", str(home))
+    before = lines(cli("status"))
+    runs = {"flights": ["NOT_STARTED", "NOT_STARTED", "STARTED", "SUCCESS", "FAILURE"], "another": ["STARTED"]}
+    with dg.DagsterInstance.get() as instance:
+        for pipeline, statuses in runs.items():
+            for status in statuses:
+                tags = {f"pipeline_platform.origin/{pipeline}": "source"}
+                instance.add_run(dg.DagsterRun("pull", tags=tags, status=dg.DagsterRunStatus[status]))
+
+    assert " runs in Dagster      none under way" in before
+    assert " runs in Dagster      2 not started, 1 started" in lines(cli("status"))
+
+
+def test_status_tells_the_rest_where_dagster_cannot_be_asked(cli, tmp_path, monkeypatch):
+    nowhere = cli("status").stdout
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "typo"))
+    typo = cli("status").stdout
+
+    assert "runs in Dagster      DAGSTER_HOME is not set" in nowhere
+    assert "cannot be asked for: DagsterInvariantViolationError" in typo
+    assert "open failures        none" in typo
+
+
+def test_status_of_a_source_that_is_not_there_says_so_and_tells_the_rest(cli):
+    answer = cli("status", "flights")
+
+    assert answer.exit_code == 0, answer.stderr
+    assert "does not answer" in answer.stdout
+    assert "in flight" in answer.stdout
+
+
+def test_a_variable_that_is_not_set_is_named_without_a_traceback():
+    code = (
+        "import dagster as dg\n"
+        "import definitions\n"
+        "from pipeline_platform.cli import main as cli\n"
+        "from resources.lake import ControlResource\n"
+        "definitions.RESOURCES['control'] = ControlResource(url=dg.EnvVar('NOWHERE_SET'))\n"
+        "cli.main()"
+    )
+    answer = subprocess.run([sys.executable, "-c", code, "status"], capture_output=True, text=True, check=False)
+
+    assert answer.returncode == 1
+    assert '"NOWHERE_SET" which is not set' in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+@pytest.mark.parametrize("interval", ["0", "-1", "nan", "inf", "1e-7", "1e300"])
+def test_an_interval_that_is_none_is_refused(cli, interval):
+    answer = cli("limit", "flights", "--allowed", "5", "--interval", interval)
+
+    assert answer.exit_code == 2
+    assert "give seconds, from 0.001" in answer.stderr
+
+
+def test_who_changes_a_limit_is_told_whose(cli, tmp_path):
+    assert f"Control store: sqlite:///{tmp_path}/control.sqlite" in cli("pause", "flights").stdout
+
+
+def test_a_pause_holds_until_it_is_resumed(cli, control):
+    assert "is paused: the lake is moving" in cli("pause", "flights", "--reason", "the lake is moving").stdout
+    assert control.paused("flights") == "the lake is moving"
+
+    assert "asks for runs again" in cli("resume", "flights").stdout
+    assert control.paused("flights") is None
+    assert "was not paused" in cli("resume", "flights").stdout
+
+
+def test_a_limit_is_set_changed_and_reset(cli, control):
+    cli("limit", "flights", "--allowed", "5", "--interval", "2")
+    cli("limit", "flights", "--allowed", "6")
+    held = control.rate_limiting("flights", None)
+    assert held == RateLimiting(allowed_messages=6, interval=timedelta(seconds=2))
+
+    assert "at most 100,000 messages in 0:00:01" in cli("limit", "flights", "--reset").stdout, "the pipeline's own"
+    assert control.rate_limiting("flights", None) is None
+
+
+def test_a_part_of_a_limit_changes_the_pipeline_s_own(cli, control):
+    cli("limit", "flights", "--allowed", "5")
+
+    assert control.rate_limiting("flights", None) == RateLimiting(allowed_messages=5, interval=timedelta(seconds=1))
+
+
+class Unlimited(Told):
+    """Has no rate limit of its own."""
+
+    name = "unlimited"
+
+
+def test_a_part_of_a_limit_that_is_not_there_is_refused_with_the_way_out(control, monkeypatch):
+    deployment = Deployment({"unlimited": Unlimited}, SimpleNamespace(control=control))
+    monkeypatch.setattr("pipeline_platform.cli.limits.deployment.opened", lambda: nullcontext(deployment))
+
+    refused = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["limit", "unlimited", "--allowed", "5"])
+    told = CliRunner().invoke(app, ["limit", "unlimited"])
+
+    assert refused.exit_code == 2
+    assert "give both --allowed and --interval" in refused.output
+    assert "has no rate limit" in told.output
+
+
+@pytest.mark.parametrize("command", ["status", "pause", "resume", "limit"])
+def test_an_unknown_pipeline_is_refused_with_those_there_are(cli, command):
+    answer = cli(command, "flihgts")
+
+    assert answer.exit_code == 2
+    assert "there is no pipeline 'flihgts'; there is flights" in answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"), [(0.31, "0.3 s"), (59.2, "59 s"), (90, "1.5 min"), (7_200, "2.0 h"), (1e6, "12 d")]
+)
+def test_a_span_is_told_in_its_largest_unit(seconds, told):
+    assert _seconds(seconds) == told

@@ -1,0 +1,151 @@
+"""What counts as in flight: claims, and runs that are to claim, for as long as they may still do so."""
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+
+import dagster as dg
+import pytest
+from dagster._core.events import DagsterEvent
+
+from pipeline_platform.launcher.run_process import PROCESS_TAG, RunProcess
+from sensors.producer import in_flight
+from tests.fixtures.sensor import TAGS, Asked, Place, tags
+
+STARTING, STARTED = dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED
+
+
+def test_queued_runs_count_until_they_end(place: Place) -> None:
+    place.enqueue(300)
+
+    assert place.asked() == [100, 100]
+    assert place.skips() == "200 messages in flight fill the capacity of 200"
+    for run in place.instance.get_runs():
+        place.instance.delete_run(run.run_id)
+    assert place.asked() == [100, 100]
+
+
+def test_what_queued_runs_will_take_is_not_asked_for_again(place: Place) -> None:
+    place.enqueue(60)
+
+    assert place.asked() == [60]
+    assert place.skips() == "60 messages wait, and runs under way will take them"
+
+
+def test_a_run_that_leased_counts_as_what_it_holds(place: Place) -> None:
+    run = place.queued(tags(100, **{TAGS.receive_id: "r"}), dg.DagsterRunStatus.STARTED)
+    place.control.claim("asked", "r", run.run_id, wanted=7, capacity=200, lease_s=60)
+
+    assert in_flight(Asked, place.instance, place.control) == (7, 1, 0)
+
+
+def test_a_dead_run_does_not_count_once_its_claim_is_over(place: Place) -> None:
+    run = place.queued(tags(100, **{TAGS.receive_id: "r"}), dg.DagsterRunStatus.STARTED)
+    place.control.claim("asked", "r", run.run_id, wanted=100, capacity=200, lease_s=0.05)
+    time.sleep(0.1)
+    place.enqueue(200)
+
+    assert in_flight(Asked, place.instance, place.control) == (0, 0, 0)
+    assert place.asked() == [100, 100]
+
+
+def test_a_backfill_takes_room_but_nothing_of_what_waits_at_the_source(place: Place) -> None:
+    place.queued({**tags(100), TAGS.origin: "failed"})
+    place.enqueue(60)
+
+    assert in_flight(Asked, place.instance, place.control) == (100, 1, 0)
+    assert place.asked() == [60]
+
+
+def test_a_re_execution_of_all_steps_counts_as_what_it_will_lease(place: Place) -> None:
+    parent = place.queued(tags(80, **{TAGS.receive_id: "r"}), dg.DagsterRunStatus.FAILURE)
+
+    again = place.queued(parent.tags, parent_run_id=parent.run_id, root_run_id=parent.run_id)
+    assert in_flight(Asked, place.instance, place.control) == (80, 1, 80)
+
+    place.instance.add_run_tags(again.run_id, {TAGS.receive_id: "its own"})
+    assert in_flight(Asked, place.instance, place.control) == (0, 0, 0), "it has had its own, and ended the claim"
+
+
+def test_a_re_execution_from_failure_leases_nothing(place: Place) -> None:
+    parent = place.queued(tags(80, **{TAGS.receive_id: "r"}), dg.DagsterRunStatus.FAILURE)
+
+    place.queued(
+        parent.tags,
+        parent_run_id=parent.run_id,
+        root_run_id=parent.run_id,
+        step_keys_to_execute=["asked.commit", "asked.acknowledge"],
+    )
+
+    assert in_flight(Asked, place.instance, place.control) == (0, 0, 0)
+
+
+# Runs that have not claimed yet, and may never
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that does nothing until it is killed."""
+    with subprocess.Popen(["sleep", "600"]) as sleeping:
+        yield sleeping
+        sleeping.kill()
+
+
+def run_in(process: subprocess.Popen[bytes], place: Place, status: dg.DagsterRunStatus) -> dg.DagsterRun:
+    """A run that is to lease a hundred messages, and whose process has just begun."""
+    run = place.queued(tags(100), STARTING)
+    if status is STARTED:
+        started = DagsterEvent(dg.DagsterEventType.RUN_START.value, run.job_name)
+        place.instance.report_dagster_event(started, run.run_id)
+    place.instance.add_run_tags(run.run_id, {PROCESS_TAG: RunProcess.tag(run.run_id, process.pid)})
+    return run
+
+
+@pytest.mark.parametrize("status", [STARTING, STARTED])
+def test_a_run_that_was_killed_before_it_claimed_stops_counting_at_once(
+    place: Place, process: subprocess.Popen[bytes], status: dg.DagsterRunStatus
+) -> None:
+    run_in(process, place, status)
+    assert in_flight(Asked, place.instance, place.control) == (100, 1, 100)
+
+    process.kill()
+    process.wait()
+
+    assert in_flight(Asked, place.instance, place.control) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("status", [STARTING, STARTED])
+def test_a_run_whose_process_lives_counts_however_slowly_it_starts(
+    place: Place, process: subprocess.Popen[bytes], at: Callable[[timedelta], None], status: dg.DagsterRunStatus
+) -> None:
+    run_in(process, place, status)
+
+    at(timedelta(hours=1))
+
+    assert in_flight(Asked, place.instance, place.control) == (100, 1, 100)
+
+
+def test_a_run_whose_process_nobody_here_can_ask_counts_for_a_quarter_of_an_hour(
+    place: Place, at: Callable[[timedelta], None]
+) -> None:
+    place.queued(tags(100), STARTING)
+
+    at(timedelta(minutes=14))
+    assert in_flight(Asked, place.instance, place.control) == (100, 1, 100)
+    at(timedelta(minutes=16))
+    assert in_flight(Asked, place.instance, place.control) == (0, 0, 0)
+
+
+def test_a_re_execution_is_not_judged_by_the_process_of_its_parent(
+    place: Place, process: subprocess.Popen[bytes]
+) -> None:
+    parent = run_in(process, place, STARTED)
+    process.kill()
+    process.wait()
+    copied = place.instance.get_run_by_id(parent.run_id)
+    assert copied
+
+    place.queued(copied.tags, STARTED, parent_run_id=parent.run_id, root_run_id=parent.run_id)
+
+    assert in_flight(Asked, place.instance, place.control) == (100, 1, 100)

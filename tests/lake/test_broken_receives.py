@@ -1,0 +1,168 @@
+"""A receive that cannot be finished is reported, skipped and kept; it holds up no run, and nobody who looks."""
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.lake.maintenance import SAFE_AGE, maintain
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.tables import Tables
+from pipeline_platform.model.options import Retention
+from pipeline_platform.run.flow import Flow
+from pipeline_platform.source.contract import SourceError
+from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Run, numbered, visible
+
+Break = Callable[[Path], None]
+
+
+def no_spark() -> NoReturn:
+    raise AssertionError("this needs no Spark")
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Tables:
+    return Tables(Lake(root=str(tmp_path / "lake")), Keeping)
+
+
+@pytest.fixture
+def flow(tables: Tables, tmp_path: Path) -> Flow:
+    return Flow(Keeping, Memory(), tables.lake, ControlStore(f"sqlite:///{tmp_path}/control.sqlite"), no_spark)
+
+
+def decided(tables: Tables, receive_id: str, *payloads: bytes) -> Run:
+    deliveries = tuple((f"{receive_id}-{n}", data) for n, data in enumerate(payloads))
+    return Run(tables, Memory(deliveries_=deliveries), receive_id).work().decide()
+
+
+def garbage(name: str) -> Break:
+    return lambda receives: (receives / "broken" / name).write_bytes(b"PAR1 no more")  # type: ignore[return-value]
+
+
+def corrupt_table(receives: Path) -> None:
+    log = receives.parent / "kept" / "_delta_log" / f"{0:020d}.json"
+    log.write_text("{")
+
+
+BROKEN: dict[str, tuple[Break, str]] = {
+    "its record": (garbage("receive.json"), r"_receives/broken/receive\.json is no record.*restore it"),
+    "an empty record": (
+        lambda receives: (receives / "broken" / "receive.json").write_bytes(b""),  # type: ignore[return-value]
+        r"receive\.json is no record of a receive \(0 bytes",
+    ),
+    "a manifest": (garbage("handle.parquet"), r"_receives/broken/handle\.parquet is no manifest.*restore it"),
+    "its batcher's table": (corrupt_table, "Error"),
+}
+
+
+def begin(flow: Flow) -> list[str]:
+    told: list[str] = []
+    flow.begin(origin="source", run_id="next", windows=[WINDOW], demand=1, tell=told.append)
+    for claim in flow.control.in_flight("keeping"):
+        flow.control.end(claim.receive_id)
+    return [said for said in told if "cannot be finished" in said]
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_receive_that_cannot_be_finished_is_reported_each_time_and_the_others_are_finished(
+    tables: Tables, flow: Flow, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_it, said = BROKEN[what]
+    decided(tables, "broken", b"one", b"two")
+    if what == "its batcher's table":  # it was renamed since: all that this pipeline writes to is well
+
+        class Renamed(Keeping):
+            batchers = {"texts": Keeping.batchers["kept"]}
+
+        flow = Flow(Renamed, flow.source, flow.lake, flow.control, flow.session)
+    receives = Path(tables.lake.uri("keeping", "_receives"))
+    shutil.copytree(tables.lake.uri("keeping"), tmp_path / "backup")
+    break_it(receives)
+    flow.tables.ensure()
+    other = Run(flow.tables, Memory(deliveries_=numbered(b"three")), "well").work().decide()
+
+    for _ in range(2):
+        (report,) = begin(flow)
+        assert report.startswith("receive broken cannot be finished and is left as it is: ")
+        assert re.search(said, report)
+
+    assert other.receives.get("well") is None, "finished"
+    for name in ("_receives/broken", "kept/_delta_log"):
+        shutil.copytree(tmp_path / "backup" / name, Path(tables.lake.uri("keeping", name)), dirs_exist_ok=True)
+    assert begin(flow) == []
+    assert {"one", "two"} <= {row["text"] for row in visible(tables, "kept")}
+
+
+def test_a_receive_whose_source_will_not_take_it_back_is_asked_again_by_the_next(
+    tables: Tables, flow: Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(tables, Memory(deliveries_=numbered(b"one")), "broken").work()
+
+    def refuse(source: Memory, receive_id: str) -> None:
+        raise SourceError("memory: told to refuse")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Memory, "abandon", refuse)
+        (report,) = begin(flow)
+    assert report.endswith("SourceError: memory: told to refuse")
+    assert run.receives.get("broken"), "the next run asks again"
+
+    assert begin(flow) == []
+    assert run.receives.get("broken") is None
+
+
+@pytest.mark.parametrize("what", ["its record", "a manifest"])
+def test_maintenance_goes_on_and_removes_nothing_that_may_be_a_broken_receives(
+    tables: Tables, flow: Flow, what: str
+) -> None:
+    for receive_id in ("r1", "r2"):
+        Run(tables, Memory(deliveries_=((receive_id, b"x"),)), receive_id).finish()
+    run = decided(tables, "broken", b"one")
+    folder = Path(tables.lake.uri("keeping", "_receives", "broken"))
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    BROKEN[what][0](folder.parent)
+    old = time.time() - (SAFE_AGE * 2).total_seconds()
+    for path in Path(tables.lake.root).rglob("*.parquet"):
+        os.utime(path, (old, old))
+    run.receive = run.receive.model_copy(update={"started_at": run.receive.started_at - SAFE_AGE * 3})
+    if what == "a manifest":
+        run.receives.begin(run.receive)
+    told: list[str] = []
+
+    report = maintain(tables, Retention(messages=timedelta(seconds=1)), tell=told.append)
+
+    assert report["kept"]["compacted"] == 2
+    assert [said for said in told if "is no record" in said] == told
+    assert len(told) == (what == "its record")
+    for path, content in before.items():
+        path.write_bytes(content)
+    assert begin(flow) == []
+    assert "one" in {row["text"] for row in visible(tables, "kept")}
+
+
+def test_what_a_broken_receive_decided_is_not_acknowledged_before_it_is_published(tables: Tables, flow: Flow) -> None:
+    """Another run holds its messages meanwhile: acknowledged there, they would be nowhere if it is never mended."""
+    late = Run(tables, Memory(deliveries_=(("broken-0", b"one"), ("own", b"two"))), "late").work()
+    decided(tables, "broken", b"one")
+    manifest = Path(tables.lake.uri("keeping", "_receives", "broken", "handle.parquet"))
+    kept = manifest.read_bytes()
+    manifest.write_bytes(b"")
+    late.decide().publish()
+
+    answer = flow.acknowledge(late.receive)
+
+    assert flow.source.told == [("ack", "q", ["ack-own"])]  # type: ignore[attr-defined]
+    assert (answer.acknowledged, answer.unacknowledged) == (1, 1)
+    assert "handle.parquet is no manifest" in answer.errors[0]
+    assert late.receives.get("late") is None, "it comes again by itself"
+    manifest.write_bytes(kept)
+    again = Run(tables, Memory(deliveries_=(("broken-0", b"one"),)), "again", base=0).work().decide().publish()
+    assert flow.acknowledge(again.receive).acknowledged == 1
+    assert sorted(row["text"] for row in visible(tables, "kept")) == ["one", "two"]

@@ -1,0 +1,111 @@
+"""Commits that never can succeed end with an error that names the table; only a table that moved is a conflict."""
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from pipeline_platform.lake.decision import decide, fence, publish, take_over
+from pipeline_platform.lake.maintenance import maintain
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.tables import CommitError, Table, Tables
+from pipeline_platform.model.options import Retention
+from tests.fixtures.small_lake import Keeping, Memory, Run, numbered, visible
+
+
+@pytest.fixture(autouse=True)
+def _spins_for_no_longer_than_a_while() -> Iterator[None]:
+    def ends(*_: object) -> None:
+        raise AssertionError("it spins")
+
+    before = signal.signal(signal.SIGALRM, ends)
+    signal.alarm(20)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Tables:
+    return Tables(Lake(root=str(tmp_path)), Keeping)
+
+
+def forbid(table: Table) -> None:
+    """As when another tool turns on what delta-rs lacks."""
+    log = Path(table.uri, "_delta_log")
+    protocol = {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": ["rowTracking", "domainMetadata"]}
+    (log / f"{table.open().version() + 1:020d}.json").write_text(json.dumps({"protocol": protocol}) + "\n")
+
+
+def append_only(table: Table) -> None:
+    table.open().alter.set_table_properties({"delta.appendOnly": "true"})
+
+
+def worked(tables: Tables, receive_id: str = "r1") -> Run:
+    return Run(tables, Memory(deliveries_=numbered(b"a", b"b", b"fail")), receive_id).work()
+
+
+COMMITS: dict[str, tuple[str, Callable[[Tables, Run], object]]] = {
+    "decide": ("outcomes", lambda tables, run: decide(tables, run.receives, run.receive)),
+    "fence": ("outcomes", lambda tables, run: fence(tables, "r1")),
+    "take over": ("outcomes", lambda tables, run: take_over(tables, run.receives, run.receive, "another")),
+    "publish": ("kept", lambda tables, run: publish(tables, run.receives, run.receive)),
+    "widen": (
+        "kept",
+        lambda tables, run: Table(
+            tables.lake, "keeping", "kept", pa.schema([*tables["kept"].schema, ("more", pa.int64())])
+        ).ensure(),
+    ),
+    "maintain": ("kept", lambda tables, run: maintain(tables, Retention())),
+}
+
+
+@pytest.mark.parametrize("what", COMMITS)
+def test_a_table_whose_features_delta_rs_lacks_is_named_and_not_tried_for_ever(tables: Tables, what: str) -> None:
+    name, commit = COMMITS[what]
+    for receive_id in ("r8", "r9"):
+        worked(tables, receive_id).decide().publish()
+    run = worked(tables)
+    forbid(tables[name])
+
+    with pytest.raises(CommitError, match=rf"keeping/{name} refuses.*Unsupported table features required.*RowTracking"):
+        commit(tables, run)
+
+
+def test_a_replay_into_a_table_that_only_appends_is_refused_by_name(tables: Tables) -> None:
+    worked(tables).decide().publish()
+    append_only(tables["kept"])
+    replay = Run(tables, Memory(deliveries_=numbered(b"a")), "r2", origin="messages", replaces=("r1",)).work().decide()
+
+    with pytest.raises(CommitError, match=r"keeping/kept refuses.*append-only.*take back the table property"):
+        replay.publish()
+
+    assert len(visible(tables, "kept")) == 2
+
+
+def test_windows_of_a_table_that_only_appends_are_kept_with_an_error_that_names_it(tables: Tables) -> None:
+    for window in ("2026-01-01T0000", "2026-01-02T0000"):
+        Run(tables, Memory(deliveries_=numbered(b"a")), window, windows=(window,)).finish()
+    append_only(tables["messages"])
+
+    with pytest.raises(CommitError, match="keeping/messages refuses"):
+        maintain(tables, Retention())
+
+
+def test_a_table_that_refuses_nothing_and_only_moved_is_a_conflict_still(tables: Tables) -> None:
+    """The other receive commits right before each of two tries."""
+    run, tries = worked(tables), iter(["r2", "r3"])
+    looked = Table.added_since
+
+    def crowded(table: Table, *args: object) -> list[str]:
+        added = looked(table, *args)  # type: ignore[arg-type]
+        if other := next(tries, None):
+            table.swap(table.open(), other, [])
+        return added
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Table, "added_since", crowded)
+        assert decide(tables, run.receives, run.receive).tries == 3

@@ -1,0 +1,202 @@
+"""Open failures: the latest event of a message says whether it is one."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from pipeline_platform.lake import failed
+from pipeline_platform.lake.failed import FailedMessages
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.tables import FAILED, Table, Tables
+from pipeline_platform.lake.writer import Writer
+from pipeline_platform.model.message import DELIVERIES
+from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Run, visible
+
+LATER = "2026-01-01T0100"
+
+
+@pytest.fixture
+def lake(tmp_path):
+    return Lake(root=str(tmp_path))
+
+
+def record(lake: Lake, receive_id: str, *events: tuple[str, int, str], window: str = WINDOW) -> None:
+    """Commit events `(message_id, attempt, state)`."""
+    table = Table(lake, "keeping", "failed", FAILED)
+    table.ensure()
+    rows = [
+        {
+            "source": "memory",
+            "message_id": name,
+            "attempt": attempt,
+            "state": state,
+            "data": f"{name}:{attempt}".encode() if state == "open" else None,
+            "metadata": '{"a": 1}' if state == "open" else None,
+            "at": datetime.now(UTC),
+            "receive_id": receive_id,
+        }
+        for name, attempt, state in events
+    ]
+    with Writer(lake, "keeping", receive_id) as writer:
+        writer.write("failed", window, pa.RecordBatch.from_pylist(rows, schema=table.stored_schema))
+        table.swap(table.open(), receive_id, writer.close().files)
+
+
+def failures(lake: Lake, **options: Any) -> FailedMessages:
+    return FailedMessages(name="memory", lake=lake, pipeline="keeping", **options)
+
+
+def given_out(source: FailedMessages, demand: int = 100) -> dict[str, int]:
+    """The attempt of each message that a receive gets."""
+    rows = []
+    for share in source.plan(demand, 2, "r"):
+        for batch in source.read(share, "r"):
+            assert batch.schema == DELIVERIES
+            rows += batch.to_pylist()
+        assert len(rows) <= demand
+    assert len({row["message_id"] for row in rows}) == len(rows), "each once"
+    return {row["message_id"]: row["attempt"] for row in rows}
+
+
+def test_without_a_table_there_are_no_failures(lake):
+    assert failures(lake).backlog().messages == 0
+    assert failures(lake).plan(10, 1, "r") == []
+
+
+@pytest.mark.parametrize(
+    ("events", "attempt"),
+    [
+        ([("m", 1, "open")], 2),
+        ([("m", 1, "open"), ("m", 2, "open")], 3),
+        ([("m", 2, "open"), ("m", 1, "open")], 3),
+        ([("m", 1, "open"), ("m", 2, "closed")], None),
+        ([("m", 2, "closed"), ("m", 1, "open")], None),
+        ([("m", 1, "open"), ("m", 2, "open"), ("m", 3, "closed")], None),
+        ([("m", 1, "closed"), ("m", 1, "open")], None),
+        ([("m", 1, "open"), ("m", 1, "open")], 2),
+    ],
+)
+@pytest.mark.parametrize("in_one_file", [True, False])
+def test_the_latest_event_says_whether_a_failure_is_open(lake, events, attempt, in_one_file):
+    if in_one_file:
+        record(lake, "r", *events)
+    else:
+        for number, event in enumerate(events):
+            record(lake, f"r{number}", event)
+
+    assert given_out(failures(lake)) == ({} if attempt is None else {"m": attempt})
+    assert failures(lake).backlog().messages == (0 if attempt is None else 1)
+
+
+def test_failures_of_the_chosen_windows_are_given_out_and_no_others(lake):
+    record(lake, "r1", ("a", 1, "open"))
+    record(lake, "r2", ("b", 1, "open"), window=LATER)
+
+    assert given_out(failures(lake, windows=(LATER,))) == {"b": 2}
+    assert failures(lake).open_by_window() == {WINDOW: 1, LATER: 1}
+
+
+def test_each_failure_stays_in_its_window(lake):
+    record(lake, "r1", ("a", 1, "open"))
+    record(lake, "r2", ("b", 1, "open"), window=LATER)
+
+    assert [share.window for share in failures(lake).plan(10, 4, "r")] == [WINDOW, LATER]
+
+
+@pytest.mark.parametrize(("demand", "count"), [(0, 0), (1, 1), (3, 3), (5, 5), (9, 5)])
+def test_no_more_is_given_out_than_asked_for(lake, demand, count):
+    record(lake, "r1", ("a", 1, "open"), ("b", 1, "open"), ("c", 1, "open"))
+    record(lake, "r2", ("d", 1, "open"), ("e", 1, "open"), window=LATER)
+
+    assert len(given_out(failures(lake), demand)) == count
+
+
+def test_the_original_payload_is_given_out_again(lake):
+    record(lake, "r1", ("a", 1, "open"), ("a", 2, "open"))
+
+    (share,) = failures(lake).plan(10, 1, "r")
+    (batch,) = failures(lake).read(share, "r")
+
+    (row,) = batch.to_pylist()
+    assert (row["data"], row["metadata"], row["source"]) == (b"a:2", '{"a": 1}', "memory")
+
+
+def test_a_failure_driven_again_is_closed_by_success_and_kept_open_by_failure(lake):
+    tables = Tables(lake, Keeping)
+    deliveries = (("good", b"fail now"), ("bad", b"fail always"))
+    Run(tables, Memory(deliveries_=deliveries), "r1").finish()
+    assert failures(lake).backlog().messages == 2
+
+    class Mended(Keeping):
+        def handle_message(self, message, context):
+            if message.data == b"fail now":
+                message = message.put_data(b"mended")
+            return super().handle_message(message, context)
+
+    Run(Tables(lake, Mended), failures(lake), "r2", origin="failed").finish()
+
+    assert given_out(failures(lake)) == {"bad": 3}
+    (row,) = visible(tables, "kept")
+    assert (row["text"], row["message_id"], row["attempt"]) == ("mended", "good", 2)
+
+
+def test_of_two_receives_that_drive_the_same_failure_one_decides_it(lake):
+    tables = Tables(lake, Keeping)
+    Run(tables, Memory(deliveries_=(("m", b"fail now"),)), "r1").finish()
+
+    class Mended(Keeping):
+        def handle_message(self, message, context):
+            return super().handle_message(message.put_data(b"mended"), context)
+
+    mended = Tables(lake, Mended)
+    first = Run(mended, failures(lake), "r2", origin="failed").work()
+    second = Run(mended, failures(lake), "r3", origin="failed").work()
+    second.decide().publish()
+    first.decide().publish()
+
+    (row,) = visible(tables, "kept")
+    assert row["receive_id"] == "r3"
+    assert failures(lake).backlog().messages == 0
+
+
+def test_a_failure_that_was_decided_after_a_backfill_had_begun_does_not_hinder_it(lake):
+    """It waited for room meanwhile: what it drives is that very failure, one attempt later."""
+    tables = Tables(lake, Keeping)
+    tables.ensure()
+    base = tables["outcomes"].open().version()
+    Run(tables, Memory(deliveries_=(("m", b"fail now"),)), "r1").finish()
+
+    class Mended(Keeping):
+        def handle_message(self, message, context):
+            return super().handle_message(message.put_data(b"mended"), context)
+
+    Run(Tables(lake, Mended), failures(lake), "r2", origin="failed", base=base).finish()
+
+    assert [row["attempt"] for row in visible(tables, "kept")] == [2]
+    assert failures(lake).backlog().messages == 0
+
+
+def test_windows_are_counted_again_only_when_their_files_change(lake, monkeypatch):
+    record(lake, "r1", ("a", 1, "open"), ("b", 1, "open"))
+    record(lake, "r2", ("c", 1, "open"), window=LATER)
+    assert failures(lake).open_by_window() == {WINDOW: 2, LATER: 1}
+    counted: list[int] = []
+    count = failed.open_failures
+    monkeypatch.setattr(failed, "open_failures", lambda lake, paths: counted.append(len(paths)) or count(lake, paths))
+
+    assert failures(lake, windows=(WINDOW,)).open_by_window() == {WINDOW: 2}
+    record(lake, "r3", ("a", 2, "closed"))
+    assert failures(lake).open_by_window() == {WINDOW: 1, LATER: 1}
+    assert failures(lake, windows=(WINDOW,)).open_by_window() == {WINDOW: 1}
+
+    assert counted == [2], "the first window, once, when it had another file"
+
+
+def test_a_count_that_cannot_be_read_is_made_again(lake):
+    record(lake, "r1", ("a", 1, "open"))
+    for broken in (b"", b"{", b"[1]", b'{"w": 1}'):
+        lake.write("keeping/_open_failures.json", broken)
+
+        assert failures(lake).open_by_window() == {WINDOW: 1}

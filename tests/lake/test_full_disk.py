@@ -1,0 +1,90 @@
+"""A full disk: whatever step it stops says so and where, leaves nothing half done, and goes on once there is room."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fixtures.full_disk_run import MESSAGES, ROOMS
+
+ALONE = (["unshare", "--mount"], ["unshare", "--user", "--map-root-user", "--mount"])
+"""Two ways to a process that may mount, and what it mounts nobody else sees: root's and anybody's."""
+
+
+@pytest.fixture
+def on_a_small_disk(tmp_path: Path) -> Callable[[str], dict[str, Any]]:
+    """Do something of `full_disk_run`, and return what it told."""
+    disk, elsewhere = tmp_path / "disk", tmp_path / "elsewhere"
+    disk.mkdir()
+    elsewhere.mkdir()
+    alone = next((way for way in ALONE if mounts(way, disk)), None)
+    if alone is None:
+        lack = "a disk of a test's own cannot be mounted: no right to, or no unshare"
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(lack)
+
+    def run(what: str) -> dict[str, Any]:
+        command = [*alone, sys.executable, "-m", "tests.fixtures.full_disk_run", what, str(disk), str(elsewhere)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        told: dict[str, Any] = json.loads(done.stdout)
+        return told | {"printed": done.stderr}
+
+    return run
+
+
+def mounts(alone: list[str], folder: Path) -> bool:
+    command = [*alone, "mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)]
+    try:
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+def test_what_a_full_disk_stops_leaves_nothing_half_done_and_goes_on_once_there_is_room(
+    on_a_small_disk: Callable[[str], dict[str, Any]], tmp_path: Path
+) -> None:
+    told = on_a_small_disk("lake")
+
+    stopped: dict[str, set[str]] = {step: set() for step in ROOMS}
+    for failure in told["failures"]:
+        assert "No space left on device" in failure["error"]
+        assert "\x1b" not in failure["error"], "colours are for terminals"
+        (where,) = [
+            name
+            for name in ("_windows", "_receives", "messages", "outcomes", "failed", "kept")
+            if f"{tmp_path}/disk/lake/keeping/{name}" in failure["error"]
+        ]
+        stopped[failure["step"]].add(where)
+        assert set(failure["rows"].values()) <= {0, MESSAGES, 2 * MESSAGES}, "each table has all of a receive or none"
+        assert failure["queued"] == MESSAGES
+    assert stopped["begin"] >= {"_windows", "messages", "outcomes", "_receives"}
+    assert stopped["work"] >= {"messages", "kept"}, "receiving and handling"
+    assert stopped["decide"] == {"outcomes"}
+    assert stopped["publish"] == {"messages", "kept"}, "before the first table, and between two"
+    assert told["each once"]
+    assert told["queued"] == 0
+    assert "Exception ignored" not in told["printed"]
+
+
+def test_a_task_that_a_full_disk_stops_takes_no_room(on_a_small_disk: Callable[[str], dict[str, Any]]) -> None:
+    failures = on_a_small_disk("lake")["failures"]
+
+    receiving = [one for one in failures if one["step"] == "work" and one["error"].endswith("keeping/messages'")]
+    assert {one["taken"] for one in receiving} == {0}
+
+
+def test_a_control_store_on_a_full_disk_can_be_read_and_says_what_it_lacks(
+    on_a_small_disk: Callable[[str], dict[str, Any]], tmp_path: Path
+) -> None:
+    told = on_a_small_disk("control")
+
+    lack = f"the control store sqlite:///{tmp_path}/disk/control.sqlite cannot be used: database or disk is full"
+    assert told["new"] == told["full"] == f"{lack}. Make room where it lies."
+    assert told["held"] > 0
+    assert told["next"] == 1
+    assert told["after"] == told["held"] + 1

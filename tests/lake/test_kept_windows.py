@@ -1,0 +1,117 @@
+"""A change of a pipeline's windows: refused where data would come to lie in others, or in none."""
+
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.tables import Tables
+from pipeline_platform.model.pipeline import Pipeline, PipelineError
+from pipeline_platform.run.flow import Flow
+from resources.table_queue import TableQueue
+from tests.fixtures.small_lake import Keeping, Memory, Run
+
+HOURLY, DAILY = "0 * * * *", "0 0 * * *"
+FIRST = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def keeping(**options: Any) -> type[Pipeline]:
+    """The same pipeline after an edit of its windows."""
+    return type("Edited", (Keeping,), options)
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake(root=str(tmp_path / "lake"))
+
+
+def with_data(lake: Lake, **options: Any) -> None:
+    Run(Tables(lake, keeping(**options)), Memory(deliveries_=(("a", b"a"),)), "r1").finish()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        (
+            {"window_cron": HOURLY},
+            {"window_cron": DAILY},
+            (
+                "Edited.window_cron is '0 0 * * *': the tables of keeping hold windows of '0 * * * *', whose keys "
+                "would mean other times. Set it back, or give the pipeline a new name"
+            ),
+        ),
+        ({"window_cron": DAILY}, {"window_cron": HOURLY}, "Edited.window_cron is '0 * * * *'"),
+        (
+            {},
+            {"first_window": FIRST + timedelta(seconds=1)},
+            (
+                "Edited.first_window is 2026-01-01T00:00:01+00:00: the tables of keeping hold data from window "
+                "2026-01-01T0000 on, and what is before first_window could not be driven again. "
+                "Set it to 2026-01-01T00:00:00+00:00 or earlier"
+            ),
+        ),
+    ],
+)
+def test_windows_that_are_not_those_of_the_data_are_refused_before_anything_is_leased(
+    lake: Lake, tmp_path: Path, before: dict[str, Any], after: dict[str, Any], words: str
+) -> None:
+    with_data(lake, **before)
+    queue = TableQueue(name="memory", url=f"sqlite:///{tmp_path}/queue.sqlite")
+    queue.create()
+    queue.enqueue([b"a"])
+    control = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
+    flow = Flow(keeping(**after), queue, lake, control, lambda: pytest.fail("no Spark"))
+
+    with pytest.raises(PipelineError) as refused:
+        flow.begin(origin="source", run_id="test", windows=["2026-01-01T0000"])
+
+    assert str(refused.value).startswith(words)
+    assert queue.backlog().messages == 1
+    assert list(control.in_flight("keeping")) == []
+    control.close()
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"window_cron": HOURLY}, {"window_cron": "@hourly"}),
+        ({"window_cron": "0 0 * * MON"}, {"window_cron": " 0 0  * * mon"}),
+        ({}, {"first_window": datetime(2020, 1, 1, tzinfo=UTC)}),
+        ({}, {"first_window": datetime(2026, 1, 1, 1, tzinfo=timezone(timedelta(hours=1)))}),
+        ({"first_window": datetime(2020, 1, 1, tzinfo=UTC)}, {"first_window": FIRST}),
+    ],
+)
+def test_a_change_that_moves_no_data_is_none(lake: Lake, before: dict[str, Any], after: dict[str, Any]) -> None:
+    with_data(lake, **before)
+
+    Tables(lake, keeping(**after)).ensure()
+
+
+def test_windows_may_change_while_there_is_no_data(lake: Lake) -> None:
+    Tables(lake, keeping(window_cron=HOURLY)).ensure()
+    Tables(lake, keeping(window_cron=DAILY, first_window=FIRST + timedelta(days=1))).ensure()
+    with_data(lake, window_cron=DAILY)
+
+    with pytest.raises(PipelineError, match="hold data from window 2026-01-01T0000 on"):
+        Tables(lake, keeping(window_cron=DAILY, first_window=FIRST + timedelta(days=2))).ensure()
+
+
+def test_tables_of_before_windows_were_kept_are_held_to_what_they_are_opened_with_first(lake: Lake) -> None:
+    with_data(lake)
+    lake.remove_file("keeping/_windows.json")
+
+    Tables(lake, keeping()).ensure()
+
+    with pytest.raises(PipelineError, match="window_cron"):
+        Tables(lake, keeping(window_cron=DAILY)).ensure()
+
+
+def test_what_was_kept_and_cannot_be_read_is_told_by_its_path(lake: Lake) -> None:
+    with_data(lake)
+    lake.write("keeping/_windows.json", b"{")
+
+    with pytest.raises(PipelineError, match=r"keeping/_windows.json cannot be read \(json_invalid\): restore it"):
+        Tables(lake, keeping()).ensure()

@@ -1,0 +1,230 @@
+"""Tables as arguments of downstream assets, what such assets return, and the lake on an object store."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import polars as pl
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame
+
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.tables import Tables
+from pipeline_platform.run.flow import Flow
+from pipelines.demo.processes import free_port
+from resources.lake import LakeIOManager, LakeResource
+from resources.spark import SparkResource
+from resources.table_queue import TableQueue
+from tests.fixtures.dagster import NEXT, WINDOW, Location, empty_location
+from tests.fixtures.pipelines_under_test import SINCE, Told
+from tests.fixtures.spark import WarmSpark
+
+HOURLY = dg.HourlyPartitionsDefinition(start_date=SINCE, fmt="%Y-%m-%dT%H%M", timezone="UTC")
+LINES = dg.AssetSpec(["told", "lines"], partitions_def=HOURLY)
+
+
+@pytest.fixture(scope="module")
+def filled(
+    tmp_path_factory: pytest.TempPathFactory, warm_spark: WarmSpark, open_spark: None, instance: dg.DagsterInstance
+) -> Iterator[Location]:
+    """Two windows of lines, written under an older model and a newer one, then compacted in part."""
+    location = empty_location(tmp_path_factory.mktemp("filled"), warm_spark, instance)
+    for window, line, edit in ((WINDOW, "one", ""), (NEXT, "two", ""), (WINDOW, "three words here", "widened")):
+        location.enqueue(line)
+        assert location.run("told_pull", window, edit=edit).status == dg.DagsterRunStatus.SUCCESS
+    assert Tables(Lake(root=str(location.root / "lake")), Told)["lines"].open().optimize.compact()["numFilesAdded"] == 1
+    yield location
+    location.control.close()
+
+
+def texts(frame: Any) -> list[tuple[str, str]]:
+    """The texts and windows of any kind of frame."""
+    if isinstance(frame, DataFrame):
+        frame = frame.toArrow()
+    if isinstance(frame, pl.LazyFrame):
+        frame = frame.collect()
+    rows = frame.to_pylist() if isinstance(frame, pa.Table) else frame.to_dicts()
+    return sorted((row["text"], row["window"]) for row in rows)
+
+
+def materialise(asset: dg.AssetsDefinition, location: Location, spark: SparkResource, **options: Any) -> Any:
+    lake = LakeResource(root=str(location.root / "lake"))
+    resources = {"io_manager": LakeIOManager(lake=lake, spark=spark)}
+    return dg.materialize([LINES, asset], resources=resources, selection=[asset], **options)
+
+
+def reading(
+    kind: Any, partitions_def: dg.PartitionsDefinition[str] | None = None
+) -> tuple[dg.AssetsDefinition, list[Any]]:
+    """An asset that takes the lines as `kind`, and what it got."""
+    got: list[Any] = []
+
+    def reader(lines: Any) -> None:
+        got.append((type(lines), texts(lines)))
+
+    reader.__annotations__["lines"] = kind
+    ins = {"lines": dg.AssetIn(key=["told", "lines"])}
+    return dg.asset(name="reader", ins=ins, partitions_def=partitions_def)(reader), got
+
+
+@pytest.mark.parametrize("kind", [pa.Table, pl.DataFrame, pl.LazyFrame, DataFrame])
+def test_a_downstream_asset_takes_all_windows_or_its_own_by_annotation(
+    filled: Location, spark: SparkResource, kind: Any
+) -> None:
+    all_of_them, got = reading(kind)
+    materialise(all_of_them, filled, spark)
+    its_own, got_one = reading(kind, HOURLY)
+    materialise(its_own, filled, spark, partition_key=NEXT)
+
+    (told, rows), ((_, one),) = got[0], got_one
+    assert issubclass(told, kind)
+    assert rows == [("one", WINDOW), ("three words here", WINDOW), ("two", NEXT)]
+    assert one == [("two", NEXT)]
+
+
+@pytest.mark.parametrize("kind", [pa.Table, pl.LazyFrame, DataFrame])
+def test_a_window_without_rows_is_an_empty_table_of_the_same_columns(
+    filled: Location, spark: SparkResource, kind: Any
+) -> None:
+    asset, got = reading(kind, HOURLY)
+
+    materialise(asset, filled, spark, partition_key="2025-03-02T0000")
+
+    assert got[0][1] == []
+
+
+def returning(frame: Any, partitions_def: dg.PartitionsDefinition[str] | None = None) -> dg.AssetsDefinition:
+    policy = dg.BackfillPolicy.single_run() if partitions_def else None
+
+    @dg.asset(name="writer", partitions_def=partitions_def, backfill_policy=policy)
+    def writer() -> Any:
+        return frame
+
+    return writer
+
+
+def stored(location: Location) -> list[dict[str, Any]]:
+    return pl.read_delta(str(location.root / "lake" / "writer")).sort("n").to_dicts()
+
+
+@pytest.mark.parametrize(
+    "frame", [pa.table({"n": [1, 2]}), pl.DataFrame({"n": [1, 2]}), pl.LazyFrame({"n": [1, 2]})], ids=type
+)
+def test_what_an_asset_returns_becomes_its_table_in_place_of_what_it_held(
+    location: Location, spark: SparkResource, frame: Any
+) -> None:
+    materialise(returning(pa.table({"n": [0], "old": [True]})), location, spark)
+
+    result = materialise(returning(frame), location, spark)
+
+    assert stored(location) == [{"n": 1}, {"n": 2}]
+    (event,) = result.asset_materializations_for_node("writer")
+    assert event.metadata["dagster/row_count"].value == 2
+
+
+def test_what_a_partitioned_asset_returns_replaces_its_partition_only(location: Location, spark: SparkResource) -> None:
+    for window, n in ((WINDOW, 1), (NEXT, 2), (WINDOW, 3)):
+        materialise(returning(pa.table({"n": [n]}), HOURLY), location, spark, partition_key=window)
+
+    assert stored(location) == [{"n": 2, "window": NEXT}, {"n": 3, "window": WINDOW}]
+
+
+def test_a_run_over_several_partitions_must_say_which_row_is_whose(location: Location, spark: SparkResource) -> None:
+    tags = {"dagster/asset_partition_range_start": WINDOW, "dagster/asset_partition_range_end": NEXT}
+    both = pa.table({"n": [1, 2], "window": [WINDOW, NEXT]})
+
+    materialise(returning(both, HOURLY), location, spark, tags=tags)
+    assert [row["window"] for row in stored(location)] == [WINDOW, NEXT]
+    with pytest.raises(ValueError, match="a run over 2 partitions returned a frame without a column 'window'"):
+        materialise(returning(pa.table({"n": [1]}), HOURLY), location, spark, tags=tags)
+
+
+def test_an_asset_that_returns_something_else_is_told_what_the_lake_keeps(
+    location: Location, spark: SparkResource
+) -> None:
+    with pytest.raises(TypeError, match=r"returned dict; the lake keeps a pyarrow.Table, a Polars frame or a Spark"):
+        materialise(returning({"n": 1}), location, spark)
+
+
+# On an object store
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[dict[str, str]]:
+    """Options of an S3 server on a free loopback port, with a bucket `lake`."""
+    port = free_port()
+    # A process of its own: delta-rs holds this one's lock while it asks.
+    server = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        options = {
+            "AWS_ACCESS_KEY_ID": "tests",
+            "AWS_SECRET_ACCESS_KEY": "tests",
+            "AWS_REGION": "us-east-1",
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+            "AWS_ALLOW_HTTP": "true",
+        }
+        _make_bucket(options, server)
+        yield options
+    finally:
+        server.terminate()
+        server.wait(10)
+
+
+def _make_bucket(options: dict[str, str], server: subprocess.Popen[bytes]) -> None:
+    import boto3
+    from botocore.exceptions import EndpointConnectionError
+
+    client = boto3.client(
+        "s3",
+        endpoint_url=options["AWS_ENDPOINT_URL"],
+        region_name=options["AWS_REGION"],
+        aws_access_key_id=options["AWS_ACCESS_KEY_ID"],
+        aws_secret_access_key=options["AWS_SECRET_ACCESS_KEY"],
+    )
+    while True:
+        assert server.poll() is None, "moto's server did not start"
+        try:
+            client.create_bucket(Bucket="lake")
+        except EndpointConnectionError:
+            time.sleep(0.1)
+        else:
+            return
+
+
+def test_a_lake_on_s3_goes_all_the_way(tmp_path: Path, warm_spark: WarmSpark, s3: dict[str, str]) -> None:
+    queue = TableQueue(name="queue", url=f"sqlite:///{tmp_path}/queue.sqlite")
+    queue.create()
+    lake = Lake(root="s3://lake/here", storage_options=s3)
+    control = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
+    with closing(warm_spark.resource()) as spark:
+        flow = Flow(Told, queue, lake, control, lambda: spark.spark_session)
+        for payloads in ([b"one", b"fail", b"letter a"], [b"two"]):
+            queue.enqueue(payloads)
+            receive = flow.begin(origin="source", run_id="test", windows=[WINDOW])
+            flow.receive(receive)
+            flow.handle(receive)
+            flow.batch(receive, "letters")
+            flow.decide(receive)
+            flow.publish(receive)
+            answer = flow.acknowledge(receive)
+            assert answer.acknowledged == len(payloads)
+
+    options: Any = s3
+    lines = pl.read_delta("s3://lake/here/told/lines", storage_options=options)
+    assert sorted(lines["text"]) == ["one", "two"]
+    assert pl.read_delta("s3://lake/here/told/letters", storage_options=options).height == 1
+    assert flow.receives.unfinished() == []
+    assert queue.backlog().messages == 0
+    again = flow.source_of(receive.model_copy(update={"origin": "failed"}))
+    assert again.backlog().messages == 1

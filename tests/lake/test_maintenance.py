@@ -1,0 +1,366 @@
+"""Maintenance: fewer files, no windows beyond their time, and nothing removed that anybody may want."""
+
+import os
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from pipeline_platform.lake import maintenance
+from pipeline_platform.lake.failed import FailedMessages
+from pipeline_platform.lake.maintenance import SAFE_AGE, maintain, over_before
+from pipeline_platform.lake.receives import Receives
+from pipeline_platform.lake.replay import ReceivedMessages
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.tables import Table, Tables
+from pipeline_platform.lake.writer import Writer
+from pipeline_platform.model.options import Producer, Retention
+from pipeline_platform.model.windows import window_key
+from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Run, visible
+
+NOW = datetime(2026, 6, 1, tzinfo=UTC)
+FOR_EVER = Retention(messages=None, batchers=None, failed=None)
+
+
+@pytest.fixture
+def lake(tmp_path):
+    return Lake(root=str(tmp_path))
+
+
+@pytest.fixture
+def tables(lake):
+    return Tables(lake, Keeping)
+
+
+def day(number: int) -> str:
+    """The window that began so many days ago."""
+    return window_key(NOW - timedelta(days=number))
+
+
+def finish(tables: Tables, receive_id: str, *names: str, window: str = WINDOW, decided: datetime | None = None) -> None:
+    """Finish a receive; it was decided when its window began, unless that is said."""
+    deliveries = tuple((name, b"fail" if name.startswith("f") else name.encode()) for name in names)
+    then = (decided or datetime.strptime(window, "%Y-%m-%dT%H%M").replace(tzinfo=UTC)).timestamp()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pipeline_platform.lake.tables.time.time", lambda: then)
+        Run(tables, Memory(deliveries_=deliveries), receive_id, windows=(window,)).finish()
+
+
+def windows(tables: Tables, table: str) -> set[str]:
+    return {file.window for file in tables[table].files(tables[table].open())}
+
+
+def age(path: Path, by: timedelta) -> None:
+    """Make a file look that old."""
+    then = time.time() - by.total_seconds()
+    os.utime(path, (then, then))
+
+
+# Compaction
+
+
+def test_many_small_files_of_a_window_become_one_that_every_reader_finds(tables):
+    for number in range(5):
+        finish(tables, f"r{number}", f"m{number}")
+    finish(tables, "later", "x", window="2026-01-02T0000")
+
+    report = maintain(tables, FOR_EVER)
+
+    assert report["kept"] == {"compacted": 5, "dropped": 0, "vacuumed": 0}
+    frame = pl.scan_delta(tables["kept"].uri)
+    assert frame.filter(pl.col("window") == WINDOW).collect().height == 5
+    assert sorted(row["text"] for row in visible(tables, "kept")) == ["m0", "m1", "m2", "m3", "m4", "x"]
+    by_hive = pl.read_parquet(tables["kept"].open().file_uris(), hive_schema={"window": pl.String})
+    assert set(by_hive["window"]) == {WINDOW, "2026-01-02T0000"}
+
+
+def test_compacted_files_keep_row_groups_small(lake, monkeypatch):
+    monkeypatch.setattr(maintenance, "ROW_GROUP_ROWS", 100)
+    table = Table(lake, "keeping", "kept", pa.schema([("n", pa.int64()), ("window", pa.string())]))
+    table.ensure()
+    for number in range(3):
+        with Writer(lake, "keeping", f"r{number}") as writer:
+            writer.write("kept", WINDOW, pa.RecordBatch.from_pydict({"n": range(200)}))
+            table.swap(table.open(), f"r{number}", writer.close().files)
+
+    maintenance._compact(table)
+
+    (path,) = table.open().file_uris()
+    assert max(pl.scan_parquet(path).collect().height, 1) == 600
+    metadata = pa.parquet.read_metadata(path)
+    assert max(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)) <= 100
+
+
+def test_times_are_found_to_the_microsecond_after_compaction(lake):
+    schema = pa.schema([("at", pa.timestamp("us", "UTC")), ("window", pa.string())])
+    table = Table(lake, "keeping", "t", schema)
+    table.ensure()
+    times = [datetime(2026, 1, 1, 0, 0, 0, micro, UTC) for micro in (999_999, 1)]
+    for number, at in enumerate(times):
+        with Writer(lake, "keeping", f"r{number}") as writer:
+            writer.write("t", WINDOW, pa.RecordBatch.from_pylist([{"at": at}], schema=table.stored_schema))
+            table.swap(table.open(), f"r{number}", writer.close().files)
+
+    assert maintenance._compact(table) == 2
+
+    for at in times:
+        assert pl.scan_delta(table.uri).filter(pl.col("at") == at).collect().height == 1
+
+
+def test_live_runs_commit_while_tables_are_compacted(tables):
+    tables.ensure()
+    runs = [Run(tables, Memory(deliveries_=((f"m{n}", b"x"), (f"f{n}", b"fail"))), f"r{n}").work() for n in range(12)]
+    errors: list[BaseException] = []
+
+    def live(mine: list[Run]) -> None:
+        try:
+            for run in mine:
+                run.decide().publish()
+                run.receives.remove(run.receive.receive_id)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=live, args=(runs[start::2],)) for start in range(2)]
+    for thread in threads:
+        thread.start()
+    compacted = 0
+    while any(thread.is_alive() for thread in threads):
+        compacted += sum(done["compacted"] for done in maintain(tables, FOR_EVER).values())
+    for thread in threads:
+        thread.join()
+
+    assert errors == []
+    assert compacted > 0
+    assert sorted(row["message_id"] for row in visible(tables, "kept")) == sorted(f"m{n}" for n in range(12))
+    assert sorted(row["message_id"] for row in visible(tables, "outcomes")) == sorted(
+        f"{kind}{n}" for kind in "mf" for n in range(12)
+    )
+
+
+def test_compaction_leaves_transactions_so_that_nothing_is_published_twice(tables):
+    run = Run(tables, Memory(deliveries_=(("a", b"a"),)), "r1").work().decide().publish()
+    finish(tables, "r2", "b")
+
+    maintain(tables, FOR_EVER)
+    run.decide().publish()
+
+    assert sorted(row["text"] for row in visible(tables, "kept")) == ["a", "b"]
+
+
+def test_transactions_beyond_the_tables_property_are_forgotten(tables, monkeypatch):
+    tables.ensure()
+    table = tables["kept"]
+    with monkeypatch.context() as patch:
+        long_ago = time.time() - timedelta(days=40).total_seconds()
+        patch.setattr("pipeline_platform.lake.tables.time.time", lambda: long_ago)
+        table.swap(table.open(), "old", [])
+    table.swap(table.open(), "new", [])
+
+    maintain(tables, FOR_EVER)
+
+    assert table.open().transaction_version("old") is None
+    assert table.open().transaction_version("new") == 1
+
+
+# Retention
+
+
+@pytest.mark.parametrize(
+    ("time", "over"),
+    [
+        ("2025-12-31T2359", []),
+        ("2026-01-01T0030", []),
+        ("2026-01-01T0100", ["2026-01-01T0000"]),
+        ("2026-01-01T0230", ["2026-01-01T0000", "2026-01-01T0100"]),
+        ("2026-02-01T0000", ["2026-01-01T0000", "2026-01-01T0100", "2026-01-01T0200"]),
+    ],
+)
+def test_a_window_is_over_once_the_next_has_begun(time, over):
+    known = ["2026-01-01T0100", "2026-01-01T0000", "2026-01-01T0200", "2026-01-01T0300"]
+    at = datetime.strptime(time, "%Y-%m-%dT%H%M").replace(tzinfo=UTC)
+
+    assert over_before(at, known) == over
+
+
+@pytest.mark.parametrize(
+    ("retention", "left"),
+    [
+        (FOR_EVER, {"messages": 4, "outcomes": 4, "kept": 4}),
+        (Retention(messages=timedelta(days=15), batchers=None, failed=None), {"messages": 3, "outcomes": 3, "kept": 4}),
+        (Retention(messages=None, batchers=timedelta(days=15), failed=None), {"messages": 4, "outcomes": 4, "kept": 3}),
+        (Retention(messages=timedelta(hours=1), batchers=None, failed=None), {"messages": 2, "outcomes": 3, "kept": 4}),
+    ],
+)
+def test_whole_windows_are_dropped_once_they_are_older_than_they_are_kept(lake, retention, left):
+    class Careful(Keeping):
+        producer = Producer(source="memory", deduplicate_for=timedelta(days=15))
+
+    tables = Tables(lake, Careful)
+    for number in (30, 20, 12, 0):
+        finish(tables, f"r{number}", f"m{number}", window=day(number))
+
+    report = maintain(tables, retention, NOW)
+
+    assert {name: len(windows(tables, name)) for name in left} == left
+    assert {name: report[name]["dropped"] for name in left} == {name: 4 - count for name, count in left.items()}
+
+
+def test_outcomes_are_kept_while_deliveries_are_looked_up_in_them_however_old_their_window(tables):
+    finish(tables, "r1", "m1", window=day(30), decided=NOW - timedelta(days=1))
+    finish(tables, "r2", "m2", window=day(20))
+    finish(tables, "r3", "m3", window=day(10))
+    finish(tables, "r4", "m4", window=day(0))
+
+    maintain(tables, Retention(messages=timedelta(hours=1), failed=None), NOW)
+
+    assert windows(tables, "outcomes") == {day(30), day(10), day(0)}
+    assert windows(tables, "messages") == {day(10), day(0)}
+
+
+def test_a_replay_still_has_what_it_needs_of_every_window_whose_messages_are_kept(tables):
+    for number in (30, 20, 12, 0):
+        finish(tables, f"r{number}", f"m{number}", window=day(number))
+
+    maintain(tables, Retention(messages=timedelta(days=15), failed=None), NOW)
+
+    version = tables["outcomes"].open().version()
+    for window in windows(tables, "messages"):
+        source = ReceivedMessages(
+            name="memory", lake=tables.lake, pipeline="keeping", windows=(window,), version=version
+        )
+        rows = [b for share in source.plan(1, 1, "r") for b in source.read(share, "r")]
+        assert sum(batch.num_rows for batch in rows) == source.backlog().messages == 1
+
+
+def test_a_window_with_an_open_failure_is_kept_until_it_is_closed(tables):
+    for number in (30, 20, 10, 0):
+        finish(tables, f"r{number}", f"f{number}", window=day(number))
+    retention = Retention(failed=timedelta(days=5))
+
+    class Mended(Keeping):
+        def handle_message(self, message, context):
+            return super().handle_message(message.put_data(b"mended"), context)
+
+    failures = FailedMessages(name="memory", lake=tables.lake, pipeline="keeping", windows=(day(20),))
+    Run(Tables(tables.lake, Mended), failures, "r4", origin="failed", windows=(day(20),)).finish()
+
+    report = maintain(tables, retention, NOW)
+
+    assert windows(tables, "failed") == {day(30), day(10), day(0)}
+    assert report["failed"]["dropped"] == 1
+
+
+def test_a_failure_that_comes_to_an_old_window_meanwhile_keeps_it(tables, monkeypatch):
+    finish(tables, "r1", "f1", window=day(30))
+    finish(tables, "r2", "f2", window=day(10))
+    mended = FailedMessages(name="memory", lake=tables.lake, pipeline="keeping", windows=(day(30),))
+
+    class Mended(Keeping):
+        def handle_message(self, message, context):
+            return super().handle_message(message.put_data(b"mended"), context)
+
+    Run(Tables(tables.lake, Mended), mended, "r3", origin="failed", windows=(day(30),)).finish()
+    late = [Run(tables, Memory(deliveries_=(("f9", b"fail"),)), "r4", windows=(day(30),)).work()]
+    remove = Table.remove
+
+    def after_a_late_failure(self, *args):
+        if self.name == "failed" and late:
+            late.pop().decide().publish()
+        remove(self, *args)
+
+    monkeypatch.setattr(Table, "remove", after_a_late_failure)
+    monkeypatch.setattr(Receives, "unfinished", lambda self: [])  # as if it had begun after the look
+    maintain(tables, Retention(failed=timedelta(days=5)), NOW)
+
+    assert not late, "it came right before the commit that would have dropped it"
+    assert day(30) in windows(tables, "failed")
+
+
+def test_windows_of_a_receive_under_way_are_left_alone(tables):
+    finish(tables, "r1", "m1", window=day(30))
+    finish(tables, "r2", "m2", window=day(10))
+    Run(tables, Memory(), "live", windows=(day(30),))
+
+    maintain(tables, Retention(messages=timedelta(days=5), batchers=timedelta(days=5)), NOW)
+
+    assert day(30) in windows(tables, "messages")
+    assert day(30) in windows(tables, "kept")
+
+
+# Vacuum
+
+
+def stray(tables: Tables, receive_id: str, old: timedelta) -> Path:
+    """A file of a task whose commit never came."""
+    with Writer(tables.lake, "keeping", receive_id) as writer:
+        writer.write("kept", WINDOW, pa.RecordBatch.from_pydict({"text": ["x"]}))
+        (file,) = writer.close().files
+    path = Path(tables.lake.uri("keeping", "kept", file.path))
+    age(path, old)
+    return path
+
+
+def test_files_that_no_commit_names_go_once_they_are_old_enough(tables):
+    tables.ensure()
+    old, young = stray(tables, "dead", SAFE_AGE * 2), stray(tables, "live", SAFE_AGE / 2)
+
+    report = maintain(tables, FOR_EVER)
+
+    assert (old.exists(), young.exists()) == (False, True)
+    assert report["kept"]["vacuumed"] == 1
+
+
+def test_files_of_a_receive_that_is_not_finished_stay_however_old_they_are(tables):
+    """A run decided and died, and nobody came for a month: its rows are in files that no commit names yet."""
+    run = Run(tables, Memory(deliveries_=(("a", b"a"),)), "r1").work().decide()
+    run.receive = run.receive.model_copy(update={"started_at": datetime.now(UTC) - timedelta(days=30)})
+    run.receives.begin(run.receive)
+    for path in Path(tables.lake.root).rglob("*.parquet"):
+        age(path, timedelta(days=30))
+
+    maintain(tables, FOR_EVER)
+    run.publish()
+
+    assert [row["text"] for row in visible(tables, "kept")] == ["a"]
+
+
+def test_a_reader_that_began_before_compaction_reads_on(tables):
+    finish(tables, "r1", "a")
+    finish(tables, "r2", "b")
+    before = tables["kept"].open().file_uris()
+
+    maintain(tables, FOR_EVER)
+
+    assert pl.read_parquet(before, hive_partitioning=True).height == 2
+
+
+def test_what_a_task_wrote_for_a_receive_after_it_was_given_up_is_removed_in_time(tables):
+    tables.ensure()
+    receives = Receives(tables.lake, "keeping")
+    folders = []
+    for receive_id, old in (("late", SAFE_AGE * 2), ("just", SAFE_AGE / 2)):
+        with Writer(tables.lake, "keeping", receive_id) as writer:
+            writer.write(f"_receives/{receive_id}/batcher", WINDOW, pa.RecordBatch.from_pydict({"n": [1]}))
+            (file,) = writer.close().files
+        folders.append(Path(tables.lake.uri(receives.folder(receive_id))))
+        age(folders[-1] / "batcher" / file.path, old)
+
+    maintain(tables, FOR_EVER)
+
+    assert [folder.exists() for folder in folders] == [False, True]
+
+
+def test_maintaining_again_changes_nothing(tables):
+    finish(tables, "r1", "a", "f")
+    finish(tables, "r2", "b")
+    maintain(tables, FOR_EVER)
+
+    assert set(map(tuple, (done.values() for done in maintain(tables, FOR_EVER).values()))) == {(0, 0, 0)}
+
+
+def test_tables_that_are_not_there_yet_are_left_out(tables):
+    assert maintain(tables, FOR_EVER) == {}

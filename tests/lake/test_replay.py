@@ -1,0 +1,206 @@
+"""A full replay: every message of some windows once more, in the place of what they became before."""
+
+from typing import Any
+
+import pytest
+
+from pipeline_platform.lake.failed import FailedMessages
+from pipeline_platform.lake.replay import ReceivedMessages
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.tables import Tables
+from pipeline_platform.source.contract import SourceError
+from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Row, Run, visible
+
+LATER = "2026-01-01T0100"
+
+
+@pytest.fixture
+def lake(tmp_path):
+    return Lake(root=str(tmp_path))
+
+
+@pytest.fixture
+def tables(lake):
+    return Tables(lake, Keeping)
+
+
+class Upper(Keeping):
+    """The same pipeline after an edit."""
+
+    def handle_message(self, message, context):
+        return message.put_batcher("kept").put_data(Row(text=message.data.decode().upper()))
+
+
+def source_of(tables: Tables, *windows: str) -> ReceivedMessages:
+    version = tables["outcomes"].open().version()
+    return ReceivedMessages(
+        name="memory", lake=tables.lake, pipeline="keeping", windows=windows or (WINDOW,), version=version
+    )
+
+
+def replay(tables: Tables, receive_id: str, *windows: str) -> Run:
+    windows = windows or (WINDOW,)
+    source = source_of(tables, *windows)
+    return Run(
+        Tables(tables.lake, Upper),
+        source,
+        receive_id,
+        origin="messages",
+        windows=windows,
+        replaces=source.finished(),
+        base=source.version,
+    )
+
+
+def texts(tables: Tables) -> list[str]:
+    return sorted(row["text"] for row in visible(tables, "kept"))
+
+
+def given_out(source: ReceivedMessages, concurrency: int = 3) -> list[dict[str, Any]]:
+    return [
+        row
+        for share in source.plan(1, concurrency, "r")
+        for batch in source.read(share, "r")
+        for row in batch.to_pylist()
+    ]
+
+
+def test_a_replay_takes_the_place_of_what_there_was(tables):
+    Run(tables, Memory(deliveries_=(("a", b"a"), ("b", b"fail b"))), "r1").finish()
+
+    replay(tables, "r2").finish()
+
+    assert texts(tables) == ["A", "FAIL B"]
+    assert {row["receive_id"] for name in tables.names for row in visible(tables, name)} == {"r2"}
+    failures = FailedMessages(name="memory", lake=tables.lake, pipeline="keeping")
+    assert failures.backlog().messages == 0, "what failed before did not fail again"
+
+
+def test_replaying_twice_is_replaying_once(tables):
+    Run(tables, Memory(deliveries_=(("a", b"a"), ("b", b"b"))), "r1").finish()
+
+    replay(tables, "r2").finish()
+    replay(tables, "r3").finish()
+
+    assert texts(tables) == ["A", "B"]
+    assert len(visible(tables, "messages")) == len(visible(tables, "outcomes")) == 2
+
+
+def test_other_windows_are_left_alone(tables):
+    Run(tables, Memory(deliveries_=(("a", b"a"),)), "r1").finish()
+    Run(tables, Memory(deliveries_=(("b", b"b"),)), "r2", windows=(LATER,)).finish()
+
+    replay(tables, "r3", LATER).finish()
+
+    assert texts(tables) == ["B", "a"]
+
+
+def test_each_decided_message_is_given_out_once_in_one_of_the_shares(tables):
+    Run(tables, Memory(deliveries_=tuple((f"m{n}", b"%d" % n) for n in range(50))), "r1").finish()
+    Run(tables, Memory(deliveries_=(("m0", b"again"), ("m1", b"again"))), "r2", base=0).finish()
+
+    rows = given_out(source_of(tables))
+
+    assert sorted(row["message_id"] for row in rows) == sorted(f"m{n}" for n in range(50))
+    assert {row["data"] for row in rows if row["message_id"] in ("m0", "m1")} == {b"0", b"1"}, "the decided copies"
+    assert source_of(tables).backlog().messages == 50
+
+
+def test_a_message_received_twice_by_one_receive_is_given_out_once(tables):
+    Run(tables, Memory(deliveries_=(("a", b"a"), ("b", b"b"))), "r1").finish()
+    Run(tables, Memory(deliveries_=(("c", b"c"), ("c", b"c"))), "r2").finish()
+
+    assert sorted(row["message_id"] for row in given_out(source_of(tables))) == ["a", "b", "c"]
+
+
+def test_a_failure_driven_again_is_replayed_at_its_last_attempt(tables):
+    Run(tables, Memory(deliveries_=(("a", b"fail"),)), "r1").finish()
+    failures = FailedMessages(name="memory", lake=tables.lake, pipeline="keeping")
+    Run(tables, failures, "r2", origin="failed").finish()
+
+    (row,) = given_out(source_of(tables))
+
+    assert row["attempt"] == 2
+    replay(tables, "r3").finish()
+    assert [(row["attempt"], row["text"]) for row in visible(tables, "kept")] == [(2, "FAIL")]
+    assert failures.backlog().messages == 0
+
+
+def test_what_was_given_back_to_the_source_is_not_replayed(tables):
+    returning = Memory(deliveries_=(("a", b"a"), ("b", b"fail")), on_failure="nack")
+    Run(tables, returning, "r1").finish()
+
+    assert [row["message_id"] for row in given_out(source_of(tables))] == ["a"]
+
+
+def test_what_came_while_a_replay_ran_stays(tables):
+    Run(tables, Memory(deliveries_=(("a", b"a"),)), "r1").finish()
+    run = replay(tables, "r2").work()
+    Run(tables, Memory(deliveries_=(("b", b"b"),)), "r3").finish()
+
+    run.decide().publish()
+
+    assert texts(tables) == ["A", "b"]
+
+
+@pytest.mark.parametrize("step", ["before work", "before decide", "before publish"])
+def test_compaction_at_any_time_changes_nothing(tables, step):
+    Run(tables, Memory(deliveries_=(("a", b"a"), ("b", b"fail b"))), "r1").finish()
+    Run(tables, Memory(deliveries_=(("c", b"c"),)), "r2").finish()
+
+    def compact(now: str) -> None:
+        if now == step:
+            for name in tables.names:
+                tables[name].open().optimize.compact()
+
+    run = replay(tables, "r3")
+    Run(tables, Memory(deliveries_=(("d", b"d"),)), "r4").finish()
+    compact("before work")
+    run.work()
+    compact("before decide")
+    run.decide()
+    compact("before publish")
+    run.publish()
+
+    assert texts(tables) == ["A", "C", "FAIL B", "d"]
+    assert sorted(row["message_id"] for row in visible(tables, "outcomes")) == ["a", "b", "c", "d"]
+
+
+def test_a_replay_that_dies_half_way_is_finished_by_publishing_again(tables, monkeypatch):
+    Run(tables, Memory(deliveries_=(("a", b"a"), ("b", b"b"))), "r1").finish()
+    run = replay(tables, "r2").work().decide()
+    real = tables["kept"].swap.__func__
+    calls = []
+
+    def die(self, *args, **kwargs):
+        calls.append(self.name)
+        if len(calls) == 2:
+            raise RuntimeError("killed")
+        return real(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pipeline_platform.lake.tables.Table.swap", die)
+        with pytest.raises(RuntimeError, match="killed"):
+            run.publish()
+    run.publish()
+
+    assert texts(tables) == ["A", "B"]
+    assert len(visible(tables, "messages")) == 2
+
+
+def test_a_replay_tells_the_source_nothing(tables):
+    source = source_of
+    Run(tables, Memory(deliveries_=(("a", b"a"),)), "r1").finish()
+
+    assert source(tables).ack("q", ["a"]) == source(tables).release("q", ["a"]) == []
+
+
+def test_a_replay_of_what_retention_took_is_refused_by_window(tables):
+    Run(tables, Memory(deliveries_=(("a", b"a"), ("b", b"b"))), "r1").finish()
+    source = source_of(tables)
+    raw = tables["messages"]
+    handle = raw.open()
+    raw.remove(handle, raw.files(handle))
+
+    with pytest.raises(SourceError, match=rf"decided in {WINDOW} the raw log lacks 2"):
+        given_out(source, 1)

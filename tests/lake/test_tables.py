@@ -1,0 +1,262 @@
+"""Tables: made, widened and swapped, with others at the same work."""
+
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+
+import polars as pl
+import pyarrow as pa
+import pytest
+from pydantic import BaseModel
+
+from pipeline_platform.lake.decision import decide, decided, publish
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.tables import (
+    FENCED,
+    OUTCOMES,
+    CommitConflictError,
+    LogExpiredError,
+    SchemaChangeError,
+    Table,
+    Tables,
+    columns_of,
+)
+from pipeline_platform.lake.writer import Writer
+from pipeline_platform.model.options import Producer, TableBatcher
+from pipeline_platform.model.pipeline import Pipeline
+from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Run, numbered, visible
+
+
+@pytest.fixture
+def lake(tmp_path):
+    return Lake(root=str(tmp_path))
+
+
+def with_columns(lake: Lake, **columns: pa.DataType) -> Table:
+    return Table(lake, "p", "t", pa.schema([*columns.items(), ("window", pa.string())]))
+
+
+def put(table: Table, receive_id: str, *rows: dict[str, object]) -> None:
+    with Writer(table.lake, table.pipeline, receive_id) as writer:
+        writer.write(table.name, WINDOW, pa.RecordBatch.from_pylist(list(rows), schema=table.stored_schema))
+        table.swap(table.open(), receive_id, writer.close().files)
+
+
+def read(table: Table) -> list[dict[str, object]]:
+    return pl.scan_delta(table.uri).collect().to_dicts()
+
+
+def test_a_table_is_made_empty_and_partitioned_by_window(lake):
+    table = with_columns(lake, n=pa.int64())
+    assert not table.exists()
+
+    table.ensure()
+
+    assert table.exists()
+    assert table.open().metadata().partition_columns == ["window"]
+    assert (table.files(table.open()), read(table)) == ([], [])
+
+
+def test_ensuring_what_is_there_commits_nothing(lake):
+    table = with_columns(lake, n=pa.int64())
+    table.ensure()
+    table.ensure()
+
+    assert table.open().version() == 0
+
+
+def test_a_new_field_is_a_column_before_anything_is_committed(lake):
+    narrow = with_columns(lake, n=pa.int64())
+    narrow.ensure()
+    put(narrow, "r1", {"n": 1})
+
+    wide = with_columns(lake, n=pa.int64(), text=pa.string())
+    wide.ensure()
+    put(wide, "r2", {"n": 2, "text": "b"})
+
+    assert sorted((row["n"], row["text"]) for row in read(wide)) == [(1, None), (2, "b")]
+
+
+def test_a_field_that_is_gone_leaves_its_column_and_nulls(lake):
+    wide = with_columns(lake, n=pa.int64(), text=pa.string())
+    wide.ensure()
+    put(wide, "r1", {"n": 1, "text": "a"})
+
+    narrow = with_columns(lake, n=pa.int64())
+    narrow.ensure()
+    put(narrow, "r2", {"n": 2})
+
+    assert sorted((row["n"], row["text"]) for row in read(wide)) == [(1, "a"), (2, None)]
+
+
+def test_a_changed_type_is_refused_by_name_with_the_way_out(lake):
+    with_columns(lake, late=pa.int64()).ensure()
+
+    with pytest.raises(SchemaChangeError, match=r"p/t.late is .*long.* in the table and .*string.*a new name"):
+        with_columns(lake, late=pa.string()).ensure()
+
+
+def test_many_may_make_and_widen_a_table_at_once(lake):
+    def make(n: int) -> None:
+        with_columns(lake, n=pa.int64(), **{f"c{i}": pa.string() for i in range(n)}).ensure()
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(make, [0, 3, 1, 2, 0, 3, 1, 2]))
+
+    table = with_columns(lake, n=pa.int64())
+    assert {field.name for field in table.open().schema().fields} == {"n", "c0", "c1", "c2", "window"}
+
+
+def test_a_swap_fails_where_anything_was_committed_since_the_look(lake):
+    table = with_columns(lake, n=pa.int64())
+    table.ensure()
+    looked = table.open()
+    put(table, "r1", {"n": 1})
+
+    with pytest.raises(CommitConflictError, match="p/t changed since version 0"):
+        table.swap(looked, "r2", [])
+
+    assert len(read(table)) == 1
+
+
+def test_a_swap_fails_where_the_table_was_compacted_since_the_look(lake):
+    table = with_columns(lake, n=pa.int64())
+    table.ensure()
+    put(table, "r1", {"n": 1})
+    put(table, "r2", {"n": 2})
+    looked = table.open()
+    stored = table.files(looked)
+    assert table.open().optimize.compact()["numFilesRemoved"] == 2
+
+    with pytest.raises(CommitConflictError):
+        table.swap(looked, "r3", [], removed=stored)
+
+    assert sorted(row["n"] for row in read(table)) == [1, 2]
+
+
+def test_what_was_added_since_a_look_leaves_out_compaction(lake):
+    table = with_columns(lake, n=pa.int64())
+    table.ensure()
+    put(table, "r1", {"n": 1})
+    looked = table.open().version()
+    put(table, "r2", {"n": 2})
+    table.open().optimize.compact()
+
+    (added,) = table.added_since(table.open(), looked)
+
+    assert "/r2-" in added
+
+
+def test_a_log_that_is_gone_is_never_taken_for_one_without_news(lake, tmp_path):
+    table = with_columns(lake, n=pa.int64())
+    table.ensure()
+    put(table, "r1", {"n": 1})
+    put(table, "r2", {"n": 2})
+    handle = table.open()
+    (tmp_path / "p/t/_delta_log/00000000000000000001.json").unlink()
+
+    with pytest.raises(LogExpiredError, match="no commit 1 in its log"):
+        table.added_since(handle, 0)
+
+
+def test_files_are_told_by_window(lake):
+    table = with_columns(lake, n=pa.int64())
+    table.ensure()
+    put(table, "r1", {"n": 1})
+
+    assert [file.rows for file in table.files(table.open(), [WINDOW])] == [1]
+    assert table.files(table.open(), ["2026-01-02T0000"]) == []
+
+
+# Transactions
+
+
+def aged(run: Run, days: int) -> Run:
+    """The same receive, begun that long ago."""
+    run.receive = run.receive.model_copy(update={"started_at": datetime.now(UTC) - timedelta(days=days)})
+    return run
+
+
+@pytest.fixture
+def forgetful(monkeypatch):
+    """Tables that have forgotten every transaction, as after their retention."""
+
+    def forget() -> None:
+        monkeypatch.setattr("deltalake.DeltaTable.transaction_version", lambda self, app_id: None)
+
+    return forget
+
+
+def test_when_its_transaction_is_forgotten_a_receives_rows_tell_that_it_decided(lake, forgetful):
+    tables = Tables(lake, Keeping)
+    run = aged(Run(tables, Memory(deliveries_=numbered(b"a", b"b")), "r1").work().decide().publish(), days=31)
+    stalled = aged(Run(tables, Memory(deliveries_=(("x", b"c"),)), "r2").work(), days=31)
+    forgetful()
+
+    outcomes = tables["outcomes"]
+    assert decided(outcomes, outcomes.open(), run.receive)
+    assert not decided(outcomes, outcomes.open(), stalled.receive)
+
+
+def test_deciding_and_publishing_what_is_forgotten_changes_nothing(lake, forgetful):
+    tables = Tables(lake, Keeping)
+    run = aged(Run(tables, Memory(deliveries_=numbered(b"a", b"b")), "r1").work().decide().publish(), days=31)
+    Run(tables, Memory(deliveries_=(("c", b"c"),)), "r2").finish()
+    for name in ("outcomes", "kept"):
+        tables[name].open().optimize.compact()  # a file that is added back would hold its rows a second time
+    forgetful()
+
+    decide(tables, run.receives, run.receive)
+    publish(tables, run.receives, run.receive)
+
+    assert len(visible(tables, "outcomes")) == len(visible(tables, "kept")) == 3
+
+
+def test_a_receive_that_is_still_remembered_is_never_looked_for_in_files(lake, monkeypatch):
+    tables = Tables(lake, Keeping)
+    run = Run(tables, Memory(deliveries_=numbered(b"a")), "r1").work().decide()
+    monkeypatch.setattr("pipeline_platform.lake.decision.receive_ids", lambda *_: pytest.fail("read files"))
+
+    assert decided(tables["outcomes"], tables["outcomes"].open(), run.receive)
+
+
+def test_a_fence_is_no_decision(lake):
+    tables = Tables(lake, Keeping)
+    run = Run(tables, Memory(), "r1")
+    outcomes = tables["outcomes"]
+    outcomes.swap(outcomes.open(), "r1", [], state=FENCED)
+
+    assert not decided(outcomes, outcomes.open(), run.receive)
+
+
+# All tables of a pipeline
+
+
+class Flight(BaseModel):
+    late: int
+
+
+def test_a_pipeline_has_a_table_for_each_batcher_beside_its_own(lake):
+    class Flights(Pipeline):
+        name = "flights"
+        producer = Producer(source="s")
+        batchers = {"lake": TableBatcher(schema=Flight)}
+
+        def handle_message(self, message, context):
+            return message
+
+    tables = Tables(lake, Flights)
+    tables.ensure()
+
+    assert tables.names == ("messages", "outcomes", "failed", "lake")
+    assert all(tables[name].exists() for name in tables.names)
+    assert columns_of(Flights, "lake").names[:2] == ["late", "source"]
+    assert columns_of(Flights, "outcomes") == OUTCOMES
+
+
+def test_a_relative_folder_is_the_same_one_for_tasks_that_run_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lake = pickle.dumps(Lake(root="lake"))
+    monkeypatch.chdir("/")
+
+    assert pickle.loads(lake).uri("a") == f"{tmp_path}/lake/a"

@@ -1,0 +1,345 @@
+"""Runs begin in processes that have loaded the project before, and are watched like others."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from dagster._core.launcher import WorkerStatus
+from dagster._core.workspace.context import WorkspaceProcessContext
+from dagster._core.workspace.load_target import WorkspaceFileTarget
+from dagster_graphql.cli import execute_query
+
+from pipeline_platform.launcher.run_launcher import StandbyRunLauncher
+from pipeline_platform.launcher.run_process import PROCESS_TAG, RunProcess
+from pipeline_platform.process import born
+
+PATIENCE_S = 30
+CODE = """
+import os
+import pathlib
+import time
+import dagster as dg
+
+VARIABLE = os.environ.get("STANDBY_TEST", "")
+
+@dg.op
+def tell(context):
+    context.add_output_metadata({{"said": {said!r}, "variable": VARIABLE}})
+
+@dg.op
+def sleep():
+    while True:
+        time.sleep(0.05)
+
+@dg.job
+def telling():
+    tell()
+
+@dg.job
+def sleeping():
+    sleep()
+
+defs = dg.Definitions(jobs=[telling, sleeping], executor=dg.in_process_executor)
+pathlib.Path(__file__).with_name(f"loaded-{{os.getpid()}}").touch()
+"""
+LAUNCH = """
+mutation Launch($job: String!) {
+  launchRun(executionParams: {
+    selector: {repositoryLocationName: "told", repositoryName: "__repository__", jobName: $job}, runConfigData: {}
+  }) { __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } }
+}
+"""
+
+
+@dataclass
+class Launching:
+    """An instance whose runs our launcher starts, over a location of one file."""
+
+    folder: Path
+    instance: dg.DagsterInstance
+    workspace: WorkspaceProcessContext
+
+    @property
+    def launcher(self) -> StandbyRunLauncher:
+        launcher = self.instance.run_launcher
+        assert isinstance(launcher, StandbyRunLauncher)
+        return launcher
+
+    def write(self, said: str) -> bool:
+        """Write the location's file, unless it says so already: to touch it is an edit. Return whether it was one."""
+        file, code = self.folder / "location.py", CODE.format(said=said)
+        is_edit = not file.exists() or file.read_text() != code
+        if is_edit:
+            file.write_text(code)
+        return is_edit
+
+    def launch(self, job: str) -> str:
+        answer = execute_query(self.workspace, LAUNCH, {"job": job})["data"]["launchRun"]
+        assert answer["__typename"] == "LaunchRunSuccess", answer
+        return str(answer["run"]["runId"])
+
+    def until(self, what: str, found: Callable[[], Any]) -> Any:
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            if answer := found():
+                return answer
+            time.sleep(0.05)
+        raise AssertionError(f"not after {PATIENCE_S} s: {what}")
+
+    def run(self, run_id: str) -> dg.DagsterRun:
+        run = self.instance.get_run_by_id(run_id)
+        assert run
+        return run
+
+    def process(self, run_id: str) -> RunProcess:
+        process = RunProcess.of(self.run(run_id))
+        assert process
+        return process
+
+    def standing_by(self) -> int:
+        """The process that has loaded the code and waits for the next run, by its id."""
+
+        def loaded() -> int | None:
+            pid = self.launcher.standing_by("told")
+            return pid if pid and born(pid) and (self.folder / f"loaded-{pid}").exists() else None
+
+        return int(self.until("a process stands by", loaded))
+
+    def ended(self, run_id: str) -> dg.DagsterRunStatus:
+        self.until(f"run {run_id} has ended", lambda: self.run(run_id).is_finished)
+        return self.run(run_id).status
+
+    def at_work(self, run_id: str) -> RunProcess:
+        """Wait until a run's step runs."""
+        begun = dg.DagsterEventType.STEP_START
+        self.until("its step runs", lambda: self.instance.all_logs(run_id, of_type=begun))
+        return self.process(run_id)
+
+    def told(self, run_id: str) -> dict[str, Any]:
+        """Wait for a run of `telling`; return what it said."""
+        assert self.ended(run_id) is dg.DagsterRunStatus.SUCCESS
+        (output,) = self.instance.all_logs(run_id, of_type=dg.DagsterEventType.STEP_OUTPUT)
+        assert output.dagster_event
+        data: Any = output.dagster_event.step_output_data
+        return {name: value.value for name, value in data.metadata.items()}
+
+
+@contextmanager
+def deployed(folder: Path) -> Iterator[Launching]:
+    """Dagster with our launcher in a folder of its own."""
+    launcher = {
+        "module": "pipeline_platform.launcher.run_launcher",
+        "class": "StandbyRunLauncher",
+        "config": {"modules": ["http.cookies"]},
+    }
+    at_once = {"module": "dagster._core.run_coordinator", "class": "DefaultRunCoordinator"}
+    settings = {"run_launcher": launcher, "run_coordinator": at_once, "telemetry": {"enabled": False}}
+    (folder / "dagster.yaml").write_text(json.dumps(settings))
+    where = {"relative_path": "location.py", "location_name": "told"}
+    workspace = folder / "workspace.yaml"
+    workspace.write_text(json.dumps({"load_from": [{"python_file": where}]}))
+    (folder / "location.py").write_text(CODE.format(said="never run"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DAGSTER_HOME", str(folder))
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+        patch.chdir(folder)  # where Dagster looks for `.env`
+        with (
+            dg.DagsterInstance.get() as instance,
+            WorkspaceProcessContext(instance, WorkspaceFileTarget([str(workspace)])) as context,
+        ):
+            yield Launching(folder, instance, context)
+
+
+@contextmanager
+def deployed_again(launching: Launching) -> Iterator[Launching]:
+    """The same deployment as another process has it: with a launcher of its own."""
+    workspace = WorkspaceFileTarget([str(launching.folder / "workspace.yaml")])
+    with (
+        dg.DagsterInstance.from_ref(launching.instance.get_ref()) as instance,
+        WorkspaceProcessContext(instance, workspace) as context,
+    ):
+        yield Launching(launching.folder, instance, context)
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launching]:
+    with deployed(tmp_path_factory.mktemp("launching")) as launching:
+        yield launching
+
+
+@pytest.fixture
+def launching(deployment: Launching) -> Launching:
+    """A deployment whose code says `first`, with a process that stands by."""
+    (deployment.folder / ".env").unlink(missing_ok=True)
+    waiting = deployment.launcher.standing_by("told")
+    if deployment.write("first") or not waiting or not born(waiting):
+        deployment.told(deployment.launch("telling"))
+    deployment.standing_by()
+    return deployment
+
+
+def test_a_run_begins_in_the_process_that_stands_by(launching: Launching) -> None:
+    waiting = launching.standing_by()
+    run = launching.launch("telling")
+    assert launching.process(run).pid == waiting
+    assert launching.told(run)["said"] == "first"
+    assert launching.standing_by() != waiting, "each process is of one run"
+
+
+def test_a_run_sees_an_edit_that_was_made_while_its_process_stood_by(launching: Launching) -> None:
+    waiting = launching.standing_by()
+    launching.write("second")
+
+    edited = launching.launch("telling")
+    assert launching.told(edited)["said"] == "second"
+    assert launching.process(edited).pid != waiting
+    assert born(waiting) is None, "what is out of date does not stay"
+
+
+def test_a_run_sees_variables_that_were_set_while_its_process_stood_by(launching: Launching) -> None:
+    (launching.folder / ".env").write_text("STANDBY_TEST=set")
+    assert launching.told(launching.launch("telling"))["variable"] == "set"
+
+    waiting = launching.standing_by()
+    run = launching.launch("telling")
+    assert launching.process(run).pid == waiting
+    assert launching.told(run)["variable"] == "set"
+
+
+def test_a_process_that_died_while_it_stood_by_costs_no_run(launching: Launching) -> None:
+    os.kill(launching.standing_by(), signal.SIGKILL)
+
+    assert launching.told(launching.launch("telling"))["said"] == "first"
+
+
+def test_an_interrupt_of_a_process_that_stands_by_does_not_end_its_run(launching: Launching) -> None:
+    waiting = launching.standing_by()
+    os.kill(waiting, signal.SIGINT)
+
+    run = launching.launch("telling")
+    assert launching.process(run).pid == waiting
+    assert launching.told(run)["said"] == "first"
+
+
+def test_code_that_no_longer_loads_fails_the_run_with_the_reason(launching: Launching) -> None:
+    (launching.folder / "location.py").write_text("import nothing_of_this_name")
+
+    run = launching.launch("telling")
+    assert launching.ended(run) is dg.DagsterRunStatus.FAILURE
+    events = launching.instance.all_logs(run)
+    assert any("nothing_of_this_name" in str(event) for event in events)
+
+
+def test_a_run_whose_process_is_killed_has_failed_at_once(launching: Launching) -> None:
+    run = launching.launch("sleeping")
+    os.kill(launching.at_work(run).pid, signal.SIGKILL)
+
+    assert launching.ended(run) is dg.DagsterRunStatus.FAILURE
+    (failure,) = launching.instance.all_logs(run, of_type=dg.DagsterEventType.RUN_FAILURE)
+    assert failure.dagster_event
+    assert "was ended by SIGKILL" in str(failure.dagster_event.message)
+
+
+def test_another_process_terminates_a_run_by_what_its_tag_says(launching: Launching) -> None:
+    """As the web server does, of runs that the daemon launched."""
+    run = launching.launch("sleeping")
+    process = launching.at_work(run)
+    with dg.DagsterInstance.from_ref(launching.instance.get_ref()) as other:
+        assert other.run_launcher.terminate(run)
+        assert launching.ended(run) is dg.DagsterRunStatus.CANCELED
+        assert not other.run_launcher.terminate(run), "a run that has ended cannot be ended"
+    launching.until("its process has ended", lambda: not process.lives)
+
+
+def test_a_run_that_is_terminated_before_its_process_listens_is_canceled(launching: Launching) -> None:
+    os.kill(launching.standing_by(), signal.SIGKILL)
+    run = launching.launch("sleeping")
+    assert launching.launcher.terminate(run)
+    assert launching.ended(run) is dg.DagsterRunStatus.CANCELED
+
+
+def test_run_monitoring_finds_a_run_whose_process_nobody_watches(launching: Launching) -> None:
+    run = launching.launch("sleeping")
+    process = launching.at_work(run)
+    check = launching.launcher.check_run_worker_health
+    assert check(launching.run(run)).status is WorkerStatus.RUNNING
+
+    gone = replace(process, born="another boot/1")
+    elsewhere = replace(gone, host="elsewhere")
+    tagged = {PROCESS_TAG: json.dumps(asdict(gone))}
+    assert check(launching.run(run).with_tags(tagged)).status is WorkerStatus.FAILED
+    assert check(launching.run(run).with_tags({PROCESS_TAG: json.dumps(asdict(elsewhere))})).status is (
+        WorkerStatus.RUNNING
+    ), "only its own host can tell"
+
+    os.kill(process.pid, signal.SIGKILL)
+    launching.ended(run)
+
+
+def test_a_re_execution_by_another_launcher_is_not_judged_by_the_process_of_its_parent(launching: Launching) -> None:
+    parent = launching.launch("sleeping")
+    os.kill(launching.at_work(parent).pid, signal.SIGKILL)
+    launching.ended(parent)
+    dead = launching.run(parent)
+    assert launching.launcher.check_run_worker_health(dead).status is WorkerStatus.FAILED
+
+    again = launching.instance.add_run(
+        dg.DagsterRun(job_name="sleeping", tags=dead.tags, parent_run_id=parent, root_run_id=parent)
+    )
+
+    assert PROCESS_TAG in again.tags
+    assert launching.launcher.check_run_worker_health(again).status is WorkerStatus.RUNNING
+
+
+def test_a_run_that_died_before_it_started_with_its_launcher_has_failed_when_the_next_one_launches(
+    launching: Launching,
+) -> None:
+    run = launching.instance.add_run(dg.DagsterRun(job_name="sleeping", status=dg.DagsterRunStatus.STARTING))
+    with subprocess.Popen(["sleep", "600"]) as process:
+        launching.instance.add_run_tags(run.run_id, {PROCESS_TAG: RunProcess.tag(run.run_id, process.pid)})
+        process.kill()
+
+    with deployed_again(launching) as restarted:
+        restarted.told(restarted.launch("telling"))
+
+    assert launching.run(run.run_id).status is dg.DagsterRunStatus.FAILURE
+
+
+def test_what_stands_by_ends_with_the_instance_and_runs_do_not(tmp_path: Path) -> None:
+    with deployed(tmp_path) as launching:
+        run = launching.launch("sleeping")
+        process = launching.at_work(run)
+        waiting = launching.standing_by()
+        launching.launcher.dispose()
+        assert born(waiting) is None
+        assert process.lives
+        os.kill(process.pid, signal.SIGKILL)
+        launching.ended(run)
+
+
+def test_a_process_stands_by_no_longer_than_the_one_that_started_it(tmp_path: Path) -> None:
+    """Even one that is killed, and cannot dismiss it."""
+    started = tmp_path / "started"
+    code = f"""
+import os, pathlib, signal
+from pipeline_platform.launcher.run_launcher import Standby
+standby = Standby()
+pathlib.Path({str(started)!r}).write_text(str(standby.process.pid))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert os.spawnle(os.P_WAIT, sys.executable, sys.executable, "-c", code, os.environ) == -signal.SIGKILL
+    pid = int(started.read_text())
+    deadline = time.monotonic() + PATIENCE_S
+    while born(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert born(pid) is None

@@ -1,0 +1,217 @@
+"""A message is a value: its methods make a new one, and what the source said of it cannot be changed."""
+
+import enum
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from pipeline_platform.model.failure import Failure, words
+from pipeline_platform.model.message import Message
+from tests.fixtures.small_lake import batch_of
+
+
+@pytest.fixture
+def message():
+    return next(iter(Message.each(batch_of(b"1"))))
+
+
+def test_a_message_begins_ok_and_unrouted(message):
+    assert (message.data, message.status, message.reason) == (b"1", "ok", None)
+    assert (message.batcher, message.batch_key, message.batch_mode) == ("default", "default", "bulk")
+
+
+@pytest.mark.parametrize(
+    ("change", "attribute", "value"),
+    [
+        (lambda m: m.put_data(2), "data", 2),
+        (lambda m: m.put(2), "data", 2),
+        (lambda m: m.put(2, batcher="lake"), "batcher", "lake"),
+        (lambda m: m.put(2, batch_key="ключ"), "batch_key", "ключ"),
+        (lambda m: m.update_data(lambda data: data + b"!"), "data", b"1!"),
+        (lambda m: m.put_batcher("lake"), "batcher", "lake"),
+        (lambda m: m.put_batch_key("ключ"), "batch_key", "ключ"),
+        (lambda m: m.put_batch_mode("flush"), "batch_mode", "flush"),
+        (lambda m: m.failed("no"), "reason", "no"),
+        (lambda m: m.configure_ack(on_failure="nack:30"), "actions", (None, "nack:30")),
+    ],
+)
+def test_each_method_returns_a_new_message_and_leaves_the_old_one(message, change, attribute, value):
+    before = getattr(message, attribute)
+    changed = change(message)
+
+    assert getattr(changed, attribute) == value
+    assert getattr(message, attribute) == before
+    assert message.is_same(changed), "it is still this message, made by its methods"
+
+
+def test_messages_of_other_rows_or_other_batches_are_not_the_same():
+    first, second = Message.each(batch_of(b"1", b"2"))
+    (copy,) = Message.each(batch_of(b"1"))
+
+    assert not first.is_same(second)
+    assert not first.is_same(copy), "the same row of another batch is another message"
+    assert not first.is_same(None)
+
+
+def test_what_the_source_said_is_there_and_read_only(message):
+    assert (message.message_id, message.attempt, message.metadata) == ("m0", 1, {})
+    assert message.window == "2026-01-01T0000"
+    assert message.received_at.isoformat() == "2026-01-01T00:00:00+00:00"
+    with pytest.raises(AttributeError):
+        message.message_id = "other"
+
+
+@pytest.mark.parametrize("attribute", ["batch_mode", "failure", "actions"])
+def test_what_only_methods_say_of_a_message_cannot_be_set_past_them(message, attribute):
+    with pytest.raises(AttributeError, match=attribute):
+        setattr(message, attribute, None)
+
+
+class Urgency(enum.StrEnum):
+    NOW = "flush"
+
+
+class Action(enum.StrEnum):
+    NONE = "noop"
+
+
+def test_a_kind_of_text_for_a_mode_or_an_action_is_kept_as_text(message):
+    told = message.put_batch_mode(Urgency.NOW).configure_ack(on_success=Action.NONE)
+
+    assert (type(told.batch_mode), told.batch_mode) == (str, "flush")
+    assert (type(told.actions[0]), told.actions) == (str, ("noop", None))
+
+
+def test_what_configure_ack_is_not_given_stays(message):
+    configured = message.configure_ack(on_success="noop").configure_ack(on_failure="nack")
+
+    assert configured.actions == ("noop", "nack")
+
+
+@pytest.mark.parametrize("action", ["reject", "nack:", "nack:-1", "nack:soon", 5])
+def test_an_action_that_is_none_is_refused_with_what_there_is(message, action):
+    with pytest.raises(ValueError, match=r"'ack', 'noop', 'nack' or 'nack:<seconds>', not"):
+        message.configure_ack(on_failure=action)
+
+
+def test_a_batch_mode_that_is_none_is_refused(message):
+    with pytest.raises(ValueError, match="'bulk' or 'flush', not 'fast'"):
+        message.put_batch_mode("fast")
+
+
+def test_a_batch_key_is_text(message):
+    for put in (message.put_batch_key, lambda key: message.put(2, batch_key=key)):
+        with pytest.raises(TypeError, match="a batch key is text, not 5; convert it with str"):
+            put(5)
+
+
+def test_what_put_is_not_given_stays(message):
+    routed = message.put_batcher("lake").put_batch_key("DL")
+
+    assert (routed.put(2).batcher, routed.put(2).batch_key) == ("lake", "DL")
+
+
+def test_a_failure_tells_kind_reason_traceback_and_stage():
+    try:
+        raise KeyError("carrier")
+    except KeyError as error:
+        failure = Failure.of(error, "handle_message")
+
+    assert (failure.kind, failure.reason, failure.stage) == ("KeyError", "'carrier'", "handle_message")
+    assert "test_a_failure_tells" in failure.traceback
+
+
+def test_an_exception_without_words_is_told_by_its_class():
+    assert Failure.of(ValueError(), "transform").reason == "ValueError"
+
+
+class SpeechlessError(Exception):
+    def __str__(self):
+        raise self.args[0]
+
+
+@pytest.mark.parametrize("cause", [RuntimeError, SystemExit])
+def test_an_exception_whose_words_raise_is_told_all_the_same(cause):
+    told = Failure.of(SpeechlessError(cause()), "transform").reason
+
+    assert told == f"<SpeechlessError, whose __str__ raised {cause.__name__}>"
+
+
+class Stop(BaseModel):
+    name: str
+
+
+class Fare(BaseModel, extra="forbid"):
+    price: int
+    by_zone: dict[int, str] = {}
+    stops: list[Stop] = []
+
+
+def refusal(payload: bytes) -> ValidationError:
+    with pytest.raises(ValidationError) as caught:
+        Fare.model_validate_json(payload)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        (b'{"price": "SECRET"}', "Fare: price: Input should be a valid integer, unable to parse string as an integer"),
+        (b'{"price": 1, "SECRET": 2}', "Fare: *: Extra inputs are not permitted"),
+        (
+            b'{"price": 1, "by_zone": {"SECRET": ""}}',
+            "Fare: by_zone.*.[key]: Input should be a valid integer, unable to parse string as an integer",
+        ),
+        (
+            b'{"price": 1, "stops": [{"name": "a"}, {"name": ["SECRET"]}]}',
+            "Fare: stops.*.name: Input should be a valid string",
+        ),
+        (b'{"price": 1, "SECRET', "Fare: Invalid JSON: EOF while parsing a string at line 1 column 20"),
+        (b"{}", "Fare: price: Field required"),
+    ],
+)
+def test_a_payload_that_a_model_refuses_is_told_by_place_and_rule_and_not_shown(payload, reason):
+    error = refusal(payload)
+    failure = Failure.of(error, "handle_message")
+
+    assert (failure.kind, failure.reason) == ("ValidationError", reason)
+    assert failure.traceback.rstrip().endswith(reason), "frames, and the same words"
+    assert "in refusal" in failure.traceback
+    assert "SECRET" not in "".join(failure)
+
+
+def test_what_a_model_refuses_at_many_places_is_cut():
+    stops = ",".join(['{"name": 5}'] * 1_000)
+
+    reason = Failure.of(refusal(b'{"price": 1, "stops": [%s]}' % stops.encode()), "handle_message").reason
+
+    assert reason.count("stops.*.name") == 5
+    assert reason.endswith("; and 995 more")
+
+
+def test_a_refusal_that_another_exception_quotes_is_not_shown_either(message):
+    refused = refusal(b'{"price": "SECRET"}')
+    try:
+        raise RuntimeError(f"no fare: {refused}") from refused
+    except RuntimeError as error:
+        failure, failed = Failure.of(error, "handle_message"), message.failed(error)
+
+    assert failure.reason.startswith("no fare: Fare: price: Input should be")
+    assert failed.reason == failure.reason
+    assert "SECRET" not in "".join([*failure, *failed.failure])
+
+
+def test_exceptions_that_arose_from_each_other_are_told_all_the_same():
+    first, second = ValueError("first"), ValueError("second")
+    first.__cause__, second.__cause__ = second, first
+
+    assert Failure.of(first, "transform").reason == "first"
+
+
+def test_words_fit_a_column_whatever_they_hold():
+    assert words("half \ud83d a surrogate") == "half \\ud83d a surrogate"
+    assert len(words("x" * 10_000, 300)) == 300
+
+
+def test_showing_a_message_does_not_show_its_payload(message):
+    assert repr(message.put_data("secret")) == "Message('m0', batcher='default', status='ok')"

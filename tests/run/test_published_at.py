@@ -1,0 +1,148 @@
+"""How far back a look-up of what is decided goes: to when the oldest message came to the source, and no further."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import boto3
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.lake.reader import Range
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.tables import Table, Tables
+from pipeline_platform.model.message import MESSAGES
+from pipeline_platform.run import handling
+from pipeline_platform.run.flow import Flow
+from pipeline_platform.run.spark_work import SparkWork
+from pipeline_platform.source.contract import Share
+from resources.sqs import SqsSource
+from tests.fixtures.flow_pipelines import Obedient
+from tests.fixtures.small_lake import WINDOW, Keeping, Memory, received, visible
+from tests.fixtures.spark import WarmSpark
+
+SENT = datetime(2026, 3, 1, tzinfo=UTC)
+Start = Callable[..., Flow]
+
+
+class Dated(Memory):
+    """Delivers messages that came at these times."""
+
+    times: tuple[datetime | None, ...]
+    again: tuple[bool, ...]
+
+    def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
+        ids = [f"m{number}" for number in range(len(self.times))]
+        told = {"data": [b""] * len(ids), "ack_id": ids, "ack_ref": "q"}
+        yield self.deliveries(message_id=ids, redelivered=self.again, published_at=self.times, **told)
+
+
+LATER = SENT + timedelta(hours=1)
+
+
+@pytest.mark.parametrize(
+    ("times", "again", "since"),
+    [
+        ((LATER, SENT), (True, True), SENT),
+        ((LATER, SENT), (True, False), LATER),
+        ((LATER, None), (True, False), LATER),
+        ((LATER, None), (True, True), None),
+        ((LATER, SENT), (False, False), None),
+    ],
+)
+def test_a_receive_notes_when_the_oldest_came_that_may_have_come_before(
+    tmp_path: Path, times: Sequence[datetime | None], again: Sequence[bool], since: datetime | None
+) -> None:
+    source = Dated(times=tuple(times), again=tuple(again))
+
+    manifest = received(Lake(root=str(tmp_path)), "keeping", source)
+
+    assert handling._oldest(manifest) == since
+
+
+def test_a_table_of_before_there_was_such_a_column_gains_it(tmp_path: Path) -> None:
+    tables = Tables(Lake(root=str(tmp_path)), Keeping)
+    before = pa.schema([field for field in MESSAGES if field.name != "published_at"])
+    Table(tables.lake, "keeping", "messages", before).ensure()
+
+    tables.ensure()
+
+    fields = {field.name: field for field in tables["messages"].open().schema().fields}
+    assert fields["published_at"].nullable
+    assert visible(tables, "messages") == []
+
+
+@pytest.fixture
+def start(
+    tmp_path: Path, warm_spark: WarmSpark, sqs_queue: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Start]:
+    """A pipeline over one SQS queue, with options of its own each time."""
+    monkeypatch.setattr(handling, "CLOCKS", timedelta(0))  # server and run are on one machine
+    url, control = sqs_queue(), ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
+    with closing(warm_spark.resource()) as spark, closing(control):
+
+        def flow(**options: str) -> Flow:
+            source = SqsSource(name="queue", queue_url=url, endpoint_url=url.rsplit("/", 2)[0], **options)  # type: ignore[arg-type]
+            return Flow(Obedient, source, Lake(root=str(tmp_path / "lake")), control, lambda: spark.spark_session)
+
+        yield flow
+
+
+def send(flow: Flow, body: str) -> None:
+    assert isinstance(flow.source, SqsSource)
+    client = boto3.client("sqs", endpoint_url=flow.source.endpoint_url, region_name="us-east-1")
+    client.send_message(QueueUrl=flow.source.queue_url, MessageBody=body)
+
+
+def run(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Run once; return the files of outcomes that were looked at."""
+    looked_at: list[str] = []
+    scan = SparkWork.scan
+
+    def spy(self: SparkWork, parts: Sequence[Sequence[Range]], *names: str) -> object:
+        looked_at.extend(each.path for part in parts for each in part if "/outcomes/" in each.path)
+        return scan(self, parts, *names)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SparkWork, "scan", spy)
+        receive = flow.begin(origin="source", run_id="test", windows=[WINDOW])
+        flow.receive(receive)
+        flow.handle(receive)
+    flow.decide(receive)
+    flow.publish(receive)
+    assert flow.acknowledge(receive).acknowledged
+    return looked_at
+
+
+def test_a_run_of_a_fresh_message_opens_no_older_file_of_outcomes(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = start()
+    send(flow, "old")
+    run(flow, monkeypatch)
+    time.sleep(1.1)  # times of files are in milliseconds; a server may keep whole seconds
+    send(flow, "fresh")
+
+    assert run(flow, monkeypatch) == []
+
+    assert sorted(pl.read_delta(flow.tables["words"].uri)["word"]) == ["fresh", "old"]
+    times = pl.read_delta(flow.tables["messages"].uri)["published_at"]
+    assert all(abs(time - datetime.now(UTC)) < timedelta(minutes=10) for time in times)
+
+
+def test_a_redelivered_old_message_is_found_decided_however_much_came_since(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(start(), "old")
+    run(start(on_success="nack"), monkeypatch)
+    time.sleep(1.1)
+    send(start(), "fresh")
+
+    looked_at = run(start(), monkeypatch)
+
+    assert len(looked_at) == 1
+    assert sorted(pl.read_delta(start().tables["words"].uri)["word"]) == ["fresh", "old"]

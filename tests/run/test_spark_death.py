@@ -1,0 +1,198 @@
+"""The warm server dies under those who use it: they learn so at once, and the next one has another server."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.run.spark_work import SparkWork
+from pipeline_platform.spark import engine
+from pipeline_platform.spark import server as spark_server
+from pipelines.demo.processes import free_port
+from resources import spark as spark_resource
+from resources.spark import WARM, SparkResource
+from tests.spark.test_spark_server import spark_processes
+
+TOLD = pa.schema([("pid", pa.int64())])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """State folder of a server that may die; what lives there in the end is stopped."""
+    made = tmp_path_factory.mktemp("mortal")
+    yield made
+    spark_server.stop(made)
+
+
+@pytest.fixture
+def mortal(folder: Path) -> spark_server.SparkServer:
+    """A server that lives."""
+    return spark_server.start(folder, cores=1, memory="512m")
+
+
+@pytest.fixture
+def resource(folder: Path, mortal: spark_server.SparkServer) -> Iterator[SparkResource]:
+    with closing(SparkResource(remote=WARM, state_folder=str(folder), packages=["pipeline_platform"])) as made:
+        yield made
+
+
+def pids(resource: SparkResource) -> list[int]:
+    """What a task tells: it works."""
+
+    def task(index: int) -> Iterator[pa.RecordBatch]:
+        yield pa.record_batch({"pid": [os.getpid()]}, TOLD)
+
+    found: list[int] = engine.run(resource.spark_session, task, 1, TOLD)["pid"].to_pylist()
+    return found
+
+
+def kill(server: spark_server.SparkServer) -> None:
+    os.kill(server.pid, signal.SIGKILL)
+    while server.lives:
+        time.sleep(0.01)
+
+
+def test_whoever_waits_for_a_server_that_is_killed_learns_so_at_once_and_then_has_another(
+    resource: SparkResource, mortal: spark_server.SparkServer, tmp_path: Path
+) -> None:
+    def task(index: int) -> Iterator[pa.RecordBatch]:
+        (tmp_path / "begun").touch()
+        time.sleep(300)
+        yield pa.record_batch({"pid": [0]}, TOLD)
+
+    def kill_in_the_middle() -> None:
+        while not (tmp_path / "begun").exists():
+            time.sleep(0.05)
+        kill(mortal)
+
+    killer = threading.Thread(target=kill_in_the_middle)
+    killer.start()
+    with pytest.raises(spark_server.SparkServerDiedError, match=f"process {mortal.pid}.*died.*next run starts"):
+        engine.run(resource.spark_session, task, 1, TOLD)
+    killer.join()
+
+    assert pids(resource), "the same resource goes on with another session"
+    after = spark_server.status(Path(resource.state_folder or ""))
+    assert after is not None
+    assert after.pid != mortal.pid
+    assert (after.cores, after.memory) == (1, "512m"), "what the dead one was started with"
+
+
+def test_a_start_that_is_killed_leaves_no_second_server(tmp_path: Path) -> None:
+    starting = subprocess.Popen(
+        [sys.executable, "-m", "pipeline_platform.cli.main", "spark", "start", "--state", tmp_path]
+    )
+    while not (tmp_path / "spark.starting.json").exists():
+        time.sleep(0.01)
+    starting.kill()
+    starting.wait()
+    half_started = spark_processes(tmp_path)
+
+    server = spark_server.start(tmp_path, cores=1)
+    living = spark_processes(tmp_path)
+    spark_server.stop(tmp_path)
+
+    assert half_started
+    assert living == [server.pid]
+    assert server.pid not in half_started
+
+
+def test_two_that_find_it_dead_start_one(folder: Path, mortal: spark_server.SparkServer) -> None:
+    kill(mortal)
+
+    with ThreadPoolExecutor(2) as both:
+        one, other = both.map(lambda _: spark_server.revive(folder), range(2))
+
+    assert one is not None
+    assert one == other
+    assert one.pid != mortal.pid
+    assert one.lives
+
+
+def test_all_who_share_a_session_let_go_of_one_whose_server_died(
+    folder: Path, resource: SparkResource, mortal: spark_server.SparkServer
+) -> None:
+    with closing(SparkResource(remote=WARM, state_folder=str(folder), packages=["pipeline_platform"])) as other:
+        dead = resource.spark_session
+        assert other.spark_session is dead
+        kill(mortal)
+
+        assert resource.spark_session is not dead
+        assert other.spark_session is resource.spark_session
+        assert dead.client.is_closed
+        assert pids(other)
+
+
+def test_a_server_that_runs_out_of_memory_dies_of_it_and_another_is_started(
+    resource: SparkResource, mortal: spark_server.SparkServer
+) -> None:
+    too_much = resource.spark_session.sql("SELECT length(repeat('x', 1500000000)) AS n")
+
+    with pytest.raises(spark_server.SparkServerDiedError):
+        too_much.toArrow()
+
+    assert not mortal.lives
+    assert pids(resource)
+
+
+def test_a_server_that_was_stopped_does_not_come_back(folder: Path, mortal: spark_server.SparkServer) -> None:
+    kill(mortal)
+    spark_server.stop(folder)
+
+    assert spark_server.revive(folder) is None
+    assert not mortal.lives
+
+
+def test_a_dead_server_of_another_machine_is_not_started_here(tmp_path: Path, mortal: spark_server.SparkServer) -> None:
+    """A folder that machines share names the server of one of them."""
+    elsewhere = spark_server.SparkServer(**{**vars(mortal), "host": "elsewhere", "born": "another boot"})
+    spark_server._write_private(tmp_path / "spark.json", spark_server._as_json(elsewhere))
+
+    assert spark_server.revive(tmp_path) is None
+
+
+def test_a_server_at_an_address_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark_resource, "_OUTAGE_S", 1.0)
+    nobody = SparkResource(remote=f"sc://localhost:{free_port()}", packages=["pipeline_platform"])
+
+    with closing(nobody), pytest.raises(Exception, match="refused"):
+        _ = nobody.spark_session
+
+
+def test_a_server_at_an_address_that_dies_is_waited_for_once_and_not_by_each_call_again(
+    folder: Path, mortal: spark_server.SparkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark_resource, "_OUTAGE_S", 2.0)
+    named = SparkResource(remote=mortal.address, token=mortal.token, packages=["pipeline_platform"])
+    with closing(named):
+        work = SparkWork("dead", Lake(root=str(tmp_path)), lambda: named.spark_session)
+        work.interrupt()
+        kill(mortal)
+        tries = count_tries(named, monkeypatch)
+        with pytest.raises(Exception, match="refused"):
+            work.interrupt()
+        first = len(tries)
+        with pytest.raises(Exception, match="refused"):
+            work.interrupt()
+
+    assert first > 2
+    assert len(tries) - first <= 2, "asked when the call failed, and not tried again"
+
+
+def count_tries(resource: SparkResource, monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
+    """Note what the retry policy of a session is asked about."""
+    asked: list[BaseException] = []
+    (policy,) = resource.spark_session.client.get_retry_policies()
+    decide = policy.can_retry
+    monkeypatch.setattr(policy, "can_retry", lambda e: asked.append(e) or decide(e))
+    return asked

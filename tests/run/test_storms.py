@@ -1,0 +1,127 @@
+"""Four runs at a time, killed and stalled at random: each message once in every table, and nothing lost."""
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.local_servers import sqs
+from tests.fixtures import fault_run
+from tests.fixtures.fault_ground import Ground, assert_each_message_once, filled_sqs, filled_table, twice
+from tests.fixtures.fault_run import LEASE_S
+from tests.fixtures.spark import WarmSpark
+
+
+def storm(ground: Ground, seed: int, runs: int) -> None:
+    """Keep four runs going; kill, or stall for longer than a lease, most of them at random."""
+    chance = random.Random(seed)
+    living: list[tuple[BaseProcess, float]] = []
+    asleep: list[tuple[BaseProcess, float]] = []
+    started = 0
+    while started < runs or living or asleep:
+        now = time.monotonic()
+        while started < runs and len(living) + len(asleep) < 4:
+            living.append((ground.start(), now + chance.uniform(0.3, 4.0)))
+            started += 1
+        for process, hit_at in list(living):
+            if not process.is_alive():
+                living.remove((process, hit_at))
+            elif now >= hit_at:
+                living.remove((process, hit_at))
+                if chance.random() < 0.5:
+                    process.kill()
+                    process.join()
+                else:
+                    send(process, signal.SIGSTOP)
+                    asleep.append((process, now + LEASE_S * chance.uniform(0.5, 2.5)))
+        for process, wake_at in list(asleep):
+            if now >= wake_at:
+                asleep.remove((process, wake_at))
+                send(process, signal.SIGCONT)
+                living.append((process, now + chance.uniform(0.3, 6.0)))
+        time.sleep(0.02)
+
+
+def send(process: BaseProcess, sent: int) -> None:
+    """Send a signal to a run, if it has not ended this very moment."""
+    with suppress(ProcessLookupError):
+        os.kill(process.pid or 0, sent)
+
+
+def seeds(few: int, many: int) -> list[Any]:
+    return [*range(few), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(few, many))]
+
+
+@pytest.mark.parametrize("seed", seeds(2, 20))
+def test_a_storm_of_kills_and_stalls_over_a_table(tmp_path: Path, warm_spark: WarmSpark, seed: int) -> None:
+    ground = filled_table(tmp_path, warm_spark, 1_500)
+
+    storm(ground, seed, runs=10)
+    fault_run.settle(ground.place, ground.left)
+
+    assert_each_message_once(ground, 1_500)
+
+
+@pytest.mark.parametrize("seed", seeds(0, 20))
+def test_a_storm_of_kills_and_stalls_over_postgresql(
+    tmp_path: Path, warm_spark: WarmSpark, postgres_url: str, seed: int
+) -> None:
+    ground = filled_table(tmp_path, warm_spark, 1_500, postgres_url)
+
+    storm(ground, seed, runs=10)
+    fault_run.settle(ground.place, ground.left)
+
+    assert_each_message_once(ground, 1_500)
+
+
+@dataclass(frozen=True)
+class Sqs:
+    """A storm over SQS: how many messages, and after how many seconds they are visible again."""
+
+    messages: int
+    visibility: int
+
+
+QUICK = Sqs(messages=300, visibility=1)
+"""Messages are visible again while their run lives, so that two live runs hold the same ones: only the decision's
+compare-and-swap keeps them apart. It is here that a storm without it finds messages twice."""
+LONG = Sqs(messages=1_500, visibility=4)
+
+
+@pytest.mark.parametrize("seed", seeds(2, 20))
+def test_a_storm_of_kills_and_stalls_over_sqs(
+    tmp_path: Path, warm_spark: WarmSpark, sqs_server: sqs.Server, sqs_queue: Callable[..., str], seed: int
+) -> None:
+    kind, url = (LONG if seed % 2 else QUICK), sqs_queue()
+    ground = filled_sqs(tmp_path, warm_spark, url, sqs_server.url, kind.messages, kind.visibility)
+
+    storm(ground, seed, runs=10)
+    # A lease shorter than a run is never acknowledged in time.
+    lasting = ground.place.source.model_copy(update={"visibility_timeout": 4, "lease_s": 4.0})
+    fault_run.settle(replace(ground.place, source=lasting), ground.left)
+
+    assert_each_message_once(ground, kind.messages)
+
+
+@pytest.mark.soak
+def test_without_compare_and_swap_a_storm_finds_messages_twice(
+    tmp_path: Path, warm_spark: WarmSpark, sqs_server: sqs.Server, sqs_queue: Callable[..., str]
+) -> None:
+    """The storms can fail, and what holds is the decision's doing."""
+    for seed in range(20):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        filled = filled_sqs(folder, warm_spark, sqs_queue(), sqs_server.url, QUICK.messages, QUICK.visibility)
+        ground = replace(filled, blind=True)
+        storm(ground, seed, runs=10)
+        if twice(ground):
+            return
+    raise AssertionError("twenty storms and not one message twice")

@@ -1,0 +1,241 @@
+"""A re-execution takes a receive over: whatever the run before it still does counts no more, and that run ends red."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pipeline_platform.lake.decision import FencedError, UnhandledError
+from pipeline_platform.lake.receives import Receive
+from pipeline_platform.lake.tables import DECIDED, Table
+from pipeline_platform.run.flow import Flow
+from tests.fixtures.flow import WINDOW, Filled, rows, worked
+from tests.fixtures.flow_pipelines import Obedient
+from tests.lake.test_decision import SWAP
+
+PAYLOADS = [b"one", b"two", b"raise", b"batch a"]
+
+
+def before_the_swap(patch: pytest.MonkeyPatch, step: Callable[[], object]) -> None:
+    """Have something happen right before the next decision is committed, when all was asked that can be asked."""
+    pending = [step]
+
+    def swap(table: Table, *args: Any, **options: Any) -> None:
+        if table.name == "outcomes" and pending and options.get("state", DECIDED) == DECIDED:
+            pending.pop()()
+        SWAP(table, *args, **options)
+
+    patch.setattr(Table, "swap", swap)
+
+
+def finish(flow: Flow, receive: Receive) -> None:
+    flow.handle(receive)
+    flow.batch(receive, "batches")
+    flow.decide(receive)
+    flow.publish(receive)
+    flow.acknowledge(receive)
+
+
+def assert_each_once(flow: Flow) -> None:
+    assert sorted(rows(flow, "words")["word"]) == ["one", "two"]
+    assert [rows(flow, name).height for name in ("words", "batches", "failed", "outcomes")] == [2, 1, 1, 4]
+    assert flow.source.backlog().messages == 0
+    assert flow.receives.unfinished() == []
+
+
+@pytest.mark.parametrize("gets", ["taken", "handled", "finished"])
+def test_a_run_that_is_taken_over_right_before_its_decision_decides_nothing(
+    filled: Filled, monkeypatch: pytest.MonkeyPatch, gets: str
+) -> None:
+    flow = filled(Obedient, PAYLOADS)
+    stale = worked(flow)
+    later: list[Receive] = []
+
+    def re_execute() -> None:
+        later.append(flow.resume(stale, "another run"))
+        if gets == "handled":
+            flow.handle(later[0])
+        if gets == "finished":
+            finish(flow, later[0])
+
+    before_the_swap(monkeypatch, re_execute)
+    with pytest.raises(FencedError, match=r"a re-execution took it over|given up"):
+        flow.decide(stale)
+    with pytest.raises(FencedError):
+        flow.acknowledge(stale)
+
+    if gets != "finished":
+        finish(flow, later[0])
+    assert_each_once(flow)
+
+
+def test_what_a_run_decided_before_it_is_taken_over_is_what_the_other_finishes(
+    filled: Filled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same moment from the other side: the decision comes right before the re-execution's commit."""
+    flow = filled(Obedient, PAYLOADS)
+    first = worked(flow)
+    pending = [first]
+
+    def swap(table: Table, *args: Any, **options: Any) -> None:
+        if table.name == "outcomes" and pending:
+            flow.decide(pending.pop())
+        SWAP(table, *args, **options)
+
+    monkeypatch.setattr(Table, "swap", swap)
+    finish(flow, flow.resume(first, "another run"))
+
+    assert_each_once(flow)
+
+
+def test_what_a_run_keeps_after_it_was_taken_over_is_never_read(filled: Filled) -> None:
+    """It was in the middle of handling: what it handled, in files of its own, comes late, even after the decision."""
+    flow = filled(Obedient, PAYLOADS)
+    stale = worked(flow)
+    handled = flow.receives.manifest(stale, "handle")
+    later = flow.resume(stale, "another run")
+    flow.handle(later)
+    flow.receives.keep(stale, "handle", handled)
+    flow.batch(later, "batches")
+    flow.decide(later)
+    flow.receives.keep(stale, "handle", handled)
+
+    flow.publish(later)
+    flow.acknowledge(later)
+
+    assert_each_once(flow)
+    assert {row["message_id"] for row in rows(flow, "words").to_dicts()} <= set(rows(flow, "outcomes")["message_id"])
+
+
+def test_every_step_of_a_re_execution_goes_on_as_the_same_owner(filled: Filled) -> None:
+    flow = filled(Obedient, PAYLOADS)
+    first = worked(flow)
+
+    owners = {flow.resume(first, "another run").owner for _ in range(3)}
+
+    assert len(owners) == 1
+    assert flow.tables["outcomes"].open().version() == 1, "taken over once"
+
+
+def test_a_re_execution_that_is_re_executed_itself_ends_red(filled: Filled) -> None:
+    flow = filled(Obedient, PAYLOADS)
+    first = worked(flow)
+    second = flow.resume(first, "second")
+    third = flow.resume(first, "third")
+
+    with pytest.raises(FencedError, match="not run second's any more"):
+        flow.resume(first, "second")
+    with pytest.raises(FencedError, match="not run second's any more"):
+        flow.decide(second)
+    finish(flow, third)
+    with pytest.raises(FencedError, match="finished"):
+        flow.expect_finished(first.receive_id, ["second", "first"])
+    flow.expect_finished(first.receive_id, ["fourth", "third", "first"])
+
+    assert_each_once(flow)
+
+
+def test_a_receive_that_was_given_up_cannot_be_taken_over(filled: Filled) -> None:
+    flow = filled(Obedient, PAYLOADS)
+    first = worked(flow)
+    flow.control.end(first.receive_id)
+    flow.clear_up()
+
+    with pytest.raises(FencedError, match="was given up"):
+        flow.resume(first, "another run")
+    with pytest.raises(FencedError, match="was given up"):
+        flow.expect_finished(first.receive_id, ["another run", "test"])
+
+    assert flow.source.backlog().messages == len(PAYLOADS)
+
+
+def test_a_run_that_is_given_up_right_before_its_decision_decides_nothing(
+    filled: Filled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stalled once it had asked whether its lease holds, for longer than that; the next run has begun meanwhile."""
+    flow = filled(Obedient, PAYLOADS)
+    stalled = worked(flow)
+
+    def begin_another() -> None:
+        flow.control.end(stalled.receive_id)
+        assert flow.clear_up() == [stalled.receive_id]
+
+    before_the_swap(monkeypatch, begin_another)
+    with pytest.raises(FencedError, match="given up"):
+        flow.decide(stalled)
+    with pytest.raises(FencedError):
+        flow.acknowledge(stalled)
+
+    assert rows(flow, "outcomes").height == 0
+    assert flow.source.backlog().messages == len(PAYLOADS)
+    finish(flow, worked(flow))
+    assert_each_once(flow)
+
+
+def test_a_receive_whose_first_step_did_not_end_is_not_taken_for_empty(filled: Filled) -> None:
+    """It died between its lease and its first manifest, and the steps after that were chosen to be executed again."""
+    flow = filled(Obedient, PAYLOADS)
+    first = flow.begin(origin="source", run_id="test", windows=[WINDOW])
+    later = flow.resume(first, "another run")
+    flow.handle(later)
+    flow.decide(later)
+
+    with pytest.raises(UnhandledError, match="did not come to the end of `receive_messages`"):
+        flow.acknowledge(later)
+
+    assert flow.receives.unfinished() == [first.receive_id], "the next run gives its leases back"
+
+
+def test_what_a_re_execution_decided_and_left_is_finished_by_the_next_run(filled: Filled) -> None:
+    flow = filled(Obedient, PAYLOADS)
+    stale = worked(flow)
+    later = flow.resume(stale, "another run")
+    flow.handle(later)
+    flow.batch(later, "batches")
+    flow.decide(later)
+    flow.control.let_go("another run")  # it is killed here
+
+    assert flow.clear_up() == [later.receive_id]
+
+    assert_each_once(flow)
+
+
+def test_what_a_re_execution_left_undecided_is_given_up_by_the_next_run(filled: Filled) -> None:
+    flow = filled(Obedient, PAYLOADS)
+    first = worked(flow)
+    later = flow.resume(first, "another run")
+    flow.control.let_go("another run")  # it is killed here
+
+    assert flow.clear_up() == [first.receive_id]
+
+    for run in (first, later):
+        with pytest.raises(FencedError):
+            flow.decide(run)
+    assert flow.source.backlog().messages == len(PAYLOADS)
+
+
+def test_of_several_runs_that_take_a_receive_over_at_once_one_decides(filled: Filled) -> None:
+    flow = filled(Obedient, PAYLOADS)
+    first = worked(flow)
+    ended: list[str] = []
+
+    def re_execute(name: str) -> None:
+        try:
+            mine = flow.resume(first, name)
+            flow.decide(mine)
+            flow.publish(mine)
+            flow.acknowledge(mine)
+            ended.append("well")
+        except FencedError:
+            ended.append("red")
+
+    threads = [threading.Thread(target=re_execute, args=(f"run {n}",)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(ended) == 4
+    assert "well" in ended
+    assert_each_once(flow)

@@ -1,0 +1,110 @@
+"""Two pipelines in one run, as "Materialize all" and asset backfills start them: each is a receive of its own."""
+
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from assets.jobs import receive_config
+from assets.tags import RunTags
+from pipeline_platform.run import flow as flow_module
+from resources.table_queue import TableQueue
+from tests.fixtures.dagster import ROOT, WINDOW, Location
+from tests.fixtures.pipelines_under_test import Beside, Told
+
+SUCCESS, FAILURE = dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE
+
+
+@pytest.fixture
+def beside(location: Location) -> TableQueue:
+    """The queue of the other pipeline, filled like the first one's."""
+    queue = TableQueue(name="beside_queue", url=f"sqlite:///{location.root}/beside.sqlite")
+    queue.create()
+    queue.enqueue(f"beside {n}".encode() for n in range(20))
+    location.enqueue(*(f"told {n}" for n in range(20)))
+    return queue
+
+
+def run_both(location: Location, again: dg.ReexecutionOptions | None = None) -> dg.DagsterRun:
+    """Materialise all assets of both in one window, with messages from their sources."""
+    place = (str(location.root), str(location.spark_folder))
+    job = dg.build_reconstructable_job(
+        "tests.fixtures.jobs_under_test", "both_at", place, {}, reconstructor_working_directory=str(ROOT)
+    )
+    config = {"ops": receive_config(Told, "source")["ops"] | receive_config(Beside, "source")["ops"]}  # type: ignore[operator]
+    tags = location.stored(again.parent_run_id).tags if again else {"dagster/partition": WINDOW}
+    result = dg.execute_job(job, location.instance, run_config=config, tags=tags, reexecution_options=again)
+    return location.stored(result.run_id)
+
+
+def assert_both_are_home(location: Location, beside: TableQueue) -> None:
+    assert location.texts() == sorted(f"told {n}" for n in range(20))
+    assert sorted(location.rows("lines", "beside")["text"]) == sorted(f"beside {n}" for n in range(20))
+    assert (location.waiting(), beside.backlog().messages) == (0, 0)
+    assert location.flow().receives.unfinished() == location.flow(Beside).receives.unfinished() == []
+
+
+def told_of(location: Location, run: dg.DagsterRun) -> dict[str, tuple[str, Any]]:
+    """What the check `acknowledged` of each pipeline says."""
+    logs = location.instance.all_logs(run.run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION)
+    checks = [entry.dagster_event.asset_check_evaluation_data for entry in logs if entry.dagster_event]
+    return {
+        check.asset_key.path[0]: (check.description, check.metadata["acknowledged"].value)
+        for check in checks
+        if check.check_name == "acknowledged"
+    }
+
+
+def test_both_pipelines_of_a_run_are_received_handled_and_acknowledged(location: Location, beside: TableQueue) -> None:
+    run = run_both(location)
+
+    assert run.status == SUCCESS
+    assert_both_are_home(location, beside)
+    assert told_of(location, run) == {
+        "told": ("Told the source of all.", 20),
+        "beside": ("Told the source of all.", 20),
+    }
+    receives = {run.tags[RunTags.of(pipeline).receive_id] for pipeline in (Told, Beside)}
+    assert len(receives) == 2
+
+
+@pytest.mark.parametrize("step", ["handle", "publish", "acknowledge"])
+def test_both_pipelines_of_a_run_go_on_where_it_failed(
+    location: Location, beside: TableQueue, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+
+        def full(*args: Any, **options: Any) -> Any:
+            raise OSError(28, "No space left on device")
+
+        patch.setattr(flow_module.Flow, step, full)
+        failed = run_both(location)
+    assert failed.status == FAILURE
+
+    run = run_both(location, dg.ReexecutionOptions.from_failure(failed.run_id, location.instance))
+
+    assert run.status == SUCCESS
+    for pipeline in (Told, Beside):
+        tag = RunTags.of(pipeline).receive_id
+        assert run.tags[tag] == failed.tags[tag], "nothing was received anew"
+    assert_both_are_home(location, beside)
+
+
+def test_a_step_that_finds_no_receive_ends_red(location: Location) -> None:
+    """Its run died, maybe, between its claim and its first trace; a later step was chosen all the same."""
+    location.enqueue("one")
+    with pytest.MonkeyPatch.context() as patch:
+
+        def unreachable(*args: Any, **options: Any) -> Any:
+            raise OSError("no route")
+
+        patch.setattr(flow_module.Flow, "begin", unreachable)
+        failed = location.run("told_pull")
+    steps = ["told.handle_messages", "told.batch_letters", "told.handle_failed", "told.commit", "told.acknowledge"]
+
+    run = location.run("told_pull", tags=failed.tags, again=dg.ReexecutionOptions(failed.run_id, step_selection=steps))
+
+    assert run.status == FAILURE
+    assert "received nothing" in location.log(run)
+    assert not location.checks(run)
+    assert location.waiting() == 1

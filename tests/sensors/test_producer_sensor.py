@@ -1,0 +1,191 @@
+"""The producer sensor: ticks on a real instance, with a real queue and control store."""
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import dagster as dg
+
+from assets.tags import RunTags
+from assets.windows import window_now
+from resources.table_queue import TableQueue
+from tests.fixtures.sensor import TAGS, Asked, Limited, Place, tags
+
+ROOT = Path(__file__).parents[2]
+
+
+# Asking
+
+
+def test_it_asks_for_runs_by_demand_on_the_open_window(place: Place) -> None:
+    place.enqueue(170)
+
+    requests = place.tick().run_requests
+
+    assert [request.tags[TAGS.demand] for request in requests] == ["100", "70"]
+    for request in requests:
+        config = request.run_config["ops"]["asked"]["ops"]["receive_messages"]["config"]
+        assert config == {"origin": "source", "demand": int(request.tags[TAGS.demand])}
+        assert request.partition_key == window_now(Asked)
+        assert request.tags["dagster/max_retries"] == "0"
+
+
+def test_an_empty_queue_is_a_reason(place: Place) -> None:
+    assert place.skips() == "the queue is empty"
+
+
+def test_what_is_not_worth_a_run_waits_for_patience_and_no_longer(
+    place: Place, at: Callable[[timedelta], None]
+) -> None:
+    place.enqueue(3)
+
+    assert place.skips() == "3 messages wait; a run pays from 50, or after 30 s (waited 0 s)"
+    at(timedelta(seconds=31))
+    assert place.asked() == [3]
+
+
+def left_by_a_dead_run(place: Place, messages: int) -> None:
+    """A claim that nobody renewed; what it leased comes back when the next run gives it up."""
+    place.control.claim("asked", "r", "dead", wanted=messages, capacity=200, lease_s=0.01)
+    time.sleep(0.05)
+
+
+def test_what_a_dead_run_left_is_asked_for_as_if_it_waited(place: Place) -> None:
+    left_by_a_dead_run(place, 70)
+
+    assert place.asked() == [70]
+    assert "runs under way will take them" in place.skips(), "one is enough"
+
+
+def test_little_that_a_dead_run_left_gets_a_run_after_patience_even_where_no_message_waits(
+    place: Place, at: Callable[[timedelta], None]
+) -> None:
+    left_by_a_dead_run(place, 7)
+
+    assert place.skips() == (
+        "7 messages wait; a run pays from 50, or after 30 s (waited 0 s); 1 run died and left 7 messages"
+    )
+    at(timedelta(seconds=31))
+    assert place.asked() == [7]
+
+
+def test_what_a_dead_run_left_and_the_source_counts_again_is_asked_for_once(place: Place) -> None:
+    left_by_a_dead_run(place, 70)
+    place.enqueue(80)
+
+    assert place.asked() == [80]
+
+
+# Holding back
+
+
+def test_a_pause_is_a_reason_until_it_ends(place: Place) -> None:
+    place.enqueue(100)
+    place.control.pause("asked", "new schema on Monday")
+
+    assert place.skips() == "paused: new schema on Monday"
+    place.control.resume("asked")
+    assert place.asked() == [100]
+
+
+def test_no_more_is_asked_for_than_the_rate_limit_will_give(place: Place) -> None:
+    place.enqueue(500)
+
+    asked = place.asked(Limited)
+    assert sum(asked) in (10, 20), "the intervals that begin while a run lasts"
+    assert "the rate limit" in place.skips(Limited)
+
+
+FAILURE, SUCCESS = dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.SUCCESS
+
+
+def test_runs_that_fail_in_a_row_are_asked_for_with_a_growing_pause(
+    place: Place, at: Callable[[timedelta], None]
+) -> None:
+    place.enqueue(60)
+    place.queued(tags(60), FAILURE)
+    assert len(place.tick().run_requests) == 1, "one failure is no row"
+
+    runs = [place.queued(tags(60), FAILURE) for _ in range(3)]
+    said = place.skips()
+    at(timedelta(seconds=18))
+    assert place.skips() == said
+    at(timedelta(seconds=22))
+
+    assert re.fullmatch(rf"the last 4 runs failed; asking again at ..:..:.. UTC; see run {runs[-1].run_id}", said)
+    assert place.asked() == [60]
+
+
+def test_one_success_ends_the_pause(place: Place) -> None:
+    place.enqueue(60)
+    for _ in range(4):
+        place.queued(tags(60), FAILURE)
+
+    place.queued(tags(60), SUCCESS)
+
+    assert place.asked() == [60]
+
+
+def test_runs_of_others_and_red_ones_that_published_all_are_no_failures_in_a_row(place: Place) -> None:
+    place.enqueue(60)
+    for _ in range(4):
+        place.queued({RunTags.of(Limited).origin: "source", RunTags.of(Limited).demand: "60"}, FAILURE)
+        place.queued({**tags(60), TAGS.origin: "failed"}, FAILURE)
+        red = place.queued(tags(60), FAILURE)
+        place.instance.add_run_tags(red.run_id, {TAGS.published: red.run_id})
+
+    assert place.asked() == [60]
+
+
+def test_a_source_that_is_away_is_a_reason_and_no_error(place: Place) -> None:
+    away = TableQueue(name="queue", url=f"sqlite:///{place.folder}/elsewhere.sqlite")
+
+    told = place.tick(source=away)
+
+    assert not told.run_requests
+    assert "queue does not answer" in str(told.skip_message)
+    assert "url must name a file that is there" in str(told.skip_message)
+
+
+def test_it_leases_nothing(place: Place) -> None:
+    place.enqueue(170)
+
+    place.tick()
+
+    assert place.queue.backlog().messages == 170
+    assert place.control.in_flight("asked") == []
+
+
+def test_neither_the_code_server_nor_a_tick_loads_spark(tmp_path: Path) -> None:
+    script = """
+import sys, dagster as dg
+from definitions import defs
+from resources.table_queue import TableQueue
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.deployment import platform_definitions
+import pipelines.flights
+queue = TableQueue(name="flights_queue", url="sqlite:///queue.sqlite")
+queue.create()
+queue.enqueue([b"{}"])
+sensor = defs.resolve_sensor_def("flights_producer")
+with dg.instance_for_test() as instance:
+    resources = {"flights_queue": queue, "control": ControlStore("sqlite:///control.sqlite")}
+    print(sensor.evaluate_tick(dg.build_sensor_context(instance=instance, resources=resources)).skip_message)
+sys.exit([name for name in sys.modules if name.split(".")[0] in ("pyspark", "dagster_pyspark", "pandas")][:5] or 0)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "PATH": "", "PIPELINE_PLATFORM_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr[-2_000:]
+    assert "1 message waits; a run pays from" in done.stdout

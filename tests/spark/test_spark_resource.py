@@ -1,0 +1,393 @@
+"""Spark for runs: shared and warm on a server, on its own without one, and closed in the end."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+
+import dagster as dg
+import pyarrow as pa
+import pydantic
+import pytest
+
+from pipeline_platform.spark import engine, jvm
+from resources.spark import SparkResource
+
+ROOT = Path(__file__).parents[2]
+ROWS = pa.schema([("share", pa.int64()), ("worker", pa.int64()), ("told", pa.string())])
+
+SCRIPT = """
+import json, os, sys, time
+import pyarrow as pa
+from pipeline_platform.spark import engine
+from resources.spark import SparkResource
+
+ROWS = pa.schema([("share", pa.int64()), ("worker", pa.int64()), ("told", pa.string())])
+asked = json.loads(sys.argv[1])
+sys.path.insert(0, asked["path"])
+
+def task(index):
+    import brewery
+    time.sleep(0.3)  # so that both cores get one
+    row = {"share": index, "worker": os.getpid(), "told": brewery.ale}
+    yield pa.RecordBatch.from_pylist([row], schema=ROWS)
+
+def endless(index):
+    time.sleep(300)
+    yield from task(index)
+
+spark = SparkResource(remote="warm", state_folder=asked["folder"], packages=["brewery"])
+"""
+
+CLIENT = (
+    SCRIPT
+    + """
+import threading
+imported = set()
+
+def look(event, arguments):
+    if event == "import" and threading.current_thread() is threading.main_thread():
+        imported.add(arguments[0].partition(".")[0])
+
+sys.addaudithook(look)
+rows = engine.run(spark.spark_session, task, 2, ROWS).to_pylist()
+print(json.dumps({"session": spark.spark_session.session_id, "rows": rows, "imported": sorted(imported)}))
+if asked.get("close", True):
+    spark.close()
+"""
+)
+
+TAGGED = (
+    SCRIPT
+    + """
+spark.spark_session.addTag("the dead one")
+print("running", flush=True)
+try:
+    engine.run(spark.spark_session, endless, 2, ROWS)
+except Exception as error:
+    print(type(error).__name__)
+spark.close()
+"""
+)
+
+
+@pytest.fixture
+def brewery(tmp_path, monkeypatch):
+    """A package to ship that no other test ships, so that its session is new."""
+    (tmp_path / "brewery").mkdir()
+    module = tmp_path / "brewery" / "__init__.py"
+    module.write_text(f"# {time.time_ns()}\nale = 'ale'\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return module
+
+
+def client(warm_spark, brewery, script=CLIENT, **asked):
+    """A process of its own that uses the warm server, as a run does."""
+    asked = json.dumps({"folder": str(warm_spark.folder), "path": str(brewery.parents[1])} | asked)
+    return subprocess.Popen(
+        [sys.executable, "-c", script, asked], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def answer(process):
+    out, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    return json.loads(out)
+
+
+def who(index):
+    yield pa.RecordBatch.from_pylist([{"share": index, "worker": os.getpid(), "told": "here"}], schema=ROWS)
+
+
+def test_loading_it_loads_no_spark():
+    loaded = "import resources.spark, sys; sys.exit(sum(name.startswith('pyspark') for name in sys.modules))"
+
+    assert subprocess.run([sys.executable, "-c", loaded], cwd=ROOT, check=False).returncode == 0
+
+
+def test_each_share_is_a_task_and_comes_back_in_order(spark):
+    rows = engine.run(spark.spark_session, who, 5, ROWS)
+
+    assert rows.schema == ROWS
+    assert rows["share"].to_pylist() == [0, 1, 2, 3, 4]
+    assert os.getpid() not in rows["worker"].to_pylist()
+
+
+def test_no_share_is_no_work():
+    assert engine.run(None, who, 0, ROWS).num_rows == 0
+
+
+def test_types_survive_the_way_through_spark(spark):
+    schema = pa.schema(
+        [
+            pa.field("at", pa.timestamp("us", tz="UTC"), nullable=False),
+            pa.field("sizes", pa.list_(pa.int32())),
+            pa.field("body", pa.binary()),
+            pa.field("labels", pa.map_(pa.string(), pa.string())),
+        ]
+    )
+    row = {"at": datetime(2024, 2, 29, 12, tzinfo=UTC), "sizes": [1, None], "body": b"\0\xff", "labels": [("a", "b")]}
+
+    def task(index):
+        yield pa.RecordBatch.from_pylist([row], schema=schema)
+
+    rows = engine.run(spark.spark_session, task, 1, schema)
+
+    assert rows.schema == schema
+    assert rows.to_pylist() == [row]
+
+
+def test_batches_of_another_order_or_width_are_cast(spark):
+    def task(index):
+        yield pa.record_batch({"told": pa.array(["x"], pa.large_string()), "worker": [1], "share": [index]})
+
+    assert engine.run(spark.spark_session, task, 1, ROWS).to_pylist() == [{"share": 0, "worker": 1, "told": "x"}]
+
+
+def test_no_batch_of_large_rows_is_much_larger_than_spark_lets_it_be(spark):
+    def sizes(batches):
+        for batch in batches:
+            yield pa.record_batch({"bytes": [batch.nbytes]})
+
+    large = spark.spark_session.range(0, 150, 1, 1).selectExpr("repeat('x', 1000000) AS data")
+
+    told = large.mapInArrow(sizes, "bytes long").toArrow()["bytes"].to_pylist()
+
+    assert sum(told) > 150e6
+    assert max(told) < 70e6, "64 MB and the row that went beyond"
+
+
+def test_an_error_in_a_task_is_told_by_its_python_traceback(spark):
+    def task(index):
+        raise KeyError("no such hop")
+        yield
+
+    with pytest.raises(engine.TaskError) as failure:
+        engine.run(spark.spark_session, task, 1, ROWS)
+
+    told = str(failure.value)
+    assert told.endswith("KeyError: 'no such hop'")
+    assert "test_spark_resource.py" in told
+    assert "org.apache.spark" not in told
+    assert failure.value.__suppress_context__
+
+
+def test_a_worker_that_dies_is_told_as_such(spark):
+    def task(index):
+        os._exit(1)
+
+    with pytest.raises(engine.TaskError, match="killed or crashed") as failure:
+        engine.run(spark.spark_session, task, 1, ROWS)
+
+    assert "org.apache.spark" not in str(failure.value)
+
+
+def test_a_task_that_fails_once_is_run_again(spark, tmp_path):
+    def task(index):
+        if not (tmp_path / "tried").exists():
+            (tmp_path / "tried").touch()
+            raise OSError("try again")
+        yield from who(index)
+
+    assert engine.run(spark.spark_session, task, 1, ROWS).num_rows == 1
+
+
+def test_runs_of_the_same_code_share_a_session_and_its_warm_workers(warm_spark, brewery):
+    first = answer(client(warm_spark, brewery))
+    second = answer(client(warm_spark, brewery))
+
+    assert second["session"] == first["session"]
+    assert {row["worker"] for row in second["rows"]} <= {row["worker"] for row in first["rows"]}
+
+
+def test_two_first_clients_at_once_both_get_their_code_shipped(warm_spark, brewery):
+    both = [client(warm_spark, brewery) for _ in range(2)]
+    one, other = map(answer, both)
+
+    assert one["session"] == other["session"]
+    assert {row["told"] for row in one["rows"] + other["rows"]} == {"ale"}
+
+
+def test_an_edit_starts_a_session_with_the_new_code(warm_spark, brewery):
+    before = answer(client(warm_spark, brewery))
+    brewery.write_text("ale = 'pale ale'\n")
+    after = answer(client(warm_spark, brewery))
+
+    assert after["session"] != before["session"]
+    assert [row["told"] for row in after["rows"]] == ["pale ale", "pale ale"]
+
+
+def test_code_that_was_shipped_leaves_this_process_as_it_was(warm_spark, brewery):
+    path = list(sys.path)
+    with closing(warm_spark.resource("brewery")) as spark:
+        spark.warm_up()
+
+    assert sys.path == path
+    assert "SPARK_CONNECT_MODE_ENABLED" not in os.environ
+
+
+def test_a_session_that_somebody_stopped_is_followed_by_another(warm_spark, brewery):
+    with closing(warm_spark.resource("brewery")) as spark:
+        stopped = spark.spark_session.session_id
+        spark.spark_session.stop()
+    with closing(warm_spark.resource("brewery")) as spark:
+        spark.warm_up()
+        followed = spark.spark_session.session_id
+    with closing(warm_spark.resource("brewery")) as spark:
+        again = spark.spark_session.session_id
+
+    assert followed != stopped
+    assert again == followed, "all go on to the same one"
+
+
+def test_work_of_a_dead_run_is_interrupted_from_another_client(warm_spark, brewery):
+    dead = client(warm_spark, brewery, TAGGED)
+    try:
+        assert dead.stdout.readline() == "running\n"
+        with closing(warm_spark.resource("brewery")) as spark:
+            assert spark.spark_session.interruptTag("somebody else") == []
+            interrupted, until = [], time.monotonic() + 60
+            while not interrupted and time.monotonic() < until:
+                interrupted = spark.spark_session.interruptTag("the dead one")
+                time.sleep(0.2)
+            assert len(interrupted) == 1
+            spark.warm_up()  # takes both cores: they are free again
+        assert dead.communicate(timeout=60)[0] == "TaskInterruptedError\n"
+    finally:
+        dead.kill()
+        dead.wait()
+
+
+def test_opening_a_session_imports_nothing_large_in_the_main_thread(warm_spark, brewery):
+    """There an import could swallow the request to end the run; see `import_apart`."""
+    imported = answer(client(warm_spark, brewery))["imported"]
+
+    assert not {"dagster_pyspark", "pandas", "pyspark"} & set(imported)
+
+
+def test_a_forgotten_client_does_not_keep_its_process_from_ending(warm_spark, brewery):
+    assert answer(client(warm_spark, brewery, close=False))["session"]
+
+
+def test_a_run_closes_its_client_and_leaves_the_session_to_the_others(warm_spark):
+    seen = []
+
+    @dg.op
+    def work(spark: SparkResource):
+        assert engine.run(spark.spark_session, who, 1, ROWS).num_rows == 1
+        seen.append(spark.spark_session)
+
+    @dg.job(resource_defs={"spark": warm_spark.resource()})
+    def brewing():
+        work()
+
+    assert brewing.execute_in_process().success
+    assert brewing.execute_in_process().success
+
+    first, second = seen
+    assert first.is_stopped
+    assert second.is_stopped
+    assert first.session_id == second.session_id
+
+
+def test_a_run_that_needs_no_spark_opens_none(warm_spark):
+    @dg.op
+    def idle(spark: SparkResource):
+        assert spark._held is None
+
+    @dg.job(resource_defs={"spark": SparkResource(remote="sc://nowhere.invalid:1")})
+    def resting():
+        idle()
+
+    assert resting.execute_in_process().success
+
+
+def test_equal_resources_share_this_process_s_session_and_others_are_refused(warm_spark, brewery):
+    with closing(warm_spark.resource("brewery")) as one:
+        with closing(warm_spark.resource("brewery")) as other:
+            assert other.spark_session is one.spark_session
+        assert not one.spark_session.is_stopped, "one is still using it"
+        with pytest.raises(RuntimeError, match="one at a time"), closing(warm_spark.resource()) as third:
+            _ = third.spark_session
+
+
+def test_a_server_by_address_takes_its_token_from_the_environment(warm_spark, monkeypatch):
+    monkeypatch.setenv("BREWERY_TOKEN", warm_spark.server.token)
+    named = SparkResource(remote=warm_spark.server.address, token=dg.EnvVar("BREWERY_TOKEN"))
+
+    with dg.build_resources({"spark": named}) as resources:
+        assert resources.spark.spark_session.version.startswith("4")
+        assert warm_spark.server.token not in repr(named)
+
+
+@pytest.mark.parametrize(
+    ("remote", "way_out"),
+    [("sc://localhost:1/;token=secret", "dg.EnvVar"), ("localhost:15002", "sc://host:port"), ("hot", "`warm`")],
+)
+def test_a_remote_that_is_none_is_refused_with_the_way_out(remote, way_out):
+    with pytest.raises(pydantic.ValidationError, match=way_out):
+        SparkResource(remote=remote)
+
+
+def test_without_the_warm_server_a_run_starts_its_own_spark_and_ends_it(tmp_path):
+    # In a process of its own: a JVM stays with the process that started it.
+    ended = subprocess.run(
+        [sys.executable, "-c", LOCAL, str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    told = json.loads(ended.stdout.splitlines()[-1])
+
+    assert f"No warm Spark server according to {tmp_path}" in ended.stderr
+    assert told["rows"] == [0, 1, 2]
+    assert told["code"] == [True], "workers run the shipped code"
+    assert told["error"].endswith("ValueError: sour")
+    assert "org.apache.spark" not in told["error"]
+    assert told["mapped"] == jvm.CLASS_ARCHIVE.is_file(), "its Java starts as a server's does"
+    assert told["stopped"]
+    assert not list(tmp_path.iterdir())
+
+
+LOCAL = """
+import json, sys
+from pathlib import Path
+import pyarrow as pa
+from pipeline_platform.spark import engine, jvm
+from resources.spark import SparkResource
+
+ROWS = pa.schema([("share", pa.int64()), ("shipped", pa.bool_())])
+spark = SparkResource(remote="warm", state_folder=sys.argv[1], cores=2, packages=["pipeline_platform"])
+told = {}
+
+def task(index):
+    import pipeline_platform.model.message
+    shipped = ".zip" in pipeline_platform.model.message.__file__
+    yield pa.RecordBatch.from_pylist([{"share": index, "shipped": shipped}], schema=ROWS)
+
+def sour(index):
+    raise ValueError("sour")
+    yield
+
+rows = engine.run(spark.spark_session, task, 3, ROWS)
+told["rows"] = rows["share"].to_pylist()
+told["code"] = rows["shipped"].unique().to_pylist()
+try:
+    engine.run(spark.spark_session, sour, 1, ROWS)
+except engine.TaskError as error:
+    told["error"] = str(error)
+
+session = spark.spark_session
+java = session._jvm.java.lang.ProcessHandle.current().pid()
+told["mapped"] = str(jvm.CLASS_ARCHIVE) in Path(f"/proc/{java}/maps").read_text()
+spark.close()
+told["stopped"] = session._jsc.sc().isStopped()
+print(json.dumps(told))
+"""

@@ -1,0 +1,194 @@
+"""Acknowledging: by group, in the source's units, and one group's error holds back no other."""
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pydantic import PrivateAttr
+
+from pipeline_platform.lake.reader import Range
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.tables import OUTCOMES
+from pipeline_platform.lake.writer import Writer
+from pipeline_platform.source.contract import Refused, SourceError
+from pipeline_platform.tasks.acknowledge import Acknowledge, Acknowledged, Told, acknowledge
+from resources.acknowledger import Acknowledger
+from resources.table_queue import TableQueue
+from tests.fixtures.small_lake import WINDOW, Memory, returned
+
+
+@pytest.fixture
+def lake(tmp_path):
+    return Lake(root=str(tmp_path))
+
+
+class Moody(Memory):
+    """Is out of order for the group `broken`, and refuses ids that begin with `no` or `gone`."""
+
+    def ack(self, ack_ref, ack_ids):
+        super().ack(ack_ref, ack_ids)
+        if ack_ref == "broken":
+            raise SourceError("no answer")
+        return [
+            Refused(one, "not now", lost=one.startswith("gone")) for one in ack_ids if one.startswith(("no", "gone"))
+        ]
+
+
+def told_by(lake: Lake, source: Memory, *outcomes: tuple[str, str, str]) -> dict[str, Any]:
+    """The notes of a task over outcomes `(ack_ref, ack_id, action)`."""
+    rows = [
+        {"source": "s", "message_id": ack_id, "ack_ref": ack_ref, "ack_id": ack_id, "action": action}
+        for ack_ref, ack_id, action in outcomes
+    ]
+    schema = pa.schema([field for field in OUTCOMES if field.name != "window"])
+    with Writer(lake, "p", "r1") as writer:
+        writer.write("outcomes", WINDOW, pa.RecordBatch.from_pylist(rows, schema=schema))
+        (file,) = writer.close().files
+    parts = [[Range(f"p/outcomes/{file.path}", WINDOW, 0, file.rows, 0)]]
+    (notes,) = returned(Acknowledge(source, lake, parts)(0)).notes
+    return notes
+
+
+def test_each_group_is_told_at_once_in_the_order_of_its_messages(lake):
+    source = Memory()
+
+    notes = told_by(lake, source, ("b", "2", "ack"), ("a", "9", "ack"), ("b", "1", "ack"), ("a", "3", "ack"))
+
+    assert sorted(source.told) == [("ack", "a", ["9", "3"]), ("ack", "b", ["2", "1"])]
+    assert (notes["acknowledged"], notes["refused"], notes["errors"]) == (4, 0, [])
+
+
+def test_an_error_of_one_group_holds_back_no_other_and_is_told_in_words(lake):
+    source = Moody()
+
+    notes = told_by(lake, source, ("broken", "1", "ack"), ("broken", "2", "ack"), ("sound", "3", "ack"))
+
+    assert ("ack", "sound", ["3"]) in source.told
+    assert notes["acknowledged"] == 1
+    assert notes["errors"] == ["ack of 2 messages of memory: SourceError: no answer"]
+
+
+def test_an_error_of_one_action_holds_back_no_other():
+    source = Moody()
+
+    result = acknowledge(source, "broken", [Told("1", "ack"), Told("2", "nack")])
+
+    assert source.told[-1] == ("nack:0", "broken", ["2"])
+    assert (result.told, len(result.errors)) == (1, 1)
+
+
+def test_noop_leaves_a_message_alone_and_nack_gives_it_back_after_its_delay():
+    source = Memory()
+
+    result = acknowledge(
+        source,
+        "q",
+        [Told("1", "noop"), Told("2", "nack"), Told("3", "nack:30"), Told("4", "ack"), Told("5", "nack:30")],
+    )
+
+    assert source.told == [("nack:0", "q", ["2"]), ("nack:30", "q", ["3", "5"]), ("ack", "q", ["4"])]
+    assert result.told == 5, "one that is to be left alone is dealt with too"
+
+
+def test_refusals_are_reported_and_leases_that_were_lost_apart(lake):
+    notes = told_by(lake, Moody(), ("q", "no1", "ack"), ("q", "gone1", "ack"), ("q", "yes", "ack"))
+
+    assert (notes["acknowledged"], notes["refused"], notes["lost"]) == (1, 1, 1)
+    assert notes["refusals"] == [{"ack_id": "no1", "reason": "not now", "lost": False}]
+
+
+def test_of_many_refusals_a_sample_is_told(lake):
+    notes = told_by(lake, Moody(), *(("q", f"no{index}", "ack") for index in range(100)))
+
+    assert notes["refused"] == 100
+    assert len(notes["refusals"]) == 10
+
+
+class Relenting(Moody):
+    """Refuses each id, and answers no group, the first time that it is asked."""
+
+    _asked: set[str] = PrivateAttr(default_factory=set)
+
+    def ack(self, ack_ref, ack_ids):
+        new = {ack_ref, *ack_ids} - self._asked
+        self._asked |= new
+        if ack_ref == "broken" and "broken" in new:
+            return super().ack("broken", ack_ids)
+        super().ack("q", ack_ids)
+        return [Refused(one, "not now", lost=one.startswith("gone")) for one in ack_ids if one in new]
+
+
+def test_what_is_refused_is_asked_for_again_alone():
+    source = Relenting()
+    source.ack("q", ["early"])
+    source.told.clear()
+
+    answer = Acknowledger(wait_s=0.01).ack(source, "q", ["early", "late", "gone"])
+
+    assert source.told == [("ack", "q", ["early", "late", "gone"]), ("ack", "q", ["late"])]
+    assert answer == Acknowledged(2, [Refused("gone", "not now", lost=True)], [])
+
+
+class Stumbling(Memory):
+    """Refuses one id, has no answer the next time, and takes all from then on."""
+
+    def ack(self, ack_ref, ack_ids):
+        super().ack(ack_ref, ack_ids)
+        if len(self.told) == 2:
+            raise SourceError("no answer")
+        return [Refused("b", "not now")] if len(self.told) == 1 else []
+
+
+def test_an_error_on_the_way_asks_for_no_more_than_was_left():
+    source = Stumbling()
+
+    answer = Acknowledger(wait_s=0.01).ack(source, "q", ["a", "b", "c"])
+
+    assert [ids for _, _, ids in source.told] == [["a", "b", "c"], ["b"], ["b"]]
+    assert answer == Acknowledged(3, [], [])
+
+
+def test_a_group_without_an_answer_is_asked_again_until_attempts_are_over():
+    source = Relenting()
+
+    answer = Acknowledger(wait_s=0.01).ack(source, "broken", ["a", "b"])
+    broken = Acknowledger(wait_s=0.01, attempts=2).ack(Moody(), "broken", ["a", "b"])
+
+    assert answer == Acknowledged(2, [], [])
+    assert (broken.told, len(broken.errors)) == (0, 1)
+
+
+class OutOfOrder(TableQueue):
+    """A table queue that has no answer for one group."""
+
+    broken: str = ""
+
+    def ack(self, ack_ref, ack_ids):
+        if ack_ref == self.broken:
+            raise SourceError("no answer")
+        return super().ack(ack_ref, ack_ids)
+
+
+def leased(queue: TableQueue, ack_ref: str, count: int) -> list[str]:
+    """Lease messages as one group; return what acknowledges them."""
+    shares = queue.plan(count, 1, ack_ref)
+    return [ack_id for share in shares for rows in queue.read(share, ack_ref) for ack_id in rows["ack_id"].to_pylist()]
+
+
+def test_the_acknowledger_tells_a_queue_group_by_group_and_one_that_raises_holds_back_no_other(tmp_path):
+    queue = OutOfOrder(name="queue", url=f"sqlite:///{tmp_path}/queue.sqlite", on_failure="nack", broken="broken")
+    queue.create()
+    queue.enqueue([b"1", b"2", b"3", b"4", b"5"])
+    groups = {"broken": leased(queue, "broken", 2), "sound": leased(queue, "sound", 3)}
+    acknowledger = Acknowledger(attempts=1)
+
+    answers = {ref: acknowledger.ack(queue, ref, [*ids[:-1]], failed=[ids[-1]]) for ref, ids in groups.items()}
+
+    assert answers["broken"].errors == ["ack of 1 messages of queue: SourceError: no answer"]
+    assert [answer.told for answer in answers.values()] == [1, 3], (
+        "a failure is given back, whatever became of the rest"
+    )
+    assert [answer.refused for answer in answers.values()] == [[], []]
+    assert queue.backlog().messages == 2, "one failure of each group"
+    again = acknowledger.ack(queue.model_copy(update={"broken": ""}), "broken", groups["broken"][:1])
+    assert (again.told, again.errors) == (1, []), "what raised is there to be told again"

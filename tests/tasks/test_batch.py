@@ -1,0 +1,353 @@
+"""Batching: whole batches, whatever lies between their messages, and `handle_batch` held to its contract."""
+
+import math
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pytest
+from pydantic import BaseModel
+
+from pipeline_platform.lake.manifest import Manifest
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.writer import Writer
+from pipeline_platform.model.message import BatchInfo, Message
+from pipeline_platform.model.options import Batcher, Producer
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.tasks import batch as batching
+from pipeline_platform.tasks import cut
+from pipeline_platform.tasks.batch import CutBatches, HandleBatches, handle_batch, plan_table
+from pipeline_platform.tasks.staged import STAGED, encode, staged_table
+from tests.fixtures.small_lake import WINDOW, Memory, batch_of, handled, outcomes, ranges, returned, rows_of
+from tests.tasks.test_handle import ODD
+
+
+@pytest.fixture
+def lake(tmp_path):
+    return Lake(root=str(tmp_path))
+
+
+class Stop(BaseModel):
+    name: str
+
+
+INFOS: list[BatchInfo] = []
+
+
+class Obedient(Pipeline):
+    """Does with a batch what its first message says."""
+
+    name = "obedient"
+    producer = Producer(source="memory")
+    batchers = {"plain": Batcher(batch_size=3), "typed": Batcher(schema=Stop)}
+
+    def handle_message(self, message, context):
+        return message
+
+    def handle_batch(self, batcher: str, messages: list[Message], batch_info: BatchInfo, context: Any) -> Any:
+        INFOS.append(batch_info)
+        match messages[0].data:
+            case "raise":
+                raise ConnectionError("no answer")
+            case "exit":
+                raise SystemExit(1)
+            case "none":
+                return None
+            case "nonsense":
+                return [*messages[1:], "done"]
+            case "few":
+                return messages[1:]
+            case "twice":
+                return [*messages, messages[0]]
+            case "others":
+                return list(Message.each(batch_of(b"1", b"2", b"3")))
+            case "nothing":
+                return []
+            case "reorder":
+                return messages[::-1]
+            case "fail one":
+                return [messages[0].failed("as told"), *messages[1:]]
+            case "misfit":
+                return [messages[0].put_data(object()), *messages[1:]]
+            case "bytes":
+                return [messages[0].put_data(b"\xff"), *messages[1:]]
+        return messages
+
+
+class Staged(NamedTuple):
+    """A batch, as handling and cutting leave it."""
+
+    rows: pa.RecordBatch
+    key: str
+    number: int
+    full: bool
+
+
+def staged(*data: Any, key: str = "k", batch: int = 0, full: bool = False) -> Staged:
+    rows = batch_of(*(b"original" for _ in data))
+    encoded = [encode(one) for one in data]
+    columns = {name: rows.column(name) for name in rows.schema.names if name in STAGED.names}
+    columns |= {
+        "value": pa.array([value for value, _ in encoded], pa.binary()),
+        "encoding": pa.array([encoding for _, encoding in encoded], pa.string()),
+        "batch_key": pa.repeat(key, len(data)),
+        "batch_mode": pa.repeat("bulk", len(data)),
+        "on_success": pa.nulls(len(data), pa.string()),
+        "on_failure": pa.nulls(len(data), pa.string()),
+        "size": pa.repeat(pa.scalar(1, pa.int64()), len(data)),
+    }
+    return Staged(pa.RecordBatch.from_pydict(columns, schema=STAGED), key, batch, full)
+
+
+def batched(
+    lake: Lake,
+    *batches: Staged,
+    pipeline: type[Pipeline] | None = None,
+    batcher: str = "plain",
+    receive_id: str = "r1",
+    **options: Any,
+) -> Manifest:
+    INFOS.clear()
+    pipeline = pipeline or Obedient
+    with Writer(lake, pipeline.name, "staged") as writer:
+        first, planned = 0, []
+        for batch in batches:
+            writer.write(staged_table(receive_id, batcher), WINDOW, batch.rows)
+            rows = list(range(first, first := first + batch.rows.num_rows))
+            told = {"window": WINDOW, "batch_key": batch.key, "number": batch.number, "full": batch.full}
+            planned.append({**told, "size": len(rows), "rows": rows})
+        writer.write(plan_table(receive_id, batcher), WINDOW, pa.RecordBatch.from_pylist(planned, schema=cut.BATCHES))
+        written = writer.close()
+    files = [ranges(written, pipeline.name, table(receive_id, batcher)) for table in (staged_table, plan_table)]
+    return returned(HandleBatches(pipeline, batcher, None, Memory(), "source", lake, receive_id, *files, **options)(0))
+
+
+# Cutting, and reading back what was cut
+
+
+class Flushing(Pipeline):
+    """Has the batch of a message that says `flush` delivered."""
+
+    name = "flushing"
+    producer = Producer(source="memory")
+    batchers = {"plain": Batcher(batch_size=3)}
+
+    def handle_message(self, message, context):
+        key, text = message.data.decode().split(maxsplit=1)
+        routed = message.put_batcher("plain").put_batch_key(key)
+        return routed.put_batch_mode("flush") if text.startswith("flush") else routed
+
+    def handle_batch(self, batcher, messages, batch_info, context):
+        SEEN.append((batch_info, [message.data.decode() for message in messages]))
+        return messages
+
+
+SEEN: list[tuple[BatchInfo, list[str]]] = []
+
+
+def through(lake: Lake, *payloads: str, batch_size: int = 3, tasks: int = 1) -> list[list[tuple[str, list[str]]]]:
+    """What each task gives to `handle_batch`: why, and which messages."""
+    manifest = handled(lake, Flushing, *(one.encode() for one in payloads))
+    whole = ranges(manifest, "flushing", staged_table("r1", "plain"))
+    planned = returned(CutBatches(lake, "flushing", "r1", "plain", batch_size, whole)(0))
+    plan = ranges(planned, "flushing", plan_table("r1", "plain"))
+    task = HandleBatches(Flushing, "plain", None, Memory(), "source", lake, "r1", whole, plan, tasks)
+    told = []
+    for index in range(tasks):
+        SEEN.clear()
+        returned(task(index))
+        told.append([(info.trigger, messages) for info, messages in SEEN])
+    return told
+
+
+def test_messages_of_a_key_come_in_batches_in_their_order(lake):
+    assert through(lake, "a 1", "b 2", "a 3", "a 4", "a 5", "b 6") == [
+        [("size", ["a 1", "a 3", "a 4"]), ("flush", ["b 2", "b 6"]), ("flush", ["a 5"])]
+    ]
+
+
+def test_a_message_in_mode_flush_ends_its_batch_and_no_other_keys(lake):
+    payloads = "a 1", "b 1", "a flush", "a 2", "b 2", "a 3", "b 3", "a flush again", "a flush once more", "a 4"
+
+    assert through(lake, *payloads) == [
+        [
+            ("flush", ["a 1", "a flush"]),
+            ("size", ["b 1", "b 2", "b 3"]),
+            ("size", ["a 2", "a 3", "a flush again"]),
+            ("flush", ["a flush once more"]),
+            ("flush", ["a 4"]),
+        ]
+    ]
+
+
+def test_batches_are_dealt_in_turn(lake):
+    first, second = through(lake, *(f"k {number}" for number in range(12)), tasks=2)
+
+    assert [messages[0] for _, messages in first] == ["k 0", "k 6"]
+    assert [messages[0] for _, messages in second] == ["k 3", "k 9"]
+
+
+@pytest.mark.parametrize("at_once", [1, 100, 10**9])
+def test_however_many_batches_are_read_together_they_are_the_same(lake, monkeypatch, at_once):
+    monkeypatch.setattr(batching, "GROUP_BYTES", at_once)
+    payloads = [f"{number % 7} {number}" for number in range(100)]
+
+    (told,) = through(lake, *payloads, batch_size=4)
+
+    assert sorted(one for _, messages in told for one in messages) == sorted(payloads)
+    for _, messages in told:
+        assert len({one.split()[0] for one in messages}) == 1
+        assert [int(one.split()[1]) for one in messages] == sorted(int(one.split()[1]) for one in messages)
+
+
+# The contract of handle_batch
+
+
+@pytest.mark.parametrize("fault", ["raise", "exit", "none", "nonsense", "others"])
+def test_a_fault_of_handle_batch_fails_its_batch_and_no_other(lake, fault):
+    manifest = batched(lake, staged(fault, "2"), staged("3", "4", key="other"))
+
+    told = [row["outcome"] for row in rows_of(lake, "obedient", manifest, "outcomes")]
+    assert told == ["failed", "failed", "handled", "handled"]
+    failures = rows_of(lake, "obedient", manifest, "failed")
+    assert {(row["stage"], row["batcher"], row["batch_key"]) for row in failures} == {("handle_batch", "plain", "k")}
+    assert {row["data"] for row in failures} == {b"original"}, "not what handling made of it"
+
+
+@pytest.mark.parametrize(("fault", "missing"), [("few", {"m0"}), ("nothing", {"m0", "m1"})])
+def test_a_message_that_handle_batch_does_not_return_fails(lake, fault, missing):
+    manifest = batched(lake, staged(fault, "2"))
+
+    failures = rows_of(lake, "obedient", manifest, "failed")
+    assert {row["message_id"] for row in failures} == missing
+    assert {row["reason"] for row in failures} == {"handle_batch did not return it"}
+
+
+def test_a_message_that_handle_batch_returns_twice_fails_alone(lake):
+    manifest = batched(lake, staged("twice", "2", "3"))
+
+    assert outcomes(lake, "obedient", manifest) == {"m0": "failed", "m1": "handled", "m2": "handled"}
+    (failure,) = rows_of(lake, "obedient", manifest, "failed")
+    assert (failure["kind"], failure["reason"]) == ("returned twice", "handle_batch returned it 2 times")
+
+
+@pytest.mark.parametrize("raises", [False, True])
+@pytest.mark.parametrize(("attribute", "value", "reason"), ODD)
+def test_an_odd_value_that_handle_batch_sets_fails_its_message_alone(
+    lake, monkeypatch, raises, attribute, value, reason
+):
+    def handle_batch(self, batcher, messages, batch_info, context):
+        setattr(messages[0], attribute, value)
+        if raises:
+            raise ValueError("as told")
+        return messages
+
+    monkeypatch.setattr(Obedient, "handle_batch", handle_batch)
+
+    manifest = batched(lake, staged("1", "2"))
+
+    assert outcomes(lake, "obedient", manifest) == {"m0": "failed", "m1": "failed" if raises else "handled"}
+    told = rows_of(lake, "obedient", manifest, "failed")[0]
+    assert told["stage"] == "handle_batch"
+    assert ("as told" if raises else reason) in told["reason"]
+
+
+def test_handle_batch_may_change_the_order(lake):
+    manifest = batched(lake, staged("reorder", "2"))
+
+    assert set(outcomes(lake, "obedient", manifest).values()) == {"handled"}
+
+
+def test_what_handle_batch_fails_fails_alone(lake):
+    manifest = batched(lake, staged("fail one", "2"))
+
+    assert outcomes(lake, "obedient", manifest) == {"m0": "failed", "m1": "handled"}
+    (failure,) = rows_of(lake, "obedient", manifest, "failed")
+    assert (failure["reason"], failure["stage"]) == ("as told", "handle_batch")
+
+
+def test_data_that_fits_no_column_fails_alone(lake):
+    manifest = batched(lake, staged("misfit", "2"))
+
+    assert outcomes(lake, "obedient", manifest) == {"m0": "failed", "m1": "handled"}
+
+
+def test_what_handle_batch_returned_is_the_batchers_table(lake):
+    manifest = batched(lake, staged("bytes", {"a": 1}, b"text", [1.5]))
+
+    rows = rows_of(lake, "obedient", manifest, "plain")
+    assert [row["data"] for row in rows] == ['{"base64": "/w=="}', '{"a":1}', '"text"', "[1.5]"]
+    assert {row["batch_key"] for row in rows} == {"k"}
+    assert {row["batch_id"] for row in rows} == {INFOS[0].batch_id}
+
+
+def test_a_table_without_a_model_holds_nothing_but_json(lake):
+    manifest = batched(lake, staged({"number": 1.5}, {"number": math.nan}, {"number": math.inf}))
+
+    rows = rows_of(lake, "obedient", manifest, "plain")
+    assert [row["data"] for row in rows] == ['{"number":1.5}', '{"number":null}', '{"number":null}']
+
+
+# What a batch is told
+
+
+def test_a_batch_knows_its_size_and_why_it_is_delivered(lake):
+    batched(lake, staged("1", "2", "3", full=True), staged("4", batch=1))
+
+    assert [(info.batcher, info.batch_key, info.size, info.trigger) for info in INFOS] == [
+        ("plain", "k", 3, "size"),
+        ("plain", "k", 1, "flush"),
+    ]
+
+
+def test_a_batchs_id_is_the_same_at_every_try_and_no_others(lake):
+    batched(lake, staged("1"), staged("2", batch=1), staged("3", key="other"))
+    first = [info.batch_id for info in INFOS]
+    batched(lake, staged("1"), staged("2", batch=1), staged("3", key="other"))
+    again = [info.batch_id for info in INFOS]
+    batched(lake, staged("1"), receive_id="r2")
+    (elsewhere,) = [info.batch_id for info in INFOS]
+
+    assert first == again
+    assert len({*first, elsewhere}) == 4
+
+
+# What crosses from handling to batching
+
+
+@pytest.mark.parametrize("wrong", [{"title": "x"}, {"name": 5}, {"name": None}, "text"])
+def test_data_that_does_not_fit_the_batchers_model_fails_alone(lake, wrong):
+    manifest = batched(lake, staged(Stop(name="a"), wrong, Stop(name="c")), batcher="typed")
+
+    assert outcomes(lake, "obedient", manifest) == {"m0": "handled", "m1": "failed", "m2": "handled"}
+    assert [row["name"] for row in rows_of(lake, "obedient", manifest, "typed")] == ["a", "c"]
+    assert INFOS[0].size == 3
+
+
+def test_a_batch_of_which_nothing_can_be_decoded_is_not_handled(lake):
+    manifest = batched(lake, staged("wrong"), batcher="typed")
+
+    assert outcomes(lake, "obedient", manifest) == {"m0": "failed"}
+    assert INFOS == []
+
+
+def test_messages_keep_what_they_told_of_their_acknowledgement(lake):
+    batch = staged("1", "2")
+    place = STAGED.get_field_index("on_success")
+    rows = batch.rows.set_column(place, "on_success", pa.array(["noop", None]))
+
+    manifest = batched(lake, batch._replace(rows=rows))
+
+    assert [row["action"] for row in rows_of(lake, "obedient", manifest, "outcomes")] == ["noop", "ack"]
+
+
+def test_the_contract_holds_without_a_lake():
+    messages = list(Message.each(batch_of(b"1", b"2")))
+    info = BatchInfo("plain", "k", None, 2, "flush", "id")
+
+    class Dropping(Obedient):
+        def handle_batch(self, batcher, messages, batch_info, context):
+            return messages[:1]
+
+    kept, dropped = handle_batch(Dropping(), "plain", messages, info, None)
+
+    assert (kept.status, dropped.status) == ("ok", "failed")

@@ -1,0 +1,261 @@
+"""The fast lane: rows that column expressions handled, by hand-made batches; what fits nowhere fails alone."""
+
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pytest
+from pydantic import BaseModel
+
+from pipeline_platform.lake.manifest import Manifest
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.message import Message
+from pipeline_platform.model.options import Batcher, Processors, Producer, TableBatcher
+from pipeline_platform.model.pipeline import Pipeline, PipelineError
+from pipeline_platform.tasks.columns import TAKEN, WriteColumns, taken
+from pipeline_platform.tasks.staged import decode
+from tests.fixtures.small_lake import Memory, numbered, outcomes, ranges, received, returned, rows_of
+
+
+@pytest.fixture
+def lake(tmp_path):
+    return Lake(root=str(tmp_path))
+
+
+class Stop(BaseModel):
+    line: str
+    late: int | None = None
+
+
+class Alert(BaseModel):
+    late: int
+    at: datetime
+    price: Decimal
+    counts: dict[str, int]
+
+
+class Fast(Pipeline):
+    name = "fast"
+    producer = Producer(source="memory")
+    batchers = {"lake": TableBatcher(schema=Stop), "alerts": Batcher(schema=Alert), "raw": Batcher()}
+
+    def handle_messages(self, messages, context):
+        return messages
+
+    def handle_batch(self, batcher, messages, batch_info, context):
+        return messages
+
+    def handle_failed(self, messages: list[Message], context: Any) -> list[Message]:
+        return [m.configure_ack(on_failure="nack") if m.data == b"again" else m for m in messages]
+
+
+def row(data: bytes = b"original", **said: Any) -> dict[str, Any]:
+    """What was taken of what came out of `handle_messages`: for `lake` and no failure, if nothing is said."""
+    return {
+        "data": data,
+        "batcher": "lake",
+        "batch_key": "default",
+        "_failure": None,
+        "line": "T1",
+        "late": 0,
+        "at": datetime(2026, 1, 1, tzinfo=UTC),
+        "price": Decimal("1.5"),
+        "counts": [("a", 1)],
+        **said,
+    }
+
+
+TYPES = {
+    "line": pa.string(),
+    "late": pa.int64(),
+    "at": pa.timestamp("us", "UTC"),
+    "price": pa.decimal128(38, 9),
+    "counts": pa.map_(pa.string(), pa.int64()),
+}
+
+
+def written(
+    lake: Lake, *rows: dict[str, Any], pipeline: type[Pipeline] = Fast, origin: str = "source", **types: pa.DataType
+) -> Manifest:
+    payloads = [one["data"] for one in rows]
+    kept = ranges(received(lake, pipeline.name, Memory(deliveries_=numbered(*payloads))), pipeline.name)
+    columns: dict[str, Any] = {"position": pa.array(range(len(rows)), pa.int64())}
+    types = {**dict.fromkeys(TAKEN[1:], pa.string()), **TYPES, **types}
+    columns |= {name: pa.array([one[name] for one in rows], type_) for name, type_ in types.items()}
+    columns["data"] = pa.array(payloads, pa.binary())
+    batch = pa.RecordBatch.from_pydict(columns)
+    return returned(WriteColumns(pipeline, None, Memory(), origin, lake, "r1", kept)(iter([batch])))
+
+
+def failures(lake: Lake, manifest: Manifest) -> dict[str, tuple[str, str]]:
+    return {one["message_id"]: (one["kind"], one["reason"]) for one in rows_of(lake, "fast", manifest, "failed")}
+
+
+def test_rows_go_to_their_tables_as_columns(lake):
+    manifest = written(lake, row(line="T1", late=None, batch_key="x"), row(line="T2", batch_key=None))
+
+    rows = rows_of(lake, "fast", manifest, "lake")
+    assert [(one["line"], one["late"], one["batch_key"], one["message_id"]) for one in rows] == [
+        ("T1", None, "x", "m0"),
+        ("T2", 0, "default", "m1"),
+    ]
+    assert outcomes(lake, "fast", manifest) == {"m0": "handled", "m1": "handled"}
+    (notes,) = manifest.notes
+    assert (notes["returned_rows"], notes["handled"], notes["keys"]["lake"]) == (2, 2, {"x": 1, "default": 1})
+
+
+@pytest.mark.parametrize("misfits", [{0}, {3}, {1, 2}, {0, 3}, {0, 1, 2, 3}])
+def test_what_fits_no_column_fails_alone(lake, misfits):
+    rows = [row(late="soon" if index in misfits else str(index)) for index in range(4)]
+
+    manifest = written(lake, *rows, late=pa.string())
+
+    assert {int(name[1:]) for name in failures(lake, manifest)} == misfits
+    assert [one["late"] for one in rows_of(lake, "fast", manifest, "lake")] == sorted(set(range(4)) - misfits)
+    assert {why for _, why in failures(lake, manifest).values()} == {"late is string and holds what fits no int64"}
+    assert {one["data"] for one in rows_of(lake, "fast", manifest, "failed")} == {b"original"}, "as it was received"
+
+
+def test_a_date_that_python_has_no_value_for_fails_alone(lake):
+    never = pa.scalar(-(2**62), pa.int64()).cast(pa.timestamp("us", "UTC"))
+    rows = [row(batcher="alerts", at=never if index == 1 else row()["at"]) for index in range(4)]
+
+    manifest = written(lake, *rows)
+
+    assert set(failures(lake, manifest)) == {"m1"}
+    assert manifest.total("staged:alerts") == 3
+
+
+class Looking(Fast):
+    processors = Processors(chunk_size=50, chunk_bytes=100_000)
+    seen: ClassVar[list[int]] = []
+
+    def handle_failed(self, messages, context):
+        self.seen.append(sum(len(message.data) for message in messages))
+        return messages
+
+
+@pytest.mark.parametrize("said", [{"_failure": ""}, {"batcher": "nowhere"}, {"late": "soon"}])
+def test_payloads_of_what_fails_are_looked_up_few_at_a_time(lake, said):
+    """A deployment that fails everything must not cost the memory of everything."""
+    payloads = [b"x" * (100 if number < 300 else 40_000) for number in range(320)]
+    Looking.seen.clear()
+
+    rows = (row(data, **{"late": "0", **said}) for data in payloads)
+    manifest = written(lake, *rows, pipeline=Looking, late=pa.string())
+
+    assert sum(Looking.seen) == sum(map(len, payloads))
+    assert max(Looking.seen) <= 100_000
+    assert len(outcomes(lake, "fast", manifest)) == 320
+
+
+def test_a_null_where_the_model_wants_a_value_fails_alone(lake):
+    """What `from_json` makes of a payload that it cannot read: nulls, and no error."""
+    manifest = written(lake, row(), row(b"{not JSON", line=None), row())
+
+    assert failures(lake, manifest) == {"m1": ("ColumnError", "line is None, which its model does not allow")}
+    assert len(rows_of(lake, "fast", manifest, "lake")) == 2
+
+
+def test_a_batcher_that_is_not_there_fails_its_row_alone(lake):
+    manifest = written(lake, row(), row(batcher="nowhere"), row(batcher=None))
+
+    assert failures(lake, manifest) == {
+        "m1": ("unknown batcher", "no batcher 'nowhere'; there are ['alerts', 'lake', 'raw']"),
+        "m2": ("unknown batcher", "no batcher None; there are ['alerts', 'lake', 'raw']"),
+    }
+
+
+def test_what_is_said_of_a_row_is_its_route_or_its_failure(spark):
+    """A key may be a number, no status is ok, and one that there is not does not pass."""
+
+    class Small(Fast):
+        batchers = {"lake": TableBatcher(schema=Stop)}
+
+    said = [("ok", "unused"), (None, None), ("failed", "no line"), ("Failed", None), ("error", "no line")]
+    rows = [(place, "lake", 7, *one, "T1", 0, "not asked for") for place, one in enumerate(said)]
+    routing = "batcher string, batch_key int, status string, reason string"
+    columns = f"position long, {routing}, line string, late long, more string"
+
+    given = taken(Small, spark.spark_session.createDataFrame(rows, columns)).toArrow().to_pylist()
+
+    route = {"batcher": "lake", "batch_key": "7", "line": "T1", "late": 0}
+    failures = [None, None, "no line", "", "no line"]
+    assert given == [{"position": place, **route, "_failure": failure} for place, failure in enumerate(failures)]
+
+
+def test_a_failure_fails_its_row_wherever_it_was_to_go(lake):
+    manifest = written(lake, row(), row(_failure="no line", batcher="nowhere"), row(_failure=""))
+
+    assert failures(lake, manifest) == {
+        "m1": ("failed", "no line"),
+        "m2": ("failed", "handle_messages gave no reason"),
+    }
+    assert [one["data"] for one in rows_of(lake, "fast", manifest, "failed")] == [b"original"] * 2
+
+
+def test_handle_failed_has_its_say(lake):
+    manifest = written(lake, row(b"again", _failure=""), row(_failure=""))
+
+    assert outcomes(lake, "fast", manifest) == {"m0": "returned", "m1": "failed"}
+
+
+def test_rows_for_a_callback_are_staged_as_dicts_of_its_models_fields(lake):
+    manifest = written(lake, row(batcher="alerts", batch_key="k"), row(b"\xff", batcher="raw"))
+
+    (alert,) = rows_of(lake, "fast", manifest, "_receives/r1/alerts")
+    assert decode(alert["value"], alert["encoding"], Alert) == Alert(
+        late=0, at=datetime(2026, 1, 1, tzinfo=UTC), price=Decimal("1.5"), counts={"a": 1}
+    )
+    assert (alert["batch_key"], alert["data"]) == ("k", b"original")
+    (raw,) = rows_of(lake, "fast", manifest, "_receives/r1/raw")
+    assert (raw["value"], raw["encoding"]) == (b"\xff", "bytes")
+    assert outcomes(lake, "fast", manifest) == {}, "they are not at their end"
+
+
+def test_rows_of_several_windows_go_to_their_windows(lake):
+    first = ranges(received(lake, "fast", Memory(deliveries_=numbered(b"1")), "r1"), "fast")
+    later = received(lake, "fast", Memory(deliveries_=numbered(b"2")), "r2", window="2026-01-02T0000")
+    files = [*first, *(part._replace(position=1) for part in ranges(later, "fast"))]
+    routing = {"batcher": "lake", "batch_key": "k", "line": "T1"}
+    columns = {name: pa.repeat(value, 2) for name, value in routing.items()}
+    columns |= {"_failure": pa.nulls(2, pa.string()), "late": pa.nulls(2, pa.int64()), "position": pa.array([1, 0])}
+
+    write = WriteColumns(Fast, None, Memory(), "source", lake, "r1", files)
+    manifest = returned(write(iter([pa.RecordBatch.from_pydict(columns)])))
+
+    assert {(file.window, file.rows) for file in manifest.of_table("lake")} == {
+        ("2026-01-01T0000", 1),
+        ("2026-01-02T0000", 1),
+    }
+
+
+@pytest.mark.parametrize("positions", [[0, 2], [-1, 0], [0, None]])
+def test_a_position_that_no_message_has_is_refused(lake, positions):
+    kept = ranges(received(lake, "fast", Memory(deliveries_=numbered(b"1", b"2"))), "fast")
+    columns = {name: pa.repeat("ok", 2) for name in TAKEN[1:]} | {"position": pa.array(positions, pa.int64())}
+
+    write = WriteColumns(Fast, None, Memory(), "source", lake, "r1", kept)
+    with pytest.raises(PipelineError, match="changed the column position"):
+        list(write(iter([pa.RecordBatch.from_pydict(columns)])))
+
+
+def test_a_failure_driven_again_is_closed(lake):
+    manifest = written(lake, row(), row(_failure=""), origin="failed")
+
+    events = rows_of(lake, "fast", manifest, "failed")
+    assert {one["message_id"]: one["state"] for one in events} == {"m0": "closed", "m1": "open"}
+
+
+def test_without_batchers_rows_leave_their_outcomes(lake):
+    class Bare(Pipeline):
+        name = "fast"
+        producer = Producer(source="memory")
+
+        def handle_messages(self, messages, context):
+            return messages
+
+    manifest = written(lake, row(), row(_failure="no"), row(batcher="whatever"), pipeline=Bare)
+
+    assert outcomes(lake, "fast", manifest) == {"m0": "handled", "m1": "failed", "m2": "handled"}

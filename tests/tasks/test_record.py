@@ -1,0 +1,286 @@
+"""Recording: what `handle_batch` is given is what `handle_message` put, and what a table would hold of it."""
+
+import enum
+import math
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from functools import cached_property
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    computed_field,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
+
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.options import Batcher, Producer, TableBatcher
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.model.schema import ColumnError, RowType
+from pipeline_platform.tasks.batch import CutBatches, HandleBatches, plan_table
+from pipeline_platform.tasks.staged import decode, encode, staged_table
+from tests.fixtures.small_lake import Memory, handled, outcomes, ranges, returned, rows_of
+from tests.model.test_columns import EVERYTHING, Everything, LongFlight, Numbers, Open
+
+
+def crossed(data: Any, model: type[BaseModel] | None = None) -> Any:
+    """Data as `handle_batch` is given it."""
+    return decode(*encode(data, model), model)
+
+
+def in_columns(data: Any, model: type[BaseModel]) -> list[pa.Array]:
+    row_type = RowType(model)
+    return row_type.columns([data])
+
+
+@pytest.mark.parametrize("data", [b"\xff", b"", "ñ", None, 5, 1.5, math.inf, [1, {"a": None}], {"a": "b"}])
+def test_data_without_a_model_crosses_as_it_is(data):
+    assert crossed(data) == data
+
+
+def test_bytes_stay_bytes_whatever_the_batchers_model():
+    assert crossed(b"\xff", Everything) == b"\xff"
+
+
+def test_a_model_of_everything_crosses_with_the_very_values():
+    assert crossed(EVERYTHING, Everything) == EVERYTHING
+
+
+class Hundredfold(BaseModel):
+    """Changes what it is given each time it is asked, and shows something else."""
+
+    model_config = ConfigDict(alias_generator=str.upper, extra="forbid", frozen=True)
+    value: int
+    secret: str = "s"
+
+    @field_validator("value")
+    @classmethod
+    def _a_hundred_times(cls, value: int) -> int:
+        return value * 100
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expected(cls, data: Any) -> Any:
+        return {**data, "VALUE": data["VALUE"] + 1}
+
+    @field_serializer("secret")
+    def _hidden(self, secret: str) -> str:
+        return "*" * 10
+
+    @computed_field
+    @property
+    def shout(self) -> str:
+        return self.secret.upper()
+
+
+class Holder(BaseModel):
+    one: Hundredfold
+    maybe: Hundredfold | None = None
+    many: list[Hundredfold] = []
+    by_name: dict[str, Hundredfold] = {}
+
+
+def test_no_code_of_the_models_own_has_a_say_on_the_way():
+    made = Hundredfold(VALUE=2, SECRET="told")
+    assert (made.value, made.secret) == (300, "told")
+
+    assert crossed(made, Hundredfold) == made
+    holder = Holder(one=made, maybe=made, many=[made, made], by_name={"a": made})
+    assert crossed(holder, Holder) == holder
+
+
+def test_a_dict_of_the_fields_becomes_the_model_as_a_table_would_have_it():
+    assert crossed({"value": 3}, Hundredfold) == Hundredfold.model_construct(value=3, secret="s")
+    assert crossed({"one": {"value": 3, "secret": "x"}}, Holder).one.secret == "x"
+
+
+class Number(enum.Enum):
+    HALF = Decimal("0.5")
+    ONE = Decimal(1)
+
+
+class Odd(BaseModel):
+    share: float | None = None
+    raw: bytes = b""
+    text: str = ""
+    price: Decimal = Decimal(0)
+    at: datetime = datetime(2026, 1, 1)
+    day: date = date(2026, 1, 1)
+    clock: time = time(0)
+    span: timedelta = timedelta(0)
+    id: UUID = UUID(int=0)
+    number: Number = Number.ONE
+    pairs: tuple[int, ...] = ()
+    tags: frozenset[str] = frozenset()
+    nested: dict[str, list[float | None]] = {}
+
+
+zones = st.none() | st.integers(-14, 14).map(lambda hours: timezone(timedelta(hours=hours)))
+texts = st.text(st.characters(exclude_categories=["Cs"]))
+
+
+@given(
+    st.builds(
+        Odd,
+        share=st.none() | st.floats(allow_nan=False),
+        raw=st.binary(),
+        text=texts,
+        price=st.decimals(allow_nan=False, allow_infinity=False),
+        at=st.datetimes(timezones=zones),
+        day=st.dates(),
+        clock=st.times(),
+        span=st.timedeltas(),
+        id=st.uuids(),
+        number=st.sampled_from(Number),
+        pairs=st.lists(st.integers()).map(tuple),
+        tags=st.frozensets(texts),
+        nested=st.dictionaries(texts, st.lists(st.none() | st.floats(allow_nan=False))),
+    )
+)
+def test_values_cross_to_the_last_digit(odd):
+    back = crossed(odd, Odd)
+
+    assert back == odd
+    assert [type(value) for value in back.__dict__.values()] == [type(value) for value in odd.__dict__.values()]
+
+
+def test_what_is_no_number_stays_none():
+    assert math.isnan(crossed(Odd(share=math.nan), Odd).share)
+
+
+class Remembering(BaseModel):
+    value: int
+    _half: int = PrivateAttr(0)
+
+    def model_post_init(self, context: Any) -> None:
+        self._half = self.value // 2
+        self.value *= 100
+
+
+class Counting(BaseModel):
+    value: int
+    _seen: list[int] = PrivateAttr(default_factory=list)
+
+
+def test_private_attributes_are_made_anew_and_leave_the_fields():
+    back = crossed(Remembering(value=3), Remembering)
+    assert (back.value, back._half) == (300, 150)
+
+    counting = crossed(Counting(value=1), Counting)
+    counting._seen.append(1)
+    assert crossed(Counting(value=1), Counting)._seen == []
+
+
+def test_an_instance_of_a_subclass_crosses_as_the_batchers_model():
+    flight = LongFlight(carrier="UA")
+    assert flight.minutes == 540, "what it cached does not cross either"
+
+    back = crossed(flight, LongFlight.__base__)
+    assert type(back) is LongFlight.__base__
+    assert back.__dict__ == {"carrier": "UA", "late": 0, "tags": [], "remark": None}
+
+
+class OpenAndCached(Open):
+    @cached_property
+    def size(self) -> int:
+        return len(self.text)
+
+
+def test_extra_fields_cross_where_the_model_takes_them():
+    made = OpenAndCached(text="a", more=1, share=math.inf)  # type: ignore[call-arg]
+    assert made.size == 1
+
+    back = crossed(made, OpenAndCached)
+    assert back.model_extra == {"more": 1, "share": math.inf}
+    back.later = 5  # type: ignore[attr-defined]
+
+
+class Defaulting(BaseModel):
+    carrier: str
+    tags: list[str] = []
+    copies: list[str] = Field(default_factory=lambda data: [data["carrier"]])
+    unset: str = None  # type: ignore[assignment]
+
+
+def test_what_a_dict_lacks_gets_the_fields_default_of_its_own():
+    first = crossed({"carrier": "UA"}, Defaulting)
+    first.tags.append("changed")
+
+    assert crossed({"carrier": "UA"}, Defaulting) == Defaulting(carrier="UA")
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"number": "5"}, "valid integer"),
+        ({"number": 1.5}, "valid integer"),
+        ({"number": None}, "valid integer"),
+        ({"text": 5}, "valid string"),
+        ({"text": "\ud83d"}, "surrogates"),
+        ("text", "data is str, not Numbers or a dict of its fields"),
+        (Open(text="a"), "test_columns.Open, not Numbers or a dict of its fields"),
+    ],
+)
+def test_data_that_fits_no_column_crosses_no_more_than_it_goes_into_a_table(data, words):
+    with pytest.raises(Exception, match=words):
+        crossed(data, Numbers)
+    with pytest.raises((ColumnError, pa.ArrowException, ValueError)):
+        in_columns(data, Numbers)
+
+
+@pytest.mark.parametrize("model", [None, Everything])
+@pytest.mark.parametrize("data", [{"counts": {"\ud83d": 1}}, {"by_name": {"\ud83d": {"name": "b", "height": None}}}])
+def test_half_surrogates_in_keys_are_refused_as_they_are_in_values(data, model):
+    """Replaced, two keys became one."""
+    with pytest.raises(ValueError, match="surrogates not allowed"):
+        encode({**EVERYTHING.__dict__, **data} if model else data, model)
+
+
+def test_a_replacement_character_of_ones_own_crosses():
+    data = {"\ufffd": "\ufffd"}
+    assert crossed(data, None) == data
+
+
+def test_a_field_that_the_model_forbids_is_refused_by_its_name():
+    with pytest.raises(ColumnError, match=r"data has \['vlue'\], which Hundredfold has no field for"):
+        crossed({"vlue": 1}, Hundredfold)
+
+
+class Both(Pipeline):
+    """The same data to a table and to a callback that changes nothing."""
+
+    name = "both"
+    producer = Producer(source="memory")
+    batchers = {"table": TableBatcher(schema=Everything), "callback": Batcher(schema=Everything)}
+
+    def handle_message(self, message, context):
+        data = EVERYTHING.model_copy(update={"share": math.inf, "raw": b"\xff\x00"})
+        return message.put_batcher(message.data.decode()).put_data(data)
+
+    def handle_batch(self, batcher, messages, batch_info, context):
+        return messages
+
+
+def test_a_batchers_table_holds_what_a_table_batchers_would(tmp_path):
+    lake = Lake(root=str(tmp_path))
+    first = handled(lake, Both, b"table", b"callback")
+    whole = ranges(first, "both", staged_table("r1", "callback"))
+    planned = returned(CutBatches(lake, "both", "r1", "callback", 100, whole)(0))
+    plan = ranges(planned, "both", plan_table("r1", "callback"))
+
+    second = returned(HandleBatches(Both, "callback", None, Memory(), "source", lake, "r1", whole, plan)(0))
+
+    assert outcomes(lake, "both", second) == {"m1": "handled"}
+    (expected,), (got,) = rows_of(lake, "both", first, "table"), rows_of(lake, "both", second, "callback")
+    names = Everything.model_fields.keys()
+    assert {name: got[name] for name in names} == {name: expected[name] for name in names}

@@ -1,0 +1,135 @@
+"""Deliveries that need no handling: decided before, or another copy in the same receive."""
+
+from collections.abc import Callable
+
+import pyarrow as pa
+import pytest
+
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.tasks import lookup
+from pipeline_platform.tasks.handle import Handle
+from pipeline_platform.tasks.lookup import ALREADY, DECIDED, Already, KeepAlready
+from pipeline_platform.tasks.set_aside import SetAside
+from resources.spark import SparkResource
+from tests.fixtures.small_lake import WINDOW, Keeping, Memory, batch_of, numbered, ranges, received, returned, rows_of
+
+
+@pytest.fixture
+def lake(tmp_path):
+    return Lake(root=str(tmp_path))
+
+
+def known(lake: Lake, **keep: int):
+    """Write what a lookup found: the position of the copy to handle, by id."""
+    rows = [{"source": "memory", "message_id": name, "keep": at} for name, at in keep.items()]
+    stage = KeepAlready(lake, "keeping", "r1", WINDOW)
+    manifest = returned(stage(iter([pa.RecordBatch.from_pylist(rows, schema=ALREADY)])))
+    return ranges(manifest, "keeping", f"_receives/r1/{KeepAlready.table}")
+
+
+def test_rows_are_told_apart_by_what_is_known_of_them():
+    already = Already({("memory", "m0"): DECIDED, ("memory", "m2"): 1, ("other", "m1"): DECIDED})
+
+    split = already.split(batch_of(b"0", b"1", b"2"))
+
+    assert [part.column("message_id").to_pylist() for part in split] == [["m1"], ["m0"], ["m2"]]
+
+
+def test_where_nothing_is_known_everything_is_fresh():
+    chunk = batch_of(b"0", b"1")
+
+    assert Already({}).split(chunk) == (chunk, chunk.slice(0, 0), chunk.slice(0, 0))
+
+
+def test_what_is_decided_is_acknowledged_and_another_copy_is_left_to_its_lease(lake):
+    """A copy must not be acknowledged: the one that is handled may yet be given back to the source."""
+    source = Memory(deliveries_=(("a", b"a"), ("b", b"fail"), ("b", b"fail"), ("c", b"c")), on_failure="nack")
+    rows = ranges(received(lake, "keeping", source), "keeping")
+    already = known(lake, a=DECIDED, b=1)
+
+    task = Handle(
+        pipeline=Keeping,
+        context=None,
+        source=source,
+        origin="source",
+        lake=lake,
+        receive_id="r1",
+        parts=[rows],
+        already=already,
+    )
+    manifest = returned(task(0))
+
+    told = sorted(
+        (row["message_id"], row["outcome"], row["action"]) for row in rows_of(lake, "keeping", manifest, "outcomes")
+    )
+    assert told == [
+        ("a", "duplicate", "ack"),
+        ("b", "duplicate", "noop"),
+        ("b", "returned", "nack"),
+        ("c", "handled", "ack"),
+    ]
+    assert [row["message_id"] for row in rows_of(lake, "keeping", manifest, "kept")] == ["c"]
+    assert manifest.total("duplicates") == 2
+
+
+def test_the_fast_lane_settles_them_apart(lake):
+    source = Memory(deliveries_=numbered(b"0", b"1", b"2"))
+    rows = ranges(received(lake, "keeping", source), "keeping")
+
+    task = SetAside(Keeping, None, source, "source", lake, "r1", [rows], known(lake, m0=DECIDED, m1=5))
+    manifest = returned(task(0))
+
+    told = {row["message_id"]: row["action"] for row in rows_of(lake, "keeping", manifest, "outcomes")}
+    assert told == {"m0": "ack", "m1": "noop"}
+    assert manifest.total("duplicates") == 2
+
+
+@pytest.fixture
+def looked_up(spark: SparkResource) -> Callable[..., dict[tuple[str, str], int]]:
+    """Look some deliveries up in some outcomes, in Spark."""
+    session = spark.spark_session
+
+    def look(received: list[tuple[str, str, int, bool]], outcomes: list[tuple[str, str, str]] | None):
+        key = "source string, message_id string"
+        rows = session.createDataFrame(received, f"{key}, position bigint, redelivered boolean")
+        known = None
+        if outcomes is not None:
+            known = session.createDataFrame(outcomes, f"{key}, outcome string")
+        return {(row["source"], row["message_id"]): row["keep"] for row in lookup.already(rows, known).collect()}
+
+    return look
+
+
+def test_a_lookup_finds_what_is_decided_under_the_same_source(looked_up):
+    received = [
+        ("queue", "decided", 0, True),
+        ("queue", "failed", 1, True),
+        ("queue", "returned", 2, True),
+        ("queue", "undecided", 3, True),
+        ("queue", "of another", 4, True),
+        ("queue", "not marked", 5, False),
+    ]
+    outcomes = [
+        ("queue", "decided", "returned"),
+        ("queue", "decided", "handled"),
+        ("queue", "failed", "failed"),
+        ("queue", "returned", "returned"),
+        ("other", "of another", "handled"),
+        ("queue", "not marked", "handled"),
+    ]
+
+    assert looked_up(received, outcomes) == {("queue", "decided"): DECIDED, ("queue", "failed"): DECIDED}
+
+
+@pytest.mark.parametrize("outcomes", [None, [], [("queue", "known", "handled")]])
+def test_a_lookup_keeps_one_of_several_copies_whether_they_are_marked_or_not(looked_up, outcomes):
+    received = [
+        ("queue", "twice", 7, True),
+        ("queue", "twice", 3, False),
+        ("other", "twice", 5, True),
+        ("queue", "known", 1, False),
+        ("queue", "known", 2, True),
+    ]
+
+    kept = DECIDED if outcomes else 1
+    assert looked_up(received, outcomes) == {("queue", "twice"): 3, ("queue", "known"): kept}
