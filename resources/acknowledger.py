@@ -8,7 +8,8 @@ import dagster as dg
 from pydantic import Field
 
 from pipeline_platform.lake.receives import Receive
-from pipeline_platform.run.flow import Acknowledgement, Flow
+from pipeline_platform.run import steps
+from pipeline_platform.run.flow import Flow
 from pipeline_platform.source.contract import Source
 from pipeline_platform.tasks.acknowledge import Acknowledged, Patience, Told, acknowledge
 
@@ -36,9 +37,9 @@ class Acknowledger(dg.ConfigurableResource["Acknowledger"]):
         told += [Told(ack_id, source.on_failure) for ack_id in failed]
         return acknowledge(source, ack_ref, told, self._patience)
 
-    def acknowledge(self, flow: Flow, receive: Receive) -> Acknowledgement:
+    def acknowledge(self, flow: Flow, receive: Receive) -> steps.Acknowledgement:
         """Acknowledge a receive, in Spark tasks over its outcome files where that is worth it and the source allows."""
-        return flow.acknowledge(receive, self._patience)
+        return steps.acknowledge(flow, receive, self._patience)
 
     @property
     def _patience(self) -> Patience:
