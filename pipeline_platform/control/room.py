@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pipeline_platform.control.demand import RUN_LASTS, Limits
 from pipeline_platform.control.store import ControlStore
-from pipeline_platform.lake.receives import Origin
+from pipeline_platform.lake.ledger import Origin
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 
 Tell = Callable[[str], None]

@@ -32,10 +32,10 @@ from pipeline_platform.lake.decision import (
     take_over,
 )
 from pipeline_platform.lake.failed import FailedMessages
+from pipeline_platform.lake.ledger import Ledger, Origin, Receive
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.reader import divide
-from pipeline_platform.lake.receives import Origin, Receive, Receives
-from pipeline_platform.lake.replay import ReceivedMessages
+from pipeline_platform.lake.replay import ReplayedMessages
 from pipeline_platform.lake.rewriting import DROPPED
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import DECIDED, Tables
@@ -104,9 +104,9 @@ class Flow:
         return Tables(self.lake, self.pipeline)
 
     @cached_property
-    def receives(self) -> Receives:
+    def ledger(self) -> Ledger:
         """Its receives under way."""
-        return Receives(self.lake, self.pipeline.name)
+        return Ledger(self.lake, self.pipeline.name)
 
     @cached_property
     def room(self) -> Room:
@@ -178,7 +178,7 @@ class Flow:
                 started_at=datetime.now(UTC),
             )
             if granted:
-                self.receives.begin(receive)
+                self.ledger.begin(receive)
         except BaseException:
             self.control.end(receive_id)
             raise
@@ -207,7 +207,7 @@ class Flow:
             FencedError: It was given up, or yet another run took it over from this one.
             PipelineError: There is no room for it now.
         """
-        receive, is_decided = take_over(self.tables, self.receives, receive, run_id)
+        receive, is_decided = take_over(self.tables, self.ledger, receive, run_id)
         if is_decided:
             return receive
         held = min(self._received(receive), receive.demand)
@@ -236,8 +236,8 @@ class Flow:
             name=self.source.name, lake=self.lake, pipeline=self.pipeline.name, windows=tuple(windows)
         )
 
-    def _replay(self, windows: Sequence[str], version: int) -> ReceivedMessages:
-        return ReceivedMessages(
+    def _replay(self, windows: Sequence[str], version: int) -> ReplayedMessages:
+        return ReplayedMessages(
             name=self.source.name, lake=self.lake, pipeline=self.pipeline.name, windows=tuple(windows), version=version
         )
 
@@ -267,14 +267,14 @@ class Flow:
 
     def handle(self, receive: Receive) -> Manifest:
         """Put what was received through the callbacks; write all that came of it."""
-        received = self.receives.manifest(receive, "receive")
+        received = self.ledger.manifest(receive, "receive")
         if not received.of_table("messages"):
             return Manifest()
-        if (before := self.receives.manifest(receive, "handle")).files and self._decided(receive):
+        if (before := self.ledger.manifest(receive, "handle")).files and self._decided(receive):
             return before  # executed again after the decision: what was written is what there is
         self._expect_ours(receive)
         # Of an earlier try, which may have sent messages to other batchers: what is decided is what is kept here.
-        self.receives.forget_after(receive, "receive")
+        self.ledger.forget_after(receive, "receive")
         started = time.monotonic()
         with self.alive(receive):
             source, work = self.source_of(receive), self._work(receive.receive_id)
@@ -288,10 +288,10 @@ class Flow:
         options = self.pipeline.batchers[batcher]
         if not isinstance(options, Batcher):
             raise PipelineError(f"{self.pipeline.name}: batcher {batcher!r} has no callback")
-        staged = self.receives.manifest(receive, "handle").of_table(staged_table(receive.receive_id, batcher))
+        staged = self.ledger.manifest(receive, "handle").of_table(staged_table(receive.receive_id, batcher))
         if not staged:
             return Manifest()
-        if (before := self.receives.manifest(receive, f"batch-{batcher}")).files and self._decided(receive):
+        if (before := self.ledger.manifest(receive, f"batch-{batcher}")).files and self._decided(receive):
             return before
         started, receive_id = time.monotonic(), receive.receive_id
         (whole,) = divide(staged, self.pipeline.name, 1)
@@ -329,11 +329,11 @@ class Flow:
         Raises:
             FencedError: Another run gave it up for dead meanwhile.
         """
-        if receive.demand and self.receives.get(receive.receive_id) is None:
+        if receive.demand and self.ledger.get(receive.receive_id) is None:
             self._expect_decided(receive)
         if not self._received(receive):
             return Decision(0, 0)
-        return decide(self.tables, self.receives, receive, lambda: self._extend(receive), self.source.on_success)
+        return decide(self.tables, self.ledger, receive, lambda: self._extend(receive), self.source.on_success)
 
     def _expect_decided(self, receive: Receive) -> None:
         """Refuse to go on with a receive that was given up or taken over: its messages are another run's now."""
@@ -381,13 +381,13 @@ class Flow:
             )
 
     def _received(self, receive: Receive) -> int:
-        return self.receives.manifest(receive, "receive").rows("messages") if receive.demand else 0
+        return self.ledger.manifest(receive, "receive").rows("messages") if receive.demand else 0
 
     def publish(self, receive: Receive) -> dict[str, int]:
         """Make what was decided visible in every table; return the rows by table."""
         if not self._received(receive):
             return dict.fromkeys((name for name in self.tables.names if name != "outcomes"), 0)
-        return publish(self.tables, self.receives, receive)
+        return publish(self.tables, self.ledger, receive)
 
     def acknowledge(self, receive: Receive, patience: Patience = ONCE) -> Acknowledgement:
         """Tell the source, then forget the receive; what the source would not take keeps it for the next run.
@@ -400,9 +400,9 @@ class Flow:
             FencedError: It is not decided, or another run's by now: nothing may be acknowledged.
             UnhandledError: What it leased was never written down.
         """
-        manifest = self.receives.manifest(receive)
+        manifest = self.ledger.manifest(receive)
         files = manifest.of_table("outcomes")
-        if manifest.files or (receive.demand and self.receives.get(receive.receive_id) is None):
+        if manifest.files or (receive.demand and self.ledger.get(receive.receive_id) is None):
             # Outcomes lie there before they are decided; and who runs this step alone may have left out publishing.
             self._expect_decided(receive)
             self.publish(receive)
@@ -428,7 +428,7 @@ class Flow:
         total = sum(file.rows for file in files) if receive.origin == "source" else 0
         left = total - told.total("acknowledged") - told.total("lost")
         if left == told.total("withheld"):  # those are delivered again
-            self.receives.remove(receive.receive_id)
+            self.ledger.remove(receive.receive_id)
         self.control.end(receive.receive_id)
         return Acknowledgement(
             told.total("acknowledged"),
@@ -445,9 +445,9 @@ class Flow:
         """
         outcomes = self.tables["outcomes"]
         handle, unpublished = outcomes.open(), []
-        for receive_id in self.receives.unfinished():
+        for receive_id in self.ledger.unfinished():
             try:
-                receive = self.receives.get(receive_id)
+                receive = self.ledger.get(receive_id)
                 if receive is not None and (done := decided(outcomes, handle, receive)):
                     self.publish(done)
             except Exception as error:
@@ -464,7 +464,7 @@ class Flow:
         for receive_id in dead:
             self._work(receive_id).interrupt()  # it would hold up this run's
         # First what lies there, then what lives: a receive claims its room before it leaves a trace.
-        unfinished = self.receives.unfinished()
+        unfinished = self.ledger.unfinished()
         live = {claim.receive_id for claim in self.control.in_flight(self.pipeline.name)}
         handle = self.tables["outcomes"].open()
         cleared = []
@@ -480,11 +480,11 @@ class Flow:
 
     def _clear_up(self, receive_id: str, handle: DeltaTable, *, is_live: bool) -> bool:
         """Clear up one receive; say whether there was anything to do that ends it."""
-        receive = self.receives.get(receive_id)
+        receive = self.ledger.get(receive_id)
         if receive is None:
             # What a task of a dead run wrote after the receive was given up or finished.
             if not is_live:
-                self.receives.remove(receive_id)
+                self.ledger.remove(receive_id)
             return False
         if done := decided(self.tables["outcomes"], handle, receive):
             if is_live:
@@ -496,7 +496,7 @@ class Flow:
             return False
         else:
             self.source_of(receive).abandon(receive_id)
-            self.receives.remove(receive_id)
+            self.ledger.remove(receive_id)
         return True
 
     # The lease
@@ -528,7 +528,7 @@ class Flow:
     def _keep(self, receive: Receive, step: str, manifest: Manifest, started: float) -> Manifest:
         """Keep a step's manifest, with the time it took."""
         timed = Manifest(manifest.files, [*manifest.notes, {"step": step, "took": time.monotonic() - started}])
-        self.receives.keep(receive, step, timed)
+        self.ledger.write(receive, step, timed)
         return timed
 
 
