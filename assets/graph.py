@@ -11,7 +11,7 @@ from assets import settlement
 from assets.tags import RunTags
 from assets.windows import windows_of
 from pipeline_platform.imports import import_apart
-from pipeline_platform.lake.receives import Origin, Receive
+from pipeline_platform.lake.ledger import Origin, Receive
 from pipeline_platform.model.options import Batcher
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from pipeline_platform.run import steps
@@ -158,7 +158,7 @@ def receive_of(flow: Flow, context: dg.AssetExecutionContext) -> Receive | None:
             "execute `receive_messages` and all steps after it"
         )
     receive_id = received.tags[tags.receive_id]
-    receive = flow.receives.get(receive_id)
+    receive = flow.ledger.get(receive_id)
     if receive is None and received.tags.get(tags.demand) != "0":
         expect_finished(flow, receive_id, [run.run_id for run in _lineage(context)])
         context.log.warning(f"receive {receive_id} is finished: nothing is left to do here")
@@ -258,7 +258,7 @@ def _batch_op(pipeline: type[Pipeline], batcher: str) -> dg.OpDefinition:
 
 def _handle_failed_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
     def handle_failed(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
-        if told := settlement.of_failures(flow.receives.manifest(receive)):
+        if told := settlement.of_failures(flow.ledger.manifest(receive)):
             context.add_output_metadata(told)
 
     description = "Brings the failures of all stages together: kept as failed messages, or given back to the source."

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from pipeline_platform.lake.failed import FailedMessages
+from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import Manifest
-from pipeline_platform.lake.receives import Receive
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.lease import alive
 from pipeline_platform.run.steps import Acknowledgement
@@ -140,7 +140,7 @@ def settle(
     """
     answer, manifest = None, Manifest()
     if receive is not None:
-        manifest = flow.receives.manifest(receive)
+        manifest = flow.ledger.manifest(receive)
         with alive(flow, receive):
             answer = acknowledger.acknowledge(flow, receive)
     windows = tuple(context.partition_keys)

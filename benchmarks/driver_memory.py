@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.events import Events, payloads
 from pipeline_platform.control.store import ControlStore
-from pipeline_platform.lake.receives import Origin
+from pipeline_platform.lake.ledger import Origin
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin

@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from benchmarks.events import Event, EventColumns, Events, parsed, payloads
 from pipeline_platform.control.store import ControlStore
-from pipeline_platform.lake.receives import Receive
+from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.schema import arrow_schema

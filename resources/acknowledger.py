@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import dagster as dg
 from pydantic import Field
 
-from pipeline_platform.lake.receives import Receive
+from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.run import steps
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.source.contract import Source

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from pipeline_platform.lake.decision import take_over
-from pipeline_platform.lake.receives import Origin, Receive
+from pipeline_platform.lake.ledger import Origin, Receive
 from pipeline_platform.model.pipeline import PipelineError
 from pipeline_platform.run import lease
 from pipeline_platform.run.clear_up import clear_up
@@ -81,7 +81,7 @@ def begin(
             started_at=datetime.now(UTC),
         )
         if granted:
-            flow.receives.begin(receive)
+            flow.ledger.begin(receive)
     except BaseException:
         flow.control.end(receive_id)
         raise
@@ -101,10 +101,10 @@ def resume(flow: Flow, receive: Receive, run_id: str) -> Receive:
         FencedError: It was given up, or yet another run took it over from this one.
         PipelineError: There is no room for it now.
     """
-    receive, is_decided = take_over(flow.tables, flow.receives, receive, run_id)
+    receive, is_decided = take_over(flow.tables, flow.ledger, receive, run_id)
     if is_decided:
         return receive
-    held = min(flow.receives.manifest(receive, "receive").rows("messages"), receive.demand)
+    held = min(flow.ledger.manifest(receive, "receive").rows("messages"), receive.demand)
     within_s = Intake.room_within_s
     granted = flow.room.claim(receive.receive_id, run_id, held, _LOG.info, lease_s=lease.CLAIM_S, within_s=within_s)
     if granted < held:

@@ -28,7 +28,7 @@ def clear_up(flow: Flow, log: Callable[[str], None] = _LOG.info) -> list[str]:
     for receive_id in dead:
         flow.work(receive_id).interrupt()  # it would hold up this run's
     # First what lies there, then what lives: a receive claims its room before it leaves a trace.
-    unfinished = flow.receives.unfinished()
+    unfinished = flow.ledger.unfinished()
     live = {claim.receive_id for claim in flow.control.in_flight(flow.pipeline.name)}
     handle = flow.tables["outcomes"].open()
     cleared = []
@@ -45,11 +45,11 @@ def clear_up(flow: Flow, log: Callable[[str], None] = _LOG.info) -> list[str]:
 
 def _clear_up(flow: Flow, receive_id: str, handle: DeltaTable, *, is_live: bool) -> bool:
     """Clear up one receive; return whether that ended it."""
-    receive = flow.receives.get(receive_id)
+    receive = flow.ledger.get(receive_id)
     if receive is None:
         # A task of a dead run wrote this after the receive was given up or finished.
         if not is_live:
-            flow.receives.remove(receive_id)
+            flow.ledger.remove(receive_id)
         return False
     if done := decided(flow.tables["outcomes"], handle, receive):
         if is_live:
@@ -61,5 +61,5 @@ def _clear_up(flow: Flow, receive_id: str, handle: DeltaTable, *, is_live: bool)
         return False
     else:
         intake_of(flow, receive).source.abandon(receive_id)
-        flow.receives.remove(receive_id)
+        flow.ledger.remove(receive_id)
     return True

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pipeline_platform.control.room import Room
 from pipeline_platform.control.store import ControlStore
-from pipeline_platform.lake.receives import Receives
+from pipeline_platform.lake.ledger import Ledger
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.pipeline import Pipeline
@@ -46,9 +46,9 @@ class Flow:
         return Tables(self.lake, self.pipeline)
 
     @cached_property
-    def receives(self) -> Receives:
+    def ledger(self) -> Ledger:
         """Its receives under way."""
-        return Receives(self.lake, self.pipeline.name)
+        return Ledger(self.lake, self.pipeline.name)
 
     @cached_property
     def room(self) -> Room:

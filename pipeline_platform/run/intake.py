@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import ClassVar
 
 from pipeline_platform.lake.failed import FailedMessages
-from pipeline_platform.lake.receives import Origin, Receive
-from pipeline_platform.lake.replay import ReceivedMessages
+from pipeline_platform.lake.ledger import Origin, Receive
+from pipeline_platform.lake.replay import ReplayedMessages
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.source.contract import Source
 
@@ -104,10 +104,10 @@ class Replay(Intake):
     name = "replay"
 
     @cached_property
-    def source(self) -> ReceivedMessages:
+    def source(self) -> ReplayedMessages:
         """The table of received messages."""
         flow = self.flow
-        return ReceivedMessages(
+        return ReplayedMessages(
             name=flow.source.name,
             lake=flow.lake,
             pipeline=flow.pipeline.name,

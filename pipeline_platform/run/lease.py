@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from pipeline_platform.control.store import ControlStoreError
 from pipeline_platform.lake.decision import FencedError
-from pipeline_platform.lake.receives import Receive
+from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import intake_of
 

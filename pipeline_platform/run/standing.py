@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipeline_platform.lake.decision import FencedError, Standing, decided, expect_owner
-from pipeline_platform.lake.receives import Receive
+from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.tables import DECIDED
 from pipeline_platform.run.flow import Flow
 

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from pipeline_platform.lake import decision
 from pipeline_platform.lake.decision import Decision, UnhandledError
+from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.reader import divide
-from pipeline_platform.lake.receives import Receive
 from pipeline_platform.lake.rewriting import DROPPED
 from pipeline_platform.model.options import Batcher
 from pipeline_platform.model.pipeline import PipelineError
@@ -74,14 +74,14 @@ def receive_messages(flow: Flow, receive: Receive) -> Manifest:
 
 def handle_messages(flow: Flow, receive: Receive) -> Manifest:
     """Put what was received through the callbacks; write all that came of it."""
-    received = flow.receives.manifest(receive, "receive")
+    received = flow.ledger.manifest(receive, "receive")
     if not received.of_table("messages"):
         return Manifest()
-    if (before := flow.receives.manifest(receive, "handle")).files and as_decided(flow, receive):
+    if (before := flow.ledger.manifest(receive, "handle")).files and as_decided(flow, receive):
         return before  # executed again after the decision: what was written is what there is
     expect_ours(flow, receive)
     # An earlier try may have sent messages to other batchers; the decision takes what lies here.
-    flow.receives.forget_after(receive, "receive")
+    flow.ledger.forget_after(receive, "receive")
     started = time.monotonic()
     with alive(flow, receive):
         source, work = intake_of(flow, receive).source, flow.work(receive.receive_id)
@@ -94,11 +94,11 @@ def batch_messages(flow: Flow, receive: Receive, batcher: str) -> Manifest:
     options = flow.pipeline.batchers[batcher]
     if not isinstance(options, Batcher):
         raise PipelineError(f"{flow.pipeline.name}: batcher {batcher!r} has no callback")
-    staged = flow.receives.manifest(receive, "handle").of_table(staged_table(receive.receive_id, batcher))
+    staged = flow.ledger.manifest(receive, "handle").of_table(staged_table(receive.receive_id, batcher))
     if not staged:
         return Manifest()
     step = f"batch-{batcher}"
-    if (before := flow.receives.manifest(receive, step)).files and as_decided(flow, receive):
+    if (before := flow.ledger.manifest(receive, step)).files and as_decided(flow, receive):
         return before
     started, receive_id = time.monotonic(), receive.receive_id
     (whole,) = divide(staged, flow.pipeline.name, 1)
@@ -134,18 +134,18 @@ def decide(flow: Flow, receive: Receive) -> Decision:
     Raises:
         FencedError: Another run gave the receive up for dead meanwhile.
     """
-    if receive.demand and flow.receives.get(receive.receive_id) is None:
+    if receive.demand and flow.ledger.get(receive.receive_id) is None:
         expect_decided(flow, receive)
     if not _received(flow, receive):
         return Decision(0, 0)
-    return decision.decide(flow.tables, flow.receives, receive, lambda: renew(flow, receive), flow.source.on_success)
+    return decision.decide(flow.tables, flow.ledger, receive, lambda: renew(flow, receive), flow.source.on_success)
 
 
 def publish(flow: Flow, receive: Receive) -> dict[str, int]:
     """Make what was decided visible in every table; return the rows by table."""
     if not _received(flow, receive):
         return dict.fromkeys((name for name in flow.tables.names if name != "outcomes"), 0)
-    return decision.publish(flow.tables, flow.receives, receive)
+    return decision.publish(flow.tables, flow.ledger, receive)
 
 
 def acknowledge(flow: Flow, receive: Receive, patience: Patience = ONCE) -> Acknowledgement:
@@ -160,9 +160,9 @@ def acknowledge(flow: Flow, receive: Receive, patience: Patience = ONCE) -> Ackn
         FencedError: It is not decided, or another run's by now: nothing may be acknowledged.
         UnhandledError: What it leased was never written down.
     """
-    manifest, intake = flow.receives.manifest(receive), intake_of(flow, receive)
+    manifest, intake = flow.ledger.manifest(receive), intake_of(flow, receive)
     files = manifest.of_table("outcomes") if intake.is_outside else []
-    if manifest.files or (receive.demand and flow.receives.get(receive.receive_id) is None):
+    if manifest.files or (receive.demand and flow.ledger.get(receive.receive_id) is None):
         # Outcomes lie there before they are decided; and a run of this step alone may have left out publishing.
         expect_decided(flow, receive)
         publish(flow, receive)
@@ -181,7 +181,7 @@ def acknowledge(flow: Flow, receive: Receive, patience: Patience = ONCE) -> Ackn
         answer = work.run(task, len(parts), messages if source.acknowledges_in_tasks else 0)
     left = messages - answer.total("acknowledged") - answer.total("lost")
     if left == answer.total("withheld"):  # those are delivered again
-        flow.receives.remove(receive.receive_id)
+        flow.ledger.remove(receive.receive_id)
     flow.control.end(receive.receive_id)
     errors = [error for notes in answer.notes for error in notes["errors"]]
     refusals = [f"{one['ack_id']}: {one['reason']}" for notes in answer.notes for one in notes["refusals"]]
@@ -198,9 +198,9 @@ def _publish_others(flow: Flow) -> list[str]:
     """
     outcomes = flow.tables["outcomes"]
     handle, unpublished = outcomes.open(), []
-    for receive_id in flow.receives.unfinished():
+    for receive_id in flow.ledger.unfinished():
         try:
-            receive = flow.receives.get(receive_id)
+            receive = flow.ledger.get(receive_id)
             if receive is not None and (done := decision.decided(outcomes, handle, receive)):
                 publish(flow, done)
         except Exception as error:
@@ -214,11 +214,11 @@ def unfinishable(receive_id: str, error: Exception) -> str:
 
 
 def _received(flow: Flow, receive: Receive) -> int:
-    return flow.receives.manifest(receive, "receive").rows("messages") if receive.demand else 0
+    return flow.ledger.manifest(receive, "receive").rows("messages") if receive.demand else 0
 
 
 def _written(flow: Flow, receive: Receive, step: str, manifest: Manifest, started: float) -> Manifest:
     """Write a step's manifest, with the seconds it took."""
     timed = Manifest(manifest.files, [*manifest.notes, {"step": step, "took": time.monotonic() - started}])
-    flow.receives.keep(receive, step, timed)
+    flow.ledger.write(receive, step, timed)
     return timed

@@ -98,7 +98,7 @@ def test_a_pull_fills_every_table_tells_all_of_it_and_empties_the_queue(location
     assert location.texts("letters") == ["letter a", "letter a", "letter b"]
     assert location.open_failures() == {WINDOW: 2}
     assert location.waiting() == 0
-    assert location.flow().receives.unfinished() == []
+    assert location.flow().ledger.unfinished() == []
     told = {}
     for table in ("messages", "lines", "letters", "failed"):
         (event,) = location.materialisations(run, table)
@@ -362,7 +362,7 @@ def test_a_failed_commit_is_made_good_from_failure(location: Location) -> None:
     assert location.waiting() == 0
     (event,) = location.materialisations(run, "lines")
     assert figures(event)["acknowledged"] == 3
-    assert location.flow().receives.unfinished() == []
+    assert location.flow().ledger.unfinished() == []
 
 
 def test_a_failed_handling_goes_on_from_failure_under_a_lease_of_its_own(location: Location) -> None:

@@ -95,7 +95,7 @@ def test_a_receive_that_cannot_be_finished_is_reported_each_time_and_the_others_
         assert report.startswith("receive broken cannot be finished and is left as it is: ")
         assert re.search(said, report)
 
-    assert other.receives.get("well") is None, "finished"
+    assert other.ledger.get("well") is None, "finished"
     for name in ("_receives/broken", "kept/_delta_log"):
         shutil.copytree(tmp_path / "backup" / name, Path(tables.lake.uri("keeping", name)), dirs_exist_ok=True)
     assert begun(flow) == []
@@ -114,10 +114,10 @@ def test_a_receive_whose_source_will_not_take_it_back_is_asked_again_by_the_next
         patch.setattr(Memory, "abandon", refuse)
         (report,) = begun(flow)
     assert report.endswith("SourceError: memory: told to refuse")
-    assert run.receives.get("broken"), "the next run asks again"
+    assert run.ledger.get("broken"), "the next run asks again"
 
     assert begun(flow) == []
-    assert run.receives.get("broken") is None
+    assert run.ledger.get("broken") is None
 
 
 @pytest.mark.parametrize("what", ["its record", "a manifest"])
@@ -135,7 +135,7 @@ def test_maintenance_goes_on_and_removes_nothing_that_may_be_a_broken_receives(
         os.utime(path, (old, old))
     run.receive = run.receive.model_copy(update={"started_at": run.receive.started_at - SAFE_AGE * 3})
     if what == "a manifest":
-        run.receives.begin(run.receive)
+        run.ledger.begin(run.receive)
     told: list[str] = []
 
     report = maintain(tables, Retention(messages=timedelta(seconds=1)), tell=told.append)
@@ -163,7 +163,7 @@ def test_what_a_broken_receive_decided_is_not_acknowledged_before_it_is_publishe
     assert flow.source.told == [("ack", "q", ["ack-own"])]  # type: ignore[attr-defined]
     assert (answer.acknowledged, answer.unacknowledged) == (1, 1)
     assert "handle.parquet is no manifest" in answer.errors[0]
-    assert late.receives.get("late") is None, "it comes again by itself"
+    assert late.ledger.get("late") is None, "it comes again by itself"
     manifest.write_bytes(kept)
     again = Run(tables, Memory(deliveries_=(("broken-0", b"one"),)), "again", base=0).work().decide().publish()
     assert steps.acknowledge(flow, again.receive).acknowledged == 1

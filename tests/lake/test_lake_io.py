@@ -227,7 +227,7 @@ def test_a_lake_on_s3_goes_all_the_way(tmp_path: Path, warm_spark: WarmSpark, s3
     lines = pl.read_delta("s3://lake/here/told/lines", storage_options=options)
     assert sorted(lines["text"]) == ["one", "two"]
     assert pl.read_delta("s3://lake/here/told/letters", storage_options=options).height == 1
-    assert flow.receives.unfinished() == []
+    assert flow.ledger.unfinished() == []
     assert queue.backlog().messages == 0
     again = intake_of(flow, receive.model_copy(update={"origin": "failed"})).source
     assert again.backlog().messages == 1

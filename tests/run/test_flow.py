@@ -10,8 +10,8 @@ import pytest
 from pipeline_platform.control.demand import RUN_LASTS
 from pipeline_platform.control.store import ControlStore, ControlStoreError
 from pipeline_platform.lake.decision import FencedError, UnhandledError
-from pipeline_platform.lake.receives import Origin
-from pipeline_platform.lake.replay import ReceivedMessages
+from pipeline_platform.lake.ledger import Origin
+from pipeline_platform.lake.replay import ReplayedMessages
 from pipeline_platform.model.message import BatchInfo, Message
 from pipeline_platform.model.pipeline import PipelineError
 from pipeline_platform.run import lease, steps
@@ -147,7 +147,7 @@ def test_a_run_that_was_given_up_in_mid_handling_acknowledges_nothing_when_it_wa
     handled = steps.handle_messages(flow, stalled)
     flow.control.end(stalled.receive_id)  # as if its claim were over: another run takes it for dead
     clear_up(flow)
-    flow.receives.keep(stalled, "handle", handled)  # it wakes, and its task comes to its end
+    flow.ledger.write(stalled, "handle", handled)  # it wakes, and its task comes to its end
 
     with pytest.raises(FencedError, match="given up"):
         steps.decide(flow, stalled)
@@ -167,7 +167,7 @@ def test_a_delivery_that_comes_again_is_acknowledged_and_not_handled(filled: Fil
     steps.decide(flow, receive)
     steps.publish(flow, receive)
     flow.source.release(receive.receive_id, ["1", "2"])  # as if the acknowledgement had never come
-    flow.receives.remove(receive.receive_id)
+    flow.ledger.remove(receive.receive_id)
     flow.control.end(receive.receive_id)
 
     run(flow)
@@ -330,7 +330,7 @@ def test_acknowledging_what_was_never_handled_is_refused(filled: Filled) -> None
     with pytest.raises(FencedError, match="not decided"):
         steps.acknowledge(flow, receive)
 
-    assert flow.receives.get(receive.receive_id), "the next run finds it"
+    assert flow.ledger.get(receive.receive_id), "the next run finds it"
 
 
 @pytest.mark.parametrize("origin", ["source", "messages"])
@@ -426,13 +426,13 @@ def test_a_replay_claims_its_room_last_for_nobody_renews_it_while_it_looks(
     flow = filled(Obedient, [b"one"])
     run(flow)
     held: list[int] = []
-    look = ReceivedMessages.finished
+    look = ReplayedMessages.finished
 
-    def finished(source: ReceivedMessages) -> tuple[str, ...]:
+    def finished(source: ReplayedMessages) -> tuple[str, ...]:
         held.append(len(flow.control.in_flight("obedient")))
         return look(source)
 
-    monkeypatch.setattr(ReceivedMessages, "finished", finished)
+    monkeypatch.setattr(ReplayedMessages, "finished", finished)
     begin(flow, origin="messages", run_id="test", windows=[WINDOW])
 
     assert held == [0]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pipeline_platform.lake.decision import FencedError, UnhandledError
-from pipeline_platform.lake.receives import Receive
+from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.tables import DECIDED, Table
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin, resume
@@ -45,7 +45,7 @@ def assert_each_once(flow: Flow) -> None:
     assert sorted(rows(flow, "words")["word"]) == ["one", "two"]
     assert [rows(flow, name).height for name in ("words", "batches", "failed", "outcomes")] == [2, 1, 1, 4]
     assert flow.source.backlog().messages == 0
-    assert flow.receives.unfinished() == []
+    assert flow.ledger.unfinished() == []
 
 
 @pytest.mark.parametrize("gets", ["taken", "handled", "finished"])
@@ -97,13 +97,13 @@ def test_what_a_run_keeps_after_it_was_taken_over_is_never_read(filled: Filled) 
     """It was in the middle of handling: what it handled, in files of its own, comes late, even after the decision."""
     flow = filled(Obedient, PAYLOADS)
     stale = worked(flow)
-    handled = flow.receives.manifest(stale, "handle")
+    handled = flow.ledger.manifest(stale, "handle")
     later = resume(flow, stale, "another run")
     steps.handle_messages(flow, later)
-    flow.receives.keep(stale, "handle", handled)
+    flow.ledger.write(stale, "handle", handled)
     steps.batch_messages(flow, later, "batches")
     steps.decide(flow, later)
-    flow.receives.keep(stale, "handle", handled)
+    flow.ledger.write(stale, "handle", handled)
 
     steps.publish(flow, later)
     steps.acknowledge(flow, later)
@@ -188,7 +188,7 @@ def test_a_receive_whose_first_step_did_not_end_is_not_taken_for_empty(filled: F
     with pytest.raises(UnhandledError, match="did not come to the end of `receive_messages`"):
         steps.acknowledge(flow, later)
 
-    assert flow.receives.unfinished() == [first.receive_id], "the next run gives its leases back"
+    assert flow.ledger.unfinished() == [first.receive_id], "the next run gives its leases back"
 
 
 def test_what_a_re_execution_decided_and_left_is_finished_by_the_next_run(filled: Filled) -> None:

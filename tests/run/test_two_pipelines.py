@@ -42,7 +42,7 @@ def assert_both_are_home(location: Location, beside: TableQueue) -> None:
     assert location.texts() == sorted(f"told {n}" for n in range(20))
     assert sorted(location.rows("lines", "beside")["text"]) == sorted(f"beside {n}" for n in range(20))
     assert (location.waiting(), beside.backlog().messages) == (0, 0)
-    assert location.flow().receives.unfinished() == location.flow(Beside).receives.unfinished() == []
+    assert location.flow().ledger.unfinished() == location.flow(Beside).ledger.unfinished() == []
 
 
 def told_of(location: Location, run: dg.DagsterRun) -> dict[str, tuple[str, Any]]:
