@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline_platform.control.pace import Pace
 from pipeline_platform.control.store import ControlStore
+from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import File, Manifest
 from pipeline_platform.lake.reader import Range, between, divide, spread
-from pipeline_platform.lake.receives import Receive
 from pipeline_platform.model.failure import Failure, words
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from pipeline_platform.run.spark_work import SparkWork

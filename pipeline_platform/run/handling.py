@@ -10,9 +10,9 @@ from typing import Any
 
 from pipeline_platform.control.pace import Pace
 from pipeline_platform.control.store import ControlStore
+from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import File, Manifest
 from pipeline_platform.lake.reader import Range, divide
-from pipeline_platform.lake.receives import Receive
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.run.fast_lane import FastLane
