@@ -49,7 +49,7 @@ def begin(
     flow.pipeline.context_of(context)
     flow.tables.ensure()
     base = flow.tables["outcomes"].open().version()
-    intake = INTAKES[origin](flow, windows, base)
+    intake = INTAKES[origin](flow, tuple(windows), base)
     if intake.is_outside:
         intake.source.refuse_or_pass()
     if cleared := clear_up(flow, log):
