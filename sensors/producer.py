@@ -114,7 +114,7 @@ def limits(pipeline: type[Pipeline], control: ControlStore, now: datetime) -> Li
     """Take the limits of this moment from the pipeline's options and the control store."""
     producer = pipeline.producer
     limit = control.rate_limiting(pipeline.name, producer.rate_limiting)
-    return Limits.of(
+    return Limits(
         producer,
         pipeline.processors,
         permits=control.spare(pipeline.name, limit, RUN_LASTS),

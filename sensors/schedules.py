@@ -16,7 +16,7 @@ from pipeline_platform.model.pipeline import Pipeline
 
 def per_run(pipeline: type[Pipeline]) -> int:
     """Messages that a run takes on at most."""
-    return Limits.of(pipeline.producer, pipeline.processors).per_run
+    return Limits(pipeline.producer, pipeline.processors).per_run
 
 
 def pull_schedule(pipeline: type[Pipeline], job: Any) -> dg.ScheduleDefinition:
