@@ -84,13 +84,10 @@ class Deployment:
                 receives += [receive] if (receive := ledger.get(receive_id)) else []
             except ReceiveError as error:
                 unreadable.append(str(error))
-        if not receives:
-            return [], [], unreadable
-        handle = outcomes.open()
         undecided: list[str] = []
         unfinished: list[str] = []
         for receive in receives:
-            (unfinished if decided(outcomes, handle, receive) else undecided).append(receive.receive_id)
+            (unfinished if decided(outcomes, receive) else undecided).append(receive.receive_id)
         return undecided, unfinished, unreadable
 
     def runs(self, pipeline: type[Pipeline]) -> Mapping[str, int] | None:

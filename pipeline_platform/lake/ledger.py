@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, Literal
 
@@ -17,13 +16,12 @@ from pipeline_platform.lake.storage import Lake
 Origin = Literal["source", "failed", "messages"]
 """Where a receive takes its messages from: the pipeline's source, its open failures, or what it received before."""
 
-
 _OWNER = "_owner-"
 """Begins the name of a folder of manifests; no batcher's staged files have such a name."""
 
 
 class ReceiveError(Exception):
-    """What is kept of a receive cannot be read: names the file, and the way out."""
+    """The record or a manifest of a receive cannot be read. Names the file and the way out."""
 
 
 class Receive(BaseModel):
@@ -69,22 +67,26 @@ class Ledger:
     """The receives of a pipeline that are not finished: a folder each, with its record and the manifests of its steps.
 
     A receive is there from before its lease until after its acknowledgement, whatever dies. A run that takes one over
-    keeps manifests of its own, in a folder inside: what the run before it writes late is never read again.
+    writes manifests of its own, in a folder inside: nobody reads what the run before it writes late.
+
+    One process at a time writes the manifests of an owner, and nobody changes those of a decided receive. So a ledger
+    remembers each manifest that it wrote or read, for as long as it asks only for those two.
     """
 
     def __init__(self, lake: Lake, pipeline: str) -> None:
         self._lake, self._folder = lake, f"{pipeline}/_receives"
+        self._known: dict[str, Manifest] = {}
 
     def folder(self, receive_id: str) -> str:
         """Where all of one receive lies, as a path under the lake's root."""
         return f"{self._folder}/{receive_id}"
 
     def begin(self, receive: Receive) -> None:
-        """Keep its record."""
+        """Write its record."""
         self._lake.write(f"{self.folder(receive.receive_id)}/receive.json", receive.model_dump_json().encode())
 
     def get(self, receive_id: str) -> Receive | None:
-        """Its record; None once it is finished.
+        """Its record as it is now; None once it is finished.
 
         Raises:
             ReceiveError: It cannot be read.
@@ -105,7 +107,7 @@ class Ledger:
         )
 
     def unfinished(self) -> list[str]:
-        """The ids of those that are there."""
+        """The ids of the receives that are there."""
         return self._lake.names(self._folder)
 
     def _manifests(self, receive: Receive) -> str:
@@ -113,34 +115,37 @@ class Ledger:
         return f"{folder}/{_OWNER}{receive.owner:016x}" if receive.owner else folder
 
     def owners(self, receive_id: str) -> list[int]:
-        """Those that keep manifests of their own, the last one to take it over last."""
+        """The runs that took the receive over and have manifests of their own; the last one comes last."""
         names = self._lake.names(self.folder(receive_id))
         return [int(name.removeprefix(_OWNER), 16) for name in names if name.startswith(_OWNER)]
 
     def hand_over(self, receive: Receive, owner: int) -> Receive:
-        """Copy what one owner kept for the next; return the receive as that one's."""
+        """Copy the manifests of one owner, as they are now, for the next; return the receive as the next one's."""
         mine = receive.model_copy(update={"owner": owner})
-        for name in self._steps(folder := self._manifests(receive)):
-            if (content := self._lake.read(f"{folder}/{name}")) is not None:
-                self._lake.write(f"{self._manifests(mine)}/{name}", content)
+        for path in self._steps(receive):
+            if (content := self._lake.read(path)) is not None:
+                self._lake.write(f"{self._manifests(mine)}/{path.rpartition('/')[2]}", content)
         return mine
 
     def disown(self, receive: Receive) -> None:
-        """Remove what its owner keeps."""
+        """Remove the manifests of its owner."""
         self._lake.remove(self._manifests(receive))
 
     def write(self, receive: Receive, step: str, manifest: Manifest) -> None:
-        """Keep what a step wrote; a step that runs again takes the place of what it wrote before."""
+        """Write what a step wrote, in the place of what it wrote before."""
+        path = f"{self._manifests(receive)}/{step}.parquet"
+        self._known.pop(path, None)
         sink = io.BytesIO()
         pq.write_table(manifest.to_arrow(), sink)
-        self._lake.write(f"{self._manifests(receive)}/{step}.parquet", sink.getvalue())
+        self._lake.write(path, sink.getvalue())
+        self._known[path] = manifest
 
     def forget_after(self, receive: Receive, step: str) -> None:
-        """Forget what all steps but one wrote: those after it are to run again."""
-        folder = self._manifests(receive)
-        for name in self._steps(folder):
-            if name != f"{step}.parquet":
-                self._lake.remove_file(f"{folder}/{name}")
+        """Remove what all steps but one wrote: those after it are to run again."""
+        for path in self._steps(receive):
+            if not path.endswith(f"/{step}.parquet"):
+                self._known.pop(path, None)
+                self._lake.remove_file(path)
 
     def manifest(self, receive: Receive, *steps: str) -> Manifest:
         """What some steps wrote, or all; empty for a step that has not run.
@@ -149,37 +154,38 @@ class Ledger:
             ReceiveError: It cannot be read.
         """
         folder = self._manifests(receive)
-        names = [f"{step}.parquet" for step in steps] or self._steps(folder)
-        found = Manifest()
-        for name in names:
-            content = self._lake.read(f"{folder}/{name}")
+        paths = [f"{folder}/{step}.parquet" for step in steps] or self._steps(receive)
+        return sum(map(self._read, paths), Manifest())
+
+    def _read(self, path: str) -> Manifest:
+        if path not in self._known:
+            content = self._lake.read(path)
             if content is None:
-                continue
+                return Manifest()
             try:
-                found += Manifest.of(pq.read_table(io.BytesIO(content)))
+                self._known[path] = Manifest.of(pq.read_table(io.BytesIO(content)))
             except (pa.ArrowException, OSError, ValueError, KeyError) as error:
-                what = f"manifest ({len(content)} bytes, {type(error).__name__})"
-                raise self._unreadable(f"{folder}/{name}", what) from error
-        return found
+                raise self._unreadable(path, f"manifest ({len(content)} bytes, {type(error).__name__})") from error
+        return self._known[path]
 
     def replace_files(self, receive: Receive, replaced: dict[File, File | None]) -> None:
         """Put other files in the place of some, or nothing where none of their rows is left."""
-        for name in self._steps(self._manifests(receive)):
-            step = name.removesuffix(".parquet")
-            manifest = self.manifest(receive, step)
-            if any(file in replaced for file in manifest):
-                files = (replaced.get(file, file) for file in manifest)
-                self.write(receive, step, Manifest(_present(files), manifest.notes))
+        for path in self._steps(receive):
+            manifest = self._read(path)
+            if not replaced.keys().isdisjoint(manifest):
+                files = [new for file in manifest if (new := replaced.get(file, file)) is not None]
+                step = path.rpartition("/")[2].removesuffix(".parquet")
+                self.write(receive, step, Manifest(files, manifest.notes))
 
     def remove(self, receive_id: str) -> None:
-        """Forget it: it is finished, or never will be."""
+        """Forget a receive: it is finished, or never will be."""
+        folder = self.folder(receive_id)
+        self._known = {path: known for path, known in self._known.items() if not path.startswith(f"{folder}/")}
         # A folder that is removed half-way is one without a record, and nobody's any more.
-        self._lake.remove_file(f"{self.folder(receive_id)}/receive.json")
-        self._lake.remove(self.folder(receive_id))
+        self._lake.remove_file(f"{folder}/receive.json")
+        self._lake.remove(folder)
 
-    def _steps(self, folder: str) -> list[str]:
-        return [name for name in self._lake.names(folder) if name.endswith(".parquet")]
-
-
-def _present(files: Iterable[File | None]) -> list[File]:
-    return [file for file in files if file is not None]
+    def _steps(self, receive: Receive) -> list[str]:
+        """The paths of its owner's manifests."""
+        folder = self._manifests(receive)
+        return [f"{folder}/{name}" for name in self._lake.names(folder) if name.endswith(".parquet")]

@@ -1,25 +1,13 @@
-"""What a task wrote: one row a file, and its notes. Manifests are how files become part of tables."""
+"""What tasks wrote: files and notes. A commit makes the files of a manifest part of their tables."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-
-MANIFEST = pa.schema(
-    [
-        ("table", pa.string()),
-        ("window", pa.string()),
-        ("path", pa.string()),
-        ("rows", pa.int64()),
-        ("bytes", pa.int64()),
-        ("stats", pa.string()),
-        ("notes", pa.string()),
-    ]
-)
-"""What tasks return: a row for each file, and one row without a path for each task, with its notes as JSON."""
 
 
 class File(NamedTuple):
@@ -42,12 +30,18 @@ class File(NamedTuple):
     stats: str
 
 
+MANIFEST = pa.schema(
+    {name: pa.int64() if name in ("rows", "bytes") else pa.string() for name in (*File._fields, "notes")}
+)
+"""What tasks return: a row for each file, and one row without a path for each task, with its notes as JSON."""
+
+
+@dataclass(frozen=True)
 class Manifest:
     """The files and notes of any number of tasks."""
 
-    def __init__(self, files: Iterable[File] = (), notes: Iterable[dict[str, Any]] = ()) -> None:
-        self.files = list(files)
-        self.notes = list(notes)
+    files: list[File] = field(default_factory=list)
+    notes: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
     def of(cls, table: pa.Table) -> Manifest:

@@ -91,10 +91,16 @@ def read_ranges(
 
 
 def receive_ids(lake: Lake, path: str) -> set[str]:
-    """The receives that wrote the rows of a file: by the few ids that there are, not by row, for drivers ask."""
+    """The receives that wrote the rows of a file. A driver asks: it holds the few ids, not one for each row."""
     with lake.open_input(path) as file:
         batches = pq.ParquetFile(file, read_dictionary=["receive_id"]).iter_batches(columns=["receive_id"])
         return {id_ for batch in batches for id_ in pc.unique(batch.column(0)).dictionary.to_pylist()}
+
+
+def keys_of(rows: pa.Table | pa.RecordBatch, *columns: str) -> pa.Array:
+    """The values of some columns of each row, as one string."""
+    keys = pc.binary_join_element_wise(*(pc.cast(rows[name], pa.string()) for name in columns), "\0")
+    return keys.combine_chunks() if isinstance(keys, pa.ChunkedArray) else keys
 
 
 def bounded(batch: pa.RecordBatch, max_bytes: int) -> Iterator[pa.RecordBatch]:

@@ -10,11 +10,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import Field
 
-from pipeline_platform.lake.reader import receive_ids
-from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.failed import LakeSource
+from pipeline_platform.lake.reader import keys_of, receive_ids
 from pipeline_platform.lake.tables import OUTCOMES, Stored, Table
 from pipeline_platform.model.message import DELIVERIES, MESSAGES
-from pipeline_platform.source.contract import Backlog, Refused, Share, Source, SourceError
+from pipeline_platform.source.contract import Backlog, Share, SourceError
 
 BUCKET_ROWS = 500_000
 """Ids that one task holds, more or less: 100 MB. Each bucket is another look at all files of its window."""
@@ -26,14 +26,12 @@ _BATCH_ROWS = 8_192
 _IDENTITY = ("source", "message_id", "attempt", "receive_id")
 
 
-class ReplayedMessages(Source):
+class ReplayedMessages(LakeSource):
     """What was decided in some windows, read from the raw log: each message once, at its last attempt.
 
     A receive on it replaces the rows of the receives it read (`finished`) in every table.
     """
 
-    lake: Lake = Field(description="Where the tables are.")
-    pipeline: str = Field(description="Whose messages.")
     windows: tuple[str, ...] = Field(description="Of these windows.")
     version: int = Field(description="Version of `outcomes` to go by.")
 
@@ -93,11 +91,12 @@ class ReplayedMessages(Source):
             SourceError: The raw log does not hold all of it.
         """
         del receive_id
-        mine = set(_identity(self._decided(share.at["outcomes"], share.at["bucket"], share.at["of"])).to_pylist())
+        decided = self._decided(share.at["outcomes"], share.at["bucket"], share.at["of"])
+        mine = set(keys_of(decided, *_IDENTITY).to_pylist())
         for path in share.at["messages"]:
             for batch in self._batches(path, [*DELIVERIES.names, "receive_id"]):
                 chosen = []
-                for row, key in enumerate(_identity(batch).to_pylist()):
+                for row, key in enumerate(keys_of(batch, *_IDENTITY).to_pylist()):
                     if key in mine:  # the raw log may hold a message twice
                         mine.remove(key)
                         chosen.append(row)
@@ -115,16 +114,6 @@ class ReplayedMessages(Source):
             columns["published_at"] = pa.nulls(rows.num_rows, DELIVERIES.field("published_at").type)
         return pa.RecordBatch.from_arrays([columns[name] for name in DELIVERIES.names], schema=DELIVERIES)
 
-    def ack(self, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
-        """Nothing to do: the source was told long ago."""
-        del ack_ref, ack_ids
-        return []
-
-    def release(self, ack_ref: str, ack_ids: Sequence[str], delay_s: int = 0) -> list[Refused]:
-        """Nothing to do, as for `ack`."""
-        del ack_ref, ack_ids, delay_s
-        return []
-
 
 def _by_window(table: Table, windows: Sequence[str], version: int | None = None) -> dict[str, list[Stored]]:
     """The files of some windows, with their paths under the lake's root."""
@@ -133,8 +122,7 @@ def _by_window(table: Table, windows: Sequence[str], version: int | None = None)
         handle.load_as_version(version)
     files: dict[str, list[Stored]] = {}
     for stored in table.files(handle, windows):
-        path = f"{table.pipeline}/{table.name}/{stored.path}"
-        files.setdefault(stored.window, []).append(stored._replace(path=path))
+        files.setdefault(stored.window, []).append(stored._replace(path=table.path(stored.path)))
     return files
 
 
@@ -142,10 +130,5 @@ def _are_in(rows: pa.RecordBatch, bucket: int, of: int) -> pa.Array:
     """Which messages belong to a bucket, by their id: all attempts of a message are in one."""
     if of == 1:
         return pa.repeat(True, rows.num_rows)
-    keys = pc.binary_join_element_wise(rows["source"], rows["message_id"], "\0").to_pylist()
+    keys = keys_of(rows, "source", "message_id").to_pylist()
     return pa.array([zlib.crc32(key.encode()) % of == bucket for key in keys], pa.bool_())
-
-
-def _identity(rows: pa.RecordBatch | pa.Table) -> pa.Array:
-    attempt = pc.cast(rows["attempt"], pa.string())
-    return pc.binary_join_element_wise(rows["source"], rows["message_id"], attempt, rows["receive_id"], "\0")

@@ -22,13 +22,13 @@ from pipeline_platform.control.store import ControlStore, ControlStoreError
 from pipeline_platform.lake.decision import (
     Decision,
     FencedError,
-    Standing,
     UnhandledError,
     decide,
     decided,
     expect_owner,
     fence,
     publish,
+    standing_of,
     take_over,
 )
 from pipeline_platform.lake.failed import FailedMessages
@@ -51,7 +51,6 @@ from pipeline_platform.tasks.receive import ReadShares
 from pipeline_platform.tasks.staged import staged_table
 
 if TYPE_CHECKING:
-    from deltalake import DeltaTable
     from pyspark.sql import SparkSession
 
 _LOG = logging.getLogger(__name__)
@@ -151,7 +150,7 @@ class Flow:
         self.tables.ensure()
         if origin == "source":
             self.source.refuse_or_pass()
-        base = self.tables["outcomes"].open().version()
+        base = self.tables["outcomes"].version()
         if cleared := self.clear_up(tell):
             tell(f"cleared up after runs that died or left something unacknowledged: receives {', '.join(cleared)}")
         receive_id = uuid.uuid4().hex
@@ -220,8 +219,7 @@ class Flow:
         return receive
 
     def _decided(self, receive: Receive) -> Receive | None:
-        outcomes = self.tables["outcomes"]
-        return decided(outcomes, outcomes.open(), receive)
+        return decided(self.tables["outcomes"], receive)
 
     def source_of(self, receive: Receive) -> Source:
         """Where the messages of a receive come from and are acknowledged to."""
@@ -355,7 +353,7 @@ class Flow:
         Raises:
             FencedError: It was given up, and its messages come back; or a re-execution took it over from this run.
         """
-        standing = Standing.of(self.tables["outcomes"].open(), receive_id)
+        standing = standing_of(self.tables["outcomes"], receive_id)
         if standing.state != DECIDED:
             raise FencedError(
                 f"receive {receive_id} was given up while its run stalled or had failed: its messages come back when "
@@ -443,12 +441,11 @@ class Flow:
         Returns:
             In words, what cannot be published.
         """
-        outcomes = self.tables["outcomes"]
-        handle, unpublished = outcomes.open(), []
+        unpublished = []
         for receive_id in self.ledger.unfinished():
             try:
                 receive = self.ledger.get(receive_id)
-                if receive is not None and (done := decided(outcomes, handle, receive)):
+                if receive is not None and (done := self._decided(receive)):
                     self.publish(done)
             except Exception as error:
                 unpublished.append(_unfinishable(receive_id, error))
@@ -466,11 +463,10 @@ class Flow:
         # First what lies there, then what lives: a receive claims its room before it leaves a trace.
         unfinished = self.ledger.unfinished()
         live = {claim.receive_id for claim in self.control.in_flight(self.pipeline.name)}
-        handle = self.tables["outcomes"].open()
         cleared = []
         for receive_id in unfinished:
             try:
-                if self._clear_up(receive_id, handle, is_live=receive_id in live):
+                if self._clear_up(receive_id, is_live=receive_id in live):
                     cleared.append(receive_id)
             except Exception as error:  # whatever is wrong with one receive, it keeps no run from beginning
                 tell(_unfinishable(receive_id, error))
@@ -478,7 +474,7 @@ class Flow:
             self.control.end(receive_id, if_over=True)
         return cleared
 
-    def _clear_up(self, receive_id: str, handle: DeltaTable, *, is_live: bool) -> bool:
+    def _clear_up(self, receive_id: str, *, is_live: bool) -> bool:
         """Clear up one receive; say whether there was anything to do that ends it."""
         receive = self.ledger.get(receive_id)
         if receive is None:
@@ -486,7 +482,7 @@ class Flow:
             if not is_live:
                 self.ledger.remove(receive_id)
             return False
-        if done := decided(self.tables["outcomes"], handle, receive):
+        if done := self._decided(receive):
             if is_live:
                 # What this run looks up must be published before it is acknowledged.
                 self.publish(done)

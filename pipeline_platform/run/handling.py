@@ -100,11 +100,9 @@ class Handling:
         if published is not None:  # nothing is decided before it is there
             oldest = max(oldest, min(published, now) - CLOCKS)
         outcomes = self.tables["outcomes"]
-        known = [
-            Range(f"{name}/outcomes/{file.path}", file.window, 0, file.rows, 0)
-            for file in outcomes.files(outcomes.open())
-            if file.committed_at >= oldest
-        ]
+        with outcomes.look() as handle:
+            stored = [file for file in outcomes.files(handle) if file.committed_at >= oldest]
+        known = [Range(outcomes.path(file.path), file.window, 0, file.rows, 0) for file in stored]
         decisions = None
         if known:
             of = self._concurrency

@@ -20,7 +20,7 @@ from pipeline_platform.lake.tables import Table, Tables
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.model.options import Producer, Retention
 from pipeline_platform.model.windows import window_key
-from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Run, visible
+from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Run, put, visible
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 FOR_EVER = Retention(messages=None, batchers=None, failed=None)
@@ -83,9 +83,7 @@ def test_compacted_files_keep_row_groups_small(lake, monkeypatch):
     table = Table(lake, "keeping", "kept", pa.schema([("n", pa.int64()), ("window", pa.string())]))
     table.ensure()
     for number in range(3):
-        with Writer(lake, "keeping", f"r{number}") as writer:
-            writer.write("kept", WINDOW, pa.RecordBatch.from_pydict({"n": range(200)}))
-            table.swap(table.open(), f"r{number}", writer.close().files)
+        put(table, f"r{number}", *({"n": n} for n in range(200)))
 
     maintenance._compact(table)
 
@@ -101,9 +99,7 @@ def test_times_are_found_to_the_microsecond_after_compaction(lake):
     table.ensure()
     times = [datetime(2026, 1, 1, 0, 0, 0, micro, UTC) for micro in (999_999, 1)]
     for number, at in enumerate(times):
-        with Writer(lake, "keeping", f"r{number}") as writer:
-            writer.write("t", WINDOW, pa.RecordBatch.from_pylist([{"at": at}], schema=table.stored_schema))
-            table.swap(table.open(), f"r{number}", writer.close().files)
+        put(table, f"r{number}", {"at": at})
 
     assert maintenance._compact(table) == 2
 
@@ -265,14 +261,14 @@ def test_a_failure_that_comes_to_an_old_window_meanwhile_keeps_it(tables, monkey
 
     Run(Tables(tables.lake, Mended), mended, "r3", origin="failed", windows=(day(30),)).finish()
     late = [Run(tables, Memory(deliveries_=(("f9", b"fail"),)), "r4", windows=(day(30),)).work()]
-    remove = Table.remove
+    swap = Table.swap
 
-    def after_a_late_failure(self, *args):
-        if self.name == "failed" and late:
+    def after_a_late_failure(self, *args, removed=(), **options):
+        if self.name == "failed" and removed and late:
             late.pop().decide().publish()
-        remove(self, *args)
+        swap(self, *args, removed=removed, **options)
 
-    monkeypatch.setattr(Table, "remove", after_a_late_failure)
+    monkeypatch.setattr(Table, "swap", after_a_late_failure)
     monkeypatch.setattr(Ledger, "unfinished", lambda self: [])  # as if it had begun after the look
     maintain(tables, Retention(failed=timedelta(days=5)), NOW)
 

@@ -200,7 +200,7 @@ def test_a_replay_of_what_retention_took_is_refused_by_window(tables):
     source = source_of(tables)
     raw = tables["messages"]
     handle = raw.open()
-    raw.remove(handle, raw.files(handle))
+    raw.swap(handle, "retention", [], removed=raw.files(handle))
 
     with pytest.raises(SourceError, match=rf"decided in {WINDOW} the raw log lacks 2"):
         given_out(source, 1)
