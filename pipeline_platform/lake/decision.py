@@ -28,7 +28,6 @@ from pipeline_platform.lake.tables import (
     KEEP_TRANSACTIONS,
     TAKEN,
     CommitConflictError,
-    LogExpiredError,
     Table,
     Tables,
 )
@@ -140,6 +139,7 @@ def decide(
     Raises:
         FencedError: It was given up, or its lease or the receive itself is another run's.
         UnhandledError: Some message of it has no outcome, or more than one: a step was left out.
+        LogExpiredError: It is older than the log of `outcomes`.
     """
     outcomes, receive_id = tables["outcomes"], receive.receive_id
     others, replacement = OthersDecisions(tables, ledger, receive, on_success), Replacement(outcomes, receive)
@@ -158,11 +158,7 @@ def decide(
             # From the look on, a commit that fences it or takes it over makes the swap fail.
             if not still_ours():
                 raise FencedError(f"the lease of receive {receive_id} is over and could not be renewed")
-            try:
-                added = outcomes.added_since(handle, looked)
-            except LogExpiredError as error:
-                raise FencedError(f"receive {receive_id} is too old to be decided: {error}") from error
-            dropped += others.drop(added)
+            dropped += others.drop(outcomes.added_since(handle, looked))
             looked, tries = handle.version(), tries + 1
             files = _outcome_files(ledger.manifest(receive), receive)
             removed, left = replacement.at(handle)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,6 +27,13 @@ class LakeSource(Source):
 
     lake: Lake = Field(description="Where the tables are.")
     pipeline: str = Field(description="Whose messages.")
+
+    def _deliveries(self, rows: pa.Table, **others: pa.Array) -> list[pa.RecordBatch]:
+        """Rows of a table, and columns in their place or beside them, as deliveries; null where there are none."""
+        given = {name: rows[name] for name in rows.column_names} | others
+        given["redelivered"] = pa.repeat(False, rows.num_rows)
+        columns = [given.get(field.name, pa.nulls(rows.num_rows, field.type)) for field in DELIVERIES]
+        return list(pa.table(columns, schema=DELIVERIES).combine_chunks().to_batches())
 
     def ack(self, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
         """Do nothing: their outcome is in the tables."""
@@ -115,22 +121,14 @@ class FailedMessages(LakeSource):
                     mine = pc.and_(pc.equal(rows["state"], "open"), pc.is_in(keys_of(rows, *_EVENT[:3]), wanted))
                     rows = rows.filter(mine).slice(0, left)
                     left -= rows.num_rows
-                    yield from self._deliveries(rows)
+                    yield from self._deliveries(
+                        rows,
+                        ack_ref=pa.repeat(self.name, rows.num_rows),
+                        ack_id=rows["message_id"],
+                        attempt=pc.add(rows["attempt"], pa.scalar(1, pa.int32())),
+                    )
                     if not left:
                         return
-
-    def _deliveries(self, rows: pa.Table) -> list[pa.RecordBatch]:
-        count = rows.num_rows
-        columns: dict[str, Any] = {
-            **{name: rows[name] for name in (*_KEY, "data", "metadata")},
-            "ack_ref": pa.repeat(self.name, count),
-            "ack_id": rows["message_id"],
-            "attempt": pc.add(rows["attempt"], pa.scalar(1, pa.int32())),
-            "redelivered": pa.repeat(False, count),
-            "published_at": pa.nulls(count, DELIVERIES.field("published_at").type),
-        }
-        batches: list[pa.RecordBatch] = pa.table(columns, schema=DELIVERIES).combine_chunks().to_batches()
-        return batches
 
 
 def open_failures(lake: Lake, paths: Sequence[str]) -> pa.Table:

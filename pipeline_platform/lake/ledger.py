@@ -110,9 +110,13 @@ class Ledger:
         """The ids of the receives that are there."""
         return self._lake.names(self._folder)
 
-    def _manifests(self, receive: Receive) -> str:
-        folder = self.folder(receive.receive_id)
-        return f"{folder}/{_OWNER}{receive.owner:016x}" if receive.owner else folder
+    def _path(self, receive: Receive, name: str = "") -> str:
+        owner = f"{_OWNER}{receive.owner:016x}" if receive.owner else ""
+        return "/".join(filter(None, (self.folder(receive.receive_id), owner, name)))
+
+    def _steps(self, receive: Receive) -> list[str]:
+        """The names of its owner's manifests."""
+        return [name for name in self._lake.names(self._path(receive)) if name.endswith(".parquet")]
 
     def owners(self, receive_id: str) -> list[int]:
         """The runs that took the receive over and have manifests of their own; the last one comes last."""
@@ -122,28 +126,28 @@ class Ledger:
     def hand_over(self, receive: Receive, owner: int) -> Receive:
         """Copy the manifests of one owner, as they are now, for the next; return the receive as the next one's."""
         mine = receive.model_copy(update={"owner": owner})
-        for path in self._steps(receive):
-            if (content := self._lake.read(path)) is not None:
-                self._lake.write(f"{self._manifests(mine)}/{path.rpartition('/')[2]}", content)
+        for name in self._steps(receive):
+            if (content := self._lake.read(self._path(receive, name))) is not None:
+                self._lake.write(self._path(mine, name), content)
         return mine
 
     def disown(self, receive: Receive) -> None:
         """Remove the manifests of its owner."""
-        self._lake.remove(self._manifests(receive))
+        self._lake.remove(self._path(receive))
 
     def write(self, receive: Receive, step: str, manifest: Manifest) -> None:
         """Write what a step wrote, in the place of what it wrote before."""
-        path = f"{self._manifests(receive)}/{step}.parquet"
-        self._known.pop(path, None)
-        sink = io.BytesIO()
+        path, sink = self._path(receive, f"{step}.parquet"), io.BytesIO()
         pq.write_table(manifest.to_arrow(), sink)
+        self._known.pop(path, None)
         self._lake.write(path, sink.getvalue())
         self._known[path] = manifest
 
     def forget_after(self, receive: Receive, step: str) -> None:
         """Remove what all steps but one wrote: those after it are to run again."""
-        for path in self._steps(receive):
-            if not path.endswith(f"/{step}.parquet"):
+        for name in self._steps(receive):
+            if name != f"{step}.parquet":
+                path = self._path(receive, name)
                 self._known.pop(path, None)
                 self._lake.remove_file(path)
 
@@ -153,9 +157,8 @@ class Ledger:
         Raises:
             ReceiveError: It cannot be read.
         """
-        folder = self._manifests(receive)
-        paths = [f"{folder}/{step}.parquet" for step in steps] or self._steps(receive)
-        return sum(map(self._read, paths), Manifest())
+        names = [f"{step}.parquet" for step in steps] or self._steps(receive)
+        return sum((self._read(self._path(receive, name)) for name in names), Manifest())
 
     def _read(self, path: str) -> Manifest:
         if path not in self._known:
@@ -170,12 +173,11 @@ class Ledger:
 
     def replace_files(self, receive: Receive, replaced: dict[File, File | None]) -> None:
         """Put other files in the place of some, or nothing where none of their rows is left."""
-        for path in self._steps(receive):
-            manifest = self._read(path)
+        for name in self._steps(receive):
+            manifest = self._read(self._path(receive, name))
             if not replaced.keys().isdisjoint(manifest):
                 files = [new for file in manifest if (new := replaced.get(file, file)) is not None]
-                step = path.rpartition("/")[2].removesuffix(".parquet")
-                self.write(receive, step, Manifest(files, manifest.notes))
+                self.write(receive, name.removesuffix(".parquet"), Manifest(files, manifest.notes))
 
     def remove(self, receive_id: str) -> None:
         """Forget a receive: it is finished, or never will be."""
@@ -184,8 +186,3 @@ class Ledger:
         # A folder that is removed half-way is one without a record, and nobody's any more.
         self._lake.remove_file(f"{folder}/receive.json")
         self._lake.remove(folder)
-
-    def _steps(self, receive: Receive) -> list[str]:
-        """The paths of its owner's manifests."""
-        folder = self._manifests(receive)
-        return [f"{folder}/{name}" for name in self._lake.names(folder) if name.endswith(".parquet")]

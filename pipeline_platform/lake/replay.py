@@ -101,18 +101,12 @@ class ReplayedMessages(LakeSource):
                         mine.remove(key)
                         chosen.append(row)
                 if chosen:
-                    yield self._deliveries(batch.take(pa.array(chosen, pa.int64())))
+                    yield from self._deliveries(pa.table(batch.take(pa.array(chosen, pa.int64()))))
         if mine:
             raise SourceError(
                 f"of the messages decided in {share.window} the raw log lacks {len(mine)} in one of {share.at['of']} "
                 "parts: retention took them, and a replay would lose what became of them. Choose later windows"
             )
-
-    def _deliveries(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        columns = {name: rows[name] for name in rows.schema.names} | {"redelivered": pa.repeat(False, rows.num_rows)}
-        if "published_at" not in columns:  # in a file of before there was such a column
-            columns["published_at"] = pa.nulls(rows.num_rows, DELIVERIES.field("published_at").type)
-        return pa.RecordBatch.from_arrays([columns[name] for name in DELIVERIES.names], schema=DELIVERIES)
 
 
 def _by_window(table: Table, windows: Sequence[str], version: int | None = None) -> dict[str, list[Stored]]:
