@@ -14,7 +14,10 @@ from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.replay import ReplayedMessages
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
-from pipeline_platform.run.flow import FEW, Flow
+from pipeline_platform.run import steps
+from pipeline_platform.run.begin import begin
+from pipeline_platform.run.flow import Flow
+from pipeline_platform.run.spark_work import FEW
 from pipeline_platform.source.contract import Share
 from resources.table_queue import TableQueue
 from tests.fixtures.flow_pipelines import Obedient
@@ -100,12 +103,12 @@ def test_a_replay_of_more_than_a_hundred_messages_is_read_in_spark_tasks(
     with closing(warm_spark.resource()) as spark, closing(control):
         flow = Flow(Obedient, queue, lake, control, lambda: spark.spark_session)
         for origin in ("source", "messages"):
-            receive = flow.begin(origin=origin, run_id="test", windows=[WINDOW])  # type: ignore[arg-type]
-            flow.receive(receive)
-            flow.handle(receive)
-            flow.decide(receive)
-            flow.publish(receive)
-            flow.acknowledge(receive)
+            receive = begin(flow, origin=origin, run_id="test", windows=[WINDOW])  # type: ignore[arg-type]
+            steps.receive_messages(flow, receive)
+            steps.handle_messages(flow, receive)
+            steps.decide(flow, receive)
+            steps.publish(flow, receive)
+            steps.acknowledge(flow, receive)
             monkeypatch.setattr(ReplayedMessages, "read", in_the_driver)
 
     words = pl.read_delta(flow.tables["words"].uri)
