@@ -8,10 +8,9 @@ from hashlib import sha256
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from pydantic import Field
 
-from pipeline_platform.lake.reader import keys_of
+from pipeline_platform.lake.reader import keys_of, row_groups
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import FAILED, Table
 from pipeline_platform.model.message import DELIVERIES
@@ -114,29 +113,23 @@ class FailedMessages(LakeSource):
         wanted = keys_of(open_failures(self.lake, share.at["paths"]), *_EVENT[:3])
         left = share.messages
         for path in share.at["paths"]:
-            with self.lake.open_input(path) as file:
-                parquet = pq.ParquetFile(file)
-                for group in range(parquet.metadata.num_row_groups):
-                    rows = parquet.read_row_group(group, columns=[*_EVENT, "data", "metadata"])
-                    mine = pc.and_(pc.equal(rows["state"], "open"), pc.is_in(keys_of(rows, *_EVENT[:3]), wanted))
-                    rows = rows.filter(mine).slice(0, left)
-                    left -= rows.num_rows
-                    yield from self._deliveries(
-                        rows,
-                        ack_ref=pa.repeat(self.name, rows.num_rows),
-                        ack_id=rows["message_id"],
-                        attempt=pc.add(rows["attempt"], pa.scalar(1, pa.int32())),
-                    )
-                    if not left:
-                        return
+            for rows in row_groups(self.lake, path, *_EVENT, "data", "metadata"):
+                mine = pc.and_(pc.equal(rows["state"], "open"), pc.is_in(keys_of(rows, *_EVENT[:3]), wanted))
+                driven = rows.filter(mine).slice(0, left)
+                left -= driven.num_rows
+                yield from self._deliveries(
+                    driven,
+                    ack_ref=pa.repeat(self.name, driven.num_rows),
+                    ack_id=driven["message_id"],
+                    attempt=pc.add(driven["attempt"], pa.scalar(1, pa.int32())),
+                )
+                if not left:
+                    return
 
 
 def open_failures(lake: Lake, paths: Sequence[str]) -> pa.Table:
     """The open failures in all files of one window: `source`, `message_id` and `attempt` of the latest event."""
-    events = []
-    for path in paths:
-        with lake.open_input(path) as file:
-            events.append(_ranked(pq.read_table(file, columns=list(_EVENT))))
+    events = (_ranked(rows) for path in paths for rows in row_groups(lake, path, *_EVENT))
     latest = pa.concat_tables(events).group_by(list(_KEY)).aggregate([("rank", "max")])
     latest = latest.filter(pc.equal(pc.bit_wise_and(latest["rank_max"], 1), 0))
     return latest.append_column("attempt", pc.shift_right(latest["rank_max"], 1)).drop_columns("rank_max")

@@ -110,6 +110,16 @@ class Ledger:
         """The ids of the receives that are there."""
         return self._lake.names(self._folder)
 
+    def under_way(self) -> tuple[list[Receive], list[ReceiveError]]:
+        """The receives that are there, and an error for each record that cannot be read."""
+        found, unreadable = [], []
+        for receive_id in self.unfinished():
+            try:
+                found.append(self.get(receive_id))
+            except ReceiveError as error:
+                unreadable.append(error)
+        return [receive for receive in found if receive], unreadable
+
     def _path(self, receive: Receive, name: str = "") -> str:
         owner = f"{_OWNER}{receive.owner:016x}" if receive.owner else ""
         return "/".join(filter(None, (self.folder(receive.receive_id), owner, name)))

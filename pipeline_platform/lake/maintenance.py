@@ -7,13 +7,13 @@ import math
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple
 
 from deltalake import WriterProperties
 
 from pipeline_platform.lake.failed import open_failures
-from pipeline_platform.lake.ledger import Ledger, Receive, ReceiveError
-from pipeline_platform.lake.tables import CommitConflictError, Stored, Table, Tables
+from pipeline_platform.lake.ledger import Ledger
+from pipeline_platform.lake.manifest import File
+from pipeline_platform.lake.tables import CommitConflictError, Table, Tables
 from pipeline_platform.lake.writer import ROW_GROUP_ROWS
 from pipeline_platform.model.options import Retention
 from pipeline_platform.model.windows import window_key
@@ -29,20 +29,6 @@ not finished, however long a pipeline was paused. For readers, a week is what De
 """
 
 _TRIES = 5
-
-
-class Kept(NamedTuple):
-    """What was done for a table.
-
-    Attributes:
-        compacted: Small files that became part of larger ones.
-        dropped: Windows that were older than they are kept.
-        vacuumed: Files removed that no commit names.
-    """
-
-    compacted: int
-    dropped: int
-    vacuumed: int
 
 
 def maintain(
@@ -65,12 +51,14 @@ def maintain(
         log: Gets in words what cannot be read.
 
     Returns:
-        The fields of `Kept` by table; tables that no receive has made yet are left out.
+        By table that a receive has made: `compacted` files that became part of larger ones, `dropped` windows, and
+        `vacuumed` files that no commit names.
     """
     now = now or datetime.now(UTC)
-    ledger = Ledger(tables.lake, tables.pipeline.name)
-    under_way, all_are_known = _under_way(ledger, log)
-    untouchable = min([now - SAFE_AGE, *(receive.started_at for receive in under_way)])
+    under_way, unreadable = Ledger(tables.lake, tables.pipeline.name).under_way()
+    for error in unreadable:
+        log(f"nothing is dropped or removed: {error}")
+    age = max([SAFE_AGE, *(now - receive.started_at for receive in under_way)])
     busy = {window for receive in under_way for window in receive.windows}
     deduplicate_for = tables.pipeline.producer.deduplicate_for
     # A replay gives out what `outcomes` says was decided, for as long as there are messages to give out.
@@ -80,36 +68,19 @@ def maintain(
     for table in (tables[name] for name in tables.names):
         if table.exists():
             time, dropped, vacuumed = keep_for.get(table.name, retention.batchers), 0, 0
-            if time is not None and all_are_known:
+            if time is not None and not unreadable:
                 # A message is looked up by when it was decided, which may be long after its window.
                 wanted_since = now - deduplicate_for if table.name == "outcomes" else None
                 dropped = _drop_windows(table, now - time, busy, wanted_since)
             compacted = _compact(table)
             with table.look() as handle:
                 table.shorten_log(handle)
-                if all_are_known:
-                    hours = math.ceil((now - untouchable) / timedelta(hours=1))
+                if not unreadable:
+                    hours = math.ceil(age / timedelta(hours=1))
                     # Full: files of tasks that died are in no log at all.
                     vacuumed = len(handle.vacuum(retention_hours=hours, dry_run=False, full=True))
-            report[table.name] = Kept(compacted, dropped, vacuumed)._asdict()
-    for receive_id in ledger.unfinished() if all_are_known else []:
-        # Tasks wrote into a folder without a record after its receive was given up.
-        written = tables.lake.last_written(ledger.folder(receive_id))
-        if ledger.get(receive_id) is None and written is not None and written < untouchable:
-            ledger.remove(receive_id)
+            report[table.name] = {"compacted": compacted, "dropped": dropped, "vacuumed": vacuumed}
     return report
-
-
-def _under_way(ledger: Ledger, log: Callable[[str], None]) -> tuple[list[Receive], bool]:
-    """The receives that are not finished, and whether that is all of them."""
-    found, all_are_known = [], True
-    for receive_id in ledger.unfinished():
-        try:
-            found.append(ledger.get(receive_id))
-        except ReceiveError as error:
-            log(f"nothing is dropped or removed: {error}")
-            all_are_known = False
-    return [receive for receive in found if receive], all_are_known
 
 
 def _drop_windows(table: Table, before: datetime, busy: Collection[str], wanted_since: datetime | None) -> int:
@@ -117,7 +88,7 @@ def _drop_windows(table: Table, before: datetime, busy: Collection[str], wanted_
         # A conflict: a failure may have come to one of the windows.
         with table.look() as handle, suppress(CommitConflictError):
             files = table.files(handle)
-            wanted = {file.window for file in files if wanted_since is not None and file.committed_at >= wanted_since}
+            wanted = {file.window for file in files if wanted_since and file.committed_at >= wanted_since}
             old = set(over_before(before, (file.window for file in files))) - wanted - set(busy)
             if table.name == "failed":
                 old = {window for window in old if not _has_open(table, files, window)}
@@ -132,7 +103,7 @@ def over_before(time: datetime, windows: Iterable[str]) -> list[str]:
     return sorted({window for window in windows if window <= key})[:-1]
 
 
-def _has_open(table: Table, files: Iterable[Stored], window: str) -> bool:
+def _has_open(table: Table, files: Iterable[File], window: str) -> bool:
     paths = [table.path(file.path) for file in files if file.window == window]
     return bool(open_failures(table.lake, paths).num_rows)
 

@@ -90,6 +90,14 @@ def read_ranges(
                 first += rows
 
 
+def row_groups(lake: Lake, path: str, *columns: str) -> Iterator[pa.Table]:
+    """The row groups of a file, each read by this thread alone: the other processors have tasks of their own."""
+    with lake.open_input(path) as file:
+        parquet = pq.ParquetFile(file)
+        for group in range(parquet.num_row_groups):
+            yield parquet.read_row_group(group, columns=list(columns) or None, use_threads=False)
+
+
 def receive_ids(lake: Lake, path: str) -> set[str]:
     """The receives that wrote the rows of a file. A driver asks: it holds the few ids, not one for each row."""
     with lake.open_input(path) as file:
@@ -114,12 +122,9 @@ def bounded(batch: pa.RecordBatch, max_bytes: int) -> Iterator[pa.RecordBatch]:
 
 
 def _filled(batch: pa.RecordBatch, columns: Sequence[str], window: str, position: int) -> pa.RecordBatch:
-    arrays = []
-    for name in columns:
-        if name == "window":
-            arrays.append(pa.repeat(window, batch.num_rows))
-        elif name == "position":
-            arrays.append(pa.array(np.arange(position, position + batch.num_rows)))
-        else:
-            arrays.append(batch.column(name))
+    made = {
+        "window": lambda: pa.repeat(window, batch.num_rows),
+        "position": lambda: pa.array(np.arange(position, position + batch.num_rows)),
+    }
+    arrays = [made[name]() if name in made else batch.column(name) for name in columns]
     return pa.RecordBatch.from_arrays(arrays, names=list(columns))

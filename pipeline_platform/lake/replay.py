@@ -11,8 +11,9 @@ import pyarrow.parquet as pq
 from pydantic import Field
 
 from pipeline_platform.lake.failed import LakeSource
+from pipeline_platform.lake.manifest import File
 from pipeline_platform.lake.reader import keys_of, receive_ids
-from pipeline_platform.lake.tables import OUTCOMES, Stored, Table
+from pipeline_platform.lake.tables import OUTCOMES, Table
 from pipeline_platform.model.message import DELIVERIES, MESSAGES
 from pipeline_platform.source.contract import Backlog, Share, SourceError
 
@@ -35,7 +36,7 @@ class ReplayedMessages(LakeSource):
     windows: tuple[str, ...] = Field(description="Of these windows.")
     version: int = Field(description="Version of `outcomes` to go by.")
 
-    def _outcomes(self) -> dict[str, list[Stored]]:
+    def _outcomes(self) -> dict[str, list[File]]:
         return _by_window(Table(self.lake, self.pipeline, "outcomes", OUTCOMES), self.windows, self.version)
 
     def _batches(self, path: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -58,14 +59,9 @@ class ReplayedMessages(LakeSource):
         paths = [stored.path for files in self._outcomes().values() for stored in files]
         return tuple(sorted({id_ for path in paths for id_ in receive_ids(self.lake, path)}))
 
-    def at_most(self) -> int:
-        """How many messages it may come to, without a look at them: duplicates and what was returned count, too."""
-        return sum(stored.rows for files in self._outcomes().values() for stored in files)
-
     def backlog(self) -> Backlog:
-        """Count the messages that were decided."""
-        windows = self._outcomes().values()
-        return Backlog(sum(self._decided(stored.path for stored in files).num_rows for files in windows))
+        """How many messages it may come to, without a look at them: duplicates and what was returned count, too."""
+        return Backlog(sum(stored.rows for files in self._outcomes().values() for stored in files))
 
     def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]:
         """Share out each window by a hash of the message's id; `demand` does not cut a window short.
@@ -109,12 +105,12 @@ class ReplayedMessages(LakeSource):
             )
 
 
-def _by_window(table: Table, windows: Sequence[str], version: int | None = None) -> dict[str, list[Stored]]:
+def _by_window(table: Table, windows: Sequence[str], version: int | None = None) -> dict[str, list[File]]:
     """The files of some windows, with their paths under the lake's root."""
     handle = table.open()
     if version is not None:
         handle.load_as_version(version)
-    files: dict[str, list[Stored]] = {}
+    files: dict[str, list[File]] = {}
     for stored in table.files(handle, windows):
         files.setdefault(stored.window, []).append(stored._replace(path=table.path(stored.path)))
     return files

@@ -10,13 +10,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from pipeline_platform.lake.ledger import Ledger, Receive
 from pipeline_platform.lake.manifest import File, Manifest
-from pipeline_platform.lake.reader import keys_of, receive_ids
-from pipeline_platform.lake.tables import Stored, Table, Tables
+from pipeline_platform.lake.reader import keys_of, receive_ids, row_groups
+from pipeline_platform.lake.tables import Table, Tables
 from pipeline_platform.lake.writer import Writer
 
 DROPPED = "dropped"
@@ -77,7 +76,7 @@ class OthersDecisions:
                 if pc.all(stays(_read(table, file.path, *_KEY))).as_py():
                     continue
                 change = self._as_duplicates(keys) if name == "outcomes" else lambda rows: rows.filter(stays(rows))
-                replaced[file] = next(iter(_rewrite(table, self._receive, file.path, file.window, change)), None)
+                replaced[file] = next(iter(_rewrite(table, self._receive, file, change)), None)
         self._ledger.replace_files(self._receive, replaced)
 
     def _as_duplicates(self, keys: pa.Array) -> Callable[[pa.Table], pa.Table]:
@@ -109,7 +108,7 @@ class Replacement:
         self._instead: dict[str, list[File] | None] = {}
         """By path of a stored file what comes in its place; None where it stays."""
 
-    def at(self, handle: DeltaTable) -> tuple[list[Stored], list[File]]:
+    def at(self, handle: DeltaTable) -> tuple[list[File], list[File]]:
         """The files that hold rows of those receives, and new files with their other rows."""
         if not self._receive.replaces:
             return [], []
@@ -120,7 +119,7 @@ class Replacement:
         removed = [file for file in stored if self._instead[file.path] is not None]
         return removed, [left for file in removed for left in self._instead[file.path] or ()]
 
-    def _put_instead(self, file: Stored) -> list[File] | None:
+    def _put_instead(self, file: File) -> list[File] | None:
         ids, replaced = receive_ids(self._table.lake, self._table.path(file.path)), set(self._receive.replaces)
         if not ids & replaced:
             return None
@@ -131,7 +130,7 @@ class Replacement:
         def change(rows: pa.Table) -> pa.Table:
             return rows.filter(pc.invert(pc.is_in(rows["receive_id"], gone)))
 
-        return _rewrite(self._table, self._receive, file.path, file.window, change)
+        return _rewrite(self._table, self._receive, file, change)
 
 
 def _decided_by(theirs: pa.Table, ours: pa.Table) -> pa.Array:
@@ -154,20 +153,13 @@ def _hashes(rows: pa.Table) -> np.ndarray:
 
 
 def _read(table: Table, path: str, *columns: str) -> pa.Table:
-    with table.lake.open_input(table.path(path)) as file:
-        return pq.read_table(file, columns=list(columns))
+    return pa.concat_tables(row_groups(table.lake, table.path(path), *columns))
 
 
-def _rewrite(
-    table: Table, receive: Receive, path: str, window: str, change: Callable[[pa.Table], pa.Table]
-) -> list[File]:
+def _rewrite(table: Table, receive: Receive, file: File, change: Callable[[pa.Table], pa.Table]) -> list[File]:
     """Write a file anew, a row group at a time; no file where no row is left."""
-    with (
-        table.lake.open_input(table.path(path)) as file,
-        Writer(table.lake, table.pipeline, f"{receive.receive_id}-rewritten") as writer,
-    ):
-        parquet = pq.ParquetFile(file)
-        for group in range(parquet.metadata.num_row_groups):
-            for batch in change(parquet.read_row_group(group)).to_batches():
-                writer.write(table.name, window, batch)
+    with Writer(table.lake, table.pipeline, f"{receive.receive_id}-rewritten") as writer:
+        for rows in row_groups(table.lake, table.path(file.path)):
+            for batch in change(rows).to_batches():
+                writer.write(table.name, file.window, batch)
         return writer.close().files

@@ -6,7 +6,6 @@ import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import datetime
 from functools import cached_property, lru_cache
 from typing import Any
 from urllib.parse import urlsplit
@@ -145,18 +144,10 @@ class Lake(BaseModel):
         except FileNotFoundError:
             return None
 
-    def _infos(self, folder: str, *, recursive: bool = False) -> list[pafs.FileInfo]:
-        selector = pafs.FileSelector(self._at(folder), allow_not_found=True, recursive=recursive)
-        return list(self._filesystem.get_file_info(selector))
-
     def names(self, folder: str) -> list[str]:
         """The names directly under a folder, sorted; none where there is no such folder."""
-        return sorted(info.base_name for info in self._infos(folder))
-
-    def last_written(self, folder: str) -> datetime | None:
-        """When the newest file under a folder was written; None where there is none."""
-        infos = self._infos(folder, recursive=True)
-        return max((info.mtime for info in infos if info.is_file and info.mtime), default=None)
+        found = self._filesystem.get_file_info(pafs.FileSelector(self._at(folder), allow_not_found=True))
+        return sorted(info.base_name for info in found)
 
     def remove_file(self, path: str) -> None:
         """Remove a file, if it is there."""

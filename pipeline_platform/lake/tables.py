@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -69,24 +69,6 @@ class LogExpiredError(Exception):
     """The log no longer tells what happened since a version."""
 
 
-class Stored(NamedTuple):
-    """A file of a table.
-
-    Attributes:
-        path: Under the table's folder.
-        window: Whose rows it holds.
-        rows: How many.
-        bytes: Its size.
-        committed_at: When it became part of the table; of a compacted one, when compaction wrote it.
-    """
-
-    path: str
-    window: str
-    rows: int
-    bytes: int
-    committed_at: datetime
-
-
 def columns_of(pipeline: type[Pipeline], table: str) -> pa.Schema:
     """The columns of one of the pipeline's tables."""
     fixed = {"messages": MESSAGES, "outcomes": OUTCOMES, "failed": FAILED}
@@ -113,11 +95,7 @@ class Table:
         return f"{self.pipeline}/{self.name}/{file}"
 
     def open(self) -> DeltaTable:
-        """Open the table as it is now, by a handle that is the caller's alone.
-
-        Raises:
-            deltalake.exceptions.TableNotFoundError: No receive ever made it.
-        """
+        """Open the table as it is now, by a handle that is the caller's alone."""
         from deltalake import DeltaTable
 
         return DeltaTable(self.uri, storage_options=self.lake.storage_options or None)
@@ -127,9 +105,6 @@ class Table:
         """Lend a handle that shows the table as it is now. Nobody else has this handle meanwhile.
 
         A commit by it fails if another commit came since the look: loop over this, and `suppress(CommitConflictError)`.
-
-        Raises:
-            deltalake.exceptions.TableNotFoundError: No receive ever made it.
         """
         try:
             handle = self._idle.pop()
@@ -195,13 +170,13 @@ class Table:
             with self._committing(handle.version()):
                 handle.alter.add_columns(added)
 
-    def files(self, handle: DeltaTable, windows: Iterable[str] | None = None) -> list[Stored]:
+    def files(self, handle: DeltaTable, windows: Iterable[str] | None = None) -> list[File]:
         """The files of some windows, or of all, as of this handle."""
         adds = pa.table(handle.get_add_actions(flatten=True))
         wanted = None if windows is None else set(windows)
         names = ["path", "partition.window", "num_records", "size_bytes", "modification_time"]
         return [
-            Stored(path, window, rows, size, datetime.fromtimestamp(at / 1000, UTC))
+            File(self.name, window, path, rows, size, committed_at=datetime.fromtimestamp(at / 1000, UTC))
             for path, window, rows, size, at in zip(*(adds[name].to_pylist() for name in names), strict=True)
             if wanted is None or window in wanted
         ]
@@ -230,17 +205,12 @@ class Table:
         transaction: str,
         files: Sequence[File],
         *,
-        removed: Sequence[Stored] = (),
+        removed: Sequence[File] = (),
         state: int = DECIDED,
     ) -> None:
-        """Commit files, and that others are no part of the table any more, if nothing was committed since the look.
+        """Commit files, and remove others from the table, if nothing was committed since the look.
 
-        Args:
-            handle: The look.
-            transaction: Named in the log; of a receive its id.
-            files: Written and on disk.
-            removed: Files of the table as `handle` shows it.
-            state: What the transaction says.
+        A receive's id names its transaction, and `state` is what that says.
 
         Raises:
             CommitConflictError: Something was committed since.
