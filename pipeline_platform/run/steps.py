@@ -6,9 +6,7 @@ has changed before.
 
 from __future__ import annotations
 
-import logging
 import time
-from dataclasses import replace
 from typing import NamedTuple
 
 from pipeline_platform.lake import decision
@@ -19,19 +17,16 @@ from pipeline_platform.lake.reader import divide
 from pipeline_platform.lake.rewriting import DROPPED
 from pipeline_platform.model.options import Batcher
 from pipeline_platform.model.pipeline import PipelineError
+from pipeline_platform.run import handling
 from pipeline_platform.run.flow import Flow
-from pipeline_platform.run.handling import Handling
 from pipeline_platform.run.intake import intake_of
 from pipeline_platform.run.lease import alive, expect_ours, renew
-from pipeline_platform.run.spark_work import FEW
+from pipeline_platform.run.spark_work import FEW, carefully
 from pipeline_platform.run.standing import as_decided, expect_decided
-from pipeline_platform.spark import engine
 from pipeline_platform.tasks import batch
 from pipeline_platform.tasks.acknowledge import ONCE, Acknowledge, Patience
 from pipeline_platform.tasks.receive import ReadShares
 from pipeline_platform.tasks.staged import staged_table
-
-_LOG = logging.getLogger(__name__)
 
 
 class Acknowledgement(NamedTuple):
@@ -84,9 +79,7 @@ def handle_messages(flow: Flow, receive: Receive) -> Manifest:
     flow.ledger.forget_after(receive, "receive")
     started = time.monotonic()
     with alive(flow, receive):
-        source, work = intake_of(flow, receive).source, flow.work(receive.receive_id)
-        handling = Handling(flow.pipeline, source, flow.tables, flow.control, receive, work)
-        return _written(flow, receive, "handle", handling.handle(received), started)
+        return _written(flow, receive, "handle", handling.handle(flow, receive, received), started)
 
 
 def batch_messages(flow: Flow, receive: Receive, batcher: str) -> Manifest:
@@ -100,6 +93,7 @@ def batch_messages(flow: Flow, receive: Receive, batcher: str) -> Manifest:
     step = f"batch-{batcher}"
     if (before := flow.ledger.manifest(receive, step)).files and as_decided(flow, receive):
         return before
+    expect_ours(flow, receive)
     started, receive_id = time.monotonic(), receive.receive_id
     (whole,) = divide(staged, flow.pipeline.name, 1)
     with alive(flow, receive):
@@ -120,11 +114,7 @@ def batch_messages(flow: Flow, receive: Receive, batcher: str) -> Manifest:
             plan=plan,
             tasks=tasks,
         )
-        try:
-            manifest = work.run(handle, tasks)
-        except engine.WorkerDiedError:  # a Spark that tries no task again
-            _LOG.warning("a batch ended its Python worker: handling again, each in a forked process")
-            manifest = work.run(replace(handle, careful=True), tasks)
+        manifest = carefully(lambda task: work.run(task, tasks), handle)
         return _written(flow, receive, step, manifest, started)
 
 
