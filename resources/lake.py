@@ -108,7 +108,8 @@ class LakeIOManager(dg.ConfigurableIOManager):
             rows = _in_windows(rows, keys, context.asset_key)
             options |= {"schema_mode": "merge", "partition_by": [WINDOW]}
             if DeltaTable.is_deltatable(uri, storage_options=options["storage_options"]):
-                options["predicate"] = _among(keys)
+                quoted = ", ".join("'" + key.replace("'", "''") + "'" for key in keys)
+                options["predicate"] = f"{WINDOW} IN ({quoted})"
         write_deltalake(uri, rows, mode="overwrite", **options)
         context.add_output_metadata({"dagster/row_count": rows.num_rows})
 
@@ -126,11 +127,6 @@ class LakeIOManager(dg.ConfigurableIOManager):
         folder = re.sub("^s3://", "s3a://", uri)
         # A file's folder says its window, whether a task or a compaction wrote it.
         return spark.read.schema(schema).option("basePath", folder).parquet(*(f"{folder}/{path}" for path in chosen))
-
-
-def _among(windows: Sequence[str]) -> str:
-    quoted = ", ".join("'" + window.replace("'", "''") + "'" for window in windows)
-    return f"{WINDOW} IN ({quoted})"
 
 
 def _in_windows(rows: pa.Table, keys: Sequence[str], asset: dg.AssetKey) -> pa.Table:

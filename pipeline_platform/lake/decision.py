@@ -99,7 +99,7 @@ def standing_of(outcomes: Table, receive_id: str) -> Standing:
 def decided(outcomes: Table, receive: Receive) -> Receive | None:
     """The receive as the run that decided it left it; None if it is not decided.
 
-    Its transaction tells, or its rows where it is older than the transactions that the table keeps.
+    Its transaction says so, or its rows where it is older than the transactions that the table keeps.
     """
     with outcomes.look() as handle:
         return _decided(outcomes, handle, receive)
@@ -134,7 +134,7 @@ def decide(
         ledger: Holds its manifests.
         receive: Which.
         still_ours: Says before each swap whether the lease still holds.
-        on_success: What the source is told of a message that another receive decided.
+        on_success: The action at the source for a message that another receive decided.
 
     Raises:
         FencedError: It was given up, or its lease or the receive itself is another run's.

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from pipeline_platform.lake.manifest import File, Manifest
 from pipeline_platform.lake.storage import Lake
@@ -24,7 +24,7 @@ class ReceiveError(Exception):
     """The record or a manifest of a receive cannot be read. Names the file and the way out."""
 
 
-class Receive(BaseModel):
+class Receive(BaseModel, frozen=True):
     """What one run took on.
 
     Attributes:
@@ -41,8 +41,6 @@ class Receive(BaseModel):
         started_at: When.
         owner: Which of the runs that took it over holds it, by `lake.decision`; 0 for the run that began it.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     receive_id: str
     pipeline: str
@@ -69,8 +67,8 @@ class Ledger:
     A receive is there from before its lease until after its acknowledgement, whatever dies. A run that takes one over
     writes manifests of its own, in a folder inside: nobody reads what the run before it writes late.
 
-    One process at a time writes the manifests of an owner, and nobody changes those of a decided receive. So a ledger
-    remembers each manifest that it wrote or read, for as long as it asks only for those two.
+    It remembers each manifest that it wrote or read, for it is asked only for manifests that nobody else changes: those
+    of its own run, which one process at a time writes, and those of decided receives.
     """
 
     def __init__(self, lake: Lake, pipeline: str) -> None:

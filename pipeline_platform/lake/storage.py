@@ -73,7 +73,7 @@ class Lake(BaseModel):
         return self.uri(path).partition("://")[2] or self.uri(path)
 
     def __getstate__(self) -> dict[Any, Any]:
-        """Leave clients behind: each process makes its own."""
+        """Leave the client behind, for it holds the driver's credentials: each process makes its own."""
         state = super().__getstate__()
         state["__dict__"] = {key: value for key, value in state["__dict__"].items() if key != "_filesystem"}
         return state

@@ -50,7 +50,7 @@ DECIDED, FENCED, TAKEN = 1, 2, 3
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 
 KEEP_TRANSACTIONS = timedelta(days=30)
-"""How long a table remembers the transaction of a receive. The rows of an older receive tell whether it decided."""
+"""How long a table remembers the transaction of a receive. The rows of an older receive show whether it decided."""
 
 
 class SchemaChangeError(Exception):
@@ -193,7 +193,7 @@ class Table:
             if log is None:
                 raise LogExpiredError(
                     f"{self.pipeline}/{self.name} has no commit {later} in its log any more: what was added since "
-                    f"version {version} cannot be told"
+                    f"version {version} is unknown"
                 )
             adds = (json.loads(line).get("add") for line in log.splitlines())
             added += [str(add["path"]) for add in adds if add and add["dataChange"]]
@@ -249,7 +249,7 @@ class Table:
         return int(metrics["numFilesRemoved"])
 
     def shorten_log(self, handle: DeltaTable) -> None:
-        """Let readers begin at a checkpoint, which leaves out transactions that the table need not keep any more."""
+        """Let readers begin at a checkpoint, which leaves out transactions that are over."""
         handle.create_checkpoint()
         self._sync_log(handle.version())  # before the commits that it stands for are removed
         handle.cleanup_metadata()
