@@ -183,7 +183,8 @@ def _tell_settled(
     for name in ("messages", *flow.pipeline.batchers, "failed"):
         asset = dg.AssetKey([flow.pipeline.name, name])
         table = flow.tables[name]
-        stored = table.files(table.open(), windows)
+        with table.look() as handle:
+            stored = table.files(handle, windows)
         keys = _keys(manifest, *([name] if name in flow.pipeline.batchers else flow.pipeline.batchers))
         for window in windows:
             metadata = {

@@ -74,24 +74,16 @@ class Deployment:
     def receives(self, pipeline: type[Pipeline]) -> tuple[list[str], list[str], list[str]]:
         """The ids of receives that are not decided, and of those that are and not finished; what cannot be read."""
         from pipeline_platform.lake.decision import decided
-        from pipeline_platform.lake.ledger import Ledger, ReceiveError
+        from pipeline_platform.lake.ledger import Ledger
         from pipeline_platform.lake.tables import Tables
 
-        ledger, outcomes = Ledger(self.lake, pipeline.name), Tables(self.lake, pipeline)["outcomes"]
-        receives, unreadable = [], []
-        for receive_id in ledger.unfinished():
-            try:
-                receives += [receive] if (receive := ledger.get(receive_id)) else []
-            except ReceiveError as error:
-                unreadable.append(str(error))
-        if not receives:
-            return [], [], unreadable
-        handle = outcomes.open()
+        outcomes = Tables(self.lake, pipeline)["outcomes"]
+        receives, unreadable = Ledger(self.lake, pipeline.name).under_way()
         undecided: list[str] = []
         unfinished: list[str] = []
         for receive in receives:
-            (unfinished if decided(outcomes, handle, receive) else undecided).append(receive.receive_id)
-        return undecided, unfinished, unreadable
+            (unfinished if decided(outcomes, receive) else undecided).append(receive.receive_id)
+        return undecided, unfinished, [str(error) for error in unreadable]
 
     def runs(self, pipeline: type[Pipeline]) -> Mapping[str, int] | None:
         """How many of a pipeline's runs Dagster has queued or under way, by status; None without `DAGSTER_HOME`.

@@ -48,7 +48,7 @@ def begin(
     """
     flow.pipeline.context_of(context)
     flow.tables.ensure()
-    base = flow.tables["outcomes"].open().version()
+    base = flow.tables["outcomes"].version()
     intake = INTAKES[origin](flow, tuple(windows), base)
     if intake.is_outside:
         intake.source.refuse_or_pass()

@@ -123,7 +123,7 @@ class Replay(Intake):
     def asked(self, demand: int | None) -> int:
         """All, whatever the demand."""
         del demand
-        return self.source.at_most()
+        return self.source.backlog().messages or 0
 
     def wanted(self, asked: int, log: Callable[[str], None]) -> int:
         """All, up to what all runs may hold together."""
