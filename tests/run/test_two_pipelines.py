@@ -5,8 +5,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from assets.jobs import receive_config
-from assets.tags import RunTags
+from assets.jobs import RunTags, receive_config
 from pipeline_platform.run import flow as flow_module
 from resources.table_queue import TableQueue
 from tests.fixtures.dagster import ROOT, WINDOW, Location

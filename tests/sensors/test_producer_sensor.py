@@ -10,7 +10,7 @@ from pathlib import Path
 
 import dagster as dg
 
-from assets.tags import RunTags
+from assets.jobs import RunTags
 from assets.windows import window_now
 from resources.table_queue import TableQueue
 from tests.fixtures.sensor import TAGS, Asked, Limited, Place, tags
