@@ -11,10 +11,14 @@ from assets import settlement
 from assets.jobs import RunTags
 from assets.windows import windows_of
 from pipeline_platform.imports import import_apart
-from pipeline_platform.lake.receives import Origin, Receive
+from pipeline_platform.lake.ledger import Origin, Receive
 from pipeline_platform.model.options import Batcher
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
+from pipeline_platform.run import steps
+from pipeline_platform.run.begin import begin, resume
 from pipeline_platform.run.flow import Flow
+from pipeline_platform.run.lease import alive
+from pipeline_platform.run.standing import expect_finished
 
 
 class RunOrigin(Enum):
@@ -108,17 +112,23 @@ def _descriptions(pipeline: type[Pipeline]) -> dict[str, str]:
     return descriptions
 
 
+_FLOWS: dict[str, Flow] = {}
+"""Of the run that this process works on, by pipeline: the steps of a run share what they know of their receive."""
+
+
 def flow_of(pipeline: type[Pipeline], context: dg.AssetExecutionContext) -> Flow:
-    """The pipeline with the resources of a run."""
-    import_apart("pandas")  # PyArrow imports it with the first value that it makes
-    resources = context.resources
-    return Flow(
-        pipeline=pipeline,
-        source=getattr(resources, pipeline.producer.source),
-        lake=resources.lake,
-        control=resources.control,
-        session=lambda: resources.spark.spark_session,
-    )
+    """The pipeline with the resources of a run, the same for all steps in one process."""
+    resources, flow = context.resources, _FLOWS.get(pipeline.name)
+    if flow is None or flow.pipeline is not pipeline or flow.control is not resources.control:
+        import_apart("pandas")  # PyArrow imports it with the first value that it makes
+        flow = _FLOWS[pipeline.name] = Flow(
+            pipeline=pipeline,
+            source=getattr(resources, pipeline.producer.source),
+            lake=resources.lake,
+            control=resources.control,
+            session=lambda: resources.spark.spark_session,
+        )
+    return flow
 
 
 def at_work(flow: Flow, context: dg.AssetExecutionContext) -> Receive | None:
@@ -139,13 +149,13 @@ def at_work(flow: Flow, context: dg.AssetExecutionContext) -> Receive | None:
             "execute `receive_messages` and all steps after it"
         )
     receive_id = received.tags[tags.receive_id]
-    receive = flow.receives.get(receive_id)
+    receive = flow.ledger.get(receive_id)
     if receive is None and received.tags.get(tags.demand) != "0":
-        flow.expect_finished(receive_id, [run.run_id for run in lineage])
+        expect_finished(flow, receive_id, [run.run_id for run in lineage])
         context.log.warning(f"receive {receive_id} is finished: nothing is left to do here")
     if receive is None or receive.run_id == context.run.run_id:
         return receive
-    return flow.resume(receive, context.run.run_id)
+    return resume(flow, receive, context.run.run_id)
 
 
 def _lineage(context: dg.AssetExecutionContext) -> Iterator[dg.DagsterRun]:
@@ -171,17 +181,18 @@ def _receive_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
         tags = RunTags.of(pipeline)
         origin: Origin = (config.origin or RunOrigin(context.run.tags.get(tags.origin, "failed"))).value
         flow = flow_of(pipeline, context)
-        receive = flow.begin(
+        receive = begin(
+            flow,
             origin=origin,
             run_id=context.run.run_id,
             windows=context.partition_keys,
             demand=config.demand,
             context=config.context,
-            tell=context.log.info,
+            log=context.log.info,
         )
         received = {tags.origin: origin, tags.demand: str(receive.demand), tags.receive_id: receive.receive_id}
         context.instance.add_run_tags(context.run.run_id, received)
-        settlement.report_received(context, receive, flow.receive(receive))
+        settlement.report_received(context, receive, steps.receive_messages(flow, receive))
 
     return receive_messages
 
@@ -202,7 +213,7 @@ def _step_op(pipeline: type[Pipeline], name: str, description: str, step: Step) 
 
 
 def _handle_messages(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
-    manifest = flow.handle(receive)
+    manifest = steps.handle_messages(flow, receive)
     staged = sum(manifest.total(f"staged:{name}") for name in flow.pipeline.batchers)
     handled, failed = manifest.total("handled"), manifest.total("failed")
     context.log.info(f"handled {handled}, failed {failed}, to batch {staged}")
@@ -210,21 +221,21 @@ def _handle_messages(flow: Flow, receive: Receive, context: dg.AssetExecutionCon
 
 def _batch(batcher: str) -> Step:
     def batch(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
-        manifest = flow.batch(receive, batcher)
+        manifest = steps.batch_messages(flow, receive, batcher)
         context.log.info(f"{manifest.total('batches')} batches, {manifest.total('handled')} messages")
 
     return batch
 
 
 def _handle_failed(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
-    if figures := settlement.of_failures(flow.receives.manifest(receive)):
+    if figures := settlement.of_failures(flow.ledger.manifest(receive)):
         context.add_output_metadata(figures)
 
 
 def _commit(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
-    with flow.alive(receive):
-        decision = flow.decide(receive)
-        rows = flow.publish(receive)
+    with alive(flow, receive):
+        decision = steps.decide(flow, receive)
+        rows = steps.publish(flow, receive)
     if decision.dropped:
         context.log.info(
             f"{decision.dropped} messages were decided by other runs meanwhile; decided the rest in "

@@ -7,8 +7,8 @@ import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 from dagster._core.storage.tags import ASSET_PARTITION_RANGE_END_TAG, ASSET_PARTITION_RANGE_START_TAG
 
+from pipeline_platform.lake.ledger import Origin
 from pipeline_platform.lake.maintenance import maintain
-from pipeline_platform.lake.receives import Origin
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.pipeline import Pipeline
 

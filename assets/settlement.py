@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import dagster as dg
 
 from pipeline_platform.lake.failed import FailedMessages
+from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import Manifest
-from pipeline_platform.lake.receives import Receive
-from pipeline_platform.run.flow import Acknowledgement, Flow
+from pipeline_platform.run.flow import Flow
+from pipeline_platform.run.lease import alive
+from pipeline_platform.run.steps import Acknowledgement
 
 if TYPE_CHECKING:
     from pipeline_platform.model.pipeline import Pipeline
@@ -95,8 +97,8 @@ def settle(
     """
     answer, manifest, run = None, Manifest(), {}
     if receive is not None:
-        manifest = flow.receives.manifest(receive)
-        with flow.alive(receive):
+        manifest = flow.ledger.manifest(receive)
+        with alive(flow, receive):
             answer = acknowledger.acknowledge(flow, receive)
         run = _of_run(receive, manifest)
     told = answer or Acknowledgement(0, 0, 0, [])

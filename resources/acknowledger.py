@@ -3,8 +3,9 @@
 import dagster as dg
 from pydantic import Field
 
-from pipeline_platform.lake.receives import Receive
-from pipeline_platform.run.flow import Acknowledgement, Flow
+from pipeline_platform.lake.ledger import Receive
+from pipeline_platform.run import steps
+from pipeline_platform.run.flow import Flow
 from pipeline_platform.tasks.acknowledge import Patience
 
 
@@ -18,6 +19,6 @@ class Acknowledger(dg.ConfigurableResource["Acknowledger"]):
     attempts: int = Field(default=3, ge=1, description="How often a source that refuses is asked in one run.")
     wait_s: float = Field(default=1.0, ge=0, description="Seconds before it is asked again, doubled each time.")
 
-    def acknowledge(self, flow: Flow, receive: Receive) -> Acknowledgement:
+    def acknowledge(self, flow: Flow, receive: Receive) -> steps.Acknowledgement:
         """Acknowledge a receive, in Spark tasks over its outcome files if there are many and the source allows it."""
-        return flow.acknowledge(receive, Patience(self.attempts, self.wait_s))
+        return steps.acknowledge(flow, receive, Patience(self.attempts, self.wait_s))

@@ -117,16 +117,16 @@ def _runs(pipeline: type[Pipeline]) -> Rows:
 
 def _receives(lake: Lake, pipeline: type[Pipeline]) -> Rows:
     from pipeline_platform.lake.decision import decided
-    from pipeline_platform.lake.receives import ReceiveError, Receives
+    from pipeline_platform.lake.ledger import Ledger, ReceiveError
     from pipeline_platform.lake.tables import Tables
 
-    kept, outcomes = Receives(lake, pipeline.name), Tables(lake, pipeline)["outcomes"]
+    ledger, outcomes = Ledger(lake, pipeline.name), Tables(lake, pipeline)["outcomes"]
     undecided: list[str] = []
     unfinished: list[str] = []
     unreadable: list[str] = []
-    for receive_id in kept.unfinished():
+    for receive_id in ledger.unfinished():
         try:
-            if receive := kept.get(receive_id):
+            if receive := ledger.get(receive_id):
                 (unfinished if decided(outcomes, outcomes.open(), receive) else undecided).append(receive_id[:8])
         except ReceiveError as error:
             unreadable.append(str(error))

@@ -64,7 +64,7 @@ def test_a_pull_fills_every_table_tells_all_of_it_and_empties_the_queue(location
     assert location.texts("letters") == ["letter a", "letter a", "letter b"]
     assert location.open_failures() == {WINDOW: 2}
     assert location.waiting() == 0
-    assert location.flow().receives.unfinished() == []
+    assert location.flow().ledger.unfinished() == []
     told = {}
     for table in ("messages", "lines", "letters", "failed"):
         (event,) = location.materialisations(run, table)
@@ -222,7 +222,7 @@ def test_a_missing_queue_is_a_clear_error_of_the_run(location: Location) -> None
     run = location.run("told_pull", queue_url=f"sqlite:///{location.root}/elsewhere.sqlite")
 
     assert run.status == FAILURE
-    assert "url must name a file that is there; create() makes it" in location.log(run)
+    assert "Name a file in url that is there; create() makes it" in location.log(run)
     assert location.control.in_flight("told") == []
 
 

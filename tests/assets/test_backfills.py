@@ -5,7 +5,8 @@ import pytest
 
 from assets import settlement
 from assets.jobs import RunTags
-from pipeline_platform.run import flow as flow_module
+from pipeline_platform.run import lease
+from pipeline_platform.run.intake import Intake
 from tests.fixtures.dagster import LAST, NEXT, WINDOW, Location, figures, rows_of
 from tests.fixtures.pipelines_under_test import Told
 
@@ -15,8 +16,8 @@ SUCCESS, FAILURE = dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE
 @pytest.fixture
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leases and waits of seconds instead of a minute."""
-    monkeypatch.setattr(flow_module, "LEASE_S", 3.0)
-    monkeypatch.setattr(flow_module, "ROOM_WITHIN_S", 2.0)
+    monkeypatch.setattr(lease, "CLAIM_S", 3.0)
+    monkeypatch.setattr(Intake, "room_within_s", 2.0)
 
 
 def three_windows_with_failures(location: Location) -> None:
