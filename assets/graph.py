@@ -50,14 +50,9 @@ class ReceiveConfig(dg.Config):
 
 
 def pipeline_assets(pipeline: type[Pipeline]) -> dg.AssetsDefinition:
-    """Build the assets of a pipeline.
+    """Build `<pipeline>/messages`, `<pipeline>/<batcher>` for each batcher and `<pipeline>/failed`.
 
-    Args:
-        pipeline: The class.
-
-    Returns:
-        `<pipeline>/messages`, `<pipeline>/<batcher>` for each batcher and `<pipeline>/failed`, partitioned by window,
-        with the checks `acknowledged` and `no_open_failures`.
+    They are partitioned by window, and have the checks `acknowledged` and `no_open_failures`.
     """
     keys = {out: dg.AssetKey([pipeline.name, out]) for out in ("messages", *pipeline.batchers, "failed")}
     specs = settlement.checks_of(pipeline)
@@ -265,15 +260,15 @@ def _acknowledge_op(pipeline: type[Pipeline], outs: Sequence[str]) -> dg.OpDefin
     @_op(pipeline, "acknowledge", description, ins={"committed": dg.In(dg.Nothing)}, out=out)
     def acknowledge(context: dg.AssetExecutionContext) -> Iterator[Any]:
         flow = flow_of(pipeline, context)
-        settled = settlement.settle(context, flow, at_work(flow, context), context.resources.acknowledger)
-        if settled.red:
-            yield from settled.checks
+        red, checks = settlement.settle(context, flow, at_work(flow, context), context.resources.acknowledger)
+        if red:
+            yield from checks
             context.instance.add_run_tags(context.run.run_id, {RunTags.of(pipeline).published: context.run.run_id})
             # Before the tables' outputs: a window that is materialised is green, and a backfill of it too.
-            raise dg.Failure(settled.red, allow_retries=False)
+            raise dg.Failure(red, allow_retries=False)
         # Each table once, and last: what Dagster shows of it are the figures of the whole run.
         for table in tables:
             yield dg.Output(None, output_name=table)
-        yield from settled.checks
+        yield from checks
 
     return acknowledge

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
@@ -39,18 +39,6 @@ def checks_of(pipeline: type[Pipeline]) -> tuple[dg.AssetCheckSpec, dg.AssetChec
             description="No failed message of any window waits to be driven again.",
         ),
     )
-
-
-class Settled(NamedTuple):
-    """How a run ended.
-
-    Attributes:
-        red: Why the run is to end as failed, although all is published and acknowledged; None if it is not.
-        checks: Results of its checks.
-    """
-
-    red: str | None
-    checks: list[dg.AssetCheckResult]
 
 
 def report_received(context: dg.AssetExecutionContext, receive: Receive, manifest: Manifest) -> None:
@@ -89,11 +77,14 @@ def of_failures(manifest: Manifest) -> dict[str, Any]:
 
 def settle(
     context: dg.AssetExecutionContext, flow: Flow, receive: Receive | None, acknowledger: Acknowledger
-) -> Settled:
+) -> tuple[str | None, list[dg.AssetCheckResult]]:
     """Acknowledge, then put figures on the materialisation of each table and window: its own counts and running totals.
 
     The newest materialisation hides the ones before it: hence the totals. They become observations of `messages`, which
     is materialised as soon as it is received, and of the tables of a red run, whose windows are not to be green.
+
+    Returns:
+        Why the run is to end red, although all is published and acknowledged, or None; and the results of its checks.
     """
     answer, manifest, run = None, Manifest(), {}
     if receive is not None:
@@ -101,20 +92,24 @@ def settle(
         with alive(flow, receive):
             answer = acknowledger.acknowledge(flow, receive)
         run = _of_run(receive, manifest)
-    told = answer or Acknowledgement(0, 0, 0, [])
-    counts = {"acknowledged": told.acknowledged, "unacknowledged": told.unacknowledged, "lost": told.lost}
     failed = FailedMessages(name=flow.source.name, lake=flow.lake, pipeline=flow.pipeline.name)
-    open_failures, red = failed.open_by_window(), _left_out(receive) or _red(flow.pipeline, manifest)
-    _report(context, flow, manifest, {**counts, **run}, open_failures, is_red=red is not None)
-    errors = {"errors": dg.MetadataValue.json(told.errors)} if told.errors else {}
-    said = "Told the source of all." if answer else "Had nothing to tell the source."
-    said = "The next run tells it again." if told.unacknowledged else said
+    open_failures, red = failed.open_by_window(), _red(flow.pipeline, receive, manifest)
+    _report(context, flow, manifest, {**_of_answer(answer), **run}, open_failures, is_red=red is not None)
     acknowledged, no_open_failures = checks_of(flow.pipeline)
-    checks = [
-        _result(acknowledged, not told.unacknowledged, said, {**counts, **errors}),
-        check_open_failures(no_open_failures, open_failures),
-    ]
-    return Settled(red, checks)
+    return red, [_check_answer(acknowledged, answer), check_open_failures(no_open_failures, open_failures)]
+
+
+def _of_answer(answer: Acknowledgement | None) -> dict[str, Any]:
+    answer = answer or Acknowledgement(0, 0, 0, [])
+    return {"acknowledged": answer.acknowledged, "unacknowledged": answer.unacknowledged, "lost": answer.lost}
+
+
+def _check_answer(spec: dg.AssetCheckSpec, answer: Acknowledgement | None) -> dg.AssetCheckResult:
+    if answer is None:
+        return _result(spec, True, "Had nothing to tell the source.", _of_answer(answer))
+    errors = {"errors": dg.MetadataValue.json(answer.errors)} if answer.errors else {}
+    said = "The next run tells it again." if answer.unacknowledged else "Told the source of all."
+    return _result(spec, not answer.unacknowledged, said, {**_of_answer(answer), **errors})
 
 
 def check_open_failures(spec: dg.AssetCheckSpec, waiting: Mapping[str, int]) -> dg.AssetCheckResult:
@@ -217,26 +212,15 @@ def _batch_keys(manifest: Manifest, batchers: Sequence[str]) -> dict[str, int]:
     return dict(keys.most_common(_NAMED))
 
 
-def _left_out(receive: Receive | None) -> str | None:
-    """Why a backfill is not what it was asked for: green windows would say that their failures were driven."""
-    if receive is None or receive.origin != "failed" or receive.demand >= receive.asked:
-        return None
-    return (
-        f"took on {receive.demand} of {receive.asked} open failures, which is what a run may, or what other runs left "
-        "room for; what came of them is published. Materialise these windows again for the others"
-    )
-
-
-def _red(pipeline: type[Pipeline], manifest: Manifest) -> str | None:
-    """Why more messages failed than the pipeline allows in a green run."""
+def _red(pipeline: type[Pipeline], receive: Receive | None, manifest: Manifest) -> str | None:
+    """Why a run is to end red: a backfill left failures out, or more messages failed than the pipeline allows."""
+    if receive and receive.origin == "failed" and receive.demand < receive.asked:
+        return (
+            f"took on {receive.demand} of {receive.asked} open failures, which is what a run may, or what other runs "
+            "left room for; what came of them is published. Materialise these windows again for the others"
+        )
     failed, received, allowed = manifest.total("failed"), manifest.total("received"), pipeline.fail_run_on
-    if allowed == "never" or not failed:
+    if allowed == "never" or not failed or (allowed != "any" and failed <= allowed * received):
         return None
-    if allowed == "any":
-        return f"{failed} of {received} messages failed, and fail_run_on is 'any'; all are published and acknowledged"
-    if failed <= allowed * received:
-        return None
-    return (
-        f"{failed} of {received} messages failed, more than fail_run_on allows ({allowed}); all are published and "
-        "acknowledged"
-    )
+    bound = "and fail_run_on is 'any'" if allowed == "any" else f"more than fail_run_on allows ({allowed})"
+    return f"{failed} of {received} messages failed, {bound}; all are published and acknowledged"

@@ -8,19 +8,7 @@ import dagster as dg
 
 from assets.jobs import RunTags, run_request, runs_of
 from assets.windows import NoWindowError, window_now
-from pipeline_platform.control.demand import (
-    LOOK_BACK,
-    RUN_LASTS,
-    Ask,
-    FailedRuns,
-    InFlight,
-    Limits,
-    Waiting,
-    count,
-    decide_all,
-    hold_back,
-    with_left,
-)
+from pipeline_platform.control import demand
 from pipeline_platform.control.store import ControlStore, ControlStoreError, interval_end
 from pipeline_platform.launcher.run_process import RunProcess
 from pipeline_platform.model.pipeline import Pipeline
@@ -56,7 +44,7 @@ def producer_sensor(pipeline: type[Pipeline], job: Any) -> dg.SensorDefinition:
     def producer(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         source: Source = getattr(context.resources, pipeline.producer.source)
         control: ControlStore = context.resources.control
-        now, waiting = datetime.now(UTC), Waiting.from_json(context.cursor)
+        now, waiting = datetime.now(UTC), demand.Waiting.from_json(context.cursor)
         try:
             window = window_now(pipeline)
             backlog = source.backlog()
@@ -69,15 +57,15 @@ def producer_sensor(pipeline: type[Pipeline], job: Any) -> dg.SensorDefinition:
             return dg.SkipReason(str(error))
         # A receive that is decided holds no messages, and has to be finished all the same: it counts for one.
         held = sum(max(1, claim.messages) for claim in left)
-        backlog = with_left(backlog, held)
-        asks = decide_all(backlog, bounds, under_way, waiting.waited(now))
+        backlog = demand.with_left(backlog, held)
+        asks = demand.decide_all(backlog, bounds, under_way, waiting.waited(now))
         if asks[0].demand:
             failed = failed_in_a_row(pipeline, context.instance, now)
-            held_back = hold_back(failed, pipeline.producer.interval, now)
-            asks = [Ask(0, held_back)] if held_back else asks
+            held_back = demand.hold_back(failed, pipeline.producer.interval, now)
+            asks = [demand.Ask(0, held_back)] if held_back else asks
         cursor = waiting.after(backlog, asks, now, under_way).to_json()
         runs = "1 run" if len(left) == 1 else f"{len(left)} runs"
-        dead = f"; {runs} died and left {count(held)}" if left else ""
+        dead = f"; {runs} died and left {demand.count(held)}" if left else ""
         if not asks[0].demand:
             return dg.SensorResult(skip_reason=f"{asks[0].because}{dead}", cursor=cursor)
         for ask in asks:
@@ -88,21 +76,21 @@ def producer_sensor(pipeline: type[Pipeline], job: Any) -> dg.SensorDefinition:
     return producer
 
 
-def limits(pipeline: type[Pipeline], control: ControlStore, now: datetime) -> Limits:
+def limits(pipeline: type[Pipeline], control: ControlStore, now: datetime) -> demand.Limits:
     """Take the limits of this moment from the pipeline's options and the control store."""
     producer = pipeline.producer
     limit = control.rate_limiting(pipeline.name, producer.rate_limiting)
-    return Limits.of(
+    return demand.Limits.of(
         producer,
         pipeline.processors,
-        permits=control.spare(pipeline.name, limit, RUN_LASTS),
+        permits=control.spare(pipeline.name, limit, demand.RUN_LASTS),
         permits_soon=control.spare(pipeline.name, limit, producer.interval),
         permits_at=interval_end(limit, now) if limit else None,
         paused=control.paused(pipeline.name),
     )
 
 
-def in_flight(pipeline: type[Pipeline], instance: dg.DagsterInstance, control: ControlStore) -> InFlight:
+def in_flight(pipeline: type[Pipeline], instance: dg.DagsterInstance, control: ControlStore) -> demand.InFlight:
     """Count what is in flight: a live claim by what it holds, a run that is to lease by what it was asked for.
 
     A dead run stops counting when its claim is over. A run without a claim stops at once if its process is known to
@@ -118,10 +106,10 @@ def in_flight(pipeline: type[Pipeline], instance: dg.DagsterInstance, control: C
         and not _is_dead(record, now)
         and _is_to_lease(run, pipeline, instance)
     ]
-    return InFlight(
-        messages=sum(claims.values()) + sum(demand for _, demand in to_lease),
+    return demand.InFlight(
+        messages=sum(claims.values()) + sum(wanted for _, wanted in to_lease),
         runs=len(claims) + len(to_lease),
-        unleased=sum(demand for origin, demand in to_lease if origin == "source"),
+        unleased=sum(wanted for origin, wanted in to_lease if origin == "source"),
     )
 
 
@@ -151,11 +139,13 @@ def _is_to_lease(run: dg.DagsterRun, pipeline: type[Pipeline], instance: dg.Dags
     return parent is not None and parent.tags.get(tags.receive_id) == received
 
 
-def failed_in_a_row(pipeline: type[Pipeline], instance: dg.DagsterInstance, now: datetime) -> FailedRuns:
+def failed_in_a_row(pipeline: type[Pipeline], instance: dg.DagsterInstance, now: datetime) -> demand.FailedRuns:
     """Look at the newest runs from the source; a red run that published all has not failed."""
     tags = RunTags.of(pipeline)
     ended = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE]
-    newest = instance.get_run_records(dg.RunsFilter(tags={tags.origin: "source"}, statuses=ended), limit=LOOK_BACK)
+    newest = instance.get_run_records(
+        dg.RunsFilter(tags={tags.origin: "source"}, statuses=ended), limit=demand.LOOK_BACK
+    )
 
     def has_failed(record: dg.RunRecord) -> bool:
         run = record.dagster_run
@@ -163,5 +153,5 @@ def failed_in_a_row(pipeline: type[Pipeline], instance: dg.DagsterInstance, now:
 
     failed = list(takewhile(has_failed, newest))
     if not failed:
-        return FailedRuns(0, now, "")
-    return FailedRuns(len(failed), failed[0].update_timestamp.astimezone(UTC), failed[0].dagster_run.run_id)
+        return demand.FailedRuns(0, now, "")
+    return demand.FailedRuns(len(failed), failed[0].update_timestamp.astimezone(UTC), failed[0].dagster_run.run_id)
