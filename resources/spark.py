@@ -1,7 +1,6 @@
 """Spark for a run: in the run's own process, on this machine's warm server, or on a cluster.
 
-The session itself is made by dagster-pyspark, on first use: loading this file loads no Spark, so the code server
-and sensors can afford it.
+dagster-pyspark makes the session on first use. Loading this file loads no Spark: the code server and sensors do so.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -37,10 +36,10 @@ if TYPE_CHECKING:
 WARM = "warm"
 """Value of `SparkResource.remote` that stands for this machine's warm server."""
 
-_USER = "pipeline-platform"  # sessions are kept by user and id, and runs may be started by several users
+_USER = "pipeline-platform"  # a server knows sessions by user and id, and several users may start runs
 _GENERATIONS = 100
 _OUTAGE_S = 60.0
-"""Seconds that clients wait for a server that does not answer; Spark's own way is ten minutes, for each call anew."""
+"""Seconds that a client tries to reach a server, over all calls; Spark's own client tries ten minutes in each call."""
 _CALM_S = 30.0
 """Seconds without an error after which the next one begins another outage."""
 _CLIENT_MARK = "SPARK_CONNECT_MODE_ENABLED"
@@ -50,23 +49,21 @@ _CLASSIC = ("pandas", "pyspark.sql.classic.dataframe", "pyspark.sql.classic.wind
 
 
 class SparkResource(dg.ConfigurableResource["SparkResource"]):
-    """A Spark session for the steps of a run, started when it is first asked for.
+    """A Spark session for the steps of a run, started on first use.
 
-    Whatever it runs on, workers get the project's code as a zip. On a Connect server, all runs of the same code
-    share one session, so that its Python workers are warm; an edit starts another. Hence no temporary views and
-    no settings that differ by run.
+    Workers get the project's code as a zip. On a Connect server, all runs of the same code share one session, so that
+    its Python workers are warm; an edit starts another. So make no temporary views and set nothing that differs by run.
 
-    A process has one Spark session at a time: several of these resources with the same settings share it, others
-    are refused until it is closed.
+    A process has one Spark session at a time: resources with the same settings share it, others are refused until it
+    is closed.
     """
 
     remote: str = Field(
         default="",
         description=(
-            "Where Spark runs: empty for a session inside the run's own process, `warm` for the server that "
-            "`pipeline-platform spark start` started on this machine (a run that finds it dead starts it anew, a run "
-            "without one its own session), "
-            "or the address of a Spark Connect server, `sc://host:port`."
+            "Where Spark runs: empty for the run's own process; `warm` for the server that `pipeline-platform spark "
+            "start` started on this machine (a run that finds it dead starts it anew, a run without one its own "
+            "session); or the address of a Spark Connect server, `sc://host:port`."
         ),
     )
     token: str | None = Field(
@@ -81,7 +78,7 @@ class SparkResource(dg.ConfigurableResource["SparkResource"]):
     )
     packages: list[str] = Field(
         default_factory=lambda: list(shipping.PACKAGES),
-        description="Importable packages and modules that workers get: what the tasks import.",
+        description="Importable packages and modules that workers get.",
     )
     state_folder: str | None = Field(
         default=None,
@@ -107,7 +104,7 @@ class SparkResource(dg.ConfigurableResource["SparkResource"]):
 
     @contextmanager
     def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator[Self]:  # noqa: ARG002
-        """Lend the resource to a run; afterwards close what it opened, if it opened anything."""
+        """Lend the resource to a run; then close what it opened."""
         with closing(self):
             yield self
 
@@ -168,13 +165,12 @@ class _Process:
     folder: Path
     lives = True
 
-    def open(self, closing_up: ExitStack, code: shipping.Code) -> SparkSession:
+    def open(self, closing_up: ExitStack, code: Path) -> SparkSession:
         java = str(jvm.ensure_java(self.folder))
         with _environment(JAVA_HOME=java, **engine.interpreters()):  # Java keeps what it was started with
             session = _session(dict(self.settings))
         closing_up.callback(session.stop)
-        with _import_path_kept():
-            session.addArtifacts(str(code.path), pyfile=True)
+        _ship(session, code)
         return session
 
 
@@ -185,7 +181,7 @@ class _Server:
     packages: tuple[str, ...]
     address: str
     token: str | None
-    named: str
+    life: str
     params: str
     warm: spark_server.SparkServer | None = None
 
@@ -194,28 +190,27 @@ class _Server:
         """False if it is known to be dead."""
         return self.warm is None or self.warm.lives
 
-    def open(self, closing_up: ExitStack, code: shipping.Code) -> SparkSession:
-        if "session_id=" in self.params:  # its owner's to choose, and to renew
-            return self._join(closing_up, code, "")
+    def open(self, closing_up: ExitStack, code: Path) -> SparkSession:
         for generation in range(_GENERATIONS):
-            name = shipping.session_id(code.digest, self.named, generation)
             try:
-                return self._join(closing_up, code, f";session_id={name}")
+                session = self._join(code, shipping.session_id(code.name, self.life, generation))
+                closing_up.callback(_leave, session)
+                return session
             except Exception as error:
-                # Somebody stopped it or it timed out: an id never comes back, so all go on to the next.
+                # It was stopped or timed out. Its id never comes back, so all go on to the next.
                 if "SESSION_CLOSED" not in str(error):
                     raise
         raise RuntimeError(f"{self.address} closed {_GENERATIONS} sessions of this code: restart that server.")
 
-    def _join(self, closing_up: ExitStack, code: shipping.Code, session_id: str) -> SparkSession:
+    def _join(self, code: Path, name: str) -> SparkSession:
         token = f";token={quote(self.token)}" if self.token else ""
-        session = _session({"spark.remote": f"{self.address}/{token}{session_id}{self.params}"})
-        with ExitStack() as failing:
-            failing.callback(_leave, session)
+        session = _session({"spark.remote": f"{self.address}/{token};session_id={name}{self.params}"})
+        try:
             session.client.set_retry_policies([_retries(self._expect_alive)])
-            with _import_path_kept():
-                _add(session, code)
-            closing_up.push(failing.pop_all())
+            _ship(session, code)
+        except BaseException:
+            _leave(session)
+            raise
         return session
 
     def _expect_alive(self) -> None:
@@ -231,7 +226,7 @@ _Place = _Process | _Server
 
 @dataclass
 class _Held:
-    """The session of this process, and who closes it."""
+    """The session of this process, and how many resources hold it."""
 
     place: _Place
     session: SparkSession
@@ -245,7 +240,7 @@ _current: _Held | None = None
 
 def _hold(place: _Place) -> _Held:
     """Join this process's session, or open it."""
-    global _current  # noqa: PLW0603 - a process can have one session, so this is the process's own state
+    global _current  # noqa: PLW0603 - a process can have one session
     with _lock:
         if _current is not None and not _current.place.lives:
             dead, _current = _current, None
@@ -253,8 +248,7 @@ def _hold(place: _Place) -> _Held:
         if _current is None:
             with ExitStack() as closing_up:
                 folder = closing_up.enter_context(tempfile.TemporaryDirectory(prefix="spark-code-"))
-                code = shipping.pack(place.packages, Path(folder))
-                session = place.open(closing_up, code)
+                session = place.open(closing_up, shipping.pack(place.packages, Path(folder)))
                 _current = _Held(place, session, closing_up.pop_all())
         elif _current.place != place:
             raise RuntimeError(
@@ -297,7 +291,7 @@ def _session(settings: dict[str, str]) -> SparkSession:
 
 
 def _retries(expect_alive: Callable[[], None]) -> RetryPolicy:
-    """Build what a client of a server does about errors that may pass: try again for a while, if the server lives."""
+    """Build a retry policy that tries again for `_OUTAGE_S`, while the server lives."""
     from pyspark.sql.connect.client.retries import DefaultPolicy
 
     class WhileAlive(DefaultPolicy):  # type: ignore[misc, unused-ignore]
@@ -317,16 +311,20 @@ def _retries(expect_alive: Callable[[], None]) -> RetryPolicy:
     return WhileAlive(max_backoff=5_000)
 
 
-def _add(session: SparkSession, code: shipping.Code) -> None:
-    """Ship the code to a session that others may be shipping the same to at this moment."""
-    for last in (False, False, True):
-        try:
-            session.addArtifacts(str(code.path), pyfile=True)
-            return
-        except Exception as error:
-            # Two that see no file yet both put theirs; the later one finds the very same bytes the next time.
-            if last or not re.search("already_?exists", str(error), re.IGNORECASE):
-                raise
+def _ship(session: SparkSession, code: Path) -> None:
+    """Ship the code to a session that another process may be shipping the same to."""
+    path = list(sys.path)
+    try:
+        for last in (False, False, True):
+            try:
+                session.addArtifacts(str(code), pyfile=True)
+                return
+            except Exception as error:
+                # Two that see no file yet both send theirs; the later one finds the very same bytes the next time.
+                if last or not re.search("already_?exists", str(error), re.IGNORECASE):
+                    raise
+    finally:
+        sys.path[:] = path  # Spark puts the code on this process's path too, where it would outlive an edit
 
 
 def _leave(session: SparkSession) -> None:
@@ -337,35 +335,17 @@ def _leave(session: SparkSession) -> None:
 
 @contextmanager
 def _environment(**changes: str | None) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in changes}
-    _set_environment(changes)
+    before = {name: os.environ.pop(name, None) for name in changes}
+    os.environ.update({name: value for name, value in changes.items() if value is not None})
     try:
         yield
     finally:
-        _set_environment(before)
-
-
-def _set_environment(values: dict[str, str | None]) -> None:
-    for name, value in values.items():
-        if value is None:
+        for name in changes:
             os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-
-
-@contextmanager
-def _import_path_kept() -> Iterator[None]:
-    """Spark puts shipped code on this process's own path too, where it would outlive an edit."""
-    before = list(sys.path)
-    try:
-        yield
-    finally:
-        sys.path[:] = before
+        os.environ.update({name: value for name, value in before.items() if value is not None})
 
 
 def _answers(port: int) -> bool:
-    try:
-        with socket.create_connection(("127.0.0.1", port), timeout=2):
-            return True
-    except OSError:
-        return False
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=2):
+        return True
+    return False
