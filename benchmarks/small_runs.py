@@ -22,7 +22,7 @@ import psutil
 
 from benchmarks.events import Events
 from benchmarks.handling import Bench
-from pipeline_platform.run import flow
+from pipeline_platform.run import spark_work, steps
 from pipeline_platform.spark import engine
 from pipeline_platform.spark import server as spark_server
 from pipeline_platform.spark.shipping import PACKAGES
@@ -55,16 +55,16 @@ def workers(server: spark_server.SparkServer) -> list[psutil.Process]:
 
 def cold_stage(bench: Bench, server: spark_server.SparkServer) -> tuple[float, float]:
     """Seconds of handling a few messages once the workers have ended; the new workers' processor time."""
-    run, receive, _ = bench.received(Events, bench.queue("queue"))
+    flow, receive, _ = bench.received(Events, bench.queue("queue"))
     for worker in workers(server):
         worker.kill()
     time.sleep(2)
     started = time.perf_counter()
-    run.handle(receive)
+    steps.handle_messages(flow, receive)
     took = time.perf_counter() - started
     busy = sum(sum(worker.cpu_times()[:2]) for worker in workers(server))
-    run.decide(receive)
-    run.acknowledge(receive)
+    steps.decide(flow, receive)
+    steps.acknowledge(flow, receive)
     return took, busy
 
 
@@ -80,8 +80,8 @@ def measure(root: Path, rounds: int) -> dict[str, list[tuple[float, float]]]:
                 with on(root / name) as spark:
                     took[f"daemon: {name}"] = cold_stage(Bench(root / name, spark, MESSAGES), server)
             with on(root / "preloading") as spark:
-                for name, few in (("in the driver", flow.FEW), ("in Spark", 0)):
-                    with mock.patch.object(flow, "FEW", few):
+                for name, few in (("in the driver", spark_work.FEW), ("in Spark", 0)):
+                    with mock.patch.object(spark_work, "FEW", few):
                         took[f"driver: {name}"] = Bench(root, spark, messages=1).whole_run()["whole run"], 0.0
             for name, seconds in took.items():
                 print(f"{name:22} {seconds[0]:5.2f} s{'  (warming up)' if not turn else ''}", flush=True)

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import atexit
 import os
-import re
-import socket
 import sys
 import tempfile
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -23,6 +21,7 @@ from urllib.parse import quote
 
 import dagster as dg
 from pydantic import Field, PrivateAttr, field_validator
+from tenacity import retry, retry_if_exception_message, stop_after_attempt
 
 from pipeline_platform.home import home
 from pipeline_platform.imports import import_apart
@@ -110,7 +109,7 @@ class SparkResource(dg.ConfigurableResource["SparkResource"]):
 
     @property
     def spark_session(self) -> SparkSession:
-        """The session, started or joined on first use, and on the first after its server died.
+        """The session, started or joined on first use, and again after its server died.
 
         Raises:
             RuntimeError: This process has another Spark session open.
@@ -128,10 +127,7 @@ class SparkResource(dg.ConfigurableResource["SparkResource"]):
         engine.warm_up(self.spark_session, self.cores or os.cpu_count() or 1)
 
     def close(self) -> None:
-        """Let go of the session: stop one of this process's own, leave a server's to the others.
-
-        Harmless if none was opened; the next use opens one again.
-        """
+        """Stop a session of this process's own, leave a server's to the others. The next use opens one again."""
         if self._held is not None:
             held, self._held = self._held, None
             _let_go(held)
@@ -142,7 +138,7 @@ class SparkResource(dg.ConfigurableResource["SparkResource"]):
         packages = tuple(self.packages)
         if self.remote == WARM:
             server = spark_server.revive(folder, log.warning)
-            if server and _answers(server.port):
+            if server:
                 return _Server(packages, server.address, server.token, server.started_at, f";user_id={_USER}", server)
             log.warning(
                 f"No warm Spark server according to {folder}: starting Spark in this process, which takes seconds. "
@@ -186,8 +182,7 @@ class _Server:
     warm: spark_server.SparkServer | None = None
 
     @property
-    def lives(self) -> bool:
-        """False if it is known to be dead."""
+    def lives(self) -> bool:  # as far as is known
         return self.warm is None or self.warm.lives
 
     def open(self, closing_up: ExitStack, code: Path) -> SparkSession:
@@ -311,18 +306,12 @@ def _retries(expect_alive: Callable[[], None]) -> RetryPolicy:
     return WhileAlive(max_backoff=5_000)
 
 
+# Two processes that see no file yet both send theirs; the later one finds the very same bytes the next time.
+@retry(retry=retry_if_exception_message(match=r"(?is).*already_?exists"), stop=stop_after_attempt(3), reraise=True)
 def _ship(session: SparkSession, code: Path) -> None:
-    """Ship the code to a session that another process may be shipping the same to."""
     path = list(sys.path)
     try:
-        for last in (False, False, True):
-            try:
-                session.addArtifacts(str(code), pyfile=True)
-                return
-            except Exception as error:
-                # Two that see no file yet both send theirs; the later one finds the very same bytes the next time.
-                if last or not re.search("already_?exists", str(error), re.IGNORECASE):
-                    raise
+        session.addArtifacts(str(code), pyfile=True)
     finally:
         sys.path[:] = path  # Spark puts the code on this process's path too, where it would outlive an edit
 
@@ -343,9 +332,3 @@ def _environment(**changes: str | None) -> Iterator[None]:
         for name in changes:
             os.environ.pop(name, None)
         os.environ.update({name: value for name, value in before.items() if value is not None})
-
-
-def _answers(port: int) -> bool:
-    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=2):
-        return True
-    return False

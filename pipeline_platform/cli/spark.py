@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -40,11 +41,8 @@ def start(
         log(str(error))
         raise typer.Exit(1) from None
     if warm_up:
-        spark = SparkResource(remote=WARM, cores=server.cores, state_folder=str(state))
-        try:
+        with closing(SparkResource(remote=WARM, cores=server.cores, state_folder=str(state))) as spark:
             spark.warm_up()
-        finally:
-            spark.close()
     typer.echo(f"{_described(server)}; ready after {time.monotonic() - began:.1f} s")
 
 

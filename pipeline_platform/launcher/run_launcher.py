@@ -84,13 +84,10 @@ class StandbyRunLauncher(dg.DefaultRunLauncher):
         if run.is_finished:
             return False
         self._instance.report_run_canceling(run)
-        if not process.is_here:
-            refusal = f"Its process runs on {process.host}: only a web server or daemon there can end it."
-        elif not process.lives:
-            refusal = f"Its process {process.pid} has ended."
-        else:
+        if process.is_here and process.lives:
             os.kill(process.pid, signal.SIGTERM)
             return True
+        refusal = f"Its process {process.pid} has ended, or only a web server or daemon on {process.host} can end it."
         self._instance.report_engine_event(refusal, run, cls=type(self))
         return False
 

@@ -1,15 +1,12 @@
 """A warm Spark on this machine: one Spark Connect server that outlives the runs that use it.
 
-A run that starts its own Spark waits seconds for it; with a server it waits half a second. The server listens on
-the loopback address only and wants a token. Its state folder holds `spark.json` (process, port, token, Java) and
-`spark.log`, readable by their owner alone. What tasks write follows the umask of the server's starter.
-
+The server listens on the loopback address only and wants a token. Its state folder holds `spark.json` (process, port,
+token, Java) and `spark.log`, readable by their owner alone. What tasks write follows the umask of the server's starter.
 A server that dies leaves `spark.json` behind: the next run that looks for it starts another (`revive`). `stop` removes
 the file, so a server that was stopped stays away.
 
 Workers have the environment that the server was started in, and the libraries installed by then; start it anew
-after a change to either. An edit of the project's code needs no restart, but each leaves one idle Python process
-of Spark's (36 MB) until the server ends.
+after a change to either. An edit of the project's code needs no restart, but leaves one idle Python process (36 MB).
 """
 
 from __future__ import annotations
@@ -49,6 +46,7 @@ _LOG = logging.getLogger(__name__)
 _STATE = "spark.json"
 _STARTING = "spark.starting.json"
 _LOG_FILE = "spark.log"
+_LOCK = "spark.lock"
 
 
 class SparkServerError(RuntimeError):
@@ -114,13 +112,10 @@ def start(
 
     Args:
         folder: State folder. Made if missing.
-        cores: Tasks that run at a time; all of the machine's if not given.
+        cores: Tasks that run at a time; all of the machine's if not given. A server that runs already may have others.
         memory: Of the JVM, in its notation. Python workers come on top of it.
         timeout_s: Seconds until its port must answer. It is given up earlier if it dies or stands still.
         log: Gets a line each ten seconds that says what is waited for.
-
-    Returns:
-        The running server, which may have other cores or memory if it was there before.
 
     Raises:
         SparkServerError: It died, stood still or did not answer in time. Nothing is left running.
@@ -129,19 +124,15 @@ def start(
     folder.mkdir(parents=True, exist_ok=True)
     if not (ignore := folder / ".gitignore").exists():
         ignore.write_text("*\n")  # nobody should commit a token
-    with _lock(folder):
+    with FileLock(folder / _LOCK, mode=0o600):
         return status(folder) or _start(folder, cores or os.cpu_count() or 1, memory, timeout_s, log)
 
 
 def revive(folder: Path, log: Callable[[str], None] = _LOG.warning) -> SparkServer | None:
     """Return the running server; if it died, start another with the same options. Two at once start one.
 
-    Args:
-        folder: State folder.
-        log: Gets a line that says that it died, and what is waited for.
-
     Returns:
-        The running server; None if none was started, if it was stopped, or if it died on another machine.
+        The server; None if none was started, if it was stopped, or if it died on another machine.
 
     Raises:
         SparkServerError: The other one did not start.
@@ -149,7 +140,7 @@ def revive(folder: Path, log: Callable[[str], None] = _LOG.warning) -> SparkServ
     """
     if (running := status(folder)) or not (folder / _STATE).exists():
         return running
-    with _lock(folder):
+    with FileLock(folder / _LOCK, mode=0o600):
         known = _known(folder / _STATE)  # again: another process may have started or stopped it
         if known is None or known.lives:
             return known
@@ -163,7 +154,7 @@ def stop(folder: Path) -> bool:
     """End the server that `start` started, and no other process; return whether there was one."""
     if not ((folder / _STATE).exists() or (folder / _STARTING).exists()):
         return False
-    with _lock(folder):
+    with FileLock(folder / _LOCK, mode=0o600):
         if server := status(folder):
             _end(server)
         (folder / _STATE).unlink(missing_ok=True)
@@ -191,7 +182,7 @@ def _start(folder: Path, cores: int, memory: str, timeout_s: float, log: Callabl
     try:
         server = _launch(folder, properties, jvm.ensure_java(folder), cores, memory)
         # Written before it answers: if this process is killed, the next one finds what it has started, and ends it.
-        _write_private(folder / _STARTING, _as_json(server))
+        _write_private(folder / _STARTING, json.dumps(asdict(server), indent=2))
         _await_port(server, folder, timeout_s, log)
         (folder / _STARTING).replace(folder / _STATE)
     except BaseException:
@@ -256,18 +247,18 @@ def _await_port(server: SparkServer, folder: Path, timeout_s: float, log: Callab
             progress, moved = seen, now
         waits = f"the Spark server (process {server.pid}) does not answer after {now - began:.0f} s"
         if now - began > timeout_s:
-            raise _not_started(f"{waits}; give it a longer --timeout (timeout_s)", folder)
+            raise SparkServerError(f"{waits}; give it a longer --timeout (timeout_s). {_end_of_log(folder)}")
         if now - moved > _STALLED_S:
-            raise _not_started(f"{waits} and has done nothing for {_STALLED_S:.0f} s", folder)
+            raise SparkServerError(f"{waits} and has done nothing for {_STALLED_S:.0f} s. {_end_of_log(folder)}")
         if now - logged > _LOG_EACH_S:
             log(f"{waits} but works; giving up after {timeout_s:.0f} s. Its log is {folder / _LOG_FILE}")
             logged = now
         time.sleep(_POLL_S)
-    raise _not_started(f"the Spark server died while starting on {server.java}", folder)
+    raise SparkServerError(f"the Spark server died while starting on {server.java}. {_end_of_log(folder)}")
 
 
-def _not_started(why: str, folder: Path) -> SparkServerError:
-    return SparkServerError(f"{why}. Its log {folder / _LOG_FILE} ends with:\n{log_tail(folder)}")
+def _end_of_log(folder: Path) -> str:
+    return f"Its log {folder / _LOG_FILE} ends with:\n{log_tail(folder)}"
 
 
 def _end(server: SparkServer) -> None:
@@ -294,19 +285,11 @@ def _sweep(folder: Path) -> None:
         shutil.rmtree(folder / leftover, ignore_errors=True)
 
 
-def _lock(folder: Path) -> FileLock:
-    return FileLock(folder / "spark.lock", mode=0o600)
-
-
 def _known(file: Path) -> SparkServer | None:
     """The server that a file describes, dead or alive; None where another version wrote it."""
     with suppress(FileNotFoundError, ValueError, TypeError):
         return SparkServer(**json.loads(file.read_text()))
     return None
-
-
-def _as_json(server: SparkServer) -> str:
-    return json.dumps(asdict(server), indent=2)
 
 
 def _write_private(path: Path, text: str) -> None:

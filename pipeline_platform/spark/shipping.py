@@ -72,10 +72,7 @@ def _files(name: str) -> dict[str, Path]:
     """Files of a package or module by their name inside the zip."""
     if "." in name:
         raise ValueError(f"cannot ship {name!r}: name the whole package, {name.partition('.')[0]!r}.")
-    try:
-        spec = importlib.util.find_spec(name)
-    except ValueError:  # a script run as __main__ has no spec
-        spec = None
+    spec = importlib.util.find_spec(name)
     if spec is None:
         raise ValueError(f"cannot ship {name!r}: no such package or module can be imported here.")
     if spec.submodule_search_locations:
