@@ -37,18 +37,6 @@ def test_processes_that_start_and_ask_at_once_share_exactly_what_there_is(contro
     assert lost == (0, 0, 0, 0)
 
 
-def test_threads_share_a_store_from_its_first_use(control_url):
-    store, together = ControlStore(control_url, now=noon), threading.Barrier(8)
-
-    def take(_):
-        together.wait()
-        return sum(store.take("flights", TEN_A_MINUTE, 1).messages for _ in range(3))
-
-    with ThreadPoolExecutor(8) as pool:
-        assert sum(pool.map(take, range(8))) == 10
-    store.close()
-
-
 def test_claims_and_beats_at_the_same_moment_take_turns(control_url):
     store, together = ControlStore(control_url, now=noon), threading.Barrier(8)
 
