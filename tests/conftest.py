@@ -18,6 +18,7 @@ pytest_plugins = [
         "tests.fixtures.dagster",
         "tests.fixtures.sensor",
         "tests.fixtures.table_queue",
+        "tests.fixtures.control",
     )
     if importlib.util.find_spec(name)
 ]
