@@ -103,12 +103,12 @@ def maintenance_job(pipeline: type[Pipeline]) -> dg.JobDefinition:
         required_resource_keys={"lake"},
         out=dg.Out(dg.Nothing),
     )
-    def keep(context: dg.OpExecutionContext) -> None:
-        report = maintain(Tables(context.resources.lake, pipeline), pipeline.retention, tell=context.log.warning)
+    def maintain_tables(context: dg.OpExecutionContext) -> None:
+        report = maintain(Tables(context.resources.lake, pipeline), pipeline.retention, log=context.log.warning)
         context.add_output_metadata({table: dg.MetadataValue.json(done) for table, done in report.items()})
 
     @dg.job(name=f"{pipeline.name}_maintenance", description="Compacts the tables and drops old windows.")
     def job() -> None:
-        keep.alias("maintain")()
+        maintain_tables.alias("maintain")()
 
     return job

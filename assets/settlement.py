@@ -154,7 +154,9 @@ def _report(
     received, failures = _rows_by_window(manifest.of_table("messages")), of_failures(manifest)
     for name in ("messages", *batchers, "failed"):
         asset, table = dg.AssetKey([flow.pipeline.name, name]), flow.tables[name]
-        rows, stored = _rows_by_window(manifest.of_table(name)), _rows_by_window(table.files(table.open(), windows))
+        with table.look() as handle:
+            stored = _rows_by_window(table.files(handle, windows))
+        rows = _rows_by_window(manifest.of_table(name))
         keys = _batch_keys(manifest, [name] if name in batchers else batchers)
         for window in windows:
             metadata = {

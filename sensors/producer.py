@@ -80,7 +80,7 @@ def limits(pipeline: type[Pipeline], control: ControlStore, now: datetime) -> de
     """Take the limits of this moment from the pipeline's options and the control store."""
     producer = pipeline.producer
     limit = control.rate_limiting(pipeline.name, producer.rate_limiting)
-    return demand.Limits.of(
+    return demand.Limits(
         producer,
         pipeline.processors,
         permits=control.spare(pipeline.name, limit, demand.RUN_LASTS),

@@ -99,7 +99,7 @@ def _held_back(pipeline: type[Pipeline], context: dg.ScheduleEvaluationContext) 
 
 
 def _per_run(pipeline: type[Pipeline]) -> int:
-    return Limits.of(pipeline.producer, pipeline.processors).per_run
+    return Limits(pipeline.producer, pipeline.processors).per_run
 
 
 def _on(cron: str | None) -> dg.DefaultScheduleStatus:

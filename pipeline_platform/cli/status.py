@@ -117,25 +117,21 @@ def _runs(pipeline: type[Pipeline]) -> Rows:
 
 def _receives(lake: Lake, pipeline: type[Pipeline]) -> Rows:
     from pipeline_platform.lake.decision import decided
-    from pipeline_platform.lake.ledger import Ledger, ReceiveError
+    from pipeline_platform.lake.ledger import Ledger
     from pipeline_platform.lake.tables import Tables
 
-    ledger, outcomes = Ledger(lake, pipeline.name), Tables(lake, pipeline)["outcomes"]
+    outcomes = Tables(lake, pipeline)["outcomes"]
+    receives, unreadable = Ledger(lake, pipeline.name).under_way()
     undecided: list[str] = []
     unfinished: list[str] = []
-    unreadable: list[str] = []
-    for receive_id in ledger.unfinished():
-        try:
-            if receive := ledger.get(receive_id):
-                (unfinished if decided(outcomes, outcomes.open(), receive) else undecided).append(receive_id[:8])
-        except ReceiveError as error:
-            unreadable.append(str(error))
+    for receive in receives:
+        (unfinished if decided(outcomes, receive) else undecided).append(receive.receive_id[:8])
     rows: Rows = {"undecided receives": ", ".join(undecided) or "none", "unfinished receives": "none"}
     if unfinished:
         said = f"{', '.join(unfinished)} (decided; the next run publishes and acknowledges the rest)"
         rows["unfinished receives"] = said
     if unreadable:
-        rows["unreadable receives"] = Text("\n".join(unreadable), style="red")
+        rows["unreadable receives"] = Text("\n".join(map(str, unreadable)), style="red")
     return rows
 
 

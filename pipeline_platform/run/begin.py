@@ -48,8 +48,8 @@ def begin(
     """
     flow.pipeline.context_of(context)
     flow.tables.ensure()
-    base = flow.tables["outcomes"].open().version()
-    intake = INTAKES[origin](flow, windows, base)
+    base = flow.tables["outcomes"].version()
+    intake = INTAKES[origin](flow, tuple(windows), base)
     if intake.is_outside:
         intake.source.check_ready()
     if cleared := clear_up(flow, log):

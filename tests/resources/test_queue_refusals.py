@@ -22,9 +22,9 @@ def test_a_missing_file_is_refused_and_not_made(tmp_path: Path) -> None:
     path = tmp_path / "missing.db"
     queue = TableQueue(name="flights", url=f"sqlite:///{path}")
 
-    with pytest.raises(SourceError, match=r"flights, table 'messages' of .*Name a file in url that is there; create"):
+    with pytest.raises(SourceError, match=r"flights, table 'messages' of .*url must name a file that is there; create"):
         queue.check_ready()
-    with pytest.raises(SourceError, match="Name a file in url"):
+    with pytest.raises(SourceError, match="url must name a file"):
         queue.enqueue([b"1"])
     assert not path.exists()
 
@@ -157,7 +157,7 @@ def test_a_server_that_is_not_there_is_refused() -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ("sqlite://", "a SQLite database in memory is a new one in every process"),
+        ("sqlite://", "SQLite in memory is a new database in every process"),
         ("mysql://user:secret@host/db", "url is for 'mysql'; give SQLite or PostgreSQL"),
         ("secret", "url cannot be read; give sqlite:///<file> or postgresql"),
     ],
