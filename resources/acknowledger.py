@@ -10,7 +10,7 @@ from pydantic import Field
 from pipeline_platform.lake.receives import Receive
 from pipeline_platform.run.flow import Acknowledgement, Flow
 from pipeline_platform.source.contract import Source
-from pipeline_platform.tasks.acknowledge import Acknowledged, Patience, Told, acknowledge
+from pipeline_platform.tasks.acknowledge import Answer, Patience, settle
 
 
 class Acknowledger(dg.ConfigurableResource["Acknowledger"]):
@@ -23,8 +23,8 @@ class Acknowledger(dg.ConfigurableResource["Acknowledger"]):
     attempts: int = Field(default=3, ge=1, description="How often a source that refuses is asked in one run.")
     wait_s: float = Field(default=1.0, ge=0, description="Seconds before it is asked again, doubled each time.")
 
-    def ack(self, source: Source, ack_ref: str, successful: Sequence[str], failed: Sequence[str] = ()) -> Acknowledged:
-        """Tell a source of one group, by its settings for success and failure.
+    def ack(self, source: Source, ack_ref: str, successful: Sequence[str], failed: Sequence[str] = ()) -> Answer:
+        """Settle one group by the source's settings for success and failure.
 
         Args:
             source: Whose messages.
@@ -32,9 +32,8 @@ class Acknowledger(dg.ConfigurableResource["Acknowledger"]):
             successful: Ids that the source acknowledges by, of those that were handled.
             failed: Of those that failed.
         """
-        told = [Told(ack_id, source.on_success) for ack_id in successful]
-        told += [Told(ack_id, source.on_failure) for ack_id in failed]
-        return acknowledge(source, ack_ref, told, self._patience)
+        answer = settle(source, ack_ref, source.on_success, successful, self._patience)
+        return answer + settle(source, ack_ref, source.on_failure, failed, self._patience)
 
     def acknowledge(self, flow: Flow, receive: Receive) -> Acknowledgement:
         """Acknowledge a receive, in Spark tasks over its outcome files where that is worth it and the source allows."""

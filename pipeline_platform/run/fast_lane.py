@@ -17,8 +17,8 @@ from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from pipeline_platform.run.spark_work import SparkWork
 from pipeline_platform.source.contract import Source
 from pipeline_platform.spark import engine
-from pipeline_platform.tasks import columns
-from pipeline_platform.tasks.checksum import checksum_of_all
+from pipeline_platform.tasks import column_lane
+from pipeline_platform.tasks.by_position import checksum_of_all
 from pipeline_platform.tasks.set_aside import SetAside
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class FastLane:
         receive: Whose messages they are.
         work: Its Spark work.
         files: What was received.
-        already: Where the lookup wrote which deliveries are not to be handled.
+        repeats: Files that say which deliveries are not to be handled.
     """
 
     pipeline: type[Pipeline]
@@ -54,7 +54,7 @@ class FastLane:
     receive: Receive
     work: SparkWork
     files: Sequence[File]
-    already: Sequence[Range]
+    repeats: Sequence[Range]
 
     def handle(self, largest: int) -> Manifest:
         """Handle all that was received.
@@ -65,9 +65,9 @@ class FastLane:
         _keep_values_out_of_the_log()
         (whole,) = divide(self.files, self.pipeline.name, 1)
         has_large = largest > self.pipeline.processors.max_message_bytes
-        aside = self._set_aside(whole) if self.already or has_large else Manifest()
+        aside = self._set_aside(whole) if self.repeats or has_large else Manifest()
         try:
-            return aside + self._handled(whole, aside, as_they_lie=not self.already and not has_large)
+            return aside + self._handled(whole, aside, as_they_lie=not self.repeats and not has_large)
         except Exception as error:
             if _why(error) is None:
                 raise
@@ -104,7 +104,7 @@ class FastLane:
             self.work.lake,
             self.receive.receive_id,
             parts := spread(rows, self._concurrency),
-            self.already,
+            self.repeats,
             failure,
         )
         return self.work.run(task, len(parts))
@@ -115,10 +115,10 @@ class FastLane:
         (whole,) = divide(self.files, name, 1)
         limit = self.control.rate_limiting(name, self.pipeline.producer.rate_limiting)
         if as_they_lie and not limit and self.work.lake.is_local:
-            received = columns.read_locally(self.work.spark, self.work.lake, name, self.files)
+            received = column_lane.read_locally(self.work.spark, self.work.lake, name, self.files)
         else:
             received = self._read(rows, Pace(self.control, name, self.pipeline.producer.rate_limiting))
-        write = columns.WriteColumns(
+        write = column_lane.WriteColumns(
             self.pipeline, self._context, self.source, self.receive.origin, self.work.lake, receive_id, whole
         )
         try:
@@ -136,7 +136,7 @@ class FastLane:
                 if file.table == "outcomes" or file.table.startswith(f"_receives/{receive_id}")
             ]
             ids = self.work.scan(divide(seen, name, self._concurrency), "source", "message_id")
-            manifest += self.work.write(columns.not_returned(self.pipeline, received, ids), write)
+            manifest += self.work.write(column_lane.not_returned(self.pipeline, received, ids), write)
         left = checksum_of_all(self._rows) - aside.total("aside_checksum")
         if manifest.total("returned_rows") != expected or (manifest.total("checksum") - left) % 2**64:
             raise PipelineError(
@@ -146,13 +146,13 @@ class FastLane:
         return manifest
 
     def _query(self, received: DataFrame) -> DataFrame:
-        handled = self.pipeline().handle_messages(columns.offered(received), self._context)
-        return columns.taken(self.pipeline, handled)
+        handled = self.pipeline().handle_messages(column_lane.offered(received), self._context)
+        return column_lane.taken(self.pipeline, handled)
 
     def _read(self, rows: Sequence[Range], pace: Pace) -> DataFrame:
         parts = spread(rows, self._concurrency)
-        read = columns.ReadColumns(self.work.lake, parts, self.pipeline.processors, pace, self.already)
-        return engine.frame(self.work.spark, read, len(parts), columns.RECEIVED)
+        read = column_lane.ReadColumns(self.work.lake, parts, self.pipeline.processors, pace, self.repeats)
+        return engine.frame(self.work.spark, read, len(parts), column_lane.RECEIVED)
 
     def _stopping(self, whole: Sequence[Range]) -> Iterator[tuple[int, int, Failure]]:
         """Find the rows that stop the query, by halves: where each begins and ends, and how it stops."""

@@ -46,9 +46,9 @@ from pipeline_platform.run.spark_work import SparkWork
 from pipeline_platform.source.contract import Source
 from pipeline_platform.spark import engine
 from pipeline_platform.tasks import batch
-from pipeline_platform.tasks.acknowledge import ONCE, Acknowledge, Patience
+from pipeline_platform.tasks.acknowledge import ONCE, Patience, SettleOutcomes
 from pipeline_platform.tasks.receive import ReadShares
-from pipeline_platform.tasks.staged import staged_table
+from pipeline_platform.tasks.staging import staged_table
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -418,7 +418,7 @@ class Flow:
         told = Manifest()
         if files and receive.origin == "source":
             parts = divide(files, self.pipeline.name, self.pipeline.producer.concurrency)
-            task = Acknowledge(source, self.lake, parts, patience, withhold_duplicates=bool(unpublished))
+            task = SettleOutcomes(source, self.lake, parts, patience, withhold_duplicates=bool(unpublished))
             if source.acknowledges_in_tasks and sum(file.rows for file in files) > FEW:
                 told = self._work(receive.receive_id).run(task, len(parts))
             else:

@@ -51,11 +51,11 @@ class Handling:
     def handle(self, received: Manifest) -> Manifest:
         """Handle what a manifest says was received; say in another what was written of it."""
         files = received.of_table("messages")
-        already = self._already(files, _oldest(received)) if received.total("redelivered") else []
+        repeats = self._repeats(files, _oldest(received)) if received.total("redelivered") else []
         if self.pipeline.uses_columns():
-            lane = FastLane(self.pipeline, self.source, self.control, self.receive, self.work, files, already)
+            lane = FastLane(self.pipeline, self.source, self.control, self.receive, self.work, files, repeats)
             return lane.handle(received.most("largest"))
-        return self._by_message(files, already)
+        return self._by_message(files, repeats)
 
     @property
     def _concurrency(self) -> int:
@@ -68,7 +68,7 @@ class Handling:
     def _pace(self) -> Pace:
         return Pace(self.control, self.pipeline.name, self.pipeline.producer.rate_limiting)
 
-    def _by_message(self, files: Sequence[File], already: Sequence[Range]) -> Manifest:
+    def _by_message(self, files: Sequence[File], repeats: Sequence[Range]) -> Manifest:
         parts = divide(files, self.pipeline.name, self._concurrency)
 
         def task(*, careful: bool) -> Handle:
@@ -81,7 +81,7 @@ class Handling:
                 receive_id=self.receive.receive_id,
                 parts=parts,
                 pace=self._pace(),
-                already=already,
+                repeats=repeats,
                 careful=careful,
             )
 
@@ -91,7 +91,7 @@ class Handling:
             _LOG.warning("a message ended its Python worker: handling again, in forked processes")
             return self.work.run(task(careful=True), len(parts))
 
-    def _already(self, files: Sequence[File], published: datetime | None) -> list[Range]:
+    def _repeats(self, files: Sequence[File], published: datetime | None) -> list[Range]:
         """Look up what may have come before, published at this time or later; return where the answer lies."""
         name, lake = self.pipeline.name, self.work.lake
         # By when they were decided, not by their window: one may pull into a window of long ago.
@@ -112,8 +112,8 @@ class Handling:
             decisions = self.work.scan(parts, "source", "message_id", "outcome")
         fresh = divide(files, name, self._concurrency)
         copies = self.work.scan(fresh, "source", "message_id", "position", "redelivered")
-        keep = lookup.KeepAlready(lake, name, self.receive.receive_id, self.receive.window)
-        manifest = self.work.write(lookup.already(copies, decisions), keep)
+        write = lookup.WriteRepeats(lake, name, self.receive.receive_id, self.receive.window)
+        manifest = self.work.write(lookup.find_repeats(copies, decisions), write)
         return [Range(f"{name}/{file.table}/{file.path}", file.window, 0, file.rows, 0) for file in manifest]
 
 

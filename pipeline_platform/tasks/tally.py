@@ -51,8 +51,9 @@ class Tally:
         self._reasons[reason[:_REASON]] += 1
         _forget_rare(self._reasons)
 
-    def failure(self, message: Message, failure: Failure) -> None:
-        """Count a failure, and show it if it is among the first."""
+    def failure(self, message: Message) -> None:
+        """Count a failed message, and show it if it is among the first."""
+        failure = message.failure or Failure("failed", "")
         self.reason(words(f"{failure.kind}: {failure.reason}"))
         if len(self._sample) < SAMPLE:
             self._sample.append(
