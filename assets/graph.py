@@ -11,10 +11,14 @@ from assets import settlement
 from assets.tags import RunTags
 from assets.windows import windows_of
 from pipeline_platform.imports import import_apart
-from pipeline_platform.lake.receives import Origin, Receive
+from pipeline_platform.lake.ledger import Origin, Receive
 from pipeline_platform.model.options import Batcher
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
+from pipeline_platform.run import steps
+from pipeline_platform.run.begin import begin, resume
 from pipeline_platform.run.flow import Flow
+from pipeline_platform.run.lease import alive
+from pipeline_platform.run.standing import expect_finished
 
 
 class RunOrigin(Enum):
@@ -120,17 +124,23 @@ def _descriptions(pipeline: type[Pipeline]) -> dict[str, str]:
     return told
 
 
+_FLOWS: dict[str, Flow] = {}
+"""Of the run that this process works on, by pipeline: the steps of a run share what they know of their receive."""
+
+
 def flow_of(pipeline: type[Pipeline], context: dg.AssetExecutionContext) -> Flow:
-    """The pipeline with the resources of a run."""
-    import_apart("pandas")  # PyArrow does it at the first value it makes
-    resources = context.resources
-    return Flow(
-        pipeline=pipeline,
-        source=getattr(resources, pipeline.producer.source),
-        lake=resources.lake,
-        control=resources.control,
-        session=lambda: resources.spark.spark_session,
-    )
+    """The pipeline with the resources of a run, the same for all steps in one process."""
+    resources, flow = context.resources, _FLOWS.get(pipeline.name)
+    if flow is None or flow.pipeline is not pipeline or flow.control is not resources.control:
+        import_apart("pandas")  # PyArrow does it at the first value it makes
+        flow = _FLOWS[pipeline.name] = Flow(
+            pipeline=pipeline,
+            source=getattr(resources, pipeline.producer.source),
+            lake=resources.lake,
+            control=resources.control,
+            session=lambda: resources.spark.spark_session,
+        )
+    return flow
 
 
 def receive_of(flow: Flow, context: dg.AssetExecutionContext) -> Receive | None:
@@ -148,9 +158,9 @@ def receive_of(flow: Flow, context: dg.AssetExecutionContext) -> Receive | None:
             "execute `receive_messages` and all steps after it"
         )
     receive_id = received.tags[tags.receive_id]
-    receive = flow.receives.get(receive_id)
+    receive = flow.ledger.get(receive_id)
     if receive is None and received.tags.get(tags.demand) != "0":
-        flow.expect_finished(receive_id, [run.run_id for run in _lineage(context)])
+        expect_finished(flow, receive_id, [run.run_id for run in _lineage(context)])
         context.log.warning(f"receive {receive_id} is finished: nothing is left to do here")
     return receive
 
@@ -167,7 +177,7 @@ def at_work(flow: Flow, context: dg.AssetExecutionContext) -> Receive | None:
     """What was received, to be worked on by this run from now on."""
     receive = receive_of(flow, context)
     if receive is not None and receive.run_id != context.run.run_id:
-        return flow.resume(receive, context.run.run_id)
+        return resume(flow, receive, context.run.run_id)
     return receive
 
 
@@ -186,17 +196,18 @@ def _receive_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
         tags = RunTags.of(pipeline)
         origin: Origin = (config.origin or RunOrigin(context.run.tags.get(tags.origin, "failed"))).value
         flow = flow_of(pipeline, context)
-        receive = flow.begin(
+        receive = begin(
+            flow,
             origin=origin,
             run_id=context.run.run_id,
             windows=context.partition_keys,
             demand=config.demand,
             context=config.context,
-            tell=context.log.info,
+            log=context.log.info,
         )
         told = {tags.origin: origin, tags.demand: str(receive.demand), tags.receive_id: receive.receive_id}
         context.instance.add_run_tags(context.run.run_id, told)
-        manifest = flow.receive(receive)
+        manifest = steps.receive_messages(flow, receive)
         settlement.tell_received(context, receive, manifest)
 
     return receive_messages
@@ -227,7 +238,7 @@ def _step_op(pipeline: type[Pipeline], name: str, description: str, step: Step) 
 
 def _handle_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
     def handle_messages(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
-        manifest = flow.handle(receive)
+        manifest = steps.handle_messages(flow, receive)
         staged = sum(manifest.total(f"staged:{name}") for name in pipeline.batchers)
         handled, failed = manifest.total("handled"), manifest.total("failed")
         context.log.info(f"handled {handled}, failed {failed}, to batch {staged}")
@@ -238,7 +249,7 @@ def _handle_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
 
 def _batch_op(pipeline: type[Pipeline], batcher: str) -> dg.OpDefinition:
     def batch(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
-        manifest = flow.batch(receive, batcher)
+        manifest = steps.batch_messages(flow, receive, batcher)
         context.log.info(f"{manifest.total('batches')} batches, {manifest.total('handled')} messages")
 
     description = f"Gives batches of messages for `{batcher}` to `handle_batch`."
@@ -247,7 +258,7 @@ def _batch_op(pipeline: type[Pipeline], batcher: str) -> dg.OpDefinition:
 
 def _handle_failed_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
     def handle_failed(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
-        if told := settlement.of_failures(flow.receives.manifest(receive)):
+        if told := settlement.of_failures(flow.ledger.manifest(receive)):
             context.add_output_metadata(told)
 
     description = "Brings the failures of all stages together: kept as failed messages, or given back to the source."
@@ -256,9 +267,9 @@ def _handle_failed_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
 
 def _commit_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
     def commit(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
-        with flow.alive(receive):
-            decision = flow.decide(receive)
-            rows = flow.publish(receive)
+        with alive(flow, receive):
+            decision = steps.decide(flow, receive)
+            rows = steps.publish(flow, receive)
         if decision.dropped:
             context.log.info(
                 f"{decision.dropped} messages were decided by other runs meanwhile; decided the rest in "

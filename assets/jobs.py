@@ -6,7 +6,7 @@ import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
 from assets.tags import RunTags
-from pipeline_platform.lake.receives import Origin
+from pipeline_platform.lake.ledger import Origin
 from pipeline_platform.model.pipeline import Pipeline
 
 REPLAY_TAG = "pipeline_platform/replay"

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from pipeline_platform.lake.failed import FailedMessages
+from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import Manifest
-from pipeline_platform.lake.receives import Receive
-from pipeline_platform.run.flow import Acknowledgement, Flow
+from pipeline_platform.run.flow import Flow
+from pipeline_platform.run.lease import alive
+from pipeline_platform.run.steps import Acknowledgement
 
 if TYPE_CHECKING:
     from pipeline_platform.model.pipeline import Pipeline
@@ -138,8 +140,8 @@ def settle(
     """
     answer, manifest = None, Manifest()
     if receive is not None:
-        manifest = flow.receives.manifest(receive)
-        with flow.alive(receive):
+        manifest = flow.ledger.manifest(receive)
+        with alive(flow, receive):
             answer = acknowledger.acknowledge(flow, receive)
     windows = tuple(context.partition_keys)
     run = {**_of_answer(answer or _NOTHING), **(_of_run(receive, manifest) if receive else {})}

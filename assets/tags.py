@@ -6,7 +6,7 @@ from typing import NamedTuple, get_args
 
 import dagster as dg
 
-from pipeline_platform.lake.receives import Origin
+from pipeline_platform.lake.ledger import Origin
 from pipeline_platform.model.pipeline import Pipeline
 
 

@@ -15,8 +15,10 @@ from pathlib import Path
 
 from benchmarks.events import Events, payloads
 from pipeline_platform.control.store import ControlStore
-from pipeline_platform.lake.receives import Origin
+from pipeline_platform.lake.ledger import Origin
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.run import steps
+from pipeline_platform.run.begin import begin
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.spark import server as spark_server
 from pipeline_platform.spark.shipping import PACKAGES
@@ -32,12 +34,12 @@ def run_once(
     with closing(resource_) as spark:
         control = ControlStore(f"sqlite:///{root}/control.sqlite")
         flow = Flow(Events, queue, Lake(root=f"{root}/lake"), control, lambda: spark.spark_session)
-        receive = flow.begin(origin=origin, run_id="bench", windows=["2026-11-21T0000"])
-        flow.receive(receive)
-        flow.handle(receive)
-        flow.decide(receive)
-        flow.publish(receive)
-        flow.acknowledge(receive)
+        receive = begin(flow, origin=origin, run_id="bench", windows=["2026-11-21T0000"])
+        steps.receive_messages(flow, receive)
+        steps.handle_messages(flow, receive)
+        steps.decide(flow, receive)
+        steps.publish(flow, receive)
+        steps.acknowledge(flow, receive)
     peaks.put(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 
 

@@ -28,10 +28,12 @@ import pyarrow as pa
 
 from benchmarks.events import Event, EventColumns, Events, parsed, payloads
 from pipeline_platform.control.store import ControlStore
-from pipeline_platform.lake.receives import Receive
+from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.schema import arrow_schema
+from pipeline_platform.run import steps
+from pipeline_platform.run.begin import begin
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.spark import engine
 from pipeline_platform.spark import server as spark_server
@@ -86,8 +88,8 @@ class Bench:
     def received(self, pipeline: type[Pipeline], queue: TableQueue) -> tuple[Flow, Receive, list[str]]:
         """All messages, received and not yet handled, and the files that they lie in."""
         flow = self.flow(pipeline, queue)
-        receive = flow.begin(origin="source", run_id="bench", windows=[WINDOW])
-        files = flow.receive(receive).of_table("messages")
+        receive = begin(flow, origin="source", run_id="bench", windows=[WINDOW])
+        files = steps.receive_messages(flow, receive).of_table("messages")
         return flow, receive, [flow.lake.uri(pipeline.name, "messages", file.path) for file in files]
 
     def bare(self, files: list[str]) -> None:
@@ -118,12 +120,12 @@ class Bench:
                 took[f"run: {name}"] = time.perf_counter() - begun
                 return done
 
-            receive = step("begin", lambda: flow.begin(origin="source", run_id="bench", windows=[WINDOW]))
-            step("receive", lambda: flow.receive(receive))
-            step("handle", lambda: flow.handle(receive))
-            step("decide", lambda: flow.decide(receive))
-            step("publish", lambda: flow.publish(receive))
-            answer = step("acknowledge", lambda: flow.acknowledge(receive))
+            receive = step("begin", lambda: begin(flow, origin="source", run_id="bench", windows=[WINDOW]))
+            step("receive", lambda: steps.receive_messages(flow, receive))
+            step("handle", lambda: steps.handle_messages(flow, receive))
+            step("decide", lambda: steps.decide(flow, receive))
+            step("publish", lambda: steps.publish(flow, receive))
+            answer = step("acknowledge", lambda: steps.acknowledge(flow, receive))
             assert answer.acknowledged == self.messages
             return {"whole run": time.perf_counter() - started, **took}
 

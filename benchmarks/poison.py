@@ -20,6 +20,7 @@ from typing import Any
 from benchmarks.events import Events, payloads
 from benchmarks.handling import Bench, timed
 from pipeline_platform.model.message import Message
+from pipeline_platform.run import steps
 from pipeline_platform.spark import server as spark_server
 from pipeline_platform.spark.shipping import PACKAGES
 from resources.spark import WARM, SparkResource
@@ -67,7 +68,9 @@ def measure(messages: int, rounds: int) -> dict[str, list[float]]:
                 for turn in range(rounds + 1):
                     for name in chance.sample(list(received), len(received)):
                         flow, receive, _ = received[name]
-                        took = timed(name, lambda flow=flow, receive=receive: flow.handle(receive))[name]  # type: ignore[misc]
+                        took = timed(name, lambda flow=flow, receive=receive: steps.handle_messages(flow, receive))[
+                            name
+                        ]  # type: ignore[misc]
                         print(f"{name:12} {took:6.2f} s{'  (warming up)' if not turn else ''}", flush=True)
                         if turn:
                             times[name].append(took)

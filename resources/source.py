@@ -15,9 +15,9 @@ from pipeline_platform.source.contract import Source
 
 
 def source_resource(source: type[Source]) -> type[ConfigurableResourceFactory[Source]]:
-    """Make a resource class of a connector: the same fields, with `dg.EnvVar` allowed wherever text is.
+    """Make a resource class of a connector: the same fields, with `dg.EnvVar` allowed for every text.
 
-    Connectors are free of Dagster, because Spark tasks use them; this is what turns one into a resource::
+    Connectors are free of Dagster, because Spark tasks use them. This makes a resource of one::
 
         "flights_queue": source_resource(TableQueue)(name="flights_queue", url=dg.EnvVar("FLIGHTS_QUEUE"))
 
@@ -27,26 +27,20 @@ def source_resource(source: type[Source]) -> type[ConfigurableResourceFactory[So
     Returns:
         A resource that hands the connector to ops and sensors.
     """
+    fields = source.model_fields
 
     class _SourceResource(ConfigurableResourceFactory[Source]):
         def create_resource(self, context: dg.InitResourceContext) -> Source:
             del context
-            # Only what was changed: to some connectors, a default that is given is a choice that can contradict.
-            values = {name: getattr(self, name) for name in source.model_fields}
-            return source(
-                **{name: value for name, value in values.items() if _is_told(source.model_fields[name], value)}
-            )
+            # Defaults are left out: to some connectors, an option that is given can contradict another.
+            values = {name: getattr(self, name) for name in fields}
+            return source(**{name: value for name, value in values.items() if value != _default(fields[name])})
 
-    fields: dict[str, Any] = {
-        name: (
-            _configurable(field.annotation),
-            Field(_default(field), description=field.description)
-            if not field.is_required()
-            else Field(description=field.description),
-        )
-        for name, field in source.model_fields.items()
+    configured: dict[str, Any] = {
+        name: (_configurable(field.annotation), Field(_default(field), description=field.description))
+        for name, field in fields.items()
     }
-    made = create_model(f"{source.__name__}Resource", __base__=_SourceResource, __doc__=source.__doc__, **fields)
+    made = create_model(f"{source.__name__}Resource", __base__=_SourceResource, __doc__=source.__doc__, **configured)
     return cast("type[ConfigurableResourceFactory[Source]]", made)
 
 
@@ -68,12 +62,8 @@ def _configurable(annotation: Any) -> Any:
 
 
 def _default(field: FieldInfo) -> Any:
-    """The default of a field, as Dagster's configuration writes it."""
+    """A field's default as Dagster's configuration writes it; pydantic's `Undefined` for a required field."""
     default = field.get_default(call_default_factory=True, validated_data={})
     if isinstance(default, enum.Enum):
         return default.value
     return list(default) if isinstance(default, tuple) else default
-
-
-def _is_told(field: FieldInfo, value: Any) -> bool:
-    return field.is_required() or value != _default(field)

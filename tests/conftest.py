@@ -17,6 +17,7 @@ pytest_plugins = [
         "tests.fixtures.flow",
         "tests.fixtures.dagster",
         "tests.fixtures.sensor",
+        "tests.fixtures.table_queue",
     )
     if importlib.util.find_spec(name)
 ]

@@ -74,14 +74,14 @@ class Deployment:
     def receives(self, pipeline: type[Pipeline]) -> tuple[list[str], list[str], list[str]]:
         """The ids of receives that are not decided, and of those that are and not finished; what cannot be read."""
         from pipeline_platform.lake.decision import decided
-        from pipeline_platform.lake.receives import ReceiveError, Receives
+        from pipeline_platform.lake.ledger import Ledger, ReceiveError
         from pipeline_platform.lake.tables import Tables
 
-        kept, outcomes = Receives(self.lake, pipeline.name), Tables(self.lake, pipeline)["outcomes"]
+        ledger, outcomes = Ledger(self.lake, pipeline.name), Tables(self.lake, pipeline)["outcomes"]
         receives, unreadable = [], []
-        for receive_id in kept.unfinished():
+        for receive_id in ledger.unfinished():
             try:
-                receives += [receive] if (receive := kept.get(receive_id)) else []
+                receives += [receive] if (receive := ledger.get(receive_id)) else []
             except ReceiveError as error:
                 unreadable.append(str(error))
         if not receives:

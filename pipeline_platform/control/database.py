@@ -1,45 +1,89 @@
-"""The database under the control store: SQLite or PostgreSQL, opened late, safe over threads, forks and processes."""
+"""One way to a SQL database, SQLite or PostgreSQL: opened late, safe over threads, forks and processes.
+
+The control store and the table queue use it. A connector of your own that keeps a table may use it, too.
+"""
 
 from __future__ import annotations
 
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TypeVar
+from urllib.parse import quote
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_exponential, wait_fixed
 
-_CREATION_LOCK = 0x70_69_70_65  # any number that all who create the tables agree on
-_CLOCK = sa.text("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
-# A process stopped inside a transaction holds its locks: the server ends it before others give up waiting.
-_POSTGRES_OPTIONS = "-c idle_in_transaction_session_timeout=10s -c lock_timeout=20s"
-BUSY_S = 30
-"""How long a SQLite connection waits for whoever holds the file."""
+T = TypeVar("T")
 
+BUSY_S: Final = 30
+"""Seconds that a SQLite connection waits for another that holds the file."""
 
-class ControlStoreError(Exception):
-    """The control store cannot be used: its message names the store, without the password, and what to do."""
+IDLE_S: Final = 30
+LOCK_S: Final = 60
+"""PostgreSQL ends a session that stands still inside a transaction for IDLE_S, as one whose host is gone does. It ends
+a wait for a lock after LOCK_S: longer, so that what waits for such a session is served. Neither ends a statement that
+merely takes long."""
+
+_WAYS_OUT: Final = {
+    "disk is full": "Make room where it lies.",
+    "database is locked": "For {busy} s another process holds {file}: wait for it, or end it (`fuser {file}` names it)",
+    "lock timeout": "Another session holds what this one waits for: find it with pg_blocking_pids() and end it, or "
+    "wait longer with lock_timeout among the options in url (?options=-c%20lock_timeout%3D5min)",
+    "idle-in-transaction timeout": "This process stood still inside a transaction, which is undone: its next try or "
+    "the next run does the work",
+    "unsupported startup parameter": "A pooler does not pass on the session's time-outs: name options among its "
+    "ignore_startup_parameters, and set lock_timeout and idle_in_transaction_session_timeout for the user of url",
+    "password authentication failed": "Give the correct user and password in url",
+    "no password supplied": "Put the password into url",
+    "connection failed": "Give the correct host and port in url, and see that the server runs",
+    "connection timeout": "Give the correct host and port in url, and see that the server runs",
+}
 
 
 class Database:
-    """Transactions on one database; picklable, for connections are made where they are used.
+    """Transactions on one database. It can be pickled: each process makes its own connections.
 
     Args:
         url: SQLAlchemy URL of a SQLite file or a PostgreSQL database.
-        tables: Created at the first use where they are missing.
+        what: Names its use at the beginning of an error.
+        error: Raised for whatever goes wrong here. Its message names use, URL without password, reason and way out.
+        prepare: Called once in each process, before the first use; makes tables that are missing.
+        ways_out: What to do about an error, by words of its reason; they come before this module's own.
+        create: Whether to make a SQLite file and its folders where they are missing.
+        durable: Whether a commit on SQLite survives a power cut. Without it the last ones may be lost, never the file.
+        keep: Whether a process keeps a connection open between two uses.
+        now: Seconds since the epoch, for tests; None for the clock that all who share the database share.
 
     Raises:
-        ControlStoreError: The URL is neither of these.
+        Exception: As `error` says: the URL is for another kind of database, or for none.
     """
 
-    def __init__(self, url: str, tables: sa.MetaData) -> None:
-        self._url = _parse(url)
-        self._tables = tables
+    def __init__(
+        self,
+        url: str,
+        what: str,
+        error: type[Exception],
+        *,
+        prepare: Callable[[Database, sa.Engine], None] | None = None,
+        ways_out: Mapping[str, str] | None = None,
+        create: bool = True,
+        durable: bool = True,
+        keep: bool = False,
+        now: Callable[[], float] | None = None,
+    ) -> None:
+        try:
+            self.url = parse(url)
+        except ValueError as refused:
+            raise error(f"{what}: {refused}") from None
+        self.what, self.error = what, error
+        self._prepare, self._ways_out = prepare, {**(ways_out or {}), **_WAYS_OUT}
+        self._create, self._durable, self._keep, self._now = create, durable, keep, now
         self._made: tuple[int, sa.Engine] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -47,30 +91,47 @@ class Database:
         return {**self.__dict__, "_made": None}
 
     def __str__(self) -> str:
-        """Give the URL, without its password."""
-        return without_secrets(self._url)
+        """Return the URL without password and query, which may hold one, too."""
+        return self.url.set(query={}).render_as_string(hide_password=True)
+
+    @property
+    def is_sqlite(self) -> bool:
+        """Whether it is SQLite, else PostgreSQL."""
+        return self.url.get_backend_name() == "sqlite"
 
     @contextmanager
     def writing(self) -> Iterator[sa.Connection]:
-        """Open a transaction that may write. On SQLite writers take turns; on PostgreSQL lock what you decide by.
-
-        Raises:
-            ControlStoreError: The database cannot be reached, or refuses.
-        """
-        with self._named_errors(), self._engine().connect() as connection:
-            immediate = connection.execution_options(immediate=True)
-            with immediate.begin():
-                yield immediate
+        """Open a transaction that may write. On SQLite writers take turns; on PostgreSQL lock what you decide by."""
+        with self._named_errors(), transaction(self._engine(), immediate=True) as connection:
+            yield connection
 
     @contextmanager
     def reading(self) -> Iterator[sa.Connection]:
-        """Open a transaction that only reads, and waits for no writer.
-
-        Raises:
-            ControlStoreError: The database cannot be reached, or refuses.
-        """
-        with self._named_errors(), self._engine().connect() as connection, connection.begin():
+        """Open a transaction that only reads, and waits for no writer."""
+        with self._named_errors(), transaction(self._engine(), immediate=False) as connection:
             yield connection
+
+    def write(self, work: Callable[[sa.Connection], T]) -> T:
+        """Call `work` in a transaction that may write; again where PostgreSQL ends it for the sake of another."""
+
+        def once() -> T:
+            with transaction(self._engine(), immediate=True) as connection:
+                return work(connection)
+
+        with self._named_errors():
+            broken_off = retry_if_exception(lambda error: _sqlstate(error) in ("40001", "40P01"))
+            pause = wait_exponential(multiplier=0.02, exp_base=5)
+            return Retrying(retry=broken_off, wait=pause, stop=stop_after_attempt(4), reraise=True)(once)
+
+    def now(self, connection: sa.Connection) -> int:
+        """Read the time in microseconds since the epoch: by the server's clock, or this machine's for SQLite."""
+        if self._now is not None:
+            return round(self._now() * 1_000_000)
+        if self.is_sqlite:
+            return time.time_ns() // 1_000
+        return int(
+            connection.execute(sa.select(sa.extract("epoch", sa.func.clock_timestamp()) * 1_000_000)).scalar_one()
+        )
 
     def close(self) -> None:
         """Close this process's connections; the next use opens them again."""
@@ -78,130 +139,130 @@ class Database:
             self._made[1].dispose()
         self._made = None
 
+    def refusal(self, reason: str) -> Exception:
+        """Make an error of a reason, with the words that all errors of this database begin with."""
+        return self.error(f"{self.what} {self} cannot be used: {reason}")
+
     @contextmanager
     def _named_errors(self) -> Iterator[None]:
         try:
             yield
         # Without its cause below: a driver may quote the whole address.
-        except ImportError as error:
-            raise ControlStoreError(f"{self} needs {error.name}: install pipeline-platform[postgres]") from None
-        except (SQLAlchemyError, sqlite3.Error, OSError) as error:
-            reason = str(getattr(error, "orig", None) or error).strip()
-            if self._url.password:
-                reason = reason.replace(self._url.password, "***")
-            raise ControlStoreError(
-                f"the control store {self} cannot be used: {reason}. {self._way_out(reason)}"
-            ) from None
+        except ModuleNotFoundError as error:
+            raise self.refusal(f"{error.name} is missing. Install pipeline-platform[postgres]") from None
+        except Exception as error:
+            cause = getattr(error, "orig", None) or error
+            of_driver = isinstance(cause, sqlite3.Error) or type(cause).__module__.startswith("psycopg")
+            if not of_driver and not isinstance(error, SQLAlchemyError):
+                raise
+            # The main sentence of PostgreSQL alone: the others may quote a row, and with it a payload.
+            reason = " ".join((getattr(getattr(cause, "diag", None), "message_primary", None) or str(cause)).split())
+            if self.url.password:
+                reason = reason.replace(self.url.password, "***")
+            raise self.refusal(f"{reason}. {self._way_out(reason)}") from None
 
     def _way_out(self, reason: str) -> str:
-        file = self._url.database
-        if "disk is full" in reason:
-            return "Make room where it lies."
-        if "malformed" in reason or "not a database" in reason:
-            return (
-                f"{file} is damaged: remove it, with the files that end in -wal and -shm beside it, while no run is "
-                "under way. The next look makes a new one; limits set at run time, pauses and claims are forgotten"
-            )
-        if "database is locked" in reason:
-            return f"For {BUSY_S:g} s another process holds {file}: wait for it, or end it (`fuser {file}` names it)"
+        for words, way_out in self._ways_out.items():
+            if words in reason:
+                return way_out.replace("{file}", str(self.url.database)).replace("{busy}", f"{BUSY_S:g}")
         return "Is the database there, and may this user write to it?"
 
     def _engine(self) -> sa.Engine:
         pid = os.getpid()
         if self._made is None or self._made[0] != pid:  # a forked child must not share its parent's connections
             # Two threads that meet here make one engine too many, which is collected unused.
-            engine = _open(self._url)
-            self._create_missing(engine)
+            engine = self._open()
+            if self._prepare is not None:
+                self._prepare(self, engine)
             self._made = (pid, engine)
         return self._made[1]
 
-    def _create_missing(self, engine: sa.Engine) -> None:
-        with engine.connect() as connection, connection.begin():
-            if set(self._tables.tables) <= set(sa.inspect(connection).get_table_names()):
-                return  # who only looks need not wait for a writer
-        with engine.connect().execution_options(immediate=True) as connection, connection.begin():
-            if connection.dialect.name == "postgresql":  # CREATE TABLE IF NOT EXISTS is not safe at once
-                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_CREATION_LOCK)))
-            self._tables.create_all(connection)
+    def _open(self) -> sa.Engine:
+        if self._keep:  # one idle connection a process: every Spark worker is one
+            options: dict[str, Any] = {"pool_pre_ping": True, "pool_size": 1, "max_overflow": 9}
+        else:
+            options = {"poolclass": sa.NullPool}
+        if not self.is_sqlite:
+            arguments: dict[str, Any] = {"connect_timeout": 10, "application_name": "pipeline-platform"}
+            if "options" not in self.url.query:
+                limits = f"-c idle_in_transaction_session_timeout={IDLE_S}s -c lock_timeout={LOCK_S}s"
+                # The session's time zone decides what PostgreSQL writes into a column without a zone, or into JSON.
+                arguments["options"] = f"{limits} -c timezone=UTC"
+            options |= {"connect_args": arguments, "isolation_level": "READ COMMITTED"}
+            return sa.create_engine(self.url, hide_parameters=True, **options)
+        engine = sa.create_engine(self.url, hide_parameters=True, creator=self._connect_sqlite, **options)
+        sa.event.listen(engine, "begin", _begin_sqlite)
+        return engine
+
+    def _connect_sqlite(self) -> sqlite3.Connection:
+        path = Path(str(self.url.database))
+        if self._create:
+            with suppress(OSError):  # SQLite refuses to open the file then
+                path.parent.mkdir(parents=True, exist_ok=True)
+        # By an address, for a plain path makes an empty file where reading has to fail.
+        address = f"file:{quote(str(path))}?mode={'rwc' if self._create else 'rw'}"
+        # Transactions begin where `_begin_sqlite` says.
+        connection = sqlite3.connect(address, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+        if self._create:
+            _log_ahead(connection)
+        connection.execute(f"PRAGMA synchronous = {'FULL' if self._durable else 'NORMAL'}")
+        return connection
 
 
-def without_secrets(url: sa.URL) -> str:
-    """A database's URL as people may see it: without a password, and without a query, which may hold one too."""
-    return url.set(query={}).render_as_string(hide_password=True)
+@contextmanager
+def transaction(engine: sa.Engine, *, immediate: bool) -> Iterator[sa.Connection]:
+    """Open a transaction; with `immediate` no other may write to SQLite before it ends."""
+    with engine.connect().execution_options(immediate=immediate) as connection, connection.begin():
+        yield connection
 
 
-def clock(connection: sa.Connection) -> int:
-    """Read the time in microseconds since the epoch: the server's, or this machine's for SQLite."""
-    if connection.dialect.name == "postgresql":
-        return int(connection.execute(_CLOCK).scalar_one())
-    return time.time_ns() // 1_000
+def insert(connection: sa.Connection, table: sa.Table) -> Any:
+    """Begin an INSERT that may say ON CONFLICT, in the words of the database."""
+    return (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(table)
 
 
-def insert_missing(connection: sa.Connection, table: sa.Table, row: dict[str, Any]) -> None:
-    """Insert a row unless its key is there already, be it put there at this moment by another."""
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
-    connection.execute(dialect.insert(table).values(row).on_conflict_do_nothing())
+def parse(text: str) -> sa.URL:
+    """Read a SQLAlchemy URL; the path of a SQLite file becomes absolute, for tasks run in folders of their own.
 
-
-def _parse(text: str) -> sa.URL:
+    Raises:
+        ValueError: It is for another kind of database, or for none; the message quotes no password.
+    """
     try:
         url = sa.make_url(text)
     except (ArgumentError, ValueError, AttributeError):
-        # Not quoted: it may hold a password.
-        raise ControlStoreError(
-            "the control store's URL cannot be read; give sqlite:///<file> or postgresql://<user>@<host>/<database>"
+        raise ValueError(
+            "url cannot be read; give sqlite:///<file> or postgresql://<user>:<password>@<host>/<database>"
         ) from None
     backend = url.get_backend_name()
     if backend in ("postgresql", "postgres"):
         return url.set(drivername="postgresql+psycopg")
     if backend != "sqlite":
-        raise ControlStoreError(f"the control store is SQLite or PostgreSQL, not {backend}")
+        raise ValueError(f"url is for {backend!r}; give SQLite or PostgreSQL")
     if not url.database or url.database == ":memory:":
-        raise ControlStoreError(
-            "a control store in memory is seen by one process alone, and holds no limit over runs; "
-            "give a file: sqlite:///<file>"
+        raise ValueError(
+            "url names no file: a SQLite database in memory is a new one in every process; give sqlite:///<file>"
         )
-    return url.set(database=str(Path(url.database).absolute()))  # tasks run in folders of their own
+    return url.set(database=str(Path(url.database).absolute()))
 
 
-def _open(url: sa.URL) -> sa.Engine:
-    if url.get_backend_name() == "postgresql":
-        arguments: dict[str, Any] = {"connect_timeout": 10}
-        if "options" not in url.query:
-            arguments["options"] = _POSTGRES_OPTIONS
-        # One idle connection a process: every Spark worker has one of these.
-        return sa.create_engine(
-            url,
-            connect_args=arguments,
-            isolation_level="READ COMMITTED",
-            pool_pre_ping=True,
-            pool_size=1,
-            max_overflow=9,
-        )
-    Path(str(url.database)).parent.mkdir(parents=True, exist_ok=True)
-    engine = sa.create_engine(url, connect_args={"timeout": BUSY_S})
-    sa.event.listen(engine, "connect", _prepare_sqlite)
-    sa.event.listen(engine, "begin", _begin_sqlite)
-    return engine
+def _log_ahead(connection: sqlite3.Connection) -> None:
+    """Turn on write-ahead logging, so that readers and the writer do not wait for each other."""
+    # Another process may switch the new file at this moment. SQLite does not wait for that by itself.
+    in_between = retry_if_exception(
+        lambda error: isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode != sqlite3.SQLITE_FULL
+    )
 
+    def switch() -> None:
+        if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+            connection.execute("PRAGMA journal_mode = WAL")
 
-def _prepare_sqlite(connection: Any, _record: object) -> None:
-    connection.isolation_level = None  # transactions begin where `_begin_sqlite` says
-    deadline = time.monotonic() + BUSY_S
-    while True:
-        try:
-            if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
-                connection.execute("PRAGMA journal_mode = WAL")
-            break
-        except sqlite3.OperationalError as error:
-            # Another process switches the new file at this moment; SQLite does not wait for that by itself.
-            if time.monotonic() > deadline or error.sqlite_errorcode == sqlite3.SQLITE_FULL:
-                raise
-            time.sleep(0.05)
-    connection.execute("PRAGMA synchronous = NORMAL")  # loses permits at a power cut, never the file
+    Retrying(retry=in_between, wait=wait_fixed(0.05), stop=stop_after_delay(BUSY_S), reraise=True)(switch)
 
 
 def _begin_sqlite(connection: sa.Connection) -> None:
     # Writers take turns from their first read on: a read that becomes a write fails where another came between.
-    immediate = connection.get_execution_options().get("immediate")
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.get_execution_options()["immediate"] else "BEGIN")
+
+
+def _sqlstate(error: BaseException) -> str | None:
+    return getattr(getattr(error, "orig", None) or error, "sqlstate", None)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pipeline_platform.control.demand import RUN_LASTS, Limits
 from pipeline_platform.control.store import ControlStore
-from pipeline_platform.lake.receives import Origin
-from pipeline_platform.model.pipeline import Pipeline, PipelineError
-
-Tell = Callable[[str], None]
+from pipeline_platform.model.pipeline import Pipeline
 
 
 @dataclass(frozen=True)
@@ -43,32 +40,16 @@ class Room:
         # More would be leased for longer than a run should last.
         return self.per_run if spare is None else min(self.per_run, spare)
 
-    def wanted(self, origin: Origin, asked: int, windows: Sequence[str], tell: Tell) -> int:
-        """How many messages to claim room for: a replay takes its windows whole, or it would lose what it leaves.
-
-        Args:
-            origin: Where the messages come from.
-            asked: How many are asked for.
-            windows: What the run is about.
-            tell: Told in words why it is less than asked for.
-        """
-        if origin == "messages":
-            return min(asked, self.capacity)
-        wanted = min(asked, self.per_run)
-        if origin == "failed" and not asked:
-            tell(f"no failure is open in {', '.join(windows)}")
-        elif origin == "failed" and wanted < asked:
-            tell(f"{asked} failures are open, and a run takes on {wanted}: materialise these windows again for others")
-        return wanted
-
-    def claim(self, receive_id: str, run_id: str, wanted: int, tell: Tell, *, lease_s: float, within_s: float) -> int:
+    def claim(
+        self, receive_id: str, run_id: str, wanted: int, log: Callable[[str], None], *, lease_s: float, within_s: float
+    ) -> int:
         """Claim room, and wait for what is missing; keeps what it has got meanwhile.
 
         Args:
             receive_id: Who claims it.
             run_id: Of its Dagster run.
             wanted: How many messages.
-            tell: Told in words while it waits, and if it gets less.
+            log: Hears while it waits, and if it gets less.
             lease_s: How long the claim lasts unless it is renewed.
             within_s: How long to wait.
 
@@ -83,23 +64,9 @@ class Room:
             if granted == wanted:
                 return granted
             if time.monotonic() >= deadline:
-                tell(f"room for {granted} of {wanted} messages: other runs hold what else may be in flight")
+                log(f"room for {granted} of {wanted} messages: other runs hold what else may be in flight")
                 return granted
             if not told:
-                tell(f"room for {granted} of {wanted} messages so far; waiting up to {within_s:.0f} s for other runs")
+                log(f"room for {granted} of {wanted} messages so far; waiting up to {within_s:.0f} s for other runs")
                 told = True
             time.sleep(1.0)
-
-    def refuse_without(self, origin: Origin, wanted: int, granted: int) -> None:
-        """Refuse to begin with what was granted: a backfill with nothing, a replay with less than all.
-
-        Raises:
-            PipelineError: There is not enough; it says what to do.
-        """
-        if origin == "source" or (granted == wanted if origin == "messages" else granted or not wanted):
-            return
-        what = "replay" if origin == "messages" else "backfill"
-        raise PipelineError(
-            f"{self.pipeline.name}: room for {granted} of the {wanted} messages of this {what}, for other runs hold "
-            f"the rest of {self.capacity}: start it again when they are done, or pause the pipeline meanwhile"
-        )

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from deltalake import DeltaTable
 
+from pipeline_platform.lake.ledger import Ledger, Receive
 from pipeline_platform.lake.manifest import File, Manifest
-from pipeline_platform.lake.receives import Receive, Receives
 from pipeline_platform.lake.rewriting import OthersDecisions, Replacement, published, receive_ids
 from pipeline_platform.lake.tables import (
     DECIDED,
@@ -97,7 +97,7 @@ def decided(table: Table, handle: DeltaTable, receive: Receive) -> Receive | Non
     if standing.state == DECIDED:
         return receive.model_copy(update={"owner": standing.owner})
     if standing.state is None and _holds(table, handle, receive):
-        owners = Receives(table.lake, table.pipeline).owners(receive.receive_id)
+        owners = Ledger(table.lake, table.pipeline).owners(receive.receive_id)
         return receive.model_copy(update={"owner": owners[-1] if owners else 0})
     return None
 
@@ -119,7 +119,7 @@ def _older_than_transactions(handle: DeltaTable, receive: Receive) -> bool:
 
 def decide(
     tables: Tables,
-    receives: Receives,
+    ledger: Ledger,
     receive: Receive,
     still_ours: Callable[[], bool] = lambda: True,
     on_success: str = "ack",
@@ -128,7 +128,7 @@ def decide(
 
     Args:
         tables: The pipeline's.
-        receives: Where its manifests are.
+        ledger: Where its manifests are.
         receive: Which.
         still_ours: Asked before each swap: whether the lease still holds.
         on_success: What the source is told of a message that another receive decided.
@@ -138,7 +138,7 @@ def decide(
         UnhandledError: Some message of it has no outcome, or more than one: a step was left out.
     """
     outcomes = tables["outcomes"]
-    others, replacement = OthersDecisions(tables, receives, receive, on_success), Replacement(outcomes, receive)
+    others, replacement = OthersDecisions(tables, ledger, receive, on_success), Replacement(outcomes, receive)
     handle, looked = outcomes.open(), receive.base
     files: list[File] = []
     dropped = tries = 0
@@ -150,7 +150,7 @@ def decide(
             expect_owner(receive, done.owner)
             return Decision(dropped, tries)
         standing = Standing.of(handle, receive.receive_id)
-        if standing.state == FENCED or receives.get(receive.receive_id) is None:
+        if standing.state == FENCED or ledger.get(receive.receive_id) is None:
             raise FencedError(
                 f"receive {receive.receive_id} was given up while its run stalled: its messages are another run's now"
             )
@@ -164,7 +164,7 @@ def decide(
         lost = others.drop(added)
         dropped, looked = dropped + lost, handle.version()
         if lost or not tries:
-            files = _outcome_files(receives.manifest(receive), receive)
+            files = _outcome_files(ledger.manifest(receive), receive)
         removed, kept = replacement.at(handle)
         tries += 1
         try:
@@ -198,7 +198,7 @@ def _outcome_files(manifest: Manifest, receive: Receive) -> list[File]:
     return manifest.of_table("outcomes")
 
 
-def take_over(tables: Tables, receives: Receives, receive: Receive, run_id: str) -> tuple[Receive, bool]:
+def take_over(tables: Tables, ledger: Ledger, receive: Receive, run_id: str) -> tuple[Receive, bool]:
     """Make a run the owner of a receive that another began: nothing that others still do to it counts from here on.
 
     Returns:
@@ -212,7 +212,7 @@ def take_over(tables: Tables, receives: Receives, receive: Receive, run_id: str)
     while True:
         handle.update_incremental()
         standing = Standing.of(handle, receive.receive_id)
-        had = any(Standing(TAKEN, owner).is_of(run_id) for owner in receives.owners(receive.receive_id))
+        had = any(Standing(TAKEN, owner).is_of(run_id) for owner in ledger.owners(receive.receive_id))
         if had and not standing.is_of(run_id):
             raise _taken(receive)
         if done := decided(outcomes, handle, receive):
@@ -226,11 +226,11 @@ def take_over(tables: Tables, receives: Receives, receive: Receive, run_id: str)
         if standing.is_of(run_id):
             return receive, False
         taken = standing.taken_by(run_id)
-        mine = receives.hand_over(receive, taken.owner)
+        mine = ledger.hand_over(receive, taken.owner)
         try:
             outcomes.swap(handle, receive.receive_id, [], state=taken.version)
         except BaseException as error:
-            receives.disown(mine)
+            ledger.disown(mine)
             if isinstance(error, CommitConflictError):
                 continue
             raise
@@ -253,12 +253,12 @@ def fence(tables: Tables, receive_id: str) -> bool:
         return True
 
 
-def publish(tables: Tables, receives: Receives, receive: Receive) -> dict[str, int]:
+def publish(tables: Tables, ledger: Ledger, receive: Receive) -> dict[str, int]:
     """Commit what a decided receive wrote to each table, once for each; return the rows by table.
 
     May be called by several at once, and again after any of them died half-way.
     """
-    manifest = receives.manifest(receive)
+    manifest = ledger.manifest(receive)
     rows = {}
     # Those it wrote to as well: a batcher may have been renamed since, and what is decided has a table still.
     for name in dict.fromkeys([*tables.names, *published(manifest)]):

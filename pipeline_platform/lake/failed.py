@@ -59,7 +59,9 @@ class FailedMessages(Source):
                 count = open_failures(self.lake, paths).num_rows
             counts.windows[window] = (digest, count)
         if counts.windows.items() - known.windows.items():
-            (counts if self.windows is None else Counted(known.windows | counts.windows)).keep(self.lake, self.pipeline)
+            (counts if self.windows is None else Counted(known.windows | counts.windows)).write(
+                self.lake, self.pipeline
+            )
         return {window: count for window, (_, count) in counts.windows.items() if count}
 
     def backlog(self) -> Backlog:
@@ -141,7 +143,7 @@ class Counted(NamedTuple):
         except (ValueError, TypeError, AttributeError):
             return cls({})
 
-    def keep(self, lake: Lake, pipeline: str) -> None:
+    def write(self, lake: Lake, pipeline: str) -> None:
         """Write it for the next who counts."""
         lake.write(f"{pipeline}/{_COUNTED}", json.dumps(self.windows).encode())
 

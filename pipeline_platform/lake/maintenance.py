@@ -11,7 +11,7 @@ from typing import NamedTuple
 from deltalake import WriterProperties
 
 from pipeline_platform.lake.failed import open_failures
-from pipeline_platform.lake.receives import ReceiveError, Receives
+from pipeline_platform.lake.ledger import Ledger, ReceiveError
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import CommitConflictError, Stored, Table, Tables
 from pipeline_platform.lake.writer import ROW_GROUP_ROWS
@@ -69,12 +69,12 @@ def maintain(
         The fields of `Kept` by table; tables that no receive has made yet are left out.
     """
     now = now or datetime.now(UTC)
-    receives = Receives(tables.lake, tables.pipeline.name)
+    ledger = Ledger(tables.lake, tables.pipeline.name)
     under_way = []
     retain_all = False
-    for receive_id in receives.unfinished():
+    for receive_id in ledger.unfinished():
         try:
-            if receive := receives.get(receive_id):
+            if receive := ledger.get(receive_id):
                 under_way.append(receive)
         except ReceiveError as error:
             tell(f"nothing is dropped or removed: {error}")
@@ -94,7 +94,7 @@ def maintain(
             vacuumed = 0 if retain_all else _vacuum(table, now - untouchable)
             report[name] = Kept(compacted, dropped, vacuumed)._asdict()
     if not retain_all:
-        _remove_leftovers(tables.lake, receives, untouchable)
+        _remove_leftovers(tables.lake, ledger, untouchable)
     return report
 
 
@@ -154,10 +154,10 @@ def _vacuum(table: Table, older_than: timedelta) -> int:
     return len(table.open().vacuum(retention_hours=hours, dry_run=False, full=True))
 
 
-def _remove_leftovers(lake: Lake, receives: Receives, before: datetime) -> None:
+def _remove_leftovers(lake: Lake, ledger: Ledger, before: datetime) -> None:
     """Remove what tasks wrote for a receive after it was given up: a folder without a record."""
-    for receive_id in receives.unfinished():
-        if receives.get(receive_id) is None:
-            written = lake.last_written(receives.folder(receive_id))
+    for receive_id in ledger.unfinished():
+        if ledger.get(receive_id) is None:
+            written = lake.last_written(ledger.folder(receive_id))
             if written is not None and written < before:
-                receives.remove(receive_id)
+                ledger.remove(receive_id)

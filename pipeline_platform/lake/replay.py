@@ -26,7 +26,7 @@ _BATCH_ROWS = 8_192
 _IDENTITY = ("source", "message_id", "attempt", "receive_id")
 
 
-class ReceivedMessages(Source):
+class ReplayedMessages(Source):
     """What was decided in some windows, read from the raw log: each message once, at its last attempt.
 
     A receive on it replaces the rows of the receives it read (`finished`) in every table.

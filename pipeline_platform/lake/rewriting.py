@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from pipeline_platform.lake import reader
+from pipeline_platform.lake.ledger import Ledger, Receive
 from pipeline_platform.lake.manifest import File, Manifest
-from pipeline_platform.lake.receives import Receive, Receives
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Stored, Table, Tables
 from pipeline_platform.lake.writer import Writer
@@ -32,8 +32,8 @@ class OthersDecisions:
     what was added. Only where some of them meet are they read again.
     """
 
-    def __init__(self, tables: Tables, receives: Receives, receive: Receive, on_success: str) -> None:
-        self._tables, self._receives, self._receive, self._on_success = tables, receives, receive, on_success
+    def __init__(self, tables: Tables, ledger: Ledger, receive: Receive, on_success: str) -> None:
+        self._tables, self._ledger, self._receive, self._on_success = tables, ledger, receive, on_success
         self._hashes: np.ndarray | None = None
 
     def drop(self, added: Sequence[str]) -> int:
@@ -44,7 +44,7 @@ class OthersDecisions:
         theirs = theirs.filter(pc.is_in(theirs["outcome"], pa.array(["handled", "failed"])))
         if not self._meet(theirs):
             return 0
-        manifest = self._receives.manifest(self._receive)
+        manifest = self._ledger.manifest(self._receive)
         ours = {
             file: _outcomes(self._tables.lake, self._path("outcomes", file.path))
             for file in manifest.of_table("outcomes")
@@ -61,7 +61,7 @@ class OthersDecisions:
     def _meet(self, theirs: pa.Table) -> bool:
         """Whether any of these messages may be the receive's, too."""
         if self._hashes is None:
-            files = self._receives.manifest(self._receive).of_table("outcomes")
+            files = self._ledger.manifest(self._receive).of_table("outcomes")
             hashed = [_hashes(_keys(self._tables.lake, self._path("outcomes", file.path))) for file in files]
             self._hashes = np.sort(np.concatenate([*hashed, np.empty(0, np.int64)]))
         sought = _hashes(_key(theirs))
@@ -69,7 +69,7 @@ class OthersDecisions:
 
     def _drop(self, manifest: Manifest, outcomes: dict[File, pa.Array], keys: pa.Array) -> None:
         # Written first: the acknowledgement publishes what others decided where it finds this.
-        self._receives.keep(self._receive, DROPPED, Manifest(notes=[{DROPPED: len(keys)}]))
+        self._ledger.write(self._receive, DROPPED, Manifest(notes=[{DROPPED: len(keys)}]))
 
         def stays(rows: pa.Table) -> pa.Array:
             return pc.invert(pc.is_in(_key(rows), keys))
@@ -88,7 +88,7 @@ class OthersDecisions:
             else:
                 left = _rewrite(table, self._receive, file.path, file.window, stays)
                 replaced[file] = left[0] if left else None
-        self._receives.replace_files(self._receive, replaced)
+        self._ledger.replace_files(self._receive, replaced)
 
 
 def published(manifest: Manifest) -> list[str]:

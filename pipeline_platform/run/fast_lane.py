@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pipeline_platform.control.pace import Pace
-from pipeline_platform.control.store import ControlStore
+from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import File, Manifest
 from pipeline_platform.lake.reader import Range, between, divide, spread
-from pipeline_platform.lake.receives import Receive
 from pipeline_platform.model.failure import Failure, words
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
-from pipeline_platform.run.spark_work import SparkWork
+from pipeline_platform.run.flow import Flow
+from pipeline_platform.run.intake import intake_of
+from pipeline_platform.run.spark_work import SparkWork, carefully
 from pipeline_platform.source.contract import Source
 from pipeline_platform.spark import engine
 from pipeline_platform.tasks import column_lane
@@ -39,20 +41,14 @@ class FastLane:
     """The handling of one receive by column expressions.
 
     Attributes:
-        pipeline: The class.
-        source: Where the messages come from.
-        control: Gives the permits of a rate limit.
+        flow: The pipeline and its resources.
         receive: Whose messages they are.
-        work: Its Spark work.
         files: What was received.
         repeats: Files that say which deliveries are not to be handled.
     """
 
-    pipeline: type[Pipeline]
-    source: Source
-    control: ControlStore
+    flow: Flow
     receive: Receive
-    work: SparkWork
     files: Sequence[File]
     repeats: Sequence[Range]
 
@@ -83,7 +79,21 @@ class FastLane:
             good = [*between(good, 0, first), *between(good, end, self._rows)]
         return aside + (self._handled(good, aside, as_they_lie=False) if good else Manifest())
 
-    @property
+    @cached_property
+    def pipeline(self) -> type[Pipeline]:
+        """The class."""
+        return self.flow.pipeline
+
+    @cached_property
+    def work(self) -> SparkWork:
+        """The Spark work of the receive."""
+        return self.flow.work(self.receive.receive_id)
+
+    @cached_property
+    def _source(self) -> Source:
+        return intake_of(self.flow, self.receive).source
+
+    @cached_property
     def _rows(self) -> int:
         return sum(file.rows for file in self.files)
 
@@ -91,19 +101,15 @@ class FastLane:
     def _context(self) -> Any:
         return self.pipeline.context_of(self.receive.context)
 
-    @property
-    def _concurrency(self) -> int:
-        return self.pipeline.processors.concurrency
-
     def _set_aside(self, rows: Sequence[Range], failure: Failure | None = None) -> Manifest:
         task = SetAside(
             self.pipeline,
             self._context,
-            self.source,
+            self._source,
             self.receive.origin,
             self.work.lake,
             self.receive.receive_id,
-            parts := spread(rows, self._concurrency),
+            parts := spread(rows, self.pipeline.processors.concurrency),
             self.repeats,
             failure,
         )
@@ -113,18 +119,15 @@ class FastLane:
         """Put rows through the query, and hold it to its contract: each that was not set aside once, and no more."""
         name, receive_id = self.pipeline.name, self.receive.receive_id
         (whole,) = divide(self.files, name, 1)
-        limit = self.control.rate_limiting(name, self.pipeline.producer.rate_limiting)
+        limit = self.flow.control.rate_limiting(name, self.pipeline.producer.rate_limiting)
         if as_they_lie and not limit and self.work.lake.is_local:
             received = column_lane.read_locally(self.work.spark, self.work.lake, name, self.files)
         else:
-            received = self._read(rows, Pace(self.control, name, self.pipeline.producer.rate_limiting))
+            received = self._read(rows, Pace(self.flow.control, name, self.pipeline.producer.rate_limiting))
         write = column_lane.WriteColumns(
-            self.pipeline, self._context, self.source, self.receive.origin, self.work.lake, receive_id, whole
+            self.pipeline, self._context, self._source, self.receive.origin, self.work.lake, receive_id, whole
         )
-        try:
-            manifest = self.work.write(self._query(received), write)
-        except engine.WorkerDiedError:  # a Spark that tries no task again
-            manifest = self.work.write(self._query(received), replace(write, careful=True))
+        manifest = carefully(lambda stage: self.work.write(self._query(received), stage), write)
         expected = self._rows - aside.total("aside")
         returned = manifest.total("returned_rows")
         if returned > expected:
@@ -135,7 +138,7 @@ class FastLane:
                 for file in manifest
                 if file.table == "outcomes" or file.table.startswith(f"_receives/{receive_id}")
             ]
-            ids = self.work.scan(divide(seen, name, self._concurrency), "source", "message_id")
+            ids = self.work.scan(divide(seen, name, self.pipeline.processors.concurrency), "source", "message_id")
             manifest += self.work.write(column_lane.not_returned(self.pipeline, received, ids), write)
         left = checksum_of_all(self._rows) - aside.total("aside_checksum")
         if manifest.total("returned_rows") != expected or (manifest.total("checksum") - left) % 2**64:
@@ -150,7 +153,7 @@ class FastLane:
         return column_lane.taken(self.pipeline, handled)
 
     def _read(self, rows: Sequence[Range], pace: Pace) -> DataFrame:
-        parts = spread(rows, self._concurrency)
+        parts = spread(rows, self.pipeline.processors.concurrency)
         read = column_lane.ReadColumns(self.work.lake, parts, self.pipeline.processors, pace, self.repeats)
         return engine.frame(self.work.spark, read, len(parts), column_lane.RECEIVED)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
@@ -18,9 +19,26 @@ from pipeline_platform.spark import engine
 from pipeline_platform.tasks.lookup import Scan
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
     from pyspark.sql import DataFrame, SparkSession
 
+_LOG = logging.getLogger(__name__)
+
 _COLUMNS = {field.name: field for field in (*OUTCOMES, *MESSAGES, pa.field("position", pa.int64()))}
+
+FEW = 100
+"""Messages that the driver reads, cuts and acknowledges by itself."""
+
+Work = TypeVar("Work", bound="DataclassInstance")
+
+
+def carefully(run: Callable[[Work], Manifest], work: Work) -> Manifest:
+    """Run what may end its Python worker. On a Spark that tries no task again it runs again here, in forks."""
+    try:
+        return run(work)
+    except engine.WorkerDiedError:
+        _LOG.warning("a message ended its Python worker: trying again, in forked processes")
+        return run(replace(work, careful=True))
 
 
 @dataclass(frozen=True)
@@ -42,8 +60,16 @@ class SparkWork:
         """The Spark session."""
         return self.session()
 
-    def run(self, task: engine.Task, shares: int) -> Manifest:
-        """Run a task for each share."""
+    def run(self, task: engine.Task, shares: int, messages: int | None = None) -> Manifest:
+        """Run a task for each share.
+
+        Args:
+            task: What to run.
+            shares: How often.
+            messages: In all of them. Up to `FEW` the tasks run in this process: that takes less time than to ask Spark.
+        """
+        if messages is not None and messages <= FEW:
+            return sum((Manifest.of(rows) for index in range(shares) for rows in task(index)), Manifest())
         if not shares:
             return Manifest()
         with self._tagged():

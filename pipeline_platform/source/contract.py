@@ -25,8 +25,8 @@ class Backlog(NamedTuple):
     """What waits at a source.
 
     Attributes:
-        messages: How many could be leased now, None where the source cannot tell.
-        oldest: When the oldest of them came, None where none waits or the source cannot tell.
+        messages: How many could be leased now; None where the source cannot tell.
+        oldest: When the oldest of them came; None where no message waits or the source cannot tell.
     """
 
     messages: int | None
@@ -37,9 +37,9 @@ class Share(BaseModel, frozen=True, extra="forbid"):
     """What one task reads: the source's own description of a part of a receive.
 
     Attributes:
-        at: Where to read, in the source's own words; plain JSON, no payloads.
-        window: The partition key its messages belong to, None for the window of the run.
-        messages: At most how many, for the task to stop at.
+        at: Where to read, in the source's own words: plain JSON, no payloads.
+        window: Partition key of its messages; None for the window of the run.
+        messages: Messages to read at the most.
     """
 
     at: dict[str, Any] = {}
@@ -51,10 +51,9 @@ class Refused(NamedTuple):
     """An entry that a source would not acknowledge, extend or release.
 
     Attributes:
-        ack_id: Whose.
+        ack_id: Of the message.
         reason: The source's words.
-        lost: The lease is somebody else's by now: nothing is left to try, and nothing is lost, for
-            whoever holds the message finds it decided.
+        lost: Another receive holds the message by now, and will find it decided: there is nothing left to try.
     """
 
     ack_id: str
@@ -63,19 +62,18 @@ class Refused(NamedTuple):
 
 
 class Source(BaseModel, ABC):
-    """Somewhere that messages come from and are acknowledged to.
+    """A place that messages come from and are acknowledged to.
 
-    A connector is one subclass in one file: a pydantic model of its options, free of Dagster, for Spark tasks
-    use it too. It is copied to them by pickling, so clients and connections are made where they are used.
+    A connector is one subclass in one file: a pydantic model of its options, free of Dagster. It is pickled to Spark
+    tasks, so it makes clients and connections where it uses them.
 
     What it promises:
 
-    - `plan` and `read` lease: what one receive was given, no other is given until it is acknowledged,
-      released or its lease is over. Both may die at any point; a lease that nobody renews runs out.
+    - `plan` and `read` lease: no other receive is given a message until it is acknowledged, released or its lease is
+      over. Both may die at any point; a lease that nobody renews runs out.
     - `message_id` is the same at every delivery of a message.
-    - `redelivered` is true for every message that may have been delivered before. A source that knows says it
-      exactly; one that does not says true.
-    - `ack` may be called twice for the same messages, by anyone who knows `ack_ref` and `ack_ids`.
+    - `redelivered` is true for every message that may have been delivered before. A source that cannot tell says true.
+    - `ack` may be called twice for the same messages, by anyone who has `ack_ref` and `ack_ids`.
     - `ack`, `release` and `extend` act under the lease: they never touch what another receive holds now.
     """
 
@@ -88,18 +86,18 @@ class Source(BaseModel, ABC):
     lease_s: float = Field(60.0, gt=0, description="Seconds that a lease lasts when nobody extends it.")
     on_success: Action = Field(
         "ack",
-        description="Told of a handled message: ack, noop, nack or nack:<seconds>. All but ack leave it at the source, "
-        "which delivers it again: it is known to be handled then, and told the same once more.",
+        description="What the source is told of a handled message: ack, noop, nack or nack:<seconds>. With all but ack "
+        "the source delivers it again; it is not handled twice, and the source is told the same once more.",
     )
     on_failure: Action = Field(
         "ack",
-        description="Told of a failed message. With noop or nack the source delivers it again; "
-        "with ack the failed-message table alone keeps it.",
+        description="What the source is told of a failed message. With noop or nack the source delivers it again; "
+        "with ack only the failed-message table holds it.",
     )
 
     @abstractmethod
     def backlog(self) -> Backlog:
-        """Say what waits. Called by sensors: quick, no lease, no long poll.
+        """Say what waits. Sensors call it: it is quick, leases nothing and does no long poll.
 
         Raises:
             SourceError: It cannot be reached, or is not there.
@@ -107,12 +105,12 @@ class Source(BaseModel, ABC):
 
     @abstractmethod
     def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]:
-        """Divide up to `demand` messages into at most `concurrency` shares, leasing them where one can.
+        """Divide up to `demand` messages into at most `concurrency` shares, and lease them if the source can.
 
         Args:
-            demand: How many messages the run may take on.
-            concurrency: How many tasks will read.
-            receive_id: Whose lease it is; the token of `extend`.
+            demand: Messages that the run may take on.
+            concurrency: Tasks that will read.
+            receive_id: Name of the lease, for `extend` and `abandon`.
 
         Raises:
             SourceError: It cannot be reached, or is not there.
@@ -122,12 +120,12 @@ class Source(BaseModel, ABC):
     def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
         """Read one share: batches of the schema `DELIVERIES`, at most `share.messages` rows in all.
 
-        In a Spark task; of a receive of up to a hundred messages in the run's own process.
+        It runs in a Spark task; in the run's own process for a receive of up to a hundred messages.
         """
 
     @abstractmethod
     def ack(self, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
-        """Tell the source that these messages are done with, in its largest unit; return what it refused.
+        """Tell the source that these messages are done, in its largest unit; return what it refused.
 
         Raises:
             SourceError: A whole call failed; earlier ones hold.
@@ -138,20 +136,20 @@ class Source(BaseModel, ABC):
         """Give messages back, to be delivered again after `delay_s` seconds; return what was refused."""
 
     def extend(self, receive_id: str) -> bool:
-        """Renew a receive's leases by `lease_s` from now; False where they are not its own any more.
+        """Renew a receive's leases to `lease_s` from now; return False if it no longer holds them.
 
-        The driver calls it every third of `lease_s` while the run lives. A source whose leases outlast a run
-        (because renewing costs a request per ten messages) leaves it as it is.
+        The driver calls it every third of `lease_s` while the run lives. A source whose leases outlast a run leaves it
+        as it is.
         """
         del receive_id
         return True
 
     def abandon(self, receive_id: str) -> None:
-        """Give back all that a receive still holds, where that can be said at once; otherwise leases run out."""
+        """Give back all that a receive still holds, if one call can say so; otherwise its leases run out."""
         del receive_id
 
     def refuse_or_pass(self) -> None:
-        """Raise `SourceError` where a receive is bound to fail: called before anything is leased."""
+        """Raise `SourceError` if a receive is bound to fail. A run calls it before it leases anything."""
         self.backlog()
 
     def deliveries(
@@ -168,30 +166,20 @@ class Source(BaseModel, ABC):
     ) -> pa.RecordBatch:
         """Build a batch of `DELIVERIES` from columns, for connectors to yield from `read`.
 
-        `published_at` is by the source's own clock, and the same at every delivery: what was decided before a
-        redelivered message was published is not looked at to find it. Leave it out where nobody vouches for that.
+        `published_at` is by the source's own clock, and the same at every delivery: a redelivered message is looked up
+        only in what was decided since. Leave it out if the source does not promise that.
         """
         rows = len(message_id)
-        if metadata is None:
-            told = pa.nulls(rows, pa.string())
-        else:
-            told = pa.array([json.dumps(m, default=str) if m else None for m in metadata], pa.string())
-        columns = [
-            pa.repeat(self.name, rows),
-            _column(message_id, pa.string()),
-            _column(data, pa.binary()),
-            told,
-            pa.repeat(ack_ref, rows),
-            _column(ack_id, pa.string()),
-            pa.repeat(pa.scalar(1, pa.int32()), rows) if attempt is None else _column(attempt, pa.int32()),
-            pa.repeat(redelivered, rows) if isinstance(redelivered, bool) else _column(redelivered, pa.bool_()),
-            pa.nulls(rows, _TIME) if published_at is None else _column(published_at, _TIME),
-        ]
-        return pa.RecordBatch.from_arrays(columns, schema=DELIVERIES)
-
-
-_TIME = DELIVERIES.field("published_at").type
-
-
-def _column(values: Sequence[Any] | pa.Array, type_: pa.DataType) -> pa.Array:
-    return values.cast(type_) if isinstance(values, pa.Array) else pa.array(values, type_)
+        texts = [json.dumps(m, default=str) if m else None for m in metadata or ()]
+        columns = {
+            "source": pa.repeat(self.name, rows),
+            "message_id": message_id,
+            "data": data,
+            "metadata": pa.nulls(rows) if metadata is None else texts,
+            "ack_ref": pa.repeat(ack_ref, rows),
+            "ack_id": ack_id,
+            "attempt": pa.repeat(1, rows) if attempt is None else attempt,
+            "redelivered": pa.repeat(redelivered, rows) if isinstance(redelivered, bool) else redelivered,
+            "published_at": pa.nulls(rows) if published_at is None else published_at,
+        }
+        return pa.RecordBatch.from_pydict(columns, schema=DELIVERIES)

@@ -16,8 +16,9 @@ from assets import graph, settlement
 from assets.graph import pipeline_assets
 from assets.settlement import Settled
 from assets.tags import RunTags
-from pipeline_platform.run import flow as flow_module
-from pipeline_platform.run.flow import Acknowledgement
+from pipeline_platform.run import lease, steps
+from pipeline_platform.run.intake import Intake
+from pipeline_platform.run.steps import Acknowledgement
 from tests.fixtures.dagster import LAST, NEXT, WINDOW, Location, figures
 from tests.fixtures.jobs_under_test import job_at
 from tests.fixtures.pipelines_under_test import Told
@@ -30,13 +31,13 @@ SUCCESS, FAILURE = dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE
 @pytest.fixture
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leases and waits of seconds instead of a minute."""
-    monkeypatch.setattr(flow_module, "LEASE_S", 3.0)
-    monkeypatch.setattr(flow_module, "ROOM_WITHIN_S", 2.0)
+    monkeypatch.setattr(lease, "CLAIM_S", 3.0)
+    monkeypatch.setattr(Intake, "room_within_s", 2.0)
 
 
 def failing_once(name: str, error: Exception) -> Any:
-    """Have a step of the flow raise the first time it is asked."""
-    real = getattr(flow_module.Flow, name)
+    """Have a step raise the first time it is asked."""
+    real = getattr(steps, name)
     left = [error]
 
     def step(*args: Any, **options: Any) -> Any:
@@ -44,7 +45,7 @@ def failing_once(name: str, error: Exception) -> Any:
             raise left.pop()
         return real(*args, **options)
 
-    return mock.patch.object(flow_module.Flow, name, step)
+    return mock.patch.object(steps, name, step)
 
 
 # What the asset graph shows
@@ -97,7 +98,7 @@ def test_a_pull_fills_every_table_tells_all_of_it_and_empties_the_queue(location
     assert location.texts("letters") == ["letter a", "letter a", "letter b"]
     assert location.open_failures() == {WINDOW: 2}
     assert location.waiting() == 0
-    assert location.flow().receives.unfinished() == []
+    assert location.flow().ledger.unfinished() == []
     told = {}
     for table in ("messages", "lines", "letters", "failed"):
         (event,) = location.materialisations(run, table)
@@ -361,21 +362,21 @@ def test_a_failed_commit_is_made_good_from_failure(location: Location) -> None:
     assert location.waiting() == 0
     (event,) = location.materialisations(run, "lines")
     assert figures(event)["acknowledged"] == 3
-    assert location.flow().receives.unfinished() == []
+    assert location.flow().ledger.unfinished() == []
 
 
 def test_a_failed_handling_goes_on_from_failure_under_a_lease_of_its_own(location: Location) -> None:
     location.enqueue("one", "two")
-    with failing_once("handle", OSError(28, "No space left on device")):
+    with failing_once("handle_messages", OSError(28, "No space left on device")):
         failed = location.run("told_pull")
     seen = []
-    real = flow_module.Flow.handle
+    real = steps.handle_messages
 
     def look(flow: Any, receive: Any) -> Any:
         seen.append([(claim.run_id, claim.messages) for claim in flow.control.in_flight(flow.pipeline.name)])
         return real(flow, receive)
 
-    with mock.patch.object(flow_module.Flow, "handle", look):
+    with mock.patch.object(steps, "handle_messages", look):
         run = location.again(failed, from_failure=True, copied_tags=False)
 
     assert run.status == SUCCESS
@@ -496,17 +497,17 @@ def until(found: Any, process: subprocess.Popen[bytes]) -> Any:
 
 
 def test_the_lease_is_renewed_while_a_commit_takes_long(location: Location, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flow_module, "LEASE_S", 1.0)
+    monkeypatch.setattr(lease, "CLAIM_S", 1.0)
     location.enqueue("one")
     seen = []
-    real = flow_module.Flow.publish
+    real = steps.publish
 
     def slowly(flow: Any, receive: Any) -> Any:
         time.sleep(2.5)
         seen.append([claim.messages for claim in location.control.in_flight("told")])
         return real(flow, receive)
 
-    with mock.patch.object(flow_module.Flow, "publish", slowly):
+    with mock.patch.object(steps, "publish", slowly):
         run = location.run("told_pull")
 
     assert run.status == SUCCESS

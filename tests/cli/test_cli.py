@@ -131,7 +131,7 @@ def test_status_counts_open_failures_by_window(cli, keeping):
 
 
 def test_status_names_a_receive_that_cannot_be_read_and_tells_the_rest(cli, keeping):
-    Run(keeping, Memory(), "ab12").receives.begin(Run(keeping, Memory(), "cd34").receive)
+    Run(keeping, Memory(), "ab12").ledger.begin(Run(keeping, Memory(), "cd34").receive)
     keeping.lake.write("keeping/_receives/ab12/receive.json", b"{")
 
     shown = cli("status", "keeping").stdout

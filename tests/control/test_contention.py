@@ -47,7 +47,7 @@ def test_a_try_reads_what_was_added_since_the_last_and_the_receive_itself_once(
 
     monkeypatch.setattr(Table, "swap", crowded)
     monkeypatch.setattr(Lake, "open_input", reading)
-    decision = decide(tables, large.receives, large.receive)
+    decision = decide(tables, large.ledger, large.receive)
 
     assert decision == (0, 7)
     first, second, *later = tries
@@ -71,7 +71,7 @@ def test_what_another_decides_between_two_tries_is_dropped_however_late_it_comes
         swap(table, handle, receive_id, *args, **options)
 
     monkeypatch.setattr(Table, "swap", crowded)
-    assert decide(tables, large.receives, large.receive) == (3, 4)
+    assert decide(tables, large.ledger, large.receive) == (3, 4)
     large.publish()
 
     assert sorted(row["message_id"] for row in visible(tables, "kept")) == sorted([*names, "x", "y"])
@@ -101,7 +101,7 @@ def test_two_hundred_thousand_messages_are_decided_beside_a_steady_stream(
     large = holding(tables, "large", *(f"l{n}" for n in range(200_000)))
     stream.start()
 
-    decision = decide(tables, large.receives, large.receive)
+    decision = decide(tables, large.ledger, large.receive)
 
     assert stream.is_alive(), f"decided in {decision.tries} tries, once the others had done"
     assert decision.dropped == 0

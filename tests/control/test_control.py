@@ -490,9 +490,9 @@ def test_a_password_is_shown_nowhere():
     ("url", "because"),
     [
         ("nonsense:s3cret", "cannot be read; give sqlite"),
-        ("mysql://root:s3cret@host/db", "SQLite or PostgreSQL, not mysql"),
-        ("sqlite://", "seen by one process alone"),
-        ("sqlite:///:memory:", "seen by one process alone"),
+        ("mysql://root:s3cret@host/db", "give SQLite or PostgreSQL"),
+        ("sqlite://", "a new one in every process"),
+        ("sqlite:///:memory:", "a new one in every process"),
     ],
 )
 def test_a_url_that_cannot_serve_is_refused(url, because):
@@ -503,7 +503,7 @@ def test_a_url_that_cannot_serve_is_refused(url, because):
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(ControlStoreError, match=r"cannot be used: .*may this user write to it"):
+    with pytest.raises(ControlStoreError, match=r"cannot be used: unable to open .*may this user write to it"):
         ControlStore(f"sqlite:///{tmp_path}/file/control.db").paused("flights")
 
 

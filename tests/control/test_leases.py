@@ -12,8 +12,11 @@ import pytest
 
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.run import flow as flow_module
+from pipeline_platform.run import lease, steps
+from pipeline_platform.run.begin import begin
+from pipeline_platform.run.clear_up import clear_up
 from pipeline_platform.run.flow import Flow
+from pipeline_platform.run.lease import alive
 from resources.table_queue import TableQueue
 from tests.fixtures.flow_pipelines import Obedient
 
@@ -26,7 +29,7 @@ Lock = Callable[[], closing]  # type: ignore[type-arg]
 @pytest.fixture(params=["sqlite", "postgresql"])
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Flow, Lock]:
     """A flow over a queue of one message, and how another locks all of that queue."""
-    monkeypatch.setattr(flow_module, "LEASE_S", CLAIM_S)
+    monkeypatch.setattr(lease, "CLAIM_S", CLAIM_S)
     on_sqlite = request.param == "sqlite"
     url = f"sqlite:///{tmp_path}/queue.sqlite" if on_sqlite else request.getfixturevalue("postgres_url")
     queue = TableQueue(name="queue", url=url, lease_s=60)
@@ -70,15 +73,16 @@ def locked(lock: Lock) -> Iterator[threading.Event]:
 
 def test_a_queue_that_is_locked_for_long_costs_no_claim(place: tuple[Flow, Lock]) -> None:
     flow, lock = place
-    receive = flow.begin(origin="source", run_id="stalled", windows=[WINDOW])
-    assert flow.receive(receive).rows("messages") == 1
+    receive = begin(flow, origin="source", run_id="stalled", windows=[WINDOW])
+    assert steps.receive_messages(flow, receive).rows("messages") == 1
 
+    flow.beats.clear()  # both leases are due
     with locked(lock) as released:
-        with flow.alive(receive):
+        with alive(flow, receive):
             time.sleep(LOCKED_S / 2)
             assert not released.is_set()
             assert [claim.run_id for claim in flow.control.in_flight("obedient")] == ["stalled"]
-            assert flow.clear_up() == [], "another run leaves it alone"
+            assert clear_up(flow) == [], "another run leaves it alone"
         # The step is over; its last word to the source still waits for the lock.
         assert released.is_set()
         assert [claim.run_id for claim in flow.control.in_flight("obedient")] == ["stalled"]

@@ -16,6 +16,8 @@ from pipeline_platform.lake.maintenance import SAFE_AGE, maintain
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.options import Retention
+from pipeline_platform.run import steps
+from pipeline_platform.run.begin import begin
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.source.contract import SourceError
 from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Run, numbered, visible
@@ -62,9 +64,9 @@ BROKEN: dict[str, tuple[Break, str]] = {
 }
 
 
-def begin(flow: Flow) -> list[str]:
+def begun(flow: Flow) -> list[str]:
     told: list[str] = []
-    flow.begin(origin="source", run_id="next", windows=[WINDOW], demand=1, tell=told.append)
+    begin(flow, origin="source", run_id="next", windows=[WINDOW], demand=1, log=told.append)
     for claim in flow.control.in_flight("keeping"):
         flow.control.end(claim.receive_id)
     return [said for said in told if "cannot be finished" in said]
@@ -89,14 +91,14 @@ def test_a_receive_that_cannot_be_finished_is_reported_each_time_and_the_others_
     other = Run(flow.tables, Memory(deliveries_=numbered(b"three")), "well").work().decide()
 
     for _ in range(2):
-        (report,) = begin(flow)
+        (report,) = begun(flow)
         assert report.startswith("receive broken cannot be finished and is left as it is: ")
         assert re.search(said, report)
 
-    assert other.receives.get("well") is None, "finished"
+    assert other.ledger.get("well") is None, "finished"
     for name in ("_receives/broken", "kept/_delta_log"):
         shutil.copytree(tmp_path / "backup" / name, Path(tables.lake.uri("keeping", name)), dirs_exist_ok=True)
-    assert begin(flow) == []
+    assert begun(flow) == []
     assert {"one", "two"} <= {row["text"] for row in visible(tables, "kept")}
 
 
@@ -110,12 +112,12 @@ def test_a_receive_whose_source_will_not_take_it_back_is_asked_again_by_the_next
 
     with monkeypatch.context() as patch:
         patch.setattr(Memory, "abandon", refuse)
-        (report,) = begin(flow)
+        (report,) = begun(flow)
     assert report.endswith("SourceError: memory: told to refuse")
-    assert run.receives.get("broken"), "the next run asks again"
+    assert run.ledger.get("broken"), "the next run asks again"
 
-    assert begin(flow) == []
-    assert run.receives.get("broken") is None
+    assert begun(flow) == []
+    assert run.ledger.get("broken") is None
 
 
 @pytest.mark.parametrize("what", ["its record", "a manifest"])
@@ -133,7 +135,7 @@ def test_maintenance_goes_on_and_removes_nothing_that_may_be_a_broken_receives(
         os.utime(path, (old, old))
     run.receive = run.receive.model_copy(update={"started_at": run.receive.started_at - SAFE_AGE * 3})
     if what == "a manifest":
-        run.receives.begin(run.receive)
+        run.ledger.begin(run.receive)
     told: list[str] = []
 
     report = maintain(tables, Retention(messages=timedelta(seconds=1)), tell=told.append)
@@ -143,7 +145,7 @@ def test_maintenance_goes_on_and_removes_nothing_that_may_be_a_broken_receives(
     assert len(told) == (what == "its record")
     for path, content in before.items():
         path.write_bytes(content)
-    assert begin(flow) == []
+    assert begun(flow) == []
     assert "one" in {row["text"] for row in visible(tables, "kept")}
 
 
@@ -156,13 +158,13 @@ def test_what_a_broken_receive_decided_is_not_acknowledged_before_it_is_publishe
     manifest.write_bytes(b"")
     late.decide().publish()
 
-    answer = flow.acknowledge(late.receive)
+    answer = steps.acknowledge(flow, late.receive)
 
     assert flow.source.told == [("ack", "q", ["ack-own"])]  # type: ignore[attr-defined]
     assert (answer.acknowledged, answer.unacknowledged) == (1, 1)
     assert "handle.parquet is no manifest" in answer.errors[0]
-    assert late.receives.get("late") is None, "it comes again by itself"
+    assert late.ledger.get("late") is None, "it comes again by itself"
     manifest.write_bytes(kept)
     again = Run(tables, Memory(deliveries_=(("broken-0", b"one"),)), "again", base=0).work().decide().publish()
-    assert flow.acknowledge(again.receive).acknowledged == 1
+    assert steps.acknowledge(flow, again.receive).acknowledged == 1
     assert sorted(row["text"] for row in visible(tables, "kept")) == ["one", "two"]

@@ -49,10 +49,10 @@ def worked(tables: Tables, receive_id: str = "r1") -> Run:
 
 
 COMMITS: dict[str, tuple[str, Callable[[Tables, Run], object]]] = {
-    "decide": ("outcomes", lambda tables, run: decide(tables, run.receives, run.receive)),
+    "decide": ("outcomes", lambda tables, run: decide(tables, run.ledger, run.receive)),
     "fence": ("outcomes", lambda tables, run: fence(tables, "r1")),
-    "take over": ("outcomes", lambda tables, run: take_over(tables, run.receives, run.receive, "another")),
-    "publish": ("kept", lambda tables, run: publish(tables, run.receives, run.receive)),
+    "take over": ("outcomes", lambda tables, run: take_over(tables, run.ledger, run.receive, "another")),
+    "publish": ("kept", lambda tables, run: publish(tables, run.ledger, run.receive)),
     "widen": (
         "kept",
         lambda tables, run: Table(
@@ -108,4 +108,4 @@ def test_a_table_that_refuses_nothing_and_only_moved_is_a_conflict_still(tables:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Table, "added_since", crowded)
-        assert decide(tables, run.receives, run.receive).tries == 3
+        assert decide(tables, run.ledger, run.receive).tries == 3

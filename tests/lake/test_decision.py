@@ -43,7 +43,7 @@ class Others:
         for run in self.runs:
             copy = object.__new__(Run)
             copy.__dict__ = {**run.__dict__, "tables": other.tables}
-            copy.receives = type(run.receives)(other.tables.lake, "keeping")
+            copy.ledger = type(run.ledger)(other.tables.lake, "keeping")
             other.runs.append(copy)
         return other
 
@@ -54,7 +54,7 @@ class Others:
         if action == "compact":
             for name in self.tables.names:
                 self.tables[name].open().optimize.compact()
-        elif run.receives.get(receive_id) is None:
+        elif run.ledger.get(receive_id) is None:
             return
         elif action == "decide":
             try:
@@ -63,11 +63,11 @@ class Others:
                 return
         elif action == "fence":
             if fence(self.tables, receive_id):
-                run.receives.remove(receive_id)
+                run.ledger.remove(receive_id)
         elif decided(outcomes, outcomes.open(), run.receive):
             run.publish()
             if action == "finish":
-                run.receives.remove(receive_id)
+                run.ledger.remove(receive_id)
 
     def interleaved(self, patch: pytest.MonkeyPatch) -> None:
         """Take the pending steps, the next one always right before somebody's commit."""
@@ -184,7 +184,7 @@ def test_a_fence_stops_a_run_that_stalls_right_before_its_commit(others):
         others.interleaved(patch)
 
     assert visible(others.tables, "outcomes") == []
-    assert others.runs[0].receives.get("r0") is None, "its messages are another run's now"
+    assert others.runs[0].ledger.get("r0") is None, "its messages are another run's now"
 
 
 def test_a_run_that_finds_itself_fenced_says_so(others):
@@ -203,7 +203,7 @@ def test_a_fence_comes_too_late_for_what_is_decided(others):
 
 
 def test_a_receive_that_is_forgotten_may_not_decide(others):
-    others.runs[0].receives.remove("r0")
+    others.runs[0].ledger.remove("r0")
 
     with pytest.raises(FencedError):
         others.runs[0].decide()
@@ -213,7 +213,7 @@ def test_a_receive_whose_lease_cannot_be_renewed_decides_nothing(others):
     run = others.runs[0]
 
     with pytest.raises(FencedError, match="lease of receive r0 is over"):
-        decide(others.tables, run.receives, run.receive, lambda: False)
+        decide(others.tables, run.ledger, run.receive, lambda: False)
 
     assert visible(others.tables, "outcomes") == []
 
@@ -222,7 +222,7 @@ def test_deciding_tells_how_many_messages_others_had_decided_and_how_often_it_tr
     others.runs[0].decide()
     run = others.runs[1]
 
-    decision = decide(others.tables, run.receives, run.receive, on_success="noop")
+    decision = decide(others.tables, run.ledger, run.receive, on_success="noop")
 
     assert decision == (2, 1)
     theirs = [row for row in visible(others.tables, "outcomes") if row["receive_id"] == "r1"]
@@ -236,8 +236,8 @@ def test_deciding_tells_how_many_messages_others_had_decided_and_how_often_it_tr
 def test_publishing_twice_is_publishing_once(others):
     run = others.runs[0].decide()
 
-    first = publish(others.tables, run.receives, run.receive)
-    again = publish(others.tables, run.receives, run.receive)
+    first = publish(others.tables, run.ledger, run.receive)
+    again = publish(others.tables, run.ledger, run.receive)
 
     assert first == again == {"messages": 3, "failed": 1, "kept": 2}
     assert len(visible(others.tables, "kept")) == 2
@@ -311,16 +311,16 @@ def test_a_run_that_dies_while_it_drops_what_others_decided_begins_again(others,
     """Its manifests are rewritten step by step; the half that is done must not hide the other half."""
     others.runs[0].decide()
     run = others.runs[1]
-    keep = type(run.receives).keep
+    write = type(run.ledger).write
     with pytest.MonkeyPatch.context() as patch:
         left = iter(range(survived))
 
         def dying(*args: Any) -> None:
             if next(left, None) is None:
                 raise RuntimeError("killed")
-            keep(*args)
+            write(*args)
 
-        patch.setattr(type(run.receives), "keep", dying)
+        patch.setattr(type(run.ledger), "write", dying)
         with pytest.raises(RuntimeError, match="killed"):
             run.decide()
     others.end()
@@ -339,7 +339,7 @@ def test_what_was_decided_for_a_batcher_that_was_renamed_since_reaches_its_table
     now = Tables(others.tables.lake, Renamed)
     now.ensure()
 
-    assert publish(now, run.receives, run.receive)["kept"] == 2
+    assert publish(now, run.ledger, run.receive)["kept"] == 2
 
     assert sorted(row["text"] for row in visible(others.tables, "kept")) == ["a", "b"]
 
@@ -350,7 +350,7 @@ def test_what_others_decided_is_dropped_from_a_batcher_that_was_renamed_since(ot
     now = Tables(others.tables.lake, Renamed)
     now.ensure()
 
-    decide(now, run.receives, run.receive)
-    publish(now, run.receives, run.receive)
+    decide(now, run.ledger, run.receive)
+    publish(now, run.ledger, run.receive)
 
     assert [row["text"] for row in visible(others.tables, "kept")] == ["c"]

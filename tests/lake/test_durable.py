@@ -76,7 +76,7 @@ def test_files_and_the_folders_that_lead_to_them_are_on_disk_before_a_commit_nam
 
 def test_manifests_are_on_disk_before_the_decision(tables: Tables, disk: Disk) -> None:
     run = receive(tables).work()
-    folder = tables.lake.uri(run.receives.folder("r1"))
+    folder = tables.lake.uri(run.ledger.folder("r1"))
 
     run.decide()
 
@@ -94,7 +94,7 @@ def test_a_commit_is_on_disk_before_another_builds_on_it_and_before_anything_is_
     # As when another has committed a moment ago.
     tables["outcomes"].open().alter.set_table_properties({"delta.logRetentionDuration": "interval 40 days"})
     run = receive(tables, "r2", b"c").work()
-    take_over(tables, run.receives, run.receive, "another run")
+    take_over(tables, run.ledger, run.receive, "another run")
 
     assert len(disk.commits) == 5
     for folder, version, _, on_disk in disk.commits:

@@ -10,6 +10,7 @@ from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
+from pipeline_platform.run.begin import begin
 from pipeline_platform.run.flow import Flow
 from resources.table_queue import TableQueue
 from tests.fixtures.small_lake import Keeping, Memory, Run
@@ -66,7 +67,7 @@ def test_windows_that_are_not_those_of_the_data_are_refused_before_anything_is_l
     flow = Flow(keeping(**after), queue, lake, control, lambda: pytest.fail("no Spark"))
 
     with pytest.raises(PipelineError) as refused:
-        flow.begin(origin="source", run_id="test", windows=["2026-01-01T0000"])
+        begin(flow, origin="source", run_id="test", windows=["2026-01-01T0000"])
 
     assert str(refused.value).startswith(words)
     assert queue.backlog().messages == 1

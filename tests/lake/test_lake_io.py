@@ -17,7 +17,10 @@ from pyspark.sql import DataFrame
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
+from pipeline_platform.run import steps
+from pipeline_platform.run.begin import begin
 from pipeline_platform.run.flow import Flow
+from pipeline_platform.run.intake import intake_of
 from pipelines.demo.processes import free_port
 from resources.lake import LakeIOManager, LakeResource
 from resources.spark import SparkResource
@@ -211,20 +214,20 @@ def test_a_lake_on_s3_goes_all_the_way(tmp_path: Path, warm_spark: WarmSpark, s3
         flow = Flow(Told, queue, lake, control, lambda: spark.spark_session)
         for payloads in ([b"one", b"fail", b"letter a"], [b"two"]):
             queue.enqueue(payloads)
-            receive = flow.begin(origin="source", run_id="test", windows=[WINDOW])
-            flow.receive(receive)
-            flow.handle(receive)
-            flow.batch(receive, "letters")
-            flow.decide(receive)
-            flow.publish(receive)
-            answer = flow.acknowledge(receive)
+            receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
+            steps.receive_messages(flow, receive)
+            steps.handle_messages(flow, receive)
+            steps.batch_messages(flow, receive, "letters")
+            steps.decide(flow, receive)
+            steps.publish(flow, receive)
+            answer = steps.acknowledge(flow, receive)
             assert answer.acknowledged == len(payloads)
 
     options: Any = s3
     lines = pl.read_delta("s3://lake/here/told/lines", storage_options=options)
     assert sorted(lines["text"]) == ["one", "two"]
     assert pl.read_delta("s3://lake/here/told/letters", storage_options=options).height == 1
-    assert flow.receives.unfinished() == []
+    assert flow.ledger.unfinished() == []
     assert queue.backlog().messages == 0
-    again = flow.source_of(receive.model_copy(update={"origin": "failed"}))
+    again = intake_of(flow, receive.model_copy(update={"origin": "failed"})).source
     assert again.backlog().messages == 1

@@ -12,9 +12,9 @@ import pytest
 
 from pipeline_platform.lake import maintenance
 from pipeline_platform.lake.failed import FailedMessages
+from pipeline_platform.lake.ledger import Ledger
 from pipeline_platform.lake.maintenance import SAFE_AGE, maintain, over_before
-from pipeline_platform.lake.receives import Receives
-from pipeline_platform.lake.replay import ReceivedMessages
+from pipeline_platform.lake.replay import ReplayedMessages
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Table, Tables
 from pipeline_platform.lake.writer import Writer
@@ -120,7 +120,7 @@ def test_live_runs_commit_while_tables_are_compacted(tables):
         try:
             for run in mine:
                 run.decide().publish()
-                run.receives.remove(run.receive.receive_id)
+                run.ledger.remove(run.receive.receive_id)
         except BaseException as error:
             errors.append(error)
 
@@ -229,7 +229,7 @@ def test_a_replay_still_has_what_it_needs_of_every_window_whose_messages_are_kep
 
     version = tables["outcomes"].open().version()
     for window in windows(tables, "messages"):
-        source = ReceivedMessages(
+        source = ReplayedMessages(
             name="memory", lake=tables.lake, pipeline="keeping", windows=(window,), version=version
         )
         rows = [b for share in source.plan(1, 1, "r") for b in source.read(share, "r")]
@@ -273,7 +273,7 @@ def test_a_failure_that_comes_to_an_old_window_meanwhile_keeps_it(tables, monkey
         remove(self, *args)
 
     monkeypatch.setattr(Table, "remove", after_a_late_failure)
-    monkeypatch.setattr(Receives, "unfinished", lambda self: [])  # as if it had begun after the look
+    monkeypatch.setattr(Ledger, "unfinished", lambda self: [])  # as if it had begun after the look
     maintain(tables, Retention(failed=timedelta(days=5)), NOW)
 
     assert not late, "it came right before the commit that would have dropped it"
@@ -318,7 +318,7 @@ def test_files_of_a_receive_that_is_not_finished_stay_however_old_they_are(table
     """A run decided and died, and nobody came for a month: its rows are in files that no commit names yet."""
     run = Run(tables, Memory(deliveries_=(("a", b"a"),)), "r1").work().decide()
     run.receive = run.receive.model_copy(update={"started_at": datetime.now(UTC) - timedelta(days=30)})
-    run.receives.begin(run.receive)
+    run.ledger.begin(run.receive)
     for path in Path(tables.lake.root).rglob("*.parquet"):
         age(path, timedelta(days=30))
 
@@ -340,13 +340,13 @@ def test_a_reader_that_began_before_compaction_reads_on(tables):
 
 def test_what_a_task_wrote_for_a_receive_after_it_was_given_up_is_removed_in_time(tables):
     tables.ensure()
-    receives = Receives(tables.lake, "keeping")
+    ledger = Ledger(tables.lake, "keeping")
     folders = []
     for receive_id, old in (("late", SAFE_AGE * 2), ("just", SAFE_AGE / 2)):
         with Writer(tables.lake, "keeping", receive_id) as writer:
             writer.write(f"_receives/{receive_id}/batcher", WINDOW, pa.RecordBatch.from_pydict({"n": [1]}))
             (file,) = writer.close().files
-        folders.append(Path(tables.lake.uri(receives.folder(receive_id))))
+        folders.append(Path(tables.lake.uri(ledger.folder(receive_id))))
         age(folders[-1] / "batcher" / file.path, old)
 
     maintain(tables, FOR_EVER)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from pipeline_platform.lake.failed import FailedMessages
-from pipeline_platform.lake.replay import ReceivedMessages
+from pipeline_platform.lake.replay import ReplayedMessages
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.source.contract import SourceError
@@ -31,9 +31,9 @@ class Upper(Keeping):
         return message.put_batcher("kept").put_data(Row(text=message.data.decode().upper()))
 
 
-def source_of(tables: Tables, *windows: str) -> ReceivedMessages:
+def source_of(tables: Tables, *windows: str) -> ReplayedMessages:
     version = tables["outcomes"].open().version()
-    return ReceivedMessages(
+    return ReplayedMessages(
         name="memory", lake=tables.lake, pipeline="keeping", windows=windows or (WINDOW,), version=version
     )
 
@@ -56,7 +56,7 @@ def texts(tables: Tables) -> list[str]:
     return sorted(row["text"] for row in visible(tables, "kept"))
 
 
-def given_out(source: ReceivedMessages, concurrency: int = 3) -> list[dict[str, Any]]:
+def given_out(source: ReplayedMessages, concurrency: int = 3) -> list[dict[str, Any]]:
     return [
         row
         for share in source.plan(1, concurrency, "r")

@@ -11,10 +11,13 @@ import pytest
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake import replay
 from pipeline_platform.lake.failed import FailedMessages
-from pipeline_platform.lake.replay import ReceivedMessages
+from pipeline_platform.lake.replay import ReplayedMessages
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
-from pipeline_platform.run.flow import FEW, Flow
+from pipeline_platform.run import steps
+from pipeline_platform.run.begin import begin
+from pipeline_platform.run.flow import Flow
+from pipeline_platform.run.spark_work import FEW
 from pipeline_platform.source.contract import Share
 from resources.table_queue import TableQueue
 from tests.fixtures.flow_pipelines import Obedient
@@ -29,9 +32,9 @@ def tables(tmp_path: Path) -> Tables:
     return Tables(Lake(root=str(tmp_path / "lake")), Keeping)
 
 
-def source_of(tables: Tables, *windows: str) -> ReceivedMessages:
+def source_of(tables: Tables, *windows: str) -> ReplayedMessages:
     version = tables["outcomes"].open().version()
-    return ReceivedMessages(name="memory", lake=tables.lake, pipeline="keeping", windows=windows, version=version)
+    return ReplayedMessages(name="memory", lake=tables.lake, pipeline="keeping", windows=windows, version=version)
 
 
 def receive(tables: Tables, count: int, receive_id: str, window: str = WINDOW, payload: bytes = b"x") -> None:
@@ -39,7 +42,7 @@ def receive(tables: Tables, count: int, receive_id: str, window: str = WINDOW, p
     Run(tables, source, receive_id, windows=(window,)).finish()
 
 
-def ids(source: ReceivedMessages, share: Share) -> list[str]:
+def ids(source: ReplayedMessages, share: Share) -> list[str]:
     return [row["message_id"] for batch in source.read(share, "r") for row in batch.to_pylist()]
 
 
@@ -100,13 +103,13 @@ def test_a_replay_of_more_than_a_hundred_messages_is_read_in_spark_tasks(
     with closing(warm_spark.resource()) as spark, closing(control):
         flow = Flow(Obedient, queue, lake, control, lambda: spark.spark_session)
         for origin in ("source", "messages"):
-            receive = flow.begin(origin=origin, run_id="test", windows=[WINDOW])  # type: ignore[arg-type]
-            flow.receive(receive)
-            flow.handle(receive)
-            flow.decide(receive)
-            flow.publish(receive)
-            flow.acknowledge(receive)
-            monkeypatch.setattr(ReceivedMessages, "read", in_the_driver)
+            receive = begin(flow, origin=origin, run_id="test", windows=[WINDOW])  # type: ignore[arg-type]
+            steps.receive_messages(flow, receive)
+            steps.handle_messages(flow, receive)
+            steps.decide(flow, receive)
+            steps.publish(flow, receive)
+            steps.acknowledge(flow, receive)
+            monkeypatch.setattr(ReplayedMessages, "read", in_the_driver)
 
     words = pl.read_delta(flow.tables["words"].uri)
     assert sorted(map(int, words["word"])) == list(range(FEW + 1))

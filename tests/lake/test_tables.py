@@ -206,8 +206,8 @@ def test_deciding_and_publishing_what_is_forgotten_changes_nothing(lake, forgetf
         tables[name].open().optimize.compact()  # a file that is added back would hold its rows a second time
     forgetful()
 
-    decide(tables, run.receives, run.receive)
-    publish(tables, run.receives, run.receive)
+    decide(tables, run.ledger, run.receive)
+    publish(tables, run.ledger, run.receive)
 
     assert len(visible(tables, "outcomes")) == len(visible(tables, "kept")) == 3
 

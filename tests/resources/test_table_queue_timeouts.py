@@ -15,24 +15,28 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
+from pipeline_platform.control import database
+from pipeline_platform.control.database import Database
 from pipeline_platform.source.contract import SourceError
-from resources import table_leases
+from resources import leased_table
+from resources.leased_table import LeasedTable
 from resources.table_queue import TableQueue
 
 ROOT = Path(__file__).parents[2]
 
 STANDS_STILL = """
 import signal, os, sys
-from resources import table_leases
-table_leases.IDLE_S = 1
+from pipeline_platform.control import database
+database.IDLE_S = 1
+from resources.leased_table import LeasedTable
 from resources.table_queue import TableQueue
 queue = TableQueue(name="flights", url=sys.argv[1])
-renew = table_leases.renew
+renew = LeasedTable.renew
 def and_stop(*arguments):
     renewed = renew(*arguments)
     os.kill(os.getpid(), signal.SIGSTOP)
     return renewed
-table_leases.renew = and_stop
+LeasedTable.renew = and_stop
 queue.extend("lost")
 """
 """Stops between UPDATE and COMMIT, as a host that is lost does."""
@@ -75,29 +79,31 @@ def test_a_host_lost_between_update_and_commit_holds_up_other_runs_no_longer_tha
 
 
 def test_a_session_that_stood_still_says_so(queue: TableQueue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_leases, "IDLE_S", 1)
-    table_leases.open_tables.cache_clear()
+    monkeypatch.setattr(database, "IDLE_S", 1)
+    leased_table.open_table.cache_clear()
     queue.plan(1, 1, "a")
-    renew = table_leases.renew
+    renew = LeasedTable.renew
 
-    def slowly(connection: sa.Connection, *arguments: object) -> bool:
-        renew(connection, *arguments)  # type: ignore[arg-type]
+    def slowly(table: LeasedTable, connection: sa.Connection, receive_id: str, lease_s: float) -> bool:
+        renew(table, connection, receive_id, lease_s)
         time.sleep(2.5)
-        return renew(connection, *arguments)  # type: ignore[arg-type]
+        return renew(table, connection, receive_id, lease_s)
 
-    monkeypatch.setattr(table_leases, "renew", slowly)
-    with pytest.raises(SourceError, match="idle-in-transaction timeout; this process stood still inside a transaction"):
+    monkeypatch.setattr(LeasedTable, "renew", slowly)
+    with pytest.raises(
+        SourceError, match=r"idle-in-transaction timeout\. This process stood still inside a transaction"
+    ):
         queue.extend("a")
 
 
 def test_a_wait_for_a_lock_ends_with_who_to_look_for(queue: TableQueue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_leases, "LOCK_S", 1)
-    table_leases.open_tables.cache_clear()
+    monkeypatch.setattr(database, "LOCK_S", 1)
+    leased_table.open_table.cache_clear()
     queue.plan(1, 1, "a")
     with another_session(queue.url) as connection:
         connection.execute("SELECT * FROM messages FOR UPDATE")
 
-        with pytest.raises(SourceError, match=r"flights .*lock timeout; another session.*pg_blocking_pids\(\) and end"):
+        with pytest.raises(SourceError, match=r"flights.*lock timeout\. Another session.*pg_blocking_pids\(\) and end"):
             queue.ack("a", ["1"])
 
     assert queue.ack("a", ["1"]) == []
@@ -105,9 +111,9 @@ def test_a_wait_for_a_lock_ends_with_who_to_look_for(queue: TableQueue, monkeypa
 
 
 def test_a_task_that_reads_may_stand_still_while_it_writes(queue: TableQueue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_leases, "IDLE_S", 1)
-    monkeypatch.setattr(table_leases, "ROWS_PER_BATCH", 1)
-    table_leases.open_tables.cache_clear()
+    monkeypatch.setattr(database, "IDLE_S", 1)
+    monkeypatch.setattr(leased_table, "ROWS_PER_BATCH", 1)
+    leased_table.open_table.cache_clear()
     [share] = queue.plan(2, 1, "a")
 
     batches = queue.read(share, "a")
@@ -122,7 +128,7 @@ def test_options_in_the_url_are_left_alone(postgres_url: str) -> None:
     own = url.update_query_dict({"options": "-c lock_timeout=7s"}).render_as_string(hide_password=False)
 
     def shown(of: str, setting: str) -> str:
-        with table_leases.engine_of(of).connect() as connection:
+        with Database(of, "a test", SourceError).reading() as connection:
             return str(connection.exec_driver_sql(f"SHOW {setting}").scalar_one())
 
     assert shown(own, "lock_timeout") == "7s"

@@ -1,6 +1,7 @@
 """Whole flows on a real Spark: queue to tables to acknowledgement."""
 
 import dataclasses
+import time
 from collections import Counter
 from typing import Any, NoReturn
 
@@ -9,11 +10,15 @@ import pytest
 from pipeline_platform.control.demand import RUN_LASTS
 from pipeline_platform.control.store import ControlStore, ControlStoreError
 from pipeline_platform.lake.decision import FencedError, UnhandledError
-from pipeline_platform.lake.receives import Origin
-from pipeline_platform.lake.replay import ReceivedMessages
+from pipeline_platform.lake.ledger import Origin
+from pipeline_platform.lake.replay import ReplayedMessages
 from pipeline_platform.model.message import BatchInfo, Message
 from pipeline_platform.model.pipeline import PipelineError
-from pipeline_platform.run import flow as flow_module
+from pipeline_platform.run import lease, steps
+from pipeline_platform.run.begin import begin, resume
+from pipeline_platform.run.clear_up import clear_up
+from pipeline_platform.run.intake import Intake
+from pipeline_platform.run.lease import alive
 from pipeline_platform.spark.engine import TaskError
 from resources.table_queue import TableQueue
 from tests.fixtures.flow import WINDOW, Filled, kinds, rows, run, worked
@@ -25,11 +30,11 @@ def test_few_messages_are_received_without_spark(filled: Filled) -> None:
         raise RuntimeError("asked for Spark")
 
     flow = dataclasses.replace(filled(Obedient, (b"%d" % number for number in range(201))), session=refused)
-    few, more = (flow.begin(origin="source", run_id="test", windows=[WINDOW], demand=wanted) for wanted in (100, 101))
+    few, more = (begin(flow, origin="source", run_id="test", windows=[WINDOW], demand=wanted) for wanted in (100, 101))
 
-    assert flow.receive(few).rows("messages") == 100
+    assert steps.receive_messages(flow, few).rows("messages") == 100
     with pytest.raises(RuntimeError, match="asked for Spark"):
-        flow.receive(more)
+        steps.receive_messages(flow, more)
 
 
 @pytest.mark.parametrize("fault", [b"kill", b"leave"])
@@ -137,17 +142,17 @@ def test_no_interval_sees_more_than_the_rate_limit_allows(filled: Filled) -> Non
 
 def test_a_run_that_was_given_up_in_mid_handling_acknowledges_nothing_when_it_wakes(filled: Filled) -> None:
     flow = filled(Obedient, [b"one", b"two"])
-    stalled = flow.begin(origin="source", run_id="test", windows=[WINDOW])
-    flow.receive(stalled)
-    handled = flow.handle(stalled)
+    stalled = begin(flow, origin="source", run_id="test", windows=[WINDOW])
+    steps.receive_messages(flow, stalled)
+    handled = steps.handle_messages(flow, stalled)
     flow.control.end(stalled.receive_id)  # as if its claim were over: another run takes it for dead
-    flow.clear_up()
-    flow.receives.keep(stalled, "handle", handled)  # it wakes, and its task comes to its end
+    clear_up(flow)
+    flow.ledger.write(stalled, "handle", handled)  # it wakes, and its task comes to its end
 
     with pytest.raises(FencedError, match="given up"):
-        flow.decide(stalled)
+        steps.decide(flow, stalled)
     with pytest.raises(FencedError, match="given up"):
-        flow.acknowledge(stalled)
+        steps.acknowledge(flow, stalled)
 
     assert flow.source.backlog().messages == 2
     run(flow)
@@ -156,13 +161,13 @@ def test_a_run_that_was_given_up_in_mid_handling_acknowledges_nothing_when_it_wa
 
 def test_a_delivery_that_comes_again_is_acknowledged_and_not_handled(filled: Filled) -> None:
     flow = filled(Obedient, [b"one", b"two"])
-    receive = flow.begin(origin="source", run_id="test", windows=[WINDOW])
-    flow.receive(receive)
-    flow.handle(receive)
-    flow.decide(receive)
-    flow.publish(receive)
+    receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
+    steps.receive_messages(flow, receive)
+    steps.handle_messages(flow, receive)
+    steps.decide(flow, receive)
+    steps.publish(flow, receive)
     flow.source.release(receive.receive_id, ["1", "2"])  # as if the acknowledgement had never come
-    flow.receives.remove(receive.receive_id)
+    flow.ledger.remove(receive.receive_id)
     flow.control.end(receive.receive_id)
 
     run(flow)
@@ -175,19 +180,19 @@ def test_a_delivery_that_comes_again_is_acknowledged_and_not_handled(filled: Fil
 def test_handling_again_after_the_decision_keeps_what_was_decided(filled: Filled) -> None:
     """Re-executed from a step that was done: redelivered messages would find themselves decided, by this receive."""
     flow = filled(Obedient, [b"one", b"batch a", b"raise"])
-    given_back = flow.begin(origin="source", run_id="test", windows=[WINDOW])
-    flow.receive(given_back)
+    given_back = begin(flow, origin="source", run_id="test", windows=[WINDOW])
+    steps.receive_messages(flow, given_back)
     flow.source.abandon(given_back.receive_id)
     flow.control.end(given_back.receive_id)
-    receive = flow.begin(origin="source", run_id="test", windows=[WINDOW])
-    flow.receive(receive)
+    receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
+    steps.receive_messages(flow, receive)
     for _ in range(2):
-        flow.handle(receive)
-        flow.batch(receive, "batches")
-        flow.decide(receive)
+        steps.handle_messages(flow, receive)
+        steps.batch_messages(flow, receive, "batches")
+        steps.decide(flow, receive)
 
-    flow.publish(receive)
-    flow.acknowledge(receive)
+    steps.publish(flow, receive)
+    steps.acknowledge(flow, receive)
 
     assert [rows(flow, name).height for name in ("words", "batches", "failed")] == [1, 1, 1]
     assert sorted(rows(flow, "outcomes")["outcome"]) == ["failed", "handled", "handled"]
@@ -203,11 +208,11 @@ class Unwell(Obedient):
 def test_batching_again_after_the_decision_keeps_what_was_decided(filled: Filled) -> None:
     flow = filled(Obedient, [b"batch a"])
     receive = worked(flow)
-    flow.decide(receive)
+    steps.decide(flow, receive)
 
-    dataclasses.replace(flow, pipeline=Unwell).batch(receive, "batches")
-    flow.publish(receive)
-    flow.acknowledge(receive)
+    steps.batch_messages(dataclasses.replace(flow, pipeline=Unwell), receive, "batches")
+    steps.publish(flow, receive)
+    steps.acknowledge(flow, receive)
 
     assert [rows(flow, name).height for name in ("batches", "failed")] == [1, 0]
     assert rows(flow, "outcomes")["outcome"].to_list() == ["handled"]
@@ -215,18 +220,18 @@ def test_batching_again_after_the_decision_keeps_what_was_decided(filled: Filled
 
 def test_what_another_run_decided_is_published_before_it_is_acknowledged_here(filled: Filled) -> None:
     flow = filled(Obedient, [b"one"])
-    stalled = flow.begin(origin="source", run_id="stalled", windows=[WINDOW])
-    flow.receive(stalled)
-    flow.handle(stalled)
-    other = flow.begin(origin="source", run_id="other", windows=[WINDOW])
-    flow.decide(stalled)  # after the other has cleared up; and there it stops, past its lease
+    stalled = begin(flow, origin="source", run_id="stalled", windows=[WINDOW])
+    steps.receive_messages(flow, stalled)
+    steps.handle_messages(flow, stalled)
+    other = begin(flow, origin="source", run_id="other", windows=[WINDOW])
+    steps.decide(flow, stalled)  # after the other has cleared up; and there it stops, past its lease
     flow.source.abandon(stalled.receive_id)
-    flow.receive(other)
-    flow.handle(other)
+    steps.receive_messages(flow, other)
+    steps.handle_messages(flow, other)
 
-    flow.decide(other)
-    flow.publish(other)
-    answer = flow.acknowledge(other)
+    steps.decide(flow, other)
+    steps.publish(flow, other)
+    answer = steps.acknowledge(flow, other)
 
     assert answer.acknowledged == 1
     assert rows(flow, "words")["word"].to_list() == ["one"]
@@ -236,8 +241,8 @@ def test_a_control_store_that_does_not_answer_costs_no_lease_at_the_source(
     filled: Filled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flow = filled(Obedient, [b"one"])
-    receive = flow.begin(origin="source", run_id="test", windows=[WINDOW])
-    flow.receive(receive)
+    receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
+    steps.receive_messages(flow, receive)
     extended: list[str] = []
 
     def unreachable(*args: object) -> bool:
@@ -245,22 +250,44 @@ def test_a_control_store_that_does_not_answer_costs_no_lease_at_the_source(
 
     monkeypatch.setattr(ControlStore, "beat", unreachable)
     monkeypatch.setattr(TableQueue, "extend", lambda queue, receive_id: extended.append(receive_id) or True)
-    with flow.alive(receive):
+    flow.beats.clear()  # both leases are due
+    with alive(flow, receive):
         pass
 
     assert extended == [receive.receive_id]
 
 
+def test_leases_are_renewed_when_they_are_due_however_many_steps_there_are(
+    filled: Filled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = filled(Obedient, [b"one"])
+    receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
+    steps.receive_messages(flow, receive)
+    beaten: list[str] = []
+    monkeypatch.setattr(ControlStore, "beat", lambda *_, **__: beaten.append("claim") or True)
+    monkeypatch.setattr(TableQueue, "extend", lambda *_: beaten.append("messages") or True)
+
+    for _ in range(3):
+        with alive(flow, receive):
+            time.sleep(0.05)
+    assert beaten == []
+    monkeypatch.setattr(lease, "CLAIM_S", 0.1)
+    with alive(flow, receive):
+        time.sleep(0.2)
+
+    assert set(beaten) == {"claim"}
+
+
 def test_a_pull_that_nobody_sized_takes_on_what_the_rate_limit_gives_while_a_run_lasts(filled: Filled) -> None:
     flow = filled(Paced, [b"word"])
 
-    receive = flow.begin(origin="source", run_id="test", windows=[WINDOW])
+    receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
 
     assert 0 < receive.demand <= 10 * (RUN_LASTS.total_seconds() + 1)
 
 
 def test_a_replay_takes_its_windows_whole_or_not_at_all(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flow_module, "ROOM_WITHIN_S", 0.0)
+    monkeypatch.setattr(Intake, "room_within_s", 0.0)
     flow = filled(Obedient, [b"one", b"two", b"three"])
     run(flow)
     flow.control.claim("obedient", "another", "run", wanted=3_998, capacity=4_000, lease_s=60)
@@ -274,7 +301,7 @@ def test_a_replay_takes_its_windows_whole_or_not_at_all(filled: Filled, monkeypa
 
 
 def test_a_backfill_without_any_room_is_refused_and_not_green(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flow_module, "ROOM_WITHIN_S", 0.0)
+    monkeypatch.setattr(Intake, "room_within_s", 0.0)
     flow = filled(Obedient, [b"raise"])
     run(flow)
     flow.control.claim("obedient", "another", "run", wanted=4_000, capacity=4_000, lease_s=60)
@@ -287,9 +314,9 @@ def test_acknowledging_alone_publishes_what_is_decided_first(filled: Filled) -> 
     """As when the disk was full while tables were written, and only the last step is executed again."""
     flow = filled(Obedient, [b"one", b"two"])
     receive = worked(flow)
-    flow.decide(receive)
+    steps.decide(flow, receive)
 
-    answer = flow.acknowledge(receive)
+    answer = steps.acknowledge(flow, receive)
 
     assert (answer.acknowledged, answer.unacknowledged) == (2, 0)
     assert sorted(rows(flow, "words")["word"]) == ["one", "two"]
@@ -297,13 +324,13 @@ def test_acknowledging_alone_publishes_what_is_decided_first(filled: Filled) -> 
 
 def test_acknowledging_what_was_never_handled_is_refused(filled: Filled) -> None:
     flow = filled(Obedient, [b"one"])
-    receive = flow.begin(origin="source", run_id="test", windows=[WINDOW])
-    flow.receive(receive)
+    receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
+    steps.receive_messages(flow, receive)
 
     with pytest.raises(FencedError, match="not decided"):
-        flow.acknowledge(receive)
+        steps.acknowledge(flow, receive)
 
-    assert flow.receives.get(receive.receive_id), "the next run finds it"
+    assert flow.ledger.get(receive.receive_id), "the next run finds it"
 
 
 @pytest.mark.parametrize("origin", ["source", "messages"])
@@ -312,16 +339,16 @@ def test_nothing_is_decided_where_a_step_was_left_out(filled: Filled, origin: Or
     flow = filled(Obedient, [b"one", b"batch a"])
     if origin == "messages":
         run(flow)
-    receive = flow.begin(origin=origin, run_id="test", windows=[WINDOW])
-    flow.receive(receive)
+    receive = begin(flow, origin=origin, run_id="test", windows=[WINDOW])
+    steps.receive_messages(flow, receive)
     with pytest.raises(UnhandledError, match=r"2 messages and the outcomes of 0.*from `handle_messages` on"):
-        flow.decide(receive)
-    flow.handle(receive)
+        steps.decide(flow, receive)
+    steps.handle_messages(flow, receive)
     with pytest.raises(UnhandledError, match="2 messages and the outcomes of 1"):
-        flow.decide(receive)
-    flow.batch(receive, "batches")
-    flow.decide(receive)
-    flow.publish(receive)
+        steps.decide(flow, receive)
+    steps.batch_messages(flow, receive, "batches")
+    steps.decide(flow, receive)
+    steps.publish(flow, receive)
 
     assert rows(flow, "words")["word"].to_list() == ["one"]
     assert rows(flow, "batches")["batch_key"].to_list() == ["a"]
@@ -339,10 +366,10 @@ def test_what_an_earlier_try_batched_is_not_kept_beside_what_is_handled_again(fi
     receive = worked(flow)
     flow = dataclasses.replace(flow, pipeline=Mended)
 
-    flow.handle(receive)
-    flow.batch(receive, "batches")
-    flow.decide(receive)
-    flow.publish(receive)
+    steps.handle_messages(flow, receive)
+    steps.batch_messages(flow, receive, "batches")
+    steps.decide(flow, receive)
+    steps.publish(flow, receive)
 
     assert sorted(rows(flow, "words")["word"]) == ["batch a", "batch b"]
     assert rows(flow, "batches").height == 0
@@ -353,8 +380,8 @@ def test_a_delivery_is_known_again_by_when_it_was_decided_and_not_by_its_window(
     """Pulled into a window of long ago, as one can from the Partitions tab, and delivered once more."""
     flow = filled(Obedient, [b"one"])
     receive = worked(flow, ["2026-01-01T0000"])
-    flow.decide(receive)
-    flow.publish(receive)
+    steps.decide(flow, receive)
+    steps.publish(flow, receive)
     flow.source.release(receive.receive_id, ["1"])
 
     run(flow)
@@ -367,28 +394,28 @@ def test_a_run_whose_receive_another_executes_again_keeps_and_decides_nothing(fi
     """Its process outlived its being cancelled, and comes to its end while the other is at work."""
     flow = filled(Obedient, [b"one"])
     receive = worked(flow)
-    again = flow.resume(receive, "another run")
+    again = resume(flow, receive, "another run")
 
     with pytest.raises(FencedError, match="re-execution"):
-        flow.handle(receive)
+        steps.handle_messages(flow, receive)
     with pytest.raises(FencedError, match="a re-execution took it over"):
-        flow.decide(receive)
+        steps.decide(flow, receive)
     flow.control.let_go("test")
     assert [claim.run_id for claim in flow.control.in_flight("obedient")] == ["another run"]
-    flow.decide(again)
-    flow.publish(again)
+    steps.decide(flow, again)
+    steps.publish(flow, again)
 
     assert rows(flow, "words")["word"].to_list() == ["one"]
 
 
 def test_a_run_that_was_given_up_before_it_leased_leases_nothing(filled: Filled) -> None:
     flow = filled(Obedient, [b"one"])
-    receive = flow.begin(origin="source", run_id="test", windows=[WINDOW])
+    receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
     flow.control.end(receive.receive_id)  # it stalled, and another run has taken its place
-    flow.clear_up()
+    clear_up(flow)
 
     with pytest.raises(FencedError, match="given up for dead"):
-        flow.receive(receive)
+        steps.receive_messages(flow, receive)
 
     assert flow.source.backlog().messages == 1
 
@@ -399,13 +426,13 @@ def test_a_replay_claims_its_room_last_for_nobody_renews_it_while_it_looks(
     flow = filled(Obedient, [b"one"])
     run(flow)
     held: list[int] = []
-    look = ReceivedMessages.finished
+    look = ReplayedMessages.finished
 
-    def finished(source: ReceivedMessages) -> tuple[str, ...]:
+    def finished(source: ReplayedMessages) -> tuple[str, ...]:
         held.append(len(flow.control.in_flight("obedient")))
         return look(source)
 
-    monkeypatch.setattr(ReceivedMessages, "finished", finished)
-    flow.begin(origin="messages", run_id="test", windows=[WINDOW])
+    monkeypatch.setattr(ReplayedMessages, "finished", finished)
+    begin(flow, origin="messages", run_id="test", windows=[WINDOW])
 
     assert held == [0]

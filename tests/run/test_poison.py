@@ -13,6 +13,8 @@ from pydantic import BaseModel, field_serializer
 from pipeline_platform.model.message import BatchInfo, Message
 from pipeline_platform.model.options import Batcher, Processors, Producer, TableBatcher
 from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.run import steps
+from pipeline_platform.run.begin import begin
 from pipeline_platform.run.flow import Flow
 from tests.fixtures.flow import Filled, kinds, rows, run
 from tests.fixtures.flow_pipelines import Word
@@ -134,11 +136,11 @@ def test_one_poison_message_costs_its_block_one_more_try(filled: Filled, tmp_pat
     payloads = [b"handle_message kill" if number == 90 else b"word %d" % number for number in range(200)]
     flow = filled(Poisoned, payloads)
 
-    receive = flow.begin(
-        origin="source", run_id="test", windows=["2026-11-21T0000"], context={"path": str(tmp_path / "diary")}
+    receive = begin(
+        flow, origin="source", run_id="test", windows=["2026-11-21T0000"], context={"path": str(tmp_path / "diary")}
     )
-    flow.receive(receive)
-    flow.handle(receive)
+    steps.receive_messages(flow, receive)
+    steps.handle_messages(flow, receive)
 
     calls = Counter((tmp_path / "diary").read_text().split())
     assert len(calls) == 200

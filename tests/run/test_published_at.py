@@ -16,7 +16,8 @@ from pipeline_platform.lake.reader import Range
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Table, Tables
 from pipeline_platform.model.message import MESSAGES
-from pipeline_platform.run import handling
+from pipeline_platform.run import handling, steps
+from pipeline_platform.run.begin import begin
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.spark_work import SparkWork
 from pipeline_platform.source.contract import Share
@@ -109,12 +110,12 @@ def run(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     with monkeypatch.context() as patch:
         patch.setattr(SparkWork, "scan", spy)
-        receive = flow.begin(origin="source", run_id="test", windows=[WINDOW])
-        flow.receive(receive)
-        flow.handle(receive)
-    flow.decide(receive)
-    flow.publish(receive)
-    assert flow.acknowledge(receive).acknowledged
+        receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
+        steps.receive_messages(flow, receive)
+        steps.handle_messages(flow, receive)
+    steps.decide(flow, receive)
+    steps.publish(flow, receive)
+    assert steps.acknowledge(flow, receive).acknowledged
     return looked_at
 
 

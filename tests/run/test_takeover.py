@@ -7,9 +7,13 @@ from typing import Any
 import pytest
 
 from pipeline_platform.lake.decision import FencedError, UnhandledError
-from pipeline_platform.lake.receives import Receive
+from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.tables import DECIDED, Table
+from pipeline_platform.run import steps
+from pipeline_platform.run.begin import begin, resume
+from pipeline_platform.run.clear_up import clear_up
 from pipeline_platform.run.flow import Flow
+from pipeline_platform.run.standing import expect_finished
 from tests.fixtures.flow import WINDOW, Filled, rows, worked
 from tests.fixtures.flow_pipelines import Obedient
 from tests.lake.test_decision import SWAP
@@ -30,18 +34,18 @@ def before_the_swap(patch: pytest.MonkeyPatch, step: Callable[[], object]) -> No
 
 
 def finish(flow: Flow, receive: Receive) -> None:
-    flow.handle(receive)
-    flow.batch(receive, "batches")
-    flow.decide(receive)
-    flow.publish(receive)
-    flow.acknowledge(receive)
+    steps.handle_messages(flow, receive)
+    steps.batch_messages(flow, receive, "batches")
+    steps.decide(flow, receive)
+    steps.publish(flow, receive)
+    steps.acknowledge(flow, receive)
 
 
 def assert_each_once(flow: Flow) -> None:
     assert sorted(rows(flow, "words")["word"]) == ["one", "two"]
     assert [rows(flow, name).height for name in ("words", "batches", "failed", "outcomes")] == [2, 1, 1, 4]
     assert flow.source.backlog().messages == 0
-    assert flow.receives.unfinished() == []
+    assert flow.ledger.unfinished() == []
 
 
 @pytest.mark.parametrize("gets", ["taken", "handled", "finished"])
@@ -53,17 +57,17 @@ def test_a_run_that_is_taken_over_right_before_its_decision_decides_nothing(
     later: list[Receive] = []
 
     def re_execute() -> None:
-        later.append(flow.resume(stale, "another run"))
+        later.append(resume(flow, stale, "another run"))
         if gets == "handled":
-            flow.handle(later[0])
+            steps.handle_messages(flow, later[0])
         if gets == "finished":
             finish(flow, later[0])
 
     before_the_swap(monkeypatch, re_execute)
     with pytest.raises(FencedError, match=r"a re-execution took it over|given up"):
-        flow.decide(stale)
+        steps.decide(flow, stale)
     with pytest.raises(FencedError):
-        flow.acknowledge(stale)
+        steps.acknowledge(flow, stale)
 
     if gets != "finished":
         finish(flow, later[0])
@@ -80,11 +84,11 @@ def test_what_a_run_decided_before_it_is_taken_over_is_what_the_other_finishes(
 
     def swap(table: Table, *args: Any, **options: Any) -> None:
         if table.name == "outcomes" and pending:
-            flow.decide(pending.pop())
+            steps.decide(flow, pending.pop())
         SWAP(table, *args, **options)
 
     monkeypatch.setattr(Table, "swap", swap)
-    finish(flow, flow.resume(first, "another run"))
+    finish(flow, resume(flow, first, "another run"))
 
     assert_each_once(flow)
 
@@ -93,16 +97,16 @@ def test_what_a_run_keeps_after_it_was_taken_over_is_never_read(filled: Filled) 
     """It was in the middle of handling: what it handled, in files of its own, comes late, even after the decision."""
     flow = filled(Obedient, PAYLOADS)
     stale = worked(flow)
-    handled = flow.receives.manifest(stale, "handle")
-    later = flow.resume(stale, "another run")
-    flow.handle(later)
-    flow.receives.keep(stale, "handle", handled)
-    flow.batch(later, "batches")
-    flow.decide(later)
-    flow.receives.keep(stale, "handle", handled)
+    handled = flow.ledger.manifest(stale, "handle")
+    later = resume(flow, stale, "another run")
+    steps.handle_messages(flow, later)
+    flow.ledger.write(stale, "handle", handled)
+    steps.batch_messages(flow, later, "batches")
+    steps.decide(flow, later)
+    flow.ledger.write(stale, "handle", handled)
 
-    flow.publish(later)
-    flow.acknowledge(later)
+    steps.publish(flow, later)
+    steps.acknowledge(flow, later)
 
     assert_each_once(flow)
     assert {row["message_id"] for row in rows(flow, "words").to_dicts()} <= set(rows(flow, "outcomes")["message_id"])
@@ -112,7 +116,7 @@ def test_every_step_of_a_re_execution_goes_on_as_the_same_owner(filled: Filled) 
     flow = filled(Obedient, PAYLOADS)
     first = worked(flow)
 
-    owners = {flow.resume(first, "another run").owner for _ in range(3)}
+    owners = {resume(flow, first, "another run").owner for _ in range(3)}
 
     assert len(owners) == 1
     assert flow.tables["outcomes"].open().version() == 1, "taken over once"
@@ -121,17 +125,17 @@ def test_every_step_of_a_re_execution_goes_on_as_the_same_owner(filled: Filled) 
 def test_a_re_execution_that_is_re_executed_itself_ends_red(filled: Filled) -> None:
     flow = filled(Obedient, PAYLOADS)
     first = worked(flow)
-    second = flow.resume(first, "second")
-    third = flow.resume(first, "third")
+    second = resume(flow, first, "second")
+    third = resume(flow, first, "third")
 
     with pytest.raises(FencedError, match="not run second's any more"):
-        flow.resume(first, "second")
+        resume(flow, first, "second")
     with pytest.raises(FencedError, match="not run second's any more"):
-        flow.decide(second)
+        steps.decide(flow, second)
     finish(flow, third)
     with pytest.raises(FencedError, match="finished"):
-        flow.expect_finished(first.receive_id, ["second", "first"])
-    flow.expect_finished(first.receive_id, ["fourth", "third", "first"])
+        expect_finished(flow, first.receive_id, ["second", "first"])
+    expect_finished(flow, first.receive_id, ["fourth", "third", "first"])
 
     assert_each_once(flow)
 
@@ -140,12 +144,12 @@ def test_a_receive_that_was_given_up_cannot_be_taken_over(filled: Filled) -> Non
     flow = filled(Obedient, PAYLOADS)
     first = worked(flow)
     flow.control.end(first.receive_id)
-    flow.clear_up()
+    clear_up(flow)
 
     with pytest.raises(FencedError, match="was given up"):
-        flow.resume(first, "another run")
+        resume(flow, first, "another run")
     with pytest.raises(FencedError, match="was given up"):
-        flow.expect_finished(first.receive_id, ["another run", "test"])
+        expect_finished(flow, first.receive_id, ["another run", "test"])
 
     assert flow.source.backlog().messages == len(PAYLOADS)
 
@@ -159,13 +163,13 @@ def test_a_run_that_is_given_up_right_before_its_decision_decides_nothing(
 
     def begin_another() -> None:
         flow.control.end(stalled.receive_id)
-        assert flow.clear_up() == [stalled.receive_id]
+        assert clear_up(flow) == [stalled.receive_id]
 
     before_the_swap(monkeypatch, begin_another)
     with pytest.raises(FencedError, match="given up"):
-        flow.decide(stalled)
+        steps.decide(flow, stalled)
     with pytest.raises(FencedError):
-        flow.acknowledge(stalled)
+        steps.acknowledge(flow, stalled)
 
     assert rows(flow, "outcomes").height == 0
     assert flow.source.backlog().messages == len(PAYLOADS)
@@ -176,27 +180,27 @@ def test_a_run_that_is_given_up_right_before_its_decision_decides_nothing(
 def test_a_receive_whose_first_step_did_not_end_is_not_taken_for_empty(filled: Filled) -> None:
     """It died between its lease and its first manifest, and the steps after that were chosen to be executed again."""
     flow = filled(Obedient, PAYLOADS)
-    first = flow.begin(origin="source", run_id="test", windows=[WINDOW])
-    later = flow.resume(first, "another run")
-    flow.handle(later)
-    flow.decide(later)
+    first = begin(flow, origin="source", run_id="test", windows=[WINDOW])
+    later = resume(flow, first, "another run")
+    steps.handle_messages(flow, later)
+    steps.decide(flow, later)
 
     with pytest.raises(UnhandledError, match="did not come to the end of `receive_messages`"):
-        flow.acknowledge(later)
+        steps.acknowledge(flow, later)
 
-    assert flow.receives.unfinished() == [first.receive_id], "the next run gives its leases back"
+    assert flow.ledger.unfinished() == [first.receive_id], "the next run gives its leases back"
 
 
 def test_what_a_re_execution_decided_and_left_is_finished_by_the_next_run(filled: Filled) -> None:
     flow = filled(Obedient, PAYLOADS)
     stale = worked(flow)
-    later = flow.resume(stale, "another run")
-    flow.handle(later)
-    flow.batch(later, "batches")
-    flow.decide(later)
+    later = resume(flow, stale, "another run")
+    steps.handle_messages(flow, later)
+    steps.batch_messages(flow, later, "batches")
+    steps.decide(flow, later)
     flow.control.let_go("another run")  # it is killed here
 
-    assert flow.clear_up() == [later.receive_id]
+    assert clear_up(flow) == [later.receive_id]
 
     assert_each_once(flow)
 
@@ -204,14 +208,14 @@ def test_what_a_re_execution_decided_and_left_is_finished_by_the_next_run(filled
 def test_what_a_re_execution_left_undecided_is_given_up_by_the_next_run(filled: Filled) -> None:
     flow = filled(Obedient, PAYLOADS)
     first = worked(flow)
-    later = flow.resume(first, "another run")
+    later = resume(flow, first, "another run")
     flow.control.let_go("another run")  # it is killed here
 
-    assert flow.clear_up() == [first.receive_id]
+    assert clear_up(flow) == [first.receive_id]
 
     for run in (first, later):
         with pytest.raises(FencedError):
-            flow.decide(run)
+            steps.decide(flow, run)
     assert flow.source.backlog().messages == len(PAYLOADS)
 
 
@@ -222,10 +226,10 @@ def test_of_several_runs_that_take_a_receive_over_at_once_one_decides(filled: Fi
 
     def re_execute(name: str) -> None:
         try:
-            mine = flow.resume(first, name)
-            flow.decide(mine)
-            flow.publish(mine)
-            flow.acknowledge(mine)
+            mine = resume(flow, first, name)
+            steps.decide(flow, mine)
+            steps.publish(flow, mine)
+            steps.acknowledge(flow, mine)
             ended.append("well")
         except FencedError:
             ended.append("red")

@@ -5,9 +5,10 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from assets import graph
 from assets.jobs import receive_config
 from assets.tags import RunTags
-from pipeline_platform.run import flow as flow_module
+from pipeline_platform.run import steps
 from resources.table_queue import TableQueue
 from tests.fixtures.dagster import ROOT, WINDOW, Location
 from tests.fixtures.pipelines_under_test import Beside, Told
@@ -41,7 +42,7 @@ def assert_both_are_home(location: Location, beside: TableQueue) -> None:
     assert location.texts() == sorted(f"told {n}" for n in range(20))
     assert sorted(location.rows("lines", "beside")["text"]) == sorted(f"beside {n}" for n in range(20))
     assert (location.waiting(), beside.backlog().messages) == (0, 0)
-    assert location.flow().receives.unfinished() == location.flow(Beside).receives.unfinished() == []
+    assert location.flow().ledger.unfinished() == location.flow(Beside).ledger.unfinished() == []
 
 
 def told_of(location: Location, run: dg.DagsterRun) -> dict[str, tuple[str, Any]]:
@@ -68,7 +69,7 @@ def test_both_pipelines_of_a_run_are_received_handled_and_acknowledged(location:
     assert len(receives) == 2
 
 
-@pytest.mark.parametrize("step", ["handle", "publish", "acknowledge"])
+@pytest.mark.parametrize("step", ["handle_messages", "publish", "acknowledge"])
 def test_both_pipelines_of_a_run_go_on_where_it_failed(
     location: Location, beside: TableQueue, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,7 +78,7 @@ def test_both_pipelines_of_a_run_go_on_where_it_failed(
         def full(*args: Any, **options: Any) -> Any:
             raise OSError(28, "No space left on device")
 
-        patch.setattr(flow_module.Flow, step, full)
+        patch.setattr(steps, step, full)
         failed = run_both(location)
     assert failed.status == FAILURE
 
@@ -98,11 +99,11 @@ def test_a_step_that_finds_no_receive_ends_red(location: Location) -> None:
         def unreachable(*args: Any, **options: Any) -> Any:
             raise OSError("no route")
 
-        patch.setattr(flow_module.Flow, "begin", unreachable)
+        patch.setattr(graph, "begin", unreachable)
         failed = location.run("told_pull")
-    steps = ["told.handle_messages", "told.batch_letters", "told.handle_failed", "told.commit", "told.acknowledge"]
+    later = ["told.handle_messages", "told.batch_letters", "told.handle_failed", "told.commit", "told.acknowledge"]
 
-    run = location.run("told_pull", tags=failed.tags, again=dg.ReexecutionOptions(failed.run_id, step_selection=steps))
+    run = location.run("told_pull", tags=failed.tags, again=dg.ReexecutionOptions(failed.run_id, step_selection=later))
 
     assert run.status == FAILURE
     assert "received nothing" in location.log(run)

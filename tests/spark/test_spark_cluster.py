@@ -35,9 +35,9 @@ def test_a_worker_that_is_killed_with_its_executor_costs_no_message(
         spark_cluster.kill_a_worker()
 
     def handled() -> int:
-        receive = flow.receives.get(flow.receives.unfinished()[0])
+        receive = flow.ledger.get(flow.ledger.unfinished()[0])
         assert receive is not None
-        return len(flow.receives.manifest(receive, "handle").files)
+        return len(flow.ledger.manifest(receive, "handle").files)
 
     with (
         closing(spark_cluster.resource()) as spark,

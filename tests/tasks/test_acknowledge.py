@@ -11,8 +11,7 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import OUTCOMES
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.source.contract import Refused, SourceError
-from pipeline_platform.tasks.acknowledge import Answer, SettleOutcomes
-from resources.acknowledger import Acknowledger
+from pipeline_platform.tasks.acknowledge import Answer, Patience, SettleOutcomes, settle
 from resources.table_queue import TableQueue
 from tests.fixtures.small_lake import WINDOW, Memory, returned
 
@@ -115,12 +114,16 @@ class Relenting(Moody):
         return [Refused(one, "not now", lost=one.startswith("gone")) for one in ack_ids if one in new]
 
 
+def patiently(source, ack_ref, ack_ids, attempts=3):
+    return settle(source, ack_ref, "ack", ack_ids, Patience(attempts, 0.01))
+
+
 def test_what_is_refused_is_asked_for_again_alone():
     source = Relenting()
     source.ack("q", ["early"])
     source.told.clear()
 
-    answer = Acknowledger(wait_s=0.01).ack(source, "q", ["early", "late", "gone"])
+    answer = patiently(source, "q", ["early", "late", "gone"])
 
     assert source.told == [("ack", "q", ["early", "late", "gone"]), ("ack", "q", ["late"])]
     assert answer == Answer(2, [Refused("gone", "not now", lost=True)], [])
@@ -139,7 +142,7 @@ class Stumbling(Memory):
 def test_an_error_on_the_way_asks_for_no_more_than_was_left():
     source = Stumbling()
 
-    answer = Acknowledger(wait_s=0.01).ack(source, "q", ["a", "b", "c"])
+    answer = patiently(source, "q", ["a", "b", "c"])
 
     assert [ids for _, _, ids in source.told] == [["a", "b", "c"], ["b"], ["b"]]
     assert answer == Answer(3, [], [])
@@ -148,8 +151,8 @@ def test_an_error_on_the_way_asks_for_no_more_than_was_left():
 def test_a_group_without_an_answer_is_asked_again_until_attempts_are_over():
     source = Relenting()
 
-    answer = Acknowledger(wait_s=0.01).ack(source, "broken", ["a", "b"])
-    broken = Acknowledger(wait_s=0.01, attempts=2).ack(Moody(), "broken", ["a", "b"])
+    answer = patiently(source, "broken", ["a", "b"])
+    broken = patiently(Moody(), "broken", ["a", "b"], attempts=2)
 
     assert answer == Answer(2, [], [])
     assert (broken.settled, len(broken.errors)) == (0, 1)
@@ -172,14 +175,16 @@ def leased(queue: TableQueue, ack_ref: str, count: int) -> list[str]:
     return [ack_id for share in shares for rows in queue.read(share, ack_ref) for ack_id in rows["ack_id"].to_pylist()]
 
 
-def test_the_acknowledger_tells_a_queue_group_by_group_and_one_that_raises_holds_back_no_other(tmp_path):
+def test_a_queue_is_told_group_by_group_and_one_that_raises_holds_back_no_other(tmp_path):
     queue = OutOfOrder(name="queue", url=f"sqlite:///{tmp_path}/queue.sqlite", on_failure="nack", broken="broken")
     queue.create()
     queue.enqueue([b"1", b"2", b"3", b"4", b"5"])
     groups = {"broken": leased(queue, "broken", 2), "sound": leased(queue, "sound", 3)}
-    acknowledger = Acknowledger(attempts=1)
 
-    answers = {ref: acknowledger.ack(queue, ref, [*ids[:-1]], failed=[ids[-1]]) for ref, ids in groups.items()}
+    answers = {
+        ref: settle(queue, ref, "ack", ids[:-1]) + settle(queue, ref, queue.on_failure, ids[-1:])
+        for ref, ids in groups.items()
+    }
 
     assert answers["broken"].errors == ["ack of 1 messages of queue: SourceError: no answer"]
     assert [answer.settled for answer in answers.values()] == [1, 3], (
@@ -187,5 +192,5 @@ def test_the_acknowledger_tells_a_queue_group_by_group_and_one_that_raises_holds
     )
     assert [answer.refused for answer in answers.values()] == [[], []]
     assert queue.backlog().messages == 2, "one failure of each group"
-    again = acknowledger.ack(queue.model_copy(update={"broken": ""}), "broken", groups["broken"][:1])
+    again = patiently(queue.model_copy(update={"broken": ""}), "broken", groups["broken"][:1])
     assert (again.settled, again.errors) == (1, []), "what raised is there to be told again"

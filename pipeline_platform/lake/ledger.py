@@ -1,4 +1,4 @@
-"""Receives on their way: what one run leased, kept in the lake until its messages are acknowledged."""
+"""The ledger of receives: what each run leased and wrote, in the lake until its messages are acknowledged."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Receive(BaseModel):
         return self.windows[-1]
 
 
-class Receives:
+class Ledger:
     """The receives of a pipeline that are not finished: a folder each, with its record and the manifests of its steps.
 
     A receive is there from before its lease until after its acknowledgement, whatever dies. A run that takes one over
@@ -129,7 +129,7 @@ class Receives:
         """Remove what its owner keeps."""
         self._lake.remove(self._manifests(receive))
 
-    def keep(self, receive: Receive, step: str, manifest: Manifest) -> None:
+    def write(self, receive: Receive, step: str, manifest: Manifest) -> None:
         """Keep what a step wrote; a step that runs again takes the place of what it wrote before."""
         sink = io.BytesIO()
         pq.write_table(manifest.to_arrow(), sink)
@@ -169,7 +169,7 @@ class Receives:
             manifest = self.manifest(receive, step)
             if any(file in replaced for file in manifest):
                 files = (replaced.get(file, file) for file in manifest)
-                self.keep(receive, step, Manifest(_present(files), manifest.notes))
+                self.write(receive, step, Manifest(_present(files), manifest.notes))
 
     def remove(self, receive_id: str) -> None:
         """Forget it: it is finished, or never will be."""

@@ -1,0 +1,181 @@
+"""What is in flight: how many messages each receive may hold, and until when that counts."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from pipeline_platform.control.database import Database
+from pipeline_platform.control.limits import SECOND, TABLES, as_time, lock
+
+_RECEIVES = sa.Table(
+    "control_receives",
+    TABLES,
+    sa.Column("receive_id", sa.Text, primary_key=True),
+    sa.Column("pipeline", sa.Text, nullable=False, index=True),
+    sa.Column("run_id", sa.Text, nullable=False),
+    sa.Column("messages", sa.BigInteger, nullable=False),
+    sa.Column("capacity", sa.BigInteger, nullable=False),
+    sa.Column("started_at", sa.BigInteger, nullable=False),
+    sa.Column("expires_at", sa.BigInteger, nullable=False),
+)
+
+
+class Claim(NamedTuple):
+    """What one receive has in flight.
+
+    Attributes:
+        receive_id: Whose.
+        run_id: Of the run that claimed last.
+        messages: How many it may hold, or really leased.
+        expires_at: When it stops counting, unless it is renewed.
+        started_at: When it was claimed.
+    """
+
+    receive_id: str
+    run_id: str
+    messages: int
+    expires_at: datetime
+    started_at: datetime
+
+
+class Claims:
+    """The part of the control store that knows what is in flight."""
+
+    _database: Database
+
+    def claim(self, pipeline: str, receive_id: str, run_id: str, *, wanted: int, capacity: int, lease_s: float) -> int:
+        """Claim room for a receive, before it leases anything.
+
+        A claim of the same receive again (a re-execution) takes the place of the former one. It may be granted less
+        where the room went to others meanwhile. A grant of 0 is not recorded.
+
+        Args:
+            pipeline: Name of the pipeline.
+            receive_id: Whose claim it is.
+            run_id: The run that works on it.
+            wanted: Messages it would lease.
+            capacity: Messages of the pipeline that may be in flight at once, over all receives.
+            lease_s: Seconds until the claim stops counting, unless `beat` renews it.
+
+        Returns:
+            Messages granted, from 0 to `wanted`.
+
+        Raises:
+            ValueError: `wanted` is negative, or the receive is another pipeline's.
+            ControlStoreError: The database does not answer; nothing may be leased.
+        """
+        if wanted < 0:
+            raise ValueError(f"wanted is {wanted}; a receive claims 0 messages or more")
+        with self._database.writing() as connection:
+            lock(connection, pipeline)
+            now = self._database.now(connection)
+            owner = connection.execute(sa.select(_RECEIVES.c.pipeline).where(_is(receive_id))).scalar()
+            if owner not in (None, pipeline):
+                raise ValueError(f"receive {receive_id} belongs to pipeline {owner}, not {pipeline}")
+            messages = max(0, min(wanted, capacity - _held(connection, pipeline, now, but=receive_id)))
+            connection.execute(sa.delete(_RECEIVES).where(_is(receive_id)))
+            if messages:
+                values = (receive_id, pipeline, run_id, messages, capacity, now, now + round(lease_s * SECOND))
+                connection.execute(sa.insert(_RECEIVES).values(values))
+        return messages
+
+    def adjust(self, receive_id: str, messages: int) -> None:
+        """Lower a claim to what was really leased, or is still held; nothing raises it.
+
+        Raises:
+            ValueError: `messages` is negative.
+        """
+        if messages < 0:
+            raise ValueError(f"messages is {messages}; a receive holds 0 messages or more")
+        with self._database.writing() as connection:
+            lower = sa.update(_RECEIVES).where(_is(receive_id), _RECEIVES.c.messages > messages)
+            connection.execute(lower.values(messages=messages))
+
+    def beat(self, receive_id: str, lease_s: float, *, run_id: str | None = None) -> bool:
+        """Renew a claim by `lease_s` seconds from now.
+
+        A claim that is over comes back to life while its room is free and nobody has ended it: a driver that stalled
+        goes on, unless others count on its place.
+
+        Args:
+            receive_id: Whose claim.
+            lease_s: Seconds; with 0 it is over now.
+            run_id: The run that works on it; None for any.
+
+        Returns:
+            False where it is gone, another run's by now, or over and its room taken. Its run must decide nothing more.
+        """
+        with self._database.writing() as connection:
+            pipeline = connection.execute(sa.select(_RECEIVES.c.pipeline).where(_is(receive_id))).scalar()
+            if pipeline is None:
+                return False
+            lock(connection, pipeline)
+            # Only now: a clock read before the lock could find alive what another has already replaced.
+            now = self._database.now(connection)
+            mine = connection.execute(sa.select(_RECEIVES).where(_is(receive_id))).first()
+            if mine is None or run_id not in (None, mine.run_id):
+                return False
+            if mine.expires_at <= now:
+                others = _held(connection, pipeline, now, but=receive_id)
+                if others + mine.messages > mine.capacity:
+                    return False
+            renewed = sa.update(_RECEIVES).where(_is(receive_id)).values(expires_at=now + round(lease_s * SECOND))
+            return connection.execute(renewed).rowcount == 1
+
+    def end(self, receive_id: str, *, if_over: bool = False) -> bool:
+        """Give a claim's room back.
+
+        Args:
+            receive_id: Whose.
+            if_over: Only if its lease is over. A run that clears up after dead ones leaves what came back to life.
+
+        Returns:
+            Whether this call ended it, and no other.
+        """
+        with self._database.writing() as connection:
+            row = sa.delete(_RECEIVES).where(_is(receive_id))
+            if if_over:
+                row = row.where(_RECEIVES.c.expires_at <= self._database.now(connection))
+            return connection.execute(row).rowcount == 1
+
+    def let_go(self, run_id: str) -> None:
+        """End the leases of a run that works on nothing any more.
+
+        The next run finishes what it decided, at once. It gives up the rest, unless the run is re-executed before.
+        """
+        with self._database.writing() as connection:
+            now = self._database.now(connection)
+            live = sa.update(_RECEIVES).where(_RECEIVES.c.run_id == run_id, _RECEIVES.c.expires_at > now)
+            connection.execute(live.values(expires_at=now))
+
+    def in_flight(self, pipeline: str) -> list[Claim]:
+        """List the live claims, oldest first."""
+        return self._claims(pipeline, live=True)
+
+    def over(self, pipeline: str) -> list[Claim]:
+        """List the claims whose lease ran out without `end`, oldest first: their runs are dead, or stalled.
+
+        A run that finds them stops what their runs left behind, then calls `end(receive_id, if_over=True)`.
+        """
+        return self._claims(pipeline, live=False)
+
+    def _claims(self, pipeline: str, *, live: bool) -> list[Claim]:
+        with self._database.reading() as connection:
+            now = self._database.now(connection)
+            state = _RECEIVES.c.expires_at > now if live else _RECEIVES.c.expires_at <= now
+            query = sa.select(_RECEIVES).where(_RECEIVES.c.pipeline == pipeline, state)
+            rows = connection.execute(query.order_by(_RECEIVES.c.started_at, _RECEIVES.c.receive_id)).all()
+        return [Claim(r.receive_id, r.run_id, r.messages, as_time(r.expires_at), as_time(r.started_at)) for r in rows]
+
+
+def _is(receive_id: str) -> sa.ColumnElement[bool]:
+    return _RECEIVES.c.receive_id == receive_id
+
+
+def _held(connection: sa.Connection, pipeline: str, now: int, *, but: str) -> int:
+    """Count the messages of the live claims of a pipeline, but for one."""
+    others = sa.and_(_RECEIVES.c.pipeline == pipeline, _RECEIVES.c.receive_id != but, _RECEIVES.c.expires_at > now)
+    return int(connection.execute(sa.select(sa.func.sum(_RECEIVES.c.messages)).where(others)).scalar() or 0)

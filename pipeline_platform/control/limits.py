@@ -1,0 +1,225 @@
+"""What a pipeline may do at this moment: its rate limit and the permits of it, and its pause."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from pipeline_platform.control.database import Database, insert
+from pipeline_platform.model.options import RateLimiting
+
+TABLES = sa.MetaData()
+"""All tables of the control store. Times are microseconds since the epoch, by the clock of the database."""
+
+_PIPELINES = sa.Table(
+    "control_pipelines",
+    TABLES,
+    sa.Column("pipeline", sa.Text, primary_key=True),
+    sa.Column("paused", sa.Text),
+    sa.Column("allowed_messages", sa.BigInteger),
+    sa.Column("interval_us", sa.BigInteger),
+)
+"""A row for each pipeline: what was changed at run time, and the lock that its claims take turns by."""
+
+_INTERVALS = sa.Table(
+    "control_intervals",
+    TABLES,
+    sa.Column("pipeline", sa.Text, primary_key=True),
+    # Part of the key, so that going to another length and back does not open an interval anew.
+    sa.Column("interval_us", sa.BigInteger, primary_key=True),
+    sa.Column("starts_at", sa.BigInteger, primary_key=True),
+    sa.Column("used", sa.BigInteger, nullable=False),
+)
+
+SECOND = 1_000_000
+_KEPT_US = 60 * SECOND  # a clock set back by less than this finds its interval as it left it
+
+
+class Grant(NamedTuple):
+    """Permits to handle messages.
+
+    Attributes:
+        messages: How many may be handled, 0 where the interval has none left.
+        seconds: For how long, counted from before the call; with 0 messages, until the next interval begins.
+            Infinite where there is no limit.
+    """
+
+    messages: int
+    seconds: float
+
+
+class Throttle:
+    """The part of the control store that says how fast a pipeline may go."""
+
+    _database: Database
+
+    def take(self, pipeline: str, rate_limiting: RateLimiting | None, wanted: int) -> Grant:
+        """Take up to `wanted` permits of the current interval; what is not used by its end is gone.
+
+        Tasks take them when they handle. A run that is late, or stalls, never adds its permits to those of an
+        interval that others handle in.
+
+        Args:
+            pipeline: Name of the pipeline.
+            rate_limiting: Its own option; one that is set at run time comes before it.
+            wanted: Messages that are ready to be handled now.
+
+        Raises:
+            ControlStoreError: The database does not answer; nothing may be handled.
+            ValueError: `wanted` is below 1.
+        """
+        if wanted < 1:
+            raise ValueError(f"wanted is {wanted}; ask for one permit at least")
+        with self._database.writing() as connection:
+            limit = _limit(connection, pipeline, rate_limiting)
+            if limit is None:
+                return Grant(wanted, math.inf)
+            now = self._database.now(connection)
+            starts_at, ends_at = _bounds(limit, now)
+            row = _interval(pipeline, limit, starts_at)
+            used = connection.execute(sa.select(_INTERVALS.c.used).where(row).with_for_update()).scalar()
+            if used is None:
+                over = _INTERVALS.c.starts_at + _INTERVALS.c.interval_us < now - _KEPT_US
+                connection.execute(sa.delete(_INTERVALS).where(_INTERVALS.c.pipeline == pipeline, over))
+                key = {"pipeline": pipeline, "interval_us": _us(limit.interval), "starts_at": starts_at}
+                connection.execute(insert(connection, _INTERVALS).values(**key, used=0).on_conflict_do_nothing())
+                used = connection.execute(sa.select(_INTERVALS.c.used).where(row).with_for_update()).scalar_one()
+            messages = max(0, min(wanted, limit.allowed_messages - used))
+            connection.execute(sa.update(_INTERVALS).where(row).values(used=used + messages))
+        return Grant(messages, (ends_at - now) / SECOND)
+
+    def spare(self, pipeline: str, rate_limiting: RateLimiting | None, horizon: timedelta) -> int | None:
+        """Count the permits that the intervals which begin within `horizon` from now would still give.
+
+        Nothing is reserved: messages in flight take theirs out of these.
+
+        Args:
+            pipeline: Name of the pipeline.
+            rate_limiting: Its own option; one that is set at run time comes before it.
+            horizon: How far to look.
+
+        Returns:
+            Messages; None where there is no limit.
+        """
+        with self._database.reading() as connection:
+            limit = _limit(connection, pipeline, rate_limiting)
+            if limit is None:
+                return None
+            now = self._database.now(connection)
+            starts_at, ends_at = _bounds(limit, now)
+            query = sa.select(_INTERVALS.c.used).where(_interval(pipeline, limit, starts_at))
+            used = connection.execute(query).scalar() or 0
+        later = -(-max(0, now + _us(horizon) - ends_at) // _us(limit.interval))
+        return max(0, limit.allowed_messages - used) + later * limit.allowed_messages
+
+    def rate_limiting(self, pipeline: str, default: RateLimiting | None) -> RateLimiting | None:
+        """Return the limit that holds: the one set at run time, else `default`, the pipeline's own."""
+        with self._database.reading() as connection:
+            return _limit(connection, pipeline, default)
+
+    def set_rate_limiting(self, pipeline: str, rate_limiting: RateLimiting | None) -> None:
+        """Set the limit at run time; None sets it back to the pipeline's own option.
+
+        Tasks obey from their next permits on. Permits of the current interval that were taken before count if its
+        length stays.
+        """
+        with self._database.writing() as connection:
+            _set_limit(connection, pipeline, rate_limiting)
+
+    def update_rate_limiting(
+        self,
+        pipeline: str,
+        default: RateLimiting | None,
+        *,
+        allowed_messages: int | None = None,
+        interval: timedelta | None = None,
+    ) -> RateLimiting:
+        """Change a part of the limit that holds, like Broadway's `update_rate_limiting`; return the new one.
+
+        Args:
+            pipeline: Name of the pipeline.
+            default: The pipeline's own option.
+            allowed_messages: Messages handled in an interval; None leaves it.
+            interval: Length of an interval; None leaves it.
+
+        Raises:
+            ValueError: There is no limit to change, or a value is out of bounds (`PipelineError`).
+        """
+        with self._database.writing() as connection:
+            lock(connection, pipeline)
+            before = _limit(connection, pipeline, default)
+            if before is None:
+                raise ValueError(f"{pipeline} has no rate_limiting to change; set the whole with set_rate_limiting")
+            after = RateLimiting(
+                allowed_messages=before.allowed_messages if allowed_messages is None else allowed_messages,
+                interval=before.interval if interval is None else interval,
+            )
+            _set_limit(connection, pipeline, after)
+        return after
+
+    def pause(self, pipeline: str, reason: str) -> None:
+        """Ask for no more runs of this pipeline, for a reason that people read. Runs under way finish."""
+        with self._database.writing() as connection:
+            _set(connection, pipeline, paused=reason or "no reason given")
+
+    def resume(self, pipeline: str) -> None:
+        """Ask for runs again; nothing happens to a pipeline that is not paused."""
+        with self._database.writing() as connection:
+            _set(connection, pipeline, paused=None)
+
+    def paused(self, pipeline: str) -> str | None:
+        """Return why the pipeline is paused; None where it is not."""
+        with self._database.reading() as connection:
+            query = sa.select(_PIPELINES.c.paused).where(_PIPELINES.c.pipeline == pipeline)
+            return connection.execute(query).scalar()
+
+
+def lock(connection: sa.Connection, pipeline: str) -> None:
+    """Hold the pipeline's row to the end of the transaction; make it first where it is missing."""
+    connection.execute(insert(connection, _PIPELINES).values(pipeline=pipeline).on_conflict_do_nothing())
+    connection.execute(sa.select(_PIPELINES.c.pipeline).where(_PIPELINES.c.pipeline == pipeline).with_for_update())
+
+
+def interval_end(rate_limiting: RateLimiting, now: datetime) -> datetime:
+    """Return when the interval that `now` lies in ends, and the next begins."""
+    return as_time(_bounds(rate_limiting, round(now.timestamp() * SECOND))[1])
+
+
+def as_time(us: int) -> datetime:
+    """Read a time of the control store."""
+    return datetime.fromtimestamp(0, UTC) + timedelta(microseconds=us)
+
+
+def _limit(connection: sa.Connection, pipeline: str, default: RateLimiting | None) -> RateLimiting | None:
+    query = sa.select(_PIPELINES.c.allowed_messages, _PIPELINES.c.interval_us)
+    row = connection.execute(query.where(_PIPELINES.c.pipeline == pipeline)).first()
+    if row is None or row.allowed_messages is None:
+        return default
+    return RateLimiting(allowed_messages=row.allowed_messages, interval=timedelta(microseconds=row.interval_us))
+
+
+def _set_limit(connection: sa.Connection, pipeline: str, limit: RateLimiting | None) -> None:
+    interval = _us(limit.interval) if limit else None
+    _set(connection, pipeline, allowed_messages=limit.allowed_messages if limit else None, interval_us=interval)
+
+
+def _set(connection: sa.Connection, pipeline: str, **values: str | int | None) -> None:
+    upsert = insert(connection, _PIPELINES).values(pipeline=pipeline, **values)
+    connection.execute(upsert.on_conflict_do_update(index_elements=["pipeline"], set_=values))
+
+
+def _interval(pipeline: str, limit: RateLimiting, starts_at: int) -> sa.ColumnElement[bool]:
+    row = _INTERVALS.c
+    return sa.and_(row.pipeline == pipeline, row.interval_us == _us(limit.interval), row.starts_at == starts_at)
+
+
+def _bounds(limit: RateLimiting, now: int) -> tuple[int, int]:
+    starts_at = now - now % _us(limit.interval)
+    return starts_at, starts_at + _us(limit.interval)
+
+
+def _us(span: timedelta) -> int:
+    return span // timedelta(microseconds=1)

@@ -1,0 +1,115 @@
+"""How a run begins: it clears up after dead runs and claims room; or it goes on with what another run received."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from pipeline_platform.lake.decision import take_over
+from pipeline_platform.lake.ledger import Origin, Receive
+from pipeline_platform.model.pipeline import PipelineError
+from pipeline_platform.run import lease
+from pipeline_platform.run.clear_up import clear_up
+from pipeline_platform.run.flow import Flow
+from pipeline_platform.run.intake import INTAKES, Intake
+
+_LOG = logging.getLogger(__name__)
+
+
+def begin(
+    flow: Flow,
+    *,
+    origin: Origin,
+    run_id: str,
+    windows: Sequence[str],
+    demand: int | None = None,
+    context: Mapping[str, Any] | None = None,
+    log: Callable[[str], None] = _LOG.info,
+) -> Receive:
+    """Begin a receive. Everything that could refuse it later is asked now.
+
+    Args:
+        flow: The pipeline and its resources.
+        origin: Where messages come from.
+        run_id: Of the Dagster run.
+        windows: Partition keys the run is about, in order.
+        demand: Messages wanted; None for as many as the pipeline allows a run.
+        context: What the run changes in the pipeline's context.
+        log: Hears what was cleared up, and why the demand is less than wanted.
+
+    Raises:
+        PipelineError: The context does not fit; the windows are others than those of the data; or there is no room
+            for a backfill, or for all of a replay.
+        SchemaChangeError: A model no longer fits its table.
+        SourceError: The source cannot be reached, or is not there.
+    """
+    flow.pipeline.context_of(context)
+    flow.tables.ensure()
+    base = flow.tables["outcomes"].open().version()
+    intake = INTAKES[origin](flow, windows, base)
+    if intake.is_outside:
+        intake.source.refuse_or_pass()
+    if cleared := clear_up(flow, log):
+        log(f"cleared up after runs that died or left something unacknowledged: receives {', '.join(cleared)}")
+    receive_id = uuid.uuid4().hex
+    asked = intake.asked(demand)
+    # Before the claim, which nobody renews yet: over many windows it takes longer than a lease.
+    replaces = intake.replaces()
+    wanted = intake.wanted(asked, log)
+    try:
+        granted = flow.room.claim(receive_id, run_id, wanted, log, lease_s=lease.CLAIM_S, within_s=intake.room_within_s)
+        if not intake.is_enough(granted, wanted):
+            raise PipelineError(
+                f"{flow.pipeline.name}: room for {granted} of the {wanted} messages of this {intake.name}, for other "
+                f"runs hold the rest of {flow.room.capacity}: start it again when they are done, or pause the pipeline "
+                "meanwhile"
+            )
+        receive = Receive(
+            receive_id=receive_id,
+            pipeline=flow.pipeline.name,
+            origin=origin,
+            run_id=run_id,
+            windows=tuple(windows),
+            demand=granted,
+            asked=asked,
+            context=dict(context or {}),
+            base=base,
+            replaces=replaces,
+            started_at=datetime.now(UTC),
+        )
+        if granted:
+            flow.ledger.begin(receive)
+    except BaseException:
+        flow.control.end(receive_id)
+        raise
+    lease.begun(flow, receive)
+    return receive
+
+
+def resume(flow: Flow, receive: Receive, run_id: str) -> Receive:
+    """Go on with what another run received: a re-execution of its later steps.
+
+    From here on that other run can decide nothing, even if it is alive.
+
+    Returns:
+        The same receive, as this run's.
+
+    Raises:
+        FencedError: It was given up, or yet another run took it over from this one.
+        PipelineError: There is no room for it now.
+    """
+    receive, is_decided = take_over(flow.tables, flow.ledger, receive, run_id)
+    if is_decided:
+        return receive
+    held = min(flow.ledger.manifest(receive, "receive").rows("messages"), receive.demand)
+    within_s = Intake.room_within_s
+    granted = flow.room.claim(receive.receive_id, run_id, held, _LOG.info, lease_s=lease.CLAIM_S, within_s=within_s)
+    if granted < held:
+        raise PipelineError(
+            f"{flow.pipeline.name}: no room for the {held} messages of receive {receive.receive_id} while other "
+            "runs are under way: re-execute when they are done, or let the next run receive them again"
+        )
+    return receive

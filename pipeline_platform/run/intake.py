@@ -1,0 +1,142 @@
+"""Where a run's messages come from, and what differs by it: a pull, a backfill of failures, a full replay."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import ClassVar
+
+from pipeline_platform.lake.failed import FailedMessages
+from pipeline_platform.lake.ledger import Origin, Receive
+from pipeline_platform.lake.replay import ReplayedMessages
+from pipeline_platform.run.flow import Flow
+from pipeline_platform.source.contract import Source
+
+
+class Intake(ABC):
+    """What a run takes on. Each origin is one subclass; no other code asks which origin a run has."""
+
+    name: ClassVar[str]
+    room_within_s: ClassVar[float] = 60.0
+    """Seconds that a run waits for room, before it takes on what there is: nobody asks for it again."""
+    is_outside: ClassVar[bool] = False
+    """Whether messages come from outside the lake: that source may be away, and waits for the acknowledgement."""
+
+    def __init__(self, flow: Flow, windows: Sequence[str], version: int) -> None:
+        """Args: the flow, the windows of the run, and the version of `outcomes` that it goes by."""
+        self.flow, self.windows, self.version = flow, tuple(windows), version
+
+    @property
+    @abstractmethod
+    def source(self) -> Source:
+        """Gives the messages."""
+
+    @abstractmethod
+    def asked(self, demand: int | None) -> int:
+        """How many messages the run is to take on, if there is room."""
+
+    def wanted(self, asked: int, log: Callable[[str], None]) -> int:
+        """How many messages to claim room for; `log` hears why these are fewer than asked for."""
+        del log
+        return min(asked, self.flow.room.per_run)
+
+    def is_enough(self, granted: int, wanted: int) -> bool:
+        """Whether the run may begin with the room that it got."""
+        del granted, wanted
+        return True
+
+    def replaces(self) -> tuple[str, ...]:
+        """The receives whose rows this run's rows replace."""
+        return ()
+
+
+class Pull(Intake):
+    """Messages from the pipeline's source. The sensor asks again, so a pull takes what room there is at once."""
+
+    name = "pull"
+    room_within_s = 0.0
+    is_outside = True
+
+    @property
+    def source(self) -> Source:
+        """The producer's."""
+        return self.flow.source
+
+    def asked(self, demand: int | None) -> int:
+        """The demand; without one, what a run takes on."""
+        return self.flow.room.for_a_pull() if demand is None else demand
+
+
+class Backfill(Intake):
+    """The open failures of the windows, driven once more."""
+
+    name = "backfill"
+
+    @cached_property
+    def source(self) -> FailedMessages:
+        """The table of failed messages."""
+        flow = self.flow
+        return FailedMessages(name=flow.source.name, lake=flow.lake, pipeline=flow.pipeline.name, windows=self.windows)
+
+    def asked(self, demand: int | None) -> int:
+        """The open failures, up to the demand."""
+        waiting = self.source.backlog().messages or 0
+        return waiting if demand is None else min(demand, waiting)
+
+    def wanted(self, asked: int, log: Callable[[str], None]) -> int:
+        """As many as a run takes on."""
+        wanted = super().wanted(asked, log)
+        if not asked:
+            log(f"no failure is open in {', '.join(self.windows)}")
+        elif wanted < asked:
+            log(f"{asked} failures are open, and a run takes on {wanted}: materialise these windows again for others")
+        return wanted
+
+    def is_enough(self, granted: int, wanted: int) -> bool:
+        """Any room at all."""
+        return granted > 0 or not wanted
+
+
+class Replay(Intake):
+    """All messages of the windows, in place of what came of them. It takes the windows whole, or it would lose rows."""
+
+    name = "replay"
+
+    @cached_property
+    def source(self) -> ReplayedMessages:
+        """The table of received messages."""
+        flow = self.flow
+        return ReplayedMessages(
+            name=flow.source.name,
+            lake=flow.lake,
+            pipeline=flow.pipeline.name,
+            windows=self.windows,
+            version=self.version,
+        )
+
+    def asked(self, demand: int | None) -> int:
+        """All, whatever the demand."""
+        del demand
+        return self.source.at_most()
+
+    def wanted(self, asked: int, log: Callable[[str], None]) -> int:
+        """All, up to what all runs may hold together."""
+        del log
+        return min(asked, self.flow.room.capacity)
+
+    def is_enough(self, granted: int, wanted: int) -> bool:
+        """Room for all."""
+        return granted == wanted
+
+    def replaces(self) -> tuple[str, ...]:
+        """The receives that decided something in the windows."""
+        return self.source.finished()
+
+
+INTAKES: dict[Origin, type[Intake]] = {"source": Pull, "failed": Backfill, "messages": Replay}
+
+
+def intake_of(flow: Flow, receive: Receive) -> Intake:
+    """Where the messages of a receive come from."""
+    return INTAKES[receive.origin](flow, receive.windows, receive.base)

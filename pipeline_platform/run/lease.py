@@ -1,0 +1,101 @@
+"""The leases of a run on what it received: its claim at the control store, and the messages at the source."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from pipeline_platform.control.store import ControlStoreError
+from pipeline_platform.lake.decision import FencedError
+from pipeline_platform.lake.ledger import Receive
+from pipeline_platform.run.flow import Flow
+from pipeline_platform.run.intake import intake_of
+
+_LOG = logging.getLogger(__name__)
+
+CLAIM_S = 60.0
+"""Seconds that a receive's claim on capacity lasts unless its run renews it."""
+
+
+@contextmanager
+def alive(flow: Flow, receive: Receive) -> Iterator[None]:
+    """Renew both leases of a receive while a step works, each when it is due.
+
+    Each has a thread: a queue that is locked for long must not cost the claim, or the run would be taken for dead.
+    """
+    lease_s = intake_of(flow, receive).source.lease_s
+    with (
+        _renewing(flow.beats, _claim(receive), lambda: beat(flow, receive), CLAIM_S / 3),
+        _renewing(flow.beats, _messages(receive), lambda: _extend(flow, receive), lease_s / 3),
+    ):
+        yield
+
+
+def begun(flow: Flow, receive: Receive) -> None:
+    """Count both leases from now on: the run has just claimed its room, and leases its messages next."""
+    flow.beats[_claim(receive)] = flow.beats[_messages(receive)] = time.monotonic()
+
+
+def beat(flow: Flow, receive: Receive) -> bool:
+    """Renew the claim; return whether this run still has it."""
+    flow.beats[_claim(receive)] = time.monotonic()
+    return flow.control.beat(receive.receive_id, CLAIM_S, run_id=receive.run_id)
+
+
+def renew(flow: Flow, receive: Receive) -> bool:
+    """Renew both leases now; return whether this run still has them."""
+    return beat(flow, receive) and _extend(flow, receive)
+
+
+def expect_ours(flow: Flow, receive: Receive) -> None:
+    """Refuse to go on where the receive is another run's by now.
+
+    Raises:
+        FencedError: It was given up, or a re-execution works on it.
+    """
+    try:
+        ours = beat(flow, receive)
+    except ControlStoreError:  # a failover is no reason to stop, and the decision asks again
+        _LOG.exception("could not ask whose receive %s is", receive.receive_id)
+        return
+    if not ours:
+        raise FencedError(
+            f"receive {receive.receive_id} is not run {receive.run_id}'s any more: the run stalled, and the "
+            "receive was given up for dead or is being worked on by a re-execution"
+        )
+
+
+def _extend(flow: Flow, receive: Receive) -> bool:
+    flow.beats[_messages(receive)] = time.monotonic()
+    return intake_of(flow, receive).source.extend(receive.receive_id)
+
+
+def _claim(receive: Receive) -> str:
+    return f"claim of receive {receive.receive_id}"
+
+
+def _messages(receive: Receive) -> str:
+    return f"messages of receive {receive.receive_id}"
+
+
+@contextmanager
+def _renewing(beats: dict[str, float], what: str, renew: Callable[[], bool], every_s: float) -> Iterator[None]:
+    done = threading.Event()
+
+    def run() -> None:
+        while not done.wait(max(0.0, beats.get(what, 0.0) + every_s - time.monotonic())):
+            try:
+                renew()
+            except Exception:  # a store that fails over is back before two more tries
+                _LOG.exception("could not renew the %s; trying again", what)
+
+    thread = threading.Thread(target=run, name=what, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()

@@ -1,0 +1,213 @@
+"""The steps of a run, in order: receive, handle, batch, decide, publish, acknowledge. The ops of a pipeline call them.
+
+Every step leaves its manifest in the lake. So this run or the next can take it again, and it changes nothing that it
+has changed before.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+from pipeline_platform.lake import decision
+from pipeline_platform.lake.decision import Decision, UnhandledError
+from pipeline_platform.lake.ledger import Receive
+from pipeline_platform.lake.manifest import Manifest
+from pipeline_platform.lake.reader import divide
+from pipeline_platform.lake.rewriting import DROPPED
+from pipeline_platform.model.options import Batcher
+from pipeline_platform.model.pipeline import PipelineError
+from pipeline_platform.run import handling
+from pipeline_platform.run.flow import Flow
+from pipeline_platform.run.intake import intake_of
+from pipeline_platform.run.lease import alive, expect_ours, renew
+from pipeline_platform.run.spark_work import FEW, carefully
+from pipeline_platform.run.standing import as_decided, expect_decided
+from pipeline_platform.tasks import batch
+from pipeline_platform.tasks.acknowledge import ONCE, Patience, SettleOutcomes
+from pipeline_platform.tasks.receive import ReadShares
+from pipeline_platform.tasks.staging import staged_table
+
+
+class Acknowledgement(NamedTuple):
+    """What the source answered for a receive.
+
+    Attributes:
+        acknowledged: Messages that it was told of.
+        lost: Messages that another receive holds by now, which will find them decided.
+        unacknowledged: Messages that it would not take: the next run tells it again.
+        errors: In words, a sample.
+    """
+
+    acknowledged: int
+    lost: int
+    unacknowledged: int
+    errors: list[str]
+
+
+def receive_messages(flow: Flow, receive: Receive) -> Manifest:
+    """Lease messages under the receive's id and write them down, once; everything later reads what is written.
+
+    Raises:
+        FencedError: Its claim is over: the run stalled since it began, and was given up.
+    """
+    if not receive.demand:
+        return Manifest()
+    source, started = intake_of(flow, receive).source, time.monotonic()
+    expect_ours(flow, receive)
+    with alive(flow, receive):
+        # The driver reads few messages in turn: a share that waits at an empty queue would hold up the next.
+        concurrency = flow.pipeline.producer.concurrency if receive.demand > FEW else 1
+        shares = source.plan(receive.demand, concurrency, receive.receive_id)
+        task = ReadShares(source, shares, flow.lake, flow.pipeline.name, receive.receive_id, receive.window)
+        messages = sum(share.messages for share in shares)
+        manifest = flow.work(receive.receive_id).run(task, len(shares), messages)
+        manifest = _written(flow, receive, "receive", manifest, started)
+        flow.control.adjust(receive.receive_id, manifest.total("received"))
+    return manifest
+
+
+def handle_messages(flow: Flow, receive: Receive) -> Manifest:
+    """Put what was received through the callbacks; write all that came of it."""
+    received = flow.ledger.manifest(receive, "receive")
+    if not received.of_table("messages"):
+        return Manifest()
+    if (before := flow.ledger.manifest(receive, "handle")).files and as_decided(flow, receive):
+        return before  # executed again after the decision: what was written is what there is
+    expect_ours(flow, receive)
+    # An earlier try may have sent messages to other batchers; the decision takes what lies here.
+    flow.ledger.forget_after(receive, "receive")
+    started = time.monotonic()
+    with alive(flow, receive):
+        return _written(flow, receive, "handle", handling.handle(flow, receive, received), started)
+
+
+def batch_messages(flow: Flow, receive: Receive, batcher: str) -> Manifest:
+    """Put the messages of one batcher through `handle_batch`."""
+    options = flow.pipeline.batchers[batcher]
+    if not isinstance(options, Batcher):
+        raise PipelineError(f"{flow.pipeline.name}: batcher {batcher!r} has no callback")
+    staged = flow.ledger.manifest(receive, "handle").of_table(staged_table(receive.receive_id, batcher))
+    if not staged:
+        return Manifest()
+    step = f"batch-{batcher}"
+    if (before := flow.ledger.manifest(receive, step)).files and as_decided(flow, receive):
+        return before
+    started, receive_id = time.monotonic(), receive.receive_id
+    (whole,) = divide(staged, flow.pipeline.name, 1)
+    with alive(flow, receive):
+        work = flow.work(receive_id)
+        cut = batch.CutBatches(flow.lake, flow.pipeline.name, receive_id, batcher, options.batch_size, whole)
+        planned = work.run(cut, 1, sum(file.rows for file in staged))
+        (plan,) = divide(planned.files, flow.pipeline.name, 1)
+        tasks = min(options.concurrency, sum(file.rows for file in planned))
+        handle = batch.HandleBatches(
+            pipeline=flow.pipeline,
+            batcher=batcher,
+            context=flow.pipeline.context_of(receive.context),
+            source=intake_of(flow, receive).source,
+            origin=receive.origin,
+            lake=flow.lake,
+            receive_id=receive_id,
+            staged=whole,
+            plan=plan,
+            tasks=tasks,
+        )
+        manifest = carefully(lambda task: work.run(task, tasks), handle)
+        return _written(flow, receive, step, manifest, started)
+
+
+def decide(flow: Flow, receive: Receive) -> Decision:
+    """Commit what became of every message, once; see `lake.decision`.
+
+    Raises:
+        FencedError: Another run gave the receive up for dead meanwhile.
+    """
+    if receive.demand and flow.ledger.get(receive.receive_id) is None:
+        expect_decided(flow, receive)
+    if not _received(flow, receive):
+        return Decision(0, 0)
+    return decision.decide(flow.tables, flow.ledger, receive, lambda: renew(flow, receive), flow.source.on_success)
+
+
+def publish(flow: Flow, receive: Receive) -> dict[str, int]:
+    """Make what was decided visible in every table; return the rows by table."""
+    if not _received(flow, receive):
+        return dict.fromkeys((name for name in flow.tables.names if name != "outcomes"), 0)
+    return decision.publish(flow.tables, flow.ledger, receive)
+
+
+def acknowledge(flow: Flow, receive: Receive, patience: Patience = ONCE) -> Acknowledgement:
+    """Tell the source, then forget the receive. It stays for the next run where the source would not take something.
+
+    Args:
+        flow: The pipeline and its resources.
+        receive: Which; decided.
+        patience: How often to ask a source that refuses.
+
+    Raises:
+        FencedError: It is not decided, or another run's by now: nothing may be acknowledged.
+        UnhandledError: What it leased was never written down.
+    """
+    manifest, intake = flow.ledger.manifest(receive), intake_of(flow, receive)
+    files = manifest.of_table("outcomes") if intake.is_outside else []
+    if manifest.files or (receive.demand and flow.ledger.get(receive.receive_id) is None):
+        # Outcomes lie there before they are decided; and a run of this step alone may have left out publishing.
+        expect_decided(flow, receive)
+        publish(flow, receive)
+    elif receive.demand and not manifest.notes:
+        raise UnhandledError(
+            f"receive {receive.receive_id} did not come to the end of `receive_messages`, and may hold messages: "
+            "execute all steps again, and it receives anew. The next run gives this receive up"
+        )
+    unpublished = _publish_others(flow) if manifest.total("duplicates") or manifest.total(DROPPED) else []
+    answer, messages = Manifest(), sum(file.rows for file in files)
+    if files:
+        source = intake.source
+        parts = divide(files, flow.pipeline.name, flow.pipeline.producer.concurrency)
+        task = SettleOutcomes(source, flow.lake, parts, patience, withhold_duplicates=bool(unpublished))
+        work = flow.work(receive.receive_id)
+        answer = work.run(task, len(parts), messages if source.acknowledges_in_tasks else 0)
+    left = messages - answer.total("acknowledged") - answer.total("lost")
+    if left == answer.total("withheld"):  # those are delivered again
+        flow.ledger.remove(receive.receive_id)
+    flow.control.end(receive.receive_id)
+    errors = [error for notes in answer.notes for error in notes["errors"]]
+    refusals = [f"{one['ack_id']}: {one['reason']}" for notes in answer.notes for one in notes["refusals"]]
+    return Acknowledgement(
+        answer.total("acknowledged"), answer.total("lost"), left, [*unpublished, *errors, *refusals][:10]
+    )
+
+
+def _publish_others(flow: Flow) -> list[str]:
+    """Publish what other runs decided and have not published: here their messages are acknowledged as duplicates.
+
+    Returns:
+        In words, what cannot be published.
+    """
+    outcomes = flow.tables["outcomes"]
+    handle, unpublished = outcomes.open(), []
+    for receive_id in flow.ledger.unfinished():
+        try:
+            receive = flow.ledger.get(receive_id)
+            if receive is not None and (done := decision.decided(outcomes, handle, receive)):
+                publish(flow, done)
+        except Exception as error:
+            unpublished.append(unfinishable(receive_id, error))
+    return unpublished
+
+
+def unfinishable(receive_id: str, error: Exception) -> str:
+    """What people are told of a receive that stays as it is."""
+    return f"receive {receive_id} cannot be finished and is left as it is: {type(error).__name__}: {error}"
+
+
+def _received(flow: Flow, receive: Receive) -> int:
+    return flow.ledger.manifest(receive, "receive").rows("messages") if receive.demand else 0
+
+
+def _written(flow: Flow, receive: Receive, step: str, manifest: Manifest, started: float) -> Manifest:
+    """Write a step's manifest, with the seconds it took."""
+    timed = Manifest(manifest.files, [*manifest.notes, {"step": step, "took": time.monotonic() - started}])
+    flow.ledger.write(receive, step, timed)
+    return timed

@@ -1,0 +1,69 @@
+"""Receives: what one run leased, as its record in the lake tells the next."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from pipeline_platform.lake.ledger import Ledger, Receive, ReceiveError
+from pipeline_platform.lake.manifest import Manifest
+from pipeline_platform.lake.storage import Lake
+
+
+@pytest.fixture
+def lake(tmp_path):
+    return Lake(root=str(tmp_path))
+
+
+@pytest.fixture
+def ledger(lake):
+    return Ledger(lake, "flights")
+
+
+RECEIVE = Receive(
+    receive_id="r1",
+    pipeline="flights",
+    origin="failed",
+    run_id="run",
+    windows=("2026-01-01T0000", "2026-01-01T0100"),
+    demand=10,
+    context={"cancelled_is_valid": True},
+    base=3,
+    started_at=datetime(2026, 1, 1, tzinfo=UTC),
+)
+
+
+def test_a_receive_comes_back_as_it_was_kept(ledger):
+    ledger.begin(RECEIVE)
+
+    assert ledger.get("r1") == RECEIVE
+    assert ledger.unfinished() == ["r1"]
+
+
+def test_there_is_none_before_it_begins_and_after_its_end(ledger):
+    assert ledger.get("r1") is None
+    ledger.begin(RECEIVE)
+    ledger.remove("r1")
+
+    assert ledger.get("r1") is None
+    assert ledger.unfinished() == []
+
+
+@pytest.mark.parametrize("record", [b"", b"{", b"{}", b"\xff"])
+def test_a_record_that_cannot_be_read_is_named_with_the_way_out(lake, ledger, record):
+    lake.write("flights/_receives/r1/receive.json", record)
+
+    with pytest.raises(
+        ReceiveError, match=r"_receives/r1/receive\.json is no record.*restore it, or remove its folder"
+    ):
+        ledger.get("r1")
+
+
+def test_what_later_steps_wrote_can_be_forgotten(ledger):
+    ledger.begin(RECEIVE)
+    for step in ("receive", "handle", "batch-letters", "dropped"):
+        ledger.write(RECEIVE, step, Manifest(notes=[{step: 1}]))
+
+    ledger.forget_after(RECEIVE, "receive")
+
+    assert ledger.manifest(RECEIVE).notes == [{"receive": 1}]
+    assert ledger.get("r1") == RECEIVE

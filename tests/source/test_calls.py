@@ -1,0 +1,140 @@
+"""Calls of a few messages each: how many are asked for, what ends them, and what becomes of failures."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any
+
+import pytest
+
+from pipeline_platform.source import calls
+from pipeline_platform.source.contract import Refused
+
+
+class Server:
+    """Holds numbered messages; notes how many each call asks for, and fails from call `fails_at` on."""
+
+    def __init__(self, messages: int, fails_at: int | None = None) -> None:
+        self.left, self.fails_at, self.asked = list(range(messages)), fails_at, list[int]()
+        self.lock = threading.Lock()
+
+    def receive(self, most: int) -> list[int]:
+        with self.lock:
+            self.asked.append(most)
+            if self.fails_at is not None and len(self.asked) > self.fails_at:
+                raise OSError("gone")
+            given, self.left = self.left[:most], self.left[most:]
+            return given
+
+
+def batches(server: Server, wanted: int, **options: Any) -> list[list[int]]:
+    given = {"per_call": 10, "threads": 1, "empty_replies": 3, "batch_rows": 1_000, "batch_bytes": 1_000, **options}
+    return list(calls.receive(server.receive, wanted, size=lambda _: 1, **given))
+
+
+@pytest.mark.parametrize(
+    ("messages", "wanted", "options", "asked"),
+    [
+        (30, 25, {}, [10, 10, 5]),
+        (6, 5, {"per_call": 2}, [2, 2, 1]),
+        (2, 10, {}, [10, 8, 8, 8]),
+        (0, 10, {"empty_replies": 1}, [10]),
+    ],
+    ids=["no more than the demand", "no more than a call takes", "until it seems empty", "one empty reply"],
+)
+def test_calls_ask_for_what_is_missing_until_the_queue_seems_empty(
+    messages: int, wanted: int, options: dict[str, int], asked: list[int]
+) -> None:
+    server = Server(messages)
+
+    assert [*chain(*batches(server, wanted, **options))] == list(range(min(messages, wanted)))
+    assert server.asked == asked
+
+
+@pytest.mark.parametrize("bound", ["batch_rows", "batch_bytes"])
+def test_batches_are_bounded_by_rows_and_by_bytes(bound: str) -> None:
+    assert [len(batch) for batch in batches(Server(45), 45, **{bound: 20})] == [20, 20, 5]
+
+
+def test_calls_are_under_way_at_once_and_never_take_more_than_is_wanted() -> None:
+    server, meet = Server(100), threading.Barrier(4, timeout=10)
+
+    def together(most: int) -> list[int]:
+        meet.wait()
+        return server.receive(most)
+
+    received = calls.receive(
+        together, 40, per_call=10, threads=4, empty_replies=1, batch_rows=10, batch_bytes=1_000, size=lambda _: 1
+    )
+
+    assert sorted(number for batch in received for number in batch) == list(range(40))
+
+
+def test_an_error_ends_what_was_received_and_is_raised_only_where_nothing_was(caplog: Any) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert [*chain(*batches(Server(30, fails_at=1), 30))] == list(range(10))
+    assert "ended after 10 messages: gone" in caplog.text
+
+    with pytest.raises(OSError, match="gone"):
+        batches(Server(30, fails_at=0), 30)
+
+
+# Settling
+
+IDS = [f"h{number}" for number in range(100)]
+
+
+def failing(fails: Callable[[int], bool]) -> tuple[list[Sequence[str]], Callable[[Sequence[str]], list[Refused]]]:
+    """A call that fails where its number says so, and the groups that it was called with."""
+    made: list[Sequence[str]] = []
+
+    def call(group: Sequence[str]) -> list[Refused]:
+        made.append(group)
+        if fails(len(made)):
+            raise OSError("cut off")
+        return [Refused(ack_id, "not now") for ack_id in group if ack_id == "h3"]
+
+    return made, call
+
+
+def test_ids_are_settled_in_groups_and_what_is_refused_is_returned() -> None:
+    made, call = failing(lambda number: False)
+
+    assert calls.settle(call, IDS[:25], per_call=10, threads=1) == [Refused("h3", "not now")]
+    assert made == [IDS[:10], IDS[10:20], IDS[20:25]]
+    assert calls.settle(call, [], per_call=10, threads=1) == []
+
+
+def test_a_failed_call_holds_back_no_other_group() -> None:
+    _, call = failing(lambda number: number == 2)
+
+    refused = calls.settle(call, IDS[:30], per_call=10, threads=1)
+
+    assert refused == [Refused("h3", "not now"), *(Refused(ack_id, "cut off") for ack_id in IDS[10:20])]
+
+
+def test_where_calls_go_on_failing_the_rest_is_not_tried_but_reported() -> None:
+    made, call = failing(lambda number: number > 1)
+
+    refused = calls.settle(call, IDS, per_call=10, threads=1)
+
+    assert len(made) == 1 + calls.FAILED_CALLS
+    assert [entry.ack_id for entry in refused] == ["h3", *IDS[10:]]
+    assert refused[-1].reason == "not tried after 3 failed calls: cut off"
+
+
+def test_where_no_call_succeeds_the_error_is_raised() -> None:
+    with pytest.raises(OSError, match="cut off"):
+        calls.settle(failing(lambda number: True)[1], IDS, per_call=10, threads=1)
+
+
+def test_groups_are_settled_at_once() -> None:
+    def slowly(group: Sequence[str]) -> list[Refused]:
+        time.sleep(0.1)
+        return []
+
+    began = time.monotonic()
+    calls.settle(slowly, IDS, per_call=10, threads=10)
+    assert time.monotonic() - began < 0.8, "ten calls one after the other take a second"
