@@ -153,8 +153,9 @@ def fields_of(data: Any, model: type[BaseModel]) -> dict[str, Any]:
     else:
         kind = f"{type(data).__module__}.{type(data).__qualname__}".removeprefix("builtins.")
         raise ColumnError(f"data is {kind}, not {model.__name__} or a dict of its fields")
-    if not (absent := fields.keys() - given.keys()):
+    if given.keys() >= fields.keys():
         return given
+    absent = fields.keys() - given.keys()
     if missing := sorted(name for name in absent if fields[name].is_required()):
         raise ColumnError(f"data lacks {missing}, which {model.__name__} requires")
     return {

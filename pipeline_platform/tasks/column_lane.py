@@ -62,7 +62,7 @@ class ReadColumns:
         for _, chunk in read_ranges(
             self.lake, self.parts[index], RECEIVED.names, self.options.chunk_size, self.options.chunk_bytes
         ):
-            kept = repeats.split(chunk).fresh
+            kept, *_ = repeats.split(chunk)
             if large := oversized(kept, self.options.max_message_bytes):
                 kept = kept.filter(pc.invert(pc.is_in(pa.array(range(kept.num_rows)), pa.array(large))))
             while kept.num_rows:

@@ -178,11 +178,11 @@ class Handle(Step):
             rows = options.chunk_size if isolation.forks else max(options.chunk_size, BLOCK_ROWS)
             with rare_collections():
                 for _, block in read_ranges(self.lake, self.parts[index], READ, rows, options.chunk_bytes):
-                    window, split = block.column("window")[0].as_py(), repeats.split(block)
-                    outcomes.duplicates(split.decided, window, decided=True)
-                    outcomes.duplicates(split.copies, window, decided=False)
+                    window, (fresh, decided, copies) = block.column("window")[0].as_py(), repeats.split(block)
+                    outcomes.duplicates(decided, window, decided=True)
+                    outcomes.duplicates(copies, window, decided=False)
                     work, fail = partial(self._handle, window), partial(self._fail, window)
-                    isolation.deal(split.fresh, work, fail, self._permitted)
+                    isolation.deal(fresh, work, fail, self._permitted)
             manifest = writer.close(**outcomes.tally.notes(), seconds=time.monotonic() - started, task=index)
         yield from manifest.to_arrow().to_batches()
 

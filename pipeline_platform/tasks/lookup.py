@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,20 +23,6 @@ DECIDED = -1
 """No copy is to be handled: an earlier receive decided the message."""
 
 
-class Split(NamedTuple):
-    """The rows of a chunk.
-
-    Attributes:
-        fresh: To be handled.
-        decided: Of messages that earlier receives decided.
-        copies: Of messages of which this receive handles another copy.
-    """
-
-    fresh: pa.RecordBatch
-    decided: pa.RecordBatch
-    copies: pa.RecordBatch
-
-
 class Repeats:
     """By `(source, message_id)`, the position of the one copy to handle, or `DECIDED`."""
 
@@ -52,17 +38,15 @@ class Repeats:
             keep.update(zip(zip(sources, ids, strict=True), positions, strict=True))
         return cls(keep)
 
-    def split(self, chunk: pa.RecordBatch) -> Split:
-        """Divide a chunk into what to handle and what not."""
+    def split(self, chunk: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch, pa.RecordBatch]:
+        """Divide a chunk: what to handle; what earlier receives decided; what is handled in another copy."""
         if not self._keep:
-            return Split(chunk, chunk.slice(0, 0), chunk.slice(0, 0))
+            return chunk, chunk.slice(0, 0), chunk.slice(0, 0)
         keys = zip(chunk.column("source").to_pylist(), chunk.column("message_id").to_pylist(), strict=True)
-        positions = chunk.column("position")
-        kept = pa.array([self._keep.get(key) for key in keys], pa.int64())
-        fresh = pc.fill_null(pc.equal(kept, positions), True)
-        decided = pc.fill_null(pc.equal(kept, DECIDED), False)
-        copies = pc.invert(pc.or_(fresh, decided))
-        return Split(chunk.filter(fresh), chunk.filter(decided), chunk.filter(copies))
+        keep = pa.array([self._keep.get(key) for key in keys], pa.int64())
+        fresh = pc.fill_null(pc.equal(keep, chunk.column("position")), True)
+        decided = pc.fill_null(pc.equal(keep, DECIDED), False)
+        return chunk.filter(fresh), chunk.filter(decided), chunk.filter(pc.invert(pc.or_(fresh, decided)))
 
 
 @dataclass(frozen=True)

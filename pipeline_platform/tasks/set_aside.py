@@ -38,12 +38,12 @@ class SetAside(Step):
         with self.writer(f"aside-{index}") as writer:
             outcomes = Outcomes(self, writer, None if tries_before() else self.pipeline())
             for _, chunk in read_ranges(self.lake, self.parts[index], READ, options.chunk_size, options.chunk_bytes):
-                window, split = chunk.column("window")[0].as_py(), repeats.split(chunk)
+                window, (fresh, decided, copies) = chunk.column("window")[0].as_py(), repeats.split(chunk)
                 if self.failure is None:
-                    outcomes.duplicates(split.decided, window, decided=True)
-                    outcomes.duplicates(split.copies, window, decided=False)
-                    aside += [split.decided["position"], split.copies["position"]]
-                rows, failures = self._failed(split.fresh)
+                    outcomes.duplicates(decided, window, decided=True)
+                    outcomes.duplicates(copies, window, decided=False)
+                    aside += [decided["position"], copies["position"]]
+                rows, failures = self._failed(fresh)
                 outcomes.failed(rows, window, failures)
                 aside.append(rows["position"])
             positions = [column.to_numpy() for column in aside]

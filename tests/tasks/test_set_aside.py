@@ -35,12 +35,6 @@ def test_rows_are_told_apart_by_what_is_known_of_them():
     assert [part.column("message_id").to_pylist() for part in split] == [["m1"], ["m0"], ["m2"]]
 
 
-def test_where_nothing_is_known_everything_is_fresh():
-    chunk = batch_of(b"0", b"1")
-
-    assert Repeats({}).split(chunk) == (chunk, chunk.slice(0, 0), chunk.slice(0, 0))
-
-
 def test_what_is_decided_is_acknowledged_and_another_copy_is_left_to_its_lease(lake):
     """A copy must not be acknowledged: the one that is handled may yet be given back to the source."""
     source = Memory(deliveries_=(("a", b"a"), ("b", b"fail"), ("b", b"fail"), ("c", b"c")), on_failure="nack")
