@@ -1,4 +1,4 @@
-"""Checks that need no run of the pipeline: how long messages wait at the source."""
+"""The check that needs no run of the pipeline: how long messages wait at the source."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -10,17 +10,16 @@ from pipeline_platform.source.contract import Backlog, Source, SourceError
 
 def backlog_check(pipeline: type[Pipeline]) -> dg.AssetChecksDefinition:
     """Build the check `backlog`: a warning while the oldest message waits longer than `oldest_allowed`."""
-    key = pipeline.producer.source
 
     @dg.asset_check(
         asset=dg.AssetKey([pipeline.name, "messages"]),
         name="backlog",
         description="No message waits at the source for longer than the pipeline allows. Looked at by the sensor "
         f"`{pipeline.name}_backlog`, which needs no run for it.",
-        required_resource_keys={key},
+        required_resource_keys={pipeline.producer.source},
     )
     def backlog(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        return look_at_backlog(pipeline, getattr(context.resources, key))
+        return look_at_backlog(pipeline, getattr(context.resources, pipeline.producer.source))
 
     return backlog
 
@@ -32,29 +31,24 @@ def look_at_backlog(pipeline: type[Pipeline], source: Source) -> dg.AssetCheckRe
     except SourceError as error:
         return dg.AssetCheckResult(passed=False, severity=dg.AssetCheckSeverity.WARN, description=str(error))
     age = datetime.now(UTC) - waiting.oldest if waiting.oldest else None
+    seconds = None if age is None else round(age.total_seconds(), 1)
     passed, description = _judged(waiting, age, pipeline.producer.oldest_allowed)
     return dg.AssetCheckResult(
         passed=passed,
         severity=dg.AssetCheckSeverity.WARN,
         description=description,
-        metadata={
-            "messages": dg.MetadataValue.null() if waiting.messages is None else waiting.messages,
-            "oldest, seconds": dg.MetadataValue.null() if age is None else round(age.total_seconds(), 1),
-        },
+        metadata={"messages": waiting.messages, "oldest, seconds": seconds},
     )
 
 
 def _judged(waiting: Backlog, age: timedelta | None, allowed: timedelta | None) -> tuple[bool, str]:
-    """Whether what waits may wait so long, and in words why."""
     if waiting.messages == 0:
         return True, "None waits."
     if allowed is None:
         return True, "The pipeline's `oldest_allowed` sets no limit."
     if age is None:
-        return False, (
-            "Messages wait, and the source cannot tell for how long: watch their age at the source itself, or leave "
-            "`oldest_allowed` out."
-        )
+        said = "Messages wait, and the source cannot tell for how long: watch their age at the source itself, or leave "
+        return False, f"{said}`oldest_allowed` out."
     if age > allowed:
         return False, f"The oldest has waited {age}; {allowed} are allowed."
     return True, "None waits too long."

@@ -8,7 +8,7 @@ import dagster as dg
 from pydantic import Field
 
 from assets import settlement
-from assets.tags import RunTags
+from assets.jobs import RunTags
 from assets.windows import windows_of
 from pipeline_platform.imports import import_apart
 from pipeline_platform.lake.ledger import Origin, Receive
@@ -30,9 +30,9 @@ class RunOrigin(Enum):
 
 
 class ReceiveConfig(dg.Config):
-    """What a run takes on. With nothing said it drives the open failures of its windows once more.
+    """What a run takes on. An empty config drives the open failures of its windows once more.
 
-    A job says its origin by a tag: config of its own, and Dagster would take none from who launches a backfill of it.
+    A job names its origin by a tag: if it had config of its own, Dagster would take none from a backfill of it.
     """
 
     origin: RunOrigin | None = Field(
@@ -50,56 +50,39 @@ class ReceiveConfig(dg.Config):
 
 
 def pipeline_assets(pipeline: type[Pipeline]) -> dg.AssetsDefinition:
-    """Build the assets of a pipeline.
+    """Build `<pipeline>/messages`, `<pipeline>/<batcher>` for each batcher and `<pipeline>/failed`.
 
-    Args:
-        pipeline: The class.
-
-    Returns:
-        `<pipeline>/messages`, `<pipeline>/<batcher>` for each batcher and `<pipeline>/failed`, partitioned by window,
-        with the checks `acknowledged` and `no_open_failures`.
+    They are partitioned by window, and have the checks `acknowledged` and `no_open_failures`.
     """
-    name = pipeline.name
-    messages, failed = (dg.AssetKey([name, table]) for table in ("messages", "failed"))
-    batchers = {batcher: dg.AssetKey([name, batcher]) for batcher in pipeline.batchers}
-    acknowledged = dg.AssetCheckSpec(
-        "acknowledged", asset=messages, description="The source was told of every message that this run decided."
-    )
-    open_failures = dg.AssetCheckSpec(
-        "no_open_failures", asset=failed, description="No failed message of any window waits to be driven again."
-    )
-    tables = [*batchers, "failed"]
-    called = [batcher for batcher, options in pipeline.batchers.items() if isinstance(options, Batcher)]
-    receive, handle, commit, acknowledge = (
-        _receive_op(pipeline),
-        _handle_op(pipeline),
-        _commit_op(pipeline),
-        _acknowledge_op(pipeline, tables, acknowledged, open_failures),
-    )
-    batch_ops = [_batch_op(pipeline, batcher) for batcher in called]
-    handle_failed = _handle_failed_op(pipeline)
-    checks = {spec.get_python_identifier(): spec for spec in (acknowledged, open_failures)}
-    outs = {out: dg.GraphOut() for out in ["messages", *tables, *checks]}
+    keys = {out: dg.AssetKey([pipeline.name, out]) for out in ("messages", *pipeline.batchers, "failed")}
+    specs = settlement.checks_of(pipeline)
+    settled_outs = [*list(keys)[1:], *(spec.get_python_identifier() for spec in specs)]
+    receive, acknowledge = _receive_op(pipeline), _acknowledge_op(pipeline, settled_outs)
+    handle, handle_failed, commit = (_step_op(pipeline, name, *step) for name, step in _STEPS.items())
+    batches = {f"batch_{name}": name for name, options in pipeline.batchers.items() if isinstance(options, Batcher)}
+    batch_ops = {
+        name: _step_op(pipeline, name, f"Gives batches of messages for `{batcher}` to `handle_batch`.", _batch(batcher))
+        for name, batcher in batches.items()
+    }
+    outs = {out: dg.GraphOut() for out in ("messages", *settled_outs)}
 
-    @dg.graph(name=name, description=pipeline.description(), out=outs)
+    @dg.graph(name=pipeline.name, description=pipeline.description(), out=outs)
     def ops() -> dict[str, Any]:
         received = receive.alias("receive_messages")()
         handled = handle.alias("handle_messages")(received)
-        batched = [op.alias(f"batch_{batcher}")(handled) for op, batcher in zip(batch_ops, called, strict=True)]
+        batched = [op.alias(name)(handled) for name, op in batch_ops.items()]
         routed = handle_failed.alias("handle_failed")([handled, *batched])
-        committed = commit.alias("commit")(routed)
-        settled = acknowledge.alias("acknowledge")(committed)
-        return {"messages": received, **{out: getattr(settled, out) for out in [*tables, *checks]}}
+        settled = acknowledge.alias("acknowledge")(commit.alias("commit")(routed))
+        return {"messages": received, **{out: getattr(settled, out) for out in settled_outs}}
 
-    keys = {"messages": messages, **batchers, "failed": failed}
     return dg.AssetsDefinition.from_graph(
         ops,
         keys_by_output_name=keys,
-        internal_asset_deps={"messages": set(), **{table: {messages} for table in tables}},
+        internal_asset_deps={out: {keys["messages"]} - {key} for out, key in keys.items()},
         partitions_def=windows_of(pipeline),
         backfill_policy=dg.BackfillPolicy.single_run(),
-        check_specs=[acknowledged, open_failures],
-        group_name=name,
+        check_specs=specs,
+        group_name=pipeline.name,
         descriptions_by_output_name=_descriptions(pipeline),
         owners_by_output_name={out: list(pipeline.owners) for out in keys},
         tags_by_output_name={out: {"dagster/kind/spark": "", "dagster/kind/deltalake": ""} for out in keys},
@@ -108,7 +91,7 @@ def pipeline_assets(pipeline: type[Pipeline]) -> dg.AssetsDefinition:
 
 
 def _descriptions(pipeline: type[Pipeline]) -> dict[str, str]:
-    told = {
+    descriptions = {
         "messages": f"Every delivery from `{pipeline.producer.source}`, as received.\n\n{pipeline.description()}",
         "failed": "Messages that could not be handled, with reason and original payload. Materialise windows of it, "
         "with no configuration, to drive those that are open once more.",
@@ -120,8 +103,8 @@ def _descriptions(pipeline: type[Pipeline]) -> dict[str, str]:
             if isinstance(options, Batcher)
             else "The rows that `handle_message` sent here."
         )
-        told[name] = f"{how}{rows} Each message once."
-    return told
+        descriptions[name] = f"{how}{rows} Each message once."
+    return descriptions
 
 
 _FLOWS: dict[str, Flow] = {}
@@ -132,7 +115,7 @@ def flow_of(pipeline: type[Pipeline], context: dg.AssetExecutionContext) -> Flow
     """The pipeline with the resources of a run, the same for all steps in one process."""
     resources, flow = context.resources, _FLOWS.get(pipeline.name)
     if flow is None or flow.pipeline is not pipeline or flow.control is not resources.control:
-        import_apart("pandas")  # PyArrow does it at the first value it makes
+        import_apart("pandas")  # PyArrow imports it with the first value that it makes
         flow = _FLOWS[pipeline.name] = Flow(
             pipeline=pipeline,
             source=getattr(resources, pipeline.producer.source),
@@ -143,15 +126,18 @@ def flow_of(pipeline: type[Pipeline], context: dg.AssetExecutionContext) -> Flow
     return flow
 
 
-def receive_of(flow: Flow, context: dg.AssetExecutionContext) -> Receive | None:
-    """What this run received, or the run that it re-executes; None where it had no room, or another run finished it.
+def at_work(flow: Flow, context: dg.AssetExecutionContext) -> Receive | None:
+    """What this run received, or the run that it re-executes, as this run's from now on.
+
+    Returns:
+        None if there was no room for messages, or another run finished the receive.
 
     Raises:
         PipelineError: No run received anything.
-        FencedError: It was given up, or another run works on it by now.
+        FencedError: The receive was given up, or another run works on it by now.
     """
-    tags = RunTags.of(flow.pipeline)
-    received = next((run for run in _lineage(context) if run.tags.get(tags.receive_id)), None)
+    tags, lineage = RunTags.of(flow.pipeline), list(_lineage(context))
+    received = next((run for run in lineage if run.tags.get(tags.receive_id)), None)
     if received is None:
         raise PipelineError(
             f"{flow.pipeline.name}: run {context.run.run_id} received nothing, nor did a run that it re-executes: "
@@ -160,38 +146,32 @@ def receive_of(flow: Flow, context: dg.AssetExecutionContext) -> Receive | None:
     receive_id = received.tags[tags.receive_id]
     receive = flow.ledger.get(receive_id)
     if receive is None and received.tags.get(tags.demand) != "0":
-        expect_finished(flow, receive_id, [run.run_id for run in _lineage(context)])
+        expect_finished(flow, receive_id, [run.run_id for run in lineage])
         context.log.warning(f"receive {receive_id} is finished: nothing is left to do here")
-    return receive
+    if receive is None or receive.run_id == context.run.run_id:
+        return receive
+    return resume(flow, receive, context.run.run_id)
 
 
 def _lineage(context: dg.AssetExecutionContext) -> Iterator[dg.DagsterRun]:
-    """The run, the one that it re-executes, and so on; with tags as they are now: at its start a run has no receive."""
+    """The run, the one that it re-executes, and so on, with the tags that they have now: a run starts without them."""
     run_id: str | None = context.run.run_id
     while run_id and (run := context.instance.get_run_by_id(run_id)):
         yield run
         run_id = run.parent_run_id
 
 
-def at_work(flow: Flow, context: dg.AssetExecutionContext) -> Receive | None:
-    """What was received, to be worked on by this run from now on."""
-    receive = receive_of(flow, context)
-    if receive is not None and receive.run_id != context.run.run_id:
-        return resume(flow, receive, context.run.run_id)
-    return receive
-
-
-def _keys(pipeline: type[Pipeline], *more: str) -> set[str]:
-    return {pipeline.producer.source, "lake", "control", "spark", *more}
+def _op(pipeline: type[Pipeline], name: str, description: str, **options: Any) -> Callable[..., dg.OpDefinition]:
+    """The decorator of an op that hands nothing over: what ops share lies in the lake under their receive."""
+    keys = {pipeline.producer.source, "lake", "control", "spark", "acknowledger"}
+    options = {"out": dg.Out(dg.Nothing), **options}
+    return dg.op(name=f"{pipeline.name}__{name}", description=description, required_resource_keys=keys, **options)
 
 
 def _receive_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
-    @dg.op(
-        name=f"{pipeline.name}__receive_messages",
-        description="Leases messages and writes them down, once; everything later reads what is written here.",
-        required_resource_keys=_keys(pipeline),
-        out=dg.Out(dg.Nothing),
-    )
+    description = "Leases messages and writes them down, once; everything later reads what is written here."
+
+    @_op(pipeline, "receive_messages", description)
     def receive_messages(context: dg.AssetExecutionContext, config: ReceiveConfig) -> None:
         tags = RunTags.of(pipeline)
         origin: Origin = (config.origin or RunOrigin(context.run.tags.get(tags.origin, "failed"))).value
@@ -205,28 +185,19 @@ def _receive_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
             context=config.context,
             log=context.log.info,
         )
-        told = {tags.origin: origin, tags.demand: str(receive.demand), tags.receive_id: receive.receive_id}
-        context.instance.add_run_tags(context.run.run_id, told)
-        manifest = steps.receive_messages(flow, receive)
-        settlement.tell_received(context, receive, manifest)
+        received = {tags.origin: origin, tags.demand: str(receive.demand), tags.receive_id: receive.receive_id}
+        context.instance.add_run_tags(context.run.run_id, received)
+        settlement.report_received(context, receive, steps.receive_messages(flow, receive))
 
     return receive_messages
 
 
 Step = Callable[[Flow, Receive, dg.AssetExecutionContext], None]
-"""What an op does with what its run received; not called where that was nothing."""
+"""What an op does with what its run received; not called if that was nothing."""
 
 
 def _step_op(pipeline: type[Pipeline], name: str, description: str, step: Step) -> dg.OpDefinition:
-    """Build an op that comes after others and hands nothing over but the word that it is done."""
-
-    @dg.op(
-        name=f"{pipeline.name}__{name}",
-        description=description,
-        required_resource_keys=_keys(pipeline),
-        ins={"after": dg.In(dg.Nothing)},
-        out=dg.Out(dg.Nothing),
-    )
+    @_op(pipeline, name, description, ins={"after": dg.In(dg.Nothing)})
     def op(context: dg.AssetExecutionContext) -> None:
         flow = flow_of(pipeline, context)
         receive = at_work(flow, context)
@@ -236,77 +207,68 @@ def _step_op(pipeline: type[Pipeline], name: str, description: str, step: Step) 
     return op
 
 
-def _handle_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
-    def handle_messages(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
-        manifest = steps.handle_messages(flow, receive)
-        staged = sum(manifest.total(f"staged:{name}") for name in pipeline.batchers)
-        handled, failed = manifest.total("handled"), manifest.total("failed")
-        context.log.info(f"handled {handled}, failed {failed}, to batch {staged}")
-
-    description = "Gives each message to `handle_message`, in Spark tasks; a failure is its message's alone."
-    return _step_op(pipeline, "handle_messages", description, handle_messages)
+def _handle_messages(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
+    manifest = steps.handle_messages(flow, receive)
+    staged = sum(manifest.total(f"staged:{name}") for name in flow.pipeline.batchers)
+    handled, failed = manifest.total("handled"), manifest.total("failed")
+    context.log.info(f"handled {handled}, failed {failed}, to batch {staged}")
 
 
-def _batch_op(pipeline: type[Pipeline], batcher: str) -> dg.OpDefinition:
+def _batch(batcher: str) -> Step:
     def batch(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
         manifest = steps.batch_messages(flow, receive, batcher)
         context.log.info(f"{manifest.total('batches')} batches, {manifest.total('handled')} messages")
 
-    description = f"Gives batches of messages for `{batcher}` to `handle_batch`."
-    return _step_op(pipeline, f"batch_{batcher}", description, batch)
+    return batch
 
 
-def _handle_failed_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
-    def handle_failed(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
-        if told := settlement.of_failures(flow.ledger.manifest(receive)):
-            context.add_output_metadata(told)
-
-    description = "Brings the failures of all stages together: kept as failed messages, or given back to the source."
-    return _step_op(pipeline, "handle_failed", description, handle_failed)
+def _handle_failed(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
+    if figures := settlement.of_failures(flow.ledger.manifest(receive)):
+        context.add_output_metadata(figures)
 
 
-def _commit_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
-    def commit(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
-        with alive(flow, receive):
-            decision = steps.decide(flow, receive)
-            rows = steps.publish(flow, receive)
-        if decision.dropped:
-            context.log.info(
-                f"{decision.dropped} messages were decided by other runs meanwhile; decided the rest in "
-                f"{decision.tries} tries"
-            )
-        context.add_output_metadata({f"rows in {table}": count for table, count in rows.items()})
-
-    description = "Decides what became of every message, then makes it visible in every table."
-    return _step_op(pipeline, "commit", description, commit)
+def _commit(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
+    with alive(flow, receive):
+        decision = steps.decide(flow, receive)
+        rows = steps.publish(flow, receive)
+    if decision.dropped:
+        context.log.info(
+            f"{decision.dropped} messages were decided by other runs meanwhile; decided the rest in "
+            f"{decision.tries} tries"
+        )
+    context.add_output_metadata({f"rows in {table}": count for table, count in rows.items()})
 
 
-def _acknowledge_op(
-    pipeline: type[Pipeline],
-    tables: Sequence[str],
-    acknowledged: dg.AssetCheckSpec,
-    open_failures: dg.AssetCheckSpec,
-) -> dg.OpDefinition:
-    checks = [spec.get_python_identifier() for spec in (acknowledged, open_failures)]
+_STEPS: dict[str, tuple[str, Step]] = {
+    "handle_messages": (
+        "Gives each message to `handle_message`, in Spark tasks; a failure is its message's alone.",
+        _handle_messages,
+    ),
+    "handle_failed": (
+        "Brings the failures of all stages together: kept as failed messages, or given back to the source.",
+        _handle_failed,
+    ),
+    "commit": ("Decides what became of every message, then makes it visible in every table.", _commit),
+}
 
-    @dg.op(
-        name=f"{pipeline.name}__acknowledge",
-        description="Tells the source, in groups, what is decided and published; then settles the windows' figures.",
-        required_resource_keys=_keys(pipeline, "acknowledger"),
-        ins={"committed": dg.In(dg.Nothing)},
-        out={**{table: dg.Out(dg.Nothing) for table in tables}, **{check: dg.Out(None) for check in checks}},
-    )
+
+def _acknowledge_op(pipeline: type[Pipeline], outs: Sequence[str]) -> dg.OpDefinition:
+    tables = [*pipeline.batchers, "failed"]
+    description = "Tells the source, in groups, what is decided and published; then settles the windows' figures."
+    out = {name: dg.Out(dg.Nothing if name in tables else None) for name in outs}
+
+    @_op(pipeline, "acknowledge", description, ins={"committed": dg.In(dg.Nothing)}, out=out)
     def acknowledge(context: dg.AssetExecutionContext) -> Iterator[Any]:
         flow = flow_of(pipeline, context)
-        settled = settlement.settle(context, flow, at_work(flow, context), context.resources.acknowledger)
-        if settled.red:
-            yield from settled.checks(acknowledged, open_failures)
+        red, checks = settlement.settle(context, flow, at_work(flow, context), context.resources.acknowledger)
+        if red:
+            yield from checks
             context.instance.add_run_tags(context.run.run_id, {RunTags.of(pipeline).published: context.run.run_id})
             # Before the tables' outputs: a window that is materialised is green, and a backfill of it too.
-            raise dg.Failure(settled.red, allow_retries=False)
+            raise dg.Failure(red, allow_retries=False)
         # Each table once, and last: what Dagster shows of it are the figures of the whole run.
         for table in tables:
             yield dg.Output(None, output_name=table)
-        yield from settled.checks(acknowledged, open_failures)
+        yield from checks
 
     return acknowledge

@@ -1,12 +1,15 @@
-"""The jobs of a pipeline: one graph, three origins; and the keeping of its tables."""
+"""The runs of a pipeline: their tags, how one is asked for, and the jobs that Dagster makes them of."""
 
-from __future__ import annotations
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Self, get_args
 
 import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+from dagster._core.storage.tags import ASSET_PARTITION_RANGE_END_TAG, ASSET_PARTITION_RANGE_START_TAG
 
-from assets.tags import RunTags
 from pipeline_platform.lake.ledger import Origin
+from pipeline_platform.lake.maintenance import maintain
+from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.pipeline import Pipeline
 
 REPLAY_TAG = "pipeline_platform/replay"
@@ -15,33 +18,97 @@ NO_RETRIES = {"dagster/max_retries": "0"}
 """A run is not tried again as a whole: the next one finishes what it decided, and its leases bring back the rest."""
 
 
-def receive_config(pipeline: type[Pipeline], origin: Origin, demand: int | None = None) -> dict[str, object]:
-    """The run config of a run on some origin."""
-    config: dict[str, object] = {"origin": origin}
-    if demand is not None:
-        config["demand"] = demand
+class RunTags(NamedTuple):
+    """The keys of one pipeline's tags. A run may carry several pipelines, so each has keys of its own.
+
+    Attributes:
+        origin: Where the run takes the pipeline's messages from; on every run that is known to be the pipeline's.
+        demand: How many messages it was asked for, then how many it took on.
+        receive_id: What it leased: ops, and the run that re-executes them, find by it what earlier ops wrote.
+        published: On a red run of which all is published and acknowledged: its own id, because re-executions copy tags.
+    """
+
+    origin: str
+    demand: str
+    receive_id: str
+    published: str
+
+    @classmethod
+    def of(cls, pipeline: type[Pipeline]) -> Self:
+        """The keys for a pipeline."""
+        return cls(*(f"pipeline_platform.{field}/{pipeline.name}" for field in cls._fields))
+
+
+def runs_of(pipeline: type[Pipeline], statuses: Sequence[dg.DagsterRunStatus]) -> dg.RunsFilter:
+    """Filter a pipeline's runs of some statuses."""
+    return dg.RunsFilter(tags={RunTags.of(pipeline).origin: get_args(Origin)}, statuses=list(statuses))
+
+
+def receive_config(pipeline: type[Pipeline], origin: Origin, demand: int | None = None) -> dict[str, Any]:
+    """The run config of a run on some origin; without a demand it takes on what a run may."""
+    config = {"origin": origin} if demand is None else {"origin": origin, "demand": demand}
     return {"ops": {pipeline.name: {"ops": {"receive_messages": {"config": config}}}}}
+
+
+def run_request(
+    pipeline: type[Pipeline],
+    origin: Origin,
+    windows: Sequence[str],
+    expected: int,
+    demand: int | None = None,
+    run_key: str | None = None,
+) -> dg.RunRequest:
+    """Ask for a run on neighbouring windows, in order.
+
+    `expected` messages count as in flight until the run has claimed its room. It may take on `demand`, or what a run
+    may. The requests of one schedule's tick need a `run_key` each.
+    """
+    tags, partition = RunTags.of(pipeline), windows[0] if len(windows) == 1 else None
+    bounds = {ASSET_PARTITION_RANGE_START_TAG: windows[0], ASSET_PARTITION_RANGE_END_TAG: windows[-1]}
+    return dg.RunRequest(
+        run_key,
+        receive_config(pipeline, origin, demand),
+        {tags.origin: origin, tags.demand: str(expected), **NO_RETRIES, **({} if partition else bounds)},
+        partition_key=partition,
+    )
 
 
 def pipeline_jobs(pipeline: type[Pipeline], assets: dg.AssetsDefinition) -> list[UnresolvedAssetJobDefinition]:
     """Build `<pipeline>_pull`, `<pipeline>_backfill` (open failures) and `<pipeline>_replay` (everything)."""
     # Not the check of the backlog: it looks at the source, and would have every run do that twice.
     selection = dg.AssetSelection.assets(*assets.keys).without_checks() | dg.AssetSelection.checks(assets)
-    told: dict[Origin, tuple[str, str]] = {
+    jobs: dict[Origin, tuple[str, str]] = {
         "source": ("pull", "Pulls messages from the source."),
         "failed": ("backfill", "Drives the open failures of the chosen windows once more."),
         "messages": ("replay", "Replays all that the chosen windows received, in place of what came of it."),
     }
+    replay = {"messages": {REPLAY_TAG: pipeline.name}}
     return [
         dg.define_asset_job(
             f"{pipeline.name}_{name}",
             selection=selection,
             description=description,
-            tags={
-                RunTags.of(pipeline).origin: origin,
-                **({REPLAY_TAG: pipeline.name} if origin == "messages" else {}),
-                **NO_RETRIES,
-            },
+            tags={RunTags.of(pipeline).origin: origin, **NO_RETRIES, **replay.get(origin, {})},
         )
-        for origin, (name, description) in told.items()
+        for origin, (name, description) in jobs.items()
     ]
+
+
+def maintenance_job(pipeline: type[Pipeline]) -> dg.JobDefinition:
+    """Build the job `<pipeline>_maintenance`: compaction and retention."""
+
+    @dg.op(
+        name=f"{pipeline.name}__maintain",
+        description="Compacts every table, and drops what is older than `retention`.",
+        required_resource_keys={"lake"},
+        out=dg.Out(dg.Nothing),
+    )
+    def maintain_tables(context: dg.OpExecutionContext) -> None:
+        report = maintain(Tables(context.resources.lake, pipeline), pipeline.retention, log=context.log.warning)
+        context.add_output_metadata({table: dg.MetadataValue.json(done) for table, done in report.items()})
+
+    @dg.job(name=f"{pipeline.name}_maintenance", description="Compacts the tables and drops old windows.")
+    def job() -> None:
+        maintain_tables.alias("maintain")()
+
+    return job

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from datetime import UTC, datetime
+from itertools import groupby
 
 import dagster as dg
 
@@ -40,15 +41,8 @@ def window_now(pipeline: type[Pipeline], now: datetime | None = None) -> str:
 
 
 def contiguous(pipeline: type[Pipeline], windows: Collection[str], now: datetime | None = None) -> list[list[str]]:
-    """Divide windows into runs of neighbours, in order: what one run can be about."""
+    """Divide windows into ranges of neighbours, in order: what one run can be about."""
     with dg.partition_loading_context(effective_dt=now or datetime.now(UTC)):
         keys = windows_of(pipeline).get_partition_keys()
-    ranges: list[list[str]] = []
-    before = False
-    for key in keys:
-        if key in windows:
-            if not before:
-                ranges.append([])
-            ranges[-1].append(key)
-        before = key in windows
-    return ranges
+    runs = groupby(keys, key=lambda window: window in windows)
+    return [list(neighbours) for are_wanted, neighbours in runs if are_wanted]

@@ -1,4 +1,4 @@
-"""A deployment: pipelines, resources and assets put together for Dagster, and kept in mind for the command line."""
+"""A deployment: pipelines, resources and assets put together for Dagster and for the command line."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import dagster as dg
 
 from assets.checks import backlog_check
 from assets.graph import pipeline_assets
-from assets.jobs import pipeline_jobs
-from assets.maintenance import maintenance_job
+from assets.jobs import maintenance_job, pipeline_jobs
 from pipeline_platform.model.checks import check_together
 from pipeline_platform.model.pipeline import Pipeline
 from resources.acknowledger import Acknowledger
@@ -21,49 +20,14 @@ from sensors.schedules import maintenance_schedule, pull_schedule, redrive_sched
 
 
 class Built(NamedTuple):
-    """What `platform_definitions` was given.
-
-    Attributes:
-        pipelines: The classes.
-        resources: By key.
-    """
+    """What `platform_definitions` was given: the classes, and resources by key."""
 
     pipelines: tuple[type[Pipeline], ...]
     resources: Mapping[str, Any]
 
 
-_BUILT: list[Built] = []
-"""In this process, the last one last."""
-
-
-def last_built() -> Built | None:
-    """What the module that was loaded last put together; None if it called no `platform_definitions`."""
-    return _BUILT[-1] if _BUILT else None
-
-
-def pipeline_definitions(pipeline: type[Pipeline]) -> dg.Definitions:
-    """Build all that one pipeline is in Dagster, without its resources.
-
-    Args:
-        pipeline: The class.
-
-    Returns:
-        Its assets and checks, its jobs, its sensors and its schedules.
-    """
-    assets = pipeline_assets(pipeline)
-    pull, backfill, replay = pipeline_jobs(pipeline, assets)
-    keep = maintenance_job(pipeline)
-    return dg.Definitions(
-        assets=[assets],
-        asset_checks=[backlog_check(pipeline)],
-        jobs=[pull, backfill, replay, keep],
-        sensors=[producer_sensor(pipeline, pull), backlog_sensor(pipeline)],
-        schedules=[
-            pull_schedule(pipeline, pull),
-            redrive_schedule(pipeline, backfill),
-            maintenance_schedule(pipeline, keep),
-        ],
-    )
+BUILT: list[Built] = []
+"""In this process, for the command line: the last one is of the module that was loaded last."""
 
 
 def platform_definitions(
@@ -83,10 +47,31 @@ def platform_definitions(
         PipelineError: Two pipelines have one name or one source, or there is no resource for a source.
     """
     check_together(pipelines, resources)
-    _BUILT.append(Built(tuple(pipelines), resources))
-    lake, spark = resources["lake"], resources["spark"]
-    shared = {"acknowledger": Acknowledger(), "io_manager": LakeIOManager(lake=lake, spark=spark), **resources}
+    BUILT.append(Built(tuple(pipelines), resources))
+    io_manager = LakeIOManager(lake=resources["lake"], spark=resources["spark"])
     return dg.Definitions.merge(
-        *(pipeline_definitions(pipeline) for pipeline in pipelines),
-        dg.Definitions(assets=list(assets), resources=shared, executor=dg.in_process_executor),
+        *map(_definitions, pipelines),
+        dg.Definitions(
+            assets=list(assets),
+            resources={"acknowledger": Acknowledger(), "io_manager": io_manager, **resources},
+            executor=dg.in_process_executor,
+        ),
+    )
+
+
+def _definitions(pipeline: type[Pipeline]) -> dg.Definitions:
+    """All that one pipeline is in Dagster, without its resources."""
+    assets = pipeline_assets(pipeline)
+    pull, backfill, replay = pipeline_jobs(pipeline, assets)
+    keep = maintenance_job(pipeline)
+    return dg.Definitions(
+        assets=[assets],
+        asset_checks=[backlog_check(pipeline)],
+        jobs=[pull, backfill, replay, keep],
+        sensors=[producer_sensor(pipeline, pull), backlog_sensor(pipeline)],
+        schedules=[
+            pull_schedule(pipeline, pull),
+            redrive_schedule(pipeline, backfill),
+            maintenance_schedule(pipeline, keep),
+        ],
     )

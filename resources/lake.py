@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 import pyarrow as pa
-import pyarrow.compute as pc
 from dagster._config.pythonic_config import ConfigurableResourceFactory
 from pydantic import Field
 
@@ -53,8 +52,7 @@ class ControlResource(ConfigurableResourceFactory[ControlStore]):
     def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator[ControlStore]:
         """Lend it, and close its connections afterwards: a sensor asks for one at every look.
 
-        However a run ends, and at whatever moment it is interrupted, it lets go of what it claimed: Dagster comes by
-        here all the same.
+        Dagster comes by here however a run ends: it releases what the run claimed.
         """
         with closing(self.create_resource(context)) as store:
             try:
@@ -70,8 +68,7 @@ class LakeIOManager(dg.ConfigurableIOManager):
 
     An argument may be a `pyarrow.Table`, a `polars.DataFrame`, a `polars.LazyFrame` or a Spark `DataFrame`. What an
     asset returns, any of these, becomes a Delta table named after the asset; if the asset is partitioned, a run
-    replaces its partitions only. Ops of a pipeline hand nothing over through it: what they share lies in the lake
-    under their receive.
+    replaces its partitions only. Ops of a pipeline hand over nothing through it.
     """
 
     lake: dg.ResourceDependency[Lake]
@@ -79,105 +76,57 @@ class LakeIOManager(dg.ConfigurableIOManager):
 
     def load_input(self, context: dg.InputContext) -> Any:
         """Read the upstream table: the run's windows where both are partitioned, else all of them."""
-        uri = self.lake.uri(*context.asset_key.path)
-        table = self._table(uri)
-        windows = _some(context, table)
-        kind = _full_name(context.dagster_type.typing_type)
-        if kind.startswith("pyspark."):
-            return self._spark_frame(table, uri, windows)
-        if kind.startswith("polars."):
-            frame = self._lazy(uri, windows)
-            return frame if kind.endswith("LazyFrame") else frame.collect()
-        return _arrow(table, windows)
+        import polars as pl
+        from deltalake import DeltaTable
+
+        uri, options = self.lake.uri(*context.asset_key.path), self.lake.storage_options or None
+        table = DeltaTable(uri, storage_options=options)
+        columns, windows = pa.schema(table.schema()), None
+        if context.has_asset_partitions and WINDOW in table.metadata().partition_columns:
+            windows = list(context.asset_partition_keys)
+        kind = context.dagster_type.typing_type
+        if getattr(kind, "__module__", "").startswith("pyspark."):
+            return self._spark_frame(uri, table, columns, windows)
+        frame = pl.scan_delta(table, storage_options=options)
+        if windows is not None:
+            frame = frame.filter(pl.col(WINDOW).is_in(windows))
+        if kind is pl.LazyFrame:
+            return frame
+        # Not `to_pyarrow_table`, which aborts the process at its exit every other time.
+        return frame.collect() if kind is pl.DataFrame else frame.collect().to_arrow().cast(columns)
 
     def handle_output(self, context: dg.OutputContext, obj: Any) -> None:
         """Store a frame as the asset's own table, in place of what it held; of its partitions, if it has any."""
         if obj is None:
             return
-        from deltalake import write_deltalake
+        from deltalake import DeltaTable, write_deltalake
 
-        rows = _to_arrow(obj)
-        uri = self.lake.uri(*context.asset_key.path)
-        options = self.lake.storage_options or None
+        rows, uri = _to_arrow(obj), self.lake.uri(*context.asset_key.path)
+        options: dict[str, Any] = {"schema_mode": "overwrite", "storage_options": self.lake.storage_options or None}
         if context.has_asset_partitions:
             keys = list(context.asset_partition_keys)
             rows = _in_windows(rows, keys, context.asset_key)
-            write_deltalake(
-                uri,
-                rows,
-                mode="overwrite",
-                predicate=_among(keys) if self._exists(uri) else None,
-                partition_by=[WINDOW],
-                schema_mode="merge",
-                storage_options=options,
-            )
-        else:
-            write_deltalake(uri, rows, mode="overwrite", schema_mode="overwrite", storage_options=options)
+            options |= {"schema_mode": "merge", "partition_by": [WINDOW]}
+            if DeltaTable.is_deltatable(uri, storage_options=options["storage_options"]):
+                quoted = ", ".join("'" + key.replace("'", "''") + "'" for key in keys)
+                options["predicate"] = f"{WINDOW} IN ({quoted})"
+        write_deltalake(uri, rows, mode="overwrite", **options)
         context.add_output_metadata({"dagster/row_count": rows.num_rows})
 
-    def _table(self, uri: str) -> "DeltaTable":
-        from deltalake import DeltaTable
-
-        return DeltaTable(uri, storage_options=self.lake.storage_options or None)
-
-    def _exists(self, uri: str) -> bool:
-        from deltalake import DeltaTable
-
-        return DeltaTable.is_deltatable(uri, storage_options=self.lake.storage_options or None)
-
-    def _lazy(self, uri: str, windows: Sequence[str] | None) -> Any:
-        import polars as pl
-
-        frame = pl.scan_delta(uri, storage_options=self.lake.storage_options or None)
-        return frame if windows is None else frame.filter(pl.col(WINDOW).is_in(list(windows)))
-
-    def _spark_frame(self, table: "DeltaTable", uri: str, windows: Sequence[str] | None) -> "DataFrame":
+    def _spark_frame(
+        self, uri: str, table: "DeltaTable", columns: pa.Schema, windows: Sequence[str] | None
+    ) -> "DataFrame":
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        # Without Delta's own jars: Spark reads the files that the table's log names.
-        schema = from_arrow_schema(_columns(table))
-        adds = pa.table(table.get_add_actions(flatten=True))
-        chosen = adds.to_pylist() if windows is None else adds.filter(_is_in(adds, windows)).to_pylist()
-        spark = self.spark.spark_session
+        schema, spark = from_arrow_schema(columns), self.spark.spark_session
+        adds = pa.table(table.get_add_actions(flatten=True)).to_pylist()
+        chosen = [add["path"] for add in adds if windows is None or add[f"partition.{WINDOW}"] in windows]
         if not chosen:
             return spark.createDataFrame([], schema)
-        folder = re.sub("^s3://", "s3a://", uri)  # Hadoop's name for it
-        # The window is in the path, whoever wrote the file: a task or a compaction.
-        return (
-            spark.read.schema(schema).option("basePath", folder).parquet(*(f"{folder}/{add['path']}" for add in chosen))
-        )
-
-
-def _some(context: dg.InputContext, table: "DeltaTable") -> list[str] | None:
-    """The windows that an input is about; None for all that there are."""
-    if not context.has_asset_partitions or WINDOW not in table.metadata().partition_columns:
-        return None
-    there = {partition[WINDOW] for partition in table.partitions()}
-    wanted = there.intersection(context.asset_partition_keys)
-    return None if wanted == there else sorted(wanted)
-
-
-def _arrow(table: "DeltaTable", windows: Sequence[str] | None) -> pa.Table:
-    from deltalake import QueryBuilder
-
-    where = "" if windows is None else f" WHERE {_among(windows)}"
-    # Not `to_pyarrow_table`, which aborts the process at its exit every other time.
-    found = QueryBuilder().register("rows", table).execute(f"SELECT * FROM rows{where}")  # noqa: S608 - quoted keys
-    columns = _columns(table)
-    return pa.table(found).select(columns.names).cast(columns)
-
-
-def _columns(table: "DeltaTable") -> pa.Schema:
-    return pa.schema(table.schema())
-
-
-def _is_in(adds: pa.Table, windows: Sequence[str]) -> pa.Array:
-    return pc.is_in(adds[f"partition.{WINDOW}"], pa.array(windows, pa.string()))
-
-
-def _among(windows: Sequence[str]) -> str:
-    quoted = ", ".join("'" + window.replace("'", "''") + "'" for window in windows)
-    return f"{WINDOW} IN ({quoted})" if windows else "false"
+        # Without Delta's own jars: Spark reads the files that the table's log names. S3 has another name in Hadoop.
+        folder = re.sub("^s3://", "s3a://", uri)
+        # A file's folder says its window, whether a task or a compaction wrote it.
+        return spark.read.schema(schema).option("basePath", folder).parquet(*(f"{folder}/{path}" for path in chosen))
 
 
 def _in_windows(rows: pa.Table, keys: Sequence[str], asset: dg.AssetKey) -> pa.Table:
@@ -203,7 +152,3 @@ def _to_arrow(frame: Any) -> pa.Table:
     raise TypeError(
         f"an asset returned {type(frame).__name__}; the lake keeps a pyarrow.Table, a Polars frame or a Spark DataFrame"
     )
-
-
-def _full_name(kind: Any) -> str:
-    return f"{getattr(kind, '__module__', '')}.{getattr(kind, '__qualname__', '')}"

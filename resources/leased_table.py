@@ -43,7 +43,7 @@ COLUMNS_AS_JSON: Final = 60
 """SQLite takes 127 arguments to a function, two for each member of an object."""
 
 _WAYS_OUT: Final = {
-    "unable to open database file": "Name a file in url that is there; create() makes it",
+    "unable to open database file": "The url must name a file that is there; create() makes it",
     "file is not a database": "Name a SQLite file in url",
     "does not exist": "Correct url or table, or call create()",
     "no such table": "Correct table, or call create()",

@@ -180,7 +180,7 @@ class TableQueue(Source):
         table = self._table()
         table.database.write(lambda connection: table.give_back_all(connection, receive_id))
 
-    def refuse_or_pass(self) -> None:
+    def check_ready(self) -> None:
         """Raise `SourceError` where a receive is bound to fail: the tables, the columns, or the right to write."""
         table = self._table()
         with table.database.reading() as connection:

@@ -5,34 +5,32 @@ import dagster as dg
 from assets.checks import look_at_backlog
 from pipeline_platform.model.pipeline import Pipeline
 
-_EVERY_S = 300
-
 
 def backlog_sensor(pipeline: type[Pipeline]) -> dg.SensorDefinition:
     """Build the sensor that looks how long messages wait, and reports it as the check's evaluation.
 
-    On by itself where `oldest_allowed` gives it a limit, whatever pulls: the producer sensor or the clock.
+    On by itself if `oldest_allowed` sets a limit, whether the producer sensor or the clock pulls.
     """
     watched = pipeline.producer.oldest_allowed is not None
 
     @dg.sensor(
         name=f"{pipeline.name}_backlog",
-        minimum_interval_seconds=_EVERY_S,
+        minimum_interval_seconds=300,
         default_status=dg.DefaultSensorStatus.RUNNING if watched else dg.DefaultSensorStatus.STOPPED,
         description="Looks how long messages wait at the source, and reports it as the check `backlog` of "
         f"`{pipeline.name}/messages`.",
         required_resource_keys={pipeline.producer.source},
     )
     def backlog(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        told = look_at_backlog(pipeline, getattr(context.resources, pipeline.producer.source))
+        result = look_at_backlog(pipeline, getattr(context.resources, pipeline.producer.source))
         evaluation = dg.AssetCheckEvaluation(
             asset_key=dg.AssetKey([pipeline.name, "messages"]),
             check_name="backlog",
-            passed=told.passed,
-            severity=told.severity,
-            description=told.description,
-            metadata=told.metadata,
+            passed=result.passed,
+            severity=result.severity,
+            description=result.description,
+            metadata=result.metadata,
         )
-        return dg.SensorResult(asset_events=[evaluation], skip_reason=told.description)
+        return dg.SensorResult(asset_events=[evaluation], skip_reason=result.description)
 
     return backlog

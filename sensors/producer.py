@@ -1,27 +1,14 @@
 """The producer sensor: looks at a source, and asks for runs sized by demand and rate limit, or says why not."""
 
-from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import takewhile
 from typing import Any
 
 import dagster as dg
 
-from assets.jobs import NO_RETRIES, receive_config
-from assets.tags import RunTags, runs_of
+from assets.jobs import RunTags, run_request, runs_of
 from assets.windows import NoWindowError, window_now
-from pipeline_platform.control.demand import (
-    LOOK_BACK,
-    RUN_LASTS,
-    Ask,
-    FailedRuns,
-    InFlight,
-    Limits,
-    Waiting,
-    count,
-    decide_all,
-    hold_back,
-    with_left,
-)
+from pipeline_platform.control import demand
 from pipeline_platform.control.store import ControlStore, ControlStoreError, interval_end
 from pipeline_platform.launcher.run_process import RunProcess
 from pipeline_platform.model.pipeline import Pipeline
@@ -36,104 +23,6 @@ UNDER_WAY = [
 ]
 STARTS_WITHIN = timedelta(minutes=15)
 """A run that was launched and has claimed nothing after so long is taken for dead, if its process cannot be asked."""
-
-
-def in_flight(pipeline: type[Pipeline], instance: dg.DagsterInstance, control: ControlStore) -> InFlight:
-    """Count what is in flight: a live claim counts as what it holds, a run that is to lease as what it was asked for.
-
-    A run that died stops counting when its claim is over, or at once if it had none yet and its process is known to
-    have ended; a queued one counts until it ends.
-    """
-    claims = {claim.run_id: claim.messages for claim in control.in_flight(pipeline.name)}
-    dead = {claim.run_id for claim in control.over(pipeline.name)}
-    messages, unleased, runs = sum(claims.values()), 0, len(claims)
-    now, tags = datetime.now(UTC), RunTags.of(pipeline)
-    for record in instance.get_run_records(runs_of(pipeline, UNDER_WAY)):
-        run = record.dagster_run
-        if run.run_id in claims or run.run_id in dead or _is_dead(record, now):
-            continue
-        if not _is_to_lease(run, pipeline, instance):
-            continue
-        demand = int(run.tags[tags.demand])
-        messages, runs = messages + demand, runs + 1
-        if run.tags[tags.origin] == "source":
-            unleased += demand
-    return InFlight(messages, runs, unleased)
-
-
-def _is_dead(record: dg.RunRecord, now: datetime) -> bool:
-    """Whether a run that was launched and holds no claim will never ask for one."""
-    run = record.dagster_run
-    if run.status is dg.DagsterRunStatus.QUEUED:
-        return False
-    process = RunProcess.of(run)
-    if process and process.is_here:
-        return not process.lives
-    return now - record.update_timestamp.astimezone(UTC) > STARTS_WITHIN
-
-
-def _is_to_lease(run: dg.DagsterRun, pipeline: type[Pipeline], instance: dg.DagsterInstance) -> bool:
-    """Whether a run that holds no claim will ask for one; not so if it has had its own, or goes on with another's."""
-    tags = RunTags.of(pipeline)
-    if tags.demand not in run.tags:
-        return False
-    steps = run.step_keys_to_execute
-    if steps is not None and f"{pipeline.name}.receive_messages" not in steps:
-        return False  # re-executes the later steps: the claim of what its parent received counts
-    received = run.tags.get(tags.receive_id)
-    if received is None:
-        return True
-    # A re-execution begins with a copy of its parent's tags.
-    parent = instance.get_run_by_id(run.parent_run_id) if run.parent_run_id else None
-    return parent is not None and parent.tags.get(tags.receive_id) == received
-
-
-def failed_in_a_row(pipeline: type[Pipeline], instance: dg.DagsterInstance, now: datetime) -> FailedRuns:
-    """Look at the newest runs from the source; one that is red although it published all is none that failed."""
-    tags = RunTags.of(pipeline)
-    pulls = dg.RunsFilter(
-        tags={tags.origin: "source"},
-        statuses=[dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE],
-    )
-    failed: list[dg.RunRecord] = []
-    for record in instance.get_run_records(pulls, limit=LOOK_BACK):
-        run = record.dagster_run
-        if run.status is not dg.DagsterRunStatus.FAILURE or run.tags.get(tags.published) == run.run_id:
-            break
-        failed.append(record)
-    if not failed:
-        return FailedRuns(0, now, "")
-    return FailedRuns(len(failed), failed[0].update_timestamp.astimezone(UTC), failed[0].dagster_run.run_id)
-
-
-def _runs(number: int) -> str:
-    return "1 run" if number == 1 else f"{number} runs"
-
-
-def limits(pipeline: type[Pipeline], control: ControlStore, now: datetime) -> Limits:
-    """Take the limits of this moment from the pipeline's options and the control store."""
-    producer = pipeline.producer
-    limit = control.rate_limiting(pipeline.name, producer.rate_limiting)
-    return Limits.of(
-        producer,
-        pipeline.processors,
-        permits=control.spare(pipeline.name, limit, RUN_LASTS),
-        permits_soon=control.spare(pipeline.name, limit, producer.interval),
-        permits_at=interval_end(limit, now) if limit else None,
-        paused=control.paused(pipeline.name),
-    )
-
-
-def run_requests(pipeline: type[Pipeline], asks: Sequence[Ask], window: str) -> Iterator[dg.RunRequest]:
-    """Turn what was decided into runs."""
-    tags = RunTags.of(pipeline)
-    for ask in asks:
-        if ask.demand:
-            yield dg.RunRequest(
-                partition_key=window,
-                run_config=receive_config(pipeline, "source", ask.demand),
-                tags={tags.origin: "source", tags.demand: str(ask.demand), **NO_RETRIES},
-            )
 
 
 def producer_sensor(pipeline: type[Pipeline], job: Any) -> dg.SensorDefinition:
@@ -155,7 +44,7 @@ def producer_sensor(pipeline: type[Pipeline], job: Any) -> dg.SensorDefinition:
     def producer(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         source: Source = getattr(context.resources, pipeline.producer.source)
         control: ControlStore = context.resources.control
-        now, waiting = datetime.now(UTC), Waiting.from_json(context.cursor)
+        now, waiting = datetime.now(UTC), demand.Waiting.from_json(context.cursor)
         try:
             window = window_now(pipeline)
             backlog = source.backlog()
@@ -166,21 +55,103 @@ def producer_sensor(pipeline: type[Pipeline], job: Any) -> dg.SensorDefinition:
             return dg.SkipReason(f"{pipeline.producer.source} does not answer: {error}")
         except (ControlStoreError, NoWindowError) as error:
             return dg.SkipReason(str(error))
-        # Each counts for one at least: one that is decided holds nothing, and has to be finished all the same.
+        # A receive that is decided holds no messages, and has to be finished all the same: it counts for one.
         held = sum(max(1, claim.messages) for claim in left)
-        backlog = with_left(backlog, held)
-        asks = decide_all(backlog, bounds, under_way, waiting.waited(now))
+        backlog = demand.with_left(backlog, held)
+        asks = demand.decide_all(backlog, bounds, under_way, waiting.waited(now))
         if asks[0].demand:
             failed = failed_in_a_row(pipeline, context.instance, now)
-            held_back = hold_back(failed, pipeline.producer.interval, now)
-            asks = [Ask(0, held_back)] if held_back else asks
+            held_back = demand.hold_back(failed, pipeline.producer.interval, now)
+            asks = [demand.Ask(0, held_back)] if held_back else asks
         cursor = waiting.after(backlog, asks, now, under_way).to_json()
-        requests = list(run_requests(pipeline, asks, window))
-        dead = f"; {_runs(len(left))} died and left {count(held)}" if left else ""
-        if not requests:
+        runs = "1 run" if len(left) == 1 else f"{len(left)} runs"
+        dead = f"; {runs} died and left {demand.count(held)}" if left else ""
+        if not asks[0].demand:
             return dg.SensorResult(skip_reason=f"{asks[0].because}{dead}", cursor=cursor)
         for ask in asks:
             context.log.info("asking for %s messages: %s%s", ask.demand, ask.because, dead)
+        requests = [run_request(pipeline, "source", [window], expected=ask.demand, demand=ask.demand) for ask in asks]
         return dg.SensorResult(run_requests=requests, cursor=cursor)
 
     return producer
+
+
+def limits(pipeline: type[Pipeline], control: ControlStore, now: datetime) -> demand.Limits:
+    """Take the limits of this moment from the pipeline's options and the control store."""
+    producer = pipeline.producer
+    limit = control.rate_limiting(pipeline.name, producer.rate_limiting)
+    return demand.Limits(
+        producer,
+        pipeline.processors,
+        permits=control.spare(pipeline.name, limit, demand.RUN_LASTS),
+        permits_soon=control.spare(pipeline.name, limit, producer.interval),
+        permits_at=interval_end(limit, now) if limit else None,
+        paused=control.paused(pipeline.name),
+    )
+
+
+def in_flight(pipeline: type[Pipeline], instance: dg.DagsterInstance, control: ControlStore) -> demand.InFlight:
+    """Count what is in flight: a live claim by what it holds, a run that is to lease by what it was asked for.
+
+    A dead run stops counting when its claim is over. A run without a claim stops at once if its process is known to
+    have ended; a queued one counts until it ends.
+    """
+    claims = {claim.run_id: claim.messages for claim in control.in_flight(pipeline.name)}
+    known = {*claims, *(claim.run_id for claim in control.over(pipeline.name))}
+    now, tags = datetime.now(UTC), RunTags.of(pipeline)
+    to_lease = [
+        (run.tags[tags.origin], int(run.tags[tags.demand]))
+        for record in instance.get_run_records(runs_of(pipeline, UNDER_WAY))
+        if (run := record.dagster_run).run_id not in known
+        and not _is_dead(record, now)
+        and _is_to_lease(run, pipeline, instance)
+    ]
+    return demand.InFlight(
+        messages=sum(claims.values()) + sum(wanted for _, wanted in to_lease),
+        runs=len(claims) + len(to_lease),
+        unleased=sum(wanted for origin, wanted in to_lease if origin == "source"),
+    )
+
+
+def _is_dead(record: dg.RunRecord, now: datetime) -> bool:
+    """Whether a run that was launched and holds no claim will never ask for one."""
+    run = record.dagster_run
+    if run.status is dg.DagsterRunStatus.QUEUED:
+        return False
+    process = RunProcess.of(run)
+    if process and process.is_here:
+        return not process.lives
+    return now - record.update_timestamp.astimezone(UTC) > STARTS_WITHIN
+
+
+def _is_to_lease(run: dg.DagsterRun, pipeline: type[Pipeline], instance: dg.DagsterInstance) -> bool:
+    """Whether a run that holds no claim will ask for one: not if it has had its own, or goes on with another's."""
+    tags, steps = RunTags.of(pipeline), run.step_keys_to_execute
+    if tags.demand not in run.tags:
+        return False
+    if steps is not None and f"{pipeline.name}.receive_messages" not in steps:
+        return False  # re-executes the later steps: the claim of what its parent received counts
+    received = run.tags.get(tags.receive_id)
+    if received is None:
+        return True
+    # A re-execution begins with a copy of its parent's tags.
+    parent = instance.get_run_by_id(run.parent_run_id) if run.parent_run_id else None
+    return parent is not None and parent.tags.get(tags.receive_id) == received
+
+
+def failed_in_a_row(pipeline: type[Pipeline], instance: dg.DagsterInstance, now: datetime) -> demand.FailedRuns:
+    """Look at the newest runs from the source; a red run that published all has not failed."""
+    tags = RunTags.of(pipeline)
+    ended = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE]
+    newest = instance.get_run_records(
+        dg.RunsFilter(tags={tags.origin: "source"}, statuses=ended), limit=demand.LOOK_BACK
+    )
+
+    def has_failed(record: dg.RunRecord) -> bool:
+        run = record.dagster_run
+        return run.status is dg.DagsterRunStatus.FAILURE and run.tags.get(tags.published) != run.run_id
+
+    failed = list(takewhile(has_failed, newest))
+    if not failed:
+        return demand.FailedRuns(0, now, "")
+    return demand.FailedRuns(len(failed), failed[0].update_timestamp.astimezone(UTC), failed[0].dagster_run.run_id)

@@ -3,10 +3,8 @@
 from typing import Any
 
 import dagster as dg
-from dagster._core.storage.tags import ASSET_PARTITION_RANGE_END_TAG, ASSET_PARTITION_RANGE_START_TAG
 
-from assets.jobs import NO_RETRIES, receive_config
-from assets.tags import RunTags
+from assets.jobs import run_request
 from assets.windows import NoWindowError, contiguous, window_now
 from pipeline_platform.control.demand import Limits
 from pipeline_platform.control.store import ControlStore, ControlStoreError
@@ -14,24 +12,18 @@ from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.model.pipeline import Pipeline
 
 
-def per_run(pipeline: type[Pipeline]) -> int:
-    """Messages that a run takes on at most."""
-    return Limits.of(pipeline.producer, pipeline.processors).per_run
-
-
 def pull_schedule(pipeline: type[Pipeline], job: Any) -> dg.ScheduleDefinition:
     """Build a schedule that pulls, in the sensor's place: each run takes as much as it may.
 
-    On by itself where `producer.schedule` says when; else each five minutes, once somebody turns it on. What others
-    hold already is taken off by the run itself, when it claims its room.
+    On by itself if `producer.schedule` says when; else each five minutes, once somebody turns it on. The run itself
+    leaves out what others hold already, when it claims its room.
     """
-    cron, tags = pipeline.producer.schedule, RunTags.of(pipeline)
 
     @dg.schedule(
         name=f"{pipeline.name}_pull_schedule",
         job=job,
-        cron_schedule=cron or "*/5 * * * *",
-        default_status=_on(cron is not None),
+        cron_schedule=pipeline.producer.schedule or "*/5 * * * *",
+        default_status=_on(pipeline.producer.schedule),
         description="Pulls by the clock. Turn it on where the sensor is off; both together stay within the limits.",
         required_resource_keys={"control"},
     )
@@ -39,15 +31,11 @@ def pull_schedule(pipeline: type[Pipeline], job: Any) -> dg.ScheduleDefinition:
         if held := _held_back(pipeline, context):
             return held
         try:
-            # Of the tick's own time: a tick that a stopped daemon makes up for knows no later windows.
+            # At the tick's own time: a tick that a stopped daemon makes up for knows no later windows.
             window = window_now(pipeline, context.scheduled_execution_time)
         except NoWindowError as error:
             return dg.SkipReason(str(error))
-        return dg.RunRequest(
-            partition_key=window,
-            run_config=receive_config(pipeline, "source"),
-            tags={tags.origin: "source", tags.demand: str(per_run(pipeline)), **NO_RETRIES},
-        )
+        return run_request(pipeline, "source", [window], expected=_per_run(pipeline))
 
     return pull
 
@@ -55,43 +43,49 @@ def pull_schedule(pipeline: type[Pipeline], job: Any) -> dg.ScheduleDefinition:
 def redrive_schedule(pipeline: type[Pipeline], job: Any) -> dg.ScheduleDefinition:
     """Build a schedule that drives open failures again, one run a contiguous range of windows.
 
-    On by itself where the pipeline's `redrive` says when; else at three in the night, once somebody turns it on.
+    On by itself if the pipeline's `redrive` says when; else at three in the night, once somebody turns it on.
     """
-    tags = RunTags.of(pipeline)
 
     @dg.schedule(
         name=f"{pipeline.name}_redrive_schedule",
         job=job,
         cron_schedule=pipeline.redrive or "0 3 * * *",
-        default_status=_on(pipeline.redrive is not None),
+        default_status=_on(pipeline.redrive),
         description="Drives the open failures of all windows once more.",
         required_resource_keys={pipeline.producer.source, "lake", "control"},
     )
     def redrive(context: dg.ScheduleEvaluationContext) -> dg.SkipReason | list[dg.RunRequest]:
         if held := _held_back(pipeline, context):
             return held
-        resources, at = context.resources, context.scheduled_execution_time
-        source = getattr(resources, pipeline.producer.source)
-        waiting = FailedMessages(name=source.name, lake=resources.lake, pipeline=pipeline.name).open_by_window()
+        source = getattr(context.resources, pipeline.producer.source)
+        failed = FailedMessages(name=source.name, lake=context.resources.lake, pipeline=pipeline.name)
+        waiting, most = failed.open_by_window(), _per_run(pipeline)
         if not waiting:
             return dg.SkipReason("no failure is open")
         return [
-            dg.RunRequest(
-                run_key=f"{at.isoformat()} {windows[0]}",
-                # What is more than a run's worth is left to the next time.
-                run_config=receive_config(pipeline, "failed", per_run(pipeline)),
-                tags={
-                    ASSET_PARTITION_RANGE_START_TAG: windows[0],
-                    ASSET_PARTITION_RANGE_END_TAG: windows[-1],
-                    tags.origin: "failed",
-                    tags.demand: str(min(sum(waiting[window] for window in windows), per_run(pipeline))),
-                    **NO_RETRIES,
-                },
+            run_request(
+                pipeline,
+                "failed",
+                windows,
+                expected=min(most, sum(waiting[window] for window in windows)),
+                demand=most,  # the next tick drives the rest
+                run_key=f"{context.scheduled_execution_time.isoformat()} {windows[0]}",
             )
             for windows in contiguous(pipeline, waiting)
         ]
 
     return redrive
+
+
+def maintenance_schedule(pipeline: type[Pipeline], job: Any) -> dg.ScheduleDefinition:
+    """Build a schedule that compacts the tables and drops what is older than the pipeline keeps."""
+    return dg.ScheduleDefinition(
+        name=f"{pipeline.name}_maintenance_schedule",
+        job=job,
+        cron_schedule="30 2 * * *",
+        default_status=dg.DefaultScheduleStatus.RUNNING,
+        description="Compacts tables and drops old windows.",
+    )
 
 
 def _held_back(pipeline: type[Pipeline], context: dg.ScheduleEvaluationContext) -> dg.SkipReason | None:
@@ -104,16 +98,9 @@ def _held_back(pipeline: type[Pipeline], context: dg.ScheduleEvaluationContext) 
     return None if reason is None else dg.SkipReason(f"paused: {reason}")
 
 
-def _on(on: bool) -> dg.DefaultScheduleStatus:
-    return dg.DefaultScheduleStatus.RUNNING if on else dg.DefaultScheduleStatus.STOPPED
+def _per_run(pipeline: type[Pipeline]) -> int:
+    return Limits(pipeline.producer, pipeline.processors).per_run
 
 
-def maintenance_schedule(pipeline: type[Pipeline], job: Any) -> dg.ScheduleDefinition:
-    """Build a schedule that compacts the tables and drops what is older than the pipeline keeps."""
-    return dg.ScheduleDefinition(
-        name=f"{pipeline.name}_maintenance_schedule",
-        job=job,
-        cron_schedule="30 2 * * *",
-        default_status=dg.DefaultScheduleStatus.RUNNING,
-        description="Compacts tables and drops old windows.",
-    )
+def _on(cron: str | None) -> dg.DefaultScheduleStatus:
+    return dg.DefaultScheduleStatus.STOPPED if cron is None else dg.DefaultScheduleStatus.RUNNING

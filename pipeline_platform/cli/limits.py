@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipeline_platform.cli import deployment
+from pipeline_platform.model.options import RateLimiting
 
 if TYPE_CHECKING:
     from pipeline_platform.control.store import ControlStore
@@ -23,12 +24,9 @@ Name = Annotated[str, typer.Argument(help="Name of the pipeline.")]
 @contextmanager
 def _of(name: str) -> Iterator[tuple[ControlStore, type[Pipeline]]]:
     with deployment.opened() as opened:
-        try:
-            (chosen,) = opened.chosen(name)
-        except deployment.UnknownPipelineError as error:
-            raise typer.BadParameter(str(error), param_hint="PIPELINE") from None
+        pipeline = opened.pipeline(name)
         typer.echo(f"Control store: {opened.control}")
-        yield opened.control, chosen
+        yield opened.control, pipeline
 
 
 def pause(
@@ -36,18 +34,18 @@ def pause(
     reason: Annotated[str, typer.Option(help="What people will read meanwhile.")] = "paused on the command line",
 ) -> None:
     """Ask for no more runs; those under way finish."""
-    with _of(pipeline) as (control, chosen):
-        control.pause(chosen.name, reason)
-        in_flight = control.in_flight(chosen.name)
+    with _of(pipeline) as (control, _):
+        control.pause(pipeline, reason)
+        in_flight = control.in_flight(pipeline)
     messages = sum(claim.messages for claim in in_flight)
     typer.echo(f"{pipeline} is paused: {reason}. {messages:,} messages in {len(in_flight)} runs are finished still.")
 
 
 def resume(pipeline: Name) -> None:
     """Ask for runs again."""
-    with _of(pipeline) as (control, chosen):
-        before = control.paused(chosen.name)
-        control.resume(chosen.name)
+    with _of(pipeline) as (control, _):
+        before = control.paused(pipeline)
+        control.resume(pipeline)
     typer.echo(f"{pipeline} asks for runs again." if before else f"{pipeline} was not paused.")
 
 
@@ -58,8 +56,6 @@ def limit(
     reset: Annotated[bool, typer.Option("--reset", help="Back to the pipeline's own option.")] = False,
 ) -> None:
     """Change the rate limit, from the next permits on; without options, say which one holds."""
-    from pipeline_platform.model.options import RateLimiting
-
     if reset and (allowed is not None or interval is not None):
         raise typer.BadParameter("--reset goes back to the pipeline's own limit; give it alone")
     if interval is not None and not _SHORTEST_S <= interval <= _LONGEST_S:
@@ -68,17 +64,17 @@ def limit(
     with _of(pipeline) as (control, chosen):
         own = chosen.producer.rate_limiting
         if reset:
-            control.set_rate_limiting(chosen.name, None)
+            control.set_rate_limiting(pipeline, None)
         elif allowed is not None and span is not None:
-            control.set_rate_limiting(chosen.name, RateLimiting(allowed_messages=allowed, interval=span))
+            control.set_rate_limiting(pipeline, RateLimiting(allowed_messages=allowed, interval=span))
         elif allowed is not None or span is not None:
             try:
-                control.update_rate_limiting(chosen.name, own, allowed_messages=allowed, interval=span)
+                control.update_rate_limiting(pipeline, own, allowed_messages=allowed, interval=span)
             except ValueError:
                 raise typer.BadParameter(
-                    f"{chosen.name} has no rate limit to change a part of; give both --allowed and --interval"
+                    f"{pipeline} has no rate limit to change a part of; give both --allowed and --interval"
                 ) from None
-        holds = control.rate_limiting(chosen.name, own)
+        holds = control.rate_limiting(pipeline, own)
     if holds is None:
         typer.echo(f"{pipeline} has no rate limit.")
     else:

@@ -7,10 +7,8 @@ from typing import Annotated
 
 import typer
 
-from pipeline_platform.cli import deployment
-from pipeline_platform.cli import limits as cli_limits
-from pipeline_platform.cli import spark as cli_spark
-from pipeline_platform.cli import status as cli_status
+from pipeline_platform.cli import deployment, limits, spark
+from pipeline_platform.cli.status import status
 from pipeline_platform.control.store import ControlStoreError
 
 app = typer.Typer(
@@ -18,6 +16,9 @@ app = typer.Typer(
     help="Pull messages, handle and batch them on Spark, acknowledge what is safe.",
     no_args_is_help=True,
 )
+app.add_typer(spark.app, name="spark")
+for command in (status, limits.pause, limits.resume, limits.limit):
+    app.command()(command)
 
 
 @app.callback()
@@ -31,15 +32,8 @@ def options(
     del module  # `deployment.opened` looks it up
 
 
-app.add_typer(cli_spark.app, name="spark")
-app.command()(cli_status.status)
-app.command()(cli_limits.pause)
-app.command()(cli_limits.resume)
-app.command()(cli_limits.limit)
-
-
 def main() -> None:
-    """Run a command; what can go wrong with a deployment is told in words."""
+    """Run a command; an error of a deployment is reported in one line."""
     try:
         app()
     except (deployment.SetUpError, ControlStoreError) as error:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+import os
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -14,8 +14,12 @@ from rich.text import Text
 from pipeline_platform.cli import deployment
 
 if TYPE_CHECKING:
+    from pipeline_platform.control.store import ControlStore
+    from pipeline_platform.lake.storage import Lake
     from pipeline_platform.model.pipeline import Pipeline
     from pipeline_platform.source.contract import Source
+
+Rows = dict[str, str | Text]
 
 
 def status(
@@ -28,34 +32,27 @@ def status(
     """
     console = Console()
     with deployment.opened() as opened:
-        try:
-            wanted = opened.chosen(pipeline)
-        except deployment.UnknownPipelineError as error:
-            raise typer.BadParameter(str(error), param_hint="PIPELINE") from None
+        wanted = [opened.pipeline(pipeline)] if pipeline else opened.pipelines.values()
         typer.echo(f"Control store: {opened.control}\nLake: {opened.lake.root}")
         for chosen in wanted:
-            console.print(_table(opened, chosen))
+            source = opened.sources[chosen.producer.source]
+            table = Table(title=chosen.name, title_justify="left", title_style="bold", box=None, show_header=False)
+            table.add_column(style="dim")
+            table.add_column()
+            rows = {
+                **_backlog(source, chosen),
+                **_limits(opened.control, chosen),
+                **_in_flight(opened.control, chosen),
+                **_runs(chosen),
+                **_receives(opened.lake, chosen),
+                **_failures(opened.lake, chosen, source),
+            }
+            for name, value in rows.items():
+                table.add_row(name, value if isinstance(value, Text) else Text(value))
+            console.print(table)
 
 
-def _table(opened: deployment.Deployment, pipeline: type[Pipeline]) -> Table:
-    table = Table(title=pipeline.name, title_justify="left", title_style="bold", box=None, show_header=False)
-    table.add_column(style="dim")
-    table.add_column()
-    sections = (
-        _source(opened.source(pipeline), pipeline),
-        _limits(opened, pipeline),
-        _in_flight(opened, pipeline),
-        _runs(opened, pipeline),
-        _receives(opened, pipeline),
-        _failures(opened, pipeline),
-    )
-    for rows in sections:
-        for name, value in rows.items():
-            table.add_row(name, value if isinstance(value, Text) else Text(value))
-    return table
-
-
-def _source(source: Source, pipeline: type[Pipeline]) -> dict[str, str | Text]:
+def _backlog(source: Source, pipeline: type[Pipeline]) -> Rows:
     from pipeline_platform.source.contract import SourceError
 
     name = pipeline.producer.source
@@ -73,75 +70,79 @@ def _source(source: Source, pipeline: type[Pipeline]) -> dict[str, str | Text]:
     return {"backlog": f"{backlog} in {name}", "oldest": oldest}
 
 
-def _limits(opened: deployment.Deployment, pipeline: type[Pipeline]) -> dict[str, str | Text]:
-    from datetime import timedelta
-
-    paused = opened.control.paused(pipeline.name)
-    state: str | Text = Text(f"paused: {paused}", style="yellow") if paused else "asks for runs"
-    limit = opened.control.rate_limiting(pipeline.name, pipeline.producer.rate_limiting)
+def _limits(control: ControlStore, pipeline: type[Pipeline]) -> Rows:
+    paused = control.paused(pipeline.name)
+    rows: Rows = {"state": Text(f"paused: {paused}", style="yellow") if paused else "asks for runs"}
+    limit = control.rate_limiting(pipeline.name, pipeline.producer.rate_limiting)
     if limit is None:
-        return {"state": state, "rate limit": "none"}
-    left = opened.control.spare(pipeline.name, limit, timedelta(0)) or 0
+        return {**rows, "rate limit": "none"}
+    left = control.spare(pipeline.name, limit, timedelta(0)) or 0
     every = _seconds(limit.interval.total_seconds())
     origin = "" if limit == pipeline.producer.rate_limiting else ", set at run time"
-    return {
-        "state": state,
-        "rate limit": f"{limit.allowed_messages:,} every {every}{origin}",
-        "permits": f"{left:,} left in the current interval",
-    }
+    rows["rate limit"] = f"{limit.allowed_messages:,} every {every}{origin}"
+    return {**rows, "permits": f"{left:,} left in the current interval"}
 
 
-def _in_flight(opened: deployment.Deployment, pipeline: type[Pipeline]) -> dict[str, str | Text]:
-    live, over = opened.control.in_flight(pipeline.name), opened.control.over(pipeline.name)
-    now = datetime.now(UTC)
-    rows: dict[str, str | Text] = {
-        "in flight": f"{sum(claim.messages for claim in live):,} messages in {len(live)} runs"
-    }
+def _in_flight(control: ControlStore, pipeline: type[Pipeline]) -> Rows:
+    live, now = control.in_flight(pipeline.name), datetime.now(UTC)
+    rows: Rows = {"in flight": f"{sum(claim.messages for claim in live):,} messages in {len(live)} runs"}
     for claim in live:
-        began, ends = (now - claim.started_at).total_seconds(), (claim.expires_at - now).total_seconds()
-        rows[f"  run {claim.run_id[:8]}"] = (
-            f"{claim.messages:,} messages for {_seconds(began)}, lease for {_seconds(ends)} more"
-        )
-    for claim in over:
-        since = (now - claim.expires_at).total_seconds()
-        rows[f"  run {claim.run_id[:8]}"] = Text(
-            f"{claim.messages:,} messages, dead or stalled: its lease ended {_seconds(since)} ago", style="yellow"
-        )
+        began, left = _seconds((now - claim.started_at).total_seconds()), (claim.expires_at - now).total_seconds()
+        rows[f"  run {claim.run_id[:8]}"] = f"{claim.messages:,} messages for {began}, lease for {_seconds(left)} more"
+    for claim in control.over(pipeline.name):
+        since = _seconds((now - claim.expires_at).total_seconds())
+        said = f"{claim.messages:,} messages, dead or stalled: its lease ended {since} ago"
+        rows[f"  run {claim.run_id[:8]}"] = Text(said, style="yellow")
     return rows
 
 
-def _runs(opened: deployment.Deployment, pipeline: type[Pipeline]) -> dict[str, str | Text]:
-    try:
-        runs = opened.runs(pipeline)
-    except deployment.DagsterError as error:
-        return {"runs in Dagster": Text(f"cannot be asked for: {error}", style="yellow")}
-    if runs is None:
+def _runs(pipeline: type[Pipeline]) -> Rows:
+    """The runs of the pipeline's sensor, schedules and jobs; of assets materialised by hand once they receive."""
+    if not os.environ.get("DAGSTER_HOME"):
         return {"runs in Dagster": "DAGSTER_HOME is not set"}
-    return {"runs in Dagster": ", ".join(f"{count:,} {status}" for status, count in runs.items()) or "none under way"}
+    import dagster as dg
+
+    from assets.jobs import runs_of
+    from sensors.producer import UNDER_WAY
+
+    try:
+        with dg.DagsterInstance.get() as instance:
+            counts = {status: instance.get_runs_count(runs_of(pipeline, [status])) for status in UNDER_WAY}
+    except Exception as error:  # of whatever storage the instance has: the rest is reported all the same
+        said = str(error).partition("\n")[0]
+        return {"runs in Dagster": Text(f"cannot be asked for: {type(error).__name__}: {said}", style="yellow")}
+    said = ", ".join(f"{n:,} {status.value.lower().replace('_', ' ')}" for status, n in counts.items() if n)
+    return {"runs in Dagster": said or "none under way"}
 
 
-def _receives(opened: deployment.Deployment, pipeline: type[Pipeline]) -> dict[str, str | Text]:
-    undecided, unfinished, unreadable = opened.receives(pipeline)
-    broken: dict[str, str | Text] = {"unreadable receives": Text("\n".join(unreadable), style="red")}
-    return {
-        "undecided receives": _ids(undecided),
-        "unfinished receives": f"{_ids(unfinished)} (decided; the next run publishes and acknowledges the rest)"
-        if unfinished
-        else "none",
-        **(broken if unreadable else {}),
-    }
+def _receives(lake: Lake, pipeline: type[Pipeline]) -> Rows:
+    from pipeline_platform.lake.decision import decided
+    from pipeline_platform.lake.ledger import Ledger
+    from pipeline_platform.lake.tables import Tables
+
+    outcomes = Tables(lake, pipeline)["outcomes"]
+    undecided: list[str] = []
+    unfinished: list[str] = []
+    receives, unreadable = Ledger(lake, pipeline.name).under_way()
+    for receive in receives:
+        (unfinished if decided(outcomes, receive) else undecided).append(receive.receive_id[:8])
+    rows: Rows = {"undecided receives": ", ".join(undecided) or "none", "unfinished receives": "none"}
+    if unfinished:
+        said = f"{', '.join(unfinished)} (decided; the next run publishes and acknowledges the rest)"
+        rows["unfinished receives"] = said
+    if unreadable:
+        rows["unreadable receives"] = Text("\n".join(map(str, unreadable)), style="red")
+    return rows
 
 
-def _failures(opened: deployment.Deployment, pipeline: type[Pipeline]) -> dict[str, str | Text]:
-    waiting: Mapping[str, int] = opened.open_failures(pipeline)
+def _failures(lake: Lake, pipeline: type[Pipeline], source: Source) -> Rows:
+    from pipeline_platform.lake.failed import FailedMessages
+
+    waiting = FailedMessages(name=source.name, lake=lake, pipeline=pipeline.name).open_by_window()
     if not waiting:
         return {"open failures": "none"}
-    rows: dict[str, Any] = {"open failures": Text(f"{sum(waiting.values()):,}", style="yellow")}
-    return {**rows, **{f"  window {window}": f"{count:,}" for window, count in waiting.items()}}
-
-
-def _ids(receive_ids: list[str]) -> str:
-    return ", ".join(receive_id[:8] for receive_id in receive_ids) or "none"
+    windows = {f"  window {window}": f"{count:,}" for window, count in waiting.items()}
+    return {"open failures": Text(f"{sum(waiting.values()):,}", style="yellow"), **windows}
 
 
 def _seconds(seconds: float) -> str:

@@ -95,18 +95,14 @@ class Claims:
             connection.execute(lower.values(messages=messages))
 
     def beat(self, receive_id: str, lease_s: float, *, run_id: str | None = None) -> bool:
-        """Renew a claim by `lease_s` seconds from now.
+        """Renew a claim by `lease_s` seconds from now; with 0 it is over now.
 
         A claim that is over comes back to life while its room is free and nobody has ended it: a driver that stalled
         goes on, unless others count on its place.
 
-        Args:
-            receive_id: Whose claim.
-            lease_s: Seconds; with 0 it is over now.
-            run_id: The run that works on it; None for any.
-
         Returns:
-            False where it is gone, another run's by now, or over and its room taken. Its run must decide nothing more.
+            False where it is gone, over and its room taken, or not of the run `run_id`. The run that asks must decide
+            nothing more.
         """
         with self._database.writing() as connection:
             pipeline = connection.execute(sa.select(_RECEIVES.c.pipeline).where(_is(receive_id))).scalar()
@@ -126,14 +122,9 @@ class Claims:
             return connection.execute(renewed).rowcount == 1
 
     def end(self, receive_id: str, *, if_over: bool = False) -> bool:
-        """Give a claim's room back.
+        """Give a claim's room back; return whether this call ended it, and no other.
 
-        Args:
-            receive_id: Whose.
-            if_over: Only if its lease is over. A run that clears up after dead ones leaves what came back to life.
-
-        Returns:
-            Whether this call ended it, and no other.
+        With `if_over` only if its lease is over: a run that clears up after dead ones leaves what came back to life.
         """
         with self._database.writing() as connection:
             row = sa.delete(_RECEIVES).where(_is(receive_id))

@@ -81,7 +81,7 @@ class Database:
             self.url = parse(url)
         except ValueError as refused:
             raise error(f"{what}: {refused}") from None
-        self.what, self.error = what, error
+        self._what, self._error = what, error
         self._prepare, self._ways_out = prepare, {**(ways_out or {}), **_WAYS_OUT}
         self._create, self._durable, self._keep, self._now = create, durable, keep, now
         self._made: tuple[int, sa.Engine] | None = None
@@ -129,9 +129,7 @@ class Database:
             return round(self._now() * 1_000_000)
         if self.is_sqlite:
             return time.time_ns() // 1_000
-        return int(
-            connection.execute(sa.select(sa.extract("epoch", sa.func.clock_timestamp()) * 1_000_000)).scalar_one()
-        )
+        return int(connection.exec_driver_sql("SELECT extract(epoch FROM clock_timestamp()) * 1000000").scalar_one())
 
     def close(self) -> None:
         """Close this process's connections; the next use opens them again."""
@@ -141,17 +139,17 @@ class Database:
 
     def refusal(self, reason: str) -> Exception:
         """Make an error of a reason, with the words that all errors of this database begin with."""
-        return self.error(f"{self.what} {self} cannot be used: {reason}")
+        return self._error(f"{self._what} {self} cannot be used: {reason}")
 
     @contextmanager
     def _named_errors(self) -> Iterator[None]:
         try:
             yield
         # Without its cause below: a driver may quote the whole address.
-        except ModuleNotFoundError as error:
-            raise self.refusal(f"{error.name} is missing. Install pipeline-platform[postgres]") from None
         except Exception as error:
             cause = getattr(error, "orig", None) or error
+            if isinstance(error, ModuleNotFoundError) and error.name == "psycopg":
+                raise self.refusal("psycopg is missing. Install pipeline-platform[postgres]") from None
             of_driver = isinstance(cause, sqlite3.Error) or type(cause).__module__.startswith("psycopg")
             if not of_driver and not isinstance(error, SQLAlchemyError):
                 raise
@@ -178,10 +176,9 @@ class Database:
         return self._made[1]
 
     def _open(self) -> sa.Engine:
-        if self._keep:  # one idle connection a process: every Spark worker is one
-            options: dict[str, Any] = {"pool_pre_ping": True, "pool_size": 1, "max_overflow": 9}
-        else:
-            options = {"poolclass": sa.NullPool}
+        # One idle connection a process: every Spark worker is one.
+        kept: dict[str, Any] = {"pool_pre_ping": True, "pool_size": 1, "max_overflow": 9}
+        options = kept if self._keep else {"poolclass": sa.NullPool}
         if not self.is_sqlite:
             arguments: dict[str, Any] = {"connect_timeout": 10, "application_name": "pipeline-platform"}
             if "options" not in self.url.query:
@@ -230,9 +227,7 @@ def parse(text: str) -> sa.URL:
     try:
         url = sa.make_url(text)
     except (ArgumentError, ValueError, AttributeError):
-        raise ValueError(
-            "url cannot be read; give sqlite:///<file> or postgresql://<user>:<password>@<host>/<database>"
-        ) from None
+        raise ValueError("url cannot be read; give sqlite:///<file> or postgresql://<user>@<host>/<database>") from None
     backend = url.get_backend_name()
     if backend in ("postgresql", "postgres"):
         return url.set(drivername="postgresql+psycopg")
@@ -240,7 +235,7 @@ def parse(text: str) -> sa.URL:
         raise ValueError(f"url is for {backend!r}; give SQLite or PostgreSQL")
     if not url.database or url.database == ":memory:":
         raise ValueError(
-            "url names no file: a SQLite database in memory is a new one in every process; give sqlite:///<file>"
+            "url names no file: SQLite in memory is a new database in every process; give sqlite:///<file>"
         )
     return url.set(database=str(Path(url.database).absolute()))
 
@@ -261,7 +256,7 @@ def _log_ahead(connection: sqlite3.Connection) -> None:
 
 def _begin_sqlite(connection: sa.Connection) -> None:
     # Writers take turns from their first read on: a read that becomes a write fails where another came between.
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.get_execution_options()["immediate"] else "BEGIN")
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.get_execution_options().get("immediate") else "BEGIN")
 
 
 def _sqlstate(error: BaseException) -> str | None:

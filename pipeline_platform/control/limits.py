@@ -52,7 +52,10 @@ class Grant(NamedTuple):
 
 
 class Throttle:
-    """The part of the control store that says how fast a pipeline may go."""
+    """The part of the control store that says how fast a pipeline may go.
+
+    Where a method takes the pipeline's own option of a rate limit, one that is set at run time comes before it.
+    """
 
     _database: Database
 
@@ -61,11 +64,6 @@ class Throttle:
 
         Tasks take them when they handle. A run that is late, or stalls, never adds its permits to those of an
         interval that others handle in.
-
-        Args:
-            pipeline: Name of the pipeline.
-            rate_limiting: Its own option; one that is set at run time comes before it.
-            wanted: Messages that are ready to be handled now.
 
         Raises:
             ControlStoreError: The database does not answer; nothing may be handled.
@@ -80,13 +78,14 @@ class Throttle:
             now = self._database.now(connection)
             starts_at, ends_at = _bounds(limit, now)
             row = _interval(pipeline, limit, starts_at)
-            used = connection.execute(sa.select(_INTERVALS.c.used).where(row).with_for_update()).scalar()
+            locked = sa.select(_INTERVALS.c.used).where(row).with_for_update()
+            used = connection.execute(locked).scalar()
             if used is None:
                 over = _INTERVALS.c.starts_at + _INTERVALS.c.interval_us < now - _KEPT_US
                 connection.execute(sa.delete(_INTERVALS).where(_INTERVALS.c.pipeline == pipeline, over))
-                key = {"pipeline": pipeline, "interval_us": _us(limit.interval), "starts_at": starts_at}
-                connection.execute(insert(connection, _INTERVALS).values(**key, used=0).on_conflict_do_nothing())
-                used = connection.execute(sa.select(_INTERVALS.c.used).where(row).with_for_update()).scalar_one()
+                new = insert(connection, _INTERVALS).values((pipeline, _us(limit.interval), starts_at, 0))
+                connection.execute(new.on_conflict_do_nothing())
+                used = connection.execute(locked).scalar_one()
             messages = max(0, min(wanted, limit.allowed_messages - used))
             connection.execute(sa.update(_INTERVALS).where(row).values(used=used + messages))
         return Grant(messages, (ends_at - now) / SECOND)
@@ -94,15 +93,7 @@ class Throttle:
     def spare(self, pipeline: str, rate_limiting: RateLimiting | None, horizon: timedelta) -> int | None:
         """Count the permits that the intervals which begin within `horizon` from now would still give.
 
-        Nothing is reserved: messages in flight take theirs out of these.
-
-        Args:
-            pipeline: Name of the pipeline.
-            rate_limiting: Its own option; one that is set at run time comes before it.
-            horizon: How far to look.
-
-        Returns:
-            Messages; None where there is no limit.
+        Nothing is reserved: messages in flight take theirs out of these. None where there is no limit.
         """
         with self._database.reading() as connection:
             limit = _limit(connection, pipeline, rate_limiting)
@@ -139,11 +130,7 @@ class Throttle:
     ) -> RateLimiting:
         """Change a part of the limit that holds, like Broadway's `update_rate_limiting`; return the new one.
 
-        Args:
-            pipeline: Name of the pipeline.
-            default: The pipeline's own option.
-            allowed_messages: Messages handled in an interval; None leaves it.
-            interval: Length of an interval; None leaves it.
+        None leaves a part as it is.
 
         Raises:
             ValueError: There is no limit to change, or a value is out of bounds (`PipelineError`).

@@ -13,12 +13,7 @@ from pipeline_platform.model.pipeline import Pipeline
 
 @dataclass(frozen=True)
 class Room:
-    """What a pipeline's runs may hold at once, and how a receive comes by its part.
-
-    Attributes:
-        pipeline: The class.
-        control: Knows what its runs hold, and its rate limit.
-    """
+    """What the runs of a pipeline may hold at once, by its options and the control store."""
 
     pipeline: type[Pipeline]
     control: ControlStore
@@ -26,47 +21,37 @@ class Room:
     @property
     def per_run(self) -> int:
         """Messages that one run takes on at most; a replay may take on more."""
-        return Limits.of(self.pipeline.producer, self.pipeline.processors).per_run
+        return Limits(self.pipeline.producer, self.pipeline.processors).per_run
 
     @property
     def capacity(self) -> int:
         """Messages that all runs may hold at once."""
-        return Limits.of(self.pipeline.producer, self.pipeline.processors).capacity
+        return Limits(self.pipeline.producer, self.pipeline.processors).capacity
 
     def for_a_pull(self) -> int:
         """What a pull without a demand takes on: a run's most, or what its rate limit permits while it should last."""
-        limit = self.control.rate_limiting(self.pipeline.name, self.pipeline.producer.rate_limiting)
-        spare = self.control.spare(self.pipeline.name, limit, RUN_LASTS)
+        spare = self.control.spare(self.pipeline.name, self.pipeline.producer.rate_limiting, RUN_LASTS)
         # More would be leased for longer than a run should last.
         return self.per_run if spare is None else min(self.per_run, spare)
 
     def claim(
         self, receive_id: str, run_id: str, wanted: int, log: Callable[[str], None], *, lease_s: float, within_s: float
     ) -> int:
-        """Claim room, and wait for what is missing; keeps what it has got meanwhile.
+        """Claim room for a receive, and wait for what is missing, up to `within_s` seconds; return what it got.
 
-        Args:
-            receive_id: Who claims it.
-            run_id: Of its Dagster run.
-            wanted: How many messages.
-            log: Hears while it waits, and if it gets less.
-            lease_s: How long the claim lasts unless it is renewed.
-            within_s: How long to wait.
-
-        Returns:
-            What it has got.
+        It keeps meanwhile what it has. `log` hears while it waits, and if it gets less. The claim lasts `lease_s`
+        seconds unless it is renewed.
         """
-        deadline, told = time.monotonic() + within_s, False
+        name, capacity, began, waits = self.pipeline.name, self.capacity, time.monotonic(), False
         while True:
-            granted = self.control.claim(
-                self.pipeline.name, receive_id, run_id, wanted=wanted, capacity=self.capacity, lease_s=lease_s
-            )
+            granted = self.control.claim(name, receive_id, run_id, wanted=wanted, capacity=capacity, lease_s=lease_s)
             if granted == wanted:
                 return granted
-            if time.monotonic() >= deadline:
-                log(f"room for {granted} of {wanted} messages: other runs hold what else may be in flight")
+            room = f"room for {granted} of {wanted} messages"
+            if time.monotonic() - began >= within_s:
+                log(f"{room}: other runs hold what else may be in flight")
                 return granted
-            if not told:
-                log(f"room for {granted} of {wanted} messages so far; waiting up to {within_s:.0f} s for other runs")
-                told = True
+            if not waits:
+                log(f"{room} so far; waiting up to {within_s:.0f} s for other runs")
+                waits = True
             time.sleep(1.0)

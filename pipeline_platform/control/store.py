@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import sqlalchemy as sa
 
@@ -26,6 +26,7 @@ _DAMAGED: Final = (
     "{file} is damaged: remove it, with the files that end in -wal and -shm beside it, while no run is under way. The "
     "next look makes a new one; limits set at run time, pauses and claims are forgotten"
 )
+_WAYS_OUT: Final = {"malformed": _DAMAGED, "not a database": _DAMAGED}
 
 _SCHEMA_LOCK = 0x70_69_70_65  # any number that all who make or change the tables agree on
 
@@ -51,16 +52,8 @@ class ControlStore(Throttle, Claims):
 
     def __init__(self, url: str, now: Callable[[], float] | None = None) -> None:
         # Not durable: a power cut may cost permits and claims, which are of no use after it.
-        self._database = Database(
-            url,
-            "the control store",
-            ControlStoreError,
-            prepare=_prepare,
-            ways_out={"malformed": _DAMAGED, "not a database": _DAMAGED},
-            durable=False,
-            keep=True,
-            now=now,
-        )
+        options: dict[str, Any] = {"prepare": _prepare, "ways_out": _WAYS_OUT, "durable": False, "keep": True}
+        self._database = Database(url, "the control store", ControlStoreError, now=now, **options)
 
     def __repr__(self) -> str:
         """Name the database, without its password."""

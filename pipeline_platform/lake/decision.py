@@ -1,10 +1,10 @@
 """The decision of a receive: one compare-and-swap on `outcomes`, after which what it wrote is what there is.
 
-What others decided since this receive looked is theirs: those messages are dropped from everything it wrote, in the
-few files that hold them, and the swap is tried again. So a message is decided once, however many runs hold it.
+A receive drops the messages that others decided since it looked from everything it wrote, in the few files that hold
+them, and tries the swap again. So a message is decided once, however many runs hold it.
 
 Who may decide is part of the same compare-and-swap. The version of the receive's transaction holds what became of it
-and its owner: the run that began it, or the last one that took it over, which commits that before it does anything
+and its owner: the run that began it, or the last run that took it over, which commits that before it does anything
 else. A run that finds another owner there was fenced.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
@@ -19,13 +20,14 @@ from deltalake import DeltaTable
 
 from pipeline_platform.lake.ledger import Ledger, Receive
 from pipeline_platform.lake.manifest import File, Manifest
-from pipeline_platform.lake.rewriting import OthersDecisions, Replacement, published, receive_ids
+from pipeline_platform.lake.reader import receive_ids
+from pipeline_platform.lake.rewriting import OthersDecisions, Replacement, published
 from pipeline_platform.lake.tables import (
     DECIDED,
     FENCED,
+    KEEP_TRANSACTIONS,
     TAKEN,
     CommitConflictError,
-    LogExpiredError,
     Table,
     Tables,
 )
@@ -37,11 +39,11 @@ _STATE_BITS = 2
 
 
 class FencedError(Exception):
-    """The receive was given up for dead while its run stalled, or another run works on it: this one may not go on."""
+    """The receive was given up while its run stalled, or another run works on it: this run may not go on."""
 
 
 class UnhandledError(Exception):
-    """What is known of a receive is not what became of every message of it: nothing of it may be decided."""
+    """Not every message of a receive has an outcome: nothing of it may be decided."""
 
 
 class Decision(NamedTuple):
@@ -79,7 +81,7 @@ class Standing(NamedTuple):
         return self.owner << _STATE_BITS | (self.state or 0)
 
     def is_of(self, run_id: str) -> bool:
-        """Whether a run took it over, last."""
+        """Whether this run was the last to take it over."""
         return self.owner % 2**_RUN_BITS == zlib.crc32(run_id.encode()) and self.owner > 0
 
     def taken_by(self, run_id: str) -> Standing:
@@ -88,33 +90,34 @@ class Standing(NamedTuple):
         return Standing(TAKEN, times << _RUN_BITS | zlib.crc32(run_id.encode()))
 
 
-def decided(table: Table, handle: DeltaTable, receive: Receive) -> Receive | None:
+def standing_of(outcomes: Table, receive_id: str) -> Standing:
+    """What `outcomes` says of a receive now."""
+    with outcomes.look() as handle:
+        return Standing.of(handle, receive_id)
+
+
+def decided(outcomes: Table, receive: Receive) -> Receive | None:
     """The receive as the run that decided it left it; None if it is not decided.
 
-    By its transaction, or by its rows where that is too old to be kept.
+    Its transaction says so, or its rows where it is older than the transactions that the table keeps.
     """
-    standing = Standing.of(handle, receive.receive_id)
-    if standing.state == DECIDED:
-        return receive.model_copy(update={"owner": standing.owner})
-    if standing.state is None and _holds(table, handle, receive):
-        owners = Ledger(table.lake, table.pipeline).owners(receive.receive_id)
-        return receive.model_copy(update={"owner": owners[-1] if owners else 0})
-    return None
+    with outcomes.look() as handle:
+        return _decided(outcomes, handle, receive)
+
+
+def _decided(outcomes: Table, handle: DeltaTable, receive: Receive) -> Receive | None:
+    state, owner = Standing.of(handle, receive.receive_id)
+    if state is None and _holds(outcomes, handle, receive):
+        state, owner = DECIDED, max(Ledger(outcomes.lake, outcomes.pipeline).owners(receive.receive_id), default=0)
+    return receive.model_copy(update={"owner": owner}) if state == DECIDED else None
 
 
 def _holds(table: Table, handle: DeltaTable, receive: Receive) -> bool:
-    """Whether the table has rows of a receive that is older than the transactions that the table keeps."""
-    if not _older_than_transactions(handle, receive):
+    """Whether the table has rows of a receive that is older than the transactions that it keeps."""
+    if datetime.now(UTC) - receive.started_at <= KEEP_TRANSACTIONS - timedelta(days=1):
         return False
-    return any(
-        receive.receive_id in ids
-        for _, ids in receive_ids(table, [f.path for f in table.files(handle, receive.windows)])
-    )
-
-
-def _older_than_transactions(handle: DeltaTable, receive: Receive) -> bool:
-    kept = handle.metadata().configuration.get("delta.setTransactionRetentionDuration", "interval 30 days")
-    return datetime.now(UTC) - receive.started_at > timedelta(days=int(kept.split()[1]) - 1)
+    stored = table.files(handle, receive.windows)
+    return any(receive.receive_id in receive_ids(table.lake, table.path(file.path)) for file in stored)
 
 
 def decide(
@@ -124,59 +127,52 @@ def decide(
     still_ours: Callable[[], bool] = lambda: True,
     on_success: str = "ack",
 ) -> Decision:
-    """Commit the outcomes of a receive, once; deciding again what is decided does nothing.
+    """Commit the outcomes of a receive, once; to decide again what is decided does nothing.
 
     Args:
         tables: The pipeline's.
-        ledger: Where its manifests are.
+        ledger: Holds its manifests.
         receive: Which.
-        still_ours: Asked before each swap: whether the lease still holds.
-        on_success: What the source is told of a message that another receive decided.
+        still_ours: Says before each swap whether the lease still holds.
+        on_success: The action at the source for a message that another receive decided.
 
     Raises:
         FencedError: It was given up, or its lease or the receive itself is another run's.
         UnhandledError: Some message of it has no outcome, or more than one: a step was left out.
+        LogExpiredError: It is older than the log of `outcomes`.
     """
-    outcomes = tables["outcomes"]
+    outcomes, receive_id = tables["outcomes"], receive.receive_id
     others, replacement = OthersDecisions(tables, ledger, receive, on_success), Replacement(outcomes, receive)
-    handle, looked = outcomes.open(), receive.base
-    files: list[File] = []
-    dropped = tries = 0
+    looked, dropped, tries = receive.base, 0, 0
     while True:
-        # Asked before the look: the swap fails if anything is committed between the two.
-        ours = still_ours()
-        handle.update_incremental()
-        if done := decided(outcomes, handle, receive):
-            expect_owner(receive, done.owner)
-            return Decision(dropped, tries)
-        standing = Standing.of(handle, receive.receive_id)
-        if standing.state == FENCED or ledger.get(receive.receive_id) is None:
-            raise FencedError(
-                f"receive {receive.receive_id} was given up while its run stalled: its messages are another run's now"
-            )
-        expect_owner(receive, standing.owner)
-        if not ours:
-            raise FencedError(f"the lease of receive {receive.receive_id} is over and could not be renewed")
-        try:
-            added = outcomes.added_since(handle, looked)
-        except LogExpiredError as error:
-            raise FencedError(f"receive {receive.receive_id} is too old to be decided: {error}") from error
-        lost = others.drop(added)
-        dropped, looked = dropped + lost, handle.version()
-        if lost or not tries:
+        with outcomes.look() as handle, suppress(CommitConflictError):
+            standing = Standing.of(handle, receive_id)
+            if done := _decided(outcomes, handle, receive):
+                expect_owner(receive, done.owner)
+                return Decision(dropped, tries)
+            if standing.state == FENCED or ledger.get(receive_id) is None:
+                raise FencedError(
+                    f"receive {receive_id} was given up while its run stalled: its messages are another run's now"
+                )
+            expect_owner(receive, standing.owner)
+            # From the look on, a commit that fences it or takes it over makes the swap fail.
+            if not still_ours():
+                raise FencedError(f"the lease of receive {receive_id} is over and could not be renewed")
+            dropped += others.drop(outcomes.added_since(handle, looked))
+            looked, tries = handle.version(), tries + 1
             files = _outcome_files(ledger.manifest(receive), receive)
-        removed, kept = replacement.at(handle)
-        tries += 1
-        try:
+            removed, left = replacement.at(handle)
             state = Standing(DECIDED, receive.owner).version
-            outcomes.swap(handle, receive.receive_id, [*files, *kept], removed=removed, state=state)
-        except CommitConflictError:
-            continue
-        return Decision(dropped, tries)
+            outcomes.swap(handle, receive_id, [*files, *left], removed=removed, state=state)
+            return Decision(dropped, tries)
 
 
 def expect_owner(receive: Receive, owner: int) -> None:
-    """Refuse to go on with a receive that another run took over."""
+    """Refuse to go on for a run whose receive another run took over.
+
+    Raises:
+        FencedError: Another run is the owner.
+    """
     if owner != receive.owner:
         raise _taken(receive)
 
@@ -202,83 +198,70 @@ def take_over(tables: Tables, ledger: Ledger, receive: Receive, run_id: str) -> 
     """Make a run the owner of a receive that another began: nothing that others still do to it counts from here on.
 
     Returns:
-        The receive as this run's, and False; or as it was decided, and True: then that is what there is.
+        The receive as this run's, and False; or as it was decided, and True.
 
     Raises:
-        FencedError: It was given up, or this run had taken it over and another one did so since.
+        FencedError: It was given up, or another run took it over from this one.
     """
     outcomes, receive = tables["outcomes"], receive.model_copy(update={"run_id": run_id})
-    handle = outcomes.open()
     while True:
-        handle.update_incremental()
-        standing = Standing.of(handle, receive.receive_id)
-        had = any(Standing(TAKEN, owner).is_of(run_id) for owner in ledger.owners(receive.receive_id))
-        if had and not standing.is_of(run_id):
-            raise _taken(receive)
-        if done := decided(outcomes, handle, receive):
-            return done, True
-        if standing.state == FENCED:
-            raise FencedError(
-                f"receive {receive.receive_id} was given up: its messages come back when their lease is over. Nothing "
-                "is left to re-execute"
-            )
-        receive = receive.model_copy(update={"owner": standing.owner})
-        if standing.is_of(run_id):
-            return receive, False
-        taken = standing.taken_by(run_id)
-        mine = ledger.hand_over(receive, taken.owner)
-        try:
-            outcomes.swap(handle, receive.receive_id, [], state=taken.version)
-        except BaseException as error:
-            ledger.disown(mine)
-            if isinstance(error, CommitConflictError):
-                continue
-            raise
-        return mine, False
+        with outcomes.look() as handle, suppress(CommitConflictError):
+            standing = Standing.of(handle, receive.receive_id)
+            owners = ledger.owners(receive.receive_id)
+            if not standing.is_of(run_id) and any(Standing(TAKEN, owner).is_of(run_id) for owner in owners):
+                raise _taken(receive)
+            if done := _decided(outcomes, handle, receive):
+                return done, True
+            if standing.state == FENCED:
+                raise FencedError(
+                    f"receive {receive.receive_id} was given up: its messages come back when their lease is over. "
+                    "Nothing is left to re-execute"
+                )
+            receive = receive.model_copy(update={"owner": standing.owner})
+            if standing.is_of(run_id):
+                return receive, False
+            taken = standing.taken_by(run_id)
+            mine = ledger.hand_over(receive, taken.owner)
+            try:
+                outcomes.swap(handle, receive.receive_id, [], state=taken.version)
+            except BaseException:
+                ledger.disown(mine)
+                raise
+            return mine, False
 
 
 def fence(tables: Tables, receive_id: str) -> bool:
     """Forbid a receive to decide; False where it has decided already."""
     outcomes = tables["outcomes"]
-    handle = outcomes.open()
     while True:
-        handle.update_incremental()
-        state = Standing.of(handle, receive_id).state
-        if state in (DECIDED, FENCED):
-            return state == FENCED
-        try:
-            outcomes.swap(handle, receive_id, [], state=FENCED)
-        except CommitConflictError:
-            continue
-        return True
+        with outcomes.look() as handle, suppress(CommitConflictError):
+            state = Standing.of(handle, receive_id).state
+            if state not in (DECIDED, FENCED):
+                outcomes.swap(handle, receive_id, [], state=FENCED)
+            return state != DECIDED
 
 
 def publish(tables: Tables, ledger: Ledger, receive: Receive) -> dict[str, int]:
     """Commit what a decided receive wrote to each table, once for each; return the rows by table.
 
-    May be called by several at once, and again after any of them died half-way.
+    Several may call it at once, and again after any of them died half-way.
     """
     manifest = ledger.manifest(receive)
-    rows = {}
-    # Those it wrote to as well: a batcher may have been renamed since, and what is decided has a table still.
-    for name in dict.fromkeys([*tables.names, *published(manifest)]):
-        if name != "outcomes":
-            files = manifest.of_table(name)
-            rows[name] = sum(file.rows for file in files)
-            if files or receive.replaces:
-                _publish_once(tables.get(name), receive, files)
+    # A batcher may have been renamed since: what is decided for it still has a table.
+    names = dict.fromkeys([*tables.names, *sorted(published(manifest))])
+    rows = {name: manifest.rows(name) for name in names if name != "outcomes"}
+    for name in rows:
+        files = manifest.of_table(name)
+        if files or receive.replaces:
+            _publish_once(tables[name], receive, files)
     return rows
 
 
 def _publish_once(table: Table, receive: Receive, files: Sequence[File]) -> None:
-    replacement, handle = Replacement(table, receive), table.open()
+    replacement = Replacement(table, receive)
     while True:
-        handle.update_incremental()
-        if handle.transaction_version(receive.receive_id) is not None or _holds(table, handle, receive):
+        with table.look() as handle, suppress(CommitConflictError):
+            if handle.transaction_version(receive.receive_id) is None and not _holds(table, handle, receive):
+                removed, left = replacement.at(handle)
+                table.swap(handle, receive.receive_id, [*files, *left], removed=removed)
             return
-        removed, kept = replacement.at(handle)
-        try:
-            table.swap(handle, receive.receive_id, [*files, *kept], removed=removed)
-        except CommitConflictError:
-            continue
-        return

@@ -1,11 +1,11 @@
-"""What a pipeline's windows were when its tables were made: kept beside them, for a window's key does not tell."""
+"""What a pipeline's windows were when its tables were made: beside the tables, for a window's key does not say."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
+from pydantic import AwareDatetime, BaseModel, ValidationError
 
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.cron import canonical
@@ -14,17 +14,15 @@ from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.windows import WINDOW_FORMAT
 
 
-class KeptWindows(BaseModel):
+class KeptWindows(BaseModel, frozen=True):
     """The options that windows follow from."""
-
-    model_config = ConfigDict(frozen=True)
 
     window_cron: str
     first_window: AwareDatetime
 
 
 def check_windows(lake: Lake, pipeline: type[Pipeline], windows_with_data: Callable[[], Collection[str]]) -> None:
-    """Refuse options by which what lies in the tables would be in other windows or in none; keep the others.
+    """Refuse options by which data would lie in other windows or in none; write down those that are new.
 
     Without data every change is harmless, and with data a `first_window` before it: a window's beginning follows from
     `window_cron` alone.
@@ -38,7 +36,7 @@ def check_windows(lake: Lake, pipeline: type[Pipeline], windows_with_data: Calla
         PipelineError: `window_cron` changed under data, `first_window` is later than data, or what was kept cannot
             be read.
     """
-    path = f"{pipeline.name}/_windows.json"
+    name, path = pipeline.__qualname__, f"{pipeline.name}/_windows.json"
     ours = KeptWindows(window_cron=canonical(pipeline.window_cron), first_window=pipeline.first_window)
     content = lake.read(path)
     try:
@@ -46,26 +44,21 @@ def check_windows(lake: Lake, pipeline: type[Pipeline], windows_with_data: Calla
     except ValidationError as error:
         raise PipelineError(
             f"{lake.uri(path)} cannot be read ({error.errors()[0]['type']}): restore it, or remove it if "
-            f"{pipeline.__qualname__}.window_cron is what the tables were made with"
+            f"{name}.window_cron is what the tables were made with"
         ) from None
     if kept == ours:
         return
-    windows = sorted(windows_with_data())
-    if windows and kept and kept.window_cron != ours.window_cron:
-        raise PipelineError(
-            f"{pipeline.__qualname__}.window_cron is {pipeline.window_cron!r}: the tables of {pipeline.name} hold "
-            f"windows of {kept.window_cron!r}, whose keys would mean other times. "
-            f"Set it back, or give the pipeline a new name"
-        )
-    if windows and _start(windows[0]) < pipeline.first_window:
-        raise PipelineError(
-            f"{pipeline.__qualname__}.first_window is {pipeline.first_window.isoformat()}: the tables of "
-            f"{pipeline.name} hold data from window {windows[0]} on, and what is before first_window "
-            f"could not be driven again. "
-            f"Set it to {_start(windows[0]).isoformat()} or earlier"
-        )
+    if oldest := min(windows_with_data(), default=None):
+        if kept and kept.window_cron != ours.window_cron:
+            raise PipelineError(
+                f"{name}.window_cron is {pipeline.window_cron!r}: the tables of {pipeline.name} hold windows of "
+                f"{kept.window_cron!r}, whose keys would mean other times. Set it back, or give the pipeline a new name"
+            )
+        begins = datetime.strptime(oldest, WINDOW_FORMAT).replace(tzinfo=UTC)
+        if begins < pipeline.first_window:
+            raise PipelineError(
+                f"{name}.first_window is {pipeline.first_window.isoformat()}: the tables of {pipeline.name} hold data "
+                f"from window {oldest} on, and what is before first_window could not be driven again. "
+                f"Set it to {begins.isoformat()} or earlier"
+            )
     lake.write(path, ours.model_dump_json().encode())
-
-
-def _start(window: str) -> datetime:
-    return datetime.strptime(window, WINDOW_FORMAT).replace(tzinfo=UTC)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from pipeline_platform.lake.manifest import File, Manifest
 from pipeline_platform.lake.storage import Lake
@@ -17,16 +16,15 @@ from pipeline_platform.lake.storage import Lake
 Origin = Literal["source", "failed", "messages"]
 """Where a receive takes its messages from: the pipeline's source, its open failures, or what it received before."""
 
-
 _OWNER = "_owner-"
 """Begins the name of a folder of manifests; no batcher's staged files have such a name."""
 
 
 class ReceiveError(Exception):
-    """What is kept of a receive cannot be read: names the file, and the way out."""
+    """The record or a manifest of a receive cannot be read. Names the file and the way out."""
 
 
-class Receive(BaseModel):
+class Receive(BaseModel, frozen=True):
     """What one run took on.
 
     Attributes:
@@ -43,8 +41,6 @@ class Receive(BaseModel):
         started_at: When.
         owner: Which of the runs that took it over holds it, by `lake.decision`; 0 for the run that began it.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     receive_id: str
     pipeline: str
@@ -69,22 +65,26 @@ class Ledger:
     """The receives of a pipeline that are not finished: a folder each, with its record and the manifests of its steps.
 
     A receive is there from before its lease until after its acknowledgement, whatever dies. A run that takes one over
-    keeps manifests of its own, in a folder inside: what the run before it writes late is never read again.
+    writes manifests of its own, in a folder inside: nobody reads what the run before it writes late.
+
+    It remembers each manifest that it wrote or read, for it is asked only for manifests that nobody else changes: those
+    of its own run, which one process at a time writes, and those of decided receives.
     """
 
     def __init__(self, lake: Lake, pipeline: str) -> None:
         self._lake, self._folder = lake, f"{pipeline}/_receives"
+        self._known: dict[str, Manifest] = {}
 
     def folder(self, receive_id: str) -> str:
         """Where all of one receive lies, as a path under the lake's root."""
         return f"{self._folder}/{receive_id}"
 
     def begin(self, receive: Receive) -> None:
-        """Keep its record."""
+        """Write its record."""
         self._lake.write(f"{self.folder(receive.receive_id)}/receive.json", receive.model_dump_json().encode())
 
     def get(self, receive_id: str) -> Receive | None:
-        """Its record; None once it is finished.
+        """Its record as it is now; None once it is finished.
 
         Raises:
             ReceiveError: It cannot be read.
@@ -105,42 +105,59 @@ class Ledger:
         )
 
     def unfinished(self) -> list[str]:
-        """The ids of those that are there."""
+        """The ids of the receives that are there."""
         return self._lake.names(self._folder)
 
-    def _manifests(self, receive: Receive) -> str:
-        folder = self.folder(receive.receive_id)
-        return f"{folder}/{_OWNER}{receive.owner:016x}" if receive.owner else folder
+    def under_way(self) -> tuple[list[Receive], list[ReceiveError]]:
+        """The receives that are there, and an error for each record that cannot be read."""
+        found, unreadable = [], []
+        for receive_id in self.unfinished():
+            try:
+                found.append(self.get(receive_id))
+            except ReceiveError as error:
+                unreadable.append(error)
+        return [receive for receive in found if receive], unreadable
+
+    def _path(self, receive: Receive, name: str = "") -> str:
+        owner = f"{_OWNER}{receive.owner:016x}" if receive.owner else ""
+        return "/".join(filter(None, (self.folder(receive.receive_id), owner, name)))
+
+    def _steps(self, receive: Receive) -> list[str]:
+        """The names of its owner's manifests."""
+        return [name for name in self._lake.names(self._path(receive)) if name.endswith(".parquet")]
 
     def owners(self, receive_id: str) -> list[int]:
-        """Those that keep manifests of their own, the last one to take it over last."""
+        """The runs that took the receive over and have manifests of their own; the last one comes last."""
         names = self._lake.names(self.folder(receive_id))
         return [int(name.removeprefix(_OWNER), 16) for name in names if name.startswith(_OWNER)]
 
     def hand_over(self, receive: Receive, owner: int) -> Receive:
-        """Copy what one owner kept for the next; return the receive as that one's."""
+        """Copy the manifests of one owner, as they are now, for the next; return the receive as the next one's."""
         mine = receive.model_copy(update={"owner": owner})
-        for name in self._steps(folder := self._manifests(receive)):
-            if (content := self._lake.read(f"{folder}/{name}")) is not None:
-                self._lake.write(f"{self._manifests(mine)}/{name}", content)
+        for name in self._steps(receive):
+            if (content := self._lake.read(self._path(receive, name))) is not None:
+                self._lake.write(self._path(mine, name), content)
         return mine
 
     def disown(self, receive: Receive) -> None:
-        """Remove what its owner keeps."""
-        self._lake.remove(self._manifests(receive))
+        """Remove the manifests of its owner."""
+        self._lake.remove(self._path(receive))
 
     def write(self, receive: Receive, step: str, manifest: Manifest) -> None:
-        """Keep what a step wrote; a step that runs again takes the place of what it wrote before."""
-        sink = io.BytesIO()
+        """Write what a step wrote, in the place of what it wrote before."""
+        path, sink = self._path(receive, f"{step}.parquet"), io.BytesIO()
         pq.write_table(manifest.to_arrow(), sink)
-        self._lake.write(f"{self._manifests(receive)}/{step}.parquet", sink.getvalue())
+        self._known.pop(path, None)
+        self._lake.write(path, sink.getvalue())
+        self._known[path] = manifest
 
     def forget_after(self, receive: Receive, step: str) -> None:
-        """Forget what all steps but one wrote: those after it are to run again."""
-        folder = self._manifests(receive)
-        for name in self._steps(folder):
+        """Remove what all steps but one wrote: those after it are to run again."""
+        for name in self._steps(receive):
             if name != f"{step}.parquet":
-                self._lake.remove_file(f"{folder}/{name}")
+                path = self._path(receive, name)
+                self._known.pop(path, None)
+                self._lake.remove_file(path)
 
     def manifest(self, receive: Receive, *steps: str) -> Manifest:
         """What some steps wrote, or all; empty for a step that has not run.
@@ -148,38 +165,32 @@ class Ledger:
         Raises:
             ReceiveError: It cannot be read.
         """
-        folder = self._manifests(receive)
-        names = [f"{step}.parquet" for step in steps] or self._steps(folder)
-        found = Manifest()
-        for name in names:
-            content = self._lake.read(f"{folder}/{name}")
+        names = [f"{step}.parquet" for step in steps] or self._steps(receive)
+        return sum((self._read(self._path(receive, name)) for name in names), Manifest())
+
+    def _read(self, path: str) -> Manifest:
+        if path not in self._known:
+            content = self._lake.read(path)
             if content is None:
-                continue
+                return Manifest()
             try:
-                found += Manifest.of(pq.read_table(io.BytesIO(content)))
+                self._known[path] = Manifest.of(pq.read_table(io.BytesIO(content)))
             except (pa.ArrowException, OSError, ValueError, KeyError) as error:
-                what = f"manifest ({len(content)} bytes, {type(error).__name__})"
-                raise self._unreadable(f"{folder}/{name}", what) from error
-        return found
+                raise self._unreadable(path, f"manifest ({len(content)} bytes, {type(error).__name__})") from error
+        return self._known[path]
 
     def replace_files(self, receive: Receive, replaced: dict[File, File | None]) -> None:
         """Put other files in the place of some, or nothing where none of their rows is left."""
-        for name in self._steps(self._manifests(receive)):
-            step = name.removesuffix(".parquet")
-            manifest = self.manifest(receive, step)
-            if any(file in replaced for file in manifest):
-                files = (replaced.get(file, file) for file in manifest)
-                self.write(receive, step, Manifest(_present(files), manifest.notes))
+        for name in self._steps(receive):
+            manifest = self._read(self._path(receive, name))
+            if not replaced.keys().isdisjoint(manifest):
+                files = [new for file in manifest if (new := replaced.get(file, file)) is not None]
+                self.write(receive, name.removesuffix(".parquet"), Manifest(files, manifest.notes))
 
     def remove(self, receive_id: str) -> None:
-        """Forget it: it is finished, or never will be."""
+        """Forget a receive: it is finished, or never will be."""
+        folder = self.folder(receive_id)
+        self._known = {path: known for path, known in self._known.items() if not path.startswith(f"{folder}/")}
         # A folder that is removed half-way is one without a record, and nobody's any more.
-        self._lake.remove_file(f"{self.folder(receive_id)}/receive.json")
-        self._lake.remove(self.folder(receive_id))
-
-    def _steps(self, folder: str) -> list[str]:
-        return [name for name in self._lake.names(folder) if name.endswith(".parquet")]
-
-
-def _present(files: Iterable[File | None]) -> list[File]:
-    return [file for file in files if file is not None]
+        self._lake.remove_file(f"{folder}/receive.json")
+        self._lake.remove(folder)

@@ -1,37 +1,27 @@
-"""What a task wrote: one row a file, and its notes. Manifests are how files become part of tables."""
+"""What tasks wrote: files and notes. A commit makes the files of a manifest part of their tables."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-MANIFEST = pa.schema(
-    [
-        ("table", pa.string()),
-        ("window", pa.string()),
-        ("path", pa.string()),
-        ("rows", pa.int64()),
-        ("bytes", pa.int64()),
-        ("stats", pa.string()),
-        ("notes", pa.string()),
-    ]
-)
-"""What tasks return: a row for each file, and one row without a path for each task, with its notes as JSON."""
-
 
 class File(NamedTuple):
-    """A Parquet file that a task wrote.
+    """A Parquet file of a table, or meant for one.
 
     Attributes:
-        table: The table it is meant for, as a path under the pipeline's folder.
+        table: As a path under the pipeline's folder.
         window: The window its rows belong to.
         path: Under the table's folder.
         rows: How many.
         bytes: On disk.
         stats: Column statistics as the Delta protocol writes them, JSON.
+        committed_at: When it became part of its table; of a compacted file, when compaction wrote it. Long ago before.
     """
 
     table: str
@@ -39,30 +29,35 @@ class File(NamedTuple):
     path: str
     rows: int
     bytes: int
-    stats: str
+    stats: str = ""
+    committed_at: datetime = datetime.min.replace(tzinfo=UTC)
 
 
+_WRITTEN = File._fields[:6]
+MANIFEST = pa.schema({name: pa.int64() if name in ("rows", "bytes") else pa.string() for name in (*_WRITTEN, "notes")})
+"""What tasks return: a row for each file, and one row without a path for each task, with its notes as JSON."""
+
+
+@dataclass(frozen=True)
 class Manifest:
     """The files and notes of any number of tasks."""
 
-    def __init__(self, files: Iterable[File] = (), notes: Iterable[dict[str, Any]] = ()) -> None:
-        self.files = list(files)
-        self.notes = list(notes)
+    files: list[File] = field(default_factory=list)
+    notes: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
     def of(cls, table: pa.Table) -> Manifest:
         """Read what tasks returned."""
         rows = table.to_pylist()
         return cls(
-            [File(*(row[name] for name in File._fields)) for row in rows if row["path"]],
+            [File(*(row[name] for name in _WRITTEN)) for row in rows if row["path"]],
             [json.loads(row["notes"]) for row in rows if row["notes"]],
         )
 
     def to_arrow(self) -> pa.Table:
         """The inverse of `of`."""
-        rows: list[dict[str, Any]] = [file._asdict() for file in self.files]
-        rows += [{"notes": json.dumps(note)} for note in self.notes]
-        return pa.Table.from_pylist(rows, schema=MANIFEST)
+        notes = [{"notes": json.dumps(note)} for note in self.notes]
+        return pa.Table.from_pylist([*(file._asdict() for file in self.files), *notes], schema=MANIFEST)
 
     def __add__(self, other: Manifest) -> Manifest:
         """Both together."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -36,31 +36,24 @@ def divide(files: Sequence[File], pipeline: str, shares: int) -> list[list[Range
 
 def between(ranges: Iterable[Range], first: int, end: int) -> list[Range]:
     """The rows among these whose positions are `first` to `end` - 1. Each range begins where its file does, or not."""
-    found = []
-    for one in ranges:
-        start, stop = max(one.start, first - one.position), min(one.stop, end - one.position)
-        if start < stop:
-            found.append(one._replace(start=start, stop=stop))
-    return found
+    return _cut((one, first - one.position, end - one.position) for one in ranges)
 
 
 def spread(ranges: Sequence[Range], shares: int) -> list[list[Range]]:
     """Divide rows into at most `shares` parts of equal length, in order; no part is empty."""
-    total = sum(one.stop - one.start for one in ranges)
+    ends = list(accumulate(one.stop - one.start for one in ranges))
+    total = ends[-1] if ends else 0
     shares = max(1, min(shares, total))
-    parts: list[list[Range]] = []
-    bounds = [total * index // shares for index in range(shares + 1)]
-    for low, high in pairwise(bounds):
-        part, first = [], 0
-        for one in ranges:
-            rows = one.stop - one.start
-            start, stop = max(low - first, 0), min(high - first, rows)
-            if start < stop:
-                part.append(one._replace(start=one.start + start, stop=one.start + stop))
-            first += rows
-        if part:
-            parts.append(part)
-    return parts
+    bounds = pairwise(total * index // shares for index in range(shares + 1))
+    lie = list(zip(ranges, ends, strict=True))
+    parts = (_cut((one, low - end + one.stop, high - end + one.stop) for one, end in lie) for low, high in bounds)
+    return [part for part in parts if part]
+
+
+def _cut(ranges: Iterable[tuple[Range, int, int]]) -> list[Range]:
+    """Ranges within bounds, without those that are empty."""
+    cut = (one._replace(start=max(one.start, start), stop=min(one.stop, stop)) for one, start, stop in ranges)
+    return [one for one in cut if one.start < one.stop]
 
 
 def read_ranges(
@@ -90,11 +83,25 @@ def read_ranges(
                 first += rows
 
 
+def row_groups(lake: Lake, path: str, *columns: str) -> Iterator[pa.Table]:
+    """The row groups of a file, each read by this thread alone: the other processors have tasks of their own."""
+    with lake.open_input(path) as file:
+        parquet = pq.ParquetFile(file)
+        for group in range(parquet.num_row_groups):
+            yield parquet.read_row_group(group, columns=list(columns) or None, use_threads=False)
+
+
 def receive_ids(lake: Lake, path: str) -> set[str]:
-    """The receives that wrote the rows of a file: by the few ids that there are, not by row, for drivers ask."""
+    """The receives that wrote the rows of a file. A driver asks: it holds the few ids, not one for each row."""
     with lake.open_input(path) as file:
         batches = pq.ParquetFile(file, read_dictionary=["receive_id"]).iter_batches(columns=["receive_id"])
         return {id_ for batch in batches for id_ in pc.unique(batch.column(0)).dictionary.to_pylist()}
+
+
+def keys_of(rows: pa.Table | pa.RecordBatch, *columns: str) -> pa.Array:
+    """The values of some columns of each row, as one string."""
+    keys = pc.binary_join_element_wise(*(pc.cast(rows[name], pa.string()) for name in columns), "\0")
+    return keys.combine_chunks() if isinstance(keys, pa.ChunkedArray) else keys
 
 
 def bounded(batch: pa.RecordBatch, max_bytes: int) -> Iterator[pa.RecordBatch]:
@@ -108,12 +115,9 @@ def bounded(batch: pa.RecordBatch, max_bytes: int) -> Iterator[pa.RecordBatch]:
 
 
 def _filled(batch: pa.RecordBatch, columns: Sequence[str], window: str, position: int) -> pa.RecordBatch:
-    arrays = []
-    for name in columns:
-        if name == "window":
-            arrays.append(pa.repeat(window, batch.num_rows))
-        elif name == "position":
-            arrays.append(pa.array(np.arange(position, position + batch.num_rows)))
-        else:
-            arrays.append(batch.column(name))
+    made = {
+        "window": lambda: pa.repeat(window, batch.num_rows),
+        "position": lambda: pa.array(np.arange(position, position + batch.num_rows)),
+    }
+    arrays = [made[name]() if name in made else batch.column(name) for name in columns]
     return pa.RecordBatch.from_arrays(arrays, names=list(columns))

@@ -10,11 +10,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import Field
 
-from pipeline_platform.lake.reader import receive_ids
-from pipeline_platform.lake.storage import Lake
-from pipeline_platform.lake.tables import OUTCOMES, Stored, Table
+from pipeline_platform.lake.failed import LakeSource
+from pipeline_platform.lake.manifest import File
+from pipeline_platform.lake.reader import keys_of, receive_ids
+from pipeline_platform.lake.tables import OUTCOMES, Table
 from pipeline_platform.model.message import DELIVERIES, MESSAGES
-from pipeline_platform.source.contract import Backlog, Refused, Share, Source, SourceError
+from pipeline_platform.source.contract import Backlog, Share, SourceError
 
 BUCKET_ROWS = 500_000
 """Ids that one task holds, more or less: 100 MB. Each bucket is another look at all files of its window."""
@@ -26,18 +27,16 @@ _BATCH_ROWS = 8_192
 _IDENTITY = ("source", "message_id", "attempt", "receive_id")
 
 
-class ReplayedMessages(Source):
+class ReplayedMessages(LakeSource):
     """What was decided in some windows, read from the raw log: each message once, at its last attempt.
 
     A receive on it replaces the rows of the receives it read (`finished`) in every table.
     """
 
-    lake: Lake = Field(description="Where the tables are.")
-    pipeline: str = Field(description="Whose messages.")
     windows: tuple[str, ...] = Field(description="Of these windows.")
     version: int = Field(description="Version of `outcomes` to go by.")
 
-    def _outcomes(self) -> dict[str, list[Stored]]:
+    def _outcomes(self) -> dict[str, list[File]]:
         return _by_window(Table(self.lake, self.pipeline, "outcomes", OUTCOMES), self.windows, self.version)
 
     def _batches(self, path: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -60,14 +59,9 @@ class ReplayedMessages(Source):
         paths = [stored.path for files in self._outcomes().values() for stored in files]
         return tuple(sorted({id_ for path in paths for id_ in receive_ids(self.lake, path)}))
 
-    def at_most(self) -> int:
-        """How many messages it may come to, without a look at them: duplicates and what was returned count, too."""
-        return sum(stored.rows for files in self._outcomes().values() for stored in files)
-
     def backlog(self) -> Backlog:
-        """Count the messages that were decided."""
-        windows = self._outcomes().values()
-        return Backlog(sum(self._decided(stored.path for stored in files).num_rows for files in windows))
+        """How many messages it may come to, without a look at them: duplicates and what was returned count, too."""
+        return Backlog(sum(stored.rows for files in self._outcomes().values() for stored in files))
 
     def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]:
         """Share out each window by a hash of the message's id; `demand` does not cut a window short.
@@ -93,48 +87,32 @@ class ReplayedMessages(Source):
             SourceError: The raw log does not hold all of it.
         """
         del receive_id
-        mine = set(_identity(self._decided(share.at["outcomes"], share.at["bucket"], share.at["of"])).to_pylist())
+        decided = self._decided(share.at["outcomes"], share.at["bucket"], share.at["of"])
+        mine = set(keys_of(decided, *_IDENTITY).to_pylist())
         for path in share.at["messages"]:
             for batch in self._batches(path, [*DELIVERIES.names, "receive_id"]):
                 chosen = []
-                for row, key in enumerate(_identity(batch).to_pylist()):
+                for row, key in enumerate(keys_of(batch, *_IDENTITY).to_pylist()):
                     if key in mine:  # the raw log may hold a message twice
                         mine.remove(key)
                         chosen.append(row)
                 if chosen:
-                    yield self._deliveries(batch.take(pa.array(chosen, pa.int64())))
+                    yield from self._deliveries(pa.table(batch.take(pa.array(chosen, pa.int64()))))
         if mine:
             raise SourceError(
                 f"of the messages decided in {share.window} the raw log lacks {len(mine)} in one of {share.at['of']} "
                 "parts: retention took them, and a replay would lose what became of them. Choose later windows"
             )
 
-    def _deliveries(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        columns = {name: rows[name] for name in rows.schema.names} | {"redelivered": pa.repeat(False, rows.num_rows)}
-        if "published_at" not in columns:  # in a file of before there was such a column
-            columns["published_at"] = pa.nulls(rows.num_rows, DELIVERIES.field("published_at").type)
-        return pa.RecordBatch.from_arrays([columns[name] for name in DELIVERIES.names], schema=DELIVERIES)
 
-    def ack(self, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
-        """Nothing to do: the source was told long ago."""
-        del ack_ref, ack_ids
-        return []
-
-    def release(self, ack_ref: str, ack_ids: Sequence[str], delay_s: int = 0) -> list[Refused]:
-        """Nothing to do, as for `ack`."""
-        del ack_ref, ack_ids, delay_s
-        return []
-
-
-def _by_window(table: Table, windows: Sequence[str], version: int | None = None) -> dict[str, list[Stored]]:
+def _by_window(table: Table, windows: Sequence[str], version: int | None = None) -> dict[str, list[File]]:
     """The files of some windows, with their paths under the lake's root."""
     handle = table.open()
     if version is not None:
         handle.load_as_version(version)
-    files: dict[str, list[Stored]] = {}
+    files: dict[str, list[File]] = {}
     for stored in table.files(handle, windows):
-        path = f"{table.pipeline}/{table.name}/{stored.path}"
-        files.setdefault(stored.window, []).append(stored._replace(path=path))
+        files.setdefault(stored.window, []).append(stored._replace(path=table.path(stored.path)))
     return files
 
 
@@ -142,10 +120,5 @@ def _are_in(rows: pa.RecordBatch, bucket: int, of: int) -> pa.Array:
     """Which messages belong to a bucket, by their id: all attempts of a message are in one."""
     if of == 1:
         return pa.repeat(True, rows.num_rows)
-    keys = pc.binary_join_element_wise(rows["source"], rows["message_id"], "\0").to_pylist()
+    keys = keys_of(rows, "source", "message_id").to_pylist()
     return pa.array([zlib.crc32(key.encode()) % of == bucket for key in keys], pa.bool_())
-
-
-def _identity(rows: pa.RecordBatch | pa.Table) -> pa.Array:
-    attempt = pc.cast(rows["attempt"], pa.string())
-    return pc.binary_join_element_wise(rows["source"], rows["message_id"], attempt, rows["receive_id"], "\0")

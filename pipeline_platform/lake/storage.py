@@ -6,7 +6,6 @@ import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import datetime
 from functools import cached_property, lru_cache
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,6 +13,14 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pyarrow.fs as pafs
 from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+_S3_OPTIONS = {
+    "aws_region": "region",
+    "aws_access_key_id": "access_key",
+    "aws_secret_access_key": "secret_key",
+    "aws_session_token": "session_token",
+}
+"""PyArrow's names by those of delta-rs."""
 
 
 class Lake(BaseModel):
@@ -36,7 +43,7 @@ class Lake(BaseModel):
     @field_validator("root")
     @classmethod
     def _the_same_for_tasks(cls, root: str) -> str:
-        """A relative folder would be another one in each process: tasks run in folders of their own."""
+        """Make a folder absolute: tasks run in folders of their own."""
         return root if "://" in root else os.path.abspath(root)
 
     @property
@@ -52,33 +59,21 @@ class Lake(BaseModel):
     def _filesystem(self) -> pafs.FileSystem:
         if self.is_local:
             return pafs.LocalFileSystem()
-        scheme = urlsplit(self.root).scheme
-        if scheme not in ("s3", "s3a"):
-            filesystem, _ = pafs.FileSystem.from_uri(self.root)
-            return filesystem
-        told = {key.lower(): value for key, value in self.storage_options.items()}
-        options: dict[str, Any] = {}
-        if endpoint := told.get("aws_endpoint_url"):
-            parts = urlsplit(endpoint)
-            options |= {"endpoint_override": parts.netloc, "scheme": parts.scheme}
-        for theirs, ours in (
-            ("aws_region", "region"),
-            ("aws_access_key_id", "access_key"),
-            ("aws_secret_access_key", "secret_key"),
-            ("aws_session_token", "session_token"),
-        ):
-            if theirs in told:
-                options[ours] = told[theirs]
+        if urlsplit(self.root).scheme not in ("s3", "s3a"):
+            return pafs.FileSystem.from_uri(self.root)[0]
+        given = {key.lower(): value for key, value in self.storage_options.items()}
+        options = {ours: given[theirs] for theirs, ours in _S3_OPTIONS.items() if theirs in given}
+        if "aws_endpoint_url" in given:
+            endpoint = urlsplit(given["aws_endpoint_url"])
+            options |= {"endpoint_override": endpoint.netloc, "scheme": endpoint.scheme}
         return pafs.S3FileSystem(**options)
 
     def _at(self, path: str) -> str:
-        if self.is_local:
-            return self.uri(path)
-        parts = urlsplit(self.root)
-        return f"{parts.netloc}{parts.path}".rstrip("/") + "/" + path
+        """A path as the file system takes it: without the scheme of an object store."""
+        return self.uri(path).partition("://")[2] or self.uri(path)
 
     def __getstate__(self) -> dict[Any, Any]:
-        """Leave clients behind: each process makes its own."""
+        """Leave the client behind, for it holds the driver's credentials: each process makes its own."""
         state = super().__getstate__()
         state["__dict__"] = {key: value for key, value in state["__dict__"].items() if key != "_filesystem"}
         return state
@@ -94,29 +89,28 @@ class Lake(BaseModel):
         return self._filesystem.open_input_file(self._at(path))
 
     def write(self, path: str, content: bytes) -> None:
-        """Write a whole file; on a local disk it appears under its name only when complete."""
+        """Write a whole file. On a local disk it appears under its name when it is complete and on disk."""
         if not self.is_local:
             with self.open_output(path) as file:
                 file.write(content)
             return
-        half = self._at(f"{path}.{uuid.uuid4().hex}.half")
-        os.makedirs(os.path.dirname(half), exist_ok=True)
+        half = f"{path}.{uuid.uuid4().hex}.half"
         try:
-            with self.naming(path), open(half, "wb") as file:
+            with self.naming(path), self.open_output(half) as file:
                 file.write(content)
-                file.flush()
-                os.fsync(file.fileno())  # or a power cut may leave the name and no content
-            os.replace(half, self._at(path))
-            self._sync_folder(os.path.dirname(half))
+            with self.naming(path):
+                _fsync(self._at(half))  # or a power cut may leave the name and no content
+            os.replace(self._at(half), self._at(path))
+            self._sync_folder(os.path.dirname(self._at(path)))
         except BaseException:
             with suppress(OSError):
-                os.remove(half)
+                os.remove(self._at(half))
             raise
 
     def sync(self, *paths: str) -> None:
-        """Have files on disk, and the entries of the folders that lead to them; an object store needs no telling.
+        """Have files on disk, and the entries of the folders that lead to them. An object store needs no call.
 
-        A power cut must not take what a commit names, nor a commit by which a source was told.
+        A power cut must not take what a commit names, nor a commit that a source was told of.
         """
         if not self.is_local:
             return
@@ -134,7 +128,7 @@ class Lake(BaseModel):
 
     @contextmanager
     def naming(self, *parts: str) -> Iterator[None]:
-        """Name a path in an error of its disk: who is told that no space is left has to know where."""
+        """Name a path in an error of its disk: a disk without space is one of several."""
         try:
             yield
         except OSError as error:
@@ -155,26 +149,16 @@ class Lake(BaseModel):
         found = self._filesystem.get_file_info(pafs.FileSelector(self._at(folder), allow_not_found=True))
         return sorted(info.base_name for info in found)
 
-    def last_written(self, folder: str) -> datetime | None:
-        """When the newest file under a folder was written; None where there is none."""
-        selector = pafs.FileSelector(self._at(folder), allow_not_found=True, recursive=True)
-        times = [info.mtime for info in self._filesystem.get_file_info(selector) if info.is_file and info.mtime]
-        return max(times, default=None)
-
     def remove_file(self, path: str) -> None:
         """Remove a file, if it is there."""
-        try:
+        with suppress(FileNotFoundError):
             self._filesystem.delete_file(self._at(path))
-        except FileNotFoundError:
-            return
 
     def remove(self, folder: str) -> None:
-        """Remove a folder and all in it, if it is there, whoever else is removing it."""
+        """Remove a folder and all in it, if it is there; others may remove it at the same time."""
         while self._filesystem.get_file_info(self._at(folder)).type != pafs.FileType.NotFound:
-            try:
+            with suppress(FileNotFoundError):  # of a file in it that another process removed first
                 self._filesystem.delete_dir(self._at(folder))
-            except FileNotFoundError:  # of something in it, maybe, that another process was quicker to remove
-                continue
 
 
 def _fsync(path: str) -> None:
@@ -187,6 +171,6 @@ def _fsync(path: str) -> None:
 
 @lru_cache(maxsize=4096)
 def _sync_entry(folder: str) -> None:
-    """Once a process: who made the folder may have died before its entry was on disk."""
+    """Have a folder's own entry on disk, once a process: the process that made it may have died before that."""
     with suppress(PermissionError):  # of what the lake lies in
         _fsync(os.path.dirname(folder))

@@ -7,10 +7,9 @@ import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from datetime import UTC, datetime
-from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -22,58 +21,27 @@ from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.schema import arrow_schema
 
 if TYPE_CHECKING:
-    from deltalake import DeltaTable, Transaction, WriterProperties
-    from deltalake.transaction import AddAction, RemoveAction
+    from deltalake import DeltaTable, WriterProperties
 
-OUTCOMES = pa.schema(
-    [
-        ("source", pa.string()),
-        ("message_id", pa.string()),
-        ("attempt", pa.int32()),
-        ("receive_id", pa.string()),
-        ("outcome", pa.string()),
-        ("ack_ref", pa.string()),
-        ("ack_id", pa.string()),
-        ("action", pa.string()),
-        ("window", pa.string()),
-    ]
-)
+_TEXT = pa.string()
+_MESSAGE = {"source": _TEXT, "message_id": _TEXT, "attempt": pa.int32()}
+
+
+def _schema(columns: dict[str, pa.DataType], *texts: str) -> pa.Schema:
+    return pa.schema([*columns.items(), *((name, _TEXT) for name in texts)])
+
+
+OUTCOMES = _schema(_MESSAGE, "receive_id", "outcome", "ack_ref", "ack_id", "action", "window")
 """What became of every message. `outcome` is `handled` or `failed`, which decide it, or `returned` (given back to the
 source on failure) or `duplicate` (another receive decided it), which do not."""
 
-FAILED = pa.schema(
-    [
-        ("source", pa.string()),
-        ("message_id", pa.string()),
-        ("attempt", pa.int32()),
-        ("state", pa.string()),
-        ("stage", pa.string()),
-        ("kind", pa.string()),
-        ("reason", pa.string()),
-        ("traceback", pa.string()),
-        ("batcher", pa.string()),
-        ("batch_key", pa.string()),
-        ("data", pa.binary()),
-        ("metadata", pa.string()),
-        ("at", pa.timestamp("us", "UTC")),
-        ("receive_id", pa.string()),
-        ("window", pa.string()),
-    ]
-)
+_FAILURE = _schema(_MESSAGE, "state", "stage", "kind", "reason", "traceback", "batcher", "batch_key")
+_PAYLOAD = pa.schema({"data": pa.binary(), "metadata": _TEXT, "at": pa.timestamp("us", "UTC")})
+FAILED = pa.schema([*_FAILURE, *_PAYLOAD, ("receive_id", _TEXT), ("window", _TEXT)])
 """Failures and their ends, append only: the event with the highest `attempt` says whether a message is `open` or
 `closed`. An `open` event holds the payload as it was delivered."""
 
-SYSTEM = pa.schema(
-    [
-        ("source", pa.string()),
-        ("message_id", pa.string()),
-        ("attempt", pa.int32()),
-        ("batch_key", pa.string()),
-        ("batch_id", pa.string()),
-        ("receive_id", pa.string()),
-        ("window", pa.string()),
-    ]
-)
+SYSTEM = _schema(_MESSAGE, "batch_key", "batch_id", "receive_id", "window")
 """What every batcher's table has beside the data."""
 
 DECIDED, FENCED, TAKEN = 1, 2, 3
@@ -81,12 +49,12 @@ DECIDED, FENCED, TAKEN = 1, 2, 3
 
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 
-_KEEP_TRANSACTIONS = "interval 30 days"
-"""For how long a receive that died can still be finished by its transaction; then by its rows."""
+KEEP_TRANSACTIONS = timedelta(days=30)
+"""How long a table remembers the transaction of a receive. The rows of an older receive show whether it decided."""
 
 
 class SchemaChangeError(Exception):
-    """A column changed its type: names table, column, both types and the way out."""
+    """A column changed its type. Names table, column, both types and the way out."""
 
 
 class CommitConflictError(Exception):
@@ -94,29 +62,11 @@ class CommitConflictError(Exception):
 
 
 class CommitError(Exception):
-    """A table refuses a commit, and would again: names it, and says what Delta said."""
+    """A table refuses a commit, and would refuse it again. Names the table and what Delta said."""
 
 
 class LogExpiredError(Exception):
-    """The log no longer tells what happened since a version: it was looked at too long ago."""
-
-
-class Stored(NamedTuple):
-    """A file of a table.
-
-    Attributes:
-        path: Under the table's folder.
-        window: Whose rows it holds.
-        rows: How many.
-        bytes: Its size.
-        committed_at: When it became part of the table; of a compacted one, when its rows came to lie together.
-    """
-
-    path: str
-    window: str
-    rows: int
-    bytes: int
-    committed_at: datetime
+    """The log no longer tells what happened since a version."""
 
 
 def columns_of(pipeline: type[Pipeline], table: str) -> pa.Schema:
@@ -130,30 +80,47 @@ def columns_of(pipeline: type[Pipeline], table: str) -> pa.Schema:
 
 
 class Table:
-    """One Delta table, partitioned by `window`."""
+    """One Delta table, partitioned by `window`.
+
+    It keeps the handles that it opened: to open a table reads its whole log, to look again only what is new.
+    """
 
     def __init__(self, lake: Lake, pipeline: str, name: str, schema: pa.Schema) -> None:
         self.lake, self.pipeline, self.name, self.schema = lake, pipeline, name, schema
+        self.uri = lake.uri(pipeline, name)
+        self._idle: list[DeltaTable] = []
 
-    @property
-    def uri(self) -> str:
-        """Its address."""
-        return self.lake.uri(self.pipeline, self.name)
-
-    @cached_property
-    def stored_schema(self) -> pa.Schema:
-        """The columns that are in files: all but the partition."""
-        return pa.schema([field for field in self.schema if field.name != "window"])
+    def path(self, file: str) -> str:
+        """A file's path under the lake's root."""
+        return f"{self.pipeline}/{self.name}/{file}"
 
     def open(self) -> DeltaTable:
-        """Look at it as it is now.
-
-        Raises:
-            deltalake.exceptions.TableNotFoundError: It is not there yet.
-        """
+        """Open the table as it is now, by a handle that is the caller's alone."""
         from deltalake import DeltaTable
 
         return DeltaTable(self.uri, storage_options=self.lake.storage_options or None)
+
+    @contextmanager
+    def look(self) -> Iterator[DeltaTable]:
+        """Lend a handle that shows the table as it is now. Nobody else has this handle meanwhile.
+
+        A commit by it fails if another commit came since the look: loop over this, and `suppress(CommitConflictError)`.
+        """
+        try:
+            handle = self._idle.pop()
+        except IndexError:
+            handle = self.open()
+        else:
+            handle.update_incremental()
+        try:
+            yield handle
+        finally:
+            self._idle.append(handle)
+
+    def version(self) -> int:
+        """Its newest version."""
+        with self.look() as handle:
+            return handle.version()
 
     def exists(self) -> bool:
         """Whether a receive ever made it."""
@@ -168,13 +135,11 @@ class Table:
             SchemaChangeError: A column has another type than the table's.
         """
         while True:
-            try:
-                if not self.exists():
+            with suppress(CommitConflictError):  # another receive made or widened it just now
+                if not self._idle and not self.exists():
                     self._create()
-                self._widen(self.open())
-            except CommitConflictError:
-                continue  # another receive made or widened it just now: look again
-            else:
+                with self.look() as handle:
+                    self._widen(handle)
                 return
 
     def _create(self) -> None:
@@ -186,89 +151,90 @@ class Table:
                 schema=Schema.from_arrow(self.schema),
                 mode="ignore",
                 partition_by=["window"],
-                configuration={"delta.setTransactionRetentionDuration": _KEEP_TRANSACTIONS},
+                configuration={"delta.setTransactionRetentionDuration": f"interval {KEEP_TRANSACTIONS.days} days"},
                 storage_options=self.lake.storage_options or None,
             )
 
     def _widen(self, handle: DeltaTable) -> None:
         from deltalake import Schema
 
-        there = {field.name: field for field in handle.schema().fields}
+        there = {field.name: field.type for field in handle.schema().fields}
         ours = Schema.from_arrow(self.schema).fields
         for field in ours:
-            before = there.get(field.name)
-            if before is not None and before.type != field.type:
+            if there.get(field.name, field.type) != field.type:
                 raise SchemaChangeError(
-                    f"{self.pipeline}/{self.name}.{field.name} is {before.type} in the table and {field.type} in the "
-                    "model: give the field a new name, or write the batcher to a table of another name"
+                    f"{self.pipeline}/{self.name}.{field.name} is {there[field.name]} in the table and {field.type} in "
+                    "the model: give the field a new name, or write the batcher to a table of another name"
                 )
         if added := [field for field in ours if field.name not in there]:
             with self._committing(handle.version()):
                 handle.alter.add_columns(added)
 
-    def files(self, handle: DeltaTable, windows: Iterable[str] | None = None) -> list[Stored]:
+    def files(self, handle: DeltaTable, windows: Iterable[str] | None = None) -> list[File]:
         """The files of some windows, or of all, as of this handle."""
         adds = pa.table(handle.get_add_actions(flatten=True))
         wanted = None if windows is None else set(windows)
-        told = ["path", "partition.window", "num_records", "size_bytes", "modification_time"]
-        rows = zip(*(adds[name].to_pylist() for name in told), strict=True)
-        files = (
-            Stored(path, window, count, size, datetime.fromtimestamp(at / 1000, UTC))
-            for path, window, count, size, at in rows
-        )
-        return [file for file in files if wanted is None or file.window in wanted]
+        names = ["path", "partition.window", "num_records", "size_bytes", "modification_time"]
+        return [
+            File(self.name, window, path, rows, size, committed_at=datetime.fromtimestamp(at / 1000, UTC))
+            for path, window, rows, size, at in zip(*(adds[name].to_pylist() for name in names), strict=True)
+            if wanted is None or window in wanted
+        ]
 
     def added_since(self, handle: DeltaTable, version: int) -> list[str]:
-        """Paths of the files that commits after `version` added, up to this handle; compaction adds no data.
+        """Paths of the files that commits after `version` added, up to this handle. Compaction adds no data.
 
         Raises:
             LogExpiredError: The log does not reach back to `version` any more.
         """
         added = []
         for later in range(version + 1, handle.version() + 1):
-            log = self.lake.read(f"{self.pipeline}/{self.name}/_delta_log/{later:020d}.json")
+            log = self.lake.read(self.path(f"_delta_log/{later:020d}.json"))
             if log is None:
                 raise LogExpiredError(
                     f"{self.pipeline}/{self.name} has no commit {later} in its log any more: what was added since "
-                    f"version {version} cannot be told"
+                    f"version {version} is unknown"
                 )
-            for line in log.splitlines():
-                action = json.loads(line).get("add")
-                if action and action["dataChange"]:
-                    added.append(str(action["path"]))
+            adds = (json.loads(line).get("add") for line in log.splitlines())
+            added += [str(add["path"]) for add in adds if add and add["dataChange"]]
         return added
 
     def swap(
         self,
         handle: DeltaTable,
-        receive_id: str,
+        transaction: str,
         files: Sequence[File],
         *,
-        removed: Sequence[Stored] = (),
+        removed: Sequence[File] = (),
         state: int = DECIDED,
     ) -> None:
-        """Commit files under the receive's transaction, if nothing was committed since `handle` was opened.
+        """Commit files, and remove others from the table, if nothing was committed since the look.
+
+        A receive's id names its transaction, and `state` is what that says.
 
         Raises:
-            CommitConflictError: Something was.
+            CommitConflictError: Something was committed since.
+            CommitError: The table refuses it.
         """
-        from deltalake import Transaction
-        from deltalake.transaction import AddAction
+        from deltalake import CommitProperties, Schema, Transaction
+        from deltalake.transaction import AddAction, RemoveAction
 
         now = int(time.time() * 1000)
         adds = [
             AddAction(file.path, file.bytes, {"window": file.window}, now, data_change=True, stats=file.stats)
             for file in files
         ]
-        self._commit(handle, [*adds, *_removals(removed)], receive_id, [Transaction(receive_id, state, now)])
-
-    def remove(self, handle: DeltaTable, removed: Sequence[Stored]) -> None:
-        """Commit that files are no part of the table any more, if nothing was committed since `handle` was opened.
-
-        Raises:
-            CommitConflictError: Something was.
-        """
-        self._commit(handle, _removals(removed), "retention", [])
+        removals = [RemoveAction(file.path, True, now, file.bytes, {"window": file.window}) for file in removed]
+        properties = CommitProperties(
+            max_commit_retries=0,
+            app_transactions=[Transaction(transaction, state, now)],
+            custom_metadata={"by": transaction},
+        )
+        schema = Schema.from_arrow(self.schema)
+        with self._committing(handle.version()):
+            handle.create_write_transaction(
+                [*adds, *removals], "append", schema, ["window"], commit_properties=properties
+            )
 
     def compact(self, handle: DeltaTable, writer_properties: WriterProperties) -> int:
         """Put the small files of each window together; return how many became part of larger ones.
@@ -279,46 +245,18 @@ class Table:
         before = {file.path for file in self.files(handle)}
         with self._committing(handle.version()):
             metrics = handle.optimize.compact(max_concurrent_tasks=1, writer_properties=writer_properties)
-        new = [file.path for file in self.files(self.open()) if file.path not in before]
-        self.lake.sync(*(f"{self.pipeline}/{self.name}/{path}" for path in new))
+        self.lake.sync(*(self.path(file.path) for file in self.files(handle) if file.path not in before))
         return int(metrics["numFilesRemoved"])
 
     def shorten_log(self, handle: DeltaTable) -> None:
-        """Let readers begin at a checkpoint, which leaves out transactions that the table need not keep any more."""
+        """Let readers begin at a checkpoint, which leaves out transactions that are over."""
         handle.create_checkpoint()
         self._sync_log(handle.version())  # before the commits that it stands for are removed
         handle.cleanup_metadata()
 
-    def _commit(
-        self,
-        handle: DeltaTable,
-        actions: Sequence[AddAction | RemoveAction],
-        whose: str,
-        transactions: list[Transaction],
-    ) -> None:
-        from deltalake import CommitProperties, Schema
-
-        with self._committing(handle.version()):
-            handle.create_write_transaction(
-                list(actions),
-                "append",
-                Schema.from_arrow(self.schema),
-                ["window"],
-                commit_properties=CommitProperties(
-                    max_commit_retries=0,
-                    app_transactions=transactions,
-                    custom_metadata={"by": whose},
-                ),
-            )
-
     @contextmanager
     def _committing(self, version: int) -> Iterator[None]:
-        """Commit on top of a version: on disk when it is done, and with errors that name the table.
-
-        Raises:
-            CommitConflictError: Another commit came first.
-            CommitError: The table refuses it, whoever comes first.
-        """
+        """Have a commit on top of a version on disk when it is done; name the table in its errors."""
         from deltalake.exceptions import CommitFailedError, DeltaError
 
         # What another has committed a moment ago may not be on disk yet, and this commit builds on it.
@@ -329,7 +267,7 @@ class Table:
             raise OSError(f"{self.uri} cannot be written to: {_plain(error)}") from error
         except DeltaError as error:
             # As conflicts, Delta reports also what it refuses for good: what only appends, a feature that it lacks.
-            if self.exists() and self.open().version() > version:
+            if self.exists() and self.version() > version:
                 raise CommitConflictError(f"{self.pipeline}/{self.name} changed since version {version}") from error
             if not isinstance(error, CommitFailedError):
                 raise
@@ -341,26 +279,19 @@ class Table:
 
     def _sync_log(self, version: int) -> None:
         """Have commits on disk from a version on, which delta-rs leaves to the system, and checkpoints with them."""
-        folder = f"{self.pipeline}/{self.name}/_delta_log"
-        while self.lake.is_local and version >= 0 and os.path.exists(self.lake.uri(folder, f"{version:020d}.json")):
+        log = self.path("_delta_log")
+        while self.lake.is_local and version >= 0 and os.path.exists(self.lake.uri(log, f"{version:020d}.json")):
             names = [f"{version:020d}.json"]
             checkpoint = [f"{version:020d}.checkpoint.parquet", "_last_checkpoint"]
-            if all(os.path.exists(self.lake.uri(folder, name)) for name in checkpoint):  # else another is at it
+            if all(os.path.exists(self.lake.uri(log, name)) for name in checkpoint):  # else another is at it
                 names += checkpoint
-            self.lake.sync(*(f"{folder}/{name}" for name in names))
+            self.lake.sync(*(f"{log}/{name}" for name in names))
             version += 1
 
 
 def _plain(error: Exception) -> str:
-    """What delta-rs says in coloured lines, and without a path."""
+    """Return what delta-rs says in coloured lines as one line without colours."""
     return " ".join(_COLOUR.sub("", str(error)).split())
-
-
-def _removals(files: Sequence[Stored]) -> list[RemoveAction]:
-    from deltalake.transaction import RemoveAction
-
-    now = int(time.time() * 1000)
-    return [RemoveAction(file.path, True, now, file.bytes, {"window": file.window}) for file in files]
 
 
 class Tables:
@@ -372,29 +303,28 @@ class Tables:
         self._tables = {name: Table(lake, pipeline.name, name, columns_of(pipeline, name)) for name in self.names}
 
     def __getitem__(self, name: str) -> Table:
-        """One table, by name."""
+        """One table, by name; of a batcher that is gone since, as it lies in the lake."""
+        if name not in self._tables:
+            gone = Table(self.lake, self.pipeline.name, name, pa.schema([]))
+            with gone.look() as handle:
+                gone.schema = pa.schema(handle.schema().to_arrow())
+            self._tables[name] = gone
         return self._tables[name]
 
-    def get(self, name: str) -> Table:
-        """One table, by name; of a batcher that is gone since, as it lies in the lake."""
-        if name in self._tables:
-            return self._tables[name]
-        stored = Table(self.lake, self.pipeline.name, name, pa.schema([]))
-        return Table(self.lake, self.pipeline.name, name, pa.schema(stored.open().schema().to_arrow()))
-
-    def __iter__(self) -> Iterator[Table]:
-        """All tables."""
-        return iter(self._tables.values())
-
     def ensure(self) -> None:
-        """Make or widen every table; see `Table.ensure`. Done before anything is leased.
+        """Make or widen every table; see `Table.ensure`. A run does it before it leases anything.
 
         Raises:
-            PipelineError: What lies in them would be in other windows, or in none; see `check_windows`.
+            PipelineError: What lies in the tables would be in other windows, or in none; see `check_windows`.
         """
         check_windows(self.lake, self.pipeline, self._windows_with_data)
-        for table in self._tables.values():
-            table.ensure()
+        for name in self.names:
+            self[name].ensure()
 
     def _windows_with_data(self) -> set[str]:
-        return {file.window for table in self if table.exists() for file in table.files(table.open())}
+        found = set()
+        for table in map(self.__getitem__, self.names):
+            if table.exists():
+                with table.look() as handle:
+                    found |= {file.window for file in table.files(handle)}
+        return found

@@ -1,4 +1,4 @@
-"""The one writer: rows in, Parquet files under their tables' folders out, told in a manifest. Runs in tasks."""
+"""The one writer: it puts rows into Parquet files under their tables' folders and names them in a manifest."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import re
 import uuid
 from contextlib import suppress
+from itertools import chain
 from types import TracebackType
 from typing import Any, Self
 
@@ -23,35 +24,18 @@ ROW_GROUP_BYTES = 16 * 2**20
 OPEN_FILES = 32
 """Files of earlier windows that a task keeps open: a backfill has hundreds of windows, a process 1,024 files.
 
-Each may hold a row group back, so fewer is less memory; windows come nearly in order, so few are ever come back to.
+Each may hold a row group back, so fewer is less memory. Windows come nearly in order, so a task returns to few.
 """
 
 _UNIQUE = frozenset({"message_id", "ack_id", "data", "metadata", "traceback"})
 """Columns whose values rarely repeat: a dictionary would be built and thrown away."""
 
-_NEVER_SOUGHT = _UNIQUE - {"message_id"} | {
-    "source",
-    "ack_ref",
-    "action",
-    "outcome",
-    "batch_id",
-    "receive_id",
-    "reason",
-}
+_NEVER_SOUGHT = (_UNIQUE - {"message_id"}).union(
+    ["source", "ack_ref", "action", "outcome", "batch_id", "receive_id", "reason"]
+)
 """Columns by whose least and greatest value no reader would skip a file; to find them costs a tenth of the writing."""
 
 _WINDOW = re.compile(r"[0-9A-Za-z_-]+")
-
-
-def check_window(window: str) -> str:
-    """Return `window` if it can be part of a path: the partition keys that the platform makes are.
-
-    Raises:
-        ValueError: It cannot.
-    """
-    if not _WINDOW.fullmatch(window):
-        raise ValueError(f"window {window!r} is no partition key of the platform: letters, digits, - and _ only")
-    return window
 
 
 class Writer:
@@ -75,34 +59,40 @@ class Writer:
         self._rows_per_file = rows_per_file or {}
         self._open: dict[tuple[str, str], _OpenFile] = {}
         """By table and window, the one that was written to last at the end."""
-        self._files: dict[int, File] = {}
-        self._begun: list[str] = []
-        """Paths of all files, until `close` hands them over."""
-        self._number = 0
+        self._files: list[File | None] = []
+        """In the order in which they were begun; None until a file is closed."""
+        self._paths: list[str] = []
+        """Of all files, until `close` hands them over."""
 
     def write(self, table: str, window: str, batch: pa.RecordBatch) -> None:
-        """Add rows; an empty batch adds nothing."""
-        limit = self._rows_per_file.get(table)
-        while batch.num_rows:
-            file = self._open.pop((table, window), None)
-            if file is None:
-                self._make_room(window)
-                file = self._create(table, window, batch.schema)
-            self._open[table, window] = file
-            room = batch.num_rows if limit is None else limit - file.rows
-            with self._lake.naming(self._pipeline, table):
-                file.add(batch.slice(0, room))
-            batch = batch.slice(room)
-            if limit is not None and file.rows >= limit:
-                self._close(table, window)
+        """Add rows; an empty batch adds nothing.
 
-    def _make_room(self, window: str) -> None:
-        """Close what was not written to for longest; never a file of `window`, whose tables are written in turn."""
-        while len(self._open) >= OPEN_FILES:
-            oldest = next((key for key in self._open if key[1] != window), None)
-            if oldest is None:
-                return
-            self._close(*oldest)
+        Raises:
+            ValueError: `window` is no partition key of the platform, and would be part of a path.
+            OSError: The disk refuses; names the table.
+        """
+        limit = self._rows_per_file.get(table)
+        with self._lake.naming(self._pipeline, table):
+            while batch.num_rows:
+                file = self._open.pop((table, window), None) or self._create(table, window, batch.schema)
+                self._open[table, window] = file
+                room = batch.num_rows if limit is None else limit - file.rows
+                file.add(batch.slice(0, room))
+                batch = batch.slice(room)
+                if limit is not None and file.rows >= limit:
+                    self._close(table, window)
+
+    def _create(self, table: str, window: str, schema: pa.Schema) -> _OpenFile:
+        if not _WINDOW.fullmatch(window):
+            raise ValueError(f"window {window!r} is no partition key of the platform: letters, digits, - and _ only")
+        # What was not written to for longest makes room; never a file of this window, whose tables come in turn.
+        earlier = [key for key in self._open if key[1] != window]
+        for key in earlier[: max(0, len(self._open) - OPEN_FILES + 1)]:
+            self._close(*key)
+        file = File(table, window, f"window={window}/{self._prefix}-{len(self._files)}.parquet", 0, 0, "")
+        self._paths.append(f"{self._pipeline}/{table}/{file.path}")
+        self._files.append(None)
+        return _OpenFile(len(self._files) - 1, file, self._lake.open_output(self._paths[-1]), schema)
 
     def _close(self, table: str, window: str) -> None:
         file = self._open[table, window]
@@ -110,23 +100,14 @@ class Writer:
             self._files[file.number] = file.close()
         del self._open[table, window]
 
-    def _create(self, table: str, window: str, schema: pa.Schema) -> _OpenFile:
-        number = self._number
-        path = f"window={check_window(window)}/{self._prefix}-{number}.parquet"
-        self._number += 1
-        self._begun.append(f"{self._pipeline}/{table}/{path}")
-        with self._lake.naming(self._pipeline, table):
-            sink = self._lake.open_output(self._begun[-1])
-            return _OpenFile(number, File(table, window, path, 0, 0, ""), sink, schema)
-
     def close(self, **notes: Any) -> Manifest:
         """Finish all files; return them in the order in which they were begun, with the task's notes."""
         for table, window in list(self._open):
             self._close(table, window)
         # What is only staged is given up with its receive.
-        self._lake.sync(*(path for path in self._begun if "/_receives/" not in path))
-        self._begun.clear()
-        return Manifest([file for _, file in sorted(self._files.items())], [notes])
+        self._lake.sync(*(path for path in self._paths if "/_receives/" not in path))
+        self._paths.clear()
+        return Manifest([file for file in self._files if file], [notes])
 
     def __enter__(self) -> Self:
         """Nothing to do."""
@@ -137,8 +118,8 @@ class Writer:
         for file in self._open.values():
             file.abandon()
         self._open.clear()
-        for path in self._begun:
-            with suppress(OSError):  # the error that ended the task is the one to tell
+        for path in self._paths:
+            with suppress(OSError):  # the error that ended the task is the one to report
                 self._lake.remove_file(path)
 
 
@@ -149,12 +130,13 @@ class _OpenFile:
         self._metadata: list[Any] = []
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_rows = self._waiting_bytes = 0
+        texts = [field.name for field in schema if pa.types.is_string(field.type) or pa.types.is_binary(field.type)]
         self._writer = pq.ParquetWriter(
             sink,
             schema,
             compression="zstd",
             compression_level=1,
-            use_dictionary=[field.name for field in schema if field.name not in _UNIQUE and _repeats(field.type)],
+            use_dictionary=[name for name in texts if name not in _UNIQUE],
             write_statistics=[field.name for field in schema if field.name not in _NEVER_SOUGHT],
             metadata_collector=self._metadata,
         )
@@ -193,51 +175,26 @@ class _OpenFile:
             self._sink.close()
 
 
-def _repeats(type_: pa.DataType) -> bool:
-    return bool(pa.types.is_string(type_) or pa.types.is_binary(type_))
-
-
 def _stats(metadata: pq.FileMetaData) -> str:
     """Statistics as the Delta protocol wants them, for columns whose bounds are exact: readers skip files by them.
 
     Left out: times (the protocol cuts them to milliseconds, and a cut maximum hides rows), long text (Parquet may cut
     it), nested columns, and floating point (a NaN compares with nothing).
     """
-    least: dict[str, Any] = {}
-    most: dict[str, Any] = {}
-    nulls: dict[str, int] = {}
-    unknown: set[str] = set()
-    uncounted: set[str] = set()
-    for group in range(metadata.num_row_groups):
-        for index in range(metadata.num_columns):
-            column = metadata.row_group(group).column(index)
-            name, stats = column.path_in_schema, column.statistics
-            if "." in name or stats is None or not stats.has_null_count:
-                unknown.add(name)
-                uncounted.add(name)
-                continue
-            nulls[name] = nulls.get(name, 0) + stats.null_count
-            if not stats.has_min_max:
-                if stats.num_values:  # not all are null
-                    unknown.add(name)
-                continue
-            low, high = stats.min, stats.max
-            if not _bounds(low, high):
-                unknown.add(name)
-                continue
-            least[name] = min(least.get(name, low), low)
-            most[name] = max(most.get(name, high), high)
-    return json.dumps(
-        {
-            "numRecords": metadata.num_rows,
-            "minValues": {name: value for name, value in least.items() if name not in unknown},
-            "maxValues": {name: value for name, value in most.items() if name not in unknown},
-            "nullCount": {name: count for name, count in nulls.items() if name not in uncounted},
-        }
-    )
+    least, most, nulls = {}, {}, {}
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    for index in range(metadata.num_columns):
+        name = groups[0].column(index).path_in_schema
+        found = [group.column(index).statistics for group in groups]
+        if "." in name or not all(stats and stats.has_null_count for stats in found):
+            continue
+        nulls[name] = sum(stats.null_count for stats in found)
+        bounds = [(stats.min, stats.max) for stats in found if stats.num_values]  # else there are only nulls
+        if bounds and all(map(_is_exact, chain(*bounds))):
+            least[name], most[name] = min(low for low, _ in bounds), max(high for _, high in bounds)
+    stats = {"numRecords": metadata.num_rows, "minValues": least, "maxValues": most, "nullCount": nulls}
+    return json.dumps(stats)
 
 
-def _bounds(low: object, high: object) -> bool:
-    if type(low) is int and type(high) is int:
-        return True
-    return all(isinstance(one, str) and len(one) <= 32 and one.isascii() for one in (low, high))
+def _is_exact(bound: object) -> bool:
+    return type(bound) is int or (isinstance(bound, str) and len(bound) <= 32 and bound.isascii())

@@ -48,10 +48,10 @@ def begin(
     """
     flow.pipeline.context_of(context)
     flow.tables.ensure()
-    base = flow.tables["outcomes"].open().version()
-    intake = INTAKES[origin](flow, windows, base)
+    base = flow.tables["outcomes"].version()
+    intake = INTAKES[origin](flow, tuple(windows), base)
     if intake.is_outside:
-        intake.source.refuse_or_pass()
+        intake.source.check_ready()
     if cleared := clear_up(flow, log):
         log(f"cleared up after runs that died or left something unacknowledged: receives {', '.join(cleared)}")
     receive_id = uuid.uuid4().hex

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from pipeline_platform.lake.decision import decided, fence
+from pipeline_platform.lake.decision import fence
 from pipeline_platform.run import steps
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import intake_of
-
-if TYPE_CHECKING:
-    from deltalake import DeltaTable
+from pipeline_platform.run.standing import as_decided
 
 _LOG = logging.getLogger(__name__)
 
@@ -30,11 +27,10 @@ def clear_up(flow: Flow, log: Callable[[str], None] = _LOG.info) -> list[str]:
     # First what lies there, then what lives: a receive claims its room before it leaves a trace.
     unfinished = flow.ledger.unfinished()
     live = {claim.receive_id for claim in flow.control.in_flight(flow.pipeline.name)}
-    handle = flow.tables["outcomes"].open()
     cleared = []
     for receive_id in unfinished:
         try:
-            if _clear_up(flow, receive_id, handle, is_live=receive_id in live):
+            if _clear_up(flow, receive_id, is_live=receive_id in live):
                 cleared.append(receive_id)
         except Exception as error:  # whatever is wrong with one receive, it keeps no run from beginning
             log(steps.unfinishable(receive_id, error))
@@ -43,7 +39,7 @@ def clear_up(flow: Flow, log: Callable[[str], None] = _LOG.info) -> list[str]:
     return cleared
 
 
-def _clear_up(flow: Flow, receive_id: str, handle: DeltaTable, *, is_live: bool) -> bool:
+def _clear_up(flow: Flow, receive_id: str, *, is_live: bool) -> bool:
     """Clear up one receive; return whether that ended it."""
     receive = flow.ledger.get(receive_id)
     if receive is None:
@@ -51,7 +47,7 @@ def _clear_up(flow: Flow, receive_id: str, handle: DeltaTable, *, is_live: bool)
         if not is_live:
             flow.ledger.remove(receive_id)
         return False
-    if done := decided(flow.tables["outcomes"], handle, receive):
+    if done := as_decided(flow, receive):
         if is_live:
             # What this run looks up must be published before it is acknowledged.
             steps.publish(flow, done)

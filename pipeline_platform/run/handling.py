@@ -52,11 +52,9 @@ def _look_up(flow: Flow, receive: Receive, files: Sequence[File], published: dat
     if published is not None:  # nothing is decided before it is there
         oldest = max(oldest, min(published, now) - CLOCKS)
     outcomes = flow.tables["outcomes"]
-    known = [
-        Range(f"{pipeline.name}/outcomes/{file.path}", file.window, 0, file.rows, 0)
-        for file in outcomes.files(outcomes.open())
-        if file.committed_at >= oldest
-    ]
+    with outcomes.look() as handle:
+        stored = [file for file in outcomes.files(handle) if file.committed_at >= oldest]
+    known = [Range(outcomes.path(file.path), file.window, 0, file.rows, 0) for file in stored]
     decisions = None
     if known:
         parts = [known[start::concurrency] for start in range(min(concurrency, len(known)))]

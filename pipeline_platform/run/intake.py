@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from functools import cached_property
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import ClassVar
 
 from pipeline_platform.lake.failed import FailedMessages
@@ -14,18 +14,27 @@ from pipeline_platform.run.flow import Flow
 from pipeline_platform.source.contract import Source
 
 
+@dataclass(frozen=True)
 class Intake(ABC):
-    """What a run takes on. Each origin is one subclass; no other code asks which origin a run has."""
+    """What a run takes on. Each origin is one subclass; no other step asks which origin a run has.
+
+    Attributes:
+        flow: The pipeline and its resources.
+        windows: Of the run.
+        version: Of `outcomes`, which the run goes by.
+        name: For people.
+        room_within_s: How long a run waits for room, before it takes on what there is: nobody asks for it again.
+        is_outside: Whether messages come from outside the lake: that source may be away, and waits for the
+            acknowledgement.
+    """
+
+    flow: Flow
+    windows: tuple[str, ...]
+    version: int
 
     name: ClassVar[str]
     room_within_s: ClassVar[float] = 60.0
-    """Seconds that a run waits for room, before it takes on what there is: nobody asks for it again."""
     is_outside: ClassVar[bool] = False
-    """Whether messages come from outside the lake: that source may be away, and waits for the acknowledgement."""
-
-    def __init__(self, flow: Flow, windows: Sequence[str], version: int) -> None:
-        """Args: the flow, the windows of the run, and the version of `outcomes` that it goes by."""
-        self.flow, self.windows, self.version = flow, tuple(windows), version
 
     @property
     @abstractmethod
@@ -73,7 +82,7 @@ class Backfill(Intake):
 
     name = "backfill"
 
-    @cached_property
+    @property
     def source(self) -> FailedMessages:
         """The table of failed messages."""
         flow = self.flow
@@ -99,26 +108,22 @@ class Backfill(Intake):
 
 
 class Replay(Intake):
-    """All messages of the windows, in place of what came of them. It takes the windows whole, or it would lose rows."""
+    """All messages of the windows, in place of what came of them. It takes windows whole, or it would lose rows."""
 
     name = "replay"
 
-    @cached_property
+    @property
     def source(self) -> ReplayedMessages:
         """The table of received messages."""
-        flow = self.flow
+        flow, version = self.flow, self.version
         return ReplayedMessages(
-            name=flow.source.name,
-            lake=flow.lake,
-            pipeline=flow.pipeline.name,
-            windows=self.windows,
-            version=self.version,
+            name=flow.source.name, lake=flow.lake, pipeline=flow.pipeline.name, windows=self.windows, version=version
         )
 
     def asked(self, demand: int | None) -> int:
         """All, whatever the demand."""
         del demand
-        return self.source.at_most()
+        return self.source.backlog().messages or 0
 
     def wanted(self, asked: int, log: Callable[[str], None]) -> int:
         """All, up to what all runs may hold together."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline_platform.lake.decision import FencedError, Standing, decided, expect_owner
+from pipeline_platform.lake.decision import FencedError, decided, expect_owner, standing_of
 from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.tables import DECIDED
 from pipeline_platform.run.flow import Flow
@@ -12,8 +12,7 @@ from pipeline_platform.run.flow import Flow
 
 def as_decided(flow: Flow, receive: Receive) -> Receive | None:
     """The receive as the run that decided it left it; None if it is not decided."""
-    outcomes = flow.tables["outcomes"]
-    return decided(outcomes, outcomes.open(), receive)
+    return decided(flow.tables["outcomes"], receive)
 
 
 def expect_decided(flow: Flow, receive: Receive) -> None:
@@ -42,7 +41,7 @@ def expect_finished(flow: Flow, receive_id: str, run_ids: Sequence[str]) -> None
     Raises:
         FencedError: It was given up, and its messages come back; or a re-execution took it over from this run.
     """
-    standing = Standing.of(flow.tables["outcomes"].open(), receive_id)
+    standing = standing_of(flow.tables["outcomes"], receive_id)
     if standing.state != DECIDED:
         raise FencedError(
             f"receive {receive_id} was given up while its run stalled or had failed: its messages come back when "

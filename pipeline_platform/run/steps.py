@@ -93,6 +93,7 @@ def batch_messages(flow: Flow, receive: Receive, batcher: str) -> Manifest:
     step = f"batch-{batcher}"
     if (before := flow.ledger.manifest(receive, step)).files and as_decided(flow, receive):
         return before
+    expect_ours(flow, receive)
     started, receive_id = time.monotonic(), receive.receive_id
     (whole,) = divide(staged, flow.pipeline.name, 1)
     with alive(flow, receive):
@@ -185,12 +186,11 @@ def _publish_others(flow: Flow) -> list[str]:
     Returns:
         In words, what cannot be published.
     """
-    outcomes = flow.tables["outcomes"]
-    handle, unpublished = outcomes.open(), []
+    unpublished = []
     for receive_id in flow.ledger.unfinished():
         try:
             receive = flow.ledger.get(receive_id)
-            if receive is not None and (done := decision.decided(outcomes, handle, receive)):
+            if receive is not None and (done := as_decided(flow, receive)):
                 publish(flow, done)
         except Exception as error:
             unpublished.append(unfinishable(receive_id, error))

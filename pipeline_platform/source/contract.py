@@ -148,7 +148,7 @@ class Source(BaseModel, ABC):
         """Give back all that a receive still holds, if one call can say so; otherwise its leases run out."""
         del receive_id
 
-    def refuse_or_pass(self) -> None:
+    def check_ready(self) -> None:
         """Raise `SourceError` if a receive is bound to fail. A run calls it before it leases anything."""
         self.backlog()
 

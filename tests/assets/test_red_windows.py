@@ -5,7 +5,7 @@ from typing import Any
 
 import dagster as dg
 
-from assets.tags import RunTags
+from assets.jobs import RunTags
 from assets.windows import windows_of
 from tests.deployment.test_daemon import backfill, deployment, of_job
 from tests.fixtures.dagster import NEXT, WINDOW, Location, figures

@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from assets.graph import pipeline_assets
-from assets.tags import RunTags
+from assets.jobs import RunTags
 from assets.windows import window_now, windows_of
 from pipeline_platform.deployment import platform_definitions
 from pipeline_platform.lake.storage import Lake

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
 
 import dagster as dg
 import pytest
@@ -87,7 +86,7 @@ def test_status_tells_backlog_runs_and_permits(variables, control, tmp_path):
 def keeping(tmp_path: Path, control: ControlStore, monkeypatch: pytest.MonkeyPatch) -> Tables:
     """The tables of a deployment that has another pipeline."""
     lake = Lake(root=str(tmp_path / "lake"))
-    deployment = Deployment({"keeping": Keeping}, SimpleNamespace(control=control, lake=lake, memory=Memory()))
+    deployment = Deployment({"keeping": Keeping}, control, lake, {"memory": Memory()})
     monkeypatch.setattr("pipeline_platform.cli.status.deployment.opened", lambda: nullcontext(deployment))
     return Tables(lake, Keeping)
 
@@ -252,7 +251,7 @@ class Unlimited(Told):
 
 
 def test_a_part_of_a_limit_that_is_not_there_is_refused_with_the_way_out(control, monkeypatch):
-    deployment = Deployment({"unlimited": Unlimited}, SimpleNamespace(control=control))
+    deployment = Deployment({"unlimited": Unlimited}, control, Lake(root="nowhere"), {})
     monkeypatch.setattr("pipeline_platform.cli.limits.deployment.opened", lambda: nullcontext(deployment))
 
     refused = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["limit", "unlimited", "--allowed", "5"])

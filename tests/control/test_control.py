@@ -491,8 +491,8 @@ def test_a_password_is_shown_nowhere():
     [
         ("nonsense:s3cret", "cannot be read; give sqlite"),
         ("mysql://root:s3cret@host/db", "give SQLite or PostgreSQL"),
-        ("sqlite://", "a new one in every process"),
-        ("sqlite:///:memory:", "a new one in every process"),
+        ("sqlite://", "a new database in every process"),
+        ("sqlite:///:memory:", "a new database in every process"),
     ],
 )
 def test_a_url_that_cannot_serve_is_refused(url, because):

@@ -23,7 +23,7 @@ from pipeline_platform.model.options import Processors, Producer
 from pipeline_platform.source.contract import Backlog
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
-LIMITS = Limits.of(Producer(source="queue", max_runs=2), Processors())
+LIMITS = Limits(Producer(source="queue", max_runs=2), Processors())
 UNKNOWN = Backlog(None)
 
 
@@ -32,7 +32,7 @@ def seconds(number: float) -> timedelta:
 
 
 def limited(permits: int, soon: int, max_runs: int = 2) -> Limits:
-    return Limits.of(
+    return Limits(
         Producer(source="queue", max_runs=max_runs),
         Processors(),
         permits=permits,
@@ -42,7 +42,7 @@ def limited(permits: int, soon: int, max_runs: int = 2) -> Limits:
 
 
 def test_limits_follow_from_the_options():
-    assert (LIMITS.per_run, LIMITS.capacity, LIMITS.worthwhile) == (100_000, 200_000, 50_000)
+    assert (LIMITS.per_run, LIMITS.capacity, LIMITS.processors.worthwhile) == (100_000, 200_000, 50_000)
 
 
 def test_a_worthwhile_backlog_is_asked_for_at_once():
@@ -101,7 +101,7 @@ def test_a_look_without_an_ask_says_why(backlog, in_flight, runs, unleased, wait
 
 
 def test_a_pause_comes_before_all_else():
-    paused = Limits.of(Producer(source="queue"), Processors(), paused="the lake is full")
+    paused = Limits(Producer(source="queue"), Processors(), paused="the lake is full")
 
     assert decide(Backlog(10**6), paused, NOTHING, seconds(99)) == Ask(0, "paused: the lake is full")
     assert decide(UNKNOWN, paused, NOTHING, None) == Ask(0, "paused: the lake is full")
@@ -163,7 +163,7 @@ def test_a_pause_says_until_when_and_where_to_look():
 
 messages = st.one_of(st.none(), st.integers(0, 500))
 limits = st.builds(
-    lambda runs, tasks, most, least, permits, soon: Limits.of(
+    lambda runs, tasks, most, least, permits, soon: Limits(
         Producer(source="queue", max_runs=runs),
         Processors(concurrency=tasks, max_demand=most, min_demand=min(least, most - 1)),
         permits=permits,
@@ -188,7 +188,7 @@ def test_no_limit_is_ever_exceeded(backlog, limits, in_flight, runs, unleased, w
     assert all(ask.because for ask in asks)
     if total:
         assert in_flight + total <= limits.capacity
-        assert runs + len(asks) <= limits.max_runs
+        assert runs + len(asks) <= limits.producer.max_runs
         assert limits.permits is None or in_flight + total <= limits.permits
         assert backlog is None or total + under_way.unleased <= backlog
 
@@ -209,7 +209,7 @@ def test_whatever_waits_is_asked_for_within_patience(limits, looks, cursor):
             first_seen = None
             continue
         first_seen = first_seen or now
-        assert now - first_seen < limits.patience
+        assert now - first_seen < limits.producer.patience
 
 
 @given(limits.filter(lambda limits: limits.permits_soon != 0), st.lists(st.integers(1, 10), max_size=30))
@@ -219,7 +219,7 @@ def test_an_unknown_backlog_is_asked_for_once_in_a_patience(limits, steps):
         now += seconds(step)
         asks = decide_all(UNKNOWN, limits, NOTHING, waiting.waited(now))
         waiting = waiting.after(UNKNOWN, asks, now)
-        due = last is None or now - last >= limits.patience
+        due = last is None or now - last >= limits.producer.patience
         assert bool(asks[0].demand) == due
         last = now if due else last
 

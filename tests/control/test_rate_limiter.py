@@ -81,11 +81,6 @@ def test_without_a_limit_one_slice_is_everything():
     assert list(Pace(None, "flights").each([1, 2, 3])) == [1, 2, 3]
 
 
-def test_a_limit_without_a_store_is_refused():
-    with pytest.raises(ValueError, match="flights has rate_limiting but no control store"):
-        Pace(None, "flights", TEN_A_SECOND)
-
-
 def test_a_pipeline_without_a_limit_looks_for_one_now_and_then(store, clock):
     counted = Counted(store)
     pace = paced(counted, clock, None)

@@ -20,7 +20,7 @@ import dagster as dg
 import polars as pl
 import pytest
 
-from assets.tags import RunTags
+from assets.jobs import RunTags
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.model.windows import WINDOW_FORMAT
 from pipelines.demo.processes import free_port

@@ -138,7 +138,7 @@ def test_maintenance_goes_on_and_removes_nothing_that_may_be_a_broken_receives(
         run.ledger.begin(run.receive)
     told: list[str] = []
 
-    report = maintain(tables, Retention(messages=timedelta(seconds=1)), tell=told.append)
+    report = maintain(tables, Retention(messages=timedelta(seconds=1)), log=told.append)
 
     assert report["kept"]["compacted"] == 2
     assert [said for said in told if "is no record" in said] == told

@@ -64,7 +64,7 @@ class Others:
         elif action == "fence":
             if fence(self.tables, receive_id):
                 run.ledger.remove(receive_id)
-        elif decided(outcomes, outcomes.open(), run.receive):
+        elif decided(outcomes, run.receive):
             run.publish()
             if action == "finish":
                 run.ledger.remove(receive_id)

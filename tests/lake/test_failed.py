@@ -3,16 +3,14 @@
 from datetime import UTC, datetime
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from pipeline_platform.lake import failed
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import FAILED, Table, Tables
-from pipeline_platform.lake.writer import Writer
 from pipeline_platform.model.message import DELIVERIES
-from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Run, visible
+from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Run, put, visible
 
 LATER = "2026-01-01T0100"
 
@@ -39,9 +37,7 @@ def record(lake: Lake, receive_id: str, *events: tuple[str, int, str], window: s
         }
         for name, attempt, state in events
     ]
-    with Writer(lake, "keeping", receive_id) as writer:
-        writer.write("failed", window, pa.RecordBatch.from_pylist(rows, schema=table.stored_schema))
-        table.swap(table.open(), receive_id, writer.close().files)
+    put(table, receive_id, *rows, window=window)
 
 
 def failures(lake: Lake, **options: Any) -> FailedMessages:

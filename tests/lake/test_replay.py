@@ -103,7 +103,6 @@ def test_each_decided_message_is_given_out_once_in_one_of_the_shares(tables):
 
     assert sorted(row["message_id"] for row in rows) == sorted(f"m{n}" for n in range(50))
     assert {row["data"] for row in rows if row["message_id"] in ("m0", "m1")} == {b"0", b"1"}, "the decided copies"
-    assert source_of(tables).backlog().messages == 50
 
 
 def test_a_message_received_twice_by_one_receive_is_given_out_once(tables):
@@ -200,7 +199,7 @@ def test_a_replay_of_what_retention_took_is_refused_by_window(tables):
     source = source_of(tables)
     raw = tables["messages"]
     handle = raw.open()
-    raw.remove(handle, raw.files(handle))
+    raw.swap(handle, "retention", [], removed=raw.files(handle))
 
     with pytest.raises(SourceError, match=rf"decided in {WINDOW} the raw log lacks 2"):
         given_out(source, 1)

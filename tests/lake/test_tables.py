@@ -21,10 +21,9 @@ from pipeline_platform.lake.tables import (
     Tables,
     columns_of,
 )
-from pipeline_platform.lake.writer import Writer
 from pipeline_platform.model.options import Producer, TableBatcher
 from pipeline_platform.model.pipeline import Pipeline
-from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Run, numbered, visible
+from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Run, numbered, put, visible
 
 
 @pytest.fixture
@@ -34,12 +33,6 @@ def lake(tmp_path):
 
 def with_columns(lake: Lake, **columns: pa.DataType) -> Table:
     return Table(lake, "p", "t", pa.schema([*columns.items(), ("window", pa.string())]))
-
-
-def put(table: Table, receive_id: str, *rows: dict[str, object]) -> None:
-    with Writer(table.lake, table.pipeline, receive_id) as writer:
-        writer.write(table.name, WINDOW, pa.RecordBatch.from_pylist(list(rows), schema=table.stored_schema))
-        table.swap(table.open(), receive_id, writer.close().files)
 
 
 def read(table: Table) -> list[dict[str, object]]:
@@ -194,8 +187,8 @@ def test_when_its_transaction_is_forgotten_a_receives_rows_tell_that_it_decided(
     forgetful()
 
     outcomes = tables["outcomes"]
-    assert decided(outcomes, outcomes.open(), run.receive)
-    assert not decided(outcomes, outcomes.open(), stalled.receive)
+    assert decided(outcomes, run.receive)
+    assert not decided(outcomes, stalled.receive)
 
 
 def test_deciding_and_publishing_what_is_forgotten_changes_nothing(lake, forgetful):
@@ -217,7 +210,7 @@ def test_a_receive_that_is_still_remembered_is_never_looked_for_in_files(lake, m
     run = Run(tables, Memory(deliveries_=numbered(b"a")), "r1").work().decide()
     monkeypatch.setattr("pipeline_platform.lake.decision.receive_ids", lambda *_: pytest.fail("read files"))
 
-    assert decided(tables["outcomes"], tables["outcomes"].open(), run.receive)
+    assert decided(tables["outcomes"], run.receive)
 
 
 def test_a_fence_is_no_decision(lake):
@@ -226,7 +219,7 @@ def test_a_fence_is_no_decision(lake):
     outcomes = tables["outcomes"]
     outcomes.swap(outcomes.open(), "r1", [], state=FENCED)
 
-    assert not decided(outcomes, outcomes.open(), run.receive)
+    assert not decided(outcomes, run.receive)
 
 
 # All tables of a pipeline

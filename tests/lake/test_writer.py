@@ -22,7 +22,7 @@ from pipeline_platform.lake.manifest import File, Manifest
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Table
 from pipeline_platform.lake.writer import Writer
-from tests.fixtures.small_lake import WINDOW, Keeping, handled, rows_of
+from tests.fixtures.small_lake import WINDOW, Keeping, handled, put, rows_of
 
 
 @pytest.fixture
@@ -209,8 +209,7 @@ def table_of(lake: Lake, *files: list[dict[str, Any]], schema: pa.Schema = VALUE
     table = Table(lake, "p", "t", schema)
     table.ensure()
     for number, rows in enumerate(files):
-        batch = pa.RecordBatch.from_pylist(rows, schema=table.stored_schema)
-        table.swap(table.open(), f"r{number}", written(lake, batch))
+        put(table, f"r{number}", *rows)
     return table
 
 

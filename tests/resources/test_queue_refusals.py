@@ -22,15 +22,15 @@ def test_a_missing_file_is_refused_and_not_made(tmp_path: Path) -> None:
     path = tmp_path / "missing.db"
     queue = TableQueue(name="flights", url=f"sqlite:///{path}")
 
-    with pytest.raises(SourceError, match=r"flights, table 'messages' of .*Name a file in url that is there; create"):
-        queue.refuse_or_pass()
-    with pytest.raises(SourceError, match="Name a file in url"):
+    with pytest.raises(SourceError, match=r"flights, table 'messages' of .*url must name a file that is there; create"):
+        queue.check_ready()
+    with pytest.raises(SourceError, match="url must name a file"):
         queue.enqueue([b"1"])
     assert not path.exists()
 
 
 def test_what_is_not_there_is_named_with_its_option(queue: TableQueue, run_sql: Callable[..., Any]) -> None:
-    queue.refuse_or_pass()
+    queue.check_ready()
     for change, words in {
         ("table", "mesages"): "there is no table 'mesages'; correct table, or call create()",
         ("id_column", "key"): "id_column is 'key', and table 'messages' has only created, data, id, metadata",
@@ -42,7 +42,7 @@ def test_what_is_not_there_is_named_with_its_option(queue: TableQueue, run_sql: 
         if words is None:
             queue.enqueue([b"1"])
         with pytest.raises(SourceError) as refused:
-            wrong.refuse_or_pass()
+            wrong.check_ready()
         assert (words or "created_column is 'data', and b'1' in it is no time") in str(refused.value)
 
 
@@ -50,7 +50,7 @@ def test_a_table_without_leases_beside_it_is_refused(url: str, run_sql: Callable
     run_sql("CREATE TABLE messages (id INTEGER PRIMARY KEY, data TEXT)")
 
     with pytest.raises(SourceError, match=r"there is no table 'messages_leases' for leases; call create\(\) once"):
-        TableQueue(name="flights", url=url).refuse_or_pass()
+        TableQueue(name="flights", url=url).check_ready()
 
 
 def test_ids_that_are_no_integers_are_refused(queue: TableQueue) -> None:
@@ -62,7 +62,7 @@ def test_a_wrong_password_is_refused_without_telling_it(postgres_url: str) -> No
     wrong = sa.make_url(postgres_url).set(password="not-the-one").render_as_string(hide_password=False)
 
     with pytest.raises(SourceError, match="correct user and password in url") as refused:
-        TableQueue(name="flights", url=wrong).refuse_or_pass()
+        TableQueue(name="flights", url=wrong).check_ready()
     assert "not-the-one" not in str(refused.value)
 
 
@@ -134,7 +134,7 @@ def new_user(owner: TableQueue, run_sql: Callable[..., Any]) -> tuple[str, Table
 
 def take_through(queue: TableQueue, receive_id: str) -> None:
     """All that a run asks of its source."""
-    queue.refuse_or_pass()
+    queue.check_ready()
     assert queue.backlog().messages > 4
     assert ids(receive(queue, f"{receive_id}, given up", demand=1))
     queue.abandon(f"{receive_id}, given up")

@@ -314,7 +314,7 @@ def test_the_region_is_that_of_the_queue(no_settings):
 )
 def test_settings_that_lack_are_named_with_where_they_are_looked_for(no_settings, options, said):
     with pytest.raises(SourceError, match=said):
-        source(**options).refuse_or_pass()
+        source(**options).check_ready()
 
 
 def test_an_endpoint_that_does_not_answer_is_named(no_settings):
@@ -322,7 +322,7 @@ def test_an_endpoint_that_does_not_answer_is_named(no_settings):
         no_settings.setenv(name, value)
     no_settings.setenv("AWS_MAX_ATTEMPTS", "1")
     with pytest.raises(SourceError, match=r"endpoint_url \(http://127.0.0.1:1\) does not answer"):
-        source(endpoint_url="http://127.0.0.1:1").refuse_or_pass()
+        source(endpoint_url="http://127.0.0.1:1").check_ready()
 
 
 @pytest.mark.parametrize(
@@ -339,7 +339,7 @@ def test_a_refusal_says_what_to_do_and_refused_credentials_are_never_repeated(aw
     flights = source()
     failing(flights, monkeypatch, "get_queue_attributes", code, "AKIA0123 is wrong")
     with pytest.raises(SourceError, match=said) as told:
-        flights.refuse_or_pass()
+        flights.check_ready()
     assert ("AKIA" in str(told.value)) == (code == "AccessDenied")
 
 

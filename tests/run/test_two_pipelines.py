@@ -6,8 +6,7 @@ import dagster as dg
 import pytest
 
 from assets import graph
-from assets.jobs import receive_config
-from assets.tags import RunTags
+from assets.jobs import RunTags, receive_config
 from pipeline_platform.run import steps
 from resources.table_queue import TableQueue
 from tests.fixtures.dagster import ROOT, WINDOW, Location

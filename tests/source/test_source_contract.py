@@ -167,10 +167,10 @@ def test_who_was_late_does_not_touch_what_another_holds_by_now(source: Source) -
 
 
 def test_a_source_that_is_not_there_is_refused_by_name_before_anything_is_leased(waiting: Waiting) -> None:
-    waiting.source.refuse_or_pass()
+    waiting.source.check_ready()
 
     with pytest.raises(SourceError, match="contract"):
-        waiting.missing.refuse_or_pass()
+        waiting.missing.check_ready()
     with pytest.raises(SourceError, match="contract"):
         waiting.missing.backlog()
 

@@ -1,0 +1,134 @@
+"""What a run reads of its own ledger and how often it opens a table: a request each on an object store."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pyarrow as pa
+import pytest
+
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.lake.ledger import Receive
+from pipeline_platform.lake.manifest import Manifest
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.tables import Table
+from pipeline_platform.run import steps
+from pipeline_platform.run.begin import begin, resume
+from pipeline_platform.run.flow import Flow
+from pipeline_platform.run.spark_work import SparkWork
+from pipeline_platform.source.contract import Share
+from tests.fixtures.small_lake import WINDOW, Keeping, Memory, numbered, visible
+
+ONCE_EACH = {"messages": 1, "outcomes": 1, "failed": 1, "kept": 1}
+
+
+def no_spark() -> NoReturn:
+    raise AssertionError("this needs no Spark")
+
+
+class Fresh(Memory):
+    """Delivers what nobody had before: there is nothing to look up."""
+
+    def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
+        for batch in super().read(share, receive_id):
+            index = batch.schema.get_field_index("redelivered")
+            yield batch.set_column(index, batch.schema.field(index), pa.repeat(False, batch.num_rows))
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each table was opened and each manifest read; tasks run here."""
+    counts: Counter[str] = Counter()
+    opened, read = Table.open, Lake.read
+
+    def opening(table: Table) -> Any:
+        counts[table.name] += 1
+        return opened(table)
+
+    def reading(lake: Lake, path: str) -> bytes | None:
+        content = read(lake, path)
+        if content is not None and "/_receives/" in path and path.endswith(".parquet"):
+            counts[path.rpartition("/")[2]] += 1
+        return content
+
+    def run(work: SparkWork, task: Any, shares: int, messages: int | None = None) -> Manifest:
+        return sum((Manifest.of(rows) for index in range(shares) for rows in task(index)), Manifest())
+
+    monkeypatch.setattr(Table, "open", opening)
+    monkeypatch.setattr(Lake, "read", reading)
+    monkeypatch.setattr(SparkWork, "run", run)
+    return counts
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake(root=str(tmp_path / "lake"))
+
+
+def in_a_new_process(lake: Lake, *payloads: bytes) -> Flow:
+    control = ControlStore(f"sqlite:///{Path(lake.root).parent}/control.sqlite")
+    return Flow(Keeping, Fresh(deliveries_=numbered(*payloads)), lake, control, no_spark)
+
+
+def worked(flow: Flow) -> Receive:
+    receive = begin(flow, origin="source", run_id="first", windows=[WINDOW])
+    steps.receive_messages(flow, receive)
+    steps.handle_messages(flow, receive)
+    return receive
+
+
+def finish(flow: Flow, receive: Receive) -> None:
+    steps.decide(flow, receive)
+    steps.publish(flow, receive)
+    assert steps.acknowledge(flow, receive).unacknowledged == 0
+
+
+def test_a_run_opens_each_table_once_and_reads_none_of_its_own_manifests(lake: Lake, looks: Counter[str]) -> None:
+    flow = in_a_new_process(lake, b"a", b"fail")
+
+    finish(flow, worked(flow))
+
+    assert looks == ONCE_EACH
+    assert [row["text"] for row in visible(flow.tables, "kept")] == ["a"]
+
+
+def test_a_run_that_goes_on_with_what_another_process_wrote_reads_each_manifest_once(
+    lake: Lake, looks: Counter[str]
+) -> None:
+    receive = worked(in_a_new_process(lake, b"a", b"fail"))
+    looks.clear()
+
+    finish(in_a_new_process(lake), receive)
+
+    assert looks == {**ONCE_EACH, "receive.parquet": 1, "handle.parquet": 1}
+
+
+def test_a_run_that_takes_a_receive_over_copies_each_manifest_and_reads_its_copy_once(
+    lake: Lake, looks: Counter[str]
+) -> None:
+    receive = worked(in_a_new_process(lake, b"a", b"fail"))
+    flow = in_a_new_process(lake)
+    looks.clear()
+
+    finish(flow, resume(flow, receive, "another run"))
+
+    assert looks == {**ONCE_EACH, "receive.parquet": 2, "handle.parquet": 2}
+
+
+def test_a_handle_shows_what_others_committed_since_it_was_lent(lake: Lake) -> None:
+    mine, theirs = (in_a_new_process(lake).tables["outcomes"] for _ in range(2))
+    mine.ensure()
+    assert mine.version() == 0
+
+    theirs.swap(theirs.open(), "r1", [])
+
+    assert mine.version() == 1
+
+
+def test_a_handle_is_lent_to_one_at_a_time(lake: Lake) -> None:
+    outcomes = in_a_new_process(lake).tables["outcomes"]
+    outcomes.ensure()
+
+    with outcomes.look() as mine, outcomes.look() as theirs:
+        assert mine is not theirs
