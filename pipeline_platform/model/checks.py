@@ -229,8 +229,8 @@ def _check_batchers(cls: _Class, base: _Class) -> None:
         if not isinstance(options, Batcher | TableBatcher):
             _refuse(cls, key, options, "it must be a Batcher(...) or a TableBatcher(schema=...)")
         model = options.table_schema
-        if model is not None and (why := _unfit(model, columns=cls.uses_columns())):
-            _refuse(cls, f"{key}.schema", model.__name__, why)
+        if model is not None and (misfit := _unfit(model, columns=cls.uses_columns())):
+            _refuse(cls, f"{key}.schema", model.__name__, misfit)
         if isinstance(options, Batcher) and not _is_written(cls, base, "handle_batch"):
             _refuse(cls, key, "Batcher", "the class has no handle_batch; write one, or use TableBatcher")
     # A class may inherit one that is for others who share the base.

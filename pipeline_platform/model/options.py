@@ -180,9 +180,9 @@ class Batcher(Options):
 
     Data crosses from `handle_message` to `handle_batch` as JSON. With a `schema` every type that its table takes comes
     back with the very value: bool, int, float (NaN and infinity too), str, bytes, datetime, date, time, timedelta,
-    Decimal, UUID, Enum, Literal, models, and lists, sets, tuples and dicts of them. Validators and serializers do not run
-    again, private attributes are made anew, and extra fields come as plain JSON. Without a `schema` bytes stay bytes, and
-    all else comes as plain JSON (a datetime as text). Data that does not cross fails its message.
+    Decimal, UUID, Enum, Literal, models, and lists, sets, tuples and dicts of them. Validators and serializers do not
+    run again, private attributes are made anew, and extra fields come as plain JSON. Without a `schema` bytes stay
+    bytes, and all else comes as plain JSON (a datetime as text). Data that does not cross fails its message.
     """
 
     concurrency: int = Field(1, ge=1, le=10_000, description="Batches handled at once.")
