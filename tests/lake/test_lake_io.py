@@ -14,11 +14,11 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame
 
+from demo.services import free_port
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.run.flow import Flow
-from pipelines.demo.processes import free_port
 from resources.lake import LakeIOManager, LakeResource
 from resources.spark import SparkResource
 from resources.table_queue import TableQueue

@@ -13,9 +13,9 @@ from moto import mock_aws
 from pydantic import ValidationError
 
 import resources.sqs
+from demo import sqs as local
 from pipeline_platform.model.message import DELIVERIES
 from pipeline_platform.source.contract import Backlog, Share, SourceError
-from pipelines.local_servers import sqs as local
 from resources.sqs import SqsSource
 from tests.fixtures.processes import PROCESSES
 
@@ -573,7 +573,7 @@ def read_share(source, share):
 def test_two_processes_share_a_queue_and_delete_it(sqs_server, sqs_queue):
     queue = sqs_queue()
     assert local.fill(queue, (f"message {i}" for i in range(2_345))) == 2_345
-    flights = source(queue_url=queue, endpoint_url=sqs_server.url)
+    flights = source(queue_url=queue, endpoint_url=sqs_server)
     flights.refuse_or_pass()
     assert flights.backlog() == Backlog(2_345)
     shares = flights.plan(2_001, 2, "r1")
@@ -596,10 +596,10 @@ def test_two_processes_share_a_queue_and_delete_it(sqs_server, sqs_queue):
 def test_a_lease_that_is_over_is_lost_to_whoever_received_since(sqs_server, sqs_queue):
     queue = sqs_queue()
     local.fill(queue, ["a", "b"])
-    hasty = source(queue_url=queue, endpoint_url=sqs_server.url, visibility_timeout=1)
+    hasty = source(queue_url=queue, endpoint_url=sqs_server, visibility_timeout=1)
     stale = [row["ack_id"] for row in received(hasty, 2)]
     time.sleep(1.3)
-    flights = source(queue_url=queue, endpoint_url=sqs_server.url)
+    flights = source(queue_url=queue, endpoint_url=sqs_server)
     held = received(flights, 2)
     assert len(held) == 2
 
@@ -616,18 +616,15 @@ def test_a_lease_that_is_over_is_lost_to_whoever_received_since(sqs_server, sqs_
 
 def test_a_long_poll_waits_for_what_comes(sqs_server, sqs_queue):
     queue = sqs_queue()
-    flights = source(queue_url=queue, endpoint_url=sqs_server.url, wait_time_seconds=5)
+    flights = source(queue_url=queue, endpoint_url=sqs_server, wait_time_seconds=5)
     late = threading.Timer(0.5, local.fill, [queue, ["late"]])
     late.start()
     assert [row["data"] for row in received(flights, 1)] == [b"late"]
     late.join()
 
 
-def test_a_detached_server_outlives_its_caller_and_stops_by_its_pid(servers_folder):
-    detached = local.start(servers_folder, detached=True)
-    detached._process.stdout.close()
-    queue = local.create_queue(detached, "flights")
-    assert local.fill(queue, [b"bytes", "text"]) == 2
-    local.stop(local.Server(detached.url, detached.pid))
-    assert detached._process.wait(10) != 0
-    local.stop(local.Server(detached.url, detached.pid))
+def test_a_server_ends_with_its_block(servers_folder):
+    with local.serve(servers_folder) as endpoint:
+        assert local.fill(local.create_queue(endpoint, "flights"), [b"bytes", "text"]) == 2
+    with pytest.raises(SourceError, match="does not answer"):
+        source(endpoint_url=endpoint).refuse_or_pass()
