@@ -13,11 +13,8 @@ from rich.console import Console
 from demo.place import ALL_FLIGHTS, PROJECT, DemoError, Kind, Place
 
 app = typer.Typer(help="A year of departures through a queue, Dagster and Spark.", no_args_is_help=True)
+console = Console(soft_wrap=True, highlight=False)
 Home = Annotated[Path, typer.Option(help="The folder of all that the demo makes.")]
-
-
-def _console() -> Console:
-    return Console(soft_wrap=True, highlight=False)
 
 
 def _count(flights: str, source: Kind) -> int:
@@ -38,7 +35,7 @@ def run(
     """Run the demo, or go on with one that was interrupted; exits with 0 only if the figures add up."""
     from demo.show import show
 
-    raise typer.Exit(show(Place(home), source, _count(flights, source), _console()))
+    raise typer.Exit(show(Place(home), source, _count(flights, source), console))
 
 
 @app.command()
@@ -50,7 +47,7 @@ def dev(
     from demo.queues import opened
     from demo.services import Services, alone
 
-    place, console = Place(home), _console()
+    place = Place(home)
     progress = place.progress()
     with suppress(KeyboardInterrupt), alone(place), opened(place, progress.source if progress else "table") as queue:
         place.enter(queue.environment)

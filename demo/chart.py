@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import polars as pl
     from matplotlib.axes import Axes
 
-    from demo.runs import Run
+    from demo.services import Run
 
 _STAGES = {
     "receive_messages": ("received", "#9ecae1"),
@@ -20,8 +20,6 @@ _STAGES = {
 }
 """Ops at whose end a message counts as something, with a colour."""
 _COLOURS = {op: colour for op, (_, colour) in _STAGES.items()} | {"batch_alerts": "#6baed6", "handle_failed": "#fdae6b"}
-_NAMED_FROM_S = 1.2
-"""A shorter step has no room for its name."""
 
 
 def through(runs: Sequence[Run], op: str, zero: float) -> list[tuple[float, float]]:
@@ -31,11 +29,10 @@ def through(runs: Sequence[Run], op: str, zero: float) -> list[tuple[float, floa
     """
     changes: list[tuple[float, float]] = []  # time, change of the rate
     for run in runs:
-        for step in run.steps:
-            if step.name == op and step.started and step.ended:
-                took = max(step.ended - step.started, 1e-3)
-                rate = run.demand / took
-                changes += [(step.started - zero, rate), (step.started - zero + took, -rate)]
+        started, ended = run.steps.get(op, (None, None))
+        if started and ended:
+            rate = run.demand / max(ended - started, 1e-3)
+            changes += [(started - zero, rate), (started - zero + run.demand / rate, -rate)]
     points, rate, done, last = [(0.0, 0.0)], 0.0, 0.0, 0.0
     for at, change in sorted(changes):
         done, rate, last = done + rate * (at - last), rate + change, at
@@ -51,7 +48,7 @@ def draw(path: Path, runs: Sequence[Run], delays: pl.DataFrame, title: str) -> N
     from matplotlib import pyplot as plt
 
     pulls = [run for run in reversed(runs) if run.origin == "source" and run.status == "SUCCESS" and run.demand]
-    zero = min((run.started or 0 for run in pulls), default=0)
+    zero = min((run.times[0] or 0 for run in pulls), default=0)
     plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
     figure = plt.figure(figsize=(13, 6.5), layout="constrained")
     grid = figure.add_gridspec(2, 2, width_ratios=(3, 2), height_ratios=(3, 1.3))
@@ -65,7 +62,7 @@ def draw(path: Path, runs: Sequence[Run], delays: pl.DataFrame, title: str) -> N
 
 
 def _flow(axes: Axes, runs: Sequence[Run], zero: float) -> None:
-    end = max((run.ended or zero for run in runs), default=zero) - zero
+    end = max((run.times[1] or zero for run in runs), default=zero) - zero
     for op, (name, colour) in _STAGES.items():
         points = through(runs, op, zero)
         seconds, messages = zip(*points, (end, points[-1][1]), strict=True)
@@ -80,13 +77,12 @@ def _flow(axes: Axes, runs: Sequence[Run], zero: float) -> None:
 
 def _runs(axes: Axes, runs: Sequence[Run], zero: float) -> None:
     for row, run in enumerate(runs):
-        for step in run.steps:
-            if step.started and step.ended:
-                left, took = step.started - zero, step.ended - step.started
-                bar = axes.barh(row, took, left=left, color=_COLOURS.get(step.name, "#bdbdbd"))
-                if row == 0 and took > _NAMED_FROM_S:
-                    name = step.name.replace("_", "\n")
-                    axes.bar_label(bar, [name], label_type="center", fontsize=8, color="white", clip_on=True)
+        for name, (started, ended) in run.steps.items():
+            if started and ended:
+                took = ended - started
+                bar = axes.barh(row, took, left=started - zero, color=_COLOURS.get(name, "#bdbdbd"))
+                if row == 0 and took > 1.2:  # a shorter step has no room for its name
+                    axes.bar_label(bar, [name.replace("_", "\n")], label_type="center", fontsize=8, color="white")
     axes.set_yticks(range(len(runs)), [f"{run.demand:,}" for run in runs])
     axes.invert_yaxis()
     axes.set_title("Runs, by step and messages", loc="left")

@@ -11,14 +11,10 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-Kind = Literal["table", "sqs"]
-"""The queue of the demo: a table of its own, or a queue of an SQS server on this machine."""
+Kind = Literal["table", "sqs"]  # the demo's queue: a table of its own, or a queue of an SQS server on this machine
 ALL_FLIGHTS = 336_776
-PROJECT = Path(__file__).resolve().parents[1]
-"""The checkout: working directory of all processes."""
-MARK = "PIPELINE_PLATFORM_DEMO"
-"""A variable that only the processes of a demo have: the demo ends no others."""
-_ELSEWHERE = ("PIPELINE_PLATFORM_LAKE", "PIPELINE_PLATFORM_CONTROL", "PIPELINE_PLATFORM_SPARK", "FLIGHTS_SQS_URL")
+PROJECT = Path(__file__).resolve().parents[1]  # the checkout: working directory of all processes
+MARK = "PIPELINE_PLATFORM_DEMO"  # a variable that only the processes of a demo have: the demo ends no others
 
 
 class DemoError(Exception):
@@ -66,12 +62,13 @@ class Place:
 
     def enter(self, queue: Mapping[str, str]) -> None:
         """Set the variables of this process, and of those that it starts, to this place and its queue."""
-        for name in _ELSEWHERE:
-            os.environ.pop(name, None)
+        for name in ("LAKE", "CONTROL", "SPARK"):
+            os.environ.pop(f"PIPELINE_PLATFORM_{name}", None)
         os.environ |= {
             "DAGSTER_HOME": str(self.dagster),
             "PIPELINE_PLATFORM_HOME": str(self.home),
             "FLIGHTS_ALERTS": str(self.alerts),
+            "FLIGHTS_SQS_URL": "",
             "PYTHONUNBUFFERED": "1",
             **queue,
         }
@@ -79,5 +76,5 @@ class Place:
     def status_command(self, queue: Mapping[str, str]) -> str:
         """Return what to type in the checkout for backlog, runs and failures."""
         variables = {"PIPELINE_PLATFORM_HOME": str(self.home), **queue}
-        given = (f"{name}={shlex.quote(value)}" for name, value in variables.items())
-        return " ".join((*given, ".venv/bin/pipeline-platform status"))
+        given = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
+        return f"{given} .venv/bin/pipeline-platform status"

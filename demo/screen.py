@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from demo.runs import Run
+from demo.services import Run
 
 _LINE_EVERY_S = 3
 _STATUS = {"SUCCESS": "green", "STARTED": "cyan", "STARTING": "cyan", "QUEUED": "yellow"}
@@ -29,14 +29,12 @@ class Screen:
         self._recent: deque[tuple[float, int]] = deque(maxlen=20)
         self._said_at = 0.0
 
-    @contextmanager
-    def shown(self) -> Iterator[None]:
+    def shown(self) -> AbstractContextManager[object]:
         """Show it until the block ends."""
         if not self._console.is_terminal:
-            yield
-            return
-        with Live(console=self._console, refresh_per_second=4, transient=True) as self._live:
-            yield
+            return nullcontext()
+        self._live = Live(console=self._console, refresh_per_second=4, transient=True)
+        return self._live
 
     def show(self, title: str, figures: Mapping[str, int], runs: Sequence[Run], said: str) -> None:
         """Show what the demo waits for, what a look found, the runs, newest first, and what the sensor said."""
@@ -63,14 +61,14 @@ def run_table(runs: Sequence[Run]) -> Table:
     for heading in ("run", "of", "messages", "status", "step", "seconds"):
         table.add_column(heading, justify="right" if heading in ("messages", "seconds") else "left")
     for run in runs[:8]:
-        begun = [step.name for step in run.steps if step.started]
+        begun, (started, ended) = [name for name, (began, _) in run.steps.items() if began], run.times
         table.add_row(
             run.run_id[:8],
             run.origin,
             f"{run.demand:,}" if run.demand else "",
             Text(run.status.lower(), style=_STATUS.get(run.status, "red")),
             begun[-1] if run.under_way and begun else "",
-            f"{(run.ended or time.time()) - run.started:.1f}" if run.started else "",
+            f"{(ended or time.time()) - started:.1f}" if started else "",
         )
     return table
 

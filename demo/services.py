@@ -1,4 +1,4 @@
-"""What a demo runs on: warm Spark, Dagster's web server and daemon, all on loopback, all ended with it."""
+"""What a demo runs on: warm Spark and Dagster, all on loopback, all ended with it; and what Dagster says of runs."""
 
 from __future__ import annotations
 
@@ -9,25 +9,35 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
 
 import dagster as dg
 import psutil
 from filelock import FileLock, Timeout
 
+from assets.tags import RunTags
 from demo.place import MARK, PROJECT, DemoError, Place
 from pipeline_platform.spark import server as spark_server
+from pipelines.flights import Flights
 
-_PATIENCE_S = 10
-"""Dagster's daemon waits for its threads; the demo then kills it."""
+
+class Run(NamedTuple):
+    """A run: its messages' origin, or else its job; how many it takes on; when it and its steps began and ended."""
+
+    run_id: str
+    status: str
+    origin: str
+    demand: int
+    times: tuple[float | None, float | None]
+    steps: Mapping[str, tuple[float | None, float | None]]
+    under_way: bool
 
 
 @contextmanager
 def alone(place: Place) -> Iterator[None]:
-    """Work on a demo alone. End its processes before the block, if an earlier one was killed, and after it.
-
-    A request to end is a Ctrl-C here.
+    """Work on a demo alone; end what a killed one left, and all processes after the block. SIGTERM is a Ctrl-C here.
 
     Raises:
         DemoError: Another demo works in this place.
@@ -50,12 +60,8 @@ def alone(place: Place) -> Iterator[None]:
 
 def working(place: Place) -> list[psutil.Process]:
     """Return the processes of this place: those that a demo started, and those that these started."""
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):  # it ended, or is somebody else's
-            if process.environ().get(MARK) == str(place.home):
-                found.append(process)
-    return found
+    every = psutil.process_iter(["environ"])  # those of others have None
+    return [process for process in every if (process.info["environ"] or {}).get(MARK) == str(place.home)]
 
 
 def stop(place: Place) -> None:
@@ -66,56 +72,44 @@ def stop(place: Place) -> None:
         for process in found:
             with suppress(psutil.NoSuchProcess):
                 end(process)
-        psutil.wait_procs(found, timeout=_PATIENCE_S)
+        psutil.wait_procs(found, timeout=10)  # Dagster's daemon waits for its threads
     spark_server.stop(place.home)  # what it left: its state and its scratch files
 
 
 def free_port() -> int:
     """Return a port of the loopback address that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+    with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
 
 
 class Services:
-    """The processes of one demo; Spark and the web server start at once, with the variables of this process.
+    """The processes of one demo, with the variables of this process. Spark and the web server start at once.
 
-    Args:
-        place: Where it lies.
-        port: Of the web server; 0 for a free one.
-
-    Attributes:
-        dagster: The instance.
-        url: Of the web server.
+    The web server listens on `port`; 0 is a free one.
     """
 
     def __init__(self, place: Place, port: int) -> None:
-        self._logs, self.port = place.logs, port or free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+        self._logs, self._port = place.logs, port or free_port()
+        self.url = f"http://127.0.0.1:{self._port}"
         self._started: dict[str, subprocess.Popen[bytes]] = {}
         for folder in (place.dagster, place.logs):
             folder.mkdir(parents=True, exist_ok=True)
         shutil.copy(PROJECT / "dagster.yaml", place.dagster)
         self._start("spark", "pipeline_platform.cli.main", "spark", "start")
         # Created here: two processes that create it at once damage it.
-        self.dagster = dg.DagsterInstance.from_config(str(place.dagster))
-        self._start("web-server", "dagster_webserver", "-h", "127.0.0.1", "-p", str(self.port), "-w", "workspace.yaml")
+        self._dagster = dg.DagsterInstance.from_config(str(place.dagster))
+        self._start("web-server", "dagster_webserver", "-h", "127.0.0.1", "-p", str(self._port), "-w", "workspace.yaml")
 
     def wait(self) -> None:
-        """Start the daemon once Spark is up, then wait until the web server has loaded the definitions and answers."""
-        # A run that does not find Spark starts its own, and takes longer.
-        self._until(lambda: self._started["spark"].poll() == 0)
-        self._start("daemon", "dagster._daemon", "run", "-w", "workspace.yaml")
-        self._until(self._answers)
-
-    def _until(self, ready: Callable[[], bool]) -> None:
-        while not ready():
-            self.watch()
+        """Start the daemon once Spark is up, and wait until the web server has loaded the definitions and answers."""
+        while self._started["spark"].poll() is None:  # a run that does not find Spark starts its own, and takes longer
             time.sleep(0.1)
-
-    def _answers(self) -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+        self._start("daemon", "dagster._daemon", "run", "-w", "workspace.yaml")
+        while True:
+            self.watch()
+            with suppress(OSError), socket.create_connection(("127.0.0.1", self._port)):
+                return
+            time.sleep(0.1)
 
     def watch(self) -> None:
         """Raise `DemoError` with its last words if a service died; the command that starts Spark ends by itself."""
@@ -125,12 +119,46 @@ class Services:
                 words = (self._logs / f"{name}.log").read_text(errors="replace").splitlines()[-15:]
                 raise DemoError("\n".join([f"the {name} died with {code}:", *words]))
 
+    def runs(self) -> list[Run]:
+        """Return all runs, newest first."""
+        tags, runs = RunTags.of(Flights), []
+        for record in self._dagster.get_run_records():
+            run = record.dagster_run
+            # A run that has not begun has no log yet.
+            stats = self._dagster.get_run_step_stats(run.run_id) if record.start_time else []
+            stats = sorted(stats, key=lambda step: step.start_time or float("inf"))
+            steps = {step.step_key.rpartition(".")[2]: (step.start_time, step.end_time) for step in stats}
+            origin, demand = run.tags.get(tags.origin, run.job_name), int(run.tags.get(tags.demand, 0))
+            times, under_way = (record.start_time, record.end_time), not run.is_finished
+            runs.append(Run(run.run_id, run.status.value, origin, demand, times, steps, under_way))
+        return runs
+
+    def sensor_says(self) -> str:
+        """Return what the last tick of the producer sensor came to."""
+        for state in self._dagster.all_instigator_state():
+            if state.name == f"{Flights.name}_producer":
+                for tick in self._dagster.get_ticks(state.instigator_origin_id, state.selector_id, limit=1):
+                    return tick.skip_reason or f"asked for {len(tick.run_ids)} runs"
+        return "has not looked yet"
+
+    def launch(self, job: str, **options: Any) -> str:
+        """Launch a job with options of `DagsterGraphQLClient.submit_job_execution`; return the id of the run."""
+        from dagster_graphql import DagsterGraphQLClient  # here: it is not needed while the queue drains
+
+        client = DagsterGraphQLClient("127.0.0.1", port_number=self._port)
+        return client.submit_job_execution(job, "pipeline_platform", "__repository__", **options)
+
+    def cancel_runs(self) -> None:
+        """Report the runs that are under way as canceled: their processes ended with an earlier demo."""
+        for record in self._dagster.get_run_records():
+            if not record.dagster_run.is_finished:
+                self._dagster.report_run_canceled(record.dagster_run)
+
     def _start(self, name: str, *module: str) -> None:
         with (self._logs / f"{name}.log").open("ab") as log:
             self._started[name] = subprocess.Popen(  # noqa: S603
                 [sys.executable, "-m", *module],
                 cwd=PROJECT,
-                stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # a Ctrl-C is for this process, which ends them in order

@@ -12,13 +12,11 @@ from rich.console import Console
 
 from assets.windows import contiguous
 from demo.chart import draw
-from demo.departures import departures, payloads
 from demo.figures import account, look, open_failures, sent_alerts, table
 from demo.place import DemoError, Kind, Place, Progress
-from demo.queues import Queue, opened
-from demo.runs import Run, runs_of, sensor_says
+from demo.queues import Queue, departures, opened, payloads
 from demo.screen import Screen, account_table, run_table
-from demo.services import Services, alone
+from demo.services import Run, Services, alone
 from pipeline_platform.control.store import ControlStore
 from pipelines.flights import Flights
 
@@ -30,11 +28,7 @@ _FIX = {"ops": {Flights.name: {"ops": {"receive_messages": {"config": {"context"
 
 
 def show(place: Place, source: Kind, flights: int, console: Console) -> int:
-    """Run the demo; return 0 if the figures add up, 1 if they do not, 130 if it was interrupted.
-
-    Raises:
-        DemoError: Something failed.
-    """
+    """Run the demo; return 0 if the figures add up, 1 if they do not, 130 if it was interrupted."""
     wanted = Progress(source=source, flights=flights)
     try:
         with alone(place):
@@ -68,7 +62,6 @@ class _Demo:
         self._goes_on, self._began = goes_on, time.monotonic()
         place.enter(queue.environment)
         self._services = Services(place, port=0)
-        self._dagster = self._services.dagster
         self._screen = Screen(console, progress.flights, self._services.url)
 
     def run(self) -> bool:
@@ -96,44 +89,35 @@ class _Demo:
                 raise DemoError(f"{'/'.join(delays)} failed; the logs are in {self._place.logs}")
         with self._timed("chart"):
             title = f"{flights.height:,} flights in {seconds:.0f} s from `make demo`, then a backfill"
-            draw(self._place.chart, runs_of(self._dagster), table(self._place, "delays_per_carrier"), title)
+            draw(self._place.chart, self._services.runs(), table(self._place, "delays_per_carrier"), title)
         return self._report(account(self._place, self._queue, flights))
 
     def _start_dagster(self) -> None:
-        import definitions  # noqa: F401 - an error in it ends the demo here, and not in a daemon's log
-
         if self._goes_on:
-            for record in self._dagster.get_run_records():
-                if not record.dagster_run.is_finished:
-                    self._dagster.report_run_canceled(record.dagster_run)
+            self._services.cancel_runs()
             with closing(ControlStore(f"sqlite:///{self._place.control}")) as control:
                 for claim in control.in_flight(Flights.name):  # the next run clears up without a wait for its end
                     control.let_go(claim.run_id)
         self._services.wait()
+        import definitions  # noqa: F401 - an error in it ends the demo here, and not in a daemon's log
 
     def _until(self, title: str, done: Callable[[Mapping[str, int], Sequence[Run]], bool]) -> Sequence[Run]:
         """Show the state of things until something holds; return the runs."""
         with self._screen.shown():
             while True:
                 self._services.watch()
-                figures, runs = look(self._place, self._queue, self._progress.flights), runs_of(self._dagster)
-                self._screen.show(title, figures, runs, sensor_says(self._dagster))
+                figures, runs = look(self._place, self._queue, self._progress.flights), self._services.runs()
+                self._screen.show(title, figures, runs, self._services.sensor_says())
                 if done(figures, runs):
                     return runs
                 time.sleep(_LOOK_EVERY_S)
 
     def _launched(self, job: str, title: str, **options: Any) -> Run:
         """Launch a run and wait until it has ended."""
-        from dagster_graphql import DagsterGraphQLClient  # here: it is not needed while the queue drains
-
-        client = DagsterGraphQLClient("127.0.0.1", port_number=self._services.port)
-        run_id = client.submit_job_execution(job, "pipeline_platform", "__repository__", **options)
+        run_id = self._services.launch(job, **options)
         self._console.print(f"{title}: {self._services.url}/runs/{run_id}")
-
-        def ended(_: object, runs: Sequence[Run]) -> bool:
-            return not any(run.under_way for run in runs if run.run_id == run_id)
-
-        return next(run for run in self._until(title, ended) if run.run_id == run_id)
+        runs = self._until(title, lambda _, runs: not any(run.under_way for run in runs if run.run_id == run_id))
+        return next(run for run in runs if run.run_id == run_id)
 
     def _bring_failures_home(self) -> None:
         """Drive the open failures again; once more if the run was killed, or windows lie apart."""
@@ -145,7 +129,7 @@ class _Demo:
                 self._launched(f"{Flights.name}_backfill", title, run_config=_FIX, tags=tags)
 
     def _report(self, lines: Sequence[tuple[str, int, int]]) -> bool:
-        for drawn in (run_table(runs_of(self._dagster)), account_table(lines)):
+        for drawn in (run_table(self._services.runs()), account_table(lines)):
             self._console.print()
             self._console.print(drawn)
         if again := sent_alerts(self._place).filter(~pl.col("published")).height:

