@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from pipelines.local_servers import sqs
+from demo import sqs
 
 pytest_plugins = [
     name
