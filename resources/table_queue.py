@@ -226,18 +226,20 @@ class TableQueue(Source):
     def _batch(self, rows: list[tuple[Any, ...]], receive_id: str) -> pa.RecordBatch:
         ids, attempts, data, *notes = zip(*rows, strict=True)
         id_strings = pa.array(ids).cast(pa.string()) if isinstance(ids[0], int) else [str(id_) for id_ in ids]
-        metadata = None
-        if notes or max(attempts) > 1:
-            noted = notes[0] if notes else [None] * len(rows)
-            metadata = [self._metadata(note, count) for note, count in zip(noted, attempts, strict=True)]
-        return self.deliveries(
+        batch = self.deliveries(
             message_id=id_strings,
             data=pc.fill_null(pa.array(data, pa.binary()), b""),
             ack_id=id_strings,
             ack_ref=receive_id,
-            metadata=metadata,
+            metadata=[self._metadata(*both) for both in zip(notes[0], attempts, strict=True)] if notes else None,
             redelivered=pc.greater(pa.array(attempts, pa.int32()), 1),
         )
+        if notes or max(attempts) == 1:
+            return batch
+        # The few texts there are, made once: one for each row would cost 3 us, as much as to read it.
+        texts = {count: json.dumps({"deliveries": count}) if count > 1 else None for count in set(attempts)}
+        column = pa.array([texts[count] for count in attempts], pa.string())
+        return batch.set_column(batch.schema.get_field_index("metadata"), batch.schema.field("metadata"), column)
 
     def _metadata(self, note: Any, deliveries: int) -> dict[str, Any]:
         if isinstance(note, str | bytes):
