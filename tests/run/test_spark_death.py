@@ -16,11 +16,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from demo.services import free_port
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.run.spark_work import SparkWork
 from pipeline_platform.spark import engine
 from pipeline_platform.spark import server as spark_server
-from pipelines.demo.processes import free_port
 from resources import spark as spark_resource
 from resources.spark import WARM, SparkResource
 from tests.spark.test_spark_server import spark_processes

@@ -104,6 +104,7 @@ def test_the_platform_itself_can_be_shipped(tmp_path):
     shipped = names(shipping.pack(shipping.PACKAGES, tmp_path))
 
     assert "pipeline_platform/spark/engine.py" in shipped
+    assert not [name for name in shipped if "demo" in name]
     assert not [name for name in shipped if name.startswith("/") or ".." in Path(name).parts]
 
 
