@@ -1,4 +1,4 @@
-"""What a pipeline's class must be like, asked when it is built, and what pipelines must be like together."""
+"""What a pipeline's class must be like, checked when it is built, and what pipelines must be like together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from pydantic import BaseModel
 from pipeline_platform.model import cron
 from pipeline_platform.model.options import (
     Batcher,
-    Options,
     PipelineError,
     Processors,
     Producer,
@@ -27,19 +26,56 @@ from pipeline_platform.model.options import (
 from pipeline_platform.model.schema import ColumnError, arrow_schema
 
 _Class = type[Any]
-"""A pipeline's, which is checked while it is built: nothing is known of its attributes yet."""
+"""A pipeline's, while it is built: nothing is known of its attributes yet."""
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
+_OWNER = re.compile(r"team:.+|[\w.%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,7}")  # Dagster's own rule
 _WITHIN = {
     field.alias or name: model.__name__
     for model in (Retention, TableBatcher, Batcher, RateLimiting, Processors, Producer)
     for name, field in model.model_fields.items()
 }
 """Options within others: as attributes of the class they would do nothing."""
-_OWNER = re.compile(r"team:.+|[\w.%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,7}")  # Dagster's own rule
 RESERVED_TABLES = frozenset({"messages", "outcomes", "failed"})
 """Tables that every pipeline has; no batcher can be named so."""
 SYSTEM_COLUMNS = ("source", "message_id", "attempt", "batch_key", "batch_id", "receive_id", "window")
 """Columns that the platform adds to a batcher's table; no field of its model can be named so."""
+_ROUTING = {"position", "batcher", "status", "reason"}
+"""Columns of the fast lane that say where a row goes, beside some of `SYSTEM_COLUMNS`."""
+_PROMISES: Mapping[Callable[[Any], bool], str] = {
+    inspect.iscoroutinefunction: "async",
+    inspect.isasyncgenfunction: "an async generator",
+    inspect.isgeneratorfunction: "a generator",
+}
+
+
+def _is(kind: Any) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, kind)
+
+
+def _is_share(value: Any) -> bool:
+    return value in ("never", "any") or (type(value) in (int, float) and 0 <= value <= 1)
+
+
+_OPTIONS: Mapping[str, tuple[Callable[[Any], object], str]] = {
+    "name": (
+        lambda value: isinstance(value, str) and _NAME.fullmatch(value),
+        "lower-case letters, digits and _ only, beginning with a letter: it names tables and assets",
+    ),
+    "producer": (_is(Producer), "it must be a Producer(...)"),
+    "processors": (_is(Processors), "it must be a Processors(...)"),
+    "retention": (_is(Retention), "it must be a Retention(...)"),
+    "context": (_is(BaseModel | None), "it must be an instance of a pydantic model, whose fields a run can override"),
+    "fail_run_on": (_is_share, "it is 'never', 'any', or a share of failures from 0.0 to 1.0"),
+    "window_cron": (cron.is_cron, cron.WAY_OUT),
+    "redrive": (lambda value: value is None or cron.is_cron(value), f"{cron.WAY_OUT}, or leave it out"),
+    "first_window": (
+        lambda value: isinstance(value, datetime) and value.utcoffset() is not None,
+        "it must be a time with its zone: datetime(2026, 1, 1, tzinfo=UTC)",
+    ),
+    "owners": (_is(list | tuple), "it must be a tuple of owners, ('team:data',)"),
+    "batchers": (_is(Mapping), "it must be a dict of Batcher(...) and TableBatcher(schema=...) by name"),
+}
+"""What each option of the class must be, and the words for what is allowed."""
 
 
 def check_class(cls: _Class, base: _Class) -> None:
@@ -50,20 +86,23 @@ def check_class(cls: _Class, base: _Class) -> None:
         base: `Pipeline` itself.
 
     Raises:
-        PipelineError: An attribute's name is like that of an option or callback, or shadows a method of the
-            platform's; an option or a callback is not what it has to be, or one is never called.
+        PipelineError: An attribute's name is like that of an option or callback, or is that of a method of the
+            platform; an option or a callback is not what it has to be, or one is never called.
     """
     _check_names(cls, base)
-    _check_options(cls)
+    for option, (fits, allowed) in _OPTIONS.items():
+        if not fits(value := getattr(cls, option, None)):
+            _refuse(cls, option, value, allowed)
+    for owner in cls.owners:
+        if not isinstance(owner, str) or not _OWNER.fullmatch(owner):
+            _refuse(cls, "owners", owner, "an owner is an e-mail address or 'team:<name>'")
     for callback in _callbacks(base):
         if _is_written(cls, base, callback):
-            _check_shape(cls, callback, _parameters(base, callback))
+            _check_shape(cls, callback, tuple(inspect.signature(vars(base)[callback]).parameters)[1:])
     if cls.__init__ is not object.__init__:
         _check_shape(cls, "__init__", ())
     _check_lane(cls, base)
     _check_batchers(cls, base)
-    _check_times(cls)
-    _check_owners(cls)
 
 
 def check_together(pipelines: Sequence[_Class], resources: Collection[str]) -> None:
@@ -84,15 +123,16 @@ def check_together(pipelines: Sequence[_Class], resources: Collection[str]) -> N
             meant = nearest(source, resources, 0.6)
             hint = f"did you mean {meant!r}?" if meant else f"there is {', '.join(sorted(resources))}"
             _refuse(pipeline, "producer.source", source, f"no resource has this key; {hint}")
-        if (other := names.setdefault(pipeline.name, pipeline)) is not pipeline or pipelines.count(pipeline) > 1:
+        if other := names.get(pipeline.name):
             why = f"{other.__qualname__} has this name too, and tables and limits are by name: rename one"
             _refuse(pipeline, "name", pipeline.name, why)
-        if (other := sources.setdefault(source, pipeline)) is not pipeline:
+        if other := sources.get(source):
             why = (
                 f"{other.__qualname__} pulls from it too, and each message would come to one of the two: "
                 "give each a source of its own, or handle both kinds in one pipeline, by batcher"
             )
             _refuse(pipeline, "producer.source", source, why)
+        names[pipeline.name] = sources[source] = pipeline
 
 
 def _refuse(cls: _Class, option: str, value: object, why: str) -> NoReturn:
@@ -103,10 +143,6 @@ def _callbacks(base: _Class) -> list[str]:
     return [name for name, value in vars(base).items() if inspect.isfunction(value) and not name.startswith("_")]
 
 
-def _parameters(base: _Class, callback: str) -> tuple[str, ...]:
-    return tuple(inspect.signature(vars(base)[callback]).parameters)[1:]
-
-
 def _is_written(cls: _Class, base: _Class, callback: str) -> bool:
     """Whether the author wrote this callback, here or in a base."""
     return inspect.getattr_static(cls, callback) is not vars(base)[callback]
@@ -115,60 +151,41 @@ def _is_written(cls: _Class, base: _Class, callback: str) -> bool:
 def _check_names(cls: _Class, base: _Class) -> None:
     """Refuse names that are meant to be an option's or a callback's and are not."""
     options, callbacks = list(inspect.get_annotations(base)), _callbacks(base)
-    platform = {name for name in vars(base) if not name.startswith("_")} - {*options, *callbacks}
-    for owner in cls.__mro__:
-        if owner in base.__mro__:
+    bases = [one for one in cls.__mro__ if one not in base.__mro__]
+    for owner, name, value in ((one, *item) for one in bases for item in vars(one).items()):
+        if name.startswith("_") or name in options or name in callbacks:
             continue
-        for name, value in vars(owner).items():
-            if name.startswith("_") or name in options or name in callbacks:
-                continue
-            if name in _WITHIN and not callable(value) and not hasattr(type(value), "__get__"):
-                why = f"is an option of {_WITHIN[name]}(...): give it there, or call one of your own _{name}"
-                raise PipelineError(f"{owner.__qualname__}.{name} {why}")
-            if name in platform:
-                why = "is a method of the platform's own: give yours another name"
-                raise PipelineError(f"{owner.__qualname__}.{name} {why}")
-            if meant := nearest(name, [*options, *callbacks]):
-                kind = "option" if meant in options else "callback"
-                raise PipelineError(
-                    f"{owner.__qualname__}.{name} is no option or callback; did you mean the {kind} {meant!r}? "
-                    f"If it is your own, give it a name less like that one, or call it _{name}"
-                )
-
-
-def _check_options(cls: _Class) -> None:
-    name = getattr(cls, "name", None)
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        why = "lower-case letters, digits and _ only, beginning with a letter: it names tables and assets"
-        _refuse(cls, "name", name, why)
-    models: dict[str, type[Options]] = {"producer": Producer, "processors": Processors, "retention": Retention}
-    for option, model in models.items():
-        if not isinstance(value := getattr(cls, option, None), model):
-            _refuse(cls, option, value, f"it must be a {model.__name__}(...)")
-    if cls.context is not None and not isinstance(cls.context, BaseModel):
-        why = "it must be an instance of a pydantic model, whose fields a run can override"
-        _refuse(cls, "context", cls.context, why)
-    red: object = cls.fail_run_on
-    is_share = isinstance(red, int | float) and not isinstance(red, bool) and 0 <= red <= 1
-    if red not in ("never", "any") and not is_share:
-        _refuse(cls, "fail_run_on", red, "it is 'never', 'any', or a share of failures from 0.0 to 1.0")
+        if name in _WITHIN and not callable(value) and not hasattr(type(value), "__get__"):
+            why = f"is an option of {_WITHIN[name]}(...): give it there, or call one of your own _{name}"
+        elif name in vars(base):
+            why = "is a method of the platform's own: give yours another name"
+        elif meant := nearest(name, [*options, *callbacks]):
+            kind = "option" if meant in options else "callback"
+            why = (
+                f"is no option or callback; did you mean the {kind} {meant!r}? "
+                f"If it is your own, give it a name less like that one, or call it _{name}"
+            )
+        else:
+            continue
+        raise PipelineError(f"{owner.__qualname__}.{name} {why}")
 
 
 def _check_shape(cls: _Class, name: str, arguments: Sequence[str]) -> None:
     """Refuse what cannot be called with these arguments, or would answer with a promise of a result."""
     path, written = f"{cls.__qualname__}.{name}", inspect.getattr_static(cls, name)
-    getter = getattr(written, "fget", None) if isinstance(written, property) else getattr(written, "func", None)
+    method = f"def {name}({', '.join(('self', *arguments))})"
     if isinstance(written, property | cached_property):
+        getter = written.fget if isinstance(written, property) else written.func
         if getter and _misfit(getter, ["self"]):
-            raise PipelineError(f"{path} is a property: write a plain method, def {name}(self, {', '.join(arguments)})")
-        return  # what it gives, only an instance can tell
+            raise PipelineError(f"{path} is a property: write a plain method, {method}")
+        return  # only an instance can say what it gives
     try:
         # As an instance has it, but one that no code of the author's made.
         called = written.__get__(object.__new__(cls), cls) if hasattr(type(written), "__get__") else written
     except Exception:  # a descriptor of the author's own, which wants a real one
         return
     if not callable(called):
-        raise PipelineError(f"{path} is {shown(called)}: it must be a method, def {name}(self, {', '.join(arguments)})")
+        raise PipelineError(f"{path} is {shown(called)}: it must be a method, {method}")
     of = called if inspect.isroutine(called) else type(called).__call__
     for is_kind, kind in _PROMISES.items():
         if is_kind(called) or is_kind(of):
@@ -179,23 +196,17 @@ def _check_shape(cls: _Class, name: str, arguments: Sequence[str]) -> None:
 
 
 def _misfit(called: Callable[..., Any], arguments: Sequence[str]) -> str | None:
-    """The parameters of what cannot be called with so many arguments; None where it can."""
+    """The parameters of what cannot be called with so many arguments; None if it can."""
     try:
-        # The outermost function is what is called; the one that it wraps may be given more.
+        # The outermost function is called; the one that it wraps may be given more.
         signature = inspect.signature(called, follow_wrapped=False)
+    except ValueError:  # something in C that has no signature
+        return None
+    try:
         signature.bind(*arguments)
     except TypeError:
         return str(signature)
-    except ValueError:  # of something in C that does not tell
-        return None
     return None
-
-
-_PROMISES: Mapping[Callable[[Any], bool], str] = {
-    inspect.iscoroutinefunction: "async",
-    inspect.isasyncgenfunction: "an async generator",
-    inspect.isgeneratorfunction: "a generator",
-}
 
 
 def _check_lane(cls: _Class, base: _Class) -> None:
@@ -210,8 +221,6 @@ def _check_lane(cls: _Class, base: _Class) -> None:
 
 
 def _check_batchers(cls: _Class, base: _Class) -> None:
-    if not isinstance(cls.batchers, Mapping):
-        _refuse(cls, "batchers", cls.batchers, "it must be a dict of Batcher(...) and TableBatcher(schema=...) by name")
     for batcher, options in cls.batchers.items():
         key = f"batchers[{batcher!r}]"
         if not isinstance(batcher, str) or not _NAME.fullmatch(batcher) or batcher in RESERVED_TABLES:
@@ -219,52 +228,29 @@ def _check_batchers(cls: _Class, base: _Class) -> None:
             _refuse(cls, "batchers", batcher, why)
         if not isinstance(options, Batcher | TableBatcher):
             _refuse(cls, key, options, "it must be a Batcher(...) or a TableBatcher(schema=...)")
-        if options.table_schema is not None and (wrong := _unfit(options.table_schema)):
-            _refuse(cls, f"{key}.schema", options.table_schema.__name__, wrong)
-        if options.table_schema is not None and cls.uses_columns() and (meant := _routes(options.table_schema)):
-            why = f"in handle_messages the columns {meant} say where a row goes: give these fields other names"
-            _refuse(cls, f"{key}.schema", options.table_schema.__name__, why)
+        model = options.table_schema
+        if model is not None and (misfit := _unfit(model, columns=cls.uses_columns())):
+            _refuse(cls, f"{key}.schema", model.__name__, misfit)
         if isinstance(options, Batcher) and not _is_written(cls, base, "handle_batch"):
             _refuse(cls, key, "Batcher", "the class has no handle_batch; write one, or use TableBatcher")
-    # One that it inherits may be for others who share the base.
+    # A class may inherit one that is for others who share the base.
     if "handle_batch" in vars(cls) and not any(isinstance(options, Batcher) for options in cls.batchers.values()):
         why = "is never called: no batcher is a Batcher(...), and a TableBatcher has no callback"
         raise PipelineError(f"{cls.__qualname__}.handle_batch {why}")
 
 
-def _check_times(cls: _Class) -> None:
-    if not cron.is_cron(cls.window_cron):
-        _refuse(cls, "window_cron", cls.window_cron, cron.WAY_OUT)
-    if cls.redrive is not None and not cron.is_cron(cls.redrive):
-        _refuse(cls, "redrive", cls.redrive, f"{cron.WAY_OUT}, or leave it out")
-    first: object = cls.first_window
-    if not isinstance(first, datetime) or first.utcoffset() is None:
-        _refuse(cls, "first_window", first, "it must be a time with its zone: datetime(2026, 1, 1, tzinfo=UTC)")
-
-
-def _check_owners(cls: _Class) -> None:
-    if isinstance(cls.owners, str) or not isinstance(cls.owners, Sequence):
-        _refuse(cls, "owners", cls.owners, "it must be a tuple of owners, ('team:data',)")
-    for owner in cls.owners:
-        if not isinstance(owner, str) or not _OWNER.fullmatch(owner):
-            _refuse(cls, "owners", owner, "an owner is an e-mail address or 'team:<name>'")
-
-
-def _routes(model: type[BaseModel]) -> list[str]:
-    """The fields of a model that mean something else as columns of the fast lane."""
-    return sorted({"position", "batcher", "status", "reason"} & {name.lower() for name in arrow_schema(model).names})
-
-
-def _unfit(model: type[BaseModel]) -> str | None:
-    """Why a model cannot be a table, or None."""
+def _unfit(model: type[BaseModel], *, columns: bool) -> str | None:
+    """Why a model cannot be the table of a pipeline, or None."""
     try:
         names = arrow_schema(model).names
     except ColumnError as error:
         return str(error)
-    # Spark, and Delta tables with it, does not tell columns apart by case.
+    # Spark, and Delta tables with it, ignores the case of a column's name.
     folded = [name.lower() for name in names]
     if taken := sorted(set(folded) & set(SYSTEM_COLUMNS)):
         return f"the platform adds columns {taken}: rename them"
     if twice := sorted(name for name in set(folded) if folded.count(name) > 1):
         return f"the fields {twice} differ in nothing but case, which tables do not tell apart: rename them"
+    if columns and (routes := sorted(set(folded) & _ROUTING)):
+        return f"in handle_messages the columns {routes} say where a row goes: give these fields other names"
     return None

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from itertools import repeat
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import pyarrow as pa
 
@@ -51,20 +51,20 @@ _ACTION = re.compile(r"ack|noop|nack(:\d{1,6})?")
 
 
 def _text(value: Any) -> str | None:
-    """Text as exactly that, for a kind of it may compare, hash and show itself in ways of its own; else None."""
-    # isinstance would believe what the value says of itself.
+    """Return value as a plain str, or None. A subclass of str could override comparison and hashing."""
+    # isinstance would believe what the value says of its own class.
     return str.__str__(value) if issubclass(type(value), str) else None
 
 
 def check_action(action: str) -> str:
-    """Return `action`, if it says what the source is told of a message.
+    """Return the action by which a source settles a message, as plain text.
 
     Args:
         action: `ack` (done with), `noop` (left alone: its lease runs out), `nack` (given back now) or
             `nack:<seconds>` (given back after a delay).
 
     Raises:
-        ValueError: It is none of these.
+        ValueError: It is another one.
     """
     text = _text(action)
     if text is None or not _ACTION.fullmatch(text):
@@ -73,7 +73,7 @@ def check_action(action: str) -> str:
 
 
 class Delivery:
-    """The columns of one Arrow batch that messages look themselves up in, each decoded when first asked for."""
+    """The columns of the Arrow batch that messages came in, each decoded when first asked for."""
 
     __slots__ = ("_decoded", "batch")
 
@@ -89,19 +89,8 @@ class Delivery:
         return values[row]
 
 
-def _key(value: str) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"a batch key is text, not {value!r}; convert it with str()")
-    return value
-
-
 class Standing(NamedTuple):
-    """What the messages of a batch have in common until a callback says more of one than data, batcher and key.
-
-    Attributes:
-        delivery: Where the source's words of them are.
-        batch_mode: See `Message`; as are the others.
-    """
+    """What messages of a batch share, until a callback says more of one than data, batcher and key; see `Message`."""
 
     delivery: Delivery
     batch_mode: BatchMode = BULK
@@ -110,16 +99,14 @@ class Standing(NamedTuple):
 
 
 _ROUTE = {"batcher": "put_batcher", "batch_key": "put_batch_key"}
-"""What may be set past the methods, and the method meant for it: to check each value as it is set would take longer."""
-
-_new = object.__new__  # bound once: a message is copied several times on its way
+"""Attributes that can be set past the method meant for them: to check each value as it is set would take longer."""
 
 
 class Message:
     """One message on its way through a pipeline.
 
     Messages are values: every method returns a new one and leaves this one as it was. What the source said of
-    it (`message_id`, `metadata`, `attempt`, ...) is read only.
+    a message (`message_id`, `metadata`, `attempt`, ...) is read only.
 
     Attributes:
         data: The payload: `bytes` as delivered, then whatever the callbacks put.
@@ -153,7 +140,7 @@ class Message:
 
     @property
     def actions(self) -> tuple[str | None, str | None] | None:
-        """What the source is told `(on success, on failure)`, None for the source's own setting."""
+        """How it is settled `(on success, on failure)`, None for the source's own setting."""
         return self._standing.actions
 
     @property
@@ -185,8 +172,7 @@ class Message:
     @property
     def received_at(self) -> datetime:
         """When the run that leased it read it."""
-        at: datetime = self._standing.delivery.value("received_at", self._row)
-        return at
+        return cast(datetime, self._standing.delivery.value("received_at", self._row))
 
     @property
     def window(self) -> str:
@@ -194,12 +180,8 @@ class Message:
         return str(self._standing.delivery.value("window", self._row))
 
     def _copy(self) -> Message:
-        new: Message = _new(Message)
-        new.data = self.data
-        new.batcher = self.batcher
-        new.batch_key = self.batch_key
-        new._row = self._row
-        new._standing = self._standing
+        new = Message(self.data, self._row, self._standing)
+        new.batcher, new.batch_key = self.batcher, self.batch_key
         return new
 
     def _but(self, **changed: Any) -> Message:
@@ -216,13 +198,10 @@ class Message:
         )
 
     def _checked(self, stage: str) -> Message:
-        """This message, once what a callback set on it is known to be what later steps can take.
-
-        Args:
-            stage: The callback. If it failed the message, this is where it failed.
+        """A copy that later steps can take, with the callback as the stage of its failure, if it has failed.
 
         Raises:
-            TypeError: It is not: attributes can be set past the methods.
+            TypeError: The callback set an attribute to something else than text.
         """
         new = self._copy()
         for name, method in _ROUTE.items():
@@ -233,7 +212,7 @@ class Message:
         return new if new.failure is None else new._but(failure=new.failure.at(stage))
 
     def _rejected(self, failure: Failure) -> Message:
-        """The same message, failed, without whatever a callback set on it that later steps cannot take."""
+        """A failed copy, without anything that a callback set and later steps cannot take."""
         new = Message(getattr(self, "data", None), self._row, self._standing._replace(failure=failure))
         for name in _ROUTE:
             if (text := _text(getattr(self, name, None))) is not None:
@@ -241,33 +220,23 @@ class Message:
         return new
 
     def put(self, data: Any, *, batcher: str | None = None, batch_key: str | None = None) -> Message:
-        """Replace the data and say where it goes, in one step: what most handlers end with.
-
-        Args:
-            data: As `put_data` takes it.
-            batcher: As `put_batcher` takes it; what is not given stays.
-            batch_key: As `put_batch_key` takes it; what is not given stays.
+        """Replace the data and say where it goes, in one step: what most handlers end with. What is not given stays.
 
         Raises:
             TypeError: The key is no text.
         """
-        new: Message = _new(Message)
-        new.data = data
+        new = Message(data, self._row, self._standing)
         new.batcher = self.batcher if batcher is None else batcher
         new.batch_key = self.batch_key if batch_key is None else _key(batch_key)
-        new._row = self._row
-        new._standing = self._standing
         return new
 
     def put_data(self, data: Any) -> Message:
         """Replace the data."""
-        new = self._copy()
-        new.data = data
-        return new
+        return self.put(data)
 
     def update_data(self, function: Callable[[Any], Any]) -> Message:
         """Replace the data by what `function` makes of it."""
-        return self.put_data(function(self.data))
+        return self.put(function(self.data))
 
     def put_batcher(self, batcher: str) -> Message:
         """Send it to that batcher; one that the pipeline does not have fails the message."""
@@ -276,14 +245,12 @@ class Message:
         return new
 
     def put_batch_key(self, batch_key: str) -> Message:
-        """Keep its batches apart from those of other keys.
+        """Put it into batches of this key alone.
 
         Raises:
-            TypeError: The key is no text; the column it is stored in holds text.
+            TypeError: The key is no text.
         """
-        new = self._copy()
-        new.batch_key = _key(batch_key)
-        return new
+        return self.put(self.data, batch_key=_key(batch_key))
 
     def put_batch_mode(self, batch_mode: BatchMode) -> Message:
         """Set `bulk` or `flush`.
@@ -304,30 +271,33 @@ class Message:
         return self._but(failure=Failure("failed", text))
 
     def configure_ack(self, *, on_success: str | None = None, on_failure: str | None = None) -> Message:
-        """Say what the source is told of this message alone; see `check_action`. What is not given stays."""
-        before = self.actions or (None, None)
-        given = (on_success, on_failure)
-        actions = tuple(
-            old if action is None else check_action(action) for old, action in zip(before, given, strict=True)
-        )
-        return self._but(actions=actions)
+        """Say how this message alone is settled; see `check_action`. What is not given stays."""
+        success, failure = self.actions or (None, None)
+        success = success if on_success is None else check_action(on_success)
+        failure = failure if on_failure is None else check_action(on_failure)
+        return self._but(actions=(success, failure))
 
     def __repr__(self) -> str:
         """Show where it stands, without its payload."""
         return f"Message({self.message_id!r}, batcher={self.batcher!r}, status={self.status!r})"
 
 
+def _key(value: str) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"a batch key is text, not {value!r}; convert it with str()")
+    return value
+
+
 class BatchInfo(NamedTuple):
-    """What `handle_batch` is told of its batch.
+    """What `handle_batch` knows of its batch.
 
     Attributes:
         batcher: Name of the batcher.
         batch_key: The key that all its messages share.
-        partition: The partition they share; None, for nothing partitions them yet.
+        partition: The partition that they share; always None, since nothing partitions them yet.
         size: How many messages.
         trigger: Why it is delivered: `size` (full) or `flush` (no more to come, or a message asked for it).
-        batch_id: The same for the same batch of one receive, however often it is tried: make outside effects
-            idempotent by it.
+        batch_id: The same at each try of the same batch of one receive: make outside effects idempotent by it.
     """
 
     batcher: str

@@ -176,15 +176,22 @@ class Processors(Options):
 
 
 class Batcher(Options):
-    """A batcher with a callback: `handle_batch` is called for each batch, and what it returns is a table."""
+    """A batcher with a callback: `handle_batch` is called for each batch, and what it returns is a table.
+
+    Data crosses from `handle_message` to `handle_batch` as JSON. With a `schema` every type that its table takes comes
+    back with the very value: bool, int, float (NaN and infinity too), str, bytes, datetime, date, time, timedelta,
+    Decimal, UUID, Enum, Literal, models, and lists, sets, tuples and dicts of them. Validators and serializers do not
+    run again, private attributes are made anew, and extra fields come as plain JSON. Without a `schema` bytes stay
+    bytes, and all else comes as plain JSON (a datetime as text). Data that does not cross fails its message.
+    """
 
     concurrency: int = Field(1, ge=1, le=10_000, description="Batches handled at once.")
     batch_size: int = Field(100, ge=1, le=10**6, description="Messages in a batch, at the most.")
     table_schema: type[BaseModel] | None = Field(
         None,
         alias="schema",
-        description="Model of the data: typed columns in the table, and models again in handle_batch. "
-        "Without it data is one column of JSON, and handle_batch sees decoded JSON (bytes stay bytes).",
+        description="Model of the data: typed columns in the table, and models in handle_batch. Without it data is one "
+        "column of JSON, and plain JSON in handle_batch.",
     )
 
 

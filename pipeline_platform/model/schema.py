@@ -1,22 +1,21 @@
-"""From a pydantic model to the columns of a table, and from the data of messages to rows that fit them."""
+"""The columns of a pydantic model's table, and the data of messages as rows of it."""
 
 from __future__ import annotations
 
 import enum
 import re
 import types
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from functools import lru_cache
-from operator import itemgetter
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from uuid import UUID
 
 import pyarrow as pa
 from pydantic import BaseModel
 
-_PLAIN: dict[type, pa.DataType] = {
+PLAIN: dict[type, pa.DataType] = {
     bool: pa.bool_(),
     int: pa.int64(),
     float: pa.float64(),
@@ -26,30 +25,33 @@ _PLAIN: dict[type, pa.DataType] = {
     date: pa.date32(),
     Decimal: pa.decimal128(38, 9),
 }
+"""Types that a column holds as they are. A subclass of one is held by the same column."""
+AS_TEXT = (UUID, time, timedelta)
+"""Types that a column holds as text."""
 _WHOLE = {int, type(None)}
 _MISFIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
 _NOT_CONVERTED = re.compile("Could not convert .* with type", re.DOTALL)
-"""How Arrow tells a value, which is payload."""
-_AS_TEXT = (UUID, time, timedelta)
+"""Arrow quotes the value, which is payload."""
 
 
 class ColumnError(TypeError):
     """A field of a model, or the data of a message, fits no column: names it."""
 
 
-def arrow_schema(model: type[BaseModel]) -> pa.Schema:
-    """The columns of a model's table, all nullable, so that a field can be added or dropped later.
+@lru_cache(maxsize=256)
+def arrow_schema(model: type[BaseModel], inside: tuple[type[BaseModel], ...] = ()) -> pa.Schema:
+    """The columns of a model's table. All are nullable, so that a field can be added or dropped later.
+
+    Args:
+        model: A model of plain fields, models, lists and dicts.
+        inside: The models that hold this one.
 
     Raises:
         ColumnError: A field has a type that no column holds, or there is no field.
     """
-    return _schema(model, ())
-
-
-def _schema(model: type[BaseModel], inside: tuple[type[BaseModel], ...]) -> pa.Schema:
     if model in inside:
         raise ColumnError(
-            f"{model.__name__} holds itself, and columns have no end then: keep the inner ones as JSON text"
+            f"{model.__name__} holds itself, so its columns would have no end: keep the inner ones as JSON text"
         )
     if not model.model_fields:
         raise ColumnError(f"{model.__name__} has no fields: there would be no columns")
@@ -67,24 +69,24 @@ def _arrow_type(model: type[BaseModel], name: str, annotation: Any, inside: tupl
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         kinds = {type(value) for value in arguments}
-        if len(kinds) == 1 and (kind := kinds.pop()) in _PLAIN:
-            return _PLAIN[kind]
+        if len(kinds) == 1 and (kind := kinds.pop()) in PLAIN:
+            return PLAIN[kind]
     elif origin in (list, set, frozenset, Sequence, tuple) and (len(arguments) == 1 or arguments[1:] == (Ellipsis,)):
         return pa.list_(_arrow_type(model, name, arguments[0], inside))
     elif origin in (dict, Mapping) and arguments and bare(arguments[0]) is str:
         return pa.map_(pa.string(), _arrow_type(model, name, arguments[1], inside))
     elif isinstance(annotation, type):
-        if annotation in _PLAIN:
-            return _PLAIN[annotation]
+        if annotation in PLAIN:
+            return PLAIN[annotation]
         if issubclass(annotation, BaseModel):
-            return pa.struct(list(_schema(annotation, inside)))
+            return pa.struct(list(arrow_schema(annotation, inside)))
         if issubclass(annotation, enum.Enum):
             kinds = {type(member.value) for member in annotation}
-            if len(kinds) == 1 and (kind := kinds.pop()) in _PLAIN:
-                return _PLAIN[kind]
-        if annotation in _AS_TEXT:
+            if len(kinds) == 1 and (kind := kinds.pop()) in PLAIN:
+                return PLAIN[kind]
+        if annotation in AS_TEXT:
             return pa.string()
-        for base, type_ in _PLAIN.items():
+        for base, type_ in PLAIN.items():
             if issubclass(annotation, base):
                 return type_
     raise ColumnError(
@@ -105,55 +107,18 @@ def bare(annotation: Any) -> Any:
 
 
 @lru_cache(maxsize=256)
-def row_of(model: type[BaseModel]) -> Callable[[BaseModel], dict[str, Any]]:
-    """How to turn an instance of the model into a row: its own `__dict__` where every field is plain already."""
-    if all(_is_plain(field.annotation) for field in model.model_fields.values()):
-        return _own_dict
-
-    def convert(instance: BaseModel) -> dict[str, Any]:
-        return {name: _plain(value) for name, value in instance.__dict__.items()}
-
-    return convert
-
-
-def _own_dict(instance: BaseModel) -> dict[str, Any]:
-    return instance.__dict__
-
-
-def _is_plain(annotation: Any) -> bool:
-    annotation = bare(annotation)
-    return annotation in _PLAIN or get_origin(annotation) is Literal
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, BaseModel):
-        return row_of(type(value))(value)
-    if isinstance(value, enum.Enum):
-        return value.value
-    if isinstance(value, _AS_TEXT):
-        return value.isoformat() if isinstance(value, time) else str(value)
-    if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(one) for one in value]
-    return value
-
-
 def required(model: type[BaseModel]) -> frozenset[str]:
     """The fields that are never None: in their columns a null is an error."""
     return frozenset(
         name
         for name, field in model.model_fields.items()
-        if not allows_none(field.annotation) and (field.is_required() or field.default is not None)
+        if not _allows_none(field.annotation) and (field.is_required() or field.default is not None)
     )
 
 
-def allows_none(annotation: Any) -> bool:
-    """Whether a field so annotated may be None."""
-    while get_origin(annotation) is Annotated:
-        annotation = get_args(annotation)[0]
-    if get_origin(annotation) in (Union, types.UnionType):
-        return any(allows_none(one) for one in get_args(annotation))
+def _allows_none(annotation: Any) -> bool:
+    if get_origin(annotation) in (Annotated, Union, types.UnionType):
+        return any(map(_allows_none, get_args(annotation)))
     return annotation in (None, type(None), Any)
 
 
@@ -161,92 +126,103 @@ def refuse_nulls(columns: Sequence[pa.Array], schema: pa.Schema, required: froze
     """Check that columns hold a value wherever their field has to have one.
 
     Raises:
-        ColumnError: One does not.
+        ColumnError: A column does not.
     """
     for field, column in zip(schema, columns, strict=True):
         if column.null_count and field.name in required:
             raise ColumnError(f"{field.name} is None, which its model does not allow")
 
 
+def fields_of(data: Any, model: type[BaseModel]) -> dict[str, Any]:
+    """The fields of a message's data by name, with the field's default for what a dict lacks.
+
+    Args:
+        data: An instance of the model or a dict by the names of its fields. An instance may hold more than fields.
+        model: The batcher's.
+
+    Raises:
+        ColumnError: It is neither, or a dict has an unknown name or lacks a required field.
+    """
+    fields = model.model_fields
+    if isinstance(data, model):
+        given = data.__dict__
+    elif isinstance(data, dict):
+        given = data
+        if unknown := given.keys() - fields.keys():
+            raise ColumnError(f"data has {sorted(map(str, unknown))}, which {model.__name__} has no field for")
+    else:
+        kind = f"{type(data).__module__}.{type(data).__qualname__}".removeprefix("builtins.")
+        raise ColumnError(f"data is {kind}, not {model.__name__} or a dict of its fields")
+    if given.keys() >= fields.keys():
+        return given
+    absent = fields.keys() - given.keys()
+    if missing := sorted(name for name in absent if fields[name].is_required()):
+        raise ColumnError(f"data lacks {missing}, which {model.__name__} requires")
+    return {
+        **given,
+        **{name: fields[name].get_default(call_default_factory=True, validated_data=given) for name in absent},
+    }
+
+
 class RowType:
-    """The rows of one model: builds their columns from the data of many messages, and refuses what fits none."""
+    """Builds the columns of one model from the data of many messages, and refuses data that fits no column."""
 
     def __init__(self, model: type[BaseModel]) -> None:
         self.model = model
         self.schema = arrow_schema(model)
-        self._fields = frozenset(model.model_fields)
         self._struct = pa.struct(list(self.schema))
-        self._never_none = required(model)
-        self._integers = [field for field in self.schema if _holds_integers(field.type)]
-        self._is_plain = row_of(model) is _own_dict
+        self._required = required(model)
+        self._integers = [field for field in self.schema if "int64" in str(field.type)]
+        annotations = [bare(field.annotation) for field in model.model_fields.values()]
+        self._is_plain = all(one in PLAIN or get_origin(one) is Literal for one in annotations)
 
     def columns(self, data: list[Any]) -> list[pa.Array]:
         """Build the columns of `schema`.
 
         Args:
-            data: An instance of the model each, or a dict by the names of its fields; what a dict lacks is filled in
-                with the field's default.
+            data: What `fields_of` takes, for each row.
 
         Raises:
-            Exception: Some is neither, or holds what its column does not (a ColumnError, which names the field); or
-                something of the model's own raised.
+            Exception: Data is something else, or holds what its column does not (a ColumnError, which names the
+                field); or code of the model's own raised.
         """
-        try:
-            columns = self._columns(self._as_they_stand(data))
-        except KeyError:
-            columns = self._columns([self._row(one) for one in data])
-        refuse_nulls(columns, self.schema, self._never_none)
-        return columns
-
-    def _as_they_stand(self, data: list[Any]) -> list[dict[str, Any]]:
-        """Rows without a copy, where what they hold is plain: as many fields as there are, and maybe of other names."""
-        if self._is_plain:
-            kinds = set(map(type, data))
-            if kinds == {self.model}:
-                return [one.__dict__ for one in data]
-            if kinds == {dict} and set(map(len, data)) == {len(self._fields)}:
-                return data
-        return [self._row(one) for one in data]
-
-    def _row(self, data: Any) -> dict[str, Any]:
-        if isinstance(data, self.model):
-            row = data.__dict__
-        elif isinstance(data, dict):
-            row = data
-            if unknown := row.keys() - self._fields:
-                raise ColumnError(f"data has {sorted(map(str, unknown))}, which {self.model.__name__} has no field for")
-        else:
-            raise ColumnError(f"data is {kind_of(data)}, not {self.model.__name__} or a dict of its fields")
-        if absent := self._fields - row.keys():
-            row = {**row, **self._defaults(absent, row)}
-        return row if self._is_plain else {name: _plain(value) for name, value in row.items()}
-
-    def _defaults(self, absent: frozenset[str], data: dict[str, Any]) -> dict[str, Any]:
-        fields = self.model.model_fields
-        if missing := sorted(name for name in absent if fields[name].is_required()):
-            raise ColumnError(f"data lacks {missing}, which {self.model.__name__} requires")
-        return {name: fields[name].get_default(call_default_factory=True, validated_data=data) for name in absent}
-
-    def _columns(self, rows: list[dict[str, Any]]) -> list[pa.Array]:
-        """Build the columns of rows; a KeyError says that some row lacks a field."""
+        rows = self._rows(data)
         for field in self._integers:
-            _refuse_cut(field, list(map(itemgetter(field.name), rows)))
+            for number in _cut(field.type, [row[field.name] for row in rows]):
+                raise ColumnError(f"{field.name} is {number!r}, which is no int")
         try:
-            # All at once: going through the rows a second time costs as much as building a column.
+            # All at once: another pass over the rows costs as much as building a column.
             columns: list[pa.Array] = pa.array(rows, self._struct).flatten()
         except _MISFIT:
             for field in self.schema:
                 _refuse_misfit(field, [row[field.name] for row in rows])
             raise
-        for field, column in zip(self.schema, columns, strict=True):
-            if column.null_count:  # Arrow takes what is not there for None
-                _ = [row[field.name] for row in rows]
+        refuse_nulls(columns, self.schema, self._required)
         return columns
 
+    def _rows(self, data: list[Any]) -> list[dict[str, Any]]:
+        if self._is_plain and (kinds := set(map(type, data))) <= {self.model, dict} and len(kinds) == 1:
+            rows = data if kinds == {dict} else [one.__dict__ for one in data]
+            names = self.model.model_fields.keys()
+            if all(row.keys() == names for row in rows):
+                return rows  # without a copy
+        rows = [fields_of(one, self.model) for one in data]
+        return rows if self._is_plain else [_plain(row) for row in rows]
 
-def _refuse_cut(field: pa.Field, values: list[Any]) -> None:
-    for number in _cut(field.type, values):
-        raise ColumnError(f"{field.name} is {number!r}, which is no int")
+
+def _plain(value: Any) -> Any:
+    """A value as Arrow takes it: models as dicts, enums by their value, collections as lists."""
+    if isinstance(value, BaseModel):
+        value = value.__dict__
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, AS_TEXT):
+        return value.isoformat() if isinstance(value, time) else str(value)
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(one) for one in value]
+    return value
 
 
 def _refuse_misfit(field: pa.Field, values: list[Any]) -> None:
@@ -257,40 +233,15 @@ def _refuse_misfit(field: pa.Field, values: list[Any]) -> None:
         raise ColumnError(f"{field.name} does not fit its column: {said}") from None
 
 
-def _cut(type_: pa.DataType, values: Collection[Any]) -> Iterator[float | Decimal]:
-    """The values that Arrow would cut to an integer without a word."""
+def _cut(type_: pa.DataType, values: list[Any]) -> Iterator[float | Decimal]:
+    """The numbers that Arrow would cut to an integer without an error, however deep they lie."""
     if pa.types.is_integer(type_):
         if not set(map(type, values)) <= _WHOLE:
             yield from (value for value in values if isinstance(value, float | Decimal))
     elif pa.types.is_list(type_):
-        for value in values:
-            if isinstance(value, list):
-                yield from _cut(type_.value_type, value)
-    else:
-        for value in values:
-            if isinstance(value, dict):
-                yield from _cut_inside(type_, value)
-
-
-def _cut_inside(type_: pa.DataType, value: dict[Any, Any]) -> Iterator[float | Decimal]:
-    if pa.types.is_map(type_):
-        yield from _cut(type_.item_type, value.values())
-    else:
+        yield from _cut(type_.value_type, [one for value in values if isinstance(value, list) for one in value])
+    elif pa.types.is_map(type_):
+        yield from _cut(type_.item_type, [one for value in values if isinstance(value, dict) for one in value.values()])
+    elif pa.types.is_struct(type_):
         for field in type_:
-            yield from _cut(field.type, [value.get(field.name)])
-
-
-@lru_cache(maxsize=1_024)
-def _holds_integers(type_: pa.DataType) -> bool:
-    if pa.types.is_map(type_):
-        return _holds_integers(type_.item_type)
-    if pa.types.is_list(type_):
-        return _holds_integers(type_.value_type)
-    if pa.types.is_struct(type_):
-        return any(_holds_integers(field.type) for field in type_)
-    return bool(pa.types.is_integer(type_))
-
-
-def kind_of(value: Any) -> str:
-    """The name of a value's type, as an error tells it."""
-    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+            yield from _cut(field.type, [value.get(field.name) for value in values if isinstance(value, dict)])

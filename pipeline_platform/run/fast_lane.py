@@ -19,8 +19,8 @@ from pipeline_platform.run.intake import intake_of
 from pipeline_platform.run.spark_work import SparkWork, carefully
 from pipeline_platform.source.contract import Source
 from pipeline_platform.spark import engine
-from pipeline_platform.tasks import columns
-from pipeline_platform.tasks.checksum import checksum_of_all
+from pipeline_platform.tasks import column_lane
+from pipeline_platform.tasks.by_position import checksum_of_all
 from pipeline_platform.tasks.set_aside import SetAside
 
 if TYPE_CHECKING:
@@ -44,13 +44,13 @@ class FastLane:
         flow: The pipeline and its resources.
         receive: Whose messages they are.
         files: What was received.
-        already: Where the lookup wrote which deliveries are not to be handled.
+        repeats: Files that say which deliveries are not to be handled.
     """
 
     flow: Flow
     receive: Receive
     files: Sequence[File]
-    already: Sequence[Range]
+    repeats: Sequence[Range]
 
     def handle(self, largest: int) -> Manifest:
         """Handle all that was received.
@@ -61,9 +61,9 @@ class FastLane:
         _keep_values_out_of_the_log()
         (whole,) = divide(self.files, self.pipeline.name, 1)
         has_large = largest > self.pipeline.processors.max_message_bytes
-        aside = self._set_aside(whole) if self.already or has_large else Manifest()
+        aside = self._set_aside(whole) if self.repeats or has_large else Manifest()
         try:
-            return aside + self._handled(whole, aside, as_they_lie=not self.already and not has_large)
+            return aside + self._handled(whole, aside, as_they_lie=not self.repeats and not has_large)
         except Exception as error:
             if _why(error) is None:
                 raise
@@ -110,7 +110,7 @@ class FastLane:
             self.work.lake,
             self.receive.receive_id,
             parts := spread(rows, self.pipeline.processors.concurrency),
-            self.already,
+            self.repeats,
             failure,
         )
         return self.work.run(task, len(parts))
@@ -121,10 +121,10 @@ class FastLane:
         (whole,) = divide(self.files, name, 1)
         limit = self.flow.control.rate_limiting(name, self.pipeline.producer.rate_limiting)
         if as_they_lie and not limit and self.work.lake.is_local:
-            received = columns.read_locally(self.work.spark, self.work.lake, name, self.files)
+            received = column_lane.read_locally(self.work.spark, self.work.lake, name, self.files)
         else:
             received = self._read(rows, Pace(self.flow.control, name, self.pipeline.producer.rate_limiting))
-        write = columns.WriteColumns(
+        write = column_lane.WriteColumns(
             self.pipeline, self._context, self._source, self.receive.origin, self.work.lake, receive_id, whole
         )
         manifest = carefully(lambda stage: self.work.write(self._query(received), stage), write)
@@ -139,7 +139,7 @@ class FastLane:
                 if file.table == "outcomes" or file.table.startswith(f"_receives/{receive_id}")
             ]
             ids = self.work.scan(divide(seen, name, self.pipeline.processors.concurrency), "source", "message_id")
-            manifest += self.work.write(columns.not_returned(self.pipeline, received, ids), write)
+            manifest += self.work.write(column_lane.not_returned(self.pipeline, received, ids), write)
         left = checksum_of_all(self._rows) - aside.total("aside_checksum")
         if manifest.total("returned_rows") != expected or (manifest.total("checksum") - left) % 2**64:
             raise PipelineError(
@@ -149,13 +149,13 @@ class FastLane:
         return manifest
 
     def _query(self, received: DataFrame) -> DataFrame:
-        handled = self.pipeline().handle_messages(columns.offered(received), self._context)
-        return columns.taken(self.pipeline, handled)
+        handled = self.pipeline().handle_messages(column_lane.offered(received), self._context)
+        return column_lane.taken(self.pipeline, handled)
 
     def _read(self, rows: Sequence[Range], pace: Pace) -> DataFrame:
         parts = spread(rows, self.pipeline.processors.concurrency)
-        read = columns.ReadColumns(self.work.lake, parts, self.pipeline.processors, pace, self.already)
-        return engine.frame(self.work.spark, read, len(parts), columns.RECEIVED)
+        read = column_lane.ReadColumns(self.work.lake, parts, self.pipeline.processors, pace, self.repeats)
+        return engine.frame(self.work.spark, read, len(parts), column_lane.RECEIVED)
 
     def _stopping(self, whole: Sequence[Range]) -> Iterator[tuple[int, int, Failure]]:
         """Find the rows that stop the query, by halves: where each begins and ends, and how it stops."""

@@ -23,9 +23,9 @@ CLOCKS = timedelta(minutes=15)
 def handle(flow: Flow, receive: Receive, received: Manifest) -> Manifest:
     """Handle what a manifest says was received; return a manifest of what was written of it."""
     files = received.of_table("messages")
-    already = _look_up(flow, receive, files, _oldest(received)) if received.total("redelivered") else []
+    repeats = _look_up(flow, receive, files, _oldest(received)) if received.total("redelivered") else []
     if flow.pipeline.uses_columns():
-        return FastLane(flow, receive, files, already).handle(received.most("largest"))
+        return FastLane(flow, receive, files, repeats).handle(received.most("largest"))
     parts = divide(files, flow.pipeline.name, flow.pipeline.processors.concurrency)
     task = Handle(
         pipeline=flow.pipeline,
@@ -36,7 +36,7 @@ def handle(flow: Flow, receive: Receive, received: Manifest) -> Manifest:
         receive_id=receive.receive_id,
         parts=parts,
         pace=Pace(flow.control, flow.pipeline.name, flow.pipeline.producer.rate_limiting),
-        already=already,
+        repeats=repeats,
     )
     work = flow.work(receive.receive_id)
     return carefully(lambda task: work.run(task, len(parts)), task)
@@ -61,8 +61,8 @@ def _look_up(flow: Flow, receive: Receive, files: Sequence[File], published: dat
         decisions = work.scan(parts, "source", "message_id", "outcome")
     fresh = divide(files, pipeline.name, concurrency)
     copies = work.scan(fresh, "source", "message_id", "position", "redelivered")
-    keep = lookup.KeepAlready(flow.lake, pipeline.name, receive.receive_id, receive.window)
-    manifest = work.write(lookup.already(copies, decisions), keep)
+    write = lookup.WriteRepeats(flow.lake, pipeline.name, receive.receive_id, receive.window)
+    manifest = work.write(lookup.find_repeats(copies, decisions), write)
     return [Range(f"{pipeline.name}/{file.table}/{file.path}", file.window, 0, file.rows, 0) for file in manifest]
 
 

@@ -24,9 +24,9 @@ from pipeline_platform.run.lease import alive, expect_ours, renew
 from pipeline_platform.run.spark_work import FEW, carefully
 from pipeline_platform.run.standing import as_decided, expect_decided
 from pipeline_platform.tasks import batch
-from pipeline_platform.tasks.acknowledge import ONCE, Acknowledge, Patience
+from pipeline_platform.tasks.acknowledge import ONCE, Patience, SettleOutcomes
 from pipeline_platform.tasks.receive import ReadShares
-from pipeline_platform.tasks.staged import staged_table
+from pipeline_platform.tasks.staging import staged_table
 
 
 class Acknowledgement(NamedTuple):
@@ -166,7 +166,7 @@ def acknowledge(flow: Flow, receive: Receive, patience: Patience = ONCE) -> Ackn
     if files:
         source = intake.source
         parts = divide(files, flow.pipeline.name, flow.pipeline.producer.concurrency)
-        task = Acknowledge(source, flow.lake, parts, patience, withhold_duplicates=bool(unpublished))
+        task = SettleOutcomes(source, flow.lake, parts, patience, withhold_duplicates=bool(unpublished))
         work = flow.work(receive.receive_id)
         answer = work.run(task, len(parts), messages if source.acknowledges_in_tasks else 0)
     left = messages - answer.total("acknowledged") - answer.total("lost")

@@ -1,9 +1,8 @@
-"""Acknowledging: the outcomes of a receive, grouped by `ack_ref`, told to the source in its largest unit."""
+"""Acknowledging: the outcomes of a receive, by `ack_ref` and action, settled in the source's largest unit."""
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -17,42 +16,35 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.source.contract import Refused, Source
 
 _ROWS = 65_536
-"""Acknowledged at once by one task: what it holds of ids."""
+"""Messages that a task settles at once: it holds their ids."""
 _SAMPLE = 10
 
 
-class Told(NamedTuple):
-    """A message that is done with: what the source knows it by, and what it is told."""
-
-    ack_id: str
-    action: str
-
-
-class Acknowledged(NamedTuple):
-    """What came of an acknowledgement.
+class Answer(NamedTuple):
+    """What a source answered.
 
     Attributes:
-        told: How many messages the source was told of, those left alone by `noop` included.
-        refused: What it would not take, although asked again.
+        settled: Messages that it settled, and those left alone by `noop`.
+        refused: What it did not take, although asked again.
         errors: What went wrong with whole groups, in words.
     """
 
-    told: int
+    settled: int
     refused: list[Refused]
     errors: list[str]
 
-    def __add__(self, other: object) -> Acknowledged:
+    def __add__(self, other: object) -> Answer:
         """Both together."""
-        if not isinstance(other, Acknowledged):
+        if not isinstance(other, Answer):
             return NotImplemented
-        return Acknowledged(self.told + other.told, self.refused + other.refused, self.errors + other.errors)
+        return Answer(self.settled + other.settled, self.refused + other.refused, self.errors + other.errors)
 
 
 class Patience(NamedTuple):
     """How often a source is asked that refuses, or does not answer.
 
     Attributes:
-        attempts: Calls at the most; each asks for what is left alone.
+        attempts: Calls at the most; each asks only for what is left.
         wait_s: Seconds before the second one, doubled each time.
     """
 
@@ -63,34 +55,30 @@ class Patience(NamedTuple):
 ONCE = Patience(1, 0.0)
 
 
-def acknowledge(source: Source, ack_ref: str, messages: Sequence[Told], patience: Patience = ONCE) -> Acknowledged:
-    """Tell the source of the messages of one group, one call an action; an error is returned, never raised.
+def settle(source: Source, ack_ref: str, action: str, ack_ids: Sequence[str], patience: Patience = ONCE) -> Answer:
+    """Settle messages of one group by one action. An error is returned, never raised, so it holds back no other group.
 
-    So one action's error, like one group's, holds back no other.
+    Args:
+        source: Whose messages they are.
+        ack_ref: Their group.
+        action: See `check_action`.
+        ack_ids: What the source knows them by.
+        patience: How often to ask.
     """
-    groups: dict[str, list[str]] = defaultdict(list)
-    for message in messages:
-        groups[message.action].append(message.ack_id)
-    answer = Acknowledged(0, [], [])
-    for action, ack_ids in groups.items():
-        answer += _tell(source, ack_ref, action, ack_ids, patience)
-    return answer
-
-
-def _tell(source: Source, ack_ref: str, action: str, ack_ids: list[str], patience: Patience) -> Acknowledged:
-    answer = _ask(source, ack_ref, action, ack_ids)
-    for attempt in range(patience.attempts - 1):
-        if not answer.errors:  # else all that was asked for is left
-            ack_ids = [one.ack_id for one in answer.refused if not one.lost]
-        if not ack_ids:
+    answer, left = Answer(0, [], []), list(ack_ids)
+    for attempt in range(patience.attempts):
+        if not left:
             break
-        time.sleep(patience.wait_s * 2**attempt)
+        if attempt:
+            time.sleep(patience.wait_s * 2 ** (attempt - 1))
         lost = [one for one in answer.refused if one.lost]
-        answer = Acknowledged(answer.told, lost, []) + _ask(source, ack_ref, action, ack_ids)
+        answer = Answer(answer.settled, lost, []) + _ask(source, ack_ref, action, left)
+        if not answer.errors:  # else all that was asked for is left
+            left = [one.ack_id for one in answer.refused if not one.lost]
     return answer
 
 
-def _ask(source: Source, ack_ref: str, action: str, ack_ids: list[str]) -> Acknowledged:
+def _ask(source: Source, ack_ref: str, action: str, ack_ids: list[str]) -> Answer:
     try:
         refused: list[Refused] = []
         if action == "ack":
@@ -99,15 +87,17 @@ def _ask(source: Source, ack_ref: str, action: str, ack_ids: list[str]) -> Ackno
             refused = source.release(ack_ref, ack_ids, int(action.partition(":")[2] or 0))
     except Exception as error:
         said = f"{action} of {len(ack_ids)} messages of {source.name}: {type(error).__name__}: {error}"
-        return Acknowledged(0, [], [said])
-    return Acknowledged(len(ack_ids) - len(refused), refused, [])
+        return Answer(0, [], [said])
+    return Answer(len(ack_ids) - len(refused), refused, [])
 
 
 @dataclass(frozen=True)
-class Acknowledge:
-    """Task `n` tells the source of the outcomes in `parts[n]`.
+class SettleOutcomes:
+    """Task `n` settles the outcomes in `parts[n]`.
 
-    It is told of no duplicate where `withhold_duplicates`: what another receive decided may not be published.
+    Attributes:
+        patience: How often the source is asked.
+        withhold_duplicates: Settle no duplicate: what another receive decided may not be published.
     """
 
     source: Source
@@ -118,29 +108,26 @@ class Acknowledge:
 
     def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
         """Run task `index`; return the counts as the notes of a manifest."""
-        started = time.monotonic()
-        told = lost = refused = withheld = 0
-        refusals: list[Refused] = []
-        errors: list[str] = []
-        for _, batch in read_ranges(self.lake, self.parts[index], ["ack_ref", "action", "ack_id", "outcome"], _ROWS):
+        started, total, withheld = time.monotonic(), Answer(0, [], []), 0
+        lost = refused = 0
+        for _, rows in read_ranges(self.lake, self.parts[index], ["ack_ref", "action", "ack_id", "outcome"], _ROWS):
+            batch = rows
             if self.withhold_duplicates:
-                rows = batch.num_rows
-                batch = batch.filter(pc.not_equal(batch.column("outcome"), "duplicate"))  # noqa: PLW2901
-                withheld += rows - batch.num_rows
+                batch = rows.filter(pc.not_equal(rows.column("outcome"), "duplicate"))
+                withheld += rows.num_rows - batch.num_rows
             for (ack_ref, action), ack_ids in _groups(batch):
-                answer = _tell(self.source, ack_ref, action, ack_ids, self.patience)
+                answer = settle(self.source, ack_ref, action, ack_ids, self.patience)
                 again = [one for one in answer.refused if not one.lost]
-                told, lost = told + answer.told, lost + len(answer.refused) - len(again)
-                refused += len(again)
-                refusals = (refusals + again)[:_SAMPLE]
-                errors = (errors + answer.errors)[:_SAMPLE]
+                lost, refused = lost + len(answer.refused) - len(again), refused + len(again)
+                total += answer._replace(refused=again)
+                total = Answer(total.settled, total.refused[:_SAMPLE], total.errors[:_SAMPLE])
         notes = {
-            "acknowledged": told,
+            "acknowledged": total.settled,
             "lost": lost,
             "withheld": withheld,
             "refused": refused,
-            "refusals": [one._asdict() for one in refusals],
-            "errors": errors,
+            "refusals": [one._asdict() for one in total.refused],
+            "errors": total.errors,
             "seconds": time.monotonic() - started,
             "task": index,
         }
@@ -150,7 +137,7 @@ class Acknowledge:
 def _groups(batch: pa.RecordBatch) -> Iterator[tuple[tuple[str, str], list[str]]]:
     """The ids of a batch by `ack_ref` and action, each group in the order in which its messages were handled.
 
-    Most often there is one, so columns are compared and not rows gone through.
+    Most often there is one group, so columns are compared, and not row by row.
     """
     for ack_ref in pc.unique(batch.column("ack_ref")).to_pylist():
         mine = batch.filter(pc.equal(batch.column("ack_ref"), ack_ref))

@@ -1,8 +1,7 @@
-"""Cutting: which messages make which batch. A pure function over what is known of them; it moves no payloads."""
+"""Cutting: which messages make which batch. It moves no payloads."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -53,17 +52,16 @@ def cut(messages: pa.Table, batch_size: int, batch_bytes: int = BATCH_BYTES) -> 
     if not messages.num_rows:
         return BATCHES.empty_table()
     keys = [("window", "ascending"), ("batch_key", "ascending"), ("position", "ascending")]
-    order = pc.sort_indices(messages, sort_keys=keys)
-    ordered = messages.take(order)
+    ordered = messages.take(order := pc.sort_indices(messages, sort_keys=keys))
     new_key = np.ones(len(order), bool)
     new_key[1:] = ~(_repeats(ordered["window"]) & _repeats(ordered["batch_key"]))
     starts, full = _bounds(new_key, ordered["size"].to_numpy(), ordered["flush"].to_numpy(), batch_size, batch_bytes)
-    first = ordered.take(pa.array(starts[:-1]))
+    first, place = ordered.take(pa.array(starts[:-1])), np.arange(len(full))
     batches = pa.Table.from_pydict(
         {
             "window": first["window"],
             "batch_key": first["batch_key"],
-            "number": list(_numbers(new_key[starts[:-1]].tolist())),
+            "number": place - np.maximum.accumulate(np.where(new_key[starts[:-1]], place, 0)),
             "full": full,
             "size": np.add.reduceat(ordered["size"].to_numpy(), starts[:-1]),
             "rows": pa.ListArray.from_arrays(pa.array(starts, pa.int32()), order.cast(pa.int64())),
@@ -78,34 +76,21 @@ def _repeats(column: pa.ChunkedArray) -> Any:
     return pc.equal(column.slice(1), column.slice(0, len(column) - 1)).to_numpy()
 
 
-def _numbers(begins_key: list[bool]) -> Iterator[int]:
-    number = -1
-    for new in begins_key:
-        number = 0 if new else number + 1
-        yield number
-
-
 def _bounds(new_key: Any, sizes: Any, flushes: Any, batch_size: int, batch_bytes: int) -> tuple[list[int], list[bool]]:
-    """Where batches start, the end of the last among it, and whether each reached its size."""
+    """Where batches start, and where the last one ends; and whether each reached its size."""
     starts, full = [0], []
     count = size = 0
-
-    def end(row: int, *, reached: bool) -> None:
-        nonlocal count, size
-        starts.append(row)
-        full.append(reached)
-        count = size = 0
-
     for row, (new, weight, flush) in enumerate(zip(new_key.tolist(), sizes.tolist(), flushes.tolist(), strict=True)):
-        if count and new:
-            end(row, reached=False)
-        elif count and size + weight > batch_bytes:
-            end(row, reached=True)
+        if count and (new or size + weight > batch_bytes):
+            starts.append(row)
+            full.append(not new)
+            count = size = 0
         count, size = count + 1, size + weight
-        if count == batch_size:
-            end(row + 1, reached=True)
-        elif flush:
-            end(row + 1, reached=False)
+        if flush or count == batch_size:
+            starts.append(row + 1)
+            full.append(count == batch_size)
+            count = size = 0
     if count:
-        end(len(new_key), reached=False)
+        starts.append(len(new_key))
+        full.append(False)
     return starts, full

@@ -1,120 +1,133 @@
-"""Isolation: callbacks that end their process do so in a fork of it, and cost no message but their own.
+"""Isolation: a callback that ends its process does so in a fork of it, and costs no message but its own.
 
-A task that is tried again is careful: it calls no callback itself. A forked process does, on some rows at a time, and
-gives back as Arrow what it would have written. One that dies is followed by others with fewer rows, until the smallest
-part that still dies is known.
+A task that is tried again calls no callback itself. A fork does, on some rows at a time, and gives back as Arrow what
+it would have written. One that dies is followed by others with fewer rows, until the smallest part that still dies is
+known.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
-import mmap
+import math
 import os
 import signal
-import struct
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import IO, Any, NamedTuple, Protocol
+from typing import IO, Any, NamedTuple
 
 import pyarrow as pa
 
 from pipeline_platform.model.failure import Failure
-from pipeline_platform.model.message import Message
-from pipeline_platform.tasks.tally import Tally
-
-_CALLBACKS = ("", "transform", "prepare_messages", "handle_message", "decode", "handle_batch", "lake", "handle_failed")
-_RUNNING, _DELIVERED, _RAISED = 0, 1, 2
-_CELL = 8
+from pipeline_platform.tasks.outcomes import Outcomes
+from pipeline_platform.tasks.progress import DELIVERED, RAISED, Progress
+from pipeline_platform.tasks.step import Sink, Step
 
 
-class Sink(Protocol):
-    """Where rows go: the task's files, or a forked process's answer."""
+class Isolation:
+    """Has the callbacks of one task called: here, or in forks if the task was tried before.
 
-    def write(self, table: str, window: str, batch: pa.RecordBatch) -> None:
-        """Add rows to a table."""
+    Each fork has an instance of the pipeline, and so connections, of its own.
+
+    Attributes:
+        forks: Whether callbacks are called in forks.
+        outcomes: Where everything is recorded in the end. In a task that forks it calls no callback.
+    """
+
+    def __init__(self, step: Step, sink: Sink, *, careful: bool) -> None:
+        self.forks = careful or tries_before() > 0
+        self.outcomes = Outcomes(step, sink, None if self.forks else step.pipeline())
+        self._step, self._sink = step, sink
+
+    def deal(
+        self,
+        rows: pa.RecordBatch,
+        work: Callable[[pa.RecordBatch, Outcomes, float | None], int],
+        fail: Callable[[pa.RecordBatch, Outcomes, Death], None],
+        permitted: Callable[[int], tuple[int, float]] = lambda wanted: (wanted, math.inf),
+        *,
+        knows_rows: bool = True,
+    ) -> None:
+        """Have rows dealt with, whichever of them end the process that does.
+
+        Args:
+            rows: In order.
+            work: Deals with rows; returns with how many. A fork gets a time on the monotonic clock, and begins none
+                after it.
+            fail: Records a row that ended its process alone.
+            permitted: Called before each try in a fork, which must not touch the connections of its parent: how many
+                of some rows may be dealt with, and until when.
+            knows_rows: Whether the messages that `work` makes are numbered as these rows are.
+        """
+        if not rows.num_rows:
+            return
+        if not self.forks:
+            work(rows, self.outcomes, None)
+            return
+        exact = False  # to build columns for each message by itself takes several times as long: only once one died
+        in_time = True
+
+        def attempt(some: Sequence[int]) -> Attempt:
+            nonlocal exact, in_time
+            # Where preparing took longer than permits hold, one message begins late: the others never would.
+            count, until = permitted(len(some) if in_time else 1)
+            chosen = rows.take(pa.array(some[:count], pa.int64()))
+            begin_until = until if in_time else math.inf
+            answer = self.fork(lambda outcomes: work(chosen, outcomes, begin_until), count, exact=exact)
+            if isinstance(answer, Death):
+                exact = knows_rows
+                return Attempt(answer._replace(rows=[some[row] for row in answer.rows if knows_rows]), count)
+            in_time = answer > 0
+            return Attempt(None, answer)
+
+        def fail_alone(row: int, death: Death) -> None:
+            one = rows.slice(row, 1)
+            if isinstance(self.fork(lambda outcomes: fail(one, outcomes, death), 1), Death):
+                fail(one, self.outcomes, death)  # `handle_failed` dies of it too
+
+        settle(range(rows.num_rows), attempt, fail_alone)
+
+    def fork(self, work: Callable[[Outcomes], int | None], rows: int, *, exact: bool = True) -> int | Death:
+        """Have a fork work on some rows and record here what it recorded; return its answer, or how it died.
+
+        Args:
+            work: Called in the fork.
+            rows: Messages that it is about, at the most.
+            exact: See `Watch`; without it a death is blamed on as many rows as were at work.
+        """
+
+        def child(progress: Progress) -> Written:
+            written = Written()
+            outcomes = Outcomes(self._step, written, self._step.pipeline(), progress)
+            written.notes = {"answer": work(outcomes), "tally": outcomes.tally.to_json()}
+            return written
+
+        answer = in_a_fork(child, rows, exact=exact)
+        if isinstance(answer, Death):
+            return answer
+        for table, window, batch in answer.batches:
+            self._sink.write(table, window, batch)
+        self.outcomes.tally.add(answer.notes["tally"])
+        return int(answer.notes["answer"] or 0)
 
 
-class Watch(Protocol):
-    """Is told where callbacks are."""
-
-    exact: bool
-    """Whether serialisers and `handle_failed` are called for one message at a time, so that a killer is known."""
-
-    def each(self, callback: str, messages: Iterable[Message]) -> Iterable[Message]:
-        """Yield messages, each as its callback begins."""
-
-    def busy(self, callback: str, messages: Sequence[Message]) -> None:
-        """A callback begins with these messages."""
-
-
-class Unwatched:
-    """Costs nothing: a task that has not died before."""
-
-    exact = False
-
-    def each(self, callback: str, messages: Iterable[Message]) -> Iterable[Message]:
-        """Give them back."""
-        del callback
-        return messages
-
-    def busy(self, callback: str, messages: Sequence[Message]) -> None:
-        """Ignore it."""
-
-
-UNWATCHED = Unwatched()
-
-
-class Progress:
-    """Where a forked process is, in memory that it shares with its parent: which callback has which rows."""
-
-    def __init__(self, rows: int, *, exact: bool) -> None:
-        self.exact = exact
-        self._cells = memoryview(mmap.mmap(-1, _CELL * (3 + rows))).cast("q")
-
-    def each(self, callback: str, messages: Iterable[Message]) -> Iterator[Message]:
-        """Yield messages, each as its callback begins."""
-        number = _CALLBACKS.index(callback)
-        for message in messages:
-            self._cells[1], self._cells[2], self._cells[3] = number, 1, message._row
-            yield message
-
-    def busy(self, callback: str, messages: Sequence[Message]) -> None:
-        """A callback begins with these messages."""
-        for cell, message in enumerate(messages, start=3):
-            self._cells[cell] = message._row
-        self._cells[1], self._cells[2] = _CALLBACKS.index(callback), len(messages)
-
-    @property
-    def state(self) -> int:
-        """Whether it runs, has delivered, or raised."""
-        return self._cells[0]
-
-    @state.setter
-    def state(self, state: int) -> None:
-        self._cells[0] = state
-
-    @property
-    def callback(self) -> str:
-        """The callback that began last."""
-        return _CALLBACKS[self._cells[1]]
-
-    @property
-    def rows(self) -> list[int]:
-        """The rows that it has."""
-        return self._cells[3 : 3 + self._cells[2]].tolist()
+def tries_before() -> int:
+    """How often this Spark task was tried before; 0 outside of Spark."""
+    context = sys.modules.get("pyspark.taskcontext")
+    task = context.TaskContext.get() if context else None
+    return int(task.attemptNumber()) if task else 0
 
 
 class Death(NamedTuple):
-    """How a forked process ended early.
+    """How a fork ended early.
 
     Attributes:
         how: `signal 9`, `exit code 3`.
-        callback: The one that was under way.
-        rows: What it had.
+        callback: The one that was under way, or empty where none is known.
+        rows: The rows that it had.
     """
 
     how: str
@@ -122,13 +135,13 @@ class Death(NamedTuple):
     rows: Sequence[int]
 
     def failure(self, callback: str) -> Failure:
-        """What a message fails with that did this; `callback` where none was under way that is known."""
+        """What a message fails with that did this in `callback`, if no other is known."""
         callback = self.callback or callback
         return Failure("worker killed", f"{callback} ended the worker ({self.how})", "", callback)
 
 
 class Written:
-    """What a forked process would have written: takes a `Writer`'s place there.
+    """What a fork would have written: the sink of a fork.
 
     Attributes:
         batches: `(table, window, rows)`, in order.
@@ -140,54 +153,34 @@ class Written:
         self.notes: dict[str, Any] = {}
 
     def write(self, table: str, window: str, batch: pa.RecordBatch) -> None:
-        """Keep rows for the parent; an empty batch adds nothing."""
+        """Hold rows for the parent; an empty batch adds nothing."""
         if batch.num_rows:
             self.batches.append((table, window, batch))
 
-    def pour(self, sink: Sink, tally: Tally) -> None:
-        """Write the rows where they belong, and add what the child counted."""
-        for table, window, batch in self.batches:
-            sink.write(table, window, batch)
-        tally.add(self.notes["tally"])
-
     def save(self, file: IO[bytes]) -> None:
-        """Put all of it in a file: Arrow's streams and JSON, nothing that is evaluated."""
-        bodies = [_stream(batch) for _, _, batch in self.batches]
-        places = [(table, window, body.size) for (table, window, _), body in zip(self.batches, bodies, strict=True)]
-        head = json.dumps({"places": places, "notes": self.notes}).encode()
-        file.write(struct.pack("<q", len(head)) + head)
-        for body in bodies:
-            file.write(body)
+        """Write all of it into a file: a line of JSON and Arrow's streams, nothing that is evaluated."""
+        places = [(table, window) for table, window, _ in self.batches]
+        file.write(json.dumps({"places": places, "notes": self.notes}).encode() + b"\n")
+        for _, _, batch in self.batches:
+            with pa.ipc.new_stream(file, batch.schema) as stream:
+                stream.write_batch(batch)
 
     @classmethod
     def load(cls, file: IO[bytes]) -> Written:
         """The inverse of `save`."""
-        (size,) = struct.unpack("<q", file.read(_CELL))
-        head, written = json.loads(file.read(size)), cls()
+        head, written = json.loads(file.readline()), cls()
         written.notes = head["notes"]
-        for table, window, length in head["places"]:
-            with pa.ipc.open_stream(pa.py_buffer(file.read(length))) as stream:
+        for table, window in head["places"]:
+            with pa.ipc.open_stream(file) as stream:
                 written.batches += [(table, window, batch) for batch in stream]
         return written
 
 
-def _stream(batch: pa.RecordBatch) -> pa.Buffer:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as stream:
-        stream.write_batch(batch)
-    return sink.getvalue()
-
-
 def in_a_fork(work: Callable[[Progress], Written], rows: int, *, exact: bool = True) -> Written | Death:
-    """Have a child work, and give back what it wrote, or how it died.
-
-    Args:
-        work: Called in the child.
-        rows: Messages it is about, at the most.
-        exact: See `Watch`; without it a death is blamed on as many rows as were at work.
+    """Have a fork work, and give back what it wrote, or how it died; see `Isolation.fork`.
 
     Raises:
-        RuntimeError: The child raised: no callback's doing, for these are caught.
+        RuntimeError: The fork raised. No callback did: what they raise is caught.
     """
     progress = Progress(rows, exact=exact)
     with _scratch() as answer:
@@ -198,35 +191,35 @@ def in_a_fork(work: Callable[[Progress], Written], rows: int, *, exact: bool = T
             _answer(work, progress, answer, parent)
         status = os.waitpid(child, 0)[1]
         answer.seek(0)
-        if progress.state == _DELIVERED:
+        if progress.state == DELIVERED:
             return Written.load(answer)
-        if progress.state == _RAISED:
-            raise RuntimeError(f"a forked process of this task raised:\n{answer.read().decode()}")
+        if progress.state == RAISED:
+            raise RuntimeError(f"a fork of this task raised:\n{answer.read().decode()}")
     how = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit code {os.WEXITSTATUS(status)}"
     return Death(how, progress.callback, progress.rows)
 
 
 def _scratch() -> IO[bytes]:
-    """A file without a name; in memory where the system has such, for a disk may be full."""
+    """A file without a name; in memory if the system can, because a disk may be full."""
     return os.fdopen(os.memfd_create("answer"), "w+b") if hasattr(os, "memfd_create") else tempfile.TemporaryFile()
 
 
 def _answer(work: Callable[[Progress], Written], progress: Progress, answer: IO[bytes], parent: int) -> None:
-    """Be the child. `os._exit` alone ends it: nothing of the parent's is cleaned up twice."""
+    """Be the child. Only `os._exit` ends it, so that nothing of the parent's is cleaned up twice."""
     try:
         _go_first()
-        if os.getppid() != parent:  # it died before its child asked to end with it
+        if os.getppid() != parent:  # it died before this child asked to end with it
             os._exit(1)
         work(progress).save(answer)
         answer.flush()
-        progress.state = _DELIVERED
+        progress.state = DELIVERED
     except BaseException:
         with suppress(OSError):  # a callback may have closed the file: that is a death
             answer.seek(0)
             answer.truncate()
             answer.write(traceback.format_exc().encode())
             answer.flush()
-            progress.state = _RAISED
+            progress.state = RAISED
     finally:
         with suppress(BaseException):
             sys.stdout.flush()
@@ -235,18 +228,11 @@ def _answer(work: Callable[[Progress], Written], progress: Progress, answer: IO[
 
 
 def _go_first() -> None:
-    """End with the parent, and before it where memory runs out: a message that eats it is the child's."""
+    """End with the parent, and before it where memory runs out."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
         with suppress(OSError), open("/proc/self/oom_score_adj", "w") as adjustment:
             adjustment.write("1000")
-
-
-def tries_before() -> int:
-    """How often this Spark task was tried before; 0 where there is none."""
-    context = sys.modules.get("pyspark.taskcontext")
-    task = context.TaskContext.get() if context else None
-    return int(task.attemptNumber()) if task else 0
 
 
 class Attempt(NamedTuple):
@@ -254,7 +240,7 @@ class Attempt(NamedTuple):
 
     Attributes:
         death: How the process ended; None where it came to its end.
-        tried: How many of the rows, the first ones, it was given or, at its end, dealt with. Others may not begin yet.
+        tried: How many rows, from the first, a dead one was given or another one dealt with.
     """
 
     death: Death | None
@@ -262,25 +248,23 @@ class Attempt(NamedTuple):
 
 
 def settle(
-    rows: Sequence[int], attempt: Callable[[Sequence[int]], Attempt], fail: Callable[[int, Death], None]
-) -> None:
-    """Have rows dealt with, whichever of them end the process that does.
+    rows: Sequence[int],
+    attempt: Callable[[Sequence[int]], Attempt],
+    fail: Callable[[int, Death], None],
+    *,
+    trust: bool = True,
+) -> bool:
+    """Have rows dealt with, whichever of them end the process that does; return whether a row failed.
 
-    Rows are attempted together. Where that dies, those that it was busy with go alone; where these do not die, it was
-    another's doing (a thread's, say), and halves are attempted.
+    Rows are attempted together. Where that dies, the rows that it was busy with go alone. Where these do not die,
+    something else ended the process (a thread, say), and halves are attempted.
 
     Args:
         rows: In order.
         attempt: Deals with rows in another process; says what came of it. It names rows as they are given here.
         fail: Called for a row that ends its process alone.
+        trust: Whether to believe a death in what it had.
     """
-    _settle(list(rows), attempt, fail, trust=True)
-
-
-def _settle(
-    rows: list[int], attempt: Callable[[Sequence[int]], Attempt], fail: Callable[[int, Death], None], *, trust: bool
-) -> bool:
-    """Return whether a row failed."""
     failed = False
     while rows:
         death, count = attempt(rows)
@@ -294,11 +278,11 @@ def _settle(
         blamed = set(death.rows) if trust else set()
         suspects = [row for row in tried if row in blamed]
         if not 0 < len(suspects) < len(tried):
-            suspects = tried[len(tried) // 2 :]
+            suspects = list(tried[len(tried) // 2 :])
         apart = set(suspects)
         before = [row for row in tried if row < suspects[0]]
         after = [row for row in tried if row > suspects[0] and row not in apart]
-        failed |= _settle(before, attempt, fail, trust=False)
-        found = _settle(suspects, attempt, fail, trust=True)
-        failed |= found | _settle(after, attempt, fail, trust=found)
+        failed |= settle(before, attempt, fail, trust=False)
+        found = settle(suspects, attempt, fail)
+        failed |= found | settle(after, attempt, fail, trust=found)
     return failed

@@ -1,10 +1,10 @@
-"""Looking up what is decided: of the deliveries that may have come before, those not to be handled again."""
+"""Repeats: deliveries that are not to be handled again, because another one of their message is or was."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,54 +16,37 @@ from pipeline_platform.lake.writer import Writer
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-ALREADY = pa.schema([("source", pa.string()), ("message_id", pa.string()), ("keep", pa.int64())])
-"""A message that came more than once: the position of the one copy to handle, or -1 for none."""
-
+REPEATS = pa.schema([("source", pa.string()), ("message_id", pa.string()), ("keep", pa.int64())])
+"""A message that came more than once: the position of the one copy to handle, or `DECIDED`."""
 
 DECIDED = -1
-"""No copy is to be handled."""
+"""No copy is to be handled: an earlier receive decided the message."""
 
 
-class Split(NamedTuple):
-    """The rows of a chunk.
-
-    Attributes:
-        fresh: To be handled.
-        decided: Of messages that earlier receives decided.
-        copies: Of messages of which this receive handles another copy.
-    """
-
-    fresh: pa.RecordBatch
-    decided: pa.RecordBatch
-    copies: pa.RecordBatch
-
-
-class Already:
-    """What need not be handled: by `(source, message_id)`, the position of the one copy to handle, or -1."""
+class Repeats:
+    """By `(source, message_id)`, the position of the one copy to handle, or `DECIDED`."""
 
     def __init__(self, keep: dict[tuple[str, str], int]) -> None:
         self._keep = keep
 
     @classmethod
-    def read(cls, lake: Lake, files: Sequence[Range]) -> Already:
-        """Read what `KeepAlready` wrote."""
+    def read(cls, lake: Lake, files: Sequence[Range]) -> Repeats:
+        """Read what `WriteRepeats` wrote."""
         keep: dict[tuple[str, str], int] = {}
-        for _, batch in read_ranges(lake, files, ALREADY.names, 65_536):
+        for _, batch in read_ranges(lake, files, REPEATS.names, 65_536):
             sources, ids, positions = (column.to_pylist() for column in batch.columns)
             keep.update(zip(zip(sources, ids, strict=True), positions, strict=True))
         return cls(keep)
 
-    def split(self, chunk: pa.RecordBatch) -> Split:
-        """Divide a chunk into what to handle and what not."""
+    def split(self, chunk: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch, pa.RecordBatch]:
+        """Divide a chunk: what to handle; what earlier receives decided; what is handled in another copy."""
         if not self._keep:
-            return Split(chunk, chunk.slice(0, 0), chunk.slice(0, 0))
+            return chunk, chunk.slice(0, 0), chunk.slice(0, 0)
         keys = zip(chunk.column("source").to_pylist(), chunk.column("message_id").to_pylist(), strict=True)
-        positions = chunk.column("position").to_pylist()
-        keep = [self._keep.get(key, at) for key, at in zip(keys, positions, strict=True)]
-        fresh = pa.array([kept == at for kept, at in zip(keep, positions, strict=True)], pa.bool_())
-        decided = pa.array([kept == DECIDED for kept in keep], pa.bool_())
-        copies = pc.invert(pc.or_(fresh, decided))
-        return Split(chunk.filter(fresh), chunk.filter(decided), chunk.filter(copies))
+        keep = pa.array([self._keep.get(key) for key in keys], pa.int64())
+        fresh = pc.fill_null(pc.equal(keep, chunk.column("position")), True)
+        decided = pc.fill_null(pc.equal(keep, DECIDED), False)
+        return chunk.filter(fresh), chunk.filter(decided), chunk.filter(pc.invert(pc.or_(fresh, decided)))
 
 
 @dataclass(frozen=True)
@@ -81,25 +64,29 @@ class Scan:
 
 
 @dataclass(frozen=True)
-class KeepAlready:
-    """Writes what `already` found, for the tasks that handle to read."""
+class WriteRepeats:
+    """Writes what `find_repeats` found, for the tasks that handle to read."""
 
-    table: ClassVar[str] = "_already"  # no batcher has such a name
     lake: Lake
     pipeline: str
     receive_id: str
     window: str
 
+    @property
+    def table(self) -> str:
+        """Where; no batcher has such a name."""
+        return f"_receives/{self.receive_id}/_repeats"
+
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write one partition; return its manifest."""
         with Writer(self.lake, self.pipeline, self.receive_id) as writer:
             for batch in batches:
-                writer.write(f"_receives/{self.receive_id}/{self.table}", self.window, batch)
+                writer.write(self.table, self.window, batch)
             manifest = writer.close()
         yield from manifest.to_arrow().to_batches()
 
 
-def already(received: DataFrame, outcomes: DataFrame | None) -> DataFrame:
+def find_repeats(received: DataFrame, outcomes: DataFrame | None) -> DataFrame:
     """Find the messages that are decided, or were delivered more than once in this receive.
 
     Args:
@@ -107,7 +94,7 @@ def already(received: DataFrame, outcomes: DataFrame | None) -> DataFrame:
         outcomes: `source`, `message_id` and `outcome` of what is known; None where nothing is.
 
     Returns:
-        The columns of `ALREADY`.
+        The columns of `REPEATS`.
     """
     from pyspark.sql import functions as f
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 from pipeline_platform.model.failure import Failure, words
 from pipeline_platform.model.message import Message
 
-SAMPLE = 10
+_SAMPLE = 10
 _KEYS = 100
 _KEY = 200
 """Characters of a batch key that are counted by and shown: keys are data, of any length."""
@@ -34,7 +34,7 @@ class Tally:
         self._sample: list[dict[str, Any]] = []
 
     def outcome(self, outcome: str, window: str, messages: int) -> None:
-        """Count in all, and by window: a run over several tells each window its own."""
+        """Count messages in all, and by window: a run may have several."""
         if messages:
             self.counts[outcome] += messages
             self.counts[f"{outcome}@{window}"] += messages
@@ -51,25 +51,19 @@ class Tally:
         self._reasons[reason[:_REASON]] += 1
         _forget_rare(self._reasons)
 
-    def failure(self, message: Message, failure: Failure) -> None:
-        """Count a failure, and show it if it is among the first."""
+    def failure(self, message: Message) -> None:
+        """Count a failed message, and show it if it is among the first."""
+        failure = message.failure or Failure("failed", "")
         self.reason(words(f"{failure.kind}: {failure.reason}"))
-        if len(self._sample) < SAMPLE:
-            self._sample.append(
-                {
-                    "message_id": message.message_id,
-                    "stage": failure.stage,
-                    "kind": failure.kind,
-                    "reason": words(failure.reason, _REASON),
-                    "attempt": message.attempt,
-                }
-            )
+        if len(self._sample) < _SAMPLE:
+            shown = {"stage": failure.stage, "kind": failure.kind, "reason": words(failure.reason, _REASON)}
+            self._sample.append({"message_id": message.message_id, **shown, "attempt": message.attempt})
 
     def notes(self) -> dict[str, Any]:
-        """What the driver is told."""
+        """What the driver gets."""
         return {
             **self.counts,
-            "reasons": dict(self._reasons.most_common(SAMPLE)),
+            "reasons": dict(self._reasons.most_common(_SAMPLE)),
             "keys": {name: dict(keys.most_common(_KEYS)) for name, keys in self._keys.items() if keys},
             "sample": self._sample,
         }
@@ -86,7 +80,7 @@ class Tally:
         for name, keys in counted["keys"].items():
             self._keys[name].update(keys)
             _forget_rare(self._keys[name])
-        self._sample = (self._sample + counted["sample"])[:SAMPLE]
+        self._sample = (self._sample + counted["sample"])[:_SAMPLE]
 
 
 def _forget_rare(counter: Counter[str]) -> None:

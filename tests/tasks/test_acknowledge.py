@@ -11,7 +11,7 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import OUTCOMES
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.source.contract import Refused, SourceError
-from pipeline_platform.tasks.acknowledge import Acknowledge, Acknowledged, Patience, Told, acknowledge
+from pipeline_platform.tasks.acknowledge import Answer, Patience, SettleOutcomes, settle
 from resources.table_queue import TableQueue
 from tests.fixtures.small_lake import WINDOW, Memory, returned
 
@@ -44,7 +44,7 @@ def told_by(lake: Lake, source: Memory, *outcomes: tuple[str, str, str]) -> dict
         writer.write("outcomes", WINDOW, pa.RecordBatch.from_pylist(rows, schema=schema))
         (file,) = writer.close().files
     parts = [[Range(f"p/outcomes/{file.path}", WINDOW, 0, file.rows, 0)]]
-    (notes,) = returned(Acknowledge(source, lake, parts)(0)).notes
+    (notes,) = returned(SettleOutcomes(source, lake, parts)(0)).notes
     return notes
 
 
@@ -67,26 +67,23 @@ def test_an_error_of_one_group_holds_back_no_other_and_is_told_in_words(lake):
     assert notes["errors"] == ["ack of 2 messages of memory: SourceError: no answer"]
 
 
-def test_an_error_of_one_action_holds_back_no_other():
+def test_an_error_of_one_action_holds_back_no_other(lake):
     source = Moody()
 
-    result = acknowledge(source, "broken", [Told("1", "ack"), Told("2", "nack")])
+    notes = told_by(lake, source, ("broken", "1", "ack"), ("broken", "2", "nack"))
 
     assert source.told[-1] == ("nack:0", "broken", ["2"])
-    assert (result.told, len(result.errors)) == (1, 1)
+    assert (notes["acknowledged"], len(notes["errors"])) == (1, 1)
 
 
-def test_noop_leaves_a_message_alone_and_nack_gives_it_back_after_its_delay():
+def test_noop_leaves_a_message_alone_and_nack_gives_it_back_after_its_delay(lake):
     source = Memory()
+    actions = ("noop", "nack", "nack:30", "ack", "nack:30")
 
-    result = acknowledge(
-        source,
-        "q",
-        [Told("1", "noop"), Told("2", "nack"), Told("3", "nack:30"), Told("4", "ack"), Told("5", "nack:30")],
-    )
+    notes = told_by(lake, source, *(("q", str(number), action) for number, action in enumerate(actions, start=1)))
 
     assert source.told == [("nack:0", "q", ["2"]), ("nack:30", "q", ["3", "5"]), ("ack", "q", ["4"])]
-    assert result.told == 5, "one that is to be left alone is dealt with too"
+    assert notes["acknowledged"] == 5, "one that is to be left alone is dealt with too"
 
 
 def test_refusals_are_reported_and_leases_that_were_lost_apart(lake):
@@ -118,7 +115,7 @@ class Relenting(Moody):
 
 
 def patiently(source, ack_ref, ack_ids, attempts=3):
-    return acknowledge(source, ack_ref, [Told(ack_id, "ack") for ack_id in ack_ids], Patience(attempts, 0.01))
+    return settle(source, ack_ref, "ack", ack_ids, Patience(attempts, 0.01))
 
 
 def test_what_is_refused_is_asked_for_again_alone():
@@ -129,7 +126,7 @@ def test_what_is_refused_is_asked_for_again_alone():
     answer = patiently(source, "q", ["early", "late", "gone"])
 
     assert source.told == [("ack", "q", ["early", "late", "gone"]), ("ack", "q", ["late"])]
-    assert answer == Acknowledged(2, [Refused("gone", "not now", lost=True)], [])
+    assert answer == Answer(2, [Refused("gone", "not now", lost=True)], [])
 
 
 class Stumbling(Memory):
@@ -148,7 +145,7 @@ def test_an_error_on_the_way_asks_for_no_more_than_was_left():
     answer = patiently(source, "q", ["a", "b", "c"])
 
     assert [ids for _, _, ids in source.told] == [["a", "b", "c"], ["b"], ["b"]]
-    assert answer == Acknowledged(3, [], [])
+    assert answer == Answer(3, [], [])
 
 
 def test_a_group_without_an_answer_is_asked_again_until_attempts_are_over():
@@ -157,8 +154,8 @@ def test_a_group_without_an_answer_is_asked_again_until_attempts_are_over():
     answer = patiently(source, "broken", ["a", "b"])
     broken = patiently(Moody(), "broken", ["a", "b"], attempts=2)
 
-    assert answer == Acknowledged(2, [], [])
-    assert (broken.told, len(broken.errors)) == (0, 1)
+    assert answer == Answer(2, [], [])
+    assert (broken.settled, len(broken.errors)) == (0, 1)
 
 
 class OutOfOrder(TableQueue):
@@ -185,15 +182,15 @@ def test_a_queue_is_told_group_by_group_and_one_that_raises_holds_back_no_other(
     groups = {"broken": leased(queue, "broken", 2), "sound": leased(queue, "sound", 3)}
 
     answers = {
-        ref: acknowledge(queue, ref, [*(Told(one, "ack") for one in ids[:-1]), Told(ids[-1], queue.on_failure)])
+        ref: settle(queue, ref, "ack", ids[:-1]) + settle(queue, ref, queue.on_failure, ids[-1:])
         for ref, ids in groups.items()
     }
 
     assert answers["broken"].errors == ["ack of 1 messages of queue: SourceError: no answer"]
-    assert [answer.told for answer in answers.values()] == [1, 3], (
+    assert [answer.settled for answer in answers.values()] == [1, 3], (
         "a failure is given back, whatever became of the rest"
     )
     assert [answer.refused for answer in answers.values()] == [[], []]
     assert queue.backlog().messages == 2, "one failure of each group"
     again = patiently(queue.model_copy(update={"broken": ""}), "broken", groups["broken"][:1])
-    assert (again.told, again.errors) == (1, []), "what raised is there to be told again"
+    assert (again.settled, again.errors) == (1, []), "what raised is there to be told again"

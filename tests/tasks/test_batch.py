@@ -10,13 +10,14 @@ from pydantic import BaseModel
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.writer import Writer
+from pipeline_platform.model.crossing import encode
 from pipeline_platform.model.message import BatchInfo, Message
 from pipeline_platform.model.options import Batcher, Producer
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks import batch as batching
 from pipeline_platform.tasks import cut
 from pipeline_platform.tasks.batch import CutBatches, HandleBatches, handle_batch, plan_table
-from pipeline_platform.tasks.staged import STAGED, encode, staged_table
+from pipeline_platform.tasks.staging import STAGED, staged_table
 from tests.fixtures.small_lake import WINDOW, Memory, batch_of, handled, outcomes, ranges, returned, rows_of
 from tests.tasks.test_handle import ODD
 
@@ -118,7 +119,7 @@ def batched(
         writer.write(plan_table(receive_id, batcher), WINDOW, pa.RecordBatch.from_pylist(planned, schema=cut.BATCHES))
         written = writer.close()
     files = [ranges(written, pipeline.name, table(receive_id, batcher)) for table in (staged_table, plan_table)]
-    return returned(HandleBatches(pipeline, batcher, None, Memory(), "source", lake, receive_id, *files, **options)(0))
+    return returned(HandleBatches(pipeline, None, Memory(), "source", lake, receive_id, batcher, *files, **options)(0))
 
 
 # Cutting, and reading back what was cut
@@ -150,7 +151,7 @@ def through(lake: Lake, *payloads: str, batch_size: int = 3, tasks: int = 1) -> 
     whole = ranges(manifest, "flushing", staged_table("r1", "plain"))
     planned = returned(CutBatches(lake, "flushing", "r1", "plain", batch_size, whole)(0))
     plan = ranges(planned, "flushing", plan_table("r1", "plain"))
-    task = HandleBatches(Flushing, "plain", None, Memory(), "source", lake, "r1", whole, plan, tasks)
+    task = HandleBatches(Flushing, None, Memory(), "source", lake, "r1", "plain", whole, plan, tasks)
     told = []
     for index in range(tasks):
         SEEN.clear()

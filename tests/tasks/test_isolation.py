@@ -21,8 +21,9 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import Batcher, Processors, Producer, TableBatcher
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.tasks.isolate import Attempt, Death, Progress, Written, in_a_fork, settle
-from pipeline_platform.tasks.staged import STAGED
+from pipeline_platform.tasks.isolate import Attempt, Death, Written, in_a_fork, settle
+from pipeline_platform.tasks.progress import Progress
+from pipeline_platform.tasks.staging import STAGED
 from tests.fixtures.small_lake import Row, handled, outcomes, rows_of
 from tests.tasks.test_batch import batched, staged
 

@@ -24,11 +24,12 @@ from pydantic import (
 )
 
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.crossing import decode, encode
 from pipeline_platform.model.options import Batcher, Producer, TableBatcher
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.schema import ColumnError, RowType
 from pipeline_platform.tasks.batch import CutBatches, HandleBatches, plan_table
-from pipeline_platform.tasks.staged import decode, encode, staged_table
+from pipeline_platform.tasks.staging import staged_table
 from tests.fixtures.small_lake import Memory, handled, outcomes, ranges, returned, rows_of
 from tests.model.test_columns import EVERYTHING, Everything, LongFlight, Numbers, Open
 
@@ -278,7 +279,7 @@ def test_a_batchers_table_holds_what_a_table_batchers_would(tmp_path):
     planned = returned(CutBatches(lake, "both", "r1", "callback", 100, whole)(0))
     plan = ranges(planned, "both", plan_table("r1", "callback"))
 
-    second = returned(HandleBatches(Both, "callback", None, Memory(), "source", lake, "r1", whole, plan)(0))
+    second = returned(HandleBatches(Both, None, Memory(), "source", lake, "r1", "callback", whole, plan)(0))
 
     assert outcomes(lake, "both", second) == {"m1": "handled"}
     (expected,), (got,) = rows_of(lake, "both", first, "table"), rows_of(lake, "both", second, "callback")

@@ -8,7 +8,7 @@ import pytest
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.tasks import lookup
 from pipeline_platform.tasks.handle import Handle
-from pipeline_platform.tasks.lookup import ALREADY, DECIDED, Already, KeepAlready
+from pipeline_platform.tasks.lookup import DECIDED, REPEATS, Repeats, WriteRepeats
 from pipeline_platform.tasks.set_aside import SetAside
 from resources.spark import SparkResource
 from tests.fixtures.small_lake import WINDOW, Keeping, Memory, batch_of, numbered, ranges, received, returned, rows_of
@@ -22,30 +22,24 @@ def lake(tmp_path):
 def known(lake: Lake, **keep: int):
     """Write what a lookup found: the position of the copy to handle, by id."""
     rows = [{"source": "memory", "message_id": name, "keep": at} for name, at in keep.items()]
-    stage = KeepAlready(lake, "keeping", "r1", WINDOW)
-    manifest = returned(stage(iter([pa.RecordBatch.from_pylist(rows, schema=ALREADY)])))
-    return ranges(manifest, "keeping", f"_receives/r1/{KeepAlready.table}")
+    stage = WriteRepeats(lake, "keeping", "r1", WINDOW)
+    manifest = returned(stage(iter([pa.RecordBatch.from_pylist(rows, schema=REPEATS)])))
+    return ranges(manifest, "keeping", stage.table)
 
 
 def test_rows_are_told_apart_by_what_is_known_of_them():
-    already = Already({("memory", "m0"): DECIDED, ("memory", "m2"): 1, ("other", "m1"): DECIDED})
+    repeats = Repeats({("memory", "m0"): DECIDED, ("memory", "m2"): 1, ("other", "m1"): DECIDED})
 
-    split = already.split(batch_of(b"0", b"1", b"2"))
+    split = repeats.split(batch_of(b"0", b"1", b"2"))
 
     assert [part.column("message_id").to_pylist() for part in split] == [["m1"], ["m0"], ["m2"]]
-
-
-def test_where_nothing_is_known_everything_is_fresh():
-    chunk = batch_of(b"0", b"1")
-
-    assert Already({}).split(chunk) == (chunk, chunk.slice(0, 0), chunk.slice(0, 0))
 
 
 def test_what_is_decided_is_acknowledged_and_another_copy_is_left_to_its_lease(lake):
     """A copy must not be acknowledged: the one that is handled may yet be given back to the source."""
     source = Memory(deliveries_=(("a", b"a"), ("b", b"fail"), ("b", b"fail"), ("c", b"c")), on_failure="nack")
     rows = ranges(received(lake, "keeping", source), "keeping")
-    already = known(lake, a=DECIDED, b=1)
+    repeats = known(lake, a=DECIDED, b=1)
 
     task = Handle(
         pipeline=Keeping,
@@ -55,7 +49,7 @@ def test_what_is_decided_is_acknowledged_and_another_copy_is_left_to_its_lease(l
         lake=lake,
         receive_id="r1",
         parts=[rows],
-        already=already,
+        repeats=repeats,
     )
     manifest = returned(task(0))
 
@@ -95,7 +89,7 @@ def looked_up(spark: SparkResource) -> Callable[..., dict[tuple[str, str], int]]
         known = None
         if outcomes is not None:
             known = session.createDataFrame(outcomes, f"{key}, outcome string")
-        return {(row["source"], row["message_id"]): row["keep"] for row in lookup.already(rows, known).collect()}
+        return {(row["source"], row["message_id"]): row["keep"] for row in lookup.find_repeats(rows, known).collect()}
 
     return look
 

@@ -10,11 +10,11 @@ from pydantic import BaseModel
 
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.crossing import decode
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import Batcher, Processors, Producer, TableBatcher
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
-from pipeline_platform.tasks.columns import TAKEN, WriteColumns, taken
-from pipeline_platform.tasks.staged import decode
+from pipeline_platform.tasks.column_lane import TAKEN, WriteColumns, taken
 from tests.fixtures.small_lake import Memory, numbered, outcomes, ranges, received, returned, rows_of
 
 

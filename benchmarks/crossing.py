@@ -1,0 +1,124 @@
+"""What it costs that data crosses from handling to batching by its fields, against the model's own JSON.
+
+Run it as `python -m benchmarks.crossing [--messages N] [--rounds N]`. Handling and batching of the same messages run in
+this process, by turns, in another order each round; only how data is written and read differs. The model's own JSON
+would run its validators a second time and show what its serializers hide. The median of the rounds' ratios is printed,
+and the least and the greatest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+
+from benchmarks.events import Event, payloads
+from pipeline_platform.lake.manifest import Manifest
+from pipeline_platform.lake.reader import Range, divide
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.message import BatchInfo, Message
+from pipeline_platform.model.options import Batcher, Producer
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.tasks import staging
+from pipeline_platform.tasks.batch import CutBatches, HandleBatches, plan_table
+from pipeline_platform.tasks.handle import Handle
+from pipeline_platform.tasks.receive import ReadShares
+from pipeline_platform.tasks.staging import staged_table
+from resources.table_queue import TableQueue
+
+WINDOW = "2026-11-21T0000"
+
+
+class Batched(Pipeline):
+    """Parses events and hands them to a callback."""
+
+    name = "batched"
+    producer = Producer(source="queue")
+    batchers = {"default": Batcher(schema=Event, batch_size=1_000)}
+
+    def handle_message(self, message: Message, context: Any) -> Message:
+        """Parse it."""
+        return message.put(Event.model_validate_json(message.data))
+
+    def handle_batch(self, batcher: str, messages: list[Message], batch_info: BatchInfo, context: Any) -> list[Message]:
+        """Take them as they are."""
+        return messages
+
+
+def own_encode(data: Any, model: Any) -> tuple[bytes, str]:
+    """The model's own JSON."""
+    return data.model_dump_json(round_trip=True).encode(), "json"
+
+
+def own_decode(value: bytes, encoding: str, model: Any) -> Any:
+    """The inverse."""
+    return model.model_validate_json(value)
+
+
+@contextmanager
+def crossing_by(encode: Callable[..., Any], decode: Callable[..., Any]) -> Iterator[None]:
+    """Have data cross in another way."""
+    before = staging.encode, staging.decode
+    staging.encode, staging.decode = encode, decode
+    try:
+        yield
+    finally:
+        staging.encode, staging.decode = before
+
+
+def ran(task: Callable[[int], Iterator[pa.RecordBatch]]) -> Manifest:
+    """What the only task wrote."""
+    return Manifest.of(pa.Table.from_batches(list(task(0))))
+
+
+def steps(lake: Lake, queue: TableQueue, received: list[Range], turn: str) -> dict[str, float]:
+    """Seconds of processor time that handling and batching take."""
+    common: Any = {"pipeline": Batched, "context": None, "source": queue, "origin": "source", "lake": lake}
+    started = time.process_time()
+    handled = ran(Handle(**common, receive_id=turn, parts=[received]))
+    middle = time.process_time()
+    (staged,) = divide(handled.of_table(staged_table(turn, "default")), "batched", 1)
+    planned = ran(CutBatches(lake, "batched", turn, "default", 1_000, staged))
+    (plan,) = divide(planned.of_table(plan_table(turn, "default")), "batched", 1)
+    cut = time.process_time()
+    ran(HandleBatches(**common, receive_id=turn, batcher="default", staged=staged, plan=plan))
+    return {"handling": middle - started, "batching": time.process_time() - cut}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--messages", type=int, default=50_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    given = parser.parse_args()
+    chance = random.Random(given.messages)
+    ways = {"fields": (staging.encode, staging.decode), "own JSON": (own_encode, own_decode)}
+    times: dict[tuple[str, str], list[float]] = {}
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        lake, queue = Lake(root=f"{folder}/lake"), TableQueue(name="queue", url=f"sqlite:///{folder}/queue.sqlite")
+        queue.create()
+        queue.enqueue(payloads(given.messages))
+        shares = queue.plan(given.messages, 1, "r")
+        (received,) = divide(ran(ReadShares(queue, shares, lake, "batched", "r", WINDOW)).files, "batched", 1)
+        for turn in range(given.rounds + 1):
+            for way in chance.sample(sorted(ways), len(ways)):
+                with crossing_by(*ways[way]):
+                    took = steps(lake, queue, received, f"{way[:3]}{turn}")
+                print(way, *(f"{step} {seconds:.2f} s" for step, seconds in took.items()), flush=True)
+                for step, seconds in took.items() if turn else ():
+                    times.setdefault((step, way), []).append(seconds)
+    for step in ("handling", "batching"):
+        ratios = [mine / other for mine, other in zip(times[step, "fields"], times[step, "own JSON"], strict=True)]
+        bounds = f"single rounds {min(ratios):.2f} to {max(ratios):.2f}"
+        print(f"{step}, fields / own JSON: {statistics.median(ratios):.2f}, {bounds}")
+
+
+if __name__ == "__main__":
+    main()

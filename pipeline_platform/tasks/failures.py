@@ -1,0 +1,94 @@
+"""Failed messages: `handle_failed` looks at them, then they are recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+
+from pipeline_platform.lake.tables import FAILED
+from pipeline_platform.model.failure import Failure, reason_of, words
+from pipeline_platform.model.message import Message
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.tasks.progress import Watch
+from pipeline_platform.tasks.step import Sink, Step
+from pipeline_platform.tasks.tally import Tally
+
+IDENTITY = ["source", "message_id", "attempt"]
+
+
+class Failures:
+    """Writes the events of the table `failed` for one task.
+
+    Args:
+        step: Whose messages they are.
+        sink: Where events go.
+        tally: Counts them.
+        watch: Learns where `handle_failed` is.
+    """
+
+    def __init__(self, step: Step, sink: Sink, tally: Tally, watch: Watch) -> None:
+        self._step, self._sink, self._tally, self._watch = step, sink, tally, watch
+        self._chunk_size = 1 if watch.exact else step.pipeline.processors.chunk_size
+
+    def shown(self, messages: Sequence[Message], pipeline: Pipeline) -> list[Message]:
+        """Show failed messages to `handle_failed`, a chunk at a time; return them, with what it made of each."""
+        size = self._chunk_size
+        chunks = (messages[start : start + size] for start in range(0, len(messages), size))
+        return [message for chunk in chunks for message in self._shown(chunk, pipeline)]
+
+    def _shown(self, messages: Sequence[Message], pipeline: Pipeline) -> list[Message]:
+        self._watch.busy("handle_failed", messages)
+        given = {message._row: message for message in messages}
+        returned: dict[int, Message] = {}
+        try:
+            for message in pipeline.handle_failed(list(messages), self._step.context):
+                if message.__class__ is not Message or not message.is_same(given.get(message._row)):
+                    raise TypeError("handle_failed must return the messages that it was given; it returned others")
+                returned.setdefault(message._row, message)
+            if len(returned) < len(given):
+                raise TypeError(f"handle_failed must return all {len(given)} messages; it returned {len(returned)}")
+        except BaseException as error:
+            self._count_error(error)
+        # A failure stays one, whatever the callback returns; a message that it left out stays as it was.
+        return [self._still_failed(message, returned.get(row, message)) for row, message in given.items()]
+
+    def _still_failed(self, given: Message, returned: Message) -> Message:
+        before = given.failure
+        assert before is not None
+        try:
+            returned = returned._checked(before.stage)
+        except BaseException as error:
+            self._count_error(error)
+            return returned._rejected(before)
+        after = returned.failure or before
+        return returned._but(failure=after._replace(traceback=after.traceback or before.traceback))
+
+    def _count_error(self, error: BaseException) -> None:
+        self._tally.counts["handle_failed_errors"] += 1
+        self._tally.reason(f"handle_failed itself: {type(error).__name__}: {reason_of(error)}")
+
+    def record(self, rows: pa.RecordBatch, window: str, messages: Sequence[Message]) -> None:
+        """Write an `open` event for each row, with its payload."""
+        told = [(message, message.failure or Failure("failed", "")) for message in messages]
+        texts: dict[str, list[str]] = {
+            name: [words(getattr(failure, name)) for _, failure in told] for name in Failure._fields
+        }
+        texts |= {name: [words(getattr(message, name)) for message, _ in told] for name in ("batcher", "batch_key")}
+        self._write(rows, window, "open", **texts, data=rows.column("data"), metadata=rows.column("metadata"))
+
+    def close(self, rows: pa.RecordBatch, window: str) -> None:
+        """Write a `closed` event for each row: a failure that was driven again and is handled."""
+        self._write(rows, window, "closed")
+
+    def _write(self, rows: pa.RecordBatch, window: str, state: str, **columns: Any) -> None:
+        count = rows.num_rows
+        columns |= {name: rows.column(name) for name in IDENTITY}
+        columns["state"] = pa.repeat(state, count)
+        columns["at"] = pa.repeat(pa.scalar(datetime.now(UTC), FAILED.field("at").type), count)
+        columns["receive_id"] = pa.repeat(self._step.receive_id, count)
+        schema = pa.schema([field for field in FAILED if field.name != "window"])
+        missing = {field.name: pa.nulls(count, field.type) for field in schema if field.name not in columns}
+        self._sink.write("failed", window, pa.RecordBatch.from_pydict({**columns, **missing}, schema=schema))

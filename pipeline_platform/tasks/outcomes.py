@@ -1,0 +1,254 @@
+"""What became of messages: the rows of their batchers, and an outcome for each."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from operator import attrgetter
+from typing import Any
+
+import pyarrow as pa
+from pydantic import BaseModel
+from pydantic_core import to_json
+
+from pipeline_platform.lake.tables import OUTCOMES
+from pipeline_platform.model.crossing import encode
+from pipeline_platform.model.failure import Failure, words
+from pipeline_platform.model.message import DEFAULT, Message
+from pipeline_platform.model.options import TableBatcher
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.model.schema import RowType
+from pipeline_platform.tasks.failures import IDENTITY, Failures
+from pipeline_platform.tasks.progress import UNWATCHED, Watch
+from pipeline_platform.tasks.staging import DELIVERY, handled_columns, staged_rows, staged_table
+from pipeline_platform.tasks.step import Sink, Step
+from pipeline_platform.tasks.tally import Tally
+
+_SETTLED = [*IDENTITY, "ack_ref", "ack_id"]
+
+
+class Outcomes:
+    """Writes, for messages that a callback is done with, what became of each.
+
+    Attributes:
+        pipeline: The instance whose `handle_failed` sees failures before they are recorded; None for no callbacks.
+        watch: Learns where code of the author's is.
+        tally: What was written.
+    """
+
+    def __init__(self, step: Step, sink: Sink, pipeline: Pipeline | None = None, watch: Watch = UNWATCHED) -> None:
+        self.pipeline, self.watch = pipeline, watch
+        self._step, self._sink, self._batchers = step, sink, step.pipeline.batchers
+        self.tally = Tally(self._batchers)
+        self._failures = Failures(step, sink, self.tally, watch)
+        models = {name: options.table_schema for name, options in self._batchers.items()}
+        self._row_types = {name: RowType(model) for name, model in models.items() if model is not None}
+
+    def handled(self, batch: pa.RecordBatch, window: str, messages: list[Message]) -> None:
+        """Record messages that `handle_message` is done with, one for each row of `batch`, in its order."""
+        groups: dict[str, list[int]] = {name: [] for name in self._batchers}
+        done: list[int] = []
+        failed: list[int] = []
+        for index, message in enumerate(messages):
+            if message._standing.failure is not None:
+                failed.append(index)
+            elif (group := groups.get(message.batcher)) is not None:
+                group.append(index)
+            elif not self._batchers:
+                done.append(index)
+            else:
+                messages[index] = message.failed(self.no_batcher(repr(message.batcher), "handle_message"))
+                failed.append(index)
+        for name, indexes in groups.items():
+            if indexes and isinstance(self._batchers[name], TableBatcher):
+                done += self._write_rows(name, batch, window, messages, indexes, failed)
+            elif indexes:
+                self._stage(name, batch, window, messages, indexes, failed)
+        self.settle(batch, window, messages, done, failed)
+
+    def batched(self, name: str, batch: pa.RecordBatch, window: str, messages: list[Message], batch_id: str) -> None:
+        """Record one batch that `handle_batch` is done with, one message for each row of `batch`, in its order."""
+        failed = [index for index, message in enumerate(messages) if message.failure is not None]
+        done = [index for index, message in enumerate(messages) if message.failure is None]
+        if done:
+            done = self._write_rows(name, batch, window, messages, done, failed, batch_id)
+        self.settle(batch, window, messages, done, failed)
+
+    def failed(self, batch: pa.RecordBatch, window: str, failures: Sequence[Failure]) -> None:
+        """Record rows that fail, each for its own reason."""
+        messages = [message.failed(why) for message, why in zip(Message.each(batch), failures, strict=True)]
+        self.settle(batch, window, messages, [], list(range(len(messages))))
+
+    def columns(self, name: str, rows: pa.RecordBatch, window: str, columns: Sequence[pa.Array]) -> None:
+        """Record rows of one batcher that the fast lane made columns of."""
+        self._write_columns(name, rows, window, [*columns, rows.column("batch_key").fill_null(DEFAULT)])
+        self.settle_handled(rows, window)
+
+    def settle_handled(self, rows: pa.RecordBatch, window: str) -> None:
+        """Write the outcomes of rows that are all handled."""
+        self._write_handled(rows, window, self._step.source.on_success)
+
+    def duplicates(self, rows: pa.RecordBatch, window: str, *, decided: bool) -> None:
+        """Record deliveries that are not handled.
+
+        Args:
+            rows: The deliveries.
+            window: Theirs.
+            decided: An earlier receive decided the message: the source is told that it is done with. Else this
+                receive handles another copy, which may yet be given back: this copy is left to its lease.
+        """
+        self.tally.outcome("duplicates", window, rows.num_rows)
+        self._write_outcomes(rows, window, "duplicate", self._step.source.on_success if decided else "noop")
+
+    def settle(
+        self, batch: pa.RecordBatch, window: str, messages: list[Message], done: list[int], failed: list[int]
+    ) -> None:
+        """Write the outcomes of messages that are handled or failed, by their rows in `batch`; record the failures."""
+        source = self._step.source
+        if done:
+            done.sort()
+            actions: str | list[str] = source.on_success
+            if any(map(attrgetter("_standing.actions"), messages)):
+                actions = [(messages[index].actions or (None,))[0] or source.on_success for index in done]
+            self._write_handled(_rows(batch, _SETTLED, done), window, actions)
+        if not failed:
+            return
+        failed.sort()
+        losers = [messages[index] for index in failed]
+        if self.pipeline is not None:
+            losers = self._failures.shown(losers, self.pipeline)
+        actions = [(message.actions or (None, None))[1] or source.on_failure for message in losers]
+        # What goes back to the source comes again by intent: that decides nothing.
+        ends = [action == "ack" or self._step.origin != "source" for action in actions]
+        outcomes = ["failed" if end else "returned" for end in ends]
+        self._write_outcomes(_rows(batch, _SETTLED, failed), window, outcomes, actions)
+        self.tally.outcome("failed", window, sum(ends))
+        self.tally.outcome("returned", window, len(ends) - sum(ends))
+        for message in losers:
+            self.tally.failure(message)
+        if recorded := [index for index, end in zip(failed, ends, strict=True) if end]:
+            rows = _rows(batch, [*IDENTITY, "data", "metadata"], recorded)
+            self._failures.record(rows, window, [one for one, end in zip(losers, ends, strict=True) if end])
+
+    def no_batcher(self, batcher: str, stage: str) -> Failure:
+        """Why a message fails that is to go where no batcher is."""
+        reason = f"no batcher {words(batcher, 200)}; there are {sorted(self._batchers)}"
+        return Failure("unknown batcher", reason, "", stage)
+
+    def _write_rows(
+        self,
+        name: str,
+        batch: pa.RecordBatch,
+        window: str,
+        messages: list[Message],
+        indexes: list[int],
+        failed: list[int],
+        batch_id: str | None = None,
+    ) -> list[int]:
+        """Write the rows of one batcher; return which fit, and add the others to the failed."""
+        row_type = self._row_types.get(name)
+
+        def build(some: list[Message]) -> list[pa.Array]:
+            data = [one.data for one in some]
+            columns = row_type.columns(data) if row_type else [pa.array(map(_json, data), pa.string())]
+            return [*columns, pa.array([one.batch_key for one in some], pa.string())]
+
+        columns, fitting = self._fitting(build, messages, indexes, failed)
+        if fitting:
+            self._write_columns(name, _rows(batch, IDENTITY, fitting), window, columns, batch_id)
+        return fitting
+
+    def _write_columns(
+        self, name: str, rows: pa.RecordBatch, window: str, columns: list[pa.Array], batch_id: str | None = None
+    ) -> None:
+        """Write rows of a batcher's table: the columns of its data, and then their batch keys."""
+        count, row_type = rows.num_rows, self._row_types.get(name)
+        self.tally.counts[f"rows:{name}"] += count
+        self.tally.keys(name, columns[-1])
+        names = [*(row_type.schema.names if row_type else ["data"]), "batch_key"]
+        table = dict(zip(names, columns, strict=True)) | {one: rows.column(one) for one in IDENTITY}
+        table["batch_id"] = pa.nulls(count, pa.string()) if batch_id is None else pa.repeat(batch_id, count)
+        table["receive_id"] = pa.repeat(self._step.receive_id, count)
+        self._sink.write(name, window, pa.RecordBatch.from_pydict(table))
+
+    def _stage(
+        self,
+        name: str,
+        batch: pa.RecordBatch,
+        window: str,
+        messages: list[Message],
+        indexes: list[int],
+        failed: list[int],
+    ) -> None:
+        """Write the messages of a batcher with a callback to where they wait for their batch."""
+
+        def build(some: list[Message]) -> list[pa.Array]:
+            return handled_columns(some, self._batchers[name].table_schema)
+
+        columns, fitting = self._fitting(build, messages, indexes, failed)
+        if fitting:
+            self.tally.counts[f"staged:{name}"] += len(fitting)
+            rows = staged_rows(_rows(batch, DELIVERY, fitting), columns)
+            self._sink.write(staged_table(self._step.receive_id, name), window, rows)
+
+    def _fitting(
+        self,
+        build: Callable[[list[Message]], list[pa.Array]],
+        messages: list[Message],
+        indexes: list[int],
+        failed: list[int],
+    ) -> tuple[list[pa.Array], list[int]]:
+        """Build the columns of the messages that fit; one by one only where one does not.
+
+        Building runs code of the models' own, which may raise anything.
+        """
+        if not self.watch.exact:
+            with suppress(BaseException):
+                return build([messages[index] for index in indexes]), indexes
+        fitting = []
+        for index in indexes:
+            self.watch.busy("lake", [messages[index]])
+            try:
+                build([messages[index]])
+            except BaseException as error:
+                messages[index] = messages[index].failed(Failure.of(error, "lake"))
+                failed.append(index)
+            else:
+                fitting.append(index)
+        return (build([messages[index] for index in fitting]) if fitting else []), fitting
+
+    def _write_handled(self, rows: pa.RecordBatch, window: str, action: str | list[str]) -> None:
+        self.tally.outcome("handled", window, rows.num_rows)
+        self._write_outcomes(rows, window, "handled", action)
+        if self._step.origin == "failed":
+            self._failures.close(rows, window)
+
+    def _write_outcomes(
+        self, rows: pa.RecordBatch, window: str, outcome: str | list[str], action: str | list[str]
+    ) -> None:
+        """Write the outcomes of rows: one for all, or one each."""
+        table = {name: rows.column(name) for name in _SETTLED}
+        for name, value in ("receive_id", self._step.receive_id), ("outcome", outcome), ("action", action):
+            table[name] = pa.repeat(value, rows.num_rows) if isinstance(value, str) else pa.array(value, pa.string())
+        schema = pa.schema([field for field in OUTCOMES if field.name != "window"])
+        self._sink.write("outcomes", window, pa.RecordBatch.from_pydict(table, schema=schema))
+
+
+def _rows(batch: pa.RecordBatch, names: list[str], indexes: list[int]) -> pa.RecordBatch:
+    """Some columns of some rows, in order; no copy where it is all of them."""
+    columns = batch.select(names)
+    return columns if len(indexes) == batch.num_rows else columns.take(pa.array(indexes, pa.int64()))
+
+
+def _json(data: Any) -> str:
+    """Data for a column of JSON, which has no NaN and no infinity: they become null, as pydantic has it."""
+    if isinstance(data, bytes):
+        try:
+            return json.dumps(data.decode())
+        except UnicodeDecodeError:  # the batch is handled: data that is no text must not fail it now
+            return json.dumps({"base64": b64encode(data).decode()})
+    if isinstance(data, BaseModel):
+        return encode(data)[0].decode()
+    return to_json(data, inf_nan_mode="null").decode()

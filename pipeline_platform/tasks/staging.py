@@ -1,0 +1,86 @@
+"""Messages that wait for their batch: what handling writes of them, and batching reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import BaseModel
+
+from pipeline_platform.model.crossing import decode, encode
+from pipeline_platform.model.failure import Failure
+from pipeline_platform.model.message import BULK, Delivery, Message, Standing
+from pipeline_platform.tasks.progress import Watch
+
+STAGED = pa.schema(
+    [
+        ("source", pa.string()),
+        ("message_id", pa.string()),
+        ("data", pa.binary()),
+        ("metadata", pa.string()),
+        ("ack_ref", pa.string()),
+        ("ack_id", pa.string()),
+        ("attempt", pa.int32()),
+        ("received_at", pa.timestamp("us", "UTC")),
+        ("position", pa.int64()),
+        ("value", pa.binary()),
+        ("encoding", pa.string()),
+        ("batch_key", pa.string()),
+        ("batch_mode", pa.string()),
+        ("on_success", pa.string()),
+        ("on_failure", pa.string()),
+        ("size", pa.int64()),
+    ]
+)
+"""The delivery, and what handling made of its data. `size` is the bytes of both payloads: batches are cut by it."""
+
+DELIVERY = STAGED.names[: STAGED.names.index("position") + 1]
+_HANDLED = STAGED.names[len(DELIVERY) : -1]
+
+
+def staged_table(receive_id: str, batcher: str) -> str:
+    """Where the messages of a batcher with a callback wait."""
+    return f"_receives/{receive_id}/{batcher}"
+
+
+def handled_columns(messages: Sequence[Message], model: type[BaseModel] | None) -> list[pa.Array]:
+    """Build the columns of `STAGED` that handling fills.
+
+    Raises:
+        Exception: Data does not cross to batching; see `encode`.
+    """
+    cells = [
+        (*encode(one.data, model), one.batch_key, one.batch_mode, *(one.actions or (None, None))) for one in messages
+    ]
+    columns = zip(_HANDLED, zip(*cells, strict=True), strict=True)
+    return [pa.array(values, STAGED.field(name).type) for name, values in columns]
+
+
+def staged_rows(delivered: pa.RecordBatch, handled: Sequence[pa.Array]) -> pa.RecordBatch:
+    """Put the columns `DELIVERY` and those of `handled_columns` together."""
+    value, *_ = handled
+    sizes = [pc.fill_null(pc.binary_length(column), 0).cast(pa.int64()) for column in (delivered.column("data"), value)]
+    return pa.RecordBatch.from_arrays([*delivered.columns, *handled, pc.add(*sizes)], schema=STAGED)
+
+
+def staged_messages(
+    rows: pa.RecordBatch, batcher: str, model: type[BaseModel] | None, failures: Mapping[int, Failure], watch: Watch
+) -> Iterator[Message]:
+    """Yield the message of each row. One in `failures` fails undecoded, and so does one that cannot be decoded."""
+    standing = Standing(Delivery(rows))
+    for row, cells in enumerate(zip(*(rows.column(name).to_pylist() for name in _HANDLED), strict=True)):
+        value, encoding, key, mode, on_success, on_failure = cells
+        message = Message(value, row, standing if mode == BULK else standing._replace(batch_mode=mode))
+        message.batcher, message.batch_key = batcher, key
+        if on_success is not None or on_failure is not None:
+            message = message.configure_ack(on_success=on_success, on_failure=on_failure)
+        if row in failures:
+            yield message.failed(failures[row])
+            continue
+        watch.busy("decode", [message])
+        try:
+            message.data = decode(value, encoding, model)
+        except BaseException as error:  # code of the model's own, an enum's say, may raise anything
+            message = message.failed(Failure.of(error, "lake"))
+        yield message

@@ -1,0 +1,51 @@
+"""What the tasks that call a pipeline's callbacks have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.writer import Writer
+from pipeline_platform.model.options import TableBatcher
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.source.contract import Source
+
+
+class Sink(Protocol):
+    """Where rows go: the files of a task, or the answer of a fork."""
+
+    def write(self, table: str, window: str, batch: pa.RecordBatch) -> None:
+        """Add rows to a table; an empty batch adds nothing."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of a receive whose tasks call callbacks.
+
+    Attributes:
+        pipeline: The class; a task makes its own instance.
+        context: What callbacks are handed.
+        source: Its settings say how a message is settled that does not say so itself.
+        origin: `source`, `failed` or `messages`: see `Receive.origin`.
+        lake: Where tasks read and write.
+        receive_id: Whose lease the messages are under.
+    """
+
+    pipeline: type[Pipeline]
+    context: Any
+    source: Source
+    origin: str
+    lake: Lake
+    receive_id: str
+
+    def writer(self, name: str) -> Writer:
+        """The files of one task; `name` is part of their names, for people who look."""
+        rows_per_file = {
+            batcher: options.batch_size
+            for batcher, options in self.pipeline.batchers.items()
+            if isinstance(options, TableBatcher)
+        }
+        return Writer(self.lake, self.pipeline.name, f"{self.receive_id}-{name}", rows_per_file)
