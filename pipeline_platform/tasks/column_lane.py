@@ -61,17 +61,17 @@ class ReadColumns:
         for _, chunk in read_ranges(
             self.lake, self.parts[index], RECEIVED.names, self.options.chunk_size, self.options.chunk_bytes
         ):
-            kept, *_ = repeats.split(chunk)
-            if large := oversized(kept, self.options.max_message_bytes):
-                kept = kept.filter(pc.invert(pc.is_in(pa.array(range(kept.num_rows)), pa.array(large))))
-            while kept.num_rows:
-                count, _ = self.pace.permitted(kept.num_rows)
-                yield pa.RecordBatch.from_arrays(kept.slice(0, count).columns, schema=RECEIVED)
-                kept = kept.slice(count)
+            rows, *_ = repeats.split(chunk)
+            if large := oversized(rows, self.options.max_message_bytes):
+                rows = rows.filter(pc.invert(pc.is_in(pa.array(range(rows.num_rows)), pa.array(large))))
+            while rows.num_rows:
+                count, _ = self.pace.permitted(rows.num_rows)
+                yield pa.RecordBatch.from_arrays(rows.slice(0, count).columns, schema=RECEIVED)
+                rows = rows.slice(count)
 
 
 def read_locally(spark: SparkSession, lake: Lake, pipeline: str, files: Sequence[File]) -> DataFrame:
-    """Read received files with Spark's own reader, which is faster: for a local lake, and no rate limit."""
+    """Read received files with Spark's own reader, which is faster: for a local lake without a rate limit."""
     from pyspark.sql import functions as f
     from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -91,7 +91,7 @@ def read_locally(spark: SparkSession, lake: Lake, pipeline: str, files: Sequence
 
 
 def offered(received: DataFrame) -> DataFrame:
-    """What `handle_messages` gets: the received columns, and how each row would be routed if nothing is said."""
+    """What `handle_messages` gets: the received columns, and the routing of a row of which nothing is said."""
     from pyspark.sql import functions as f
 
     return received.withColumns(
@@ -230,9 +230,9 @@ class _Rows:
         self._fail(rows, lambda _: death.failure("handle_messages"))
 
     def _fail(self, rows: pa.RecordBatch, why: Callable[[dict[str, Any]], Failure]) -> None:
-        told = [name for name in ("position", "batcher", "_failure") if name in rows.schema.names]
+        known = [name for name in ("position", "batcher", "_failure") if name in rows.schema.names]
         for some, delivered in self._delivered(rows):
-            failures = list(map(why, some.select(told).to_pylist()))
+            failures = list(map(why, some.select(known).to_pylist()))
             self._outcomes.failed(delivered, self._window, failures)
 
     def _write(self, name: str, rows: pa.RecordBatch, model: type[BaseModel]) -> None:

@@ -126,7 +126,7 @@ class Death(NamedTuple):
 
     Attributes:
         how: `signal 9`, `exit code 3`.
-        callback: The one that was under way, or empty where none is known.
+        callback: The one that was under way, or empty if that is unknown.
         rows: The rows that it had.
     """
 

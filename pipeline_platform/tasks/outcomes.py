@@ -96,8 +96,8 @@ class Outcomes:
         Args:
             rows: The deliveries.
             window: Theirs.
-            decided: An earlier receive decided the message: the source is told that it is done with. Else this
-                receive handles another copy, which may yet be given back: this copy is left to its lease.
+            decided: An earlier receive decided the message, so it is settled as handled. Else this receive handles
+                another copy, which may yet be given back, and this copy is left to its lease.
         """
         self.tally.outcome("duplicates", window, rows.num_rows)
         self._write_outcomes(rows, window, "duplicate", self._step.source.on_success if decided else "noop")
