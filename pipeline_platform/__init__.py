@@ -15,6 +15,7 @@ from pipeline_platform.model.options import (
     TableBatcher,
 )
 from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.source import calls
 from pipeline_platform.source.contract import Backlog, Refused, Share, Source, SourceError
 
 __all__ = [
@@ -34,4 +35,5 @@ __all__ = [
     "Source",
     "SourceError",
     "TableBatcher",
+    "calls",
 ]

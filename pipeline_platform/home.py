@@ -1,4 +1,4 @@
-"""The one folder of a deployment on this machine: what is not put elsewhere lies in it."""
+"""The one folder of a deployment on this machine."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 
 
 def home() -> Path:
-    """Where the lake, the control store, the demo's queue and the warm Spark server's state lie unless told otherwise.
+    """Folder of the lake, the control store and the warm Spark server's state, unless they are put elsewhere.
 
     `$PIPELINE_PLATFORM_HOME` if set, else `pipeline_platform` in `$DAGSTER_HOME` if set, else `.pipeline_platform` in
-    the working directory. Runs, sensors and the command line work on the same only if they see the same folder.
+    the working directory. Runs, sensors and the command line must see the same folder.
 
     Returns:
         An absolute path; the folder need not exist.

@@ -1,15 +1,12 @@
 """Spark for a run: in the run's own process, on this machine's warm server, or on a cluster.
 
-The session itself is made by dagster-pyspark, on first use: loading this file loads no Spark, so the code server
-and sensors can afford it.
+dagster-pyspark makes the session on first use. Loading this file loads no Spark: the code server and sensors do so.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
-import re
-import socket
 import sys
 import tempfile
 import threading
@@ -24,6 +21,7 @@ from urllib.parse import quote
 
 import dagster as dg
 from pydantic import Field, PrivateAttr, field_validator
+from tenacity import retry, retry_if_exception_message, stop_after_attempt
 
 from pipeline_platform.home import home
 from pipeline_platform.imports import import_apart
@@ -37,10 +35,10 @@ if TYPE_CHECKING:
 WARM = "warm"
 """Value of `SparkResource.remote` that stands for this machine's warm server."""
 
-_USER = "pipeline-platform"  # sessions are kept by user and id, and runs may be started by several users
+_USER = "pipeline-platform"  # a server knows sessions by user and id, and several users may start runs
 _GENERATIONS = 100
 _OUTAGE_S = 60.0
-"""Seconds that clients wait for a server that does not answer; Spark's own way is ten minutes, for each call anew."""
+"""Seconds that a client tries to reach a server, over all calls; Spark's own client tries ten minutes in each call."""
 _CALM_S = 30.0
 """Seconds without an error after which the next one begins another outage."""
 _CLIENT_MARK = "SPARK_CONNECT_MODE_ENABLED"
@@ -50,23 +48,21 @@ _CLASSIC = ("pandas", "pyspark.sql.classic.dataframe", "pyspark.sql.classic.wind
 
 
 class SparkResource(dg.ConfigurableResource["SparkResource"]):
-    """A Spark session for the steps of a run, started when it is first asked for.
+    """A Spark session for the steps of a run, started on first use.
 
-    Whatever it runs on, workers get the project's code as a zip. On a Connect server, all runs of the same code
-    share one session, so that its Python workers are warm; an edit starts another. Hence no temporary views and
-    no settings that differ by run.
+    Workers get the project's code as a zip. On a Connect server, all runs of the same code share one session, so that
+    its Python workers are warm; an edit starts another. So make no temporary views and set nothing that differs by run.
 
-    A process has one Spark session at a time: several of these resources with the same settings share it, others
-    are refused until it is closed.
+    A process has one Spark session at a time: resources with the same settings share it, others are refused until it
+    is closed.
     """
 
     remote: str = Field(
         default="",
         description=(
-            "Where Spark runs: empty for a session inside the run's own process, `warm` for the server that "
-            "`pipeline-platform spark start` started on this machine (a run that finds it dead starts it anew, a run "
-            "without one its own session), "
-            "or the address of a Spark Connect server, `sc://host:port`."
+            "Where Spark runs: empty for the run's own process; `warm` for the server that `pipeline-platform spark "
+            "start` started on this machine (a run that finds it dead starts it anew, a run without one its own "
+            "session); or the address of a Spark Connect server, `sc://host:port`."
         ),
     )
     token: str | None = Field(
@@ -81,7 +77,7 @@ class SparkResource(dg.ConfigurableResource["SparkResource"]):
     )
     packages: list[str] = Field(
         default_factory=lambda: list(shipping.PACKAGES),
-        description="Importable packages and modules that workers get: what the tasks import.",
+        description="Importable packages and modules that workers get.",
     )
     state_folder: str | None = Field(
         default=None,
@@ -107,13 +103,13 @@ class SparkResource(dg.ConfigurableResource["SparkResource"]):
 
     @contextmanager
     def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator[Self]:  # noqa: ARG002
-        """Lend the resource to a run; afterwards close what it opened, if it opened anything."""
+        """Lend the resource to a run; then close what it opened."""
         with closing(self):
             yield self
 
     @property
     def spark_session(self) -> SparkSession:
-        """The session, started or joined on first use, and on the first after its server died.
+        """The session, started or joined on first use, and again after its server died.
 
         Raises:
             RuntimeError: This process has another Spark session open.
@@ -131,10 +127,7 @@ class SparkResource(dg.ConfigurableResource["SparkResource"]):
         engine.warm_up(self.spark_session, self.cores or os.cpu_count() or 1)
 
     def close(self) -> None:
-        """Let go of the session: stop one of this process's own, leave a server's to the others.
-
-        Harmless if none was opened; the next use opens one again.
-        """
+        """Stop a session of this process's own, leave a server's to the others. The next use opens one again."""
         if self._held is not None:
             held, self._held = self._held, None
             _let_go(held)
@@ -145,7 +138,7 @@ class SparkResource(dg.ConfigurableResource["SparkResource"]):
         packages = tuple(self.packages)
         if self.remote == WARM:
             server = spark_server.revive(folder, log.warning)
-            if server and _answers(server.port):
+            if server:
                 return _Server(packages, server.address, server.token, server.started_at, f";user_id={_USER}", server)
             log.warning(
                 f"No warm Spark server according to {folder}: starting Spark in this process, which takes seconds. "
@@ -168,13 +161,12 @@ class _Process:
     folder: Path
     lives = True
 
-    def open(self, closing_up: ExitStack, code: shipping.Code) -> SparkSession:
+    def open(self, closing_up: ExitStack, code: Path) -> SparkSession:
         java = str(jvm.ensure_java(self.folder))
         with _environment(JAVA_HOME=java, **engine.interpreters()):  # Java keeps what it was started with
             session = _session(dict(self.settings))
         closing_up.callback(session.stop)
-        with _import_path_kept():
-            session.addArtifacts(str(code.path), pyfile=True)
+        _ship(session, code)
         return session
 
 
@@ -185,37 +177,35 @@ class _Server:
     packages: tuple[str, ...]
     address: str
     token: str | None
-    named: str
+    life: str
     params: str
     warm: spark_server.SparkServer | None = None
 
     @property
-    def lives(self) -> bool:
-        """False if it is known to be dead."""
+    def lives(self) -> bool:  # as far as is known
         return self.warm is None or self.warm.lives
 
-    def open(self, closing_up: ExitStack, code: shipping.Code) -> SparkSession:
-        if "session_id=" in self.params:  # its owner's to choose, and to renew
-            return self._join(closing_up, code, "")
+    def open(self, closing_up: ExitStack, code: Path) -> SparkSession:
         for generation in range(_GENERATIONS):
-            name = shipping.session_id(code.digest, self.named, generation)
             try:
-                return self._join(closing_up, code, f";session_id={name}")
+                session = self._join(code, shipping.session_id(code.name, self.life, generation))
+                closing_up.callback(_leave, session)
+                return session
             except Exception as error:
-                # Somebody stopped it or it timed out: an id never comes back, so all go on to the next.
+                # It was stopped or timed out. Its id never comes back, so all go on to the next.
                 if "SESSION_CLOSED" not in str(error):
                     raise
         raise RuntimeError(f"{self.address} closed {_GENERATIONS} sessions of this code: restart that server.")
 
-    def _join(self, closing_up: ExitStack, code: shipping.Code, session_id: str) -> SparkSession:
+    def _join(self, code: Path, name: str) -> SparkSession:
         token = f";token={quote(self.token)}" if self.token else ""
-        session = _session({"spark.remote": f"{self.address}/{token}{session_id}{self.params}"})
-        with ExitStack() as failing:
-            failing.callback(_leave, session)
+        session = _session({"spark.remote": f"{self.address}/{token};session_id={name}{self.params}"})
+        try:
             session.client.set_retry_policies([_retries(self._expect_alive)])
-            with _import_path_kept():
-                _add(session, code)
-            closing_up.push(failing.pop_all())
+            _ship(session, code)
+        except BaseException:
+            _leave(session)
+            raise
         return session
 
     def _expect_alive(self) -> None:
@@ -231,7 +221,7 @@ _Place = _Process | _Server
 
 @dataclass
 class _Held:
-    """The session of this process, and who closes it."""
+    """The session of this process, and how many resources hold it."""
 
     place: _Place
     session: SparkSession
@@ -245,7 +235,7 @@ _current: _Held | None = None
 
 def _hold(place: _Place) -> _Held:
     """Join this process's session, or open it."""
-    global _current  # noqa: PLW0603 - a process can have one session, so this is the process's own state
+    global _current  # noqa: PLW0603 - a process can have one session
     with _lock:
         if _current is not None and not _current.place.lives:
             dead, _current = _current, None
@@ -253,8 +243,7 @@ def _hold(place: _Place) -> _Held:
         if _current is None:
             with ExitStack() as closing_up:
                 folder = closing_up.enter_context(tempfile.TemporaryDirectory(prefix="spark-code-"))
-                code = shipping.pack(place.packages, Path(folder))
-                session = place.open(closing_up, code)
+                session = place.open(closing_up, shipping.pack(place.packages, Path(folder)))
                 _current = _Held(place, session, closing_up.pop_all())
         elif _current.place != place:
             raise RuntimeError(
@@ -297,7 +286,7 @@ def _session(settings: dict[str, str]) -> SparkSession:
 
 
 def _retries(expect_alive: Callable[[], None]) -> RetryPolicy:
-    """Build what a client of a server does about errors that may pass: try again for a while, if the server lives."""
+    """Build a retry policy that tries again for `_OUTAGE_S`, while the server lives."""
     from pyspark.sql.connect.client.retries import DefaultPolicy
 
     class WhileAlive(DefaultPolicy):  # type: ignore[misc, unused-ignore]
@@ -317,16 +306,14 @@ def _retries(expect_alive: Callable[[], None]) -> RetryPolicy:
     return WhileAlive(max_backoff=5_000)
 
 
-def _add(session: SparkSession, code: shipping.Code) -> None:
-    """Ship the code to a session that others may be shipping the same to at this moment."""
-    for last in (False, False, True):
-        try:
-            session.addArtifacts(str(code.path), pyfile=True)
-            return
-        except Exception as error:
-            # Two that see no file yet both put theirs; the later one finds the very same bytes the next time.
-            if last or not re.search("already_?exists", str(error), re.IGNORECASE):
-                raise
+# Two processes that see no file yet both send theirs; the later one finds the very same bytes the next time.
+@retry(retry=retry_if_exception_message(match=r"(?is).*already_?exists"), stop=stop_after_attempt(3), reraise=True)
+def _ship(session: SparkSession, code: Path) -> None:
+    path = list(sys.path)
+    try:
+        session.addArtifacts(str(code), pyfile=True)
+    finally:
+        sys.path[:] = path  # Spark puts the code on this process's path too, where it would outlive an edit
 
 
 def _leave(session: SparkSession) -> None:
@@ -337,35 +324,11 @@ def _leave(session: SparkSession) -> None:
 
 @contextmanager
 def _environment(**changes: str | None) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in changes}
-    _set_environment(changes)
+    before = {name: os.environ.pop(name, None) for name in changes}
+    os.environ.update({name: value for name, value in changes.items() if value is not None})
     try:
         yield
     finally:
-        _set_environment(before)
-
-
-def _set_environment(values: dict[str, str | None]) -> None:
-    for name, value in values.items():
-        if value is None:
+        for name in changes:
             os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-
-
-@contextmanager
-def _import_path_kept() -> Iterator[None]:
-    """Spark puts shipped code on this process's own path too, where it would outlive an edit."""
-    before = list(sys.path)
-    try:
-        yield
-    finally:
-        sys.path[:] = before
-
-
-def _answers(port: int) -> bool:
-    try:
-        with socket.create_connection(("127.0.0.1", port), timeout=2):
-            return True
-    except OSError:
-        return False
+        os.environ.update({name: value for name, value in before.items() if value is not None})

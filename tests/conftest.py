@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from pipelines.local_servers import sqs
+from demo import sqs
 
 pytest_plugins = [
     name
@@ -18,6 +18,7 @@ pytest_plugins = [
         "tests.fixtures.dagster",
         "tests.fixtures.sensor",
         "tests.fixtures.table_queue",
+        "tests.fixtures.control",
     )
     if importlib.util.find_spec(name)
 ]
@@ -31,7 +32,8 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
 LONGEST = (
     "test_assets.py", "test_storms.py", "test_daemon.py", "test_faults.py", "test_cli.py", "test_run_launcher.py",
     "test_demo.py", "test_demo_over_sqs.py", "test_windows.py", "test_reexecution.py", "test_backfills.py",
-    "test_spark_resource.py", "test_flow.py", "test_table_queue.py", "test_spark_cluster.py", "test_spark_death.py",
+    "test_spark_resource.py", "test_flow.py", "test_steps_again.py",
+    "test_table_queue.py", "test_spark_cluster.py", "test_spark_death.py",
     "test_spark_death_in_dagster.py",
 )  # fmt: skip
 

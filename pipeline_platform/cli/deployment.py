@@ -93,10 +93,9 @@ def _module() -> str:
         return str(named)
     workspace = Path("workspace.yaml")
     if not workspace.is_file():
-        raise SetUpError(f"there is no workspace.yaml in {Path.cwd()}: go where it lies, or name a module by -m")
+        raise SetUpError(f"there is no workspace.yaml in {Path.cwd()}: go where it lies, or name a module with -m")
     entries = [entry.get("python_module") for entry in yaml.safe_load(workspace.read_text()).get("load_from", [])]
     modules = [entry if isinstance(entry, str) else entry["module_name"] for entry in entries if entry]
     if len(modules) != 1:
-        named = ", ".join(modules)
-        raise SetUpError(f"workspace.yaml names {len(modules)} modules ({named}): choose one by -m")
+        raise SetUpError(f"workspace.yaml names {len(modules)} modules ({', '.join(modules)}): choose one with -m")
     return str(modules[0])

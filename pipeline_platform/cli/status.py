@@ -121,9 +121,9 @@ def _receives(lake: Lake, pipeline: type[Pipeline]) -> Rows:
     from pipeline_platform.lake.tables import Tables
 
     outcomes = Tables(lake, pipeline)["outcomes"]
+    receives, unreadable = Ledger(lake, pipeline.name).under_way()
     undecided: list[str] = []
     unfinished: list[str] = []
-    receives, unreadable = Ledger(lake, pipeline.name).under_way()
     for receive in receives:
         (unfinished if decided(outcomes, receive) else undecided).append(receive.receive_id[:8])
     rows: Rows = {"undecided receives": ", ".join(undecided) or "none", "unfinished receives": "none"}

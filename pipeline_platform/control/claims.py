@@ -24,15 +24,7 @@ _RECEIVES = sa.Table(
 
 
 class Claim(NamedTuple):
-    """What one receive has in flight.
-
-    Attributes:
-        receive_id: Whose.
-        run_id: Of the run that claimed last.
-        messages: How many it may hold, or really leased.
-        expires_at: When it stops counting, unless it is renewed.
-        started_at: When it was claimed.
-    """
+    """Messages that one receive has in flight, by the run that claimed last, until when they count unless renewed."""
 
     receive_id: str
     run_id: str

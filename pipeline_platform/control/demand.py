@@ -28,13 +28,7 @@ class Ask(NamedTuple):
 
 
 class InFlight(NamedTuple):
-    """What runs under way hold, or will.
-
-    Attributes:
-        messages: Of all of them.
-        runs: How many.
-        unleased: Of `messages`, what runs were asked for and have not leased yet: the source still counts it.
-    """
+    """Messages that runs under way hold, or will; `unleased` ones are not leased yet: the source still counts them."""
 
     messages: int = 0
     runs: int = 0
@@ -57,8 +51,8 @@ class Limits:
     """What bounds a demand at this moment.
 
     Attributes:
-        producer: The pipeline's options.
-        processors: The same.
+        producer: Of the pipeline's options.
+        processors: Of the pipeline's options.
         permits: Messages that the rate limit gives until a run asked for now would end; None without a limit.
         permits_soon: The same until the next look; never more than `permits`.
         permits_at: When the next interval of the limit begins.
@@ -84,11 +78,9 @@ class Limits:
 
 
 class Waiting(BaseModel, frozen=True):
-    """What a sensor keeps in its cursor.
+    """What a sensor keeps in its cursor: since when something waits that was not asked for.
 
-    Attributes:
-        since: When something was first seen that waits and was not asked for. For a source that cannot tell what
-            waits, when it was last asked. None where nothing waits, or nothing was asked yet.
+    For a source that cannot tell what waits, when it was last asked. None where nothing waits, or was asked yet.
     """
 
     since: AwareDatetime | None = None
@@ -133,13 +125,8 @@ def decide(backlog: Backlog, limits: Limits, in_flight: InFlight, waited: timede
 
     A backlog is asked for as soon as what can be taken on of it makes a run worthwhile, or is as much as can be handled
     before the next look; less than that after `patience`. A source that cannot tell its backlog (None) is asked for at
-    once, and then again each `patience`.
-
-    Args:
-        backlog: What waits at the source.
-        limits: What bounds the demand now.
-        in_flight: What live and queued runs hold, or will.
-        waited: For how long something waits that was not asked for, from `Waiting`; None if nothing was seen.
+    once, and then again each `patience`. `waited` is for how long something waits that was not asked for; None if
+    nothing was seen.
     """
     waiting = None if backlog.messages is None else max(0, backlog.messages - in_flight.unleased)
     if hindrance := _hindrance(backlog, limits, in_flight, waiting):
@@ -167,11 +154,7 @@ def decide(backlog: Backlog, limits: Limits, in_flight: InFlight, waited: timede
 
 
 def decide_all(backlog: Backlog, limits: Limits, in_flight: InFlight, waited: timedelta | None) -> list[Ask]:
-    """Decide on every run that one look at the source is worth; the arguments are those of `decide`.
-
-    Returns:
-        One ask for each run, or a single one of 0 that says why there is none.
-    """
+    """Decide on every run that one look at the source is worth: an ask for each, or one of 0 that says why."""
     asks: list[Ask] = []
     while True:
         ask = decide(backlog, limits, in_flight, waited)

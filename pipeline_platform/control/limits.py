@@ -39,12 +39,9 @@ _KEPT_US = 60 * SECOND  # a clock set back by less than this finds its interval 
 
 
 class Grant(NamedTuple):
-    """Permits to handle messages.
+    """How many messages may be handled, and for how many seconds from before the call, infinite without a limit.
 
-    Attributes:
-        messages: How many may be handled, 0 where the interval has none left.
-        seconds: For how long, counted from before the call; with 0 messages, until the next interval begins.
-            Infinite where there is no limit.
+    Where the interval has no permit left, 0 messages, and the seconds until the next one begins.
     """
 
     messages: int

@@ -43,9 +43,7 @@ class Pace:
         store: Gives permits; None where there is no limit.
         pipeline: Name of the pipeline.
         rate_limiting: The pipeline's own option; one that is set at run time in the store comes before it.
-        sleep: Waits, in seconds; tests inject their own.
-        monotonic: Seconds on the clock of all deadlines.
-        jitter: A number from 0 to 1.
+        sleep: Waits, in seconds; with `monotonic`, the clock of all deadlines, and `jitter`, from 0 to 1, for tests.
     """
 
     def __init__(

@@ -47,23 +47,16 @@ class UnhandledError(Exception):
 
 
 class Decision(NamedTuple):
-    """What deciding came to.
-
-    Attributes:
-        dropped: Messages that others had decided.
-        tries: Swaps it took.
-    """
+    """What deciding came to: how many messages others had decided, and how many swaps it took."""
 
     dropped: int
     tries: int
 
 
 class Standing(NamedTuple):
-    """What the transaction of a receive says in `outcomes`.
+    """What the transaction of a receive says in `outcomes`: None and 0 where there is no transaction.
 
-    Attributes:
-        state: DECIDED, FENCED or TAKEN; None where there is no transaction.
-        owner: Who decided it or took it over; 0 for the run that began it.
+    The owner is the run that decided it or took it over; 0 for the run that began it.
     """
 
     state: int | None
@@ -168,11 +161,7 @@ def decide(
 
 
 def expect_owner(receive: Receive, owner: int) -> None:
-    """Refuse to go on for a run whose receive another run took over.
-
-    Raises:
-        FencedError: Another run is the owner.
-    """
+    """Raise `FencedError` for a run whose receive another run took over."""
     if owner != receive.owner:
         raise _taken(receive)
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
+from pipeline_platform.lake.manifest import File
 from pipeline_platform.lake.reader import keys_of, row_groups
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import FAILED, Table
@@ -26,6 +27,19 @@ class LakeSource(Source):
 
     lake: Lake = Field(description="Where the tables are.")
     pipeline: str = Field(description="Whose messages.")
+    windows: tuple[str, ...] | None = Field(None, description="Of these windows only; None for all.")
+
+    def _files(self, name: str, schema: pa.Schema, version: int | None = None) -> dict[str, list[File]]:
+        """The files of a table by window, with their paths under the lake's root; none where it is not there yet."""
+        table = Table(self.lake, self.pipeline, name, schema)
+        files: dict[str, list[File]] = {}
+        if table.exists():
+            handle = table.open()
+            if version is not None:
+                handle.load_as_version(version)
+            for file in table.files(handle, self.windows):
+                files.setdefault(file.window, []).append(file._replace(path=table.path(file.path)))
+        return files
 
     def _deliveries(self, rows: pa.Table, **others: pa.Array) -> list[pa.RecordBatch]:
         """Rows of a table, and columns in their place or beside them, as deliveries; null where there are none."""
@@ -52,20 +66,12 @@ class FailedMessages(LakeSource):
     closes it. Of two receives that drive the same failure, one decides it.
     """
 
-    windows: tuple[str, ...] | None = Field(None, description="Of these windows only; None for all.")
-
-    def _files(self) -> dict[str, list[str]]:
-        """Paths by window."""
-        table = Table(self.lake, self.pipeline, "failed", FAILED)
-        files: dict[str, list[str]] = {}
-        if table.exists():
-            for file in table.files(table.open(), self.windows):
-                files.setdefault(file.window, []).append(table.path(file.path))
-        return files
+    def _paths(self) -> dict[str, list[str]]:
+        return {window: [file.path for file in files] for window, files in self._files("failed", FAILED).items()}
 
     def open_by_window(self) -> dict[str, int]:
         """How many failures are open, by window; windows without any are left out."""
-        return self._count(self._files())
+        return self._count(self._paths())
 
     def _count(self, files: Mapping[str, Sequence[str]]) -> dict[str, int]:
         """Count the open failures of each window whose files are not those that somebody counted before."""
@@ -99,7 +105,7 @@ class FailedMessages(LakeSource):
         """Share out the windows with open failures, oldest first; a window is never divided."""
         del concurrency, receive_id
         shares = []
-        paths = self._files()
+        paths = self._paths()
         for window, count in self._count(paths).items():
             taken = min(count, demand)
             if taken > 0:

@@ -26,11 +26,7 @@ def check_windows(lake: Lake, pipeline: type[Pipeline], windows_with_data: Calla
 
     Without data every change is harmless, and with data a `first_window` before it: a window's beginning follows from
     `window_cron` alone.
-
-    Args:
-        lake: Where the tables are.
-        pipeline: Whose.
-        windows_with_data: Called where the options are not the kept ones.
+    `windows_with_data` is asked only where the options changed.
 
     Raises:
         PipelineError: `window_cron` changed under data, `first_window` is later than data, or what was kept cannot

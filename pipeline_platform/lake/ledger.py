@@ -113,10 +113,10 @@ class Ledger:
         found, unreadable = [], []
         for receive_id in self.unfinished():
             try:
-                found.append(self.get(receive_id))
+                found += [receive] if (receive := self.get(receive_id)) else []
             except ReceiveError as error:
                 unreadable.append(error)
-        return [receive for receive in found if receive], unreadable
+        return found, unreadable
 
     def _path(self, receive: Receive, name: str = "") -> str:
         owner = f"{_OWNER}{receive.owner:016x}" if receive.owner else ""

@@ -13,7 +13,7 @@ from pydantic import Field
 from pipeline_platform.lake.failed import LakeSource
 from pipeline_platform.lake.manifest import File
 from pipeline_platform.lake.reader import keys_of, receive_ids
-from pipeline_platform.lake.tables import OUTCOMES, Table
+from pipeline_platform.lake.tables import OUTCOMES
 from pipeline_platform.model.message import DELIVERIES, MESSAGES
 from pipeline_platform.source.contract import Backlog, Share, SourceError
 
@@ -37,13 +37,13 @@ class ReplayedMessages(LakeSource):
     version: int = Field(description="Version of `outcomes` to go by.")
 
     def _outcomes(self) -> dict[str, list[File]]:
-        return _by_window(Table(self.lake, self.pipeline, "outcomes", OUTCOMES), self.windows, self.version)
+        return self._files("outcomes", OUTCOMES, self.version)
 
     def _batches(self, path: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         with self.lake.open_input(path) as file:
             yield from pq.ParquetFile(file).iter_batches(_BATCH_ROWS, columns=list(columns), use_threads=False)
 
-    def _decided(self, paths: Iterable[str], bucket: int = 0, of: int = 1) -> pa.Table:
+    def _decided(self, paths: Iterable[str], bucket: int, of: int) -> pa.Table:
         """The messages decided in files of one window, each once: at its last attempt, by its receive."""
         rows = [OUTCOMES.empty_table().select([*_IDENTITY, "outcome"])]
         for path in paths:
@@ -69,7 +69,7 @@ class ReplayedMessages(LakeSource):
         A replay of half a window would lose the other half, for it replaces them all.
         """
         del demand, receive_id
-        messages = _by_window(Table(self.lake, self.pipeline, "messages", MESSAGES), self.windows)
+        messages = self._files("messages", MESSAGES)
         shares = []
         for window, outcomes in sorted(self._outcomes().items()):
             rows = sum(stored.rows for stored in outcomes)
@@ -103,17 +103,6 @@ class ReplayedMessages(LakeSource):
                 f"of the messages decided in {share.window} the raw log lacks {len(mine)} in one of {share.at['of']} "
                 "parts: retention took them, and a replay would lose what became of them. Choose later windows"
             )
-
-
-def _by_window(table: Table, windows: Sequence[str], version: int | None = None) -> dict[str, list[File]]:
-    """The files of some windows, with their paths under the lake's root."""
-    handle = table.open()
-    if version is not None:
-        handle.load_as_version(version)
-    files: dict[str, list[File]] = {}
-    for stored in table.files(handle, windows):
-        files.setdefault(stored.window, []).append(stored._replace(path=table.path(stored.path)))
-    return files
 
 
 def _are_in(rows: pa.RecordBatch, bucket: int, of: int) -> pa.Array:

@@ -105,8 +105,7 @@ class Replacement:
 
     def __init__(self, table: Table, receive: Receive) -> None:
         self._table, self._receive = table, receive
-        self._instead: dict[str, list[File] | None] = {}
-        """By path of a stored file what comes in its place; None where it stays."""
+        self._instead: dict[str, list[File] | None] = {}  # by path of a stored file; None where it stays
 
     def at(self, handle: DeltaTable) -> tuple[list[File], list[File]]:
         """The files that hold rows of those receives, and new files with their other rows."""

@@ -46,23 +46,17 @@ class Writer:
     """
 
     def __init__(self, lake: Lake, pipeline: str, prefix: str, rows_per_file: dict[str, int] | None = None) -> None:
-        """Prepare to write files named `<prefix>-<random>-<number>.parquet`.
+        """Prepare to write files named `<prefix>-<random>-<number>.parquet` under the folder of a pipeline.
 
-        Args:
-            lake: Where.
-            pipeline: The folder of its tables.
-            prefix: Begins every file's name: the receive, the step and the task, for people who look.
-            rows_per_file: By table; without a limit here a file ends with its window.
+        The prefix names receive, step and task, for people who look. A file ends with its window, or at the rows that
+        `rows_per_file` says for its table.
         """
         self._lake, self._pipeline = lake, pipeline
         self._prefix = f"{prefix}-{uuid.uuid4().hex[:8]}"
         self._rows_per_file = rows_per_file or {}
-        self._open: dict[tuple[str, str], _OpenFile] = {}
-        """By table and window, the one that was written to last at the end."""
-        self._files: list[File | None] = []
-        """In the order in which they were begun; None until a file is closed."""
-        self._paths: list[str] = []
-        """Of all files, until `close` hands them over."""
+        self._open: dict[tuple[str, str], _OpenFile] = {}  # the one that was written to last at the end
+        self._files: list[File | None] = []  # in the order in which they were begun; None until a file is closed
+        self._paths: list[str] = []  # of all files, until `close` hands them over
 
     def write(self, table: str, window: str, batch: pa.RecordBatch) -> None:
         """Add rows; an empty batch adds nothing.

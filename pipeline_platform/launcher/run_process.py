@@ -7,12 +7,11 @@ import socket
 from dataclasses import asdict, dataclass
 
 import dagster as dg
-from dagster._core.storage.tags import HIDDEN_TAG_PREFIX
 
 from pipeline_platform.process import born
 
-PROCESS_TAG = f"{HIDDEN_TAG_PREFIX}pipeline_platform/process"
-"""On a run that `run_launcher` started: which process runs it. Not shown in the UI."""
+PROCESS_TAG = ".dagster/pipeline_platform/process"
+"""On a run that `run_launcher` started: its process. The UI hides tags with Dagster's own prefix."""
 
 
 @dataclass(frozen=True)

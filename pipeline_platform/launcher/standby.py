@@ -1,12 +1,9 @@
-"""The process of a run, which may have loaded the project before there is a run.
+"""A process that has loaded a code location and waits for its run: both sides of it.
 
-Most of what passes before a run's first step is spent on imports: of Dagster, the project, Spark's client. A process
-that has done all this and stands by starts a run at once.
-
-`run_launcher` starts it, as `python -m pipeline_platform.launcher.standby`, and speaks to it through the socket that
-is its standard input, in lines of JSON. `load` imports a code location and is answered when that is done. `check` asks
-whether what was loaded is still what a new process would load. `run` makes it the process of a run, as the command
-`dagster api execute_run` would. It ends when the other side closes the socket before that.
+`Standby` starts `python -m pipeline_platform.launcher.standby` and speaks to it in lines of JSON through the socket
+that is its standard input. The first is a location to load, or null; then `check` asks whether what was loaded is what
+a new process would load; anything else is the arguments of the run that the process becomes. It ends when the other
+side closes the socket before that.
 """
 
 from __future__ import annotations
@@ -15,101 +12,108 @@ import importlib
 import json
 import os
 import socket
+import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
 
-from dagster import DagsterInstance
-from dagster._cli.api import execute_run_command
-from dagster._core.instance import InstanceRef
-from dagster._core.origin import RepositoryPythonOrigin
-from dagster._core.secrets.env_file import get_env_var_dict
-from dagster._serdes import deserialize_value
-from dagster._utils.hosted_user_process import recon_repository_from_origin
-from dagster._utils.interrupts import capture_interrupts, pop_captured_interrupt
+from pipeline_platform.launcher import internals
+
+MODULES = ("dagster_pyspark", "pyspark.sql.connect.dataframe", "pyspark.sql.connect.session", "pyarrow.dataset")
+"""What a run of a pipeline needs that its code location loads late."""
+
+_LOAD_S = 30
+"""A process that has not loaded by then is given up; the run gets one that begins with it."""
+
+_CHECK = "check"
 
 
-class Loaded:
-    """What this process has loaded, and whether a new process would load the same.
+class Standby:
+    """A process that loads `location`, if there is one, and becomes a run.
 
     Args:
-        origin: Of the code location's repository, serialized.
-        modules: More to import: what runs need that loading the location does not.
-        instance: Reference of the Dagster instance, serialized. It may have variables for the location.
-        location: Name of the code location.
+        location: What to load ahead; None for the process of a run that begins now.
     """
 
-    def __init__(self, origin: str, modules: Sequence[str], instance: str, location: str) -> None:
+    def __init__(self, location: internals.Location | None = None) -> None:
+        self._channel, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-m", "pipeline_platform.launcher.standby"]
+            self.process = subprocess.Popen(command, stdin=theirs.fileno())  # noqa: S603
+        self._say(location and asdict(location))
+
+    def is_ready(self) -> bool:
+        """Whether it has loaded what a new process would load; waits until it has loaded."""
+        try:
+            self._say(_CHECK)
+            self._channel.settimeout(_LOAD_S)
+            return self._channel.recv(1) == b"y"
+        except OSError:  # it died, or takes too long
+            return False
+
+    def run(self, arguments: str) -> None:
+        """Make it the process of a run. Returns at once."""
+        self._say(arguments)
+
+    def dismiss(self) -> None:
+        """End it, whatever it does."""
+        self.process.kill()
+        self.process.wait()
+
+    def _say(self, what: Any) -> None:
+        self._channel.sendall(json.dumps(what).encode() + b"\n")
+
+
+class _Loaded:
+    """What this process has loaded, and whether a new process would load the same."""
+
+    def __init__(self, location: internals.Location) -> None:
         self._started_ns = time.time_ns()
-        self._instance = deserialize_value(instance, InstanceRef)
         self._location = location
-        self._variables = self._variables_now()
+        self._variables = location.variables()
         os.environ.update(self._variables)
-        with DagsterInstance.from_ref(self._instance):  # imports what its storage needs
-            recon_repository_from_origin(deserialize_value(origin, RepositoryPythonOrigin)).get_definition()
-        for module in modules:
+        location.load()
+        for module in MODULES:
             importlib.import_module(module)
-        self._files = {file: _state(file) for file in _source_files()}
+        files = [getattr(module, "__dict__", {}).get("__file__") for module in list(sys.modules.values())]
+        self._files = {file: _state(file) for file in files if isinstance(file, str)}
 
     def is_fresh(self) -> bool:
         """Whether no loaded file was edited since this process began, and `.env` says the same."""
-        for file, known in self._files.items():
-            # Edited while it was being loaded, it may have been read before or after.
-            if known is None or known[0] > self._started_ns or _state(file) != known:
-                return False
-        return self._variables_now() == self._variables
-
-    def _variables_now(self) -> dict[str, str]:
-        """What a run sets before it loads anything: `.env` in the working directory, and the instance's for it."""
-        loader = self._instance.secrets_loader
-        of_instance = loader.get_secrets_for_environment(self._location) if loader else {}
-        return {**get_env_var_dict(os.getcwd()), **of_instance}
+        # A file that was edited while it was being loaded may have been read before or after.
+        return self._location.variables() == self._variables and all(
+            known[0] <= self._started_ns and _state(file) == known for file, known in self._files.items()
+        )
 
 
-def _source_files() -> set[str]:
-    files = (getattr(module, "__dict__", {}).get("__file__") for module in list(sys.modules.values()))
-    return {file for file in files if isinstance(file, str)}
-
-
-def _state(file: str) -> tuple[int, int, int] | None:
-    """When it was modified, in ns; its size and inode. None if it is gone."""
-    with suppress(OSError):
+def _state(file: str) -> tuple[int, int, int]:
+    """When it was modified, in ns; its size and inode. Of the future if it is gone: nothing loads it again."""
+    try:
         stat = os.stat(file)
-        return stat.st_mtime_ns, stat.st_size, stat.st_ino
-    return None
+    except OSError:
+        return sys.maxsize, 0, 0
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
 def main() -> None:
-    """Do as told until there is a run, then be that run."""
+    """Load, wait for a run, then be that run."""
     channel = socket.socket(fileno=os.dup(0))
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    # From the first moment on, a request to end a run is kept until the run can take notice of it.
-    with capture_interrupts():
-        if arguments := _arguments_of_the_run(channel):
-            execute_run_command.main([arguments], standalone_mode=False)
-
-
-def _arguments_of_the_run(channel: socket.socket) -> str | None:
-    """Do as told until there is a run; None if there will be none."""
-    loaded: Loaded | None = None
-    with suppress(ConnectionError), channel, channel.makefile("rw", encoding="utf-8") as lines:
-        for line in lines:
-            request = json.loads(line)
-            match request.pop("do"):
-                case "load":
-                    loaded = Loaded(**request)
-                    answer = True
-                case "check":
-                    pop_captured_interrupt()  # meant for a run, and there was none
-                    answer = loaded is not None and loaded.is_fresh()
-                case _:
-                    return str(request["arguments"])
-            lines.write(json.dumps(answer) + "\n")
-            lines.flush()
-    return None
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    # From the first moment on, a request to end the run is kept until the run can take notice of it.
+    with internals.capture_interrupts():
+        arguments = None
+        with suppress(ConnectionError), channel, channel.makefile(encoding="utf-8") as lines:
+            location = json.loads(lines.readline() or "null")
+            loaded = _Loaded(internals.Location(**location)) if location else None
+            for line in lines:
+                if (arguments := json.loads(line)) != _CHECK:
+                    break
+                arguments = None
+                channel.sendall(b"y" if loaded and loaded.is_fresh() else b"n")
+        if arguments:
+            internals.execute(arguments)
 
 
 if __name__ == "__main__":

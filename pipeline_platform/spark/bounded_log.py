@@ -1,7 +1,6 @@
-"""Keep what comes by standard input in a file of a bounded size, and what came before that in another beside it.
+"""Write standard input into a log of a bounded size: what Spark's server and its workers print.
 
-Spark's server says all that it says into this, and so do its workers, which print what their callbacks print. A process
-of its own: the server outlives whoever started it. This module stands alone, so that it starts at once.
+A process of its own, because the server outlives its starter. It imports nothing of the platform, to start at once.
 """
 
 import os
@@ -10,15 +9,15 @@ from contextlib import suppress
 
 
 def main(path: str, limit: int) -> None:
-    """Append to `path`, which exists, until nothing comes any more; at `limit` bytes it becomes `path`.1."""
-    while said := os.read(0, 65_536):
-        with suppress(OSError):  # a full disk costs what is said meanwhile, never the server that says it
-            if os.path.getsize(path) + len(said) > limit:
+    """Append to `path`, which exists, until the input ends; at `limit` bytes it becomes `path`.1."""
+    while printed := os.read(0, 65_536):
+        with suppress(OSError):  # a full disk costs these lines, never the server
+            if os.path.getsize(path) + len(printed) > limit:
                 os.replace(path, f"{path}.1")
                 os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
-            with open(path, "r+b") as log:  # never made again: who removes its folder means to be rid of it
+            with open(path, "r+b") as log:  # does not create it: a folder that was removed stays removed
                 log.seek(0, os.SEEK_END)
-                log.write(said)
+                log.write(printed)
 
 
 if __name__ == "__main__":

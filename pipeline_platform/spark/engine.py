@@ -19,22 +19,17 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from pipeline_platform.spark import jvm
-
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-Task = Callable[[int], Iterator[pa.RecordBatch]]
-"""What one Spark task does: given the index of its share, the rows that come of it."""
 
 Stage = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """What each partition of a DataFrame goes through."""
 
+Task = Callable[[int], Iterator[pa.RecordBatch]]
+"""What one Spark task does: given the index of its share, it yields rows."""
+
 TASK_FAILURES = 4
 """How often a task may fail before its stage does. Plain `local[N]` never tries again."""
-
-_SPARK_PYTHON = Path(__file__).parent / "python"
-"""On the path of Spark's Python processes, for the one module in it: `spark.python.daemon.module` names it."""
 
 _TRACEBACK = "Traceback (most recent call last):"
 _CRASH = "Python worker exited unexpectedly (crashed)"
@@ -50,12 +45,8 @@ class WorkerDiedError(TaskError):
     """A task ended its Python worker each time it was tried."""
 
 
-class TaskInterruptedError(RuntimeError):
-    """Somebody interrupted the operation by its tag."""
-
-
 def run(spark: SparkSession, task: Task, shares: int, schema: pa.Schema) -> pa.Table:
-    """Run a task for each share and gather what the tasks give.
+    """Run a task for each share and gather the rows of all of them, by share.
 
     Each share is one Spark task; with more shares than cores they run in waves. A task that fails is run again
     (on `local[N,M]` and clusters), so its side effects must bear that.
@@ -63,65 +54,20 @@ def run(spark: SparkSession, task: Task, shares: int, schema: pa.Schema) -> pa.T
     Args:
         spark: Session to run in.
         task: Called on a worker with the index of a share, 0 to `shares` - 1. It must be picklable, by reference
-            to a shipped module or by value. What it gives should be small: manifests, not messages.
+            to a shipped module or by value. Its rows should be small: manifests, not messages.
         shares: Number of tasks; with 0 no Spark work is started.
-        schema: Of every batch that a task gives. Batches of another order of fields or of types that can be cast
+        schema: Of every batch that a task yields. Batches of another order of fields or of types that can be cast
             without loss are cast.
-
-    Returns:
-        The rows of all shares, by share, in the order given.
 
     Raises:
         TaskError: A task failed for good; the message holds its Python traceback.
-        TaskInterruptedError: The operation was interrupted by its tag.
     """
-    if shares == 0:
-        return schema.empty_table()
-    return gather(frame(spark, task, shares, schema), schema)
+    return gather(frame(spark, task, shares, schema), schema) if shares else schema.empty_table()
 
 
 def frame(spark: SparkSession, task: Task, shares: int, schema: pa.Schema) -> DataFrame:
-    """What a task gives for each share, as a DataFrame to go on from: nothing runs yet.
+    """Make a DataFrame of the rows of each share, at least one: nothing runs yet."""
 
-    Args:
-        spark: Session to run in.
-        task: As for `run`.
-        shares: Number of tasks, 1 or more.
-        schema: Of every batch that a task gives.
-
-    Returns:
-        A DataFrame with the columns of `schema`.
-    """
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
-        from pyspark.sql.pandas.types import from_arrow_schema
-
-        return spark.range(0, shares, 1, shares).mapInArrow(_each_share(task, schema), from_arrow_schema(schema))
-
-
-def map_batches(rows: DataFrame, stage: Stage, schema: pa.Schema) -> DataFrame:
-    """Put every partition of a DataFrame through a stage that gives batches of `schema`: nothing runs yet."""
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    def each_partition(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from stage(batches)
-
-    return rows.mapInArrow(each_partition, from_arrow_schema(schema))
-
-
-def gather(rows: DataFrame, schema: pa.Schema) -> pa.Table:
-    """Run what a DataFrame stands for and bring its rows here: manifests, not messages.
-
-    Raises:
-        TaskError: A task failed for good; the message holds its Python traceback.
-        TaskInterruptedError: The operation was interrupted by its tag.
-    """
-    with readable_errors():
-        # Spark gives every field back as nullable and times in the session's zone.
-        return rows.toArrow().cast(schema)
-
-
-def _each_share(task: Task, schema: pa.Schema) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     # A closure is pickled by value: workers need not have this module for it.
     def each_share(indexes: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in indexes:
@@ -129,52 +75,58 @@ def _each_share(task: Task, schema: pa.Schema) -> Callable[[Iterator[pa.RecordBa
                 for rows in task(index):
                     yield rows if rows.schema.equals(schema) else rows.select(schema.names).cast(schema)
 
-    return each_share
+    return map_batches(spark.range(0, shares, 1, shares), each_share, schema)
+
+
+def map_batches(rows: DataFrame, stage: Stage, schema: pa.Schema) -> DataFrame:
+    """Put every partition of a DataFrame through a stage that yields batches of `schema`: nothing runs yet."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+    def each_partition(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from stage(batches)  # Spark refuses what is no plain function
+
+    return rows.mapInArrow(each_partition, from_arrow_schema(schema))
+
+
+def gather(rows: DataFrame, schema: pa.Schema) -> pa.Table:
+    """Evaluate a DataFrame and bring its rows here: manifests, not messages.
+
+    Raises:
+        TaskError: A task failed for good; the message holds its Python traceback.
+    """
+    with readable_errors():
+        # Spark gives every field back as nullable and times in the session's zone.
+        return rows.toArrow().cast(schema)
 
 
 def warm_up(spark: SparkSession, workers: int) -> None:
-    """Start Python workers and load what Java loads late, so that the next stage need not wait for them.
-
-    Args:
-        spark: Session to warm up.
-        workers: How many Python workers to start.
-    """
-    run(spark, _nothing, workers, pa.schema([("nothing", pa.int64())]))
-
-
-def _nothing(index: int) -> Iterator[pa.RecordBatch]:  # noqa: ARG001
-    return iter(())
+    """Start Python workers and load what Java loads late, so that the next stage need not wait for them."""
+    run(spark, lambda _: iter(()), workers, pa.schema([("nothing", pa.int64())]))
 
 
 @contextmanager
 def readable_errors() -> Iterator[None]:
-    """Turn what Spark raises for a failed Python task into that task's own traceback.
+    """Turn Spark's error for a failed Python task into that task's own traceback.
 
     Raises:
         TaskError: Instead of Spark's error, if there is a Python traceback in it.
         WorkerDiedError: Instead of Spark's error for a Python worker that died.
-        TaskInterruptedError: Instead of Spark's error for an interrupted operation.
     """
     try:
         yield
     except Exception as error:
         message = str(error)
-        if python := _python_traceback(message):
-            raise TaskError(f"a Spark task failed:\n{python}") from None
+        if (start := message.find(_TRACEBACK)) >= 0:
+            traceback = _SQL_STATE.sub("", _above_java(message[start:]))
+            raise TaskError(f"a Spark task failed:\n{traceback}") from None
         if _CRASH in message:
             raise WorkerDiedError(
                 "a Spark task failed: its Python worker was killed or crashed each time it was tried (out of "
                 f"memory, os._exit, a native library).\n{_above_java(message.partition(_CRASH)[2].lstrip(': '))}"
             ) from None
-        if "OPERATION_CANCELED" in message or "cancelled job tag" in message or "JOB_CANCELLED" in message:
-            raise TaskInterruptedError("the operation was interrupted by its tag") from None
         raise
-
-
-def _python_traceback(message: str) -> str | None:
-    """The Python traceback inside an error of Spark's, without the Java frames around it."""
-    start = message.find(_TRACEBACK)
-    return None if start < 0 else _SQL_STATE.sub("", _above_java(message[start:]))
 
 
 def _above_java(message: str) -> str:
@@ -182,22 +134,19 @@ def _above_java(message: str) -> str:
 
 
 def local_settings(cores: int, memory: str) -> dict[str, str]:
-    """Spark settings of a session or server on this machine alone.
+    """Return Spark's settings, by name, for a session or server on this machine alone.
 
     Args:
         cores: Tasks that run at a time.
         memory: Of the JVM, in its notation (`1g`). Python workers come on top of it.
-
-    Returns:
-        Settings by name.
     """
     return {
         "spark.master": f"local[{cores},{TASK_FAILURES}]",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.memory": memory,
-        # Out of memory is a death, after which there is another: a JVM that goes on is of no use to anybody.
-        "spark.driver.defaultJavaOptions": f"-XX:+ExitOnOutOfMemoryError {jvm.class_archive_option()}".rstrip(),
+        # After a death there is another server; a JVM that goes on without memory is of no use.
+        "spark.driver.defaultJavaOptions": "-XX:+ExitOnOutOfMemoryError",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "WARN",
@@ -213,10 +162,7 @@ def local_settings(cores: int, memory: str) -> dict[str, str]:
 
 
 def interpreters() -> dict[str, str]:
-    """Variables that make a Spark started with them use this Python and this Spark, whatever else is installed.
-
-    Returns:
-        Values by name of environment variable.
+    """Return the environment variables that make Spark use this Python and this PySpark, whatever else is installed.
 
     Raises:
         RuntimeError: Spark is not installed here.
@@ -224,9 +170,10 @@ def interpreters() -> dict[str, str]:
     spec = importlib.util.find_spec("pyspark")  # found, not imported: that takes a second
     if spec is None or spec.origin is None:
         raise RuntimeError("there is no Spark here: install `pyspark[connect]`.")
+    python = str(Path(__file__).parent / "python")  # where the daemon's module is found
     return {
         "SPARK_HOME": str(Path(spec.origin).parent),
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(_SPARK_PYTHON), os.environ.get("PYTHONPATH")])),
+        "PYTHONPATH": os.pathsep.join(filter(None, [python, os.environ.get("PYTHONPATH")])),
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         # Workers would look into their working directory before the shipped code.

@@ -1,20 +1,16 @@
 """A warm Spark on this machine: one Spark Connect server that outlives the runs that use it.
 
-A run that starts its own Spark waits seconds for it; with a server it waits half a second. The server listens on
-the loopback address only and wants a token. What is known about it lies in a state folder, readable by its owner
-alone: `spark.json` (process, port, token, Java) and `spark.log`. What tasks write follows the umask of its starter.
-
+The server listens on the loopback address only and wants a token. Its state folder holds `spark.json` (process, port,
+token, Java) and `spark.log`, readable by their owner alone. What tasks write follows the umask of the server's starter.
 A server that dies leaves `spark.json` behind: the next run that looks for it starts another (`revive`). `stop` removes
-the file, so what it ended stays away.
+the file, so a server that was stopped stays away.
 
 Workers have the environment that the server was started in, and the libraries installed by then; start it anew
-after a change to either. An edit of the project's code needs no restart, but each leaves one idle Python process
-of Spark's (36 MB) until the server ends.
+after a change to either. An edit of the project's code needs no restart, but leaves one idle Python process (36 MB).
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -22,27 +18,35 @@ import secrets
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pipeline_platform.home import home
-from pipeline_platform.process import born, detach, group_lives, worked
+from filelock import FileLock
+
+from pipeline_platform.process import born, group_lives, worked
 from pipeline_platform.spark import bounded_log, engine, jvm
 
-_SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
+START_WITHIN_S = 900.0
+"""Seconds that a start may take at most while it makes progress: minutes, on a machine with much else to do."""
+
+_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _POLL_S = 0.05
 _STOP_S = 15  # Spark's own shutdown hooks take up to 10 s
-START_WITHIN_S = 900.0
-"""Seconds that a start may take at most, as long as it gets on: on a machine with much else to do it takes minutes."""
 _STALLED_S = 60.0
-_SAY_EACH_S = 10.0
+_LOG_EACH_S = 10.0
 _LOG_BYTES = 16_000_000  # and as much again of what came before
 _LOG = logging.getLogger(__name__)
+
+_STATE = "spark.json"
+_STARTING = "spark.starting.json"
+_LOG_FILE = "spark.log"
+_LOCK = "spark.lock"
 
 
 class SparkServerError(RuntimeError):
@@ -55,13 +59,13 @@ class SparkServerDiedError(RuntimeError):
 
 @dataclass(frozen=True)
 class SparkServer:
-    """A running server.
+    """A server that was started.
 
     Attributes:
         pid: Its process.
-        born: When that process was started, as its system counts: with `pid`, it names one process for ever.
+        born: When that process was started; with `pid`, it names one process.
         port: On the loopback address.
-        token: What a client must bring. Not part of `repr`.
+        token: What a client must send. Not part of `repr`.
         started_at: ISO 8601, UTC. Names one life of the server (see `shipping.session_id`).
         java: The Java home it runs on.
         cores: Tasks that run at a time.
@@ -90,151 +94,112 @@ class SparkServer:
         return f"sc://localhost:{self.port}"
 
 
-def status(folder: Path | None = None) -> SparkServer | None:
-    """Look for the running server.
-
-    Args:
-        folder: State folder; `home()` if not given.
-
-    Returns:
-        The server, or None if none was started, or what was started is gone, even if its process id lives on in
-        some other process.
-    """
-    server = _known(_state_file(folder or home()))
+def status(folder: Path) -> SparkServer | None:
+    """Return the running server of a state folder, or None."""
+    server = _known(folder / _STATE)
     return server if server and server.lives else None
 
 
 def start(
-    folder: Path | None = None,
+    folder: Path,
     *,
     cores: int | None = None,
     memory: str = "1g",
     timeout_s: float = START_WITHIN_S,
-    java_options: str = "",
     log: Callable[[str], None] = _LOG.info,
 ) -> SparkServer:
     """Start the server, or return the one that is running. Two at once start one.
 
     Args:
-        folder: State folder, `home()` if not given. Made if missing.
-        cores: Tasks that run at a time; all of the machine's if not given.
+        folder: State folder. Made if missing.
+        cores: Tasks that run at a time; all of the machine's if not given. A server that runs already may have others.
         memory: Of the JVM, in its notation. Python workers come on top of it.
-        timeout_s: Seconds until its port must answer. It is given up earlier if it dies or does nothing.
-        java_options: More options for its Java, quoted as in Spark's settings.
-        log: Told what is waited for, each ten seconds.
-
-    Returns:
-        The running server, which may have other cores or memory if it was there before.
+        timeout_s: Seconds until its port must answer. It is given up earlier if it dies or stands still.
+        log: Gets a line each ten seconds that says what is waited for.
 
     Raises:
         SparkServerError: It died, stood still or did not answer in time. Nothing is left running.
         pipeline_platform.spark.jvm.JavaNotFoundError: There is no Java to run it on.
     """
-    folder = folder or home()
-    _make(folder)
-    with _locked(folder):
-        return status(folder) or _start(folder, cores or os.cpu_count() or 1, memory, timeout_s, java_options, log)
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (ignore := folder / ".gitignore").exists():
+        ignore.write_text("*\n")  # nobody should commit a token
+    with FileLock(folder / _LOCK, mode=0o600):
+        return status(folder) or _start(folder, cores or os.cpu_count() or 1, memory, timeout_s, log)
 
 
-def revive(folder: Path | None = None, log: Callable[[str], None] = _LOG.warning) -> SparkServer | None:
-    """Return the running server; if it died, start another as it was started. Two at once start one.
-
-    Args:
-        folder: State folder; `home()` if not given.
-        log: Told that it died, and what is waited for.
+def revive(folder: Path, log: Callable[[str], None] = _LOG.warning) -> SparkServer | None:
+    """Return the running server; if it died, start another with the same options. Two at once start one.
 
     Returns:
-        The running server; None if none was started, if it was stopped, or if it died on another machine.
+        The server; None if none was started, if it was stopped, or if it died on another machine.
 
     Raises:
         SparkServerError: The other one did not start.
         pipeline_platform.spark.jvm.JavaNotFoundError: There is no Java any more.
     """
-    folder = folder or home()
-    if (running := status(folder)) or not _state_file(folder).exists():
+    if (running := status(folder)) or not (folder / _STATE).exists():
         return running
-    with _locked(folder):
-        known = _known(_state_file(folder))  # read again: who had the lock may have started or stopped one
+    with FileLock(folder / _LOCK, mode=0o600):
+        known = _known(folder / _STATE)  # again: another process may have started or stopped it
         if known is None or known.lives:
             return known
         if known.host != socket.gethostname():
             return None
         log(f"the Spark server (process {known.pid}, since {known.started_at}) died: starting another")
-        return _start(folder, known.cores, known.memory, START_WITHIN_S, "", log)
+        return _start(folder, known.cores, known.memory, START_WITHIN_S, log)
 
 
-def stop(folder: Path | None = None, *, patience_s: float = _STOP_S) -> bool:
-    """End the server that `start` started, that very process and no other.
-
-    Args:
-        folder: State folder; `home()` if not given.
-        patience_s: Seconds after which it is killed.
-
-    Returns:
-        Whether there was one.
-    """
-    folder = folder or home()
-    if not (_state_file(folder).exists() or _starting_file(folder).exists()):
+def stop(folder: Path) -> bool:
+    """End the server that `start` started, and no other process; return whether there was one."""
+    if not ((folder / _STATE).exists() or (folder / _STARTING).exists()):
         return False
-    with _locked(folder):
-        server = status(folder)
-        if server:
-            _end(server, patience_s)
-        _state_file(folder).unlink(missing_ok=True)
+    with FileLock(folder / _LOCK, mode=0o600):
+        if server := status(folder):
+            _end(server)
+        (folder / _STATE).unlink(missing_ok=True)
         _sweep(folder)
     return server is not None
 
 
-def log_tail(folder: Path | None = None, lines: int = 20) -> str:
-    """The last lines of the server's log.
-
-    Args:
-        folder: State folder; `home()` if not given.
-        lines: How many.
-
-    Returns:
-        Text, empty if there is no log.
-    """
-    try:
-        text = _log_file(folder or home()).read_text(errors="replace")
-    except FileNotFoundError:
-        return ""
-    return "\n".join(text.splitlines()[-lines:])
+def log_tail(folder: Path, lines: int = 20) -> str:
+    """Return the last lines of the server's log; empty if there is none."""
+    with suppress(FileNotFoundError):
+        return "\n".join((folder / _LOG_FILE).read_text(errors="replace").splitlines()[-lines:])
+    return ""
 
 
-def _start(
-    folder: Path, cores: int, memory: str, timeout_s: float, java_options: str, log: Callable[[str], None]
-) -> SparkServer:
+def _start(folder: Path, cores: int, memory: str, timeout_s: float, log: Callable[[str], None]) -> SparkServer:
     _sweep(folder)
     for name in ("scratch", "artifacts"):  # blocks of messages; the project's code
         (folder / name).mkdir(mode=0o700)
-    java = jvm.ensure_java(folder)
-    deadline = time.monotonic() + timeout_s
-    while True:
-        # One log per life of a server, and that of the life before. It may quote data of failed tasks, hence private.
-        with suppress(FileNotFoundError):
-            _log_file(folder).replace(folder / "spark.log.1")
-        _write_private(_log_file(folder), "")
-        server = _launch(folder, java, cores, memory, java_options)
-        try:
-            # Written before it answers: if this process is killed, the next finds what it has started, and ends it.
-            _write_private(_starting_file(folder), _as_json(server))
-            _await_port(server, folder, deadline, log)
-            _starting_file(folder).replace(_state_file(folder))
-        except BaseException as error:
-            _end(server, _STOP_S)
-            _starting_file(folder).unlink(missing_ok=True)
-            # Somebody took the port between our look and Spark's bind.
-            if isinstance(error, SparkServerError) and "java.net.BindException" in str(error):
-                continue
-            raise
-        finally:
-            _properties_file(folder).unlink(missing_ok=True)
-        return server
+    # One log per life of a server, and that of the life before. It may quote data of failed tasks, hence private.
+    with suppress(FileNotFoundError):
+        (folder / _LOG_FILE).replace(folder / f"{_LOG_FILE}.1")
+    _write_private(folder / _LOG_FILE, "")
+    properties = folder / "spark.properties"
+    server = None
+    try:
+        server = _launch(folder, properties, jvm.ensure_java(folder), cores, memory)
+        # Written before it answers: if this process is killed, the next one finds what it has started, and ends it.
+        _write_private(folder / _STARTING, json.dumps(asdict(server), indent=2))
+        _await_port(server, folder, timeout_s, log)
+        (folder / _STARTING).replace(folder / _STATE)
+    except BaseException:
+        if server:
+            _end(server)
+        (folder / _STARTING).unlink(missing_ok=True)
+        raise
+    finally:
+        properties.unlink(missing_ok=True)
+    return server
 
 
-def _launch(folder: Path, java: Path, cores: int, memory: str, java_options: str) -> SparkServer:
-    port, token = _free_port(), secrets.token_hex(32)
+def _launch(folder: Path, properties: Path, java: Path, cores: int, memory: str) -> SparkServer:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    token = secrets.token_hex(32)
     settings = engine.local_settings(cores, memory) | {
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": str(port),
@@ -247,136 +212,88 @@ def _launch(folder: Path, java: Path, cores: int, memory: str, java_options: str
         "spark.connect.execute.manager.detachedTimeout": "30s",
         "spark.connect.execute.manager.maintenanceInterval": "10s",
         "spark.local.dir": str(folder / "scratch"),
-        "spark.driver.extraJavaOptions": java_options,
     }
     # The token goes by this file: arguments show in the process list, variables in every worker.
-    properties = _properties_file(folder)
-    _write_private(properties, "".join(f"{name}={_escaped(value)}\n" for name, value in settings.items()))
-    # Left over from a client in this process, these would make a client of the server; and another Spark's
+    _write_private(properties, "".join(f"{name}={value}\n" for name, value in settings.items()))
+    # A client in this process leaves these, which would make a client of the server; and another Spark's
     # configuration folder is not ours.
     foreign = {"SPARK_REMOTE", "SPARK_LOCAL_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "SPARK_CONF_DIR"}
     environment = {name: value for name, value in os.environ.items() if name not in foreign}
     environment |= engine.interpreters() | {"JAVA_HOME": str(java)}
     submit = Path(environment["SPARK_HOME"]) / "bin" / "spark-submit"
+    server = [str(submit), "--properties-file", str(properties), "--class", _CLASS, "spark-internal"]
+    logger = [sys.executable, "-I", bounded_log.__file__, str(folder / _LOG_FILE), str(_LOG_BYTES)]
     reading, writing = os.pipe()
-    with open(reading, "rb") as said, open(writing, "wb") as saying:
-        log = [sys.executable, "-I", bounded_log.__file__, str(_log_file(folder)), str(_LOG_BYTES)]
-        detach(log, folder, stdin=said)
-        server = [str(submit), "--properties-file", str(properties), "--class", _SERVER, "spark-internal"]
-        # What Spark writes into its working directory (uploaded code) belongs here too.
-        pid = detach(server, folder, output=saying, env=environment)
+    with open(reading, "rb") as printed, open(writing, "wb") as output:
+        null = subprocess.DEVNULL
+        # Sessions of their own, which the starter's Ctrl-C does not reach.
+        subprocess.Popen(logger, cwd=folder, stdin=printed, stdout=null, stderr=null, start_new_session=True)  # noqa: S603
+        process = subprocess.Popen(  # noqa: S603
+            server, cwd=folder, env=environment, stdin=null, stdout=output, stderr=output, start_new_session=True
+        )
     now = datetime.now(UTC).isoformat()
-    return SparkServer(pid, born(pid) or "", port, token, now, str(java), cores, memory)
+    return SparkServer(process.pid, born(process.pid) or "", port, token, now, str(java), cores, memory)
 
 
-def _await_port(server: SparkServer, folder: Path, deadline: float, log: Callable[[str], None]) -> None:
-    began = said = moved = time.monotonic()
-    state: object = None
+def _await_port(server: SparkServer, folder: Path, timeout_s: float, log: Callable[[str], None]) -> None:
+    """Wait until the server answers, or until it is clear that it will not."""
+    began = logged = moved = time.monotonic()
+    progress: object = None
     while server.lives:
         with suppress(OSError), socket.create_connection(("127.0.0.1", server.port), timeout=1):
             return
         now, seen = time.monotonic(), (worked(server.pid), log_tail(folder))
-        if seen != state:
-            state, moved = seen, now
+        if seen != progress:
+            progress, moved = seen, now
         waits = f"the Spark server (process {server.pid}) does not answer after {now - began:.0f} s"
-        if now > deadline:
-            raise _not_started(f"{waits}; give it a longer --timeout (timeout_s)", folder)
+        if now - began > timeout_s:
+            raise SparkServerError(f"{waits}; give it a longer --timeout (timeout_s). {_end_of_log(folder)}")
         if now - moved > _STALLED_S:
-            raise _not_started(f"{waits} and has done nothing for {_STALLED_S:.0f} s", folder)
-        if now - said > _SAY_EACH_S:
-            log(f"{waits} but works; waiting for {deadline - now:.0f} s more at most. Its log is {_log_file(folder)}")
-            said = now
+            raise SparkServerError(f"{waits} and has done nothing for {_STALLED_S:.0f} s. {_end_of_log(folder)}")
+        if now - logged > _LOG_EACH_S:
+            log(f"{waits} but works; giving up after {timeout_s:.0f} s. Its log is {folder / _LOG_FILE}")
+            logged = now
         time.sleep(_POLL_S)
-    raise _not_started(f"the Spark server died while starting on {server.java}", folder)
+    raise SparkServerError(f"the Spark server died while starting on {server.java}. {_end_of_log(folder)}")
 
 
-def _not_started(why: str, folder: Path) -> SparkServerError:
-    return SparkServerError(f"{why}. Its log {_log_file(folder)} ends with:\n{log_tail(folder)}")
+def _end_of_log(folder: Path) -> str:
+    return f"Its log {folder / _LOG_FILE} ends with:\n{log_tail(folder)}"
 
 
-def _end(server: SparkServer, patience_s: float) -> None:
-    """Ask the process to end, make it after a while, and touch no other that has its id by now."""
+def _end(server: SparkServer) -> None:
+    """Ask the process to end, kill it after a while, and touch no other that has its id by now."""
     if not server.lives:
         return
     with suppress(ProcessLookupError):
-        # What `_launch` started and nothing else: while starting, Spark's script has children, which may end later.
-        group = os.getpgid(server.pid)
+        group = os.getpgid(server.pid)  # while starting, Spark's script has children, which may end later
         for sent in (signal.SIGTERM, signal.SIGKILL):
             os.killpg(group, sent)
-            deadline = time.monotonic() + patience_s
+            deadline = time.monotonic() + _STOP_S
             while time.monotonic() < deadline:
                 if not group_lives(group):
                     return
                 time.sleep(_POLL_S)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _make(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    ignore = folder / ".gitignore"
-    if not ignore.exists():
-        ignore.write_text("*\n")  # as other tools' caches do: nobody should commit a token
-
-
 def _sweep(folder: Path) -> None:
     """Remove what a killed server could not; end one whose starter was killed before it answered."""
-    if half_started := _known(_starting_file(folder)):
-        _end(half_started, _STOP_S)
-    _starting_file(folder).unlink(missing_ok=True)
+    if half_started := _known(folder / _STARTING):
+        _end(half_started)
+    (folder / _STARTING).unlink(missing_ok=True)
     for leftover in ("scratch", "artifacts", "spark-warehouse"):
         shutil.rmtree(folder / leftover, ignore_errors=True)
 
 
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    with open(folder / "spark.lock", "a", opener=_private) as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # let go when the file is closed, also by death
-        yield
-
-
 def _known(file: Path) -> SparkServer | None:
-    """The server that a file tells of, dead or alive."""
-    try:
+    """The server that a file describes, dead or alive; None where another version wrote it."""
+    with suppress(FileNotFoundError, ValueError, TypeError):
         return SparkServer(**json.loads(file.read_text()))
-    except (FileNotFoundError, ValueError, TypeError):  # never started, or written by another version
-        return None
-
-
-def _as_json(server: SparkServer) -> str:
-    return json.dumps(asdict(server), indent=2)
+    return None
 
 
 def _write_private(path: Path, text: str) -> None:
     aside = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(aside, "w", opener=_private) as file:
+    with open(aside, "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         file.write(text)
     aside.replace(path)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace("\n", "\\n")
-
-
-def _state_file(folder: Path) -> Path:
-    return folder / "spark.json"
-
-
-def _starting_file(folder: Path) -> Path:
-    return folder / "spark.starting.json"
-
-
-def _log_file(folder: Path) -> Path:
-    return folder / "spark.log"
-
-
-def _properties_file(folder: Path) -> Path:
-    return folder / "spark.properties"

@@ -355,13 +355,11 @@ def _handle(arguments) -> tuple[float, float, int]:
     return started, time.time(), count
 
 
-@pytest.mark.parametrize("backend", ["sqlite", "postgres"])
-def test_processes_together_are_no_faster_than_the_limit(backend, request, tmp_path):
+def test_processes_together_are_no_faster_than_the_limit(control_url):
     """Real clocks and real sleeping: 180 messages at 30 in 0.1 s touch six intervals at least."""
-    url = request.getfixturevalue("postgres_url") if backend == "postgres" else f"sqlite:///{tmp_path}/control.db"
     limit = RateLimiting(allowed_messages=30, interval=timedelta(seconds=0.1))
     with ProcessPoolExecutor(3, mp_context=PROCESSES) as pool:
-        tasks = list(pool.map(_handle, [(url, limit)] * 3))
+        tasks = list(pool.map(_handle, [(control_url, limit)] * 3))
 
     assert [count for _, _, count in tasks] == [60, 60, 60]
     assert max(end for _, end, _ in tasks) - min(start for start, _, _ in tasks) > 0.4

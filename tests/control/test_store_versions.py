@@ -2,7 +2,6 @@
 
 from concurrent.futures import ProcessPoolExecutor
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -37,13 +36,6 @@ def in_2099() -> float:
     return IN_2099
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return (
-        str(request.getfixturevalue("postgres_url")) if request.param == "postgres" else f"sqlite:///{tmp_path}/old.db"
-    )
-
-
 def run(url: str, *statements: str) -> None:
     with Database(url, "a test", ControlStoreError).writing() as connection:
         for statement in statements:
@@ -68,39 +60,39 @@ def version(url: str) -> list[tuple[int, ...]]:
         return [tuple(row) for row in connection.exec_driver_sql("SELECT version FROM control_version")]
 
 
-def test_two_processes_at_once_open_a_live_store_of_the_first_release(url: str) -> None:
-    run(url, *FIRST_RELEASE.split(";"))
+def test_two_processes_at_once_open_a_live_store_of_the_first_release(control_url: str) -> None:
+    run(control_url, *FIRST_RELEASE.split(";"))
 
     with ProcessPoolExecutor(2, mp_context=PROCESSES) as pool:
-        seen = list(pool.map(look, [url] * 2))
+        seen = list(pool.map(look, [control_url] * 2))
 
     assert [(paused, limit, alive) for paused, limit, _, _, alive in seen] == [("the lake is full", DAY, True)] * 2
     assert sum(taken for _, _, taken, _, _ in seen) == 3, "of ten a day, seven were taken"  # type: ignore[misc]
     assert sum(granted for _, _, _, granted, _ in seen) == 40, "of a hundred in flight, sixty are"  # type: ignore[misc]
-    assert version(url) == [(1,)]
+    assert version(control_url) == [(1,)]
 
 
 @pytest.mark.parametrize("steps_known", [1, 2])
-def test_steps_run_once_and_in_order(url: str, monkeypatch: pytest.MonkeyPatch, steps_known: int) -> None:
-    run(url, *FIRST_RELEASE.split(";"))
+def test_steps_run_once_and_in_order(control_url: str, monkeypatch: pytest.MonkeyPatch, steps_known: int) -> None:
+    run(control_url, *FIRST_RELEASE.split(";"))
     ran: list[int] = []
     steps = [lambda connection, nth=nth: ran.append(nth) for nth in range(2)]
     monkeypatch.setattr(store_module, "STEPS", [steps_to_version_2, *steps][:steps_known])
 
     for _ in range(2):
-        store = ControlStore(url, now=in_2099)
+        store = ControlStore(control_url, now=in_2099)
         assert [claim.receive_id for claim in store.in_flight("flights")] == ["a"]
         store.close()
 
-    assert version(url) == [(1 + steps_known,)]
+    assert version(control_url) == [(1 + steps_known,)]
     assert ran == list(range(steps_known - 1))
     monkeypatch.setattr(store_module, "STEPS", [steps_to_version_2, *steps])
-    assert ControlStore(url).paused("flights")
+    assert ControlStore(control_url).paused("flights")
     assert ran == [0, 1]
 
 
-def test_a_step_that_fails_leaves_the_store_as_it_was(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    run(url, *FIRST_RELEASE.split(";"))
+def test_a_step_that_fails_leaves_the_store_as_it_was(control_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(control_url, *FIRST_RELEASE.split(";"))
     broken = [
         steps_to_version_2,
         lambda connection: connection.exec_driver_sql("ALTER TABLE nowhere ADD COLUMN x TEXT"),
@@ -109,29 +101,29 @@ def test_a_step_that_fails_leaves_the_store_as_it_was(url: str, monkeypatch: pyt
     with monkeypatch.context() as newer:
         newer.setattr(store_module, "STEPS", broken)
         with pytest.raises(ControlStoreError, match="nowhere"):
-            ControlStore(url).paused("flights")
+            ControlStore(control_url).paused("flights")
 
-    assert look(url)[0] == "the lake is full"
-    assert version(url) == [(1,)]
+    assert look(control_url)[0] == "the lake is full"
+    assert version(control_url) == [(1,)]
 
 
-def test_a_new_store_needs_no_step(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_store_needs_no_step(control_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "STEPS", [steps_to_version_2])
 
-    assert ControlStore(url).paused("flights") is None
-    assert version(url) == [(2,)]
+    assert ControlStore(control_url).paused("flights") is None
+    assert version(control_url) == [(2,)]
 
 
-def test_a_store_of_a_later_release_is_refused_with_the_way_out(url: str) -> None:
-    ControlStore(url).pause("flights", "why")
-    run(url, "UPDATE control_version SET version = 7")
+def test_a_store_of_a_later_release_is_refused_with_the_way_out(control_url: str) -> None:
+    ControlStore(control_url).pause("flights", "why")
+    run(control_url, "UPDATE control_version SET version = 7")
 
     for _ in range(2):
         with pytest.raises(ControlStoreError) as refused:
-            ControlStore(url).paused("flights")
+            ControlStore(control_url).paused("flights")
     assert "its tables have version 7, and this code knows those up to 1. Upgrade pipeline-platform" in str(
         refused.value
     )
     assert "or name another store" in str(refused.value)
-    run(url, "UPDATE control_version SET version = 1")
-    assert ControlStore(url).paused("flights") == "why"
+    run(control_url, "UPDATE control_version SET version = 1")
+    assert ControlStore(control_url).paused("flights") == "why"

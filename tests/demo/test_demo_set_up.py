@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from pipelines.demo.place import PROJECT
+from demo.place import PROJECT
 
 pytestmark = pytest.mark.skipif(not shutil.which("make"), reason="no make")
 

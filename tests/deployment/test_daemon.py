@@ -21,9 +21,9 @@ import polars as pl
 import pytest
 
 from assets.jobs import RunTags
+from demo.services import free_port
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.model.windows import WINDOW_FORMAT
-from pipelines.demo.processes import free_port
 from resources.table_queue import TableQueue
 from tests.fixtures.pipelines_under_test import Told
 from tests.fixtures.spark import WarmSpark

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame
 
+from demo.services import free_port
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
@@ -21,7 +22,6 @@ from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import intake_of
-from pipelines.demo.processes import free_port
 from resources.lake import LakeIOManager, LakeResource
 from resources.spark import SparkResource
 from resources.table_queue import TableQueue

@@ -15,9 +15,9 @@ from moto import mock_aws
 from pydantic import ValidationError
 
 import resources.sqs
+from demo import sqs as local
 from pipeline_platform.model.message import DELIVERIES
 from pipeline_platform.source.contract import Backlog, Share, SourceError
-from pipelines.local_servers import sqs as local
 from resources.sqs import SqsSource
 
 URL = "https://sqs.eu-west-1.amazonaws.com/123456789012/flights"
@@ -360,7 +360,7 @@ def test_a_source_that_was_used_is_copied_without_its_client(aws, queue):
 def test_tasks_share_a_queue_among_many_threads_and_delete_what_they_received(sqs_server, sqs_queue):
     queue = sqs_queue()
     assert local.fill(queue, (f"message {i}" for i in range(2_345))) == 2_345
-    flights = source(queue_url=queue, endpoint_url=sqs_server.url)
+    flights = source(queue_url=queue, endpoint_url=sqs_server)
 
     rows = received(flights, 2_001, concurrency=2)
 
@@ -373,28 +373,25 @@ def test_tasks_share_a_queue_among_many_threads_and_delete_what_they_received(sq
 def test_a_lease_that_is_over_is_lost_to_whoever_received_since(sqs_server, sqs_queue):
     queue = sqs_queue()
     local.fill(queue, ["a", "b"])
-    hasty = source(queue_url=queue, endpoint_url=sqs_server.url, visibility_timeout=1)
+    hasty = source(queue_url=queue, endpoint_url=sqs_server, visibility_timeout=1)
     stale = [row["ack_id"] for row in received(hasty, 2)]
     time.sleep(1.3)
-    assert len(received(source(queue_url=queue, endpoint_url=sqs_server.url), 2)) == 2
+    assert len(received(source(queue_url=queue, endpoint_url=sqs_server), 2)) == 2
 
     assert [entry.lost for entry in hasty.release(queue, stale)] == [True, True]
 
 
 def test_a_long_poll_waits_for_what_comes(sqs_server, sqs_queue):
     queue = sqs_queue()
-    flights = source(queue_url=queue, endpoint_url=sqs_server.url, wait_time_seconds=5)
+    flights = source(queue_url=queue, endpoint_url=sqs_server, wait_time_seconds=5)
     late = threading.Timer(0.5, local.fill, [queue, ["late"]])
     late.start()
     assert [row["data"] for row in received(flights, 1)] == [b"late"]
     late.join()
 
 
-def test_a_detached_server_outlives_its_caller_and_stops_by_its_pid(servers_folder):
-    detached = local.start(servers_folder, detached=True)
-    detached._process.stdout.close()
-    queue = local.create_queue(detached, "flights")
-    assert local.fill(queue, [b"bytes", "text"]) == 2
-    local.stop(local.Server(detached.url, detached.pid))
-    assert detached._process.wait(10) != 0
-    local.stop(local.Server(detached.url, detached.pid))
+def test_a_server_ends_with_its_block(servers_folder):
+    with local.serve(servers_folder) as endpoint:
+        assert local.fill(local.create_queue(endpoint, "flights"), [b"bytes", "text"]) == 2
+    with pytest.raises(SourceError, match="does not answer"):
+        source(endpoint_url=endpoint).refuse_or_pass()

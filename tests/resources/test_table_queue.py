@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,8 +14,7 @@ import pytest
 from pipeline_platform.source.contract import Backlog, Refused, SourceError
 from resources import leased_table
 from resources.table_queue import LOST, TableQueue
-from tests.fixtures.processes import PROCESSES
-from tests.fixtures.table_queue import do, ids, numbers, read, receive
+from tests.fixtures.table_queue import do, ids, read, receive
 
 
 def test_a_receive_gets_the_oldest_messages_as_they_were_put_in(queue: TableQueue) -> None:
@@ -159,28 +156,12 @@ def test_backlog_counts_what_could_be_leased_and_since_when_it_waits(
     assert abs(datetime.now(UTC) - oldest) < timedelta(minutes=1)
 
 
-def test_shares_can_be_read_in_other_processes(queue: TableQueue) -> None:
-    queue.enqueue(b"%d" % number for number in range(100))
-    shares = queue.plan(100, 2, "a")
-
-    with ProcessPoolExecutor(2, mp_context=PROCESSES) as pool:
-        rows = [row for part in pool.map(read, [queue] * 2, shares, ["a"] * 2) for row in part]
-
-    assert ids(rows) == numbers(1, 100)
-
-
 def test_a_share_can_be_read_again_and_nothing_is_marked_by_that(queue: TableQueue) -> None:
     queue.enqueue([b"1", b"2"])
     [share] = queue.plan(2, 1, "a")
 
     assert read(queue, share, "a") == read(queue, share, "a")
     assert not any(row["redelivered"] for row in read(queue, share, "a"))
-
-
-def test_it_is_pickled_after_use(queue: TableQueue) -> None:
-    queue.enqueue([b"1"])
-
-    assert pickle.loads(pickle.dumps(queue)).backlog().messages == 1
 
 
 def test_a_table_of_ones_own_is_a_queue_of_rows(url: str, run_sql: Callable[..., Any]) -> None:

@@ -1,5 +1,6 @@
 """The warm server dies under those who use it: they learn so at once, and the next one has another server."""
 
+import json
 import os
 import signal
 import subprocess
@@ -9,16 +10,17 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
+from demo.services import free_port
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.run.spark_work import SparkWork
 from pipeline_platform.spark import engine
 from pipeline_platform.spark import server as spark_server
-from pipelines.demo.processes import free_port
 from resources import spark as spark_resource
 from resources.spark import WARM, SparkResource
 from tests.spark.test_spark_server import spark_processes
@@ -156,7 +158,7 @@ def test_a_server_that_was_stopped_does_not_come_back(folder: Path, mortal: spar
 def test_a_dead_server_of_another_machine_is_not_started_here(tmp_path: Path, mortal: spark_server.SparkServer) -> None:
     """A folder that machines share names the server of one of them."""
     elsewhere = spark_server.SparkServer(**{**vars(mortal), "host": "elsewhere", "born": "another boot"})
-    spark_server._write_private(tmp_path / "spark.json", spark_server._as_json(elsewhere))
+    (tmp_path / "spark.json").write_text(json.dumps(asdict(elsewhere)))
 
     assert spark_server.revive(tmp_path) is None
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from pipelines.local_servers import sqs
 from tests.fixtures import fault_run
 from tests.fixtures.fault_ground import Ground, assert_each_message_once, filled_sqs, filled_table, twice
 from tests.fixtures.fault_run import LEASE_S
@@ -98,10 +97,10 @@ LONG = Sqs(messages=1_500, visibility=4)
 
 @pytest.mark.parametrize("seed", seeds(2, 20))
 def test_a_storm_of_kills_and_stalls_over_sqs(
-    tmp_path: Path, warm_spark: WarmSpark, sqs_server: sqs.Server, sqs_queue: Callable[..., str], seed: int
+    tmp_path: Path, warm_spark: WarmSpark, sqs_server: str, sqs_queue: Callable[..., str], seed: int
 ) -> None:
     kind, url = (LONG if seed % 2 else QUICK), sqs_queue()
-    ground = filled_sqs(tmp_path, warm_spark, url, sqs_server.url, kind.messages, kind.visibility)
+    ground = filled_sqs(tmp_path, warm_spark, url, sqs_server, kind.messages, kind.visibility)
 
     storm(ground, seed, runs=10)
     # A lease shorter than a run is never acknowledged in time.
@@ -113,13 +112,13 @@ def test_a_storm_of_kills_and_stalls_over_sqs(
 
 @pytest.mark.soak
 def test_without_compare_and_swap_a_storm_finds_messages_twice(
-    tmp_path: Path, warm_spark: WarmSpark, sqs_server: sqs.Server, sqs_queue: Callable[..., str]
+    tmp_path: Path, warm_spark: WarmSpark, sqs_server: str, sqs_queue: Callable[..., str]
 ) -> None:
     """The storms can fail, and what holds is the decision's doing."""
     for seed in range(20):
         folder = tmp_path / str(seed)
         folder.mkdir()
-        filled = filled_sqs(folder, warm_spark, sqs_queue(), sqs_server.url, QUICK.messages, QUICK.visibility)
+        filled = filled_sqs(folder, warm_spark, sqs_queue(), sqs_server, QUICK.messages, QUICK.visibility)
         ground = replace(filled, blind=True)
         storm(ground, seed, runs=10)
         if twice(ground):

@@ -148,7 +148,7 @@ def test_a_source_that_is_away_is_a_reason_and_no_error(place: Place) -> None:
 
     assert not told.run_requests
     assert "queue does not answer" in str(told.skip_message)
-    assert "Name a file in url that is there" in str(told.skip_message)
+    assert "url must name a file that is there" in str(told.skip_message)
 
 
 def test_it_leases_nothing(place: Place) -> None:

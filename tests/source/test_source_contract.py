@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from demo import sqs
 from pipeline_platform.model.message import DELIVERIES
 from pipeline_platform.source.contract import Source, SourceError
-from pipelines.local_servers import sqs
 from resources.sqs import SqsSource
 from resources.table_queue import TableQueue
 
@@ -45,11 +45,11 @@ def postgresql(request: pytest.FixtureRequest) -> Waiting:
 
 
 def sqs_server(request: pytest.FixtureRequest) -> Waiting:
-    server: sqs.Server = request.getfixturevalue("sqs_server")
+    endpoint: str = request.getfixturevalue("sqs_server")
     create: Callable[..., str] = request.getfixturevalue("sqs_queue")
 
     def at(url: str) -> SqsSource:
-        return SqsSource(name="contract", queue_url=url, visibility_timeout=LEASE_S, endpoint_url=server.url)
+        return SqsSource(name="contract", queue_url=url, visibility_timeout=LEASE_S, endpoint_url=endpoint)
 
     url = create()
     sqs.fill(url, PAYLOADS)

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pydantic
 import pytest
 
-from pipeline_platform.spark import engine, jvm
+from pipeline_platform.spark import engine
 from resources.spark import SparkResource
 
 ROOT = Path(__file__).parents[2]
@@ -69,7 +69,7 @@ print("running", flush=True)
 try:
     engine.run(spark.spark_session, endless, 2, ROWS)
 except Exception as error:
-    print(type(error).__name__)
+    print("CANCEL" in str(error).upper())
 spark.close()
 """
 )
@@ -256,7 +256,7 @@ def test_work_of_a_dead_run_is_interrupted_from_another_client(warm_spark, brewe
                 time.sleep(0.2)
             assert len(interrupted) == 1
             spark.warm_up()  # takes both cores: they are free again
-        assert dead.communicate(timeout=60)[0] == "TaskInterruptedError\n"
+        assert dead.communicate(timeout=60)[0] == "True\n"
     finally:
         dead.kill()
         dead.wait()
@@ -351,16 +351,14 @@ def test_without_the_warm_server_a_run_starts_its_own_spark_and_ends_it(tmp_path
     assert told["code"] == [True], "workers run the shipped code"
     assert told["error"].endswith("ValueError: sour")
     assert "org.apache.spark" not in told["error"]
-    assert told["mapped"] == jvm.CLASS_ARCHIVE.is_file(), "its Java starts as a server's does"
     assert told["stopped"]
     assert not list(tmp_path.iterdir())
 
 
 LOCAL = """
 import json, sys
-from pathlib import Path
 import pyarrow as pa
-from pipeline_platform.spark import engine, jvm
+from pipeline_platform.spark import engine
 from resources.spark import SparkResource
 
 ROWS = pa.schema([("share", pa.int64()), ("shipped", pa.bool_())])
@@ -385,8 +383,6 @@ except engine.TaskError as error:
     told["error"] = str(error)
 
 session = spark.spark_session
-java = session._jvm.java.lang.ProcessHandle.current().pid()
-told["mapped"] = str(jvm.CLASS_ARCHIVE) in Path(f"/proc/{java}/maps").read_text()
 spark.close()
 told["stopped"] = session._jsc.sc().isStopped()
 print(json.dumps(told))

@@ -43,7 +43,7 @@ def test_a_slow_start_that_gets_on_is_waited_for_and_says_so(
     folder: Path, slow_java: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spark_server, "_STALLED_S", 3.0)
-    monkeypatch.setattr(spark_server, "_SAY_EACH_S", 2.0)
+    monkeypatch.setattr(spark_server, "_LOG_EACH_S", 2.0)
     said: list[str] = []
 
     server = spark_server.start(folder, cores=1, log=said.append)

@@ -1,60 +1,40 @@
-"""The process that Spark forks its Python workers from, with what every task imports loaded before the fork.
+"""The process that Spark forks its Python workers from, with the libraries of every task loaded before the fork.
 
-A worker of Spark's own daemon imports all of it by itself, which takes most of a second, and Spark ends workers after a
-minute without work. This module stands alone, outside the package: workers must import the package from the code that
-was shipped to them.
+A worker of Spark's own daemon imports them itself, and Spark ends workers after a minute without work. This module is
+outside the package: a worker must import the package from the shipped code.
 
-A child begins without the threads that these libraries have by then (jemalloc's and OpenBLAS's, both idle), and Arrow
-and NumPy work in it. No library belongs here whose threads work from its import on, or which warns against forks as
-Polars does. What callbacks import, each worker loads for itself.
+A child starts without the threads of these libraries, which are idle; Arrow and NumPy work in it. No library belongs
+here that starts busy threads on import, or that warns against forks as Polars does.
 """
 
 import gc
 import importlib
-import importlib.util
-import os
+import runpy
 import sys
 from contextlib import suppress
 
-_ENVIRONMENT = {"MIMALLOC_PURGE_DELAY": "-1"}
-"""Arrow's allocator keeps what is freed: a task asks for the same again with each block, and to have the system map and
-clear those pages anew took a twentieth of its time. A worker ends after a minute without work, and gives all back.
-"""
-
-_IMPORTED_BY_TASKS = (
+LIBRARIES = (
     "pyspark.worker",
-    "pyspark.sql.pandas.serializers",
     "pyarrow.compute",
     "pyarrow.parquet",
-    "pandas",  # PyArrow imports it as soon as it makes an array
+    "pandas",  # PyArrow imports it when it makes an array
     "pydantic.main",  # `pydantic` itself loads late
     "sqlalchemy.dialects.postgresql",
     "sqlalchemy.dialects.sqlite",
 )
 
 
-def _pass_over_the_zip() -> None:
-    """Spark puts PySpark first on the path once more, as a zip of sources to compile in each process."""
-    before = list(sys.path)
-    sys.path[:] = [entry for entry in before if not entry.endswith("/pyspark.zip")]
-    if importlib.util.find_spec("pyspark") is None:
-        sys.path[:] = before
-
-
-def main() -> None:
-    """Load, then serve until Spark ends."""
-    for name, value in _ENVIRONMENT.items():
-        os.environ.setdefault(name, value)  # read as Arrow is loaded
-    _pass_over_the_zip()
-    for name in _IMPORTED_BY_TASKS:
-        with suppress(ImportError):  # the task that needs it says so better
+def preload() -> None:
+    """Import what can be imported. What is missing, or is another PySpark's, each worker imports for itself."""
+    # Spark puts PySpark first on the path, as a zip of sources that each process would compile.
+    sys.path.sort(key=lambda entry: entry.endswith("/pyspark.zip"))
+    for name in LIBRARIES:
+        with suppress(Exception):
             importlib.import_module(name)
     gc.collect()
-    gc.freeze()  # workers look for garbage after each task: not here, where it takes long and copies shared memory
-    from pyspark.daemon import manager
-
-    manager()
+    gc.freeze()  # a worker's garbage collection would copy the memory that it shares with this process
 
 
 if __name__ == "__main__":
-    main()
+    preload()
+    runpy.run_module("pyspark.daemon", run_name="__main__", alter_sys=True)

@@ -1,4 +1,4 @@
-"""The two leases of a run, of its claim at the control store and of its messages at the source: each beats alone."""
+"""A queue that is locked for long: it costs a live run neither its claim nor its messages."""
 
 import sqlite3
 import threading

@@ -1,12 +1,10 @@
 // An SQS server on loopback: npm's fauxqs as a library, for its own command listens on every interface.
-// Arguments: its package folder, the port (0 for a free one), "stay" to outlive whoever started it.
-// Says its port in one line, once it listens.
+// Argument: its package folder. Prints its port in one line, once it listens. Ends with its starter.
 import { register } from "node:module";
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";
 
-const [folder, port, stay] = process.argv.slice(2);
-const load = (file) => import(pathToFileURL(join(folder, "dist", file)));
+const load = (file) => import(pathToFileURL(join(process.argv[2], "dist", file)));
 
 // fauxqs loads node:sqlite, which Node 20 lacks, for persistence that nobody asks for here.
 const nothing = "data:text/javascript,export class DatabaseSync {}";
@@ -17,8 +15,8 @@ register(`data:text/javascript,${encodeURIComponent(hook)}`);
 const { buildApp } = await load("app.js");
 const { SqsQueue, SqsStore } = await load("sqs/sqsStore.js");
 
-// Every receive looks at every message in flight: with 100,000 of them that halves the rate. Ten times a
-// second is often enough for time-outs in seconds.
+// Every receive looks at every message in flight, and shifts an array, which moves all that waits. Without the two
+// replacements below, 100,000 messages were received in 93 s in place of 19. Time-outs are whole seconds.
 const processTimers = SqsQueue.prototype.processTimers;
 SqsQueue.prototype.processTimers = function () {
   const now = Date.now();
@@ -27,7 +25,6 @@ SqsQueue.prototype.processTimers = function () {
   processTimers.call(this);
 };
 
-// What waits is an array that is shifted, which moves all of it: 10 s of a drain of 100,000.
 class Line {
   #items = [];
   #head = 0;
@@ -38,17 +35,11 @@ class Line {
     this.#items.push(item);
   }
   shift() {
-    const item = this.#items[this.#head];
-    if (item === undefined) return undefined;
-    this.#items[this.#head++] = undefined;
-    if (this.#head >= 10_000 && this.#head * 2 >= this.#items.length) {
+    if (this.#head === 10_000) {
       this.#items = this.#items.slice(this.#head);
       this.#head = 0;
     }
-    return item;
-  }
-  *[Symbol.iterator]() {
-    yield* this.#items.slice(this.#head);
+    return this.#items[this.#head++];
   }
 }
 
@@ -63,13 +54,11 @@ class Store extends SqsStore {
   }
 }
 
-// Left to itself, a message whose lease is over counts as in flight until somebody asks for messages: whoever
-// looks at the backlog first, as our sensor does, would wait for ever.
+// By itself the server counts a message whose lease is over as in flight until somebody asks for messages.
+// A sensor looks at the backlog first, and would wait for ever.
 setInterval(() => queues.forEach((queue) => queue.processTimers()), 250).unref();
 
 const app = buildApp({ logger: false, stores: { sqsStore: new Store() } });
-await app.listen({ host: "127.0.0.1", port: Number(port) });
+await app.listen({ host: "127.0.0.1", port: 0 });
 console.log(app.server.address().port);
-
-// Standard input is a pipe from whoever started it: it ends with them, however they end.
-if (stay !== "stay") process.stdin.on("end", () => process.exit(0)).resume();
+process.stdin.on("end", () => process.exit(0)).resume(); // a pipe from the starter

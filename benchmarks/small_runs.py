@@ -1,0 +1,110 @@
+"""What two tricks gain for runs of few messages, with and without each, by turns.
+
+Run it as `python -m benchmarks.small_runs [--rounds N]`.
+
+- *daemon*: a run of 20 messages handles when Spark's Python workers have ended, as they do after a minute without work;
+  they are killed here. One server forks them from `spark/python/preloading_daemon.py`, one from Spark's own daemon.
+  The processor time of the workers is printed too: other load on the machine changes it less.
+- *driver*: a run of one message, received and acknowledged by the driver itself or by tasks of Spark (`FEW`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from contextlib import closing
+from pathlib import Path
+from unittest import mock
+
+import psutil
+
+from benchmarks.events import Events
+from benchmarks.handling import Bench
+from pipeline_platform.run import spark_work, steps
+from pipeline_platform.spark import engine
+from pipeline_platform.spark import server as spark_server
+from pipeline_platform.spark.shipping import PACKAGES
+from resources.spark import WARM, SparkResource
+
+SETTING = "spark.python.daemon.module"
+MESSAGES = 20
+
+
+def start(folder: Path, *, preloads: bool) -> spark_server.SparkServer:
+    """Start a server as the platform does, or with Spark's own daemon."""
+    settings = engine.local_settings
+
+    def changed(cores: int, memory: str) -> dict[str, str]:
+        return {name: value for name, value in settings(cores, memory).items() if preloads or name != SETTING}
+
+    with mock.patch.object(engine, "local_settings", changed):
+        return spark_server.start(folder)
+
+
+def on(folder: Path) -> closing[SparkResource]:
+    """A session on the server of a folder."""
+    return closing(SparkResource(remote=WARM, state_folder=str(folder), packages=[*PACKAGES, "benchmarks"]))
+
+
+def workers(server: spark_server.SparkServer) -> list[psutil.Process]:
+    """The Python workers of a server: children of its daemons, which are its children."""
+    return [worker for daemon in psutil.Process(server.pid).children() for worker in daemon.children()]
+
+
+def cold_stage(bench: Bench, server: spark_server.SparkServer) -> tuple[float, float]:
+    """Seconds of handling a few messages once the workers have ended; the new workers' processor time."""
+    flow, receive, _ = bench.received(Events, bench.queue("queue"))
+    for worker in workers(server):
+        worker.kill()
+    time.sleep(2)
+    started = time.perf_counter()
+    steps.handle_messages(flow, receive)
+    took = time.perf_counter() - started
+    busy = sum(sum(worker.cpu_times()[:2]) for worker in workers(server))
+    steps.decide(flow, receive)
+    steps.acknowledge(flow, receive)
+    return took, busy
+
+
+def measure(root: Path, rounds: int) -> dict[str, list[tuple[float, float]]]:
+    """Let all take turns; return seconds, and seconds of processor time, by round."""
+    times: dict[str, list[tuple[float, float]]] = {}
+    kinds = {"preloading": True, "plain": False}
+    try:
+        servers = {name: start(root / name, preloads=preloads) for name, preloads in kinds.items()}
+        for turn in range(rounds + 1):
+            took: dict[str, tuple[float, float]] = {}
+            for name, server in servers.items():
+                with on(root / name) as spark:
+                    took[f"daemon: {name}"] = cold_stage(Bench(root / name, spark, MESSAGES), server)
+            with on(root / "preloading") as spark:
+                for name, few in (("in the driver", spark_work.FEW), ("in Spark", 0)):
+                    with mock.patch.object(spark_work, "FEW", few):
+                        took[f"driver: {name}"] = Bench(root, spark, messages=1).whole_run()["whole run"], 0.0
+            for name, seconds in took.items():
+                print(f"{name:22} {seconds[0]:5.2f} s{'  (warming up)' if not turn else ''}", flush=True)
+                if turn:
+                    times.setdefault(name, []).append(seconds)
+    finally:
+        for name in kinds:
+            spark_server.stop(root / name)
+    return times
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    rounds = parser.parse_args().rounds
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        times = measure(Path(folder), rounds)
+    print(f"\nmedians of {rounds} rounds (and of the workers' processor time)\n")
+    for name, rows in times.items():
+        took, busy = (statistics.median(column) for column in zip(*rows, strict=True))
+        print(f"| {name} | {took:.2f} s | {f'({busy:.2f} s)' if busy else ''} |")
+
+
+if __name__ == "__main__":
+    main()

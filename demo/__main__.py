@@ -1,0 +1,67 @@
+"""The commands of `make demo` and `make dev`."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from demo.place import ALL_FLIGHTS, PROJECT, DemoError, Kind, Place
+
+app = typer.Typer(help="A year of departures through a queue, Dagster and Spark.", no_args_is_help=True)
+console = Console(soft_wrap=True, highlight=False)
+Home = Annotated[Path, typer.Option(help="The folder of all that the demo makes.")]
+
+
+def _count(flights: str, source: Kind) -> int:
+    wanted = flights.strip().lower() or (str(ALL_FLIGHTS // 10) if source == "sqs" else "all")
+    if wanted == "all":
+        return ALL_FLIGHTS
+    if not wanted.isdecimal() or not 1 <= int(wanted) <= ALL_FLIGHTS:
+        raise typer.BadParameter(f"FLIGHTS is {flights!r}; give a number from 1 to {ALL_FLIGHTS}, or 'all'")
+    return int(wanted)
+
+
+@app.command()
+def run(
+    source: Annotated[Kind, typer.Option(envvar="SOURCE", help="The queue.")] = "table",
+    flights: Annotated[str, typer.Option(envvar="FLIGHTS", help="How many: a number or 'all'.")] = "",
+    home: Home = PROJECT / ".demo",
+) -> None:
+    """Run the demo, or go on with one that was interrupted; exits with 0 only if the figures add up."""
+    from demo.show import show
+
+    raise typer.Exit(show(Place(home), source, _count(flights, source), console))
+
+
+@app.command()
+def dev(
+    home: Home = PROJECT / ".demo",
+    port: Annotated[int, typer.Option(envvar="PORT", min=0, max=65535, help="Of the UI; 0 for a free one.")] = 3000,
+) -> None:
+    """Open the UI on the demo's runs, assets and failures, until Ctrl-C; over SQS with an empty queue."""
+    from demo.queues import opened
+    from demo.services import Services, alone
+
+    place = Place(home)
+    progress = place.progress()
+    with suppress(KeyboardInterrupt), alone(place), opened(place, progress.source if progress else "table") as queue:
+        place.enter(queue.environment)
+        services = Services(place, port)
+        services.wait()
+        console.print(f"The Dagster UI: {services.url}/asset-groups (Ctrl-C ends it)")
+        console.print(f"Backlog, runs, failures: {place.status_command(queue.environment)}", markup=False)
+        while True:
+            services.watch()
+            time.sleep(1)
+
+
+if __name__ == "__main__":
+    try:
+        app()
+    except DemoError as error:
+        raise SystemExit(str(error)) from None

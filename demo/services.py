@@ -1,0 +1,165 @@
+"""What a demo runs on: warm Spark and Dagster, all on loopback, all ended with it; and what Dagster says of runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
+
+import dagster as dg
+import psutil
+from filelock import FileLock, Timeout
+
+from assets.jobs import RunTags
+from demo.place import MARK, PROJECT, DemoError, Place
+from pipeline_platform.spark import server as spark_server
+from pipelines.flights import Flights
+
+
+class Run(NamedTuple):
+    """A run: its messages' origin, or else its job; how many it takes on; when it and its steps began and ended."""
+
+    run_id: str
+    status: str
+    origin: str
+    demand: int
+    times: tuple[float | None, float | None]
+    steps: Mapping[str, tuple[float | None, float | None]]
+    under_way: bool
+
+
+@contextmanager
+def alone(place: Place) -> Iterator[None]:
+    """Work on a demo alone; end what a killed one left, and all processes after the block. SIGTERM is a Ctrl-C here.
+
+    Raises:
+        DemoError: Another demo works in this place.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    os.environ[MARK] = str(place.home)
+    place.home.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(place.home / "demo.lock", blocking=False):
+            stop(place)
+            try:
+                yield
+            finally:
+                for number in (signal.SIGINT, signal.SIGTERM):  # a second Ctrl-C does not stop the stopping
+                    signal.signal(number, signal.SIG_IGN)
+                stop(place)
+    except Timeout:
+        raise DemoError(f"a demo or `make dev` is running in {place.home}; stop it first") from None
+
+
+def working(place: Place) -> list[psutil.Process]:
+    """Return the processes of this place: those that a demo started, and those that these started."""
+    every = psutil.process_iter(["environ"])  # those of others have None
+    return [process for process in every if (process.info["environ"] or {}).get(MARK) == str(place.home)]
+
+
+def stop(place: Place) -> None:
+    """End all processes of this place, and of no other."""
+    # The second look finds what was just being started at the first.
+    for end in (psutil.Process.terminate, psutil.Process.kill):
+        found = working(place)
+        for process in found:
+            with suppress(psutil.NoSuchProcess):
+                end(process)
+        psutil.wait_procs(found, timeout=10)  # Dagster's daemon waits for its threads
+    spark_server.stop(place.home)  # what it left: its state and its scratch files
+
+
+def free_port() -> int:
+    """Return a port of the loopback address that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+class Services:
+    """The processes of one demo, with the variables of this process. Spark and the web server start at once.
+
+    The web server listens on `port`; 0 is a free one.
+    """
+
+    def __init__(self, place: Place, port: int) -> None:
+        self._logs, self._port = place.logs, port or free_port()
+        self.url = f"http://127.0.0.1:{self._port}"
+        self._started: dict[str, subprocess.Popen[bytes]] = {}
+        for folder in (place.dagster, place.logs):
+            folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy(PROJECT / "dagster.yaml", place.dagster)
+        self._start("spark", "pipeline_platform.cli.main", "spark", "start")
+        # Created here: two processes that create it at once damage it.
+        self._dagster = dg.DagsterInstance.from_config(str(place.dagster))
+        self._start("web-server", "dagster_webserver", "-h", "127.0.0.1", "-p", str(self._port), "-w", "workspace.yaml")
+
+    def wait(self) -> None:
+        """Start the daemon once Spark is up, and wait until the web server has loaded the definitions and answers."""
+        while self._started["spark"].poll() is None:  # a run that does not find Spark starts its own, and takes longer
+            time.sleep(0.1)
+        self._start("daemon", "dagster._daemon", "run", "-w", "workspace.yaml")
+        while True:
+            self.watch()
+            with suppress(OSError), socket.create_connection(("127.0.0.1", self._port)):
+                return
+            time.sleep(0.1)
+
+    def watch(self) -> None:
+        """Raise `DemoError` with its last words if a service died; the command that starts Spark ends by itself."""
+        for name, process in self._started.items():
+            code = process.poll()
+            if code is not None and (name, code) != ("spark", 0):
+                words = (self._logs / f"{name}.log").read_text(errors="replace").splitlines()[-15:]
+                raise DemoError("\n".join([f"the {name} died with {code}:", *words]))
+
+    def runs(self) -> list[Run]:
+        """Return all runs, newest first."""
+        tags, runs = RunTags.of(Flights), []
+        for record in self._dagster.get_run_records():
+            run = record.dagster_run
+            # A run that has not begun has no log yet.
+            stats = self._dagster.get_run_step_stats(run.run_id) if record.start_time else []
+            stats = sorted(stats, key=lambda step: step.start_time or float("inf"))
+            steps = {step.step_key.rpartition(".")[2]: (step.start_time, step.end_time) for step in stats}
+            origin, demand = run.tags.get(tags.origin, run.job_name), int(run.tags.get(tags.demand, 0))
+            times, under_way = (record.start_time, record.end_time), not run.is_finished
+            runs.append(Run(run.run_id, run.status.value, origin, demand, times, steps, under_way))
+        return runs
+
+    def sensor_says(self) -> str:
+        """Return what the last tick of the producer sensor came to."""
+        for state in self._dagster.all_instigator_state():
+            if state.name == f"{Flights.name}_producer":
+                for tick in self._dagster.get_ticks(state.instigator_origin_id, state.selector_id, limit=1):
+                    return tick.skip_reason or f"asked for {len(tick.run_ids)} runs"
+        return "has not looked yet"
+
+    def launch(self, job: str, **options: Any) -> str:
+        """Launch a job with options of `DagsterGraphQLClient.submit_job_execution`; return the id of the run."""
+        from dagster_graphql import DagsterGraphQLClient  # here: it is not needed while the queue drains
+
+        client = DagsterGraphQLClient("127.0.0.1", port_number=self._port)
+        return client.submit_job_execution(job, "pipeline_platform", "__repository__", **options)
+
+    def cancel_runs(self) -> None:
+        """Report the runs that are under way as canceled: their processes ended with an earlier demo."""
+        for record in self._dagster.get_run_records():
+            if not record.dagster_run.is_finished:
+                self._dagster.report_run_canceled(record.dagster_run)
+
+    def _start(self, name: str, *module: str) -> None:
+        with (self._logs / f"{name}.log").open("ab") as log:
+            self._started[name] = subprocess.Popen(  # noqa: S603
+                [sys.executable, "-m", *module],
+                cwd=PROJECT,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # a Ctrl-C is for this process, which ends them in order
+            )

@@ -1,0 +1,157 @@
+"""The demo from its beginning, or from where it was interrupted, to its account."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from typing import Any
+
+import polars as pl
+from rich.console import Console
+
+from assets.windows import contiguous
+from demo.chart import draw
+from demo.figures import account, look, open_failures, sent_alerts, table
+from demo.place import DemoError, Kind, Place, Progress
+from demo.queues import Queue, departures, opened, payloads
+from demo.screen import Screen, account_table, run_table
+from demo.services import Run, Services, alone
+from pipeline_platform.control.store import ControlStore
+from pipelines.flights import Flights
+
+_LOOK_EVERY_S = 0.5
+_BACKFILLS = 5
+_RANGE = "dagster/asset_partition_range"
+_FIX = {"ops": {Flights.name: {"ops": {"receive_messages": {"config": {"context": {"cancelled_is_valid": True}}}}}}}
+"""Run config of the backfill: a cancelled flight is valid."""
+
+
+def show(place: Place, source: Kind, flights: int, console: Console) -> int:
+    """Run the demo; return 0 if the figures add up, 1 if they do not, 130 if it was interrupted."""
+    wanted = Progress(source=source, flights=flights)
+    try:
+        with alone(place):
+            if why := why_afresh(place.progress(), wanted):
+                place.clear()
+                console.print(f"{why}: starting afresh.")
+            else:
+                console.print(f"Going on with the demo that was interrupted ({flights:,} flights).")
+            with opened(place, source) as queue:
+                return 0 if _Demo(place, wanted, queue, console, goes_on=why is None).run() else 1
+    except KeyboardInterrupt:
+        why = why_afresh(place.progress(), wanted)
+        console.print(f"Interrupted; the same command {f'starts afresh. {why}' if why else 'goes on from here'}.")
+        return 130
+
+
+def why_afresh(before: Progress | None, wanted: Progress) -> str | None:
+    """Say why a demo cannot go on with an earlier one; None where it can."""
+    if before is None:
+        return "There is no earlier demo with a full queue"
+    if (before.source, before.flights) != (wanted.source, wanted.flights):
+        return f"The last demo was another ({before.flights:,} flights, {before.source})"
+    if before.finished:
+        return "The last demo is finished"
+    return "The last demo's SQS server is gone, and its messages with it" if before.source == "sqs" else None
+
+
+class _Demo:
+    def __init__(self, place: Place, progress: Progress, queue: Queue, console: Console, *, goes_on: bool) -> None:
+        self._place, self._progress, self._queue, self._console = place, progress, queue, console
+        self._goes_on, self._began = goes_on, time.monotonic()
+        place.enter(queue.environment)
+        self._services = Services(place, port=0)
+        self._screen = Screen(console, progress.flights, self._services.url)
+
+    def run(self) -> bool:
+        """Bring the flights home; return whether the figures add up."""
+        with self._timed("fill the queue"):
+            flights = departures(self._progress.flights)
+            if not self._goes_on:
+                count = self._queue.fill(payloads(flights))
+                self._place.write(self._progress)
+                self._console.print(f"{count:,} flights wait in the queue.")
+        with self._timed("start Dagster and Spark"):
+            self._start_dagster()
+        self._console.print(f"Dagster shows all of it at {self._services.url}/asset-groups while the demo runs.")
+        with self._timed("handle, batch, commit, acknowledge"):
+            self._until("From the queue", lambda figures, _: not figures["backlog"] and not figures["in flight"])
+        seconds = time.monotonic() - self._began
+        self._console.print(
+            f"{flights.height:,} messages received, handled and acknowledged {seconds:.1f} s after the start."
+        )
+        with self._timed("backfill of the failed windows"):
+            self._bring_failures_home()
+        with self._timed("flights/delays_per_carrier"):
+            delays = [Flights.name, "delays_per_carrier"]
+            if self._launched("__ASSET_JOB", "Delays by carrier", asset_selection=[delays]).status != "SUCCESS":
+                raise DemoError(f"{'/'.join(delays)} failed; the logs are in {self._place.logs}")
+        with self._timed("chart"):
+            title = f"{flights.height:,} flights in {seconds:.0f} s from `make demo`, then a backfill"
+            draw(self._place.chart, self._services.runs(), table(self._place, "delays_per_carrier"), title)
+        return self._report(account(self._place, self._queue, flights))
+
+    def _start_dagster(self) -> None:
+        if self._goes_on:
+            self._services.cancel_runs()
+            with closing(ControlStore(f"sqlite:///{self._place.control}")) as control:
+                for claim in control.in_flight(Flights.name):  # the next run clears up without a wait for its end
+                    control.let_go(claim.run_id)
+        self._services.wait()
+        import definitions  # noqa: F401 - an error in it ends the demo here, and not in a daemon's log
+
+    def _until(self, title: str, done: Callable[[Mapping[str, int], Sequence[Run]], bool]) -> Sequence[Run]:
+        """Show the state of things until something holds; return the runs."""
+        with self._screen.shown():
+            while True:
+                self._services.watch()
+                figures, runs = look(self._place, self._queue, self._progress.flights), self._services.runs()
+                self._screen.show(title, figures, runs, self._services.sensor_says())
+                if done(figures, runs):
+                    return runs
+                time.sleep(_LOOK_EVERY_S)
+
+    def _launched(self, job: str, title: str, **options: Any) -> Run:
+        """Launch a run and wait until it has ended."""
+        run_id = self._services.launch(job, **options)
+        self._console.print(f"{title}: {self._services.url}/runs/{run_id}")
+        runs = self._until(title, lambda _, runs: not any(run.under_way for run in runs if run.run_id == run_id))
+        return next(run for run in runs if run.run_id == run_id)
+
+    def _bring_failures_home(self) -> None:
+        """Drive the open failures again; once more if the run was killed, or windows lie apart."""
+        for _ in range(_BACKFILLS):
+            if waiting := open_failures(self._place):
+                windows = contiguous(Flights, waiting)[0]
+                title = f"Backfill of {', '.join(windows)}: {sum(waiting[each] for each in windows):,} failures"
+                tags = {f"{_RANGE}_start": windows[0], f"{_RANGE}_end": windows[-1]}
+                self._launched(f"{Flights.name}_backfill", title, run_config=_FIX, tags=tags)
+
+    def _report(self, lines: Sequence[tuple[str, int, int]]) -> bool:
+        for drawn in (run_table(self._services.runs()), account_table(lines)):
+            self._console.print()
+            self._console.print(drawn)
+        if again := sent_alerts(self._place).filter(~pl.col("published")).height:
+            self._console.print(
+                f"{again} alerts were sent by runs that died before their decision: callbacks run at least once."
+            )
+        self._console.print()
+        if not all(wanted == found for _, wanted, found in lines):
+            self._console.print("[bold red]The figures do not add up.[/bold red]")
+            return False
+        self._place.write(self._progress.model_copy(update={"finished": True}))
+        self._console.print("[bold green]The figures add up.[/bold green] Where to look next:")
+        self._console.print("  make dev: the Dagster UI with these runs, assets and failures")
+        self._console.print("  pipelines/flights.py: the pipeline, in a page")
+        self._console.print(f"  {self._place.chart}: the chart")
+        self._console.print(f"  {self._place.lake}: the tables, for Polars, Spark, DuckDB, Trino")
+        if self._progress.source == "table":  # an SQS server ended with the demo
+            self._console.print(f"  {self._place.status_command({})}: backlog, runs, failures")
+        return True
+
+    @contextmanager
+    def _timed(self, what: str) -> Iterator[None]:
+        began = time.monotonic()
+        yield
+        self._console.print(f"{time.monotonic() - began:6.1f} s  {what}")

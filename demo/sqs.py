@@ -1,0 +1,105 @@
+"""An SQS server for tests and the demo, and a fast way to fill its queues.
+
+It is npm's fauxqs, run by `sqs.mjs`. Moto's own server stands still beyond about 1,000 waiting messages;
+this one holds the demo's 336,776 and hands out and deletes thousands a second. It speaks the JSON protocol
+alone, as boto3 does, keeps everything in memory and checks no credentials.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from filelock import FileLock
+
+from demo.place import DemoError
+
+if TYPE_CHECKING:
+    from mypy_boto3_sqs import SQSClient
+
+FAUXQS = "2.4.1"
+REGION = "us-east-1"
+ENVIRONMENT = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local", "AWS_DEFAULT_REGION": REGION}
+"""What boto3 needs for any server; the local one looks at none of it."""
+_INSTALL_S = 300
+
+
+def missing() -> str | None:
+    """Say what this machine lacks to run the server, or None."""
+    lacks = [program for program in ("node", "npm") if shutil.which(program) is None]
+    return f"{' and '.join(lacks)} not found on PATH; install Node 20 or newer" if lacks else None
+
+
+@contextmanager
+def serve(folder: Path) -> Iterator[str]:
+    """Run a server on loopback until the block ends, or this process does; yield its endpoint.
+
+    Concurrent callers share `folder`, where the server is installed.
+
+    Raises:
+        DemoError: Node is missing, or the server cannot be installed or does not start.
+    """
+    if lack := missing():
+        raise DemoError(f"no SQS server: {lack}")
+    command, pipe = ["node", str(Path(__file__).with_suffix(".mjs")), str(_install(folder))], subprocess.PIPE
+    # In a session of its own: a Ctrl-C is for this process. The server ends when its standard input is closed.
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True, text=True) as process:  # noqa: S603
+        assert process.stdout is not None
+        port = process.stdout.readline().strip()
+        if not port:
+            raise DemoError("the SQS server did not start; node said why above")
+        yield f"http://127.0.0.1:{port}"
+
+
+def client(endpoint: str) -> SQSClient:
+    """Make a client of a local server, whatever AWS settings this machine has."""
+    import boto3
+
+    return boto3.Session("local", "local", region_name=REGION).client("sqs", endpoint_url=endpoint)
+
+
+def create_queue(endpoint: str, name: str, **attributes: str) -> str:
+    """Create a queue, with attributes by SQS's names, and return its URL."""
+    return client(endpoint).create_queue(QueueName=name, Attributes=attributes)["QueueUrl"]  # type: ignore[arg-type]
+
+
+def fill(queue_url: str, payloads: Iterable[str | bytes]) -> int:
+    """Send payloads, each up to 100 kB, to a queue of a local server; return how many.
+
+    Raises:
+        DemoError: The server refused some; the message names the first.
+    """
+    bodies = [payload if isinstance(payload, str) else payload.decode() for payload in payloads]
+    sqs = client("http://" + urlsplit(queue_url).netloc)
+
+    def send(first: int) -> None:
+        ten = [{"Id": str(i), "MessageBody": body} for i, body in enumerate(bodies[first : first + 10])]
+        refused = sqs.send_message_batch(QueueUrl=queue_url, Entries=ten).get("Failed", [])  # type: ignore[arg-type]
+        if refused:
+            raise DemoError(f"the SQS server refused {len(refused)} payloads, the first with {refused[0]}")
+
+    with ThreadPoolExecutor(2) as pool:  # two calls under way keep the server busy
+        list(pool.map(send, range(0, len(bodies), 10)))
+    return len(bodies)
+
+
+def _install(folder: Path) -> Path:
+    """Install fauxqs, once for all callers, and return its package folder."""
+    home = folder / f"fauxqs-{FAUXQS}"
+    home.mkdir(parents=True, exist_ok=True)
+    # Its engines field asks for Node 22, for the persistence that sqs.mjs does without.
+    options = ["--no-audit", "--no-fund", "--ignore-scripts", "--engine-strict=false", "--prefix", str(home)]
+    with FileLock(home / "lock"):
+        if not (home / "installed").exists():
+            npm = ["npm", "install", *options, f"fauxqs@{FAUXQS}"]
+            installed = subprocess.run(npm, capture_output=True, text=True, timeout=_INSTALL_S, check=False)  # noqa: S603
+            if installed.returncode:
+                raise DemoError(f"npm cannot install fauxqs {FAUXQS} into {home}: {installed.stderr[-1_000:]}")
+            (home / "installed").touch()
+    return home / "node_modules" / "fauxqs"

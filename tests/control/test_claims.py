@@ -1,0 +1,165 @@
+"""What is in flight: claims share the capacity, run out, are renewed and given back."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.fixtures.control import MINUTE, NOON, names, one_store_for_all_examples
+
+
+@pytest.fixture
+def claim(store):
+    return partial(store.claim, "flights", run_id="run", capacity=100, lease_s=60)
+
+
+def test_claims_share_the_capacity(claim):
+    assert [claim(receive_id="a", wanted=70), claim(receive_id="b", wanted=70), claim(receive_id="c", wanted=70)] == [
+        70,
+        30,
+        0,
+    ]
+
+
+def test_what_is_in_flight_is_listed(store, clock, claim):
+    claim(receive_id="a", wanted=70)
+    clock.now += 1
+    claim(receive_id="b", wanted=10, run_id="other")
+
+    first, second = store.in_flight("flights")
+    assert first == ("a", "run", 70, NOON + MINUTE, NOON)
+    assert (second.receive_id, second.run_id, second.messages) == ("b", "other", 10)
+    assert store.in_flight("trains") == store.over("flights") == []
+
+
+def test_what_was_not_leased_is_given_back_and_never_taken(store, claim):
+    claim(receive_id="a", wanted=100)
+    store.adjust("a", 40)
+    store.adjust("a", 90)
+
+    assert store.in_flight("flights")[0].messages == 40
+    assert claim(receive_id="b", wanted=100) == 60
+
+
+def test_a_claim_again_replaces_the_former(store, claim):
+    claim(receive_id="a", wanted=70)
+    assert claim(receive_id="a", wanted=90, run_id="again") == 90
+    assert [(c.run_id, c.messages) for c in store.in_flight("flights")] == [("again", 90)]
+
+
+def test_a_receive_stays_with_its_pipeline(store, claim):
+    claim(receive_id="a", wanted=70)
+    with pytest.raises(ValueError, match="receive a belongs to pipeline flights, not trains"):
+        store.claim("trains", "a", "run", wanted=1, capacity=1, lease_s=1)
+
+
+def test_a_claim_ends_once(store, claim):
+    claim(receive_id="a", wanted=100)
+    assert store.end("a")
+    assert not store.end("a")
+    assert not store.beat("a", 60)
+    assert claim(receive_id="b", wanted=100) == 100
+
+
+def test_a_claim_whose_lease_is_over_leaves_its_room_to_others(store, clock, claim):
+    claim(receive_id="a", wanted=100)
+    clock.now += 60
+
+    assert store.in_flight("flights") == []
+    assert [over.receive_id for over in store.over("flights")] == ["a"]
+    assert claim(receive_id="b", wanted=10) == 10
+    assert not store.beat("a", 60), "100 and 10 are more than the capacity"
+
+
+def test_a_beat_keeps_a_claim_alive(store, clock, claim):
+    claim(receive_id="a", wanted=100)
+    for _ in range(5):
+        clock.now += 50
+        assert store.beat("a", 60)
+    assert claim(receive_id="b", wanted=10) == 0
+
+
+def test_a_late_beat_finds_the_room_that_nobody_took(store, clock, claim):
+    claim(receive_id="a", wanted=70)
+    clock.now += 3600
+    assert claim(receive_id="b", wanted=30) == 30
+    assert store.beat("a", 60)
+    assert claim(receive_id="c", wanted=1) == 0
+
+
+def test_clearing_up_ends_only_what_is_still_over(store, clock, claim):
+    claim(receive_id="a", wanted=70)
+    clock.now += 60
+    assert store.over("flights")
+    store.beat("a", 60)
+
+    assert not store.end("a", if_over=True)
+    clock.now += 60
+    assert store.end("a", if_over=True)
+
+
+receives = st.sampled_from("abcd")
+
+
+amounts = st.integers(0, 12)
+
+
+steps = st.one_of(
+    st.tuples(st.just("claim"), receives, amounts),
+    st.tuples(st.just("adjust"), receives, amounts),
+    st.tuples(st.just("beat"), receives, st.integers(1, 5)),
+    st.tuples(st.just("end"), receives, st.booleans()),
+    st.tuples(st.just("pass"), st.just(""), st.integers(1, 4)),
+)
+
+
+@one_store_for_all_examples
+@given(steps=st.lists(steps, max_size=40), capacity=st.integers(0, 20))
+def test_claims_never_exceed_the_capacity(store, clock, steps, capacity):
+    """Against a model: by receive, its messages and when it is over."""
+    pipeline, model = next(names), {}
+
+    def live(but=""):
+        return sum(held for name, (held, over) in model.items() if name != but and over > clock.now)
+
+    for step, receive, number in steps:
+        name = f"{pipeline}_{receive}"
+        if step == "claim":
+            granted = store.claim(pipeline, name, "run", wanted=number, capacity=capacity, lease_s=3)
+            assert granted == max(0, min(number, capacity - live(but=name)))
+            model.pop(name, None)
+            if granted:
+                model[name] = (granted, clock.now + 3)
+        elif step == "adjust":
+            store.adjust(name, number)
+            if name in model:
+                model[name] = (min(model[name][0], number), model[name][1])
+        elif step == "beat":
+            alive = name in model and (model[name][1] > clock.now or live(but=name) + model[name][0] <= capacity)
+            assert store.beat(name, number) == alive
+            if alive:
+                model[name] = (model[name][0], clock.now + number)
+        elif step == "end":
+            if name in model and (not number or model[name][1] <= clock.now):
+                assert store.end(name, if_over=number)
+                del model[name]
+            else:
+                assert not store.end(name, if_over=number)
+        else:
+            clock.now += number
+        in_flight = store.in_flight(pipeline)
+        assert sum(claim.messages for claim in in_flight) == live() <= capacity
+        assert len(in_flight) + len(store.over(pipeline)) == len(model)
+
+
+def test_a_claim_beats_for_the_run_that_works_on_it_alone(store):
+    store.claim("flights", "a", "one", wanted=10, capacity=10, lease_s=60)
+    assert store.beat("a", 60, run_id="one")
+
+    store.claim("flights", "a", "two", wanted=10, capacity=10, lease_s=60)
+    assert not store.beat("a", 60, run_id="one")
+    assert store.beat("a", 60, run_id="two")
+    assert store.beat("a", 60)

@@ -1,0 +1,54 @@
+"""The two leases of a run, of its claim and of its messages: each is renewed when it is due."""
+
+import time
+
+import pytest
+
+from pipeline_platform.control.store import ControlStore, ControlStoreError
+from pipeline_platform.run import lease, steps
+from pipeline_platform.run.begin import begin
+from pipeline_platform.run.lease import alive
+from resources.table_queue import TableQueue
+from tests.fixtures.flow import WINDOW, Filled
+from tests.fixtures.flow_pipelines import Obedient
+
+
+def test_a_control_store_that_does_not_answer_costs_no_lease_at_the_source(
+    filled: Filled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = filled(Obedient, [b"one"])
+    receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
+    steps.receive_messages(flow, receive)
+    extended: list[str] = []
+
+    def unreachable(*args: object) -> bool:
+        raise ControlStoreError("no route")
+
+    monkeypatch.setattr(ControlStore, "beat", unreachable)
+    monkeypatch.setattr(TableQueue, "extend", lambda queue, receive_id: extended.append(receive_id) or True)
+    flow.beats.clear()  # both leases are due
+    with alive(flow, receive):
+        pass
+
+    assert extended == [receive.receive_id]
+
+
+def test_leases_are_renewed_when_they_are_due_however_many_steps_there_are(
+    filled: Filled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = filled(Obedient, [b"one"])
+    receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
+    steps.receive_messages(flow, receive)
+    beaten: list[str] = []
+    monkeypatch.setattr(ControlStore, "beat", lambda *_, **__: beaten.append("claim") or True)
+    monkeypatch.setattr(TableQueue, "extend", lambda *_: beaten.append("messages") or True)
+
+    for _ in range(3):
+        with alive(flow, receive):
+            time.sleep(0.05)
+    assert beaten == []
+    monkeypatch.setattr(lease, "CLAIM_S", 0.1)
+    with alive(flow, receive):
+        time.sleep(0.2)
+
+    assert set(beaten) == {"claim"}
