@@ -11,7 +11,7 @@ WAY_OUT = (
     "write five fields (minute, hour, day of month, month, day of week), such as '0 * * * *' for every hour "
     "or '30 2 * * *' for every night at half past two"
 )
-"""What to do about a schedule that is none."""
+"""What to do about another schedule."""
 
 _NICKNAMES = {
     "@hourly": "0 * * * *",

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, TypeAdapter, with_config
 from pydantic_core import from_json, to_json
-from typing_extensions import TypedDict
+from typing_extensions import TypedDict  # pydantic takes typing's own from Python 3.12 on
 
 from pipeline_platform.model.schema import AS_TEXT, PLAIN, arrow_schema, fields_of
 

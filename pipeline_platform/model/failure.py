@@ -1,4 +1,4 @@
-"""Why a message failed, in words that a table holds and people may see: payloads are no part of them."""
+"""Why a message failed, in words that a table holds and people may see, without payloads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 _REFUSALS = 5
-"""What is told of a model that refuses its input: as many fields."""
+"""Fields that are shown of a model that refuses its input."""
 
 _SAID = 2_000
 """Characters of an exception's text in a traceback."""
@@ -18,7 +18,7 @@ _FIELD = re.compile(r"\[key\]|[A-Za-z_][\w\[\]()-]{0,39}")
 
 
 def words(value: object, limit: int | None = 8_000) -> str:
-    """Put anything into text that a column holds, whatever its `__str__` does; half surrogates are escaped."""
+    """Turn anything into text that a column holds, also if its `__str__` raises; half surrogates are escaped."""
     try:
         text = str(value)
     except BaseException as error:
@@ -27,12 +27,12 @@ def words(value: object, limit: int | None = 8_000) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """What an exception says, without what pydantic adds of the payload: reasons are logged and shown to many."""
+    """What an exception says, without the payload that pydantic quotes: reasons are logged and shown to many."""
     return words(_without_input(words(error, None), error), 2_000) or type(error).__name__
 
 
 def _without_input(text: str, error: BaseException | None) -> str:
-    """Replace, in what was made of an exception, the words of each ValidationError that it is or arose from."""
+    """Replace in a text the words of each ValidationError that an exception is or arose from."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -44,14 +44,14 @@ def _without_input(text: str, error: BaseException | None) -> str:
 
 def _refusal(error: ValidationError) -> str:
     """Where a model refuses its input and why; equal for equal causes, so that they can be counted."""
-    told = error.errors(include_url=False, include_context=False, include_input=False)
-    some = [": ".join(filter(None, (_place(one), one["msg"]))) for one in told[:_REFUSALS]]
-    more = [f"and {len(told) - _REFUSALS} more"] if len(told) > _REFUSALS else []
+    refused = error.errors(include_url=False, include_context=False, include_input=False)
+    some = [": ".join(filter(None, (_place(one), one["msg"]))) for one in refused[:_REFUSALS]]
+    more = [f"and {len(refused) - _REFUSALS} more"] if len(refused) > _REFUSALS else []
     return f"{error.title}: {'; '.join(some + more)}"
 
 
 def _place(refused: Any) -> str:
-    """The path to a field. What is no name of one is left out: an index, and a key, which the payload chose."""
+    """The path to a field. An index is left out, and so is a key, which the payload chose."""
     path = list(refused["loc"])
     if path and refused["type"] == "extra_forbidden":
         path[-1] = None
@@ -62,7 +62,7 @@ def _place(refused: Any) -> str:
 
 
 def _traceback_of(error: BaseException) -> str:
-    """The last 8,000 characters of a traceback. What an exception says is cut first: it must not push frames out."""
+    """The last 8,000 characters of a traceback. Long texts of exceptions are cut first, so that no frame is lost."""
     parts = [_without_input(part, error) for part in traceback.format_exception(error)]
     return words("".join(part if len(part) <= _SAID else f"{part[:_SAID]}...\n" for part in parts)[-8_000:])
 
@@ -71,11 +71,11 @@ class Failure(NamedTuple):
     """Why a message failed.
 
     Attributes:
-        kind: `failed` where a callback called `Message.failed`; the exception's class name where it raised; else what
-            the platform found: `worker killed`, `not returned`, `unknown batcher`.
+        kind: `failed` if a callback called `Message.failed`; the exception's class name if it raised; else what the
+            platform found: `worker killed`, `not returned`, `unknown batcher`.
         reason: One line for people.
         traceback: Of the exception, or empty.
-        stage: The callback it failed in, or `lake` where its data fits no column.
+        stage: The callback it failed in, or `lake` if its data fits no column.
     """
 
     kind: str
@@ -89,5 +89,5 @@ class Failure(NamedTuple):
         return cls(type(error).__name__, reason_of(error), _traceback_of(error), stage)
 
     def at(self, stage: str) -> Failure:
-        """The same, in this stage if it has none: `Message.failed` does not know which callback calls it."""
+        """The same, with a stage: `Message.failed` does not know which callback calls it."""
         return self if self.stage else self._replace(stage=stage)

@@ -17,10 +17,10 @@ Status = Literal["ok", "failed"]
 BatchMode = Literal["bulk", "flush"]
 
 DEFAULT = "default"
-"""The batcher and the batch key of a message that was given none, as in Broadway."""
+"""The batcher and the batch key at first, as in Broadway."""
 
 BULK: BatchMode = "bulk"
-"""The batch mode of a message that was given none."""
+"""The batch mode at first."""
 
 DELIVERIES = pa.schema(
     [
@@ -109,9 +109,9 @@ class Message:
     a message (`message_id`, `metadata`, `attempt`, ...) is read only.
 
     Attributes:
-        data: The payload: `bytes` as delivered, then whatever the callbacks put.
+        data: The payload: `bytes` as delivered, then what the callbacks put.
         batcher: The batcher it goes to, `default` at first.
-        batch_key: What its batches are kept apart by, `default` at first. Data: any text.
+        batch_key: Messages of different keys share no batch. Any text, `default` at first.
     """
 
     __slots__ = ("_row", "_standing", "batch_key", "batcher", "data")

@@ -25,7 +25,7 @@ class PipelineError(ValueError):
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.8) -> str | None:
-    """The known name that a name is most likely meant to be; None where it is like none of them."""
+    """The known name that a name is most likely meant to be; None if it resembles no known name."""
     return next(iter(difflib.get_close_matches(name, list(known), 1, cutoff)), None)
 
 
@@ -171,8 +171,8 @@ class Processors(Options):
     @property
     def worthwhile(self) -> int:
         """Messages that make a run worth its fixed cost."""
-        kept = self.max_demand // 2 if self.min_demand is None else self.min_demand
-        return self.concurrency * (self.max_demand - kept)
+        least = self.max_demand // 2 if self.min_demand is None else self.min_demand
+        return self.concurrency * (self.max_demand - least)
 
 
 class Batcher(Options):

@@ -23,18 +23,18 @@ class Pipeline:
     """Messages in, handled, batched, failures apart, acknowledged when safe.
 
     Subclass it in a file of its own, set the options as class attributes and write the callbacks. Callbacks run in
-    Spark tasks: what they need beyond the message they make themselves or take from `context`. What several pipelines
-    share goes into a base of theirs that is none itself: `class Base(Pipeline, abstract=True)` is not checked.
+    Spark tasks: they take what they need from the message and `context`, or make it. Pipelines may share a base,
+    `class Base(Pipeline, abstract=True)`, which is not checked.
 
-    Methods and constants of your own may stand beside them. A name that is like that of an option or callback
-    (`prosessors`, `handle_fialed`) is taken for a slip and refused, and so is an option that belongs into another
-    (`max_runs`); `_prosessors`, in capitals, or a name that is less like one, is yours.
+    Methods and constants of your own may stand beside them. A name that resembles an option or callback
+    (`prosessors`, `handle_fialed`) is refused as a slip, and so is an option that belongs into another (`max_runs`).
+    `_prosessors`, capitals, or a name that resembles them less, is yours.
 
     Attributes:
         name: Names the assets, tables, jobs and limits; lower case. Never change it: it is where the data lies.
         producer: Where messages come from.
         processors: How many are handled at once.
-        batchers: By name; none at all means that a handled message leaves nothing behind but its outcome.
+        batchers: By name. Without any, a handled message leaves only its outcome.
         context: A pydantic model with defaults, handed to every callback; a run can override its fields.
         window_cron: When a window begins, in UTC; hourly by default. Once there is data, another one is refused.
         first_window: When the first one begins, with its time zone; later than there is data is refused.

@@ -107,8 +107,7 @@ def bare(annotation: Any) -> Any:
 
 
 @lru_cache(maxsize=256)
-def required(model: type[BaseModel]) -> frozenset[str]:
-    """The fields that are never None: in their columns a null is an error."""
+def _never_none(model: type[BaseModel]) -> frozenset[str]:
     return frozenset(
         name
         for name, field in model.model_fields.items()
@@ -122,15 +121,15 @@ def _allows_none(annotation: Any) -> bool:
     return annotation in (None, type(None), Any)
 
 
-def refuse_nulls(columns: Sequence[pa.Array], schema: pa.Schema, required: frozenset[str]) -> None:
-    """Check that columns hold a value wherever their field has to have one.
+def refuse_nulls(columns: Sequence[pa.Array], model: type[BaseModel]) -> None:
+    """Check that the columns of a model hold a value wherever a field has to have one.
 
     Raises:
         ColumnError: A column does not.
     """
-    for field, column in zip(schema, columns, strict=True):
-        if column.null_count and field.name in required:
-            raise ColumnError(f"{field.name} is None, which its model does not allow")
+    for name, column in zip(model.model_fields, columns, strict=True):
+        if column.null_count and name in _never_none(model):
+            raise ColumnError(f"{name} is None, which its model does not allow")
 
 
 def fields_of(data: Any, model: type[BaseModel]) -> dict[str, Any]:
@@ -171,7 +170,6 @@ class RowType:
         self.model = model
         self.schema = arrow_schema(model)
         self._struct = pa.struct(list(self.schema))
-        self._required = required(model)
         self._integers = [field for field in self.schema if "int64" in str(field.type)]
         annotations = [bare(field.annotation) for field in model.model_fields.values()]
         self._is_plain = all(one in PLAIN or get_origin(one) is Literal for one in annotations)
@@ -197,7 +195,7 @@ class RowType:
             for field in self.schema:
                 _refuse_misfit(field, [row[field.name] for row in rows])
             raise
-        refuse_nulls(columns, self.schema, self._required)
+        refuse_nulls(columns, self.model)
         return columns
 
     def _rows(self, data: list[Any]) -> list[dict[str, Any]]:

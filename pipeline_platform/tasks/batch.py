@@ -23,7 +23,7 @@ from pipeline_platform.model.message import BatchInfo, Message
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks import cut
 from pipeline_platform.tasks.by_position import ByPosition
-from pipeline_platform.tasks.handle import checked
+from pipeline_platform.tasks.handle import checked, rare_collections
 from pipeline_platform.tasks.isolate import Death, Isolation
 from pipeline_platform.tasks.outcomes import Outcomes
 from pipeline_platform.tasks.progress import UNWATCHED
@@ -36,7 +36,7 @@ DEATHS = 5
 """Forks that may die of single messages of a batch, before all of it is taken for the killer."""
 
 GROUP_BYTES = 64 * 2**20
-"""Batches of a task that are read together: their messages lie scattered, and a look for each would read all again."""
+"""Bytes of batches that a task reads together: their messages lie scattered, and each alone would read all again."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Batch(NamedTuple):
 
     Attributes:
         window: Theirs.
-        info: What `handle_batch` is told of it.
+        info: What `handle_batch` knows of it.
         messages: Rows of `STAGED`.
     """
 
@@ -111,12 +111,13 @@ class HandleBatches(Step):
         started, count = time.monotonic(), 0
         with self.writer(f"{self.batcher}-{index}") as writer:
             isolation = Isolation(self, writer, careful=self.careful)
-            for batch in self._batches(index):
-                if isolation.forks:
-                    self._handle_in_forks(batch, isolation)
-                else:
-                    self._handle(batch, {}, frozenset(), isolation.outcomes)
-                count += 1
+            with rare_collections():
+                for batch in self._batches(index):
+                    if isolation.forks:
+                        self._handle_in_forks(batch, isolation)
+                    else:
+                        self._handle(batch, {}, frozenset(), isolation.outcomes)
+                    count += 1
             notes = {"batches": count, "seconds": time.monotonic() - started, "task": index}
             manifest = writer.close(**isolation.outcomes.tally.notes(), **notes)
         yield from manifest.to_arrow().to_batches()
@@ -203,7 +204,7 @@ def _groups(planned: Iterator[dict[str, pa.Scalar]]) -> Iterator[list[dict[str, 
 def handle_batch(
     pipeline: Pipeline, batcher: str, messages: Sequence[Message], info: BatchInfo, context: Any
 ) -> list[Message]:
-    """Call `handle_batch`, and hold it to its contract: a message it does not return fails, none may be new."""
+    """Call `handle_batch`, and hold it to its contract: what it does not return fails, and it may add no message."""
     try:
         returned = pipeline.handle_batch(batcher, list(messages), info, context)
         if not isinstance(returned, list) or any(one.__class__ is not Message for one in returned):

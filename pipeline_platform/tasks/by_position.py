@@ -17,7 +17,7 @@ from pipeline_platform.lake.storage import Lake
 DELIVERY = ("source", "message_id", "ack_ref", "ack_id", "attempt", "received_at")
 PAYLOAD = ("data", "metadata")
 
-_KEEP_BYTES = 64 * 2**20
+_HELD_BYTES = 64 * 2**20
 """Row groups held at once: rows come in order, unless the query moved them between partitions."""
 
 Positions = np.ndarray[Any, np.dtype[np.int64]]
@@ -43,14 +43,14 @@ class ByPosition:
     def __init__(self, lake: Lake, files: Sequence[Range]) -> None:
         self._lake, self._files = lake, files
         self._groups: list[_Group] = []
-        self._kept: OrderedDict[tuple[str, int, str], pa.Table] = OrderedDict()
+        self._held: OrderedDict[tuple[str, int, str], pa.Table] = OrderedDict()
         self._bytes = 0
 
     def by_window(self, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
         """Divide rows by the window that their positions lie in.
 
         Raises:
-            ValueError: A position is none of these rows'.
+            ValueError: A position is outside of these rows.
         """
         positions, total = rows.column("position"), sum(file.stop - file.start for file in self._files)
         least, most = pc.min_max(positions).values()
@@ -96,16 +96,16 @@ class ByPosition:
 
     def _table(self, group: _Group, columns: Sequence[str]) -> pa.Table:
         key = (group.path, group.number, columns[0])
-        if key in self._kept:
-            self._kept.move_to_end(key)
-            return self._kept[key]
+        if key in self._held:
+            self._held.move_to_end(key)
+            return self._held[key]
         with self._lake.open_input(group.path) as opened:
             parquet = pq.ParquetFile(opened)
             table = parquet.read_row_group(group.number, columns=list(columns), use_threads=False).combine_chunks()
-        self._kept[key] = table
+        self._held[key] = table
         self._bytes += table.nbytes
-        while self._bytes > _KEEP_BYTES and len(self._kept) > 1:
-            self._bytes -= self._kept.popitem(last=False)[1].nbytes
+        while self._bytes > _HELD_BYTES and len(self._held) > 1:
+            self._bytes -= self._held.popitem(last=False)[1].nbytes
         return table
 
 

@@ -6,7 +6,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -19,7 +18,7 @@ from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import DEFAULT, MESSAGES, Message
 from pipeline_platform.model.options import Processors, TableBatcher
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
-from pipeline_platform.model.schema import ColumnError, arrow_schema, refuse_nulls, required
+from pipeline_platform.model.schema import ColumnError, arrow_schema, refuse_nulls
 from pipeline_platform.tasks.by_position import DELIVERY, PAYLOAD, ByPosition, Positions, checksum
 from pipeline_platform.tasks.handle import oversized
 from pipeline_platform.tasks.isolate import Death, Isolation
@@ -38,9 +37,9 @@ RECEIVED = pa.schema(
 )
 """What `handle_messages` is given, beside how each row would be routed."""
 ROUTING = ("batcher", "batch_key", "status", "reason")
-"""What it says of each row. It must return them, beside `position` and the fields of the batchers' models."""
+"""What it says of each row. It must return these, `position` and the fields of the batchers' models."""
 TAKEN = ("position", "batcher", "batch_key", "_failure")
-"""What of that goes to Python: a row is known again by its position alone, and has failed if it has a failure."""
+"""What of that goes to Python. A row is known again by its position alone, and has failed if it has a failure."""
 
 _FIRST = 16
 """Payloads that are looked up first, before it is known how large they are."""
@@ -62,17 +61,17 @@ class ReadColumns:
         for _, chunk in read_ranges(
             self.lake, self.parts[index], RECEIVED.names, self.options.chunk_size, self.options.chunk_bytes
         ):
-            kept, *_ = repeats.split(chunk)
-            if large := oversized(kept, self.options.max_message_bytes):
-                kept = kept.filter(pc.invert(pc.is_in(pa.array(range(kept.num_rows)), pa.array(large))))
-            while kept.num_rows:
-                count, _ = self.pace.permitted(kept.num_rows)
-                yield pa.RecordBatch.from_arrays(kept.slice(0, count).columns, schema=RECEIVED)
-                kept = kept.slice(count)
+            rows, *_ = repeats.split(chunk)
+            if large := oversized(rows, self.options.max_message_bytes):
+                rows = rows.filter(pc.invert(pc.is_in(pa.array(range(rows.num_rows)), pa.array(large))))
+            while rows.num_rows:
+                count, _ = self.pace.permitted(rows.num_rows)
+                yield pa.RecordBatch.from_arrays(rows.slice(0, count).columns, schema=RECEIVED)
+                rows = rows.slice(count)
 
 
 def read_locally(spark: SparkSession, lake: Lake, pipeline: str, files: Sequence[File]) -> DataFrame:
-    """Read received files with Spark's own reader, which is faster: for a local lake, and no rate limit."""
+    """Read received files with Spark's own reader, which is faster: for a local lake without a rate limit."""
     from pyspark.sql import functions as f
     from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -92,7 +91,7 @@ def read_locally(spark: SparkSession, lake: Lake, pipeline: str, files: Sequence
 
 
 def offered(received: DataFrame) -> DataFrame:
-    """What `handle_messages` gets: the received columns, and how each row would be routed if nothing is said."""
+    """What `handle_messages` gets: the received columns, and the routing of a row of which nothing is said."""
     from pyspark.sql import functions as f
 
     return received.withColumns(
@@ -106,10 +105,10 @@ def offered(received: DataFrame) -> DataFrame:
 
 
 def taken(pipeline: type[Pipeline], handled: DataFrame) -> DataFrame:
-    """Select, of what `handle_messages` returned, what is written; one column a field, whatever the batcher.
+    """Select, of what `handle_messages` returned, what is written: one column a field, whatever the batcher.
 
-    Neither the delivery nor its payload is among it: both are looked up by position, for less time than it would take
-    to send them to Python, and no expression can change them.
+    Neither the delivery nor its payload is selected. Both are looked up by position: that takes less time than to send
+    them to Python, and no expression can change them.
 
     Raises:
         PipelineError: A column is missing.
@@ -121,7 +120,7 @@ def taken(pipeline: type[Pipeline], handled: DataFrame) -> DataFrame:
     if missing:
         raise PipelineError(f"{pipeline.__qualname__}.handle_messages returned no column {missing}")
     batcher, key, status, reason = (f.col(name).cast("string") for name in ROUTING)  # a key that is a number, say
-    # A status that is none fails too: a misspelt `failed` must not pass.
+    # An unknown status fails too: a misspelt `failed` must not pass.
     failure = f.when(status != "ok", f.coalesce(reason, f.lit("")))
     named = zip((batcher, key, failure), TAKEN[1:], strict=True)
     return handled.select("position", *(column.alias(name) for column, name in named), *fields)
@@ -173,21 +172,11 @@ class WriteColumns(Step):
                 for window, rows in _by_window(received, batch):
                     positions = rows.column("position").to_numpy()
                     count, total = count + len(positions), (total + checksum(positions)) % 2**64
-                    work, fail = partial(self._write, received, window), partial(self._fail, received, window)
-                    isolation.deal(rows, work, fail, knows_rows=False)
+                    lane = _Rows(self, received, window)
+                    isolation.deal(rows, lane.write, lane.record_death, knows_rows=False)
             notes = {"returned_rows": count, "checksum": total, "seconds": time.monotonic() - started}
             manifest = writer.close(**isolation.outcomes.tally.notes(), **notes)
         yield from manifest.to_arrow().to_batches()
-
-    def _write(
-        self, received: ByPosition, window: str, rows: pa.RecordBatch, outcomes: Outcomes, until: float | None
-    ) -> int:
-        del until  # permits were taken when rows were read
-        _Rows(self, outcomes, received, window).write(rows)
-        return len(rows)
-
-    def _fail(self, received: ByPosition, window: str, rows: pa.RecordBatch, outcomes: Outcomes, death: Death) -> None:
-        _Rows(self, outcomes, received, window).fail(rows, lambda _: death.failure("handle_messages"))
 
 
 def _by_window(received: ByPosition, batch: pa.RecordBatch) -> list[tuple[str, pa.RecordBatch]]:
@@ -203,14 +192,16 @@ def _by_window(received: ByPosition, batch: pa.RecordBatch) -> list[tuple[str, p
 class _Rows:
     """Puts rows of one window into the columns of their batchers' tables; a row that fits none fails alone."""
 
-    def __init__(self, step: Step, outcomes: Outcomes, received: ByPosition, window: str) -> None:
+    def __init__(self, step: Step, received: ByPosition, window: str) -> None:
         self._batchers, self._options = step.pipeline.batchers, step.pipeline.processors
-        self._outcomes, self._received, self._window = outcomes, received, window
+        self._received, self._window = received, window
         self._misfits: dict[int, Failure] = {}
         """By position."""
 
-    def write(self, rows: pa.RecordBatch) -> None:
-        """Route rows and write them."""
+    def write(self, rows: pa.RecordBatch, outcomes: Outcomes, until: float | None) -> int:
+        """Route rows and write them; return how many."""
+        del until  # permits were taken when rows were read
+        self._outcomes = outcomes
         deliveries = self._received.take(DELIVERY, rows.column("position").to_numpy())
         columns = dict(zip(rows.schema.names, rows.columns, strict=True))
         batch = pa.RecordBatch.from_pydict(columns | dict(zip(DELIVERY, deliveries, strict=True)))
@@ -218,8 +209,8 @@ class _Rows:
         batcher = pc.fill_null(batch.column("batcher"), "")
         known = pc.is_in(batcher, pa.array([*self._batchers], pa.string()))
         unknown = pc.invert(known) if self._batchers else pc.and_(known, failed)
-        self.fail(batch.filter(failed), _said_failed)
-        self.fail(batch.filter(pc.and_not(unknown, failed)), self._unknown)
+        self._fail(batch.filter(failed), _said_failed)
+        self._fail(batch.filter(pc.and_not(unknown, failed)), self._unknown)
         good = pc.and_not(pc.invert(unknown), failed)
         if not self._batchers:
             self._outcomes.settle_handled(batch.filter(good), self._window)
@@ -229,23 +220,26 @@ class _Rows:
                 self._write(name, mine, options.table_schema)
             elif mine.num_rows:
                 self._stage(name, mine, options.table_schema)
-        misfits = self._misfits
-        self.fail(
-            pa.record_batch({"position": pa.array(list(misfits), pa.int64())}), lambda row: misfits[row["position"]]
-        )
+        misfits = pa.record_batch({"position": pa.array(list(self._misfits), pa.int64())})
+        self._fail(misfits, lambda row: self._misfits[row["position"]])
+        return len(rows)
 
-    def fail(self, rows: pa.RecordBatch, why: Callable[[dict[str, Any]], Failure]) -> None:
-        """Fail rows, each for its own reason."""
-        told = [name for name in ("position", "batcher", "_failure") if name in rows.schema.names]
+    def record_death(self, rows: pa.RecordBatch, outcomes: Outcomes, death: Death) -> None:
+        """Fail rows that ended their process."""
+        self._outcomes = outcomes
+        self._fail(rows, lambda _: death.failure("handle_messages"))
+
+    def _fail(self, rows: pa.RecordBatch, why: Callable[[dict[str, Any]], Failure]) -> None:
+        known = [name for name in ("position", "batcher", "_failure") if name in rows.schema.names]
         for some, delivered in self._delivered(rows):
-            failures = list(map(why, some.select(told).to_pylist()))
+            failures = list(map(why, some.select(known).to_pylist()))
             self._outcomes.failed(delivered, self._window, failures)
 
     def _write(self, name: str, rows: pa.RecordBatch, model: type[BaseModel]) -> None:
         schema = arrow_schema(model)
         try:
             columns = [rows.column(field.name).cast(field.type) for field in schema]
-            refuse_nulls(columns, schema, required(model))
+            refuse_nulls(columns, model)
         except (pa.ArrowException, ValueError, ColumnError) as error:
             if rows.num_rows > 1:
                 for half in _halves(rows):

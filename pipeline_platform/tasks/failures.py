@@ -52,7 +52,7 @@ class Failures:
                 raise TypeError(f"handle_failed must return all {len(given)} messages; it returned {len(returned)}")
         except BaseException as error:
             self._count_error(error)
-        # A failure stays one, whatever the callback returns; a message that it left out stays as it was.
+        # A failed message stays failed, and one that the callback left out stays as it was.
         return [self._still_failed(message, returned.get(row, message)) for row, message in given.items()]
 
     def _still_failed(self, given: Message, returned: Message) -> Message:
@@ -72,11 +72,11 @@ class Failures:
 
     def record(self, rows: pa.RecordBatch, window: str, messages: Sequence[Message]) -> None:
         """Write an `open` event for each row, with its payload."""
-        told = [(message, message.failure or Failure("failed", "")) for message in messages]
+        failed = [(message, message.failure or Failure("failed", "")) for message in messages]
         texts: dict[str, list[str]] = {
-            name: [words(getattr(failure, name)) for _, failure in told] for name in Failure._fields
+            name: [words(getattr(failure, name)) for _, failure in failed] for name in Failure._fields
         }
-        texts |= {name: [words(getattr(message, name)) for message, _ in told] for name in ("batcher", "batch_key")}
+        texts |= {name: [words(getattr(message, name)) for message, _ in failed] for name in ("batcher", "batch_key")}
         self._write(rows, window, "open", **texts, data=rows.column("data"), metadata=rows.column("metadata"))
 
     def close(self, rows: pa.RecordBatch, window: str) -> None:

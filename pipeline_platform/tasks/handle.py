@@ -159,7 +159,7 @@ class Handle(Step):
 
     Attributes:
         repeats: Files that say which deliveries are not to be handled.
-        pace: The rate limit; None for none.
+        pace: The rate limit, if there is one.
         careful: Call callbacks in forks, as a task does that is tried again.
     """
 
@@ -202,7 +202,7 @@ class Handle(Step):
         if self.pace is None:
             return wanted, math.inf
         count, until = self.pace.permitted(wanted)
-        # Without a limit nothing begins late: a chunk that is long prepared must not be prepared again for it.
+        # Without a limit nothing begins late: a chunk that takes long to prepare must not be prepared again.
         return count, math.inf if until == self.pace.unlimited_until else until
 
 
@@ -216,9 +216,9 @@ def _begun_before(deadline: float, messages: Sequence[Message]) -> Iterator[Mess
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """Collect cyclic garbage rarely. Messages live for one block, and collecting within it finds nothing.
+    """Collect cyclic garbage rarely: messages live for one block, and collecting within it finds nothing.
 
-    Saves a sixth of the time of a handler that makes a model of each message.
+    With a model for each message it saves a third of the time of handling and a quarter of batching.
     """
     before = gc.get_threshold()
     gc.set_threshold(100_000, 50, 100)

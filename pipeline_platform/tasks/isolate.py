@@ -70,7 +70,7 @@ class Isolation:
         exact = False  # to build columns for each message by itself takes several times as long: only once one died
         in_time = True
 
-        def attempt(some: Sequence[int]) -> Attempt:
+        def attempt(some: Sequence[int]) -> _Tried:
             nonlocal exact, in_time
             # Where preparing took longer than permits hold, one message begins late: the others never would.
             count, until = permitted(len(some) if in_time else 1)
@@ -79,9 +79,9 @@ class Isolation:
             answer = self.fork(lambda outcomes: work(chosen, outcomes, begin_until), count, exact=exact)
             if isinstance(answer, Death):
                 exact = knows_rows
-                return Attempt(answer._replace(rows=[some[row] for row in answer.rows if knows_rows]), count)
+                return answer._replace(rows=[some[row] for row in answer.rows if knows_rows]), count
             in_time = answer > 0
-            return Attempt(None, answer)
+            return None, answer
 
         def fail_alone(row: int, death: Death) -> None:
             one = rows.slice(row, 1)
@@ -126,7 +126,7 @@ class Death(NamedTuple):
 
     Attributes:
         how: `signal 9`, `exit code 3`.
-        callback: The one that was under way, or empty where none is known.
+        callback: The one that was under way, or empty if that is unknown.
         rows: The rows that it had.
     """
 
@@ -138,6 +138,9 @@ class Death(NamedTuple):
         """What a message fails with that did this in `callback`, if no other is known."""
         callback = self.callback or callback
         return Failure("worker killed", f"{callback} ended the worker ({self.how})", "", callback)
+
+
+_Tried = tuple[Death | None, int]
 
 
 class Written:
@@ -235,21 +238,9 @@ def _go_first() -> None:
             adjustment.write("1000")
 
 
-class Attempt(NamedTuple):
-    """What came of trying some rows.
-
-    Attributes:
-        death: How the process ended; None where it came to its end.
-        tried: How many rows, from the first, a dead one was given or another one dealt with.
-    """
-
-    death: Death | None
-    tried: int
-
-
 def settle(
     rows: Sequence[int],
-    attempt: Callable[[Sequence[int]], Attempt],
+    attempt: Callable[[Sequence[int]], _Tried],
     fail: Callable[[int, Death], None],
     *,
     trust: bool = True,
@@ -261,7 +252,8 @@ def settle(
 
     Args:
         rows: In order.
-        attempt: Deals with rows in another process; says what came of it. It names rows as they are given here.
+        attempt: Deals with rows in another process. Returns how it died, if it did, and how many rows, from the first,
+            a dead one was given or another one dealt with. It names rows as they are given here.
         fail: Called for a row that ends its process alone.
         trust: Whether to believe a death in what it had.
     """

@@ -6,6 +6,8 @@ import json
 from base64 import b64encode
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import compress
 from operator import attrgetter
 from typing import Any
 
@@ -29,6 +31,26 @@ from pipeline_platform.tasks.tally import Tally
 _SETTLED = [*IDENTITY, "ack_ref", "ack_id"]
 
 
+@dataclass(frozen=True)
+class _Block:
+    """Messages that a callback is done with, one for each row, and the indexes of those that are at their end."""
+
+    rows: pa.RecordBatch
+    window: str
+    messages: list[Message]
+    done: list[int] = field(default_factory=list)
+    failed: list[int] = field(default_factory=list)
+
+    def fail(self, index: int, failure: Failure) -> None:
+        self.messages[index] = self.messages[index].failed(failure)
+        self.failed.append(index)
+
+    def take(self, names: list[str], indexes: list[int]) -> pa.RecordBatch:
+        """Some columns of some rows, in order; no copy if it is all of them."""
+        columns = self.rows.select(names)
+        return columns if len(indexes) == columns.num_rows else columns.take(pa.array(indexes, pa.int64()))
+
+
 class Outcomes:
     """Writes, for messages that a callback is done with, what became of each.
 
@@ -48,38 +70,35 @@ class Outcomes:
 
     def handled(self, batch: pa.RecordBatch, window: str, messages: list[Message]) -> None:
         """Record messages that `handle_message` is done with, one for each row of `batch`, in its order."""
-        groups: dict[str, list[int]] = {name: [] for name in self._batchers}
-        done: list[int] = []
-        failed: list[int] = []
+        block, groups = _Block(batch, window, messages), {name: list[int]() for name in self._batchers}
         for index, message in enumerate(messages):
             if message._standing.failure is not None:
-                failed.append(index)
+                block.failed.append(index)
             elif (group := groups.get(message.batcher)) is not None:
                 group.append(index)
             elif not self._batchers:
-                done.append(index)
+                block.done.append(index)
             else:
-                messages[index] = message.failed(self.no_batcher(repr(message.batcher), "handle_message"))
-                failed.append(index)
+                block.fail(index, self.no_batcher(repr(message.batcher), "handle_message"))
         for name, indexes in groups.items():
             if indexes and isinstance(self._batchers[name], TableBatcher):
-                done += self._write_rows(name, batch, window, messages, indexes, failed)
+                self._write_rows(name, block, indexes)
             elif indexes:
-                self._stage(name, batch, window, messages, indexes, failed)
-        self.settle(batch, window, messages, done, failed)
+                self._stage(name, block, indexes)
+        self._settle(block)
 
     def batched(self, name: str, batch: pa.RecordBatch, window: str, messages: list[Message], batch_id: str) -> None:
         """Record one batch that `handle_batch` is done with, one message for each row of `batch`, in its order."""
-        failed = [index for index, message in enumerate(messages) if message.failure is not None]
-        done = [index for index, message in enumerate(messages) if message.failure is None]
-        if done:
-            done = self._write_rows(name, batch, window, messages, done, failed, batch_id)
-        self.settle(batch, window, messages, done, failed)
+        block = _Block(batch, window, messages)
+        block.failed.extend(index for index, message in enumerate(messages) if message.failure is not None)
+        if done := [index for index, message in enumerate(messages) if message.failure is None]:
+            self._write_rows(name, block, done, batch_id)
+        self._settle(block)
 
     def failed(self, batch: pa.RecordBatch, window: str, failures: Sequence[Failure]) -> None:
         """Record rows that fail, each for its own reason."""
         messages = [message.failed(why) for message, why in zip(Message.each(batch), failures, strict=True)]
-        self.settle(batch, window, messages, [], list(range(len(messages))))
+        self._settle(_Block(batch, window, messages, failed=list(range(len(messages)))))
 
     def columns(self, name: str, rows: pa.RecordBatch, window: str, columns: Sequence[pa.Array]) -> None:
         """Record rows of one batcher that the fast lane made columns of."""
@@ -96,58 +115,18 @@ class Outcomes:
         Args:
             rows: The deliveries.
             window: Theirs.
-            decided: An earlier receive decided the message: the source is told that it is done with. Else this
-                receive handles another copy, which may yet be given back: this copy is left to its lease.
+            decided: An earlier receive decided the message, so it is settled as handled. Else this receive handles
+                another copy, which may yet be given back, and this copy is left to its lease.
         """
         self.tally.outcome("duplicates", window, rows.num_rows)
         self._write_outcomes(rows, window, "duplicate", self._step.source.on_success if decided else "noop")
-
-    def settle(
-        self, batch: pa.RecordBatch, window: str, messages: list[Message], done: list[int], failed: list[int]
-    ) -> None:
-        """Write the outcomes of messages that are handled or failed, by their rows in `batch`; record the failures."""
-        source = self._step.source
-        if done:
-            done.sort()
-            actions: str | list[str] = source.on_success
-            if any(map(attrgetter("_standing.actions"), messages)):
-                actions = [(messages[index].actions or (None,))[0] or source.on_success for index in done]
-            self._write_handled(_rows(batch, _SETTLED, done), window, actions)
-        if not failed:
-            return
-        failed.sort()
-        losers = [messages[index] for index in failed]
-        if self.pipeline is not None:
-            losers = self._failures.shown(losers, self.pipeline)
-        actions = [(message.actions or (None, None))[1] or source.on_failure for message in losers]
-        # What goes back to the source comes again by intent: that decides nothing.
-        ends = [action == "ack" or self._step.origin != "source" for action in actions]
-        outcomes = ["failed" if end else "returned" for end in ends]
-        self._write_outcomes(_rows(batch, _SETTLED, failed), window, outcomes, actions)
-        self.tally.outcome("failed", window, sum(ends))
-        self.tally.outcome("returned", window, len(ends) - sum(ends))
-        for message in losers:
-            self.tally.failure(message)
-        if recorded := [index for index, end in zip(failed, ends, strict=True) if end]:
-            rows = _rows(batch, [*IDENTITY, "data", "metadata"], recorded)
-            self._failures.record(rows, window, [one for one, end in zip(losers, ends, strict=True) if end])
 
     def no_batcher(self, batcher: str, stage: str) -> Failure:
         """Why a message fails that is to go where no batcher is."""
         reason = f"no batcher {words(batcher, 200)}; there are {sorted(self._batchers)}"
         return Failure("unknown batcher", reason, "", stage)
 
-    def _write_rows(
-        self,
-        name: str,
-        batch: pa.RecordBatch,
-        window: str,
-        messages: list[Message],
-        indexes: list[int],
-        failed: list[int],
-        batch_id: str | None = None,
-    ) -> list[int]:
-        """Write the rows of one batcher; return which fit, and add the others to the failed."""
+    def _write_rows(self, name: str, block: _Block, indexes: list[int], batch_id: str | None = None) -> None:
         row_type = self._row_types.get(name)
 
         def build(some: list[Message]) -> list[pa.Array]:
@@ -155,10 +134,10 @@ class Outcomes:
             columns = row_type.columns(data) if row_type else [pa.array(map(_json, data), pa.string())]
             return [*columns, pa.array([one.batch_key for one in some], pa.string())]
 
-        columns, fitting = self._fitting(build, messages, indexes, failed)
+        columns, fitting = self._fitting(build, block, indexes)
         if fitting:
-            self._write_columns(name, _rows(batch, IDENTITY, fitting), window, columns, batch_id)
-        return fitting
+            self._write_columns(name, block.take(IDENTITY, fitting), block.window, columns, batch_id)
+            block.done.extend(fitting)
 
     def _write_columns(
         self, name: str, rows: pa.RecordBatch, window: str, columns: list[pa.Array], batch_id: str | None = None
@@ -173,51 +152,61 @@ class Outcomes:
         table["receive_id"] = pa.repeat(self._step.receive_id, count)
         self._sink.write(name, window, pa.RecordBatch.from_pydict(table))
 
-    def _stage(
-        self,
-        name: str,
-        batch: pa.RecordBatch,
-        window: str,
-        messages: list[Message],
-        indexes: list[int],
-        failed: list[int],
-    ) -> None:
+    def _stage(self, name: str, block: _Block, indexes: list[int]) -> None:
         """Write the messages of a batcher with a callback to where they wait for their batch."""
-
-        def build(some: list[Message]) -> list[pa.Array]:
-            return handled_columns(some, self._batchers[name].table_schema)
-
-        columns, fitting = self._fitting(build, messages, indexes, failed)
+        model = self._batchers[name].table_schema
+        columns, fitting = self._fitting(lambda some: handled_columns(some, model), block, indexes)
         if fitting:
             self.tally.counts[f"staged:{name}"] += len(fitting)
-            rows = staged_rows(_rows(batch, DELIVERY, fitting), columns)
-            self._sink.write(staged_table(self._step.receive_id, name), window, rows)
+            rows = staged_rows(block.take(DELIVERY, fitting), columns)
+            self._sink.write(staged_table(self._step.receive_id, name), block.window, rows)
 
     def _fitting(
-        self,
-        build: Callable[[list[Message]], list[pa.Array]],
-        messages: list[Message],
-        indexes: list[int],
-        failed: list[int],
+        self, build: Callable[[list[Message]], list[pa.Array]], block: _Block, indexes: list[int]
     ) -> tuple[list[pa.Array], list[int]]:
-        """Build the columns of the messages that fit; one by one only where one does not.
+        """Build the columns of the messages that fit; one by one only if one does not.
 
         Building runs code of the models' own, which may raise anything.
         """
         if not self.watch.exact:
             with suppress(BaseException):
-                return build([messages[index] for index in indexes]), indexes
+                return build([block.messages[index] for index in indexes]), indexes
         fitting = []
         for index in indexes:
-            self.watch.busy("lake", [messages[index]])
+            self.watch.busy("lake", [block.messages[index]])
             try:
-                build([messages[index]])
+                build([block.messages[index]])
             except BaseException as error:
-                messages[index] = messages[index].failed(Failure.of(error, "lake"))
-                failed.append(index)
+                block.fail(index, Failure.of(error, "lake"))
             else:
                 fitting.append(index)
-        return (build([messages[index] for index in fitting]) if fitting else []), fitting
+        return (build([block.messages[index] for index in fitting]) if fitting else []), fitting
+
+    def _settle(self, block: _Block) -> None:
+        """Write the outcomes of messages that are handled or failed, and record the failures."""
+        source, done, failed = self._step.source, sorted(block.done), sorted(block.failed)
+        if done:
+            actions: str | list[str] = source.on_success
+            if any(map(attrgetter("_standing.actions"), block.messages)):
+                actions = [(block.messages[index].actions or (None,))[0] or source.on_success for index in done]
+            self._write_handled(block.take(_SETTLED, done), block.window, actions)
+        if not failed:
+            return
+        losers = [block.messages[index] for index in failed]
+        if self.pipeline is not None:
+            losers = self._failures.shown(losers, self.pipeline)
+        actions = [(message.actions or (None, None))[1] or source.on_failure for message in losers]
+        # What goes back to the source comes again by intent: that decides nothing.
+        ends = [action == "ack" or self._step.origin != "source" for action in actions]
+        outcomes = ["failed" if end else "returned" for end in ends]
+        self._write_outcomes(block.take(_SETTLED, failed), block.window, outcomes, actions)
+        self.tally.outcome("failed", block.window, sum(ends))
+        self.tally.outcome("returned", block.window, len(ends) - sum(ends))
+        for message in losers:
+            self.tally.failure(message)
+        if recorded := list(compress(failed, ends)):
+            rows = block.take([*IDENTITY, "data", "metadata"], recorded)
+            self._failures.record(rows, block.window, list(compress(losers, ends)))
 
     def _write_handled(self, rows: pa.RecordBatch, window: str, action: str | list[str]) -> None:
         self.tally.outcome("handled", window, rows.num_rows)
@@ -234,12 +223,6 @@ class Outcomes:
             table[name] = pa.repeat(value, rows.num_rows) if isinstance(value, str) else pa.array(value, pa.string())
         schema = pa.schema([field for field in OUTCOMES if field.name != "window"])
         self._sink.write("outcomes", window, pa.RecordBatch.from_pydict(table, schema=schema))
-
-
-def _rows(batch: pa.RecordBatch, names: list[str], indexes: list[int]) -> pa.RecordBatch:
-    """Some columns of some rows, in order; no copy where it is all of them."""
-    columns = batch.select(names)
-    return columns if len(indexes) == batch.num_rows else columns.take(pa.array(indexes, pa.int64()))
 
 
 def _json(data: Any) -> str:

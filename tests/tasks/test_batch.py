@@ -18,8 +18,8 @@ from pipeline_platform.tasks import batch as batching
 from pipeline_platform.tasks import cut
 from pipeline_platform.tasks.batch import CutBatches, HandleBatches, handle_batch, plan_table
 from pipeline_platform.tasks.staging import STAGED, staged_table
+from tests.fixtures.obedient import ODD
 from tests.fixtures.small_lake import WINDOW, Memory, batch_of, handled, outcomes, ranges, returned, rows_of
-from tests.tasks.test_handle import ODD
 
 
 @pytest.fixture

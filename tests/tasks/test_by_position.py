@@ -50,7 +50,7 @@ def test_rows_come_in_the_order_of_the_positions_asked_for(files: tuple[Lake, li
 def test_however_little_is_kept_at_hand_the_rows_are_the_same(
     files: tuple[Lake, list[Range]], monkeypatch: pytest.MonkeyPatch, keep: int
 ):
-    monkeypatch.setattr(looked_up, "_KEEP_BYTES", keep)
+    monkeypatch.setattr(looked_up, "_HELD_BYTES", keep)
     rows = ByPosition(*files)
 
     for positions in (np.arange(50), np.arange(49, -1, -1), np.array([30, 2, 30])):

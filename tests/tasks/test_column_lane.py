@@ -1,5 +1,7 @@
 """The fast lane: rows that column expressions handled, by hand-made batches; what fits nowhere fails alone."""
 
+import os
+import signal
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, ClassVar
@@ -76,7 +78,12 @@ TYPES = {
 
 
 def written(
-    lake: Lake, *rows: dict[str, Any], pipeline: type[Pipeline] = Fast, origin: str = "source", **types: pa.DataType
+    lake: Lake,
+    *rows: dict[str, Any],
+    pipeline: type[Pipeline] = Fast,
+    origin: str = "source",
+    careful: bool = False,
+    **types: pa.DataType,
 ) -> Manifest:
     payloads = [one["data"] for one in rows]
     kept = ranges(received(lake, pipeline.name, Memory(deliveries_=numbered(*payloads))), pipeline.name)
@@ -85,7 +92,7 @@ def written(
     columns |= {name: pa.array([one[name] for one in rows], type_) for name, type_ in types.items()}
     columns["data"] = pa.array(payloads, pa.binary())
     batch = pa.RecordBatch.from_pydict(columns)
-    return returned(WriteColumns(pipeline, None, Memory(), origin, lake, "r1", kept)(iter([batch])))
+    return returned(WriteColumns(pipeline, None, Memory(), origin, lake, "r1", kept, careful)(iter([batch])))
 
 
 def failures(lake: Lake, manifest: Manifest) -> dict[str, tuple[str, str]]:
@@ -199,6 +206,24 @@ def test_handle_failed_has_its_say(lake):
     manifest = written(lake, row(b"again", _failure=""), row(_failure=""))
 
     assert outcomes(lake, "fast", manifest) == {"m0": "returned", "m1": "failed"}
+
+
+class Fragile(Fast):
+    def handle_failed(self, messages, context):
+        if any(message.data == b"kill" for message in messages):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return [message.failed("seen") for message in messages]
+
+
+def test_a_row_that_ends_its_worker_fails_alone(lake):
+    rows = [row(), row(b"kill", _failure="no line"), row(_failure="no line"), row(late="soon")]
+    rows = [{**one, "late": str(one["late"])} for one in rows]
+
+    manifest = written(lake, *rows, pipeline=Fragile, careful=True, late=pa.string())
+
+    assert outcomes(lake, "fast", manifest) == {"m0": "handled", "m1": "failed", "m2": "failed", "m3": "failed"}
+    killer = ("worker killed", "handle_failed ended the worker (signal 9)")
+    assert failures(lake, manifest) == {"m1": killer, "m2": ("failed", "seen"), "m3": ("failed", "seen")}
 
 
 def test_rows_for_a_callback_are_staged_as_dicts_of_its_models_fields(lake):

@@ -21,7 +21,7 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import Batcher, Processors, Producer, TableBatcher
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.tasks.isolate import Attempt, Death, Written, in_a_fork, settle
+from pipeline_platform.tasks.isolate import Death, Written, in_a_fork, settle
 from pipeline_platform.tasks.progress import Progress
 from pipeline_platform.tasks.staging import STAGED
 from tests.fixtures.small_lake import Row, handled, outcomes, rows_of
@@ -277,10 +277,10 @@ def test_a_chunk_that_is_long_prepared_is_prepared_once_where_there_is_no_limit(
 
 
 def dying(killers: set[int], calls: list[Sequence[int]], *, blames: bool) -> Any:
-    def attempt(rows: Sequence[int]) -> Attempt:
+    def attempt(rows: Sequence[int]) -> tuple[Death | None, int]:
         deadly = [row for row in rows if row in killers]
         calls.append([row for row in rows if not deadly or row <= deadly[0]])
-        return Attempt(Death("signal 9", "", deadly[:1] if blames else ()) if deadly else None, len(rows))
+        return Death("signal 9", "", deadly[:1] if blames else ()) if deadly else None, len(rows)
 
     return attempt
 
@@ -300,9 +300,9 @@ def test_every_killer_is_found_and_nothing_else(rows, killers, blames):
 def test_a_row_that_is_blamed_wrongly_is_not_failed_and_costs_little(rows, blamed):
     failed, calls = [], []
 
-    def attempt(some: Sequence[int]) -> Attempt:
+    def attempt(some: Sequence[int]) -> tuple[Death | None, int]:
         calls.append(some)
-        return Attempt(Death("signal 9", "", [some[blamed % len(some)]]) if len(some) > 1 else None, len(some))
+        return Death("signal 9", "", [some[blamed % len(some)]]) if len(some) > 1 else None, len(some)
 
     settle(range(rows), attempt, lambda row, _: failed.append(row))
 

@@ -1,4 +1,4 @@
-"""Recording: what `handle_batch` is given is what `handle_message` put, and what a table would hold of it."""
+"""Crossing: what `handle_batch` gets is what `handle_message` put, and what a table would hold of it."""
 
 import enum
 import math
@@ -23,14 +23,8 @@ from pydantic import (
     model_validator,
 )
 
-from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.crossing import decode, encode
-from pipeline_platform.model.options import Batcher, Producer, TableBatcher
-from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.schema import ColumnError, RowType
-from pipeline_platform.tasks.batch import CutBatches, HandleBatches, plan_table
-from pipeline_platform.tasks.staging import staged_table
-from tests.fixtures.small_lake import Memory, handled, outcomes, ranges, returned, rows_of
 from tests.model.test_columns import EVERYTHING, Everything, LongFlight, Numbers, Open
 
 
@@ -255,33 +249,3 @@ def test_a_replacement_character_of_ones_own_crosses():
 def test_a_field_that_the_model_forbids_is_refused_by_its_name():
     with pytest.raises(ColumnError, match=r"data has \['vlue'\], which Hundredfold has no field for"):
         crossed({"vlue": 1}, Hundredfold)
-
-
-class Both(Pipeline):
-    """The same data to a table and to a callback that changes nothing."""
-
-    name = "both"
-    producer = Producer(source="memory")
-    batchers = {"table": TableBatcher(schema=Everything), "callback": Batcher(schema=Everything)}
-
-    def handle_message(self, message, context):
-        data = EVERYTHING.model_copy(update={"share": math.inf, "raw": b"\xff\x00"})
-        return message.put_batcher(message.data.decode()).put_data(data)
-
-    def handle_batch(self, batcher, messages, batch_info, context):
-        return messages
-
-
-def test_a_batchers_table_holds_what_a_table_batchers_would(tmp_path):
-    lake = Lake(root=str(tmp_path))
-    first = handled(lake, Both, b"table", b"callback")
-    whole = ranges(first, "both", staged_table("r1", "callback"))
-    planned = returned(CutBatches(lake, "both", "r1", "callback", 100, whole)(0))
-    plan = ranges(planned, "both", plan_table("r1", "callback"))
-
-    second = returned(HandleBatches(Both, None, Memory(), "source", lake, "r1", "callback", whole, plan)(0))
-
-    assert outcomes(lake, "both", second) == {"m1": "handled"}
-    (expected,), (got,) = rows_of(lake, "both", first, "table"), rows_of(lake, "both", second, "callback")
-    names = Everything.model_fields.keys()
-    assert {name: got[name] for name in names} == {name: expected[name] for name in names}

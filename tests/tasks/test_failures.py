@@ -1,0 +1,197 @@
+"""Failures: what `handle_failed` sees and does, and what is recorded."""
+
+from typing import Any
+
+import pytest
+
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.message import Message
+from pipeline_platform.model.options import Processors
+from tests.fixtures.obedient import Obedient, PanicError
+from tests.fixtures.small_lake import Memory, batch_of, handled, numbered, outcomes, rows_of
+
+
+@pytest.fixture
+def lake(tmp_path):
+    return Lake(root=str(tmp_path))
+
+
+SEEN: list[list[bytes]] = []
+BEFORE: list[Message] = []
+
+
+class Failing(Obedient):
+    """Fails everything but `ok`, and does with the failures what the first of them says."""
+
+    name = "failing"
+    processors = Processors(chunk_size=3)
+
+    def handle_message(self, message, context):
+        if message.data == b"ok":
+            return message.put_batcher("kept").put_data({"text": "ok"})
+        BEFORE.append(message)
+        raise ValueError("as told")
+
+    def handle_failed(self, messages: list[Message], context: Any) -> Any:
+        SEEN.append([message.data for message in messages])
+        match messages[0].data:
+            case b"raise":
+                raise ConnectionError("nobody to tell")
+            case b"panic":
+                raise PanicError
+            case b"none":
+                return None
+            case b"short":
+                return messages[1:]
+            case b"nonsense":
+                return [None] * len(messages)
+            case b"rescue":
+                return BEFORE[-len(messages) :]  # they had not failed yet
+            case b"generate":
+                return (message.configure_ack(on_failure="nack:30") for message in messages)
+            case b"noop":
+                return [message.configure_ack(on_failure="noop") for message in messages]
+            case b"nack":
+                return [message.configure_ack(on_failure="nack:30") for message in messages]
+        return messages
+
+
+class Unsure(Obedient):
+    """Fails its first message in the callback `where`."""
+
+    name = "unsure"
+    where = ""
+
+    def _or_failed(self, callback: str, message: Message) -> Message:
+        return message.failed("as told") if callback == self.where and message.message_id == "m0" else message
+
+    def transform(self, event):
+        return self._or_failed("transform", event)
+
+    def prepare_messages(self, messages, context):
+        return [self._or_failed("prepare_messages", message) for message in messages]
+
+    def handle_message(self, message, context):
+        return self._or_failed("handle_message", message.put_batcher("kept").put_data({"text": ""}))
+
+
+@pytest.mark.parametrize("callback", ["transform", "prepare_messages", "handle_message"])
+def test_a_failure_names_the_callback_that_failed_its_message(lake, callback, monkeypatch):
+    monkeypatch.setattr(Unsure, "where", callback)
+
+    manifest = handled(lake, Unsure, b"fail", b"ok")
+
+    (failure,) = rows_of(lake, "unsure", manifest, "failed")
+    assert (failure["stage"], failure["reason"]) == (callback, "as told")
+    assert manifest.notes[0]["sample"][0]["stage"] == callback
+
+
+def test_a_new_reason_in_handle_failed_keeps_where_and_how_it_failed(lake):
+    class Renaming(Obedient):
+        name = "renaming"
+
+        def handle_failed(self, messages, context):
+            return [message.failed("found out") for message in messages]
+
+    manifest = handled(lake, Renaming, b"raise")
+
+    (failure,) = rows_of(lake, "renaming", manifest, "failed")
+    assert (failure["stage"], failure["reason"]) == ("handle_message", "found out")
+    assert "ValueError: as told" in failure["traceback"]
+
+
+@pytest.mark.parametrize("fault", ["left out", "twice", "a stranger last", "raise half-way"])
+def test_what_handle_failed_does_to_one_message_costs_no_other(lake, fault):
+    class Renaming(Obedient):
+        name = "renaming"
+
+        def handle_failed(self, messages, context):
+            return looked_at(messages)
+
+    def looked_at(messages):
+        for message in messages:
+            if message.message_id != "m2" or fault not in ("left out", "raise half-way"):
+                yield message.failed(f"found out {message.message_id}")
+            elif fault == "raise half-way":
+                raise ValueError("as told")
+        if fault == "twice":
+            yield messages[0]
+        if fault == "a stranger last":
+            yield next(Message.each(batch_of(b"x")))
+
+    manifest = handled(lake, Renaming, b"raise", b"raise", b"raise")
+
+    reasons = {row["message_id"]: row["reason"] for row in rows_of(lake, "renaming", manifest, "failed")}
+    expected = {name: f"found out {name}" for name in ("m0", "m1", "m2")}
+    if fault in ("left out", "raise half-way"):
+        expected["m2"] = "as told"
+    assert reasons == expected
+    assert manifest.total("handle_failed_errors") == (0 if fault == "twice" else 1)
+
+
+def test_a_very_long_text_of_an_exception_pushes_no_frame_out(lake):
+    class Verbose(Obedient):
+        name = "verbose"
+
+        def handle_message(self, message, context):
+            try:
+                raise KeyError("x" * 100_000)
+            except KeyError as error:
+                raise ValueError("y" * 100_000) from error
+
+    manifest = handled(lake, Verbose, b"1")
+
+    (failure,) = rows_of(lake, "verbose", manifest, "failed")
+    assert failure["traceback"].count("handle_message\n") >= 2, "both frames are there"
+    assert "KeyError" in failure["traceback"]
+    assert len(failure["traceback"]) <= 8_000
+
+
+@pytest.mark.parametrize("fault", [b"raise", b"panic", b"none", b"short", b"nonsense", b"rescue"])
+def test_whatever_handle_failed_does_what_failed_stays_failed(lake, fault):
+    manifest = handled(lake, Failing, b"ok", fault, b"x")
+
+    assert outcomes(lake, "failing", manifest) == {"m0": "handled", "m1": "failed", "m2": "failed"}
+    failures = rows_of(lake, "failing", manifest, "failed")
+    assert [(row["data"], row["reason"]) for row in failures] == [(fault, "as told"), (b"x", "as told")]
+    errors = manifest.total("handle_failed_errors")
+    assert errors == (0 if fault == b"rescue" else 1), "its own errors are counted, and told among the reasons"
+
+
+def test_handle_failed_gets_failures_a_chunk_at_a_time_and_only_failures(lake):
+    SEEN.clear()
+
+    handled(lake, Failing, b"1", b"ok", b"2", b"3", b"4")
+
+    assert SEEN == [[b"1", b"2", b"3"], [b"4"]]
+
+
+@pytest.mark.parametrize(("payload", "action"), [(b"noop", "noop"), (b"nack", "nack:30"), (b"generate", "nack:30")])
+def test_a_failure_that_goes_back_to_the_source_is_no_decision_and_no_open_failure(lake, payload, action):
+    manifest = handled(lake, Failing, payload)
+
+    (outcome,) = rows_of(lake, "failing", manifest, "outcomes")
+    assert (outcome["outcome"], outcome["action"]) == ("returned", action)
+    assert rows_of(lake, "failing", manifest, "failed") == [], "it comes back by intent"
+
+
+def test_the_sources_own_setting_holds_where_a_message_has_none(lake):
+    source = Memory(deliveries_=numbered(b"ok", b"x"), on_success="noop", on_failure="nack:5")
+
+    manifest = handled(lake, Failing, source=source)
+
+    told = [(row["outcome"], row["action"]) for row in rows_of(lake, "failing", manifest, "outcomes")]
+    assert told == [("handled", "noop"), ("returned", "nack:5")]
+
+
+def test_a_message_driven_again_is_recorded_as_failed_whatever_the_source_would_be_told(lake):
+    manifest = handled(lake, Failing, b"nack", origin="failed")
+
+    assert outcomes(lake, "failing", manifest) == {"m0": "failed"}
+
+
+def test_a_message_driven_again_that_succeeds_closes_its_failure(lake):
+    manifest = handled(lake, Failing, b"ok", origin="failed")
+
+    (event,) = rows_of(lake, "failing", manifest, "failed")
+    assert (event["message_id"], event["state"], event["data"]) == ("m0", "closed", None)

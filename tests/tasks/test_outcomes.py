@@ -1,0 +1,202 @@
+"""Outcomes: what is written of handled messages, and what the driver gets."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, computed_field, field_validator
+
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.options import Batcher, Producer, TableBatcher
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.tasks.batch import CutBatches, HandleBatches, plan_table
+from pipeline_platform.tasks.staging import staged_table
+from tests.fixtures.obedient import Obedient
+from tests.fixtures.small_lake import WINDOW, Memory, Row, handled, outcomes, ranges, returned, rows_of
+from tests.model.test_columns import EVERYTHING, Everything
+
+
+@pytest.fixture
+def lake(tmp_path):
+    return Lake(root=str(tmp_path))
+
+
+def test_messages_go_to_their_batchers_with_their_keys(lake):
+    class Sorting(Pipeline):
+        name = "sorting"
+        producer = Producer(source="memory")
+        batchers = {"odd": TableBatcher(schema=Row), "even": TableBatcher(schema=Row)}
+
+        def handle_message(self, message, context):
+            number = int(message.data)
+            routed = message.put_batcher("odd" if number % 2 else "even").put_batch_key(f"../{number % 3}")
+            return routed.put_data(Row(text=str(number)))
+
+    manifest = handled(lake, Sorting, *(b"%d" % number for number in range(6)))
+
+    odd = rows_of(lake, "sorting", manifest, "odd")
+    assert [(row["text"], row["batch_key"], row["message_id"]) for row in odd] == [
+        ("1", "../1", "m1"),
+        ("3", "../0", "m3"),
+        ("5", "../2", "m5"),
+    ]
+    (notes,) = manifest.notes
+    assert notes["keys"]["odd"] == {"../1": 1, "../0": 1, "../2": 1}
+    assert (notes["handled"], notes["rows:even"]) == (6, 3)
+    assert notes[f"handled@{WINDOW}"] == 6, "each window is told its own"
+
+
+def test_without_batchers_a_message_leaves_nothing_but_its_outcome(lake):
+    class Bare(Pipeline):
+        name = "bare"
+        producer = Producer(source="memory")
+
+        def handle_message(self, message, context):
+            return message.put_batcher("anything") if message.data == b"1" else message.failed("no")
+
+    manifest = handled(lake, Bare, b"1", b"2")
+
+    assert outcomes(lake, "bare", manifest) == {"m0": "handled", "m1": "failed"}
+    assert {file.table for file in manifest} == {"outcomes", "failed"}
+
+
+class Camel(BaseModel):
+    """A model that JSON does not give back by itself: aliases, a computed field."""
+
+    model_config = {"alias_generator": lambda name: name.title(), "extra": "forbid"}
+    carrier: str
+
+    @computed_field
+    @property
+    def shout(self) -> str:
+        return self.carrier.upper()
+
+    @field_validator("carrier")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value == "KeyError":
+            raise KeyError(value)
+        return value
+
+
+class Batching(Pipeline):
+    name = "batching"
+    producer = Producer(source="memory")
+    batchers = {"typed": Batcher(schema=Camel), "plain": Batcher()}
+
+    def handle_message(self, message, context):
+        if message.data == b"object":
+            return message.put_batcher("plain").put_data(object())
+        if message.data == b"loop":
+            loop: list[Any] = []
+            loop.append(loop)
+            return message.put_batcher("plain").put_data(loop)
+        if message.data == b"bytes":
+            return message.put_batcher("plain").put_data(b"\xff")
+        return message.put_batcher("typed").put_data(Camel(Carrier=message.data.decode()))
+
+    def handle_batch(self, batcher, messages, batch_info, context):
+        return messages
+
+
+def test_messages_for_a_callback_wait_in_the_receives_own_folder_and_have_no_outcome_yet(lake):
+    manifest = handled(lake, Batching, b"UA", b"bytes", b"object", b"loop")
+
+    assert outcomes(lake, "batching", manifest) == {"m2": "failed", "m3": "failed"}
+    assert {file.table for file in manifest} == {"outcomes", "failed", "_receives/r1/typed", "_receives/r1/plain"}
+    (staged,) = rows_of(lake, "batching", manifest, "_receives/r1/plain")
+    assert (staged["value"], staged["encoding"]) == (b"\xff", "bytes")
+
+
+def test_many_reasons_and_keys_do_not_fill_the_tasks_memory(lake, monkeypatch):
+    monkeypatch.setattr("pipeline_platform.tasks.tally._DISTINCT", 10)
+
+    class Chatty(Obedient):
+        name = "chatty"
+
+        def handle_message(self, message, context):
+            raise ValueError(message.message_id)
+
+    manifest = handled(lake, Chatty, *[b"x"] * 50)
+
+    assert len(manifest.notes[0]["reasons"]) <= 10
+    assert manifest.total("failed") == 50
+
+
+def test_a_long_batch_key_is_cut_in_what_the_driver_is_told_and_whole_in_its_table(lake):
+    class Verbose(Pipeline):
+        name = "verbose"
+        producer = Producer(source="memory")
+        batchers = {"kept": TableBatcher(schema=Row)}
+
+        def handle_message(self, message, context):
+            return message.put_batcher("kept").put_data(Row(text="")).put_batch_key(message.data.decode() * 10_000)
+
+    manifest = handled(lake, Verbose, b"k")
+
+    assert manifest.notes[0]["keys"]["kept"] == {"k" * 200: 1}
+    assert rows_of(lake, "verbose", manifest, "kept")[0]["batch_key"] == "k" * 10_000
+
+
+def test_what_the_driver_is_told_is_a_sample_without_payloads(lake):
+    class Typed(Pipeline):
+        name = "typed"
+        producer = Producer(source="memory")
+        batchers = {"kept": TableBatcher(schema=Flight)}
+
+        def handle_message(self, message, context):
+            return message.put_data(Flight.model_validate_json(message.data))
+
+        def handle_failed(self, messages, context):
+            return [Flight.model_validate_json(message.data) for message in messages]
+
+    manifest = handled(lake, Typed, *[b'{"late": "SECRET %d"}' % number for number in range(30)])
+
+    (notes,) = manifest.notes
+    assert len(notes["sample"]) == 10
+    assert set(notes["sample"][0]) == {"message_id", "stage", "kind", "reason", "attempt"}
+    reason = "Flight: late: Input should be a valid integer, unable to parse string as an integer"
+    assert notes["reasons"] == {
+        f"ValidationError: {reason}": 30,
+        f"handle_failed itself: ValidationError: {reason}": 1,
+    }, "one cause is one reason"
+    assert "SECRET" not in json.dumps(notes)
+    failures = rows_of(lake, "typed", manifest, "failed")
+    assert {row["reason"] for row in failures} == {reason}
+    assert not any("SECRET" in row["traceback"] for row in failures)
+    assert all(b"SECRET" in row["data"] for row in failures), "where it belongs"
+
+
+class Flight(BaseModel):
+    late: int
+
+
+class Both(Pipeline):
+    """The same data to a table and to a callback that changes nothing."""
+
+    name = "both"
+    producer = Producer(source="memory")
+    batchers = {"table": TableBatcher(schema=Everything), "callback": Batcher(schema=Everything)}
+
+    def handle_message(self, message, context):
+        data = EVERYTHING.model_copy(update={"share": math.inf, "raw": b"\xff\x00"})
+        return message.put_batcher(message.data.decode()).put_data(data)
+
+    def handle_batch(self, batcher, messages, batch_info, context):
+        return messages
+
+
+def test_a_batchers_table_holds_what_a_table_batchers_would(tmp_path):
+    lake = Lake(root=str(tmp_path))
+    first = handled(lake, Both, b"table", b"callback")
+    whole = ranges(first, "both", staged_table("r1", "callback"))
+    planned = returned(CutBatches(lake, "both", "r1", "callback", 100, whole)(0))
+    plan = ranges(planned, "both", plan_table("r1", "callback"))
+
+    second = returned(HandleBatches(Both, None, Memory(), "source", lake, "r1", "callback", whole, plan)(0))
+
+    assert outcomes(lake, "both", second) == {"m1": "handled"}
+    (expected,), (got,) = rows_of(lake, "both", first, "table"), rows_of(lake, "both", second, "callback")
+    names = Everything.model_fields.keys()
+    assert {name: got[name] for name in names} == {name: expected[name] for name in names}

@@ -1,0 +1,159 @@
+"""Handling in forks at the pace of the rate limit: a message that kills its process fails alone."""
+
+import os
+import time
+from collections import Counter
+from datetime import timedelta
+
+import pytest
+
+from pipeline_platform.control.pace import Pace
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.options import RateLimiting
+from tests.fixtures.obedient import Obedient
+from tests.fixtures.small_lake import handled, outcomes, rows_of
+
+
+@pytest.fixture
+def lake(tmp_path):
+    return Lake(root=str(tmp_path))
+
+
+@pytest.mark.parametrize("deadly", [{0}, {4}, {1, 2}, {0, 4}])
+def test_in_careful_mode_a_message_that_kills_its_process_fails_alone(lake, deadly):
+    payloads = [b"die" if index in deadly else b"%d" % index for index in range(5)]
+
+    manifest = handled(lake, Obedient, *payloads, careful=True)
+
+    expected = {f"m{index}": "failed" if index in deadly else "handled" for index in range(5)}
+    assert outcomes(lake, "obedient", manifest) == expected
+    failures = rows_of(lake, "obedient", manifest, "failed")
+    assert {row["data"] for row in failures} == {b"die"}
+    assert {row["kind"] for row in failures} == {"worker killed"}
+    assert {row["message_id"] for row in rows_of(lake, "obedient", manifest, "kept")} == {
+        name for name, outcome in expected.items() if outcome == "handled"
+    }
+
+
+class Permits:
+    """A rate limit that counts what it was asked for."""
+
+    unlimited_until = float("-inf")
+
+    def __init__(self):
+        self.asked = 0
+        self.process = os.getpid()
+
+    def permitted(self, wanted):
+        assert os.getpid() == self.process, "a forked process must not touch the store's connection"
+        count = min(wanted, 2)
+        self.asked += count
+        return count, float("inf")
+
+    def each(self, messages):
+        assert os.getpid() == self.process
+        self.asked += len(messages)
+        yield from messages
+
+
+class Diary(Obedient):
+    """Writes down when each message was begun, in whatever process."""
+
+    name = "diary"
+
+    def handle_message(self, message, context):
+        with open(context, "a") as diary:
+            diary.write(f"{message.data.decode()} {time.time()} {time.monotonic()}\n")
+        return super().handle_message(message, context)
+
+
+def begun(diary) -> list[tuple[str, float, float]]:
+    lines = [line.split() for line in diary.read_text().splitlines()]
+    return [(text, float(clock), float(monotonic)) for text, clock, monotonic in lines]
+
+
+def test_every_try_of_a_message_takes_its_permit(lake, tmp_path):
+    permits, diary = Permits(), tmp_path / "begun"
+
+    manifest = handled(lake, Diary, b"1", b"2", b"die", b"4", b"5", careful=True, pace=permits, context=str(diary))
+
+    assert outcomes(lake, "diary", manifest)["m2"] == "failed"
+    tries = [text for text, *_ in begun(diary)]
+    assert tries.count("die") == 2, "with its neighbour, and alone"
+    assert len(tries) <= permits.asked
+
+
+def test_tries_are_no_faster_than_the_limit(lake, tmp_path):
+    """A killer in the midst of many is tried with those before it, and alone."""
+    limit = RateLimiting(allowed_messages=10, interval=timedelta(seconds=0.25))
+    store, diary = ControlStore(f"sqlite:///{tmp_path}/control.db"), tmp_path / "begun"
+    payloads = [b"die" if index % 16 == 15 else b"%d" % index for index in range(48)]
+
+    manifest = handled(lake, Diary, *payloads, careful=True, pace=Pace(store, "diary", limit), context=str(diary))
+
+    store.close()
+    assert manifest.total("failed") == 3
+    intervals = Counter(int(clock / 0.25) for _, clock, _ in begun(diary))
+    assert sum(intervals.values()) <= 2 * 48, "a killer costs one more try of its block"
+    assert max(intervals.values()) <= 10 + 1, "one begun at an interval's end may be written down after it"
+
+
+class Brief(Permits):
+    """Permits for two messages that hold for 0.5 s: to fork takes some of that on a busy machine."""
+
+    def __init__(self):
+        super().__init__()
+        self.held = []
+
+    def permitted(self, wanted):
+        count, _ = super().permitted(wanted)
+        time.sleep(0.1)
+        self.held.append((time.monotonic(), time.monotonic() + 0.5))
+        return count, self.held[-1][1]
+
+
+class Slow(Diary):
+    name = "slow"
+    preparing = 0.0
+
+    def prepare_messages(self, messages, context):
+        time.sleep(self.preparing)
+        return messages
+
+    def handle_message(self, message, context):
+        handled = super().handle_message(message, context)
+        time.sleep(0.6)
+        return handled
+
+
+def test_a_try_begins_no_message_after_its_permits(lake, tmp_path):
+    permits, diary = Brief(), tmp_path / "begun"
+
+    manifest = handled(lake, Slow, b"1", b"2", b"3", b"4", careful=True, pace=permits, context=str(diary))
+
+    assert set(outcomes(lake, "slow", manifest).values()) == {"handled"}
+    tries = begun(diary)[:4]
+    assert [text for text, *_ in tries] == ["1", "2", "3", "4"], "each once"
+    assert all(any(since <= at <= until for since, until in permits.held) for _, _, at in tries)
+
+
+def test_preparing_that_outlasts_the_permits_does_not_keep_a_task_from_trying(lake, tmp_path):
+    class Slower(Slow):
+        name = "slow"
+        preparing = 0.6
+
+    permits, diary = Brief(), tmp_path / "begun"
+
+    manifest = handled(lake, Slower, b"1", b"2", careful=True, pace=permits, context=str(diary))
+
+    assert set(outcomes(lake, "slow", manifest).values()) == {"handled"}
+    assert permits.asked >= len(begun(diary)), "the mean holds"
+
+
+def test_the_rate_limit_is_asked_for_every_message_once(lake):
+    permits = Permits()
+
+    handled(lake, Obedient, b"1", b"2", b"3", pace=permits)
+
+    assert permits.asked == 3
