@@ -138,7 +138,7 @@ class Services:
         for state in self._dagster.all_instigator_state():
             if state.name == f"{Flights.name}_producer":
                 for tick in self._dagster.get_ticks(state.instigator_origin_id, state.selector_id, limit=1):
-                    return tick.skip_reason or f"asked for {len(tick.run_ids)} runs"
+                    return tick.skip_reason or (f"asked for {len(tick.run_ids)} runs" if tick.run_ids else "looks")
         return "has not looked yet"
 
     def launch(self, job: str, **options: Any) -> str:

@@ -394,4 +394,4 @@ def test_a_server_ends_with_its_block(servers_folder):
     with local.serve(servers_folder) as endpoint:
         assert local.fill(local.create_queue(endpoint, "flights"), [b"bytes", "text"]) == 2
     with pytest.raises(SourceError, match="does not answer"):
-        source(endpoint_url=endpoint).refuse_or_pass()
+        source(endpoint_url=endpoint).check_ready()
