@@ -32,7 +32,7 @@ class RunOrigin(Enum):
 class ReceiveConfig(dg.Config):
     """What a run takes on. An empty config drives the open failures of its windows once more.
 
-    A job names its origin by a tag: if it had config of its own, Dagster would take none from a backfill of it.
+    A job names its origin by a tag: Dagster takes no config for backfills of a job that has config of its own.
     """
 
     origin: RunOrigin | None = Field(

@@ -63,15 +63,15 @@ def _definitions(pipeline: type[Pipeline]) -> dg.Definitions:
     """All that one pipeline is in Dagster, without its resources."""
     assets = pipeline_assets(pipeline)
     pull, backfill, replay = pipeline_jobs(pipeline, assets)
-    keep = maintenance_job(pipeline)
+    maintenance = maintenance_job(pipeline)
     return dg.Definitions(
         assets=[assets],
         asset_checks=[backlog_check(pipeline)],
-        jobs=[pull, backfill, replay, keep],
+        jobs=[pull, backfill, replay, maintenance],
         sensors=[producer_sensor(pipeline, pull), backlog_sensor(pipeline)],
         schedules=[
             pull_schedule(pipeline, pull),
             redrive_schedule(pipeline, backfill),
-            maintenance_schedule(pipeline, keep),
+            maintenance_schedule(pipeline, maintenance),
         ],
     )

@@ -113,9 +113,7 @@ class LakeIOManager(dg.ConfigurableIOManager):
         write_deltalake(uri, rows, mode="overwrite", **options)
         context.add_output_metadata({"dagster/row_count": rows.num_rows})
 
-    def _spark_frame(
-        self, uri: str, table: "DeltaTable", columns: pa.Schema, windows: Sequence[str] | None
-    ) -> "DataFrame":
+    def _spark_frame(self, uri: str, table: "DeltaTable", columns: pa.Schema, windows: list[str] | None) -> "DataFrame":
         from pyspark.sql.pandas.types import from_arrow_schema
 
         schema, spark = from_arrow_schema(columns), self.spark.spark_session

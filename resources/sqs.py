@@ -19,9 +19,6 @@ from pipeline_platform.source.contract import Backlog, Refused, Share, Source, S
 
 logger = logging.getLogger(__name__)
 
-Received = dict[str, Any]
-"""A message as SQS describes it."""
-
 LONGEST_S = 43_200
 """Twelve hours: the longest that SQS hides a message, counted from its receive (SQS API, ReceiveMessage)."""
 TEN = 10
@@ -59,7 +56,7 @@ class SqsSource(Source):
     - SQS has at most 120,000 messages of a queue in flight. A share that meets the limit ends there.
     - A queue's own dead-letter policy counts every receive, also those of runs that died: leave it room.
     - FIFO queues work; `MessageGroupId` and `SequenceNumber` are in `attributes`. While messages of a group are leased,
-      no later ones of it are. One run's tasks share a group's messages and handle them at the same time.
+      no later ones of it are. One run's tasks share a group's messages: they keep no order.
     """
 
     queue_url: str = Field(description="URL of the queue; also what its messages are acknowledged by.")
@@ -191,7 +188,7 @@ class SqsSource(Source):
         except Exception as error:
             raise self._explained(error) from error
 
-    def _receive(self, most: int) -> list[Received]:
+    def _receive(self, most: int) -> list[dict[str, Any]]:
         attributes = {"ApproximateReceiveCount", "SentTimestamp", *self.attribute_names}
         if self.queue_url.endswith(".fifo"):
             attributes |= {"MessageGroupId", "SequenceNumber"}
@@ -210,10 +207,10 @@ class SqsSource(Source):
                 raise
             logger.warning("%s", error)
             return []  # no failure: the other tasks may have received plenty
-        messages: list[Received] = reply.get("Messages", [])
+        messages: list[dict[str, Any]] = reply.get("Messages", [])
         return messages
 
-    def _batch(self, messages: list[Received]) -> pa.RecordBatch:
+    def _batch(self, messages: list[dict[str, Any]]) -> pa.RecordBatch:
         data, whole = [], []
         for message in messages:
             body = message["Body"].encode()
@@ -251,8 +248,8 @@ class SqsSource(Source):
     def _explained(self, error: Exception) -> SourceError:
         """Say which option is to blame and what to do; never what the credentials are."""
         code = _code(error)
-        explanation = next((told for codes, told in _EXPLANATIONS.items() if re.fullmatch(codes, code)), _UNKNOWN)
-        explanation = explanation.format(
+        found = (text for codes, text in _EXPLANATIONS.items() if re.fullmatch(codes, code))
+        explanation = next(found, "queue_url {queue!r} failed with {said}").format(
             queue=self.queue_url,
             endpoint=self.endpoint_url or "unset, so AWS's own",
             region=self.region_name or "unset",
@@ -282,7 +279,6 @@ _EXPLANATIONS = {
     "({endpoint}) does not answer for queue_url {queue!r}: {said}. Correct it, or see to the network or server",
 }
 """What to do about an error, by its code."""
-_UNKNOWN = "queue_url {queue!r} failed with {said}"
 
 
 def _code(error: BaseException | None) -> str:
@@ -299,7 +295,7 @@ def _refused(handle: str, failure: dict[str, str]) -> Refused:
     return Refused(handle, f"{code}: {said}", lost=stale)
 
 
-def _metadata(message: Received) -> dict[str, Any]:
+def _metadata(message: dict[str, Any]) -> dict[str, Any]:
     metadata: dict[str, Any] = {"md5_of_body": message["MD5OfBody"], "attributes": message.get("Attributes", {})}
     if attributes := message.get("MessageAttributes"):
         metadata["message_attributes"] = {

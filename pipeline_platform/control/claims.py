@@ -33,10 +33,8 @@ class Claim(NamedTuple):
     started_at: datetime
 
 
-class Claims:
+class Claims(Database):
     """The part of the control store that knows what is in flight."""
-
-    _database: Database
 
     def claim(self, pipeline: str, receive_id: str, run_id: str, *, wanted: int, capacity: int, lease_s: float) -> int:
         """Claim room for a receive, before it leases anything.
@@ -61,9 +59,9 @@ class Claims:
         """
         if wanted < 0:
             raise ValueError(f"wanted is {wanted}; a receive claims 0 messages or more")
-        with self._database.writing() as connection:
+        with self.writing() as connection:
             lock(connection, pipeline)
-            now = self._database.now(connection)
+            now = self.now(connection)
             owner = connection.execute(sa.select(_RECEIVES.c.pipeline).where(_is(receive_id))).scalar()
             if owner not in (None, pipeline):
                 raise ValueError(f"receive {receive_id} belongs to pipeline {owner}, not {pipeline}")
@@ -82,7 +80,7 @@ class Claims:
         """
         if messages < 0:
             raise ValueError(f"messages is {messages}; a receive holds 0 messages or more")
-        with self._database.writing() as connection:
+        with self.writing() as connection:
             lower = sa.update(_RECEIVES).where(_is(receive_id), _RECEIVES.c.messages > messages)
             connection.execute(lower.values(messages=messages))
 
@@ -96,13 +94,13 @@ class Claims:
             False where it is gone, over and its room taken, or not of the run `run_id`. The run that asks must decide
             nothing more.
         """
-        with self._database.writing() as connection:
+        with self.writing() as connection:
             pipeline = connection.execute(sa.select(_RECEIVES.c.pipeline).where(_is(receive_id))).scalar()
             if pipeline is None:
                 return False
             lock(connection, pipeline)
             # Only now: a clock read before the lock could find alive what another has already replaced.
-            now = self._database.now(connection)
+            now = self.now(connection)
             mine = connection.execute(sa.select(_RECEIVES).where(_is(receive_id))).first()
             if mine is None or run_id not in (None, mine.run_id):
                 return False
@@ -118,10 +116,10 @@ class Claims:
 
         With `if_over` only if its lease is over: a run that clears up after dead ones leaves what came back to life.
         """
-        with self._database.writing() as connection:
+        with self.writing() as connection:
             row = sa.delete(_RECEIVES).where(_is(receive_id))
             if if_over:
-                row = row.where(_RECEIVES.c.expires_at <= self._database.now(connection))
+                row = row.where(_RECEIVES.c.expires_at <= self.now(connection))
             return connection.execute(row).rowcount == 1
 
     def let_go(self, run_id: str) -> None:
@@ -129,8 +127,8 @@ class Claims:
 
         The next run finishes what it decided, at once. It gives up the rest, unless the run is re-executed before.
         """
-        with self._database.writing() as connection:
-            now = self._database.now(connection)
+        with self.writing() as connection:
+            now = self.now(connection)
             live = sa.update(_RECEIVES).where(_RECEIVES.c.run_id == run_id, _RECEIVES.c.expires_at > now)
             connection.execute(live.values(expires_at=now))
 
@@ -146,8 +144,8 @@ class Claims:
         return self._claims(pipeline, live=False)
 
     def _claims(self, pipeline: str, *, live: bool) -> list[Claim]:
-        with self._database.reading() as connection:
-            now = self._database.now(connection)
+        with self.reading() as connection:
+            now = self.now(connection)
             state = _RECEIVES.c.expires_at > now if live else _RECEIVES.c.expires_at <= now
             query = sa.select(_RECEIVES).where(_RECEIVES.c.pipeline == pipeline, state)
             rows = connection.execute(query.order_by(_RECEIVES.c.started_at, _RECEIVES.c.receive_id)).all()

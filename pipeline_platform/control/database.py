@@ -53,7 +53,6 @@ class Database:
         url: SQLAlchemy URL of a SQLite file or a PostgreSQL database.
         what: Names its use at the beginning of an error.
         error: Raised for whatever goes wrong here. Its message names use, URL without password, reason and way out.
-        prepare: Called once in each process, before the first use; makes tables that are missing.
         ways_out: What to do about an error, by words of its reason; they come before this module's own.
         create: Whether to make a SQLite file and its folders where they are missing.
         durable: Whether a commit on SQLite survives a power cut. Without it the last ones may be lost, never the file.
@@ -70,7 +69,6 @@ class Database:
         what: str,
         error: type[Exception],
         *,
-        prepare: Callable[[Database, sa.Engine], None] | None = None,
         ways_out: Mapping[str, str] | None = None,
         create: bool = True,
         durable: bool = True,
@@ -82,7 +80,7 @@ class Database:
         except ValueError as refused:
             raise error(f"{what}: {refused}") from None
         self._what, self._error = what, error
-        self._prepare, self._ways_out = prepare, {**(ways_out or {}), **_WAYS_OUT}
+        self._ways_out = {**(ways_out or {}), **_WAYS_OUT}
         self._create, self._durable, self._keep, self._now = create, durable, keep, now
         self._made: tuple[int, sa.Engine] | None = None
 
@@ -94,10 +92,17 @@ class Database:
         """Return the URL without password and query, which may hold one, too."""
         return self.url.set(query={}).render_as_string(hide_password=True)
 
+    def __repr__(self) -> str:
+        """Name the database, without its password."""
+        return f"{type(self).__name__}({str(self)!r})"
+
     @property
     def is_sqlite(self) -> bool:
         """Whether it is SQLite, else PostgreSQL."""
         return self.url.get_backend_name() == "sqlite"
+
+    def prepare(self, engine: sa.Engine) -> None:
+        """Make what is missing. Called in each process, before its first use; a subclass says what."""
 
     @contextmanager
     def writing(self) -> Iterator[sa.Connection]:
@@ -170,8 +175,7 @@ class Database:
         if self._made is None or self._made[0] != pid:  # a forked child must not share its parent's connections
             # Two threads that meet here make one engine too many, which is collected unused.
             engine = self._open()
-            if self._prepare is not None:
-                self._prepare(self, engine)
+            self.prepare(engine)
             self._made = (pid, engine)
         return self._made[1]
 

@@ -48,13 +48,11 @@ class Grant(NamedTuple):
     seconds: float
 
 
-class Throttle:
+class Throttle(Database):
     """The part of the control store that says how fast a pipeline may go.
 
     Where a method takes the pipeline's own option of a rate limit, one that is set at run time comes before it.
     """
-
-    _database: Database
 
     def take(self, pipeline: str, rate_limiting: RateLimiting | None, wanted: int) -> Grant:
         """Take up to `wanted` permits of the current interval; what is not used by its end is gone.
@@ -68,11 +66,11 @@ class Throttle:
         """
         if wanted < 1:
             raise ValueError(f"wanted is {wanted}; ask for one permit at least")
-        with self._database.writing() as connection:
+        with self.writing() as connection:
             limit = _limit(connection, pipeline, rate_limiting)
             if limit is None:
                 return Grant(wanted, math.inf)
-            now = self._database.now(connection)
+            now = self.now(connection)
             starts_at, ends_at = _bounds(limit, now)
             row = _interval(pipeline, limit, starts_at)
             locked = sa.select(_INTERVALS.c.used).where(row).with_for_update()
@@ -92,11 +90,11 @@ class Throttle:
 
         Nothing is reserved: messages in flight take theirs out of these. None where there is no limit.
         """
-        with self._database.reading() as connection:
+        with self.reading() as connection:
             limit = _limit(connection, pipeline, rate_limiting)
             if limit is None:
                 return None
-            now = self._database.now(connection)
+            now = self.now(connection)
             starts_at, ends_at = _bounds(limit, now)
             query = sa.select(_INTERVALS.c.used).where(_interval(pipeline, limit, starts_at))
             used = connection.execute(query).scalar() or 0
@@ -105,7 +103,7 @@ class Throttle:
 
     def rate_limiting(self, pipeline: str, default: RateLimiting | None) -> RateLimiting | None:
         """Return the limit that holds: the one set at run time, else `default`, the pipeline's own."""
-        with self._database.reading() as connection:
+        with self.reading() as connection:
             return _limit(connection, pipeline, default)
 
     def set_rate_limiting(self, pipeline: str, rate_limiting: RateLimiting | None) -> None:
@@ -114,7 +112,7 @@ class Throttle:
         Tasks obey from their next permits on. Permits of the current interval that were taken before count if its
         length stays.
         """
-        with self._database.writing() as connection:
+        with self.writing() as connection:
             _set_limit(connection, pipeline, rate_limiting)
 
     def update_rate_limiting(
@@ -132,7 +130,7 @@ class Throttle:
         Raises:
             ValueError: There is no limit to change, or a value is out of bounds (`PipelineError`).
         """
-        with self._database.writing() as connection:
+        with self.writing() as connection:
             lock(connection, pipeline)
             before = _limit(connection, pipeline, default)
             if before is None:
@@ -146,17 +144,17 @@ class Throttle:
 
     def pause(self, pipeline: str, reason: str) -> None:
         """Ask for no more runs of this pipeline, for a reason that people read. Runs under way finish."""
-        with self._database.writing() as connection:
+        with self.writing() as connection:
             _set(connection, pipeline, paused=reason or "no reason given")
 
     def resume(self, pipeline: str) -> None:
         """Ask for runs again; nothing happens to a pipeline that is not paused."""
-        with self._database.writing() as connection:
+        with self.writing() as connection:
             _set(connection, pipeline, paused=None)
 
     def paused(self, pipeline: str) -> str | None:
         """Return why the pipeline is paused; None where it is not."""
-        with self._database.reading() as connection:
+        with self.reading() as connection:
             query = sa.select(_PIPELINES.c.paused).where(_PIPELINES.c.pipeline == pipeline)
             return connection.execute(query).scalar()
 

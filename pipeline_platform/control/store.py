@@ -8,7 +8,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from pipeline_platform.control.claims import Claim, Claims
-from pipeline_platform.control.database import Database, transaction
+from pipeline_platform.control.database import transaction
 from pipeline_platform.control.limits import TABLES, Grant, Throttle, interval_end
 
 __all__ = ["Claim", "ControlStore", "ControlStoreError", "Grant", "interval_end"]
@@ -52,42 +52,29 @@ class ControlStore(Throttle, Claims):
 
     def __init__(self, url: str, now: Callable[[], float] | None = None) -> None:
         # Not durable: a power cut may cost permits and claims, which are of no use after it.
-        options: dict[str, Any] = {"prepare": _prepare, "ways_out": _WAYS_OUT, "durable": False, "keep": True}
-        self._database = Database(url, "the control store", ControlStoreError, now=now, **options)
+        options: dict[str, Any] = {"ways_out": _WAYS_OUT, "durable": False, "keep": True}
+        super().__init__(url, "the control store", ControlStoreError, now=now, **options)
 
-    def __repr__(self) -> str:
-        """Name the database, without its password."""
-        return f"ControlStore({str(self)!r})"
-
-    def __str__(self) -> str:
-        """Return the database's URL, without its password."""
-        return str(self._database)
-
-    def close(self) -> None:
-        """Close this process's connections; the next use opens them again."""
-        self._database.close()
-
-
-def _prepare(database: Database, engine: sa.Engine) -> None:
-    newest = len(STEPS) + 1
-    with transaction(engine, immediate=False) as connection:
-        found = _version(connection)
-    if found == newest:
-        return  # a process that only looks need not wait for a writer
-    with transaction(engine, immediate=True) as connection:
-        if not database.is_sqlite:  # CREATE TABLE IF NOT EXISTS is not safe at once
-            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_SCHEMA_LOCK)))
-        found = _version(connection) or (1 if sa.inspect(connection).has_table("control_pipelines") else newest)
-        if found > newest:
-            raise database.refusal(
-                f"its tables have version {found}, and this code knows those up to {newest}. Upgrade pipeline-platform "
-                "here to the release that changed them, or name another store"
-            )
-        TABLES.create_all(connection)
-        for step in STEPS[found - 1 :]:
-            step(connection)
-        connection.execute(sa.delete(_VERSION))
-        connection.execute(sa.insert(_VERSION).values(version=newest))
+    def prepare(self, engine: sa.Engine) -> None:
+        """Make the tables that are missing, and bring those of an earlier release up to this one."""
+        newest = len(STEPS) + 1
+        with transaction(engine, immediate=False) as connection:
+            if _version(connection) == newest:
+                return  # a process that only looks need not wait for a writer
+        with transaction(engine, immediate=True) as connection:
+            if not self.is_sqlite:  # CREATE TABLE IF NOT EXISTS is not safe at once
+                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_SCHEMA_LOCK)))
+            found = _version(connection) or (1 if sa.inspect(connection).has_table("control_pipelines") else newest)
+            if found > newest:
+                raise self.refusal(
+                    f"its tables have version {found}, and this code knows those up to {newest}. Upgrade "
+                    "pipeline-platform here to the release that changed them, or name another store"
+                )
+            TABLES.create_all(connection)
+            for step in STEPS[found - 1 :]:
+                step(connection)
+            connection.execute(sa.delete(_VERSION))
+            connection.execute(sa.insert(_VERSION).values(version=newest))
 
 
 def _version(connection: sa.Connection) -> int | None:

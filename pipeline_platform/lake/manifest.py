@@ -21,7 +21,7 @@ class File(NamedTuple):
         rows: How many.
         bytes: On disk.
         stats: Column statistics as the Delta protocol writes them, JSON.
-        committed_at: When it became part of its table; of a compacted file, when compaction wrote it. Long ago before.
+        committed_at: When it became part of its table, or compaction wrote it; long ago for a file without a commit.
     """
 
     table: str

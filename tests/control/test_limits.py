@@ -56,7 +56,7 @@ def test_intervals_that_are_over_are_removed(store, clock):
         store.take("flights", TEN_A_MINUTE, 1)
         clock.now += 60
 
-    with store._database.reading() as connection:
+    with store.reading() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM control_intervals").scalar() <= 3
 
 

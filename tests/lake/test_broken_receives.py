@@ -13,7 +13,6 @@ import pytest
 
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.maintenance import SAFE_AGE, maintain
-from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.options import Retention
 from pipeline_platform.run import steps
@@ -27,11 +26,6 @@ Break = Callable[[Path], None]
 
 def no_spark() -> NoReturn:
     raise AssertionError("this needs no Spark")
-
-
-@pytest.fixture
-def tables(tmp_path: Path) -> Tables:
-    return Tables(Lake(root=str(tmp_path / "lake")), Keeping)
 
 
 @pytest.fixture

@@ -10,10 +10,9 @@ import pytest
 
 from pipeline_platform.lake.decision import decide, fence, publish, take_over
 from pipeline_platform.lake.maintenance import maintain
-from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import CommitError, Table, Tables
 from pipeline_platform.model.options import Retention
-from tests.fixtures.small_lake import Keeping, Memory, Run, numbered, visible
+from tests.fixtures.small_lake import Memory, Run, numbered, visible
 
 
 @pytest.fixture(autouse=True)
@@ -26,11 +25,6 @@ def _spins_for_no_longer_than_a_while() -> Iterator[None]:
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)
-
-
-@pytest.fixture
-def tables(tmp_path: Path) -> Tables:
-    return Tables(Lake(root=str(tmp_path)), Keeping)
 
 
 def forbid(table: Table) -> None:

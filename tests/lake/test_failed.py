@@ -10,14 +10,9 @@ from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import FAILED, Table, Tables
 from pipeline_platform.model.message import DELIVERIES
-from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Run, put, visible
+from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Mended, Run, put, visible
 
 LATER = "2026-01-01T0100"
-
-
-@pytest.fixture
-def lake(tmp_path):
-    return Lake(root=str(tmp_path))
 
 
 def record(lake: Lake, receive_id: str, *events: tuple[str, int, str], window: str = WINDOW) -> None:
@@ -125,12 +120,6 @@ def test_a_failure_driven_again_is_closed_by_success_and_kept_open_by_failure(la
     Run(tables, Memory(deliveries_=deliveries), "r1").finish()
     assert failures(lake).backlog().messages == 2
 
-    class Mended(Keeping):
-        def handle_message(self, message, context):
-            if message.data == b"fail now":
-                message = message.put_data(b"mended")
-            return super().handle_message(message, context)
-
     Run(Tables(lake, Mended), failures(lake), "r2", origin="failed").finish()
 
     assert given_out(failures(lake)) == {"bad": 3}
@@ -141,10 +130,6 @@ def test_a_failure_driven_again_is_closed_by_success_and_kept_open_by_failure(la
 def test_of_two_receives_that_drive_the_same_failure_one_decides_it(lake):
     tables = Tables(lake, Keeping)
     Run(tables, Memory(deliveries_=(("m", b"fail now"),)), "r1").finish()
-
-    class Mended(Keeping):
-        def handle_message(self, message, context):
-            return super().handle_message(message.put_data(b"mended"), context)
 
     mended = Tables(lake, Mended)
     first = Run(mended, failures(lake), "r2", origin="failed").work()
@@ -163,10 +148,6 @@ def test_a_failure_that_was_decided_after_a_backfill_had_begun_does_not_hinder_i
     tables.ensure()
     base = tables["outcomes"].open().version()
     Run(tables, Memory(deliveries_=(("m", b"fail now"),)), "r1").finish()
-
-    class Mended(Keeping):
-        def handle_message(self, message, context):
-            return super().handle_message(message.put_data(b"mended"), context)
 
     Run(Tables(lake, Mended), failures(lake), "r2", origin="failed", base=base).finish()
 

@@ -24,11 +24,6 @@ def keeping(**options: Any) -> type[Pipeline]:
     return type("Edited", (Keeping,), options)
 
 
-@pytest.fixture
-def lake(tmp_path: Path) -> Lake:
-    return Lake(root=str(tmp_path / "lake"))
-
-
 def with_data(lake: Lake, **options: Any) -> None:
     Run(Tables(lake, keeping(**options)), Memory(deliveries_=(("a", b"a"),)), "r1").finish()
 

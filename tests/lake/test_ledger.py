@@ -6,12 +6,6 @@ import pytest
 
 from pipeline_platform.lake.ledger import Ledger, Receive, ReceiveError
 from pipeline_platform.lake.manifest import Manifest
-from pipeline_platform.lake.storage import Lake
-
-
-@pytest.fixture
-def lake(tmp_path):
-    return Lake(root=str(tmp_path))
 
 
 @pytest.fixture

@@ -15,25 +15,14 @@ from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.ledger import Ledger
 from pipeline_platform.lake.maintenance import SAFE_AGE, maintain, over_before
 from pipeline_platform.lake.replay import ReplayedMessages
-from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Table, Tables
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.model.options import Producer, Retention
 from pipeline_platform.model.windows import window_key
-from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Run, put, visible
+from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Mended, Run, put, visible
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 FOR_EVER = Retention(messages=None, batchers=None, failed=None)
-
-
-@pytest.fixture
-def lake(tmp_path):
-    return Lake(root=str(tmp_path))
-
-
-@pytest.fixture
-def tables(lake):
-    return Tables(lake, Keeping)
 
 
 def day(number: int) -> str:
@@ -237,10 +226,6 @@ def test_a_window_with_an_open_failure_is_kept_until_it_is_closed(tables):
         finish(tables, f"r{number}", f"f{number}", window=day(number))
     retention = Retention(failed=timedelta(days=5))
 
-    class Mended(Keeping):
-        def handle_message(self, message, context):
-            return super().handle_message(message.put_data(b"mended"), context)
-
     failures = FailedMessages(name="memory", lake=tables.lake, pipeline="keeping", windows=(day(20),))
     Run(Tables(tables.lake, Mended), failures, "r4", origin="failed", windows=(day(20),)).finish()
 
@@ -254,10 +239,6 @@ def test_a_failure_that_comes_to_an_old_window_meanwhile_keeps_it(tables, monkey
     finish(tables, "r1", "f1", window=day(30))
     finish(tables, "r2", "f2", window=day(10))
     mended = FailedMessages(name="memory", lake=tables.lake, pipeline="keeping", windows=(day(30),))
-
-    class Mended(Keeping):
-        def handle_message(self, message, context):
-            return super().handle_message(message.put_data(b"mended"), context)
 
     Run(Tables(tables.lake, Mended), mended, "r3", origin="failed", windows=(day(30),)).finish()
     late = [Run(tables, Memory(deliveries_=(("f9", b"fail"),)), "r4", windows=(day(30),)).work()]

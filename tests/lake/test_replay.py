@@ -6,22 +6,11 @@ import pytest
 
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.replay import ReplayedMessages
-from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.source.contract import SourceError
 from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Row, Run, visible
 
 LATER = "2026-01-01T0100"
-
-
-@pytest.fixture
-def lake(tmp_path):
-    return Lake(root=str(tmp_path))
-
-
-@pytest.fixture
-def tables(lake):
-    return Tables(lake, Keeping)
 
 
 class Upper(Keeping):

@@ -21,15 +21,10 @@ from pipeline_platform.run.spark_work import FEW
 from pipeline_platform.source.contract import Share
 from resources.table_queue import TableQueue
 from tests.fixtures.flow_pipelines import Obedient
-from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Run
+from tests.fixtures.small_lake import WINDOW, Memory, Run
 from tests.fixtures.spark import WarmSpark
 
 LATER = "2026-01-01T0100"
-
-
-@pytest.fixture
-def tables(tmp_path: Path) -> Tables:
-    return Tables(Lake(root=str(tmp_path / "lake")), Keeping)
 
 
 def source_of(tables: Tables, *windows: str) -> ReplayedMessages:

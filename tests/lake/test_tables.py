@@ -26,11 +26,6 @@ from pipeline_platform.model.pipeline import Pipeline
 from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Run, numbered, put, visible
 
 
-@pytest.fixture
-def lake(tmp_path):
-    return Lake(root=str(tmp_path))
-
-
 def with_columns(lake: Lake, **columns: pa.DataType) -> Table:
     return Table(lake, "p", "t", pa.schema([*columns.items(), ("window", pa.string())]))
 

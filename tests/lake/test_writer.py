@@ -25,11 +25,6 @@ from pipeline_platform.lake.writer import Writer
 from tests.fixtures.small_lake import WINDOW, Keeping, handled, put, rows_of
 
 
-@pytest.fixture
-def lake(tmp_path):
-    return Lake(root=str(tmp_path))
-
-
 def written(lake: Lake, *batches: pa.RecordBatch, table: str = "t", **options: Any) -> list[File]:
     with Writer(lake, "p", "r1", **options) as writer:
         for batch in batches:

@@ -157,7 +157,7 @@ def test_a_server_that_is_not_there_is_refused() -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ("sqlite://", "a SQLite database in memory is a new one in every process"),
+        ("sqlite://", "SQLite in memory is a new database in every process"),
         ("mysql://user:secret@host/db", "url is for 'mysql'; give SQLite or PostgreSQL"),
         ("secret", "url cannot be read; give sqlite:///<file> or postgresql"),
     ],
