@@ -12,13 +12,14 @@ import dagster as dg
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import Manifest
+from pipeline_platform.run import steps
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.lease import alive
 from pipeline_platform.run.steps import Acknowledgement
 
 if TYPE_CHECKING:
     from pipeline_platform.model.pipeline import Pipeline
-    from resources.acknowledger import Acknowledger
+    from pipeline_platform.tasks.acknowledge import Acknowledger
 
 _NAMED = 20
 """Windows with open failures, and batch keys, that are named at the most."""
@@ -90,7 +91,7 @@ def settle(
     if receive is not None:
         manifest = flow.ledger.manifest(receive)
         with alive(flow, receive):
-            answer = acknowledger.acknowledge(flow, receive)
+            answer = steps.acknowledge(flow, receive, acknowledger)
         run = _of_run(receive, manifest)
     failed = FailedMessages(name=flow.source.name, lake=flow.lake, pipeline=flow.pipeline.name)
     open_failures, red = failed.open_by_window(), _red(flow.pipeline, receive, manifest)

@@ -12,7 +12,7 @@ from assets.graph import pipeline_assets
 from assets.jobs import maintenance_job, pipeline_jobs
 from pipeline_platform.model.checks import check_together
 from pipeline_platform.model.pipeline import Pipeline
-from resources.acknowledger import Acknowledger
+from resources.acknowledger import AcknowledgerResource
 from resources.lake import LakeIOManager
 from sensors.backlog import backlog_sensor
 from sensors.producer import producer_sensor
@@ -53,7 +53,7 @@ def platform_definitions(
         *map(_definitions, pipelines),
         dg.Definitions(
             assets=list(assets),
-            resources={"acknowledger": Acknowledger(), "io_manager": io_manager, **resources},
+            resources={"acknowledger": AcknowledgerResource(), "io_manager": io_manager, **resources},
             executor=dg.in_process_executor,
         ),
     )

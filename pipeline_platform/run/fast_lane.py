@@ -15,9 +15,8 @@ from pipeline_platform.lake.reader import Range, between, divide, spread
 from pipeline_platform.model.failure import Failure, words
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from pipeline_platform.run.flow import Flow
-from pipeline_platform.run.intake import intake_of
+from pipeline_platform.run.intake import common
 from pipeline_platform.run.spark_work import SparkWork, carefully
-from pipeline_platform.source.contract import Source
 from pipeline_platform.spark import engine
 from pipeline_platform.tasks import column_lane
 from pipeline_platform.tasks.by_position import checksum_of_all
@@ -90,10 +89,6 @@ class FastLane:
         return self.flow.work(self.receive.receive_id)
 
     @cached_property
-    def _source(self) -> Source:
-        return intake_of(self.flow, self.receive).source
-
-    @cached_property
     def _rows(self) -> int:
         return sum(file.rows for file in self.files)
 
@@ -102,17 +97,8 @@ class FastLane:
         return self.pipeline.context_of(self.receive.context)
 
     def _set_aside(self, rows: Sequence[Range], failure: Failure | None = None) -> Manifest:
-        task = SetAside(
-            self.pipeline,
-            self._context,
-            self._source,
-            self.receive.origin,
-            self.work.lake,
-            self.receive.receive_id,
-            parts := spread(rows, self.pipeline.processors.concurrency),
-            self.repeats,
-            failure,
-        )
+        parts = spread(rows, self.pipeline.processors.concurrency)
+        task = SetAside(**common(self.flow, self.receive), parts=parts, repeats=self.repeats, failure=failure)
         return self.work.run(task, len(parts))
 
     def _handled(self, rows: Sequence[Range], aside: Manifest, *, as_they_lie: bool) -> Manifest:
@@ -124,9 +110,7 @@ class FastLane:
             received = column_lane.read_locally(self.work.spark, self.work.lake, name, self.files)
         else:
             received = self._read(rows, Pace(self.flow.control, name, self.pipeline.producer.rate_limiting))
-        write = column_lane.WriteColumns(
-            self.pipeline, self._context, self._source, self.receive.origin, self.work.lake, receive_id, whole
-        )
+        write = column_lane.WriteColumns(**common(self.flow, self.receive), received=whole)
         manifest = carefully(lambda stage: self.work.write(self._query(received), stage), write)
         expected = self._rows - aside.total("aside")
         returned = manifest.total("returned_rows")

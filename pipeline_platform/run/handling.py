@@ -11,7 +11,7 @@ from pipeline_platform.lake.manifest import File, Manifest
 from pipeline_platform.lake.reader import Range, divide
 from pipeline_platform.run.fast_lane import FastLane
 from pipeline_platform.run.flow import Flow
-from pipeline_platform.run.intake import intake_of
+from pipeline_platform.run.intake import common
 from pipeline_platform.run.spark_work import carefully
 from pipeline_platform.tasks import lookup
 from pipeline_platform.tasks.handle import Handle
@@ -28,12 +28,7 @@ def handle(flow: Flow, receive: Receive, received: Manifest) -> Manifest:
         return FastLane(flow, receive, files, repeats).handle(received.most("largest"))
     parts = divide(files, flow.pipeline.name, flow.pipeline.processors.concurrency)
     task = Handle(
-        pipeline=flow.pipeline,
-        context=flow.pipeline.context_of(receive.context),
-        source=intake_of(flow, receive).source,
-        origin=receive.origin,
-        lake=flow.lake,
-        receive_id=receive.receive_id,
+        **common(flow, receive),
         parts=parts,
         pace=Pace(flow.control, flow.pipeline.name, flow.pipeline.producer.rate_limiting),
         repeats=repeats,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.ledger import Origin, Receive
@@ -140,6 +140,18 @@ class Replay(Intake):
 
 
 INTAKES: dict[Origin, type[Intake]] = {"source": Pull, "failed": Backfill, "messages": Replay}
+
+
+def common(flow: Flow, receive: Receive) -> dict[str, Any]:
+    """The fields of a `Step` of a receive, by name."""
+    return {
+        "pipeline": flow.pipeline,
+        "context": flow.pipeline.context_of(receive.context),
+        "source": intake_of(flow, receive).source,
+        "origin": receive.origin,
+        "lake": flow.lake,
+        "receive_id": receive.receive_id,
+    }
 
 
 def intake_of(flow: Flow, receive: Receive) -> Intake:

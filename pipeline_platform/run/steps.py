@@ -19,12 +19,12 @@ from pipeline_platform.model.options import Batcher
 from pipeline_platform.model.pipeline import PipelineError
 from pipeline_platform.run import handling
 from pipeline_platform.run.flow import Flow
-from pipeline_platform.run.intake import intake_of
+from pipeline_platform.run.intake import common, intake_of
 from pipeline_platform.run.lease import alive, expect_ours, renew
 from pipeline_platform.run.spark_work import FEW, carefully
 from pipeline_platform.run.standing import as_decided, expect_decided
 from pipeline_platform.tasks import batch
-from pipeline_platform.tasks.acknowledge import ONCE, Patience, SettleOutcomes
+from pipeline_platform.tasks.acknowledge import ONCE, Acknowledger, SettleOutcomes
 from pipeline_platform.tasks.receive import ReadShares
 from pipeline_platform.tasks.staging import staged_table
 
@@ -102,18 +102,7 @@ def batch_messages(flow: Flow, receive: Receive, batcher: str) -> Manifest:
         planned = work.run(cut, 1, sum(file.rows for file in staged))
         (plan,) = divide(planned.files, flow.pipeline.name, 1)
         tasks = min(options.concurrency, sum(file.rows for file in planned))
-        handle = batch.HandleBatches(
-            pipeline=flow.pipeline,
-            batcher=batcher,
-            context=flow.pipeline.context_of(receive.context),
-            source=intake_of(flow, receive).source,
-            origin=receive.origin,
-            lake=flow.lake,
-            receive_id=receive_id,
-            staged=whole,
-            plan=plan,
-            tasks=tasks,
-        )
+        handle = batch.HandleBatches(**common(flow, receive), batcher=batcher, staged=whole, plan=plan, tasks=tasks)
         manifest = carefully(lambda task: work.run(task, tasks), handle)
         return _written(flow, receive, step, manifest, started)
 
@@ -138,13 +127,13 @@ def publish(flow: Flow, receive: Receive) -> dict[str, int]:
     return decision.publish(flow.tables, flow.ledger, receive)
 
 
-def acknowledge(flow: Flow, receive: Receive, patience: Patience = ONCE) -> Acknowledgement:
+def acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger = ONCE) -> Acknowledgement:
     """Tell the source, then forget the receive. It stays for the next run where the source would not take something.
 
     Args:
         flow: The pipeline and its resources.
         receive: Which; decided.
-        patience: How often to ask a source that refuses.
+        acknowledger: How patiently to ask a source that refuses.
 
     Raises:
         FencedError: It is not decided, or another run's by now: nothing may be acknowledged.
@@ -166,7 +155,7 @@ def acknowledge(flow: Flow, receive: Receive, patience: Patience = ONCE) -> Ackn
     if files:
         source = intake.source
         parts = divide(files, flow.pipeline.name, flow.pipeline.producer.concurrency)
-        task = SettleOutcomes(source, flow.lake, parts, patience, withhold_duplicates=bool(unpublished))
+        task = SettleOutcomes(source, flow.lake, parts, acknowledger, withhold_duplicates=bool(unpublished))
         work = flow.work(receive.receive_id)
         answer = work.run(task, len(parts), messages if source.acknowledges_in_tasks else 0)
     left = messages - answer.total("acknowledged") - answer.total("lost")

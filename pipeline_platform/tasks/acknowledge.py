@@ -40,42 +40,41 @@ class Answer(NamedTuple):
         return Answer(self.settled + other.settled, self.refused + other.refused, self.errors + other.errors)
 
 
-class Patience(NamedTuple):
-    """How often a source is asked that refuses, or does not answer.
+@dataclass(frozen=True)
+class Acknowledger:
+    """Settles messages of a source, patiently.
 
     Attributes:
-        attempts: Calls at the most; each asks only for what is left.
+        attempts: Calls at the most for each group; each asks only for what is left.
         wait_s: Seconds before the second one, doubled each time.
     """
 
-    attempts: int
-    wait_s: float
+    attempts: int = 1
+    wait_s: float = 0.0
+
+    def settle(self, source: Source, ack_ref: str, action: str, ack_ids: Sequence[str]) -> Answer:
+        """Settle one group by one action. An error is returned, never raised, so it holds back no other group.
+
+        Args:
+            source: Whose messages they are.
+            ack_ref: Their group.
+            action: See `check_action`.
+            ack_ids: What the source knows them by.
+        """
+        answer, left = Answer(0, [], []), list(ack_ids)
+        for attempt in range(self.attempts):
+            if not left:
+                break
+            if attempt:
+                time.sleep(self.wait_s * 2 ** (attempt - 1))
+            lost = [one for one in answer.refused if one.lost]
+            answer = Answer(answer.settled, lost, []) + _ask(source, ack_ref, action, left)
+            if not answer.errors:  # else all that was asked for is left
+                left = [one.ack_id for one in answer.refused if not one.lost]
+        return answer
 
 
-ONCE = Patience(1, 0.0)
-
-
-def settle(source: Source, ack_ref: str, action: str, ack_ids: Sequence[str], patience: Patience = ONCE) -> Answer:
-    """Settle messages of one group by one action. An error is returned, never raised, so it holds back no other group.
-
-    Args:
-        source: Whose messages they are.
-        ack_ref: Their group.
-        action: See `check_action`.
-        ack_ids: What the source knows them by.
-        patience: How often to ask.
-    """
-    answer, left = Answer(0, [], []), list(ack_ids)
-    for attempt in range(patience.attempts):
-        if not left:
-            break
-        if attempt:
-            time.sleep(patience.wait_s * 2 ** (attempt - 1))
-        lost = [one for one in answer.refused if one.lost]
-        answer = Answer(answer.settled, lost, []) + _ask(source, ack_ref, action, left)
-        if not answer.errors:  # else all that was asked for is left
-            left = [one.ack_id for one in answer.refused if not one.lost]
-    return answer
+ONCE = Acknowledger()
 
 
 def _ask(source: Source, ack_ref: str, action: str, ack_ids: list[str]) -> Answer:
@@ -96,14 +95,14 @@ class SettleOutcomes:
     """Task `n` settles the outcomes in `parts[n]`.
 
     Attributes:
-        patience: How often the source is asked.
+        acknowledger: How patiently.
         withhold_duplicates: Settle no duplicate: what another receive decided may not be published.
     """
 
     source: Source
     lake: Lake
     parts: Sequence[Sequence[Range]]
-    patience: Patience = ONCE
+    acknowledger: Acknowledger = ONCE
     withhold_duplicates: bool = False
 
     def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
@@ -116,7 +115,7 @@ class SettleOutcomes:
                 batch = rows.filter(pc.not_equal(rows.column("outcome"), "duplicate"))
                 withheld += rows.num_rows - batch.num_rows
             for (ack_ref, action), ack_ids in _groups(batch):
-                answer = settle(self.source, ack_ref, action, ack_ids, self.patience)
+                answer = self.acknowledger.settle(self.source, ack_ref, action, ack_ids)
                 again = [one for one in answer.refused if not one.lost]
                 lost, refused = lost + len(answer.refused) - len(again), refused + len(again)
                 total += answer._replace(refused=again)

@@ -11,7 +11,7 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import OUTCOMES
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.source.contract import Refused, SourceError
-from pipeline_platform.tasks.acknowledge import Answer, Patience, SettleOutcomes, settle
+from pipeline_platform.tasks.acknowledge import ONCE, Acknowledger, Answer, SettleOutcomes
 from resources.table_queue import TableQueue
 from tests.fixtures.small_lake import WINDOW, Memory, returned
 
@@ -115,7 +115,7 @@ class Relenting(Moody):
 
 
 def patiently(source, ack_ref, ack_ids, attempts=3):
-    return settle(source, ack_ref, "ack", ack_ids, Patience(attempts, 0.01))
+    return Acknowledger(attempts, 0.01).settle(source, ack_ref, "ack", ack_ids)
 
 
 def test_what_is_refused_is_asked_for_again_alone():
@@ -182,7 +182,7 @@ def test_a_queue_is_told_group_by_group_and_one_that_raises_holds_back_no_other(
     groups = {"broken": leased(queue, "broken", 2), "sound": leased(queue, "sound", 3)}
 
     answers = {
-        ref: settle(queue, ref, "ack", ids[:-1]) + settle(queue, ref, queue.on_failure, ids[-1:])
+        ref: ONCE.settle(queue, ref, "ack", ids[:-1]) + ONCE.settle(queue, ref, queue.on_failure, ids[-1:])
         for ref, ids in groups.items()
     }
 
