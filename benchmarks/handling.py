@@ -146,9 +146,9 @@ def measure(messages: int, rounds: int) -> dict[str, list[float]]:
 
                 peers: list[Callable[[], dict[str, float]]] = [
                     lambda: timed("bare", lambda: bench.bare(files)),
-                    lambda: timed("rows", lambda: rows.handle(rows_receive)),
+                    lambda: timed("rows", lambda: steps.handle_messages(rows, rows_receive)),
                     lambda: timed("plain query", lambda: bench.plain_query(column_files)),
-                    lambda: timed("columns", lambda: columns.handle(columns_receive)),
+                    lambda: timed("columns", lambda: steps.handle_messages(columns, columns_receive)),
                     bench.whole_run,
                 ]
                 for turn in range(rounds + 1):
