@@ -23,13 +23,13 @@ def look(place: Place, queue: Queue, flights: int) -> dict[str, int]:
     """Look at the queue, the control store and the tables' logs: how many of so many flights are where."""
     with closing(ControlStore(f"sqlite:///{place.control}")) as control:
         in_flight = sum(claim.messages for claim in control.in_flight(Flights.name))
-    lake, alerts, failed = (_rows(place, name) for name in (*Flights.batchers, "failed"))
+    lake, alerts = (_rows(place, name) for name in Flights.batchers)
     left = queue.left()
     return {
         "backlog": max(0, left - in_flight),
         "in flight": in_flight,
         "handled": lake + alerts,
-        "failed": failed,
+        "open failures": sum(open_failures(place).values()),
         "acknowledged": flights - left,
     }
 

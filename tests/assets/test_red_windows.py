@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
+import pytest
 
 from assets.jobs import RunTags
 from assets.windows import windows_of
@@ -64,6 +65,7 @@ def test_each_window_of_a_red_range_is_red_until_a_run_of_it_is_green(location: 
     assert windows(location, "lines", WINDOW, NEXT) == {WINDOW: "MATERIALIZED", NEXT: "FAILED"}
 
 
+@pytest.mark.soak
 def test_a_backfill_of_windows_that_end_red_is_red_too(tmp_path: Path, warm_spark: WarmSpark) -> None:
     """Under a real daemon, launched as the asset page does."""
     with deployment(tmp_path, warm_spark.folder, "tests.fixtures.location_judged") as deployed:

@@ -26,7 +26,7 @@ from demo.show import why_afresh
 from pipeline_platform.spark import server as spark_server
 from tests.fixtures.demo_under_test import FLIGHTS, Demo
 
-LIVE = ("backlog", "in flight", "handled", "failed", "acknowledged", "messages/s")
+LIVE = ("backlog", "in flight", "handled", "open failures", "acknowledged", "messages/s")
 
 
 class Shown(NamedTuple):
@@ -112,8 +112,8 @@ def test_the_live_view_tells_each_figure_and_the_rate_over_its_last_looks(monkey
     console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=100, height=40)
     screen = Screen(console, 1_000, "http://here:1")
     run = Run("a1b2c3d4e5", "STARTED", "source", 400, (1.0, 4.5), {"commit": (2.0, None)}, under_way=True)
-    full = {"backlog": 900, "in flight": 100, "handled": 0, "failed": 0, "acknowledged": 0}
-    drained = {"backlog": 300, "in flight": 400, "handled": 280, "failed": 20, "acknowledged": 300}
+    full = {"backlog": 900, "in flight": 100, "handled": 0, "open failures": 0, "acknowledged": 0}
+    drained = {"backlog": 300, "in flight": 400, "handled": 280, "open failures": 20, "acknowledged": 300}
 
     with screen.shown():
         screen.show("From the queue", full, [], "looks")

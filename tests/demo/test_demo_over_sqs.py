@@ -19,6 +19,7 @@ def demo(tmp_path, sqs_server):
     demo.clear_up()
 
 
+@pytest.mark.soak
 def test_a_demo_over_sqs_adds_up_and_ends_its_server(demo):
     process = demo.start()
     said, _ = process.communicate(timeout=280)

@@ -161,6 +161,7 @@ def done(instance: dg.DagsterInstance) -> bool:
     return not [run for run in instance.get_runs() if run.status.value in UNDER_WAY]
 
 
+@pytest.mark.soak
 def test_what_is_queued_comes_to_the_tables_by_sensor_and_daemon(deployed: Deployed) -> None:
     payloads = [*(f"line {n}" for n in range(130)), *(f"fail {n}" for n in range(20)), *(["letter a"] * 10)]
     deployed.queue.enqueue(payload.encode() for payload in payloads)
@@ -255,6 +256,7 @@ def attempts(deployed: Deployed) -> dict[tuple[str, int], int]:
     return {(window, attempt): count for window, attempt, count in counted.iter_rows()}
 
 
+@pytest.mark.soak
 def test_two_ranges_of_windows_from_the_partitions_tab_are_a_run_each_and_drive_everything_once(
     deployed: Deployed, failures_in_two_windows: None
 ) -> None:
@@ -365,6 +367,7 @@ mutation Terminate($id: String!) { terminateRun(runId: $id) {
 """
 
 
+@pytest.mark.soak
 def test_what_a_run_held_that_is_terminated_in_the_ui_is_taken_by_the_next(deployed: Deployed) -> None:
     gate = deployed.folder / "terminated"
     payloads = [f"wait for {gate}", *(f"ended {n}" for n in range(60))]

@@ -179,9 +179,8 @@ class Casting(Pipeline):
         return messages
 
 
-@pytest.mark.parametrize("at", [0, 4, 9])
-def test_one_value_that_cannot_be_cast_fails_alone(filled: Filled, capfd: pytest.CaptureFixture[str], at: int) -> None:
-    flow = filled(Casting, [b"seven" if number == at else b"7" for number in range(10)])
+def test_one_value_that_cannot_be_cast_fails_alone(filled: Filled, capfd: pytest.CaptureFixture[str]) -> None:
+    flow = filled(Casting, [*[b"7"] * 9, b"seven"])
 
     run(flow)
 
@@ -194,12 +193,13 @@ def test_one_value_that_cannot_be_cast_fails_alone(filled: Filled, capfd: pytest
 
 
 def test_many_values_that_cannot_be_cast_fail_and_cost_no_other(filled: Filled) -> None:
-    flow = filled(Casting, [b"x%d" % number if number in (3, 4, 17, 31) else b"%d" % number for number in range(40)])
+    bad = (0, 5, 6)
+    flow = filled(Casting, [b"x%d" % number if number in bad else b"%d" % number for number in range(12)])
 
     run(flow)
 
-    assert sorted(rows(flow, "numbers")["number"]) == [n for n in range(40) if n not in (3, 4, 17, 31)]
-    assert set(kinds(flow)) == {"x3", "x4", "x17", "x31"}
+    assert sorted(rows(flow, "numbers")["number"]) == [n for n in range(12) if n not in bad]
+    assert set(kinds(flow)) == {"x0", "x5", "x6"}
 
 
 def test_a_failed_row_of_the_fast_lane_that_ends_its_worker_fails_alone(filled: Filled) -> None:

@@ -135,6 +135,7 @@ def test_all_who_share_a_session_let_go_of_one_whose_server_died(
         assert pids(other)
 
 
+@pytest.mark.soak
 def test_a_server_that_runs_out_of_memory_dies_of_it_and_another_is_started(
     resource: SparkResource, mortal: spark_server.SparkServer
 ) -> None:

@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 import polars as pl
+import pytest
 
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
@@ -20,6 +21,7 @@ from tests.run.test_flow import run
 COUNT = 30_000
 
 
+@pytest.mark.soak
 def test_a_worker_that_is_killed_with_its_executor_costs_no_message(
     spark_cluster: SparkCluster, tmp_path: Path
 ) -> None:

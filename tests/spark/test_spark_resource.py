@@ -269,6 +269,7 @@ def test_opening_a_session_imports_nothing_large_in_the_main_thread(warm_spark, 
     assert not {"dagster_pyspark", "pandas", "pyspark"} & set(imported)
 
 
+@pytest.mark.soak
 def test_a_forgotten_client_does_not_keep_its_process_from_ending(warm_spark, brewery):
     assert answer(client(warm_spark, brewery, close=False))["session"]
 

@@ -39,6 +39,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     spark_server.stop(tmp_path / "state")
 
 
+@pytest.mark.soak
 def test_a_slow_start_that_gets_on_is_waited_for_and_says_so(
     folder: Path, slow_java: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
