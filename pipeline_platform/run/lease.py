@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -86,7 +87,7 @@ def _renewing(beats: dict[str, float], what: str, renew: Callable[[], bool], eve
     done = threading.Event()
 
     def run() -> None:
-        while not done.wait(max(0.0, beats.get(what, 0.0) + every_s - time.monotonic())):
+        while not done.wait(max(0.0, beats.get(what, -math.inf) + every_s - time.monotonic())):
             try:
                 renew()
             except Exception:  # a store that fails over is back before two more tries
