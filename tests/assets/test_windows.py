@@ -24,7 +24,7 @@ BEGIN = {Daily: datetime(2025, 3, 2, tzinfo=UTC), Early: datetime(2025, 3, 2, 6,
 """When the later of the two windows that are filled begins."""
 
 
-@pytest.fixture(params=[Daily, Early], ids=["days", "days from half past six"])
+@pytest.fixture(params=[pytest.param(Daily, marks=pytest.mark.soak), Early], ids=["days", "days from half past six"])
 def pipeline(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> type[Pipeline]:
     """A pipeline that jobs can be made of."""
     windowed: type[Pipeline] = request.param

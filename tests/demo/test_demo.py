@@ -76,6 +76,7 @@ def test_a_terminal_sees_the_queue_drain_by_figures_and_runs(shown):
     assert "─ Backfill " in shown.said
 
 
+@pytest.mark.soak
 def test_dev_opens_the_ui_on_what_a_demo_left_until_ctrl_c(shown):
     process = shown.demo.start("dev")
     url = _told(process, r"The Dagster UI: (\S+)/asset-groups")

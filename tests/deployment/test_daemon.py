@@ -161,7 +161,6 @@ def done(instance: dg.DagsterInstance) -> bool:
     return not [run for run in instance.get_runs() if run.status.value in UNDER_WAY]
 
 
-@pytest.mark.soak
 def test_what_is_queued_comes_to_the_tables_by_sensor_and_daemon(deployed: Deployed) -> None:
     payloads = [*(f"line {n}" for n in range(130)), *(f"fail {n}" for n in range(20)), *(["letter a"] * 10)]
     deployed.queue.enqueue(payload.encode() for payload in payloads)
@@ -305,6 +304,7 @@ def open_failures(deployed: Deployed) -> dict[str, int]:
     return dict(last.group_by("window").len().iter_rows())
 
 
+@pytest.mark.soak
 def test_a_fix_in_the_run_config_reaches_backfill_and_replay_from_the_partitions_tab_and_the_command_line(
     deployed: Deployed, failures_in_two_windows: None
 ) -> None:

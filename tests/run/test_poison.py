@@ -193,15 +193,16 @@ def test_one_value_that_cannot_be_cast_fails_alone(filled: Filled, capfd: pytest
 
 
 def test_many_values_that_cannot_be_cast_fail_and_cost_no_other(filled: Filled) -> None:
-    bad = (0, 5, 6)
-    flow = filled(Casting, [b"x%d" % number if number in bad else b"%d" % number for number in range(12)])
+    bad = (0, 5)
+    flow = filled(Casting, [b"x%d" % number if number in bad else b"%d" % number for number in range(8)])
 
     run(flow)
 
-    assert sorted(rows(flow, "numbers")["number"]) == [n for n in range(12) if n not in bad]
-    assert set(kinds(flow)) == {"x0", "x5", "x6"}
+    assert sorted(rows(flow, "numbers")["number"]) == [n for n in range(8) if n not in bad]
+    assert set(kinds(flow)) == {"x0", "x5"}
 
 
+@pytest.mark.soak
 def test_a_failed_row_of_the_fast_lane_that_ends_its_worker_fails_alone(filled: Filled) -> None:
     flow = filled(Casting, [b"1", b"kill", b"no", b"2"])
 

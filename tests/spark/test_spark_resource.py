@@ -334,6 +334,7 @@ def test_a_remote_that_is_none_is_refused_with_the_way_out(remote, way_out):
         SparkResource(remote=remote)
 
 
+@pytest.mark.soak
 def test_without_the_warm_server_a_run_starts_its_own_spark_and_ends_it(tmp_path):
     # In a process of its own: a JVM stays with the process that started it.
     ended = subprocess.run(
