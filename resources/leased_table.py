@@ -242,7 +242,9 @@ class LeasedTable:
         return list(connection.execute(there).scalars())
 
     def _among(self, column: sa.ColumnElement[Any], ids: Sequence[Any]) -> sa.ColumnElement[bool]:
-        """Condition that a column's id is one of `ids`, in one parameter however many they are."""
+        """Condition that a column's id is one of `ids`, sorted and each once, however many they are."""
+        if self.kind is int and ids[-1] - ids[0] + 1 == len(ids):  # the common case, and a quarter faster
+            return column.between(ids[0], ids[-1])
         if self.database.is_sqlite:
             return column.in_(sa.select(sa.func.json_each(json.dumps(ids)).table_valued("value").c.value))
         return column == sa.any_(sa.cast(ids, postgresql.ARRAY(self.leases.c.id.type)))
