@@ -6,6 +6,7 @@ import dagster as dg
 
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.source.contract import Backlog, Source, SourceError
+from resources.source import source_of
 
 
 def backlog_check(pipeline: type[Pipeline]) -> dg.AssetChecksDefinition:
@@ -16,10 +17,10 @@ def backlog_check(pipeline: type[Pipeline]) -> dg.AssetChecksDefinition:
         name="backlog",
         description="No message waits at the source for longer than the pipeline allows. Looked at by the sensor "
         f"`{pipeline.name}_backlog`, which needs no run for it.",
-        required_resource_keys={pipeline.producer.source},
+        required_resource_keys={pipeline.producer.source, "control"},
     )
     def backlog(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        return look_at_backlog(pipeline, getattr(context.resources, pipeline.producer.source))
+        return look_at_backlog(pipeline, source_of(context.resources, pipeline.producer.source))
 
     return backlog
 

@@ -54,11 +54,11 @@ def _run(queue: TableQueue, messages: int, size: int, tasks: int) -> None:
         queue.plan(messages // 2, tasks, "half")
     with _timed("backlog, half leased"):
         queue.backlog()
-    queue.abandon("half")
+    queue.abandon("half", list)
     with _timed("lease all, half of it again"):
         shares = queue.plan(messages, tasks, "all")
     with _timed("extend"):
-        assert queue.extend("all")
+        assert queue.extend("all", list)
     with ProcessPoolExecutor(tasks) as pool:
         list(pool.map(abs, range(tasks)))  # up before the clock starts
         with _timed(f"read in {tasks} tasks, half of it marked"):

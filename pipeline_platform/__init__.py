@@ -16,13 +16,21 @@ from pipeline_platform.model.options import (
 )
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.source import calls
-from pipeline_platform.source.contract import Backlog, Refused, Share, Source, SourceError
+from pipeline_platform.source.connection import ConnectedSource
+from pipeline_platform.source.contract import Backlog, Held, Refused, Share, Source, SourceAwayError, SourceError
+from pipeline_platform.source.leased import LeasedSource
+from pipeline_platform.source.log import Extent, LogSource
 
 __all__ = [
     "Backlog",
     "BatchInfo",
     "Batcher",
+    "ConnectedSource",
+    "Extent",
     "Failure",
+    "Held",
+    "LeasedSource",
+    "LogSource",
     "Message",
     "Pipeline",
     "PipelineError",
@@ -33,6 +41,7 @@ __all__ = [
     "Retention",
     "Share",
     "Source",
+    "SourceAwayError",
     "SourceError",
     "TableBatcher",
     "calls",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
@@ -12,6 +14,9 @@ from pydantic import Field, create_model
 from pydantic.fields import FieldInfo
 
 from pipeline_platform.source.contract import Source
+
+_LOOKED_AT: dict[tuple[type[Source], str], Source] = {}
+"""Sources that sensors and checks of this process look at, by their options."""
 
 
 def source_resource(source: type[Source]) -> type[ConfigurableResourceFactory[Source]]:
@@ -30,11 +35,17 @@ def source_resource(source: type[Source]) -> type[ConfigurableResourceFactory[So
     fields = source.model_fields
 
     class _SourceResource(ConfigurableResourceFactory[Source]):
-        def create_resource(self, context: dg.InitResourceContext) -> Source:
-            del context
+        @contextmanager
+        def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator[Source]:
             # Defaults are left out: to some connectors, an option that is given can contradict another.
             values = {name: getattr(self, name) for name in fields}
-            return source(**{name: value for name, value in values.items() if value != _default(fields[name])})
+            given = {name: value for name, value in values.items() if value != _default(fields[name])}
+            if context.run is None:
+                # A sensor looks every few seconds: what it opened, the next look uses again.
+                yield _LOOKED_AT.setdefault((source, repr(given)), source(**given))
+                return
+            with closing(source(**given)) as opened:
+                yield opened
 
     configured: dict[str, Any] = {
         name: (_configurable(field.annotation), Field(_default(field), description=field.description))
@@ -42,6 +53,13 @@ def source_resource(source: type[Source]) -> type[ConfigurableResourceFactory[So
     }
     made = create_model(f"{source.__name__}Resource", __base__=_SourceResource, __doc__=source.__doc__, **configured)
     return cast("type[ConfigurableResourceFactory[Source]]", made)
+
+
+def source_of(resources: Any, key: str) -> Source:
+    """The source of that key, ready to be looked at by a sensor or a check."""
+    source: Source = getattr(resources, key)
+    source.open(resources.control)
+    return source
 
 
 def _configurable(annotation: Any) -> Any:

@@ -14,8 +14,10 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from pipeline_platform.model.settling import LEASED, Word, Words
 from pipeline_platform.source import calls
-from pipeline_platform.source.contract import Backlog, Refused, Share, Source, SourceError
+from pipeline_platform.source.contract import Backlog, Held, Refused, Share, SourceAwayError, SourceError
+from pipeline_platform.source.leased import LeasedSource
 
 logger = logging.getLogger(__name__)
 
@@ -40,14 +42,14 @@ AttributeName = Literal[
 ]  # fmt: skip
 
 
-class SqsSource(Source):
+class SqsSource(LeasedSource):
     """A queue of Amazon SQS, or of a server that speaks its JSON protocol.
 
     Credentials come from where AWS clients look for them: environment, profile, container or instance role. They
     need `sqs:GetQueueAttributes`, `sqs:ReceiveMessage`, `sqs:DeleteMessage` and `sqs:ChangeMessageVisibility`.
 
-    - The lease is the visibility timeout. To renew it costs a request per ten messages, so it is set once, for longer
-      than a run takes.
+    - The lease is the visibility timeout. To renew it costs a request per ten messages, so let it be longer than most
+      runs take: a run renews it after a third.
     - `redelivered` is always true: SQS may hand out a copy of a deleted message, and its receive count is approximate.
     - `published_at` is `SentTimestamp`: ids are looked up in what was decided since.
     - `metadata` holds `md5_of_body`, `attributes` (with `ApproximateReceiveCount` and `SentTimestamp`) and
@@ -64,7 +66,8 @@ class SqsSource(Source):
         900,
         ge=1,
         le=LONGEST_S,
-        description="Seconds that a received message is hidden from others, 1 to 43,200: must outlast a run. "
+        description="Seconds that a received message is hidden from others, 1 to 43,200, while its run does not "
+        "extend that. "
         "It is the lease: lease_s follows it, and is not set by itself.",
     )
     max_number_of_messages: int = Field(TEN, ge=1, le=TEN, description="Messages asked for in one call, 1 to 10.")
@@ -101,15 +104,12 @@ class SqsSource(Source):
                 f"({self.visibility_timeout} s): set that one, and leave lease_s out"
             )
         self.__dict__["lease_s"] = float(self.visibility_timeout)  # the model is frozen from here on
-        for option in ("on_success", "on_failure"):
-            delay = int(getattr(self, option).partition(":")[2] or 0)
-            if delay > self._longest_delay_s:
-                raise ValueError(
-                    f"{option} delays by {delay} s, but SQS hides a message for {LONGEST_S} s from its receive, of "
-                    f"which visibility_timeout may take {self.visibility_timeout}: use 'nack:{self._longest_delay_s}' "
-                    "or less"
-                )
         return self
+
+    @property
+    def words(self) -> Words:
+        """The delay is what SQS hides a message for, less what its lease may have taken."""
+        return {**LEASED, "nack": Word(ends=False, longest_s=self._longest_delay_s)}
 
     @property
     def _longest_delay_s(self) -> int:
@@ -157,7 +157,23 @@ class SqsSource(Source):
         less `visibility_timeout`.
         """
         delay_s = min(delay_s, self._longest_delay_s)
-        return self._settle("change_message_visibility_batch", ack_ref, ack_ids, VisibilityTimeout=delay_s)
+        return self._settle(_HIDE, ack_ref, ack_ids, VisibilityTimeout=delay_s)
+
+    def extend(self, receive_id: str, held: Held) -> bool:
+        """Hide the messages for `visibility_timeout` from now: a request for each ten."""
+        del receive_id
+        refused = [
+            one
+            for queue_url, handles in held()
+            for one in self._settle(_HIDE, queue_url, handles, VisibilityTimeout=self.visibility_timeout)
+        ]
+        return not refused
+
+    def abandon(self, receive_id: str, held: Held) -> None:
+        """Make what a dead receive wrote down visible at once; what it did not waits for its lease to end."""
+        del receive_id
+        for queue_url, handles in held():
+            self.release(queue_url, handles)
 
     @cached_property
     def _client(self) -> Any:
@@ -257,14 +273,17 @@ class SqsSource(Source):
             code=code,
             said=f"{type(error).__name__}: {error}",
         )
-        return SourceError(f"source {self.name!r}: {explanation}")
+        kind = SourceAwayError if re.fullmatch(_AWAY, code) else SourceError
+        return kind(f"source {self.name!r}: {explanation}")
 
 
+_HIDE = "change_message_visibility_batch"
 _NO_QUEUE = "NonExistentQueue|QueueDoesNotExist|InvalidAddress"
 _NO_CREDENTIALS = (
     ".*Credential.*|ProfileNotFound|.*(SSO|Token).*|InvalidAccessKeyId|InvalidClientTokenId|SignatureDoesNotMatch"
     "|InvalidSecurity|UnrecognizedClientException|AuthFailure|RequestExpired|LoginRefreshRequired"
 )
+_AWAY = ".*Connect.*|.*Timeout.*|SSLError|ProxyConnectionError|HTTPClientError|ConnectionClosedError"
 _EXPLANATIONS = {
     _NO_QUEUE: "queue_url {queue!r} is no queue there (region_name {region}, endpoint_url {endpoint}). Create it, or "
     "correct the one that is wrong",
@@ -275,7 +294,7 @@ _EXPLANATIONS = {
     # What AWS says of refused credentials is left out: it may quote them.
     _NO_CREDENTIALS: "no valid credentials for queue_url {queue!r} ({code}; profile_name {profile}). Give some in the "
     "environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY), a profile or a role, or renew what is there",
-    ".*Connect.*|.*Timeout.*|SSLError|ProxyConnectionError|HTTPClientError|ConnectionClosedError": "endpoint_url "
+    _AWAY: "endpoint_url "
     "({endpoint}) does not answer for queue_url {queue!r}: {said}. Correct it, or see to the network or server",
 }
 """What to do about an error, by its code."""

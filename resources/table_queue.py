@@ -15,7 +15,8 @@ from pydantic import ConfigDict, Field, field_validator
 from sqlalchemy.dialects import postgresql
 
 from pipeline_platform.control.database import parse
-from pipeline_platform.source.contract import Backlog, Refused, Share, Source
+from pipeline_platform.source.contract import Backlog, Held, Refused, Share
+from pipeline_platform.source.leased import LeasedSource
 from resources.leased_table import LeasedTable, database_at, open_table, row_id
 
 IDS_PER_TRANSACTION: Final = 100_000
@@ -24,7 +25,7 @@ IDS_PER_TRANSACTION: Final = 100_000
 LOST: Final = "not leased by this receive any more: another has it, or it was given back"
 
 
-class TableQueue(Source):
+class TableQueue(LeasedSource):
     """Messages in a SQL table, leased to one receive at a time, oldest (lowest id) first.
 
     `create` makes the tables. To use a table of one's own, name its columns and call `create` once: it leaves the
@@ -157,7 +158,7 @@ class TableQueue(Source):
         """Give messages that are leased under `ack_ref` back; the count of their deliveries stays."""
         return self._each(ack_ids, lambda table, connection, ids: table.give_back(connection, ack_ref, ids, delay_s))
 
-    def extend(self, receive_id: str) -> bool:
+    def extend(self, receive_id: str, held: Held) -> bool:
         """Renew the lease of a whole receive by `lease_s` from now: one row, however many messages.
 
         Returns:
@@ -165,11 +166,13 @@ class TableQueue(Source):
             if the lease had run out, as long as nobody has planned since. False when the receive is over (it ran
             out and somebody planned, or it was abandoned), was never planned, or has no message left.
         """
+        del held
         table = self._table()
         return table.database.write(lambda connection: table.renew(connection, receive_id, self.lease_s))
 
-    def abandon(self, receive_id: str) -> None:
+    def abandon(self, receive_id: str, held: Held) -> None:
         """Give back all that a receive still holds, in one row. Until another is given a message, `ack` still works."""
+        del held
         table = self._table()
         table.database.write(lambda connection: table.give_back_all(connection, receive_id))
 

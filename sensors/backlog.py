@@ -4,6 +4,7 @@ import dagster as dg
 
 from assets.checks import look_at_backlog
 from pipeline_platform.model.pipeline import Pipeline
+from resources.source import source_of
 
 
 def backlog_sensor(pipeline: type[Pipeline]) -> dg.SensorDefinition:
@@ -19,10 +20,10 @@ def backlog_sensor(pipeline: type[Pipeline]) -> dg.SensorDefinition:
         default_status=dg.DefaultSensorStatus.RUNNING if watched else dg.DefaultSensorStatus.STOPPED,
         description="Looks how long messages wait at the source, and reports it as the check `backlog` of "
         f"`{pipeline.name}/messages`.",
-        required_resource_keys={pipeline.producer.source},
+        required_resource_keys={pipeline.producer.source, "control"},
     )
     def backlog(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        result = look_at_backlog(pipeline, getattr(context.resources, pipeline.producer.source))
+        result = look_at_backlog(pipeline, source_of(context.resources, pipeline.producer.source))
         evaluation = dg.AssetCheckEvaluation(
             asset_key=dg.AssetKey([pipeline.name, "messages"]),
             check_name="backlog",

@@ -12,7 +12,8 @@ from pipeline_platform.control import demand
 from pipeline_platform.control.store import ControlStore, ControlStoreError, interval_end
 from pipeline_platform.launcher.run_process import RunProcess
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.source.contract import Source, SourceError
+from pipeline_platform.source.contract import SourceError
+from resources.source import source_of
 
 UNDER_WAY = [
     dg.DagsterRunStatus.QUEUED,
@@ -42,7 +43,7 @@ def producer_sensor(pipeline: type[Pipeline], job: Any) -> dg.SensorDefinition:
         required_resource_keys={pipeline.producer.source, "control"},
     )
     def producer(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
-        source: Source = getattr(context.resources, pipeline.producer.source)
+        source = source_of(context.resources, pipeline.producer.source)
         control: ControlStore = context.resources.control
         now, waiting = datetime.now(UTC), demand.Waiting.from_json(context.cursor)
         try:

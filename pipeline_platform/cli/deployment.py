@@ -78,6 +78,8 @@ def opened() -> Iterator[Deployment]:
         try:
             needed = {key: built.resources[key] for key in ("lake", "control", *sources)}
             resources = set_up.enter_context(dg.build_resources(needed))
+            for key in sources:
+                getattr(resources, key).open(resources.control)
         except dg.DagsterInvalidConfigError as error:
             said = str(error).partition("Stack Trace:")[0].strip()
             raise SetUpError(f"the resources of {module} cannot be set up. {said}") from None

@@ -92,7 +92,8 @@ class Waiting(BaseModel, frozen=True):
     def after(self, backlog: Backlog, asks: Sequence[Ask], now: datetime, in_flight: InFlight = NOTHING) -> Waiting:
         """Return what waits after a look at the source at `now`, which led to `asks` beside what was in flight."""
         demand = sum(ask.demand for ask in asks)
-        if backlog.messages is not None and backlog.messages <= in_flight.unleased + demand:
+        held = in_flight.messages if backlog.counts_held else in_flight.unleased
+        if backlog.messages is not None and backlog.messages <= held + demand:
             return Waiting()
         if demand or (self.since is None and backlog.messages is not None):
             return Waiting(since=now)
@@ -128,7 +129,8 @@ def decide(backlog: Backlog, limits: Limits, in_flight: InFlight, waited: timede
     once, and then again each `patience`. `waited` is for how long something waits that was not asked for; None if
     nothing was seen.
     """
-    waiting = None if backlog.messages is None else max(0, backlog.messages - in_flight.unleased)
+    held = in_flight.messages if backlog.counts_held else in_flight.unleased
+    waiting = None if backlog.messages is None else max(0, backlog.messages - held)
     if hindrance := _hindrance(backlog, limits, in_flight, waiting):
         return Ask(0, hindrance)
     most = min(limits.per_run, limits.capacity - in_flight.messages)

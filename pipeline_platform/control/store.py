@@ -1,4 +1,4 @@
-"""The control store: permits, limits, pauses and claims, in one small SQL database that all runs share."""
+"""The control store: permits, limits, pauses, claims and positions in logs, in one SQL database of all runs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from pipeline_platform.control.claims import Claim, Claims
 from pipeline_platform.control.database import transaction
 from pipeline_platform.control.limits import TABLES, Grant, Throttle, interval_end
+from pipeline_platform.control.positions import LogPositions
 
 __all__ = ["Claim", "ControlStore", "ControlStoreError", "Grant", "interval_end"]
 
@@ -35,7 +36,7 @@ class ControlStoreError(Exception):
     """The control store cannot be used: the message names the store, without the password, and the way out."""
 
 
-class ControlStore(Throttle, Claims):
+class ControlStore(Throttle, Claims, LogPositions):
     """What runs, tasks and sensors of all machines agree on; safe over threads and processes, and picklable.
 
     Connections and tables are made at the first use, in the process that uses it. A store of an earlier version is

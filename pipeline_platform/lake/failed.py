@@ -48,14 +48,9 @@ class LakeSource(Source):
         columns = [given.get(field.name, pa.nulls(rows.num_rows, field.type)) for field in DELIVERIES]
         return list(pa.table(columns, schema=DELIVERIES).combine_chunks().to_batches())
 
-    def ack(self, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
+    def settle(self, action: str, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
         """Do nothing: their outcome is in the tables."""
-        del ack_ref, ack_ids
-        return []
-
-    def release(self, ack_ref: str, ack_ids: Sequence[str], delay_s: int = 0) -> list[Refused]:
-        """Do nothing: they still lie there."""
-        del ack_ref, ack_ids, delay_s
+        del action, ack_ref, ack_ids
         return []
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from itertools import repeat
@@ -12,6 +11,7 @@ from typing import Any, Literal, NamedTuple, cast
 import pyarrow as pa
 
 from pipeline_platform.model.failure import Failure, reason_of, words
+from pipeline_platform.model.settling import Settling
 
 Status = Literal["ok", "failed"]
 BatchMode = Literal["bulk", "flush"]
@@ -33,6 +33,8 @@ DELIVERIES = pa.schema(
         pa.field("attempt", pa.int32(), metadata={"doc": "1, and one more for each time it is driven again"}),
         pa.field("redelivered", pa.bool_(), metadata={"doc": "may have been delivered before"}),
         pa.field("published_at", pa.timestamp("us", "UTC"), metadata={"doc": "when it came to the source, or null"}),
+        pa.field("partition", pa.string(), metadata={"doc": "the part of the source that keeps an order, or null"}),
+        pa.field("sequence", pa.int64(), metadata={"doc": "order within the partition, or null"}),
     ]
 )
 """What `Source.read` yields: one row a delivery."""
@@ -47,8 +49,6 @@ MESSAGES = pa.schema(
 )
 """The table `<pipeline>/messages`: every delivery as it was received, with the receive that leased it."""
 
-_ACTION = re.compile(r"ack|noop|nack(:\d{1,6})?")
-
 
 def _text(value: Any) -> str | None:
     """Return value as a plain str, or None. A subclass of str could override comparison and hashing."""
@@ -56,29 +56,17 @@ def _text(value: Any) -> str | None:
     return str.__str__(value) if issubclass(type(value), str) else None
 
 
-def check_action(action: str) -> str:
-    """Return the action by which a source settles a message, as plain text.
-
-    Args:
-        action: `ack` (done with), `noop` (left alone: its lease runs out), `nack` (given back now) or
-            `nack:<seconds>` (given back after a delay).
-
-    Raises:
-        ValueError: It is another one.
-    """
-    text = _text(action)
-    if text is None or not _ACTION.fullmatch(text):
-        raise ValueError(f"an action is 'ack', 'noop', 'nack' or 'nack:<seconds>', not {action!r}")
-    return text
+SETTLING = Settling("a source")
+"""Of messages that come from nowhere in particular."""
 
 
 class Delivery:
-    """The columns of the Arrow batch that messages came in, each decoded when first asked for."""
+    """The columns of the Arrow batch that messages came in, decoded when first asked for, and how to settle them."""
 
-    __slots__ = ("_decoded", "batch")
+    __slots__ = ("_decoded", "batch", "settling")
 
-    def __init__(self, batch: pa.RecordBatch) -> None:
-        self.batch = batch
+    def __init__(self, batch: pa.RecordBatch, settling: Settling = SETTLING) -> None:
+        self.batch, self.settling = batch, settling
         self._decoded: dict[str, list[Any]] = {}
 
     def value(self, column: str, row: int) -> Any:
@@ -124,9 +112,10 @@ class Message:
         self._standing = standing
 
     @classmethod
-    def each(cls, batch: pa.RecordBatch) -> Iterator[Message]:
+    def each(cls, batch: pa.RecordBatch, settling: Settling = SETTLING) -> Iterator[Message]:
         """The messages of an Arrow batch with the columns of `MESSAGES` (or at least `data`), in order."""
-        return map(cls, batch.column("data").to_pylist(), range(batch.num_rows), repeat(Standing(Delivery(batch))))
+        standing = Standing(Delivery(batch, settling))
+        return map(cls, batch.column("data").to_pylist(), range(batch.num_rows), repeat(standing))
 
     @property
     def batch_mode(self) -> BatchMode:
@@ -271,10 +260,15 @@ class Message:
         return self._but(failure=Failure("failed", text))
 
     def configure_ack(self, *, on_success: str | None = None, on_failure: str | None = None) -> Message:
-        """Say how this message alone is settled; see `check_action`. What is not given stays."""
+        """Say how this message alone is settled, in the words of its source. What is not given stays.
+
+        Raises:
+            ValueError: The source lacks the word.
+        """
         success, failure = self.actions or (None, None)
-        success = success if on_success is None else check_action(on_success)
-        failure = failure if on_failure is None else check_action(on_failure)
+        checked = self._standing.delivery.settling.checked
+        success = success if on_success is None else checked(on_success)
+        failure = failure if on_failure is None else checked(on_failure)
         return self._but(actions=(success, failure))
 
     def __repr__(self) -> str:

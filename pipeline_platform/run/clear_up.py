@@ -9,6 +9,7 @@ from pipeline_platform.lake.decision import fence
 from pipeline_platform.run import steps
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import intake_of
+from pipeline_platform.run.lease import held
 from pipeline_platform.run.standing import as_decided
 
 _LOG = logging.getLogger(__name__)
@@ -56,6 +57,6 @@ def _clear_up(flow: Flow, receive_id: str, *, is_live: bool) -> bool:
     elif is_live or not fence(flow.tables, receive_id):
         return False
     else:
-        intake_of(flow, receive).source.abandon(receive_id)
+        intake_of(flow, receive).source.abandon(receive_id, lambda: held(flow, receive))
         flow.ledger.remove(receive_id)
     return True

@@ -40,6 +40,10 @@ class Flow:
     session: Callable[[], SparkSession]
     beats: dict[str, float] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Let the source know who remembers what receives hold."""
+        self.source.open(self.control)
+
     @cached_property
     def tables(self) -> Tables:
         """The pipeline's tables."""

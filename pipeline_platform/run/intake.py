@@ -147,7 +147,7 @@ def common(flow: Flow, receive: Receive) -> dict[str, Any]:
     return {
         "pipeline": flow.pipeline,
         "context": flow.pipeline.context_of(receive.context),
-        "source": intake_of(flow, receive).source,
+        "settling": intake_of(flow, receive).source.settling,
         "origin": receive.origin,
         "lake": flow.lake,
         "receive_id": receive.receive_id,

@@ -7,16 +7,20 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+
+import pyarrow.compute as pc
 
 from pipeline_platform.control.store import ControlStoreError
 from pipeline_platform.lake.decision import FencedError
 from pipeline_platform.lake.ledger import Receive
+from pipeline_platform.lake.reader import divide, read_ranges
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import intake_of
 
 _LOG = logging.getLogger(__name__)
 
+HELD_ROWS = 65_536
 CLAIM_S = 60.0
 """Seconds that a receive's claim on capacity lasts unless its run renews it."""
 
@@ -27,10 +31,12 @@ def alive(flow: Flow, receive: Receive) -> Iterator[None]:
 
     Each has a thread: a queue that is locked for long must not cost the claim, or the run would be taken for dead.
     """
-    lease_s = intake_of(flow, receive).source.lease_s
+    every_s = intake_of(flow, receive).source.extend_every_s
     with (
         _renewing(flow.beats, _claim(receive), lambda: beat(flow, receive), CLAIM_S / 3),
-        _renewing(flow.beats, _messages(receive), lambda: _extend(flow, receive), lease_s / 3),
+        _renewing(flow.beats, _messages(receive), lambda: _extend(flow, receive), every_s)
+        if every_s
+        else nullcontext(),
     ):
         yield
 
@@ -71,7 +77,16 @@ def expect_ours(flow: Flow, receive: Receive) -> None:
 
 def _extend(flow: Flow, receive: Receive) -> bool:
     flow.beats[_messages(receive)] = time.monotonic()
-    return intake_of(flow, receive).source.extend(receive.receive_id)
+    return intake_of(flow, receive).source.extend(receive.receive_id, lambda: held(flow, receive))
+
+
+def held(flow: Flow, receive: Receive) -> Iterator[tuple[str, list[str]]]:
+    """Read what a receive wrote down of what it holds: `ack_id`s by `ack_ref`, some at a time."""
+    received = flow.ledger.manifest(receive, "receive").of_table("messages")
+    for part in divide(received, flow.pipeline.name, 1):
+        for _, rows in read_ranges(flow.lake, part, ["ack_ref", "ack_id"], HELD_ROWS):
+            for ack_ref in pc.unique(rows.column("ack_ref")).to_pylist():
+                yield ack_ref, rows.filter(pc.equal(rows.column("ack_ref"), ack_ref)).column("ack_id").to_pylist()
 
 
 def _claim(receive: Receive) -> str:

@@ -23,6 +23,7 @@ from pipeline_platform.run.intake import common, intake_of
 from pipeline_platform.run.lease import alive, expect_ours, renew
 from pipeline_platform.run.spark_work import FEW, carefully
 from pipeline_platform.run.standing import as_decided, expect_decided
+from pipeline_platform.source.contract import SourceError
 from pipeline_platform.tasks import batch
 from pipeline_platform.tasks.acknowledge import ONCE, Acknowledger, SettleOutcomes
 from pipeline_platform.tasks.receive import ReadShares
@@ -61,7 +62,7 @@ def receive_messages(flow: Flow, receive: Receive) -> Manifest:
         shares = source.plan(receive.demand, concurrency, receive.receive_id)
         task = ReadShares(source, shares, flow.lake, flow.pipeline.name, receive.receive_id, receive.window)
         messages = sum(share.messages for share in shares)
-        manifest = flow.work(receive.receive_id).run(task, len(shares), messages)
+        manifest = flow.work(receive.receive_id).run(task, len(shares), messages if source.in_tasks else 0)
         manifest = _written(flow, receive, "receive", manifest, started)
         flow.control.adjust(receive.receive_id, manifest.total("received"))
     return manifest
@@ -152,17 +153,23 @@ def acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger = ONCE)
         )
     unpublished = _publish_others(flow) if manifest.total("duplicates") or manifest.total(DROPPED) else []
     answer, messages = Manifest(), sum(file.rows for file in files)
-    if files:
-        source = intake.source
+    source = intake.source
+    if files and not source.settles_by_id:
+        answer = Manifest(notes=[{"acknowledged": 0 if unpublished else messages, "errors": [], "refusals": []}])
+    elif files:
         parts = divide(files, flow.pipeline.name, flow.pipeline.producer.concurrency)
         task = SettleOutcomes(source, flow.lake, parts, acknowledger, withhold_duplicates=bool(unpublished))
         work = flow.work(receive.receive_id)
-        answer = work.run(task, len(parts), messages if source.acknowledges_in_tasks else 0)
+        answer = work.run(task, len(parts), messages if source.in_tasks else 0)
     left = messages - answer.total("acknowledged") - answer.total("lost")
-    if left == answer.total("withheld"):  # those are delivered again
-        flow.ledger.remove(receive.receive_id)
-    flow.control.end(receive.receive_id)
     errors = [error for notes in answer.notes for error in notes["errors"]]
+    if left == answer.total("withheld"):  # those are delivered again
+        try:
+            source.finish(receive.receive_id)
+            flow.ledger.remove(receive.receive_id)
+        except SourceError as error:
+            left, errors = messages, [*errors, str(error)]
+    flow.control.end(receive.receive_id)
     refusals = [f"{one['ack_id']}: {one['reason']}" for notes in answer.notes for one in notes["refusals"]]
     return Acknowledgement(
         answer.total("acknowledged"), answer.total("lost"), left, [*unpublished, *errors, *refusals][:10]

@@ -1,36 +1,47 @@
-"""The contract of a source: what a connector does, and what it promises."""
+"""The contract of a source: what every connector does, whichever family it belongs to.
+
+A connector is one subclass of a family: `LeasedSource` (the server remembers what was given out), `LogSource` (nobody
+does: a position is ours) or `ConnectedSource` (the open connection does).
+"""
 
 from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import pyarrow as pa
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from pipeline_platform.model.message import DELIVERIES, check_action
+from pipeline_platform.model.message import DELIVERIES
+from pipeline_platform.model.settling import LEASED, Settling, Words
 
-Action = Annotated[str, AfterValidator(check_action)]
-"""`ack`, `noop`, `nack` or `nack:<seconds>`; see `check_action`."""
+if TYPE_CHECKING:
+    from pipeline_platform.source.positions import Positions
 
 
 class SourceError(Exception):
     """A source cannot do what is asked of it: its message names the option, the value and the way out."""
 
 
+class SourceAwayError(SourceError):
+    """The server does not answer now. What failed so may be tried again."""
+
+
 class Backlog(NamedTuple):
     """What waits at a source.
 
     Attributes:
-        messages: How many could be leased now; None where the source cannot tell.
+        messages: How many could be received now; None where the source cannot tell.
         oldest: When the oldest of them came; None where no message waits or the source cannot tell.
+        counts_held: Whether `messages` counts those that receives hold, too.
     """
 
     messages: int | None
     oldest: datetime | None = None
+    counts_held: bool = False
 
 
 class Share(BaseModel, frozen=True, extra="forbid"):
@@ -48,7 +59,7 @@ class Share(BaseModel, frozen=True, extra="forbid"):
 
 
 class Refused(NamedTuple):
-    """An entry that a source would not acknowledge, extend or release.
+    """An entry that a source would not settle.
 
     Attributes:
         ack_id: Of the message.
@@ -61,39 +72,85 @@ class Refused(NamedTuple):
     lost: bool = False
 
 
+Held = Callable[[], Iterable[tuple[str, Sequence[str]]]]
+"""Reads what a receive holds: `ack_id`s in groups of one `ack_ref`. It costs a look at the lake for each call."""
+
+
 class Source(BaseModel, ABC):
-    """A place that messages come from and are acknowledged to.
+    """A place that messages come from, and that is told what became of them.
 
-    A connector is one subclass in one file: a pydantic model of its options, free of Dagster. It is pickled to Spark
-    tasks, so it makes clients and connections where it uses them.
+    A connector is a pydantic model of its options, free of Dagster. It is pickled to Spark tasks, so it makes clients
+    and connections where it uses them, at the first use.
 
-    What it promises:
+    What every source promises:
 
-    - `plan` and `read` lease: no other receive is given a message until it is acknowledged, released or its lease is
-      over. Both may die at any point; a lease that nobody renews runs out.
-    - `message_id` is the same at every delivery of a message.
+    - `plan` and `read` give a message to one receive at a time, until it is settled, abandoned or its lease is over.
+      The process may die at any point.
+    - `message_id` is the same at every delivery of a message, where `has_identity`. Where not, messages that come
+      again are handled again.
     - `redelivered` is true for every message that may have been delivered before. A source that cannot tell says true.
-    - `ack` may be called twice for the same messages, by anyone who has `ack_ref` and `ack_ids`.
-    - `ack`, `release` and `extend` act under the lease: they never touch what another receive holds now.
+    - `settle` may be called twice for the same messages, and never touches what another receive holds.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    acknowledges_in_tasks: ClassVar[bool] = True
-    """False where one connection owns the messages, so that the driver has to acknowledge."""
+    has_identity: ClassVar[bool] = True
+    """Whether a message has an id of its own. A class may decide it by its options, with a property."""
+    reads_again: ClassVar[bool] = False
+    """Whether reading the same share twice gives the same messages."""
+    settles_by_id: ClassVar[bool] = True
+    """Whether `settle` does anything. If not, `finish` does it for a whole receive."""
+    in_tasks: ClassVar[bool] = True
+    """Whether Spark tasks read and settle. If not, the run's own process does."""
 
     name: str = Field(description="Name of the source; part of every message's identity, so never change it.")
-    lease_s: float = Field(60.0, gt=0, description="Seconds that a lease lasts when nobody extends it.")
-    on_success: Action = Field(
+    on_success: str = Field(
         "ack",
-        description="What the source is told of a handled message: ack, noop, nack or nack:<seconds>. With all but ack "
-        "the source delivers it again; it is not handled twice, and the source is told the same once more.",
+        description="What the source is told of a handled message. With a word that does not end it the source "
+        "delivers it again; it is not handled twice, and the source is told the same once more.",
     )
-    on_failure: Action = Field(
+    on_failure: str = Field(
         "ack",
-        description="What the source is told of a failed message. With noop or nack the source delivers it again; "
-        "with ack only the failed-message table holds it.",
+        description="What the source is told of a failed message. With a word that does not end it the source "
+        "delivers it again; else only the failed-message table holds it.",
     )
+
+    @model_validator(mode="after")
+    def _actions_are_known(self) -> Self:
+        for option in ("on_success", "on_failure"):
+            try:
+                self.settling.checked(getattr(self, option))
+            except ValueError as error:
+                raise ValueError(f"{option}: {error}") from None
+        return self
+
+    @property
+    def words(self) -> Words:
+        """What an action may be."""
+        return LEASED
+
+    @property
+    def settling(self) -> Settling:
+        """What tasks that only handle know of this source."""
+        return Settling(self.name, self.on_success, self.on_failure, self.words)
+
+    @property
+    def extend_every_s(self) -> float | None:
+        """Seconds between two calls of `extend`; None where nothing runs out."""
+        return None
+
+    def open(self, positions: Positions) -> None:
+        """Prepare for a run, or for a sensor: what plans, settles and asks for the backlog calls this first.
+
+        Connect at the first use, not here.
+
+        Args:
+            positions: Where the control store remembers what receives hold of a log.
+        """
+        del positions
+
+    def close(self) -> None:
+        """Close what this process opened, at the end of a run."""
 
     @abstractmethod
     def backlog(self) -> Backlog:
@@ -105,12 +162,12 @@ class Source(BaseModel, ABC):
 
     @abstractmethod
     def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]:
-        """Divide up to `demand` messages into at most `concurrency` shares, and lease them if the source can.
+        """Divide up to `demand` messages into at most `concurrency` shares, and reserve them if the source can.
 
         Args:
             demand: Messages that the run may take on.
             concurrency: Tasks that will read.
-            receive_id: Name of the lease, for `extend` and `abandon`.
+            receive_id: What the messages are held under.
 
         Raises:
             SourceError: It cannot be reached, or is not there.
@@ -120,33 +177,59 @@ class Source(BaseModel, ABC):
     def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
         """Read one share: batches of the schema `DELIVERIES`, at most `share.messages` rows in all.
 
-        It runs in a Spark task; in the run's own process for a receive of up to a hundred messages.
+        It runs in a Spark task, or in the run's own process: for a small receive, and where not `in_tasks`.
         """
 
     @abstractmethod
-    def ack(self, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
-        """Tell the source that these messages are done, in its largest unit; return what it refused.
+    def settle(self, action: str, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
+        """Tell the source what became of messages, in its largest unit; return what it refused.
+
+        Args:
+            action: One of `words`, checked.
+            ack_ref: Their group.
+            ack_ids: What the source knows them by.
 
         Raises:
             SourceError: A whole call failed; earlier ones hold.
         """
 
-    @abstractmethod
-    def release(self, ack_ref: str, ack_ids: Sequence[str], delay_s: int = 0) -> list[Refused]:
-        """Give messages back, to be delivered again after `delay_s` seconds; return what was refused."""
+    def finish(self, receive_id: str) -> None:
+        """Hear that all messages of a receive are settled. It may be called twice.
 
-    def extend(self, receive_id: str) -> bool:
-        """Renew a receive's leases to `lease_s` from now; return False if it no longer holds them.
-
-        The driver calls it every third of `lease_s` while the run lives. A source whose leases outlast a run leaves it
-        as it is.
+        Raises:
+            SourceError: The source cannot be told; the next run calls this again.
         """
         del receive_id
+
+    def extend(self, receive_id: str, held: Held) -> bool:
+        """Hold a receive's messages for longer; return False if it no longer has them.
+
+        It is called every `extend_every_s` seconds while the run lives, in the run's own process.
+        """
+        del receive_id, held
         return True
 
-    def abandon(self, receive_id: str) -> None:
-        """Give back all that a receive still holds, if one call can say so; otherwise its leases run out."""
-        del receive_id
+    def abandon(self, receive_id: str, held: Held) -> None:
+        """Give back all that a dead receive holds. It may be called twice, and for one that never held anything.
+
+        Args:
+            receive_id: Whose.
+            held: What it wrote down before it died; it may have leased more.
+        """
+        del receive_id, held
+
+    def send(self, payloads: Iterable[bytes], metadata: Iterable[Mapping[str, Any] | None] | None = None) -> int:
+        """Put messages into the source; return how many, once they are safe there.
+
+        Args:
+            payloads: One per message.
+            metadata: What the source takes beside a payload, one or None for each.
+
+        Raises:
+            SourceError: It takes no messages from here, or refused some.
+        """
+        del payloads, metadata
+        raise SourceError(f"source {self.name!r} takes no messages: {type(self).__name__} has no send()")
 
     def check_ready(self) -> None:
         """Raise `SourceError` if a receive is bound to fail. A run calls it before it leases anything."""
@@ -158,11 +241,13 @@ class Source(BaseModel, ABC):
         message_id: Sequence[str] | pa.Array,
         data: Sequence[bytes] | pa.Array,
         ack_id: Sequence[str] | pa.Array,
-        ack_ref: str,
+        ack_ref: str | Sequence[str] | pa.Array,
         metadata: Sequence[Mapping[str, Any] | None] | None = None,
         attempt: Sequence[int] | pa.Array | None = None,
         redelivered: Sequence[bool] | pa.Array | bool = True,
         published_at: Sequence[datetime | None] | pa.Array | None = None,
+        partition: Sequence[str | None] | pa.Array | str | None = None,
+        sequence: Sequence[int | None] | pa.Array | None = None,
     ) -> pa.RecordBatch:
         """Build a batch of `DELIVERIES` from columns, for connectors to yield from `read`.
 
@@ -171,15 +256,22 @@ class Source(BaseModel, ABC):
         """
         rows = len(message_id)
         texts = [json.dumps(m, default=str) if m else None for m in metadata or ()]
+
+        def column(value: Any) -> Any:
+            return pa.repeat(value, rows) if isinstance(value, str | bool | int) else value
+
         columns = {
-            "source": pa.repeat(self.name, rows),
+            "source": self.name,
             "message_id": message_id,
             "data": data,
-            "metadata": pa.nulls(rows) if metadata is None else texts,
-            "ack_ref": pa.repeat(ack_ref, rows),
+            "metadata": None if metadata is None else texts,
+            "ack_ref": ack_ref,
             "ack_id": ack_id,
-            "attempt": pa.repeat(1, rows) if attempt is None else attempt,
-            "redelivered": pa.repeat(redelivered, rows) if isinstance(redelivered, bool) else redelivered,
-            "published_at": pa.nulls(rows) if published_at is None else published_at,
+            "attempt": 1 if attempt is None else attempt,
+            "redelivered": redelivered,
+            "published_at": published_at,
+            "partition": partition,
+            "sequence": sequence,
         }
-        return pa.RecordBatch.from_pydict(columns, schema=DELIVERIES)
+        filled = {name: pa.nulls(rows) if value is None else column(value) for name, value in columns.items()}
+        return pa.RecordBatch.from_pydict(filled, schema=DELIVERIES)

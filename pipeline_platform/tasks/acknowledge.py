@@ -58,7 +58,7 @@ class Acknowledger:
         Args:
             source: Whose messages they are.
             ack_ref: Their group.
-            action: See `check_action`.
+            action: One of the source's words.
             ack_ids: What the source knows them by.
         """
         answer, left = Answer(0, [], []), list(ack_ids)
@@ -79,11 +79,7 @@ ONCE = Acknowledger()
 
 def _ask(source: Source, ack_ref: str, action: str, ack_ids: list[str]) -> Answer:
     try:
-        refused: list[Refused] = []
-        if action == "ack":
-            refused = source.ack(ack_ref, ack_ids)
-        elif action != "noop":
-            refused = source.release(ack_ref, ack_ids, int(action.partition(":")[2] or 0))
+        refused = source.settle(action, ack_ref, ack_ids)
     except Exception as error:
         said = f"{action} of {len(ack_ids)} messages of {source.name}: {type(error).__name__}: {error}"
         return Answer(0, [], [said])

@@ -151,7 +151,7 @@ class HandleBatches(Step):
     def _handle(self, batch: Batch, killers: Mapping[int, Failure], mute: Set[int], outcomes: Outcomes) -> None:
         """Handle a batch and record it, but for the mute rows. Known killers only fail."""
         model = self.pipeline.batchers[self.batcher].table_schema
-        decoded = list(staged_messages(batch.messages, self.batcher, model, killers, outcomes.watch))
+        decoded = list(staged_messages(batch.messages, self.batcher, self.settling, model, killers, outcomes.watch))
         ok = [message for message in decoded if message.failure is None]
         outcomes.watch.busy("handle_batch", ok)
         assert outcomes.pipeline is not None
@@ -183,7 +183,7 @@ class HandleBatches(Step):
         if mute:
             left = batch.messages.take(pa.array(sorted(mute), pa.int64()))
             failures = {row: killers[number] for row, number in enumerate(sorted(mute))}
-            failed = list(staged_messages(left, self.batcher, None, failures, UNWATCHED))
+            failed = list(staged_messages(left, self.batcher, self.settling, None, failures, UNWATCHED))
             isolation.outcomes.batched(self.batcher, left, batch.window, failed, batch.info.batch_id)
 
 

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from pipeline_platform.lake.reader import Range
 from pipeline_platform.lake.storage import Lake
 
-DELIVERY = ("source", "message_id", "ack_ref", "ack_id", "attempt", "received_at")
+DELIVERY = ("source", "message_id", "ack_ref", "ack_id", "attempt", "redelivered", "received_at")
 PAYLOAD = ("data", "metadata")
 
 _HELD_BYTES = 64 * 2**20

@@ -16,8 +16,9 @@ import pyarrow.compute as pc
 
 from pipeline_platform.lake.reader import Range, read_ranges
 from pipeline_platform.model.failure import Failure
-from pipeline_platform.model.message import MESSAGES, Message
+from pipeline_platform.model.message import MESSAGES, SETTLING, Message
 from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.model.settling import Settling
 from pipeline_platform.tasks.isolate import Death, Isolation
 from pipeline_platform.tasks.lookup import Repeats
 from pipeline_platform.tasks.outcomes import Outcomes
@@ -27,7 +28,8 @@ from pipeline_platform.tasks.step import Step
 if TYPE_CHECKING:
     from pipeline_platform.control.pace import Pace
 
-READ = [*(name for name in MESSAGES.names if name not in ("receive_id", "published_at")), "position"]
+_UNREAD = {"receive_id", "published_at", "partition", "sequence"}
+READ = [*(name for name in MESSAGES.names if name not in _UNREAD), "position"]
 """What handling reads of a received message."""
 
 BLOCK_ROWS = 8_192
@@ -43,16 +45,25 @@ class Handler:
     KeyboardInterrupt, since nobody interrupts a worker by a signal. Needs neither Spark nor a lake.
     """
 
-    def __init__(self, pipeline: Pipeline, context: Any, paced: _Paced | None = None, watch: Watch = UNWATCHED) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        context: Any,
+        settling: Settling = SETTLING,
+        paced: _Paced | None = None,
+        watch: Watch = UNWATCHED,
+    ) -> None:
         """Prepare to handle.
 
         Args:
             pipeline: Whose callbacks.
             context: What they are handed.
+            settling: How the source is told of the messages.
             paced: Yields messages when they may be handled. If it ends early, the last ones are not handled.
             watch: Learns which callback is called.
         """
-        self._pipeline, self._context, self._paced, self._watch = pipeline, context, paced, watch
+        self._pipeline, self._context, self._settling = pipeline, context, settling
+        self._paced, self._watch = paced, watch
         kind = type(pipeline)
         self._transforms = kind.transform is not Pipeline.transform
         self._prepares = kind.prepare_messages is not Pipeline.prepare_messages
@@ -60,7 +71,7 @@ class Handler:
     def handle(self, batch: pa.RecordBatch) -> list[Message]:
         """Handle the messages of a batch; return one for each row, in order, ok or failed."""
         options = self._pipeline.processors
-        messages = list(Message.each(batch))
+        messages = list(Message.each(batch, self._settling))
         for row in oversized(batch, options.max_message_bytes):
             messages[row] = messages[row].failed(too_large(messages[row].data, options.max_message_bytes))
         if self._transforms:
@@ -191,7 +202,7 @@ class Handle(Step):
         if until is not None:
             paced = partial(_begun_before, until)
         assert outcomes.pipeline is not None
-        messages = Handler(outcomes.pipeline, self.context, paced, outcomes.watch).handle(rows)
+        messages = Handler(outcomes.pipeline, self.context, self.settling, paced, outcomes.watch).handle(rows)
         outcomes.handled(rows.slice(0, len(messages)), window, messages)
         return len(messages)
 

@@ -97,7 +97,9 @@ class Outcomes:
 
     def failed(self, batch: pa.RecordBatch, window: str, failures: Sequence[Failure]) -> None:
         """Record rows that fail, each for its own reason."""
-        messages = [message.failed(why) for message, why in zip(Message.each(batch), failures, strict=True)]
+        messages = [
+            message.failed(why) for message, why in zip(Message.each(batch, self._step.settling), failures, strict=True)
+        ]
         self._settle(_Block(batch, window, messages, failed=list(range(len(messages)))))
 
     def columns(self, name: str, rows: pa.RecordBatch, window: str, columns: Sequence[pa.Array]) -> None:
@@ -107,7 +109,7 @@ class Outcomes:
 
     def settle_handled(self, rows: pa.RecordBatch, window: str) -> None:
         """Write the outcomes of rows that are all handled."""
-        self._write_handled(rows, window, self._step.source.on_success)
+        self._write_handled(rows, window, self._step.settling.on_success)
 
     def duplicates(self, rows: pa.RecordBatch, window: str, *, decided: bool) -> None:
         """Record deliveries that are not handled.
@@ -119,7 +121,7 @@ class Outcomes:
                 another copy, which may yet be given back, and this copy is left to its lease.
         """
         self.tally.outcome("duplicates", window, rows.num_rows)
-        self._write_outcomes(rows, window, "duplicate", self._step.source.on_success if decided else "noop")
+        self._write_outcomes(rows, window, "duplicate", self._step.settling.on_success if decided else "noop")
 
     def no_batcher(self, batcher: str, stage: str) -> Failure:
         """Why a message fails that is to go where no batcher is."""
@@ -184,20 +186,24 @@ class Outcomes:
 
     def _settle(self, block: _Block) -> None:
         """Write the outcomes of messages that are handled or failed, and record the failures."""
-        source, done, failed = self._step.source, sorted(block.done), sorted(block.failed)
+        settling, done, failed = self._step.settling, sorted(block.done), sorted(block.failed)
         if done:
-            actions: str | list[str] = source.on_success
+            actions: str | list[str] = settling.on_success
             if any(map(attrgetter("_standing.actions"), block.messages)):
-                actions = [(block.messages[index].actions or (None,))[0] or source.on_success for index in done]
+                actions = [(block.messages[index].actions or (None,))[0] or settling.on_success for index in done]
             self._write_handled(block.take(_SETTLED, done), block.window, actions)
         if not failed:
             return
         losers = [block.messages[index] for index in failed]
         if self.pipeline is not None:
             losers = self._failures.shown(losers, self.pipeline)
-        actions = [(message.actions or (None, None))[1] or source.on_failure for message in losers]
+        again = block.rows.column("redelivered").take(pa.array(failed, pa.int64())).to_pylist()
+        actions = [
+            settling.of_delivery((message.actions or (None, None))[1] or settling.on_failure, redelivered=redelivered)
+            for message, redelivered in zip(losers, again, strict=True)
+        ]
         # What goes back to the source comes again by intent: that decides nothing.
-        ends = [action == "ack" or self._step.origin != "source" for action in actions]
+        ends = [settling.ends(action) or self._step.origin != "source" for action in actions]
         outcomes = ["failed" if end else "returned" for end in ends]
         self._write_outcomes(block.take(_SETTLED, failed), block.window, outcomes, actions)
         self.tally.outcome("failed", block.window, sum(ends))

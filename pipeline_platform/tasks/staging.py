@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from pipeline_platform.model.crossing import decode, encode
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import BULK, Delivery, Message, Standing
+from pipeline_platform.model.settling import Settling
 from pipeline_platform.tasks.progress import Watch
 
 STAGED = pa.schema(
@@ -22,6 +23,7 @@ STAGED = pa.schema(
         ("ack_ref", pa.string()),
         ("ack_id", pa.string()),
         ("attempt", pa.int32()),
+        ("redelivered", pa.bool_()),
         ("received_at", pa.timestamp("us", "UTC")),
         ("position", pa.int64()),
         ("value", pa.binary()),
@@ -65,10 +67,15 @@ def staged_rows(delivered: pa.RecordBatch, handled: Sequence[pa.Array]) -> pa.Re
 
 
 def staged_messages(
-    rows: pa.RecordBatch, batcher: str, model: type[BaseModel] | None, failures: Mapping[int, Failure], watch: Watch
+    rows: pa.RecordBatch,
+    batcher: str,
+    settling: Settling,
+    model: type[BaseModel] | None,
+    failures: Mapping[int, Failure],
+    watch: Watch,
 ) -> Iterator[Message]:
     """Yield the message of each row. One in `failures` fails undecoded, and so does one that cannot be decoded."""
-    standing = Standing(Delivery(rows))
+    standing = Standing(Delivery(rows, settling))
     for row, cells in enumerate(zip(*(rows.column(name).to_pylist() for name in _HANDLED), strict=True)):
         value, encoding, key, mode, on_success, on_failure = cells
         message = Message(value, row, standing if mode == BULK else standing._replace(batch_mode=mode))

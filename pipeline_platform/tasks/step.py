@@ -11,7 +11,7 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.model.options import TableBatcher
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.source.contract import Source
+from pipeline_platform.model.settling import Settling
 
 
 class Sink(Protocol):
@@ -28,7 +28,7 @@ class Step:
     Attributes:
         pipeline: The class; a task makes its own instance.
         context: What callbacks are handed.
-        source: Its settings say how a message is settled that does not say so itself.
+        settling: How the source is told of messages.
         origin: `source`, `failed` or `messages`: see `Receive.origin`.
         lake: Where tasks read and write.
         receive_id: Whose lease the messages are under.
@@ -36,7 +36,7 @@ class Step:
 
     pipeline: type[Pipeline]
     context: Any
-    source: Source
+    settling: Settling
     origin: str
     lake: Lake
     receive_id: str

@@ -19,6 +19,7 @@ from pydantic import Field
 from pipeline_platform.deployment import platform_definitions
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.source.contract import Backlog, Refused, Share, Source
+from pipeline_platform.source.leased import LeasedSource
 from resources.source import source_resource
 from resources.table_queue import TableQueue
 from tests.fixtures.installed import needed_by, plain
@@ -152,7 +153,7 @@ class Mood(Enum):
     WILD = "wild"
 
 
-class Odd(Source):
+class Odd(LeasedSource):
     """A connector with every kind of option."""
 
     secret: str = Field(description="A password.", repr=False)

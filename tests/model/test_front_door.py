@@ -21,9 +21,9 @@ def test_it_loads_neither_spark_nor_dagster_and_has_every_name() -> None:
 CONNECTOR = """
 from collections.abc import Iterator, Sequence
 import pyarrow as pa
-from pipeline_platform import Backlog, Refused, Share, Source
+from pipeline_platform import Backlog, LeasedSource, Refused, Share
 
-class Counter(Source):
+class Counter(LeasedSource):
     def backlog(self) -> Backlog: return Backlog(1)
     def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]: return [Share(messages=1)]
     def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:

@@ -30,7 +30,7 @@ def test_the_oldest_are_leased_first_wherever_leases_are(queue: TableQueue, run_
         run_sql("INSERT INTO messages (id, data) VALUES (:id, :data)", id=number, data=b"")
     assert ids(receive(queue, "held", demand=1)) == ["10"]
     assert ids(receive(queue, "given back", demand=1)) == ["20"]
-    queue.abandon("given back")
+    queue.abandon("given back", list)
     for number in (5, 15, 25, 35):
         run_sql("INSERT INTO messages (id, data) VALUES (:id, :data)", id=number, data=b"")
 
@@ -177,9 +177,9 @@ def test_extending_keeps_a_receive_from_running_out(queue: TableQueue, let_run_o
     queue.enqueue([b"1"])
     queue.plan(1, 1, "a")
 
-    assert queue.extend("a")
+    assert queue.extend("a", list)
     let_run_out("a")
-    assert queue.extend("a"), "it ran out, but nobody has planned since"
+    assert queue.extend("a", list), "it ran out, but nobody has planned since"
     assert receive(queue, "b") == []
 
 
@@ -191,8 +191,8 @@ def test_extending_fails_once_another_planned_after_it_ran_out(
     let_run_out("a")
     queue.plan(1, 1, "b")
 
-    assert not queue.extend("a"), "one message is lost"
-    assert queue.extend("b")
+    assert not queue.extend("a", list), "one message is lost"
+    assert queue.extend("b", list)
     assert ids(receive(queue, "c")) == ["2", "3"]
 
 
@@ -201,8 +201,8 @@ def test_extending_fails_where_nothing_is_held(queue: TableQueue) -> None:
     queue.plan(1, 1, "a")
     queue.ack("a", ["1"])
 
-    assert not queue.extend("a")
-    assert not queue.extend("never planned")
+    assert not queue.extend("a", list)
+    assert not queue.extend("never planned", list)
 
 
 @pytest.mark.parametrize("theirs", [["2"], ["2", "3"]])
@@ -306,10 +306,10 @@ def test_abandoned_messages_are_given_back_at_once(queue: TableQueue) -> None:
     queue.enqueue([b"1", b"2"])
     receive(queue, "a")
 
-    queue.abandon("a")
-    queue.abandon("never planned")
+    queue.abandon("a", list)
+    queue.abandon("never planned", list)
 
-    assert not queue.extend("a")
+    assert not queue.extend("a", list)
     assert queue.backlog().messages == 2
     assert ids(receive(queue, "b")) == ["1", "2"]
 

@@ -137,9 +137,9 @@ def take_through(queue: TableQueue, receive_id: str) -> None:
     queue.check_ready()
     assert queue.backlog().messages > 4
     assert ids(receive(queue, f"{receive_id}, given up", demand=1))
-    queue.abandon(f"{receive_id}, given up")
+    queue.abandon(f"{receive_id}, given up", list)
     first, second, *handled = ids(receive(queue, receive_id, demand=4))
-    assert queue.extend(receive_id)
+    assert queue.extend(receive_id, list)
     assert queue.release(receive_id, [first]) == []
     assert queue.release(receive_id, [second], delay_s=1) == []
     assert queue.ack(receive_id, handled) == []

@@ -226,7 +226,7 @@ def test_ids_may_be_texts_or_uuids(url: str, run_sql: Callable[..., Any], type_:
     assert queue.ack("a", keys[1:3]) == []
     assert queue.ack("a", keys[:4]) == [Refused(keys[0], LOST, lost=True)]
     assert [(row["message_id"], row["redelivered"]) for row in receive(queue, "b")] == [(keys[0], True)]
-    assert queue.extend("a")
+    assert queue.extend("a", list)
 
 
 def test_rows_without_an_id_are_left_alone(url: str, run_sql: Callable[..., Any]) -> None:

@@ -37,7 +37,7 @@ def and_stop(*arguments):
     os.kill(os.getpid(), signal.SIGSTOP)
     return renewed
 LeasedTable.renew = and_stop
-queue.extend("lost")
+queue.extend("lost", list)
 """
 """Stops between UPDATE and COMMIT, as a host that is lost does."""
 
@@ -93,7 +93,7 @@ def test_a_session_that_stood_still_says_so(queue: TableQueue, monkeypatch: pyte
     with pytest.raises(
         SourceError, match=r"idle-in-transaction timeout\. This process stood still inside a transaction"
     ):
-        queue.extend("a")
+        queue.extend("a", list)
 
 
 def test_a_wait_for_a_lock_ends_with_who_to_look_for(queue: TableQueue, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,7 @@ def test_handling_again_after_the_decision_keeps_what_was_decided(filled: Filled
     flow = filled(Obedient, [b"one", b"batch a", b"raise"])
     given_back = begin(flow, origin="source", run_id="test", windows=[WINDOW])
     steps.receive_messages(flow, given_back)
-    flow.source.abandon(given_back.receive_id)
+    flow.source.abandon(given_back.receive_id, list)
     flow.control.end(given_back.receive_id)
     receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
     steps.receive_messages(flow, receive)
@@ -100,7 +100,7 @@ def test_what_another_run_decided_is_published_before_it_is_acknowledged_here(fi
     steps.handle_messages(flow, stalled)
     other = begin(flow, origin="source", run_id="other", windows=[WINDOW])
     steps.decide(flow, stalled)  # after the other has cleared up; and there it stops, past its lease
-    flow.source.abandon(stalled.receive_id)
+    flow.source.abandon(stalled.receive_id, list)
     steps.receive_messages(flow, other)
     steps.handle_messages(flow, other)
 

@@ -44,7 +44,7 @@ def test_what_is_decided_is_acknowledged_and_another_copy_is_left_to_its_lease(l
     task = Handle(
         pipeline=Keeping,
         context=None,
-        source=source,
+        settling=source.settling,
         origin="source",
         lake=lake,
         receive_id="r1",

@@ -1,0 +1,145 @@
+"""What receives hold of logs: spans of offsets, so that no two planners give out the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import sqlalchemy as sa
+
+from pipeline_platform.control.database import Database, insert
+from pipeline_platform.control.limits import TABLES
+from pipeline_platform.source.positions import Place, Span
+
+_LOGS = sa.Table("control_logs", TABLES, sa.Column("source", sa.Text, primary_key=True))
+"""A row for each log: the lock that its planners take turns by."""
+
+_PLACES = sa.Table(
+    "control_places",
+    TABLES,
+    sa.Column("source", sa.Text, primary_key=True),
+    sa.Column("partition", sa.Text, primary_key=True),
+    sa.Column("settled_to", sa.BigInteger, nullable=False),
+    sa.Column("reached", sa.BigInteger, nullable=False),
+)
+
+_SPANS = sa.Table(
+    "control_spans",
+    TABLES,
+    sa.Column("source", sa.Text, primary_key=True),
+    sa.Column("partition", sa.Text, primary_key=True),
+    sa.Column("first", sa.BigInteger, primary_key=True),
+    sa.Column("past", sa.BigInteger, nullable=False),
+    sa.Column("holder", sa.Text, index=True),
+)
+"""What is held, and, without a holder, what is settled and lies beyond what is not."""
+
+
+class LogPositions(Database):
+    """The part of the control store that remembers logs; see `source.positions.Positions`."""
+
+    def places(self, source: str) -> dict[str, Place]:
+        """Say what is known of each partition of a source."""
+        with self.reading() as connection:
+            return _places(connection, source)
+
+    def begin(self, source: str, partition: str, settled_to: int, reached: int) -> None:
+        """Remember a partition that nobody knows yet; what is known of it stays."""
+        row = {"source": source, "partition": partition, "settled_to": settled_to, "reached": reached}
+        with self.writing() as connection:
+            connection.execute(insert(connection, _PLACES).values(row).on_conflict_do_nothing())
+
+    def reserve(
+        self, source: str, receive_id: str, choose: Callable[[Mapping[str, Place]], tuple[list[Span], dict[str, int]]]
+    ) -> list[Span]:
+        """Give spans to a receive, so that no other planner is given them."""
+        with self.writing() as connection:
+            _lock(connection, source)
+            _free(connection, source, receive_id)
+            now = _places(connection, source)
+            spans, settled_to = choose(now)
+            _settle_to(connection, now, source, settled_to)
+            for span in spans:
+                values = span._asdict() | {"source": source, "holder": receive_id}
+                connection.execute(sa.insert(_SPANS).values(values))
+                reached = sa.update(_PLACES).where(_of(_PLACES, source, span.partition), _PLACES.c.reached < span.past)
+                connection.execute(reached.values(reached=span.past))
+        return spans
+
+    def settled(self, source: str, receive_id: str) -> dict[str, int]:
+        """Count all spans of a receive as settled; return the offsets that positions are to move to."""
+        with self.writing() as connection:
+            _lock(connection, source)
+            mine = sa.and_(_SPANS.c.source == source, _SPANS.c.holder == receive_id)
+            partitions = set(connection.execute(sa.select(_SPANS.c.partition).where(mine)).scalars())
+            connection.execute(sa.update(_SPANS).where(mine).values(holder=None))
+            now = _places(connection, source)
+            for partition in partitions & now.keys():
+                _join(connection, source, now[partition].spans)
+            return {one: offset for one, place in now.items() if (offset := _gapless(place)) > place.settled_to}
+
+    def told(self, source: str, settled_to: Mapping[str, int]) -> None:
+        """Record what the source was told; spans before that are forgotten."""
+        with self.writing() as connection:
+            _lock(connection, source)
+            now = _places(connection, source)
+            moved = {one: offset for one, offset in settled_to.items() if one in now and offset > now[one].settled_to}
+            _settle_to(connection, now, source, moved)
+
+    def give_back(self, source: str, receive_id: str) -> None:
+        """Free what a receive holds and has not settled."""
+        with self.writing() as connection:
+            _free(connection, source, receive_id)
+
+
+def _of(table: sa.Table, source: str, partition: str) -> sa.ColumnElement[bool]:
+    return sa.and_(table.c.source == source, table.c.partition == partition)
+
+
+def _lock(connection: sa.Connection, source: str) -> None:
+    connection.execute(insert(connection, _LOGS).values(source=source).on_conflict_do_nothing())
+    connection.execute(sa.select(_LOGS).where(_LOGS.c.source == source).with_for_update())
+
+
+def _places(connection: sa.Connection, source: str) -> dict[str, Place]:
+    spans: dict[str, list[Span]] = {}
+    found = connection.execute(sa.select(_SPANS).where(_SPANS.c.source == source).order_by(_SPANS.c.first))
+    for row in found:
+        spans.setdefault(row.partition, []).append(Span(row.partition, row.first, row.past, row.holder))
+    places = connection.execute(sa.select(_PLACES).where(_PLACES.c.source == source)).all()
+    return {p.partition: Place(p.partition, p.settled_to, p.reached, tuple(spans.get(p.partition, ()))) for p in places}
+
+
+def _free(connection: sa.Connection, source: str, receive_id: str) -> None:
+    connection.execute(sa.delete(_SPANS).where(_SPANS.c.source == source, _SPANS.c.holder == receive_id))
+
+
+def _settle_to(connection: sa.Connection, now: Mapping[str, Place], source: str, settled_to: Mapping[str, int]) -> None:
+    for partition, offset in settled_to.items():
+        if offset == now[partition].settled_to:
+            continue
+        connection.execute(sa.update(_PLACES).where(_of(_PLACES, source, partition)).values(settled_to=offset))
+        before = sa.delete(_SPANS).where(_of(_SPANS, source, partition), _SPANS.c.past <= offset)
+        connection.execute(before.where(_SPANS.c.holder.is_(None)))
+
+
+def _join(connection: sa.Connection, source: str, spans: Iterable[Span]) -> None:
+    """Make one of settled spans that touch, so that there are no more of them than gaps."""
+    last: Span | None = None
+    for span in spans:
+        if span.holder is not None or last is None or last.past != span.first:
+            last = None if span.holder is not None else span
+            continue
+        last = last._replace(past=span.past)
+        connection.execute(sa.delete(_SPANS).where(_of(_SPANS, source, span.partition), _SPANS.c.first == span.first))
+        joined = sa.update(_SPANS).where(_of(_SPANS, source, span.partition), _SPANS.c.first == last.first)
+        connection.execute(joined.values(past=last.past))
+
+
+def _gapless(place: Place) -> int:
+    """The offset up to which all is settled."""
+    offset = place.settled_to
+    for span in place.spans:
+        if span.holder is not None or span.first > offset:
+            break
+        offset = max(offset, span.past)
+    return offset

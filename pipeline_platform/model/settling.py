@@ -1,0 +1,86 @@
+"""How a source is told what became of a message: the words that it takes, and which of them end the message."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+
+class Word(NamedTuple):
+    """What a source does on one word.
+
+    Attributes:
+        ends: Whether the message is done with at the source. If not, it comes back.
+        longest_s: Seconds that may follow the word after a colon; None where none may.
+        again: The word that takes its place for a message that was delivered before; None for the same.
+    """
+
+    ends: bool
+    longest_s: int | None = None
+    again: str | None = None
+
+
+Words = Mapping[str, Word]
+
+LEASED: Words = MappingProxyType({"ack": Word(ends=True), "noop": Word(ends=False), "nack": Word(False, 999_999)})
+"""`ack` is done with, `noop` left alone until its lease runs out, `nack` given back now, `nack:<s>` after a delay."""
+
+
+@dataclass(frozen=True)
+class Settling:
+    """What the tasks that handle messages know of a source: no address, no credentials.
+
+    Attributes:
+        source: Its name.
+        on_success: The action for a message that is handled, unless the message says otherwise.
+        on_failure: The action for a message that failed, unless the message says otherwise.
+        words: What an action may be.
+    """
+
+    source: str
+    on_success: str = "ack"
+    on_failure: str = "ack"
+    words: Words = LEASED
+
+    def checked(self, action: object) -> str:
+        """Return an action as plain text.
+
+        Raises:
+            ValueError: The source lacks the word, or does not wait so long.
+        """
+        # A subclass of str could override comparison; isinstance would believe what the value says of its own class.
+        text = str.__str__(action) if issubclass(type(action), str) else repr(action)
+        word, colon, seconds = text.partition(":")
+        known = self.words.get(word)
+        if known is None:
+            near = difflib.get_close_matches(word, self.words, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"{self.source} settles a message by {self._choices}, not {text!r}{hint}")
+        if colon and (known.longest_s is None or not seconds.isdecimal() or int(seconds) > known.longest_s):
+            longest = (
+                "no delay" if known.longest_s is None else f"a delay of up to {known.longest_s} s, as in '{word}:5'"
+            )
+            raise ValueError(f"{self.source} takes {word!r} with {longest}, not {text!r}")
+        return text
+
+    def ends(self, action: str) -> bool:
+        """Whether the source is done with a message that is settled so."""
+        word = self.words.get(action.partition(":")[0])
+        return word is not None and word.ends
+
+    def of_delivery(self, action: str, *, redelivered: bool) -> str:
+        """The action for one delivery, where a word means another thing the second time."""
+        word = self.words.get(action.partition(":")[0])
+        return (word.again if redelivered and word is not None else None) or action
+
+    @property
+    def _choices(self) -> str:
+        named = [f"{word!r}" + (f" or '{word}:<seconds>'" if one.longest_s else "") for word, one in self.words.items()]
+        return named[0] if len(named) == 1 else ", ".join(named)
+
+    def __reduce__(self) -> Any:
+        """Pickle the words as a plain mapping: a proxy cannot be."""
+        return type(self), (self.source, self.on_success, self.on_failure, dict(self.words))

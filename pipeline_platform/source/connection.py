@@ -1,0 +1,19 @@
+"""Sources whose open connection remembers what it delivered: RabbitMQ."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pipeline_platform.source.contract import Source
+
+
+class ConnectedSource(Source):
+    """A source that gives messages to a connection, and takes back what that has not settled when it closes.
+
+    The run's own process reads and settles, on one connection from `read` to `close`. So the steps of a run share a
+    process: executors that start one for each step are refused.
+
+    `abandon` has nothing to do: the connection of a dead run is closed.
+    """
+
+    in_tasks: ClassVar[bool] = False

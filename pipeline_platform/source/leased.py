@@ -1,0 +1,44 @@
+"""Sources whose server remembers what it gave out, until a deadline: SQS, Pub/Sub, a table queue."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+from pydantic import Field
+
+from pipeline_platform.source.contract import Refused, Source
+
+
+class LeasedSource(Source):
+    """A source that leases messages: whoever lets a lease run out loses them to the next receive.
+
+    A connector writes `ack` and `release` in place of `settle`. Its words are `ack`, `noop`, `nack` and
+    `nack:<seconds>`.
+    """
+
+    lease_s: float = Field(60.0, gt=0, description="Seconds that a lease lasts when nobody extends it.")
+
+    @property
+    def extend_every_s(self) -> float | None:
+        """A third of the lease: two tries may fail."""
+        return self.lease_s / 3
+
+    def settle(self, action: str, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
+        """Acknowledge or give back; `noop` leaves messages to their lease."""
+        word, _, seconds = action.partition(":")
+        if word == "noop":
+            return []
+        return self.ack(ack_ref, ack_ids) if word == "ack" else self.release(ack_ref, ack_ids, int(seconds or 0))
+
+    @abstractmethod
+    def ack(self, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
+        """Tell the source that these messages are done, in its largest unit; return what it refused.
+
+        Raises:
+            SourceError: A whole call failed; earlier ones hold.
+        """
+
+    @abstractmethod
+    def release(self, ack_ref: str, ack_ids: Sequence[str], delay_s: int = 0) -> list[Refused]:
+        """Give messages back, to be delivered again after `delay_s` seconds; return what was refused."""

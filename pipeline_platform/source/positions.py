@@ -1,0 +1,79 @@
+"""What receives hold of a log, and how far each of its partitions is settled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
+
+
+class Span(NamedTuple):
+    """A range of offsets of one partition, from `first` up to but without `past`.
+
+    Attributes:
+        holder: Id of the receive that has it; None where it is settled, and waits for what lies before it.
+    """
+
+    partition: str
+    first: int
+    past: int
+    holder: str | None = None
+
+
+class Place(NamedTuple):
+    """What is known of one partition.
+
+    Attributes:
+        partition: Its name.
+        settled_to: All before this offset is settled, and the source was told so.
+        reached: No receive was ever given this offset or a later one.
+        spans: What lies beyond and is held or settled, by offset; spans never overlap.
+    """
+
+    partition: str
+    settled_to: int
+    reached: int
+    spans: tuple[Span, ...] = ()
+
+
+class Positions(Protocol):
+    """The part of the control store that remembers logs."""
+
+    def places(self, source: str) -> dict[str, Place]:
+        """Say what is known of each partition of a source."""
+        ...
+
+    def begin(self, source: str, partition: str, settled_to: int, reached: int) -> None:
+        """Remember a partition that nobody knows yet; what is known of it stays."""
+        ...
+
+    def reserve(
+        self, source: str, receive_id: str, choose: Callable[[Mapping[str, Place]], tuple[list[Span], dict[str, int]]]
+    ) -> list[Span]:
+        """Give spans to a receive, so that no other planner is given them.
+
+        Args:
+            source: Whose partitions.
+            receive_id: What they are held under. What it held before is given back.
+            choose: Is called with what is known, while no other planner of the source is at work. Returns free spans,
+                and the offset that each partition counts as settled up to from now on.
+
+        Returns:
+            The spans.
+        """
+        ...
+
+    def settled(self, source: str, receive_id: str) -> dict[str, int]:
+        """Count all spans of a receive as settled.
+
+        Returns:
+            Of each partition whose position is to move: the offset before which all is settled.
+        """
+        ...
+
+    def told(self, source: str, settled_to: Mapping[str, int]) -> None:
+        """Record what the source was told; spans before that are forgotten."""
+        ...
+
+    def give_back(self, source: str, receive_id: str) -> None:
+        """Free what a receive holds and has not settled."""
+        ...
