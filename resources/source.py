@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
@@ -35,17 +35,20 @@ def source_resource(source: type[Source]) -> type[ConfigurableResourceFactory[So
     fields = source.model_fields
 
     class _SourceResource(ConfigurableResourceFactory[Source]):
-        @contextmanager
-        def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator[Source]:
+        def create_resource(self, context: dg.InitResourceContext) -> Source:
             # Defaults are left out: to some connectors, an option that is given can contradict another.
             values = {name: getattr(self, name) for name in fields}
             given = {name: value for name, value in values.items() if value != _default(fields[name])}
-            if context.run is None:
-                # A sensor looks every few seconds: what it opened, the next look uses again.
-                yield _LOOKED_AT.setdefault((source, repr(given)), source(**given))
-                return
-            with closing(source(**given)) as opened:
-                yield opened
+            made = source(**given)
+            # A sensor looks every few seconds: what it opened, the next look uses again.
+            return made if context.run else _LOOKED_AT.setdefault((source, repr(given)), made)
+
+        @contextmanager
+        def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator[Source]:
+            made = self.create_resource(context)
+            yield made
+            if context.run:
+                made.close()
 
     configured: dict[str, Any] = {
         name: (_configurable(field.annotation), Field(_default(field), description=field.description))

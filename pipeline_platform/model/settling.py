@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 
 class Word(NamedTuple):
@@ -25,12 +23,11 @@ class Word(NamedTuple):
 
 Words = Mapping[str, Word]
 
-LEASED: Words = MappingProxyType({"ack": Word(ends=True), "noop": Word(ends=False), "nack": Word(False, 999_999)})
+LEASED: Words = {"ack": Word(ends=True), "noop": Word(ends=False), "nack": Word(ends=False, longest_s=999_999)}
 """`ack` is done with, `noop` left alone until its lease runs out, `nack` given back now, `nack:<s>` after a delay."""
 
 
-@dataclass(frozen=True)
-class Settling:
+class Settling(NamedTuple):
     """What the tasks that handle messages know of a source: no address, no credentials.
 
     Attributes:
@@ -55,15 +52,11 @@ class Settling:
         text = str.__str__(action) if issubclass(type(action), str) else repr(action)
         word, colon, seconds = text.partition(":")
         known = self.words.get(word)
-        if known is None:
-            near = difflib.get_close_matches(word, self.words, 1)
+        delayed = known is not None and known.longest_s is not None and seconds.isdecimal()
+        if known is None or (colon and not (delayed and int(seconds) <= (known.longest_s or 0))):
+            near = [] if known else difflib.get_close_matches(word, self.words, 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"{self.source} settles a message by {self._choices}, not {text!r}{hint}")
-        if colon and (known.longest_s is None or not seconds.isdecimal() or int(seconds) > known.longest_s):
-            longest = (
-                "no delay" if known.longest_s is None else f"a delay of up to {known.longest_s} s, as in '{word}:5'"
-            )
-            raise ValueError(f"{self.source} takes {word!r} with {longest}, not {text!r}")
+            raise ValueError(f"{self.source} settles a message by {self._choices}, not {action!r}{hint}")
         return text
 
     def ends(self, action: str) -> bool:
@@ -78,9 +71,8 @@ class Settling:
 
     @property
     def _choices(self) -> str:
-        named = [f"{word!r}" + (f" or '{word}:<seconds>'" if one.longest_s else "") for word, one in self.words.items()]
-        return named[0] if len(named) == 1 else ", ".join(named)
-
-    def __reduce__(self) -> Any:
-        """Pickle the words as a plain mapping: a proxy cannot be."""
-        return type(self), (self.source, self.on_success, self.on_failure, dict(self.words))
+        choices = [repr(word) for word in self.words]
+        choices += [
+            f"'{word}:<seconds>' (up to {one.longest_s:,})" for word, one in self.words.items() if one.longest_s
+        ]
+        return " or ".join(filter(None, [", ".join(choices[:-1]), choices[-1]]))

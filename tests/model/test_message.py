@@ -90,7 +90,7 @@ def test_what_configure_ack_is_not_given_stays(message):
 
 @pytest.mark.parametrize("action", ["reject", "nack:", "nack:-1", "nack:soon", 5])
 def test_an_action_that_is_none_is_refused_with_what_there_is(message, action):
-    with pytest.raises(ValueError, match=r"'ack', 'noop', 'nack' or 'nack:<seconds>', not"):
+    with pytest.raises(ValueError, match=r"'ack', 'noop', 'nack' or 'nack:<seconds>' \(up to 999,999\), not"):
         message.configure_ack(on_failure=action)
 
 

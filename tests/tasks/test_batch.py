@@ -119,7 +119,9 @@ def batched(
         writer.write(plan_table(receive_id, batcher), WINDOW, pa.RecordBatch.from_pylist(planned, schema=cut.BATCHES))
         written = writer.close()
     files = [ranges(written, pipeline.name, table(receive_id, batcher)) for table in (staged_table, plan_table)]
-    return returned(HandleBatches(pipeline, None, Memory(), "source", lake, receive_id, batcher, *files, **options)(0))
+    return returned(
+        HandleBatches(pipeline, None, Memory().settling, "source", lake, receive_id, batcher, *files, **options)(0)
+    )
 
 
 # Cutting, and reading back what was cut
@@ -151,7 +153,7 @@ def through(lake: Lake, *payloads: str, batch_size: int = 3, tasks: int = 1) -> 
     whole = ranges(manifest, "flushing", staged_table("r1", "plain"))
     planned = returned(CutBatches(lake, "flushing", "r1", "plain", batch_size, whole)(0))
     plan = ranges(planned, "flushing", plan_table("r1", "plain"))
-    task = HandleBatches(Flushing, None, Memory(), "source", lake, "r1", "plain", whole, plan, tasks)
+    task = HandleBatches(Flushing, None, Memory().settling, "source", lake, "r1", "plain", whole, plan, tasks)
     told = []
     for index in range(tasks):
         SEEN.clear()

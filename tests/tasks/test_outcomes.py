@@ -194,7 +194,7 @@ def test_a_batchers_table_holds_what_a_table_batchers_would(tmp_path):
     planned = returned(CutBatches(lake, "both", "r1", "callback", 100, whole)(0))
     plan = ranges(planned, "both", plan_table("r1", "callback"))
 
-    second = returned(HandleBatches(Both, None, Memory(), "source", lake, "r1", "callback", whole, plan)(0))
+    second = returned(HandleBatches(Both, None, Memory().settling, "source", lake, "r1", "callback", whole, plan)(0))
 
     assert outcomes(lake, "both", second) == {"m1": "handled"}
     (expected,), (got,) = rows_of(lake, "both", first, "table"), rows_of(lake, "both", second, "callback")
