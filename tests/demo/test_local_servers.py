@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -106,10 +107,12 @@ def test_pubsub_gives_back_what_it_took_after_a_halt_and_leaves_nothing(servers_
 
 
 @pytest.mark.parametrize("module", [kafka, pubsub, sqs], ids=["kafka", "pubsub", "sqs"])  # RabbitMQ ends as Kafka does
-def test_nothing_of_a_server_is_left_when_its_starter_is_killed(module, servers_folder):
+def test_nothing_of_a_server_is_left_when_its_starter_is_killed(module, servers_folder, tmp_path):
     before = descendants()
     command = [sys.executable, "-c", SERVE, ready(module), str(servers_folder)]
-    with subprocess.Popen(command, cwd=PROJECT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as starter:
+    place = {**os.environ, "TMPDIR": str(tmp_path)}  # the dead clear nothing up
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=PROJECT, env=place, stdin=pipe, stdout=pipe, text=True) as starter:
         assert starter.stdout is not None
         assert "127.0.0.1:" in starter.stdout.readline()
         started = descendants() - before
