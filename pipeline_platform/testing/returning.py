@@ -55,7 +55,7 @@ def leases_end(trial: Trial) -> None:
 def extending_keeps(trial: Trial) -> None:
     """A lease lasts for as long as `extend` is called every `extend_every_s` seconds."""
     every_s = trial.source.extend_every_s
-    trial.need(every_s, "nothing runs out")
+    trial.need(every_s, "it is not extended")
     received = trial.first()
     for _ in range(4):
         trial.server.sleep(every_s or 0)
@@ -67,7 +67,7 @@ def extending_keeps(trial: Trial) -> None:
 @promise(builds_on=RETURNS, messages=5)
 def extending_what_is_lost_says_so(trial: Trial) -> None:
     """`extend` returns False where another receive has the messages."""
-    trial.need(trial.lease_s, "nothing runs out")
+    trial.need(trial.source.extend_every_s, "it is not extended")
     late = trial.first()
     trial.lose(late)
     trial.expect_back(late.data, trial.patience_s, "again")

@@ -79,7 +79,7 @@ class Trial:
         self.source = build()
         self.new_store()
         every_s = self.source.extend_every_s
-        self.lease_s: float | None = None if every_s is None else getattr(self.source, "lease_s", 3 * every_s)
+        self.lease_s: float | None = getattr(self.source, "lease_s", every_s and 3 * every_s)
         self.sent = list(server.payloads)
         if (send := server.sender(self.source)) is not None:
             self.sent = self.sent[: promise.messages]
