@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import PurePath
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
@@ -67,7 +68,7 @@ def source_of(resources: Any, key: str) -> Source:
 
 def _configurable(annotation: Any) -> Any:
     """The type that Dagster's configuration has for a field; the connector validates the value again."""
-    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
+    if isinstance(annotation, type) and issubclass(annotation, enum.Enum | PurePath):
         return str
     kind, of = get_origin(annotation), get_args(annotation)
     if kind is Annotated:
@@ -87,4 +88,6 @@ def _default(field: FieldInfo) -> Any:
     default = field.get_default(call_default_factory=True, validated_data={})
     if isinstance(default, enum.Enum):
         return default.value
+    if isinstance(default, PurePath):
+        return str(default)
     return list(default) if isinstance(default, tuple) else default

@@ -21,7 +21,7 @@ from tests.fixtures.installed import needed_by, plain
 from tests.fixtures.small_lake import batch_of
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
 README = (ROOT / "README.md").read_text()
 
 
