@@ -45,7 +45,7 @@ class RunTags(NamedTuple):
 
 def named(pipeline: type[Pipeline], producer: str) -> str:
     """What sensors and schedules of a producer are named after."""
-    return f"{pipeline.name}_{producer}" if producer else pipeline.name
+    return pipeline.limits_key(producer).replace("/", "_")
 
 
 def runs_of(pipeline: type[Pipeline], statuses: Sequence[dg.DagsterRunStatus]) -> dg.RunsFilter:

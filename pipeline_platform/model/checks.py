@@ -122,7 +122,7 @@ def check_together(pipelines: Sequence[_Class], resources: Mapping[str, Any]) ->
     for pipeline in pipelines:
         for name, producer in pipeline.producers_of().items():
             option = f"producers[{name!r}]" if name else "producer"
-            one = _Pulling(pipeline, option, producer.source, f"{pipeline.name}_{name}".rstrip("_"))
+            one = _Pulling(pipeline, option, producer.source, pipeline.limits_key(name).replace("/", "_"))
             if one.key not in resources:
                 meant = nearest(one.key, resources, 0.6)
                 hint = f"did you mean {meant!r}?" if meant else f"there is {', '.join(sorted(resources))}"
@@ -151,9 +151,11 @@ def _check_apart(one: _Pulling, other: _Pulling, resources: Mapping[str, Any]) -
     same = other.pipeline is one.pipeline
     who = f"{other.pipeline.__qualname__}{f'.{other.option}' if same or other.pipeline.producers else ''}"
     if one.key == other.key or mine == theirs:
-        also = "" if one.key == other.key else f"equals the source {other.key!r}, and "
+        pulls = (
+            f"{who} pulls from it too" if one.key == other.key else f"it equals {other.key!r}, from which {who} pulls"
+        )
         why = (
-            f"{also}{who} pulls from it too, and each message would come to one of the two: "
+            f"{pulls}, and each message would come to one of the two: "
             "give each a source of its own, or handle both kinds in one pipeline, by batcher"
         )
         _refuse(one.pipeline, option, one.key, why)
