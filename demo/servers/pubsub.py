@@ -44,42 +44,47 @@ def serve(folder: Path) -> Iterator[Server]:
     """
     if lack := missing():
         raise DemoError(f"no Pub/Sub server: {lack}")
-    with in_memory([str(_install(folder))]) as server:
+    with in_memory([str(install(folder))]) as server:
         yield server
 
 
-def _install(folder: Path) -> Path:
-    """Build the program, once for all callers, and return it."""
+def install(folder: Path) -> Path:
+    """Build the program, once for all callers, and return it.
+
+    Raises:
+        DemoError: Go fails.
+    """
     source = b"".join((_PROGRAM / name).read_bytes() for name in ("main.go", "go.sum"))
     program = (folder / f"pubsub-{hashlib.sha256(source).hexdigest()[:12]}" / "pubsub").resolve()
     program.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(program.parent / "lock"):
         if not program.exists():
             aside = program.with_name("built")
-            _run(_go(), "build", "-buildvcs=false", "-o", str(aside), ".")
+            _run(_PROGRAM, _go(program.parent), "build", "-buildvcs=false", "-o", str(aside), ".")
             aside.replace(program)
     return program
 
 
-def _go() -> str:
+def _go(elsewhere: Path) -> str:
     """Return a Go that can build the program.
 
-    Since 1.21 Go fetches the release that a program asks for. Debian 12's is older: it fetches one as a module.
+    Since 1.21 Go fetches the release that a program asks for. Debian 12's is older: it fetches one as a module,
+    `elsewhere`: it cannot read the program's go.mod.
     """
-    version, system, machine = _run("go", "env", "GOVERSION", "GOOS", "GOARCH").split()
+    version, system, machine = _run(elsewhere, "go", "env", "GOVERSION", "GOOS", "GOARCH").split()
     known = re.match(r"go1\.(\d+)", version)
     if known is None or int(known[1]) >= 21:
         return "go"
     module = f"golang.org/toolchain@v0.0.1-go{_GO}.{system}-{machine}"
-    home = Path(json.loads(_run("go", "mod", "download", "-json", module))["Dir"])
+    home = Path(json.loads(_run(elsewhere, "go", "mod", "download", "-json", module))["Dir"])
     for program in (*home.glob("bin/*"), *home.glob("pkg/tool/*/*")):
         program.chmod(0o755)  # modules come without
     return str(home / "bin" / "go")
 
 
-def _run(*command: str) -> str:
+def _run(folder: Path, *command: str) -> str:
     done = subprocess.run(  # noqa: S603
-        command, cwd=_PROGRAM, capture_output=True, text=True, timeout=_INSTALL_S, check=False
+        command, cwd=folder, capture_output=True, text=True, timeout=_INSTALL_S, check=False
     )
     if done.returncode:
         raise DemoError(f"{' '.join(command[:2])} failed for the Pub/Sub server: {done.stderr[-1_000:]}")
