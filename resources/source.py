@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import PurePath
@@ -20,6 +21,7 @@ _LOOKED_AT: dict[tuple[type[Source], str], Source] = {}
 """Sources that sensors and checks of this process look at, by their options."""
 
 
+@functools.cache  # of one class, so that resources with the same options are equal
 def source_resource(source: type[Source]) -> type[ConfigurableResourceFactory[Source]]:
     """Make a resource class of a connector: the same fields, with `dg.EnvVar` allowed for every text.
 

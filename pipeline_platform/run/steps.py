@@ -59,7 +59,7 @@ def receive_messages(flow: Flow, receive: Receive) -> Manifest:
     expect_ours(flow, receive)
     with alive(flow, receive):
         # The driver reads few messages in turn: a share that waits at an empty queue would hold up the next.
-        concurrency = flow.pipeline.producer.concurrency if receive.demand > FEW else 1
+        concurrency = flow.concurrency if receive.demand > FEW else 1
         shares = patiently(lambda: source.plan(receive.demand, concurrency, receive.receive_id))
         task = ReadShares(source, shares, flow.lake, flow.pipeline.name, receive.receive_id, receive.window)
         messages = sum(share.messages for share in shares)
@@ -158,7 +158,7 @@ def acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger = ONCE)
     if files and not source.settles_by_id:
         answer = Manifest(notes=[{"acknowledged": 0 if unpublished else messages, "errors": [], "refusals": []}])
     elif files:
-        parts = divide(files, flow.pipeline.name, flow.pipeline.producer.concurrency)
+        parts = divide(files, flow.pipeline.name, flow.concurrency)
         task = SettleOutcomes(source, flow.lake, parts, acknowledger, withhold_duplicates=bool(unpublished))
         work = flow.work(receive.receive_id)
         answer = work.run(task, len(parts), messages if source.in_tasks else 0)
