@@ -166,9 +166,9 @@ class LogSource(Source):
         if fresh:
             self.positions.begin(self.name, [self._begin(one, extent, before) for one, extent in fresh.items()])
         places = self.positions.places(self.name)
-        never_read = {one: places[one].settled_to for one, extent in fresh.items() if extent.committed is None}
-        if never_read:  # by the log, too: where this place is forgotten, reading would begin elsewhere
-            self.commit(never_read)
+        untold = {one: places[one].settled_to for one, extent in extents.items() if extent.committed is None}
+        if untold:  # or reading would begin elsewhere where this place is forgotten
+            self.commit(untold)
         return before, extents, places
 
     def _begin(self, partition: str, extent: Extent, known: Mapping[str, Place]) -> Place:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
@@ -25,7 +24,6 @@ K = TypeVar("K")
 
 OURS = "pipeline-platform"
 """Metadata of the offsets that this connector commits. Tools that reset offsets leave another, or none."""
-_AGAIN_S = 0.2
 
 _AWAY = (
     "_(TRANSPORT|TIMED_OUT|ALL_BROKERS_DOWN|RESOLVE|MSG_TIMED_OUT|WAIT_COORD|TIMED_OUT_QUEUE|DESTROY)|.*COORDINATOR.*"
@@ -100,10 +98,7 @@ def is_refusal(error: KafkaError) -> bool:
 
 
 class Cluster:
-    """Asks a cluster by one client, which stays connected.
-
-    What fails for the moment is asked again, for as long as a call may take.
-    """
+    """Asks a cluster by one client, which stays connected."""
 
     def __init__(self, address: Address, settings: Mapping[str, Any], timeout_s: float) -> None:
         self.address, self._settings, self._timeout_s = address, settings, timeout_s
@@ -221,45 +216,32 @@ class Cluster:
     def _begin(
         self, call: Callable[[AdminClient, float], Mapping[K, Future[Any]]], none: str = ""
     ) -> Callable[[], dict[K, Any]]:
-        """Begin a call; return what waits for its answers, and tries again what fails for the moment.
+        """Begin a call; return what waits for its answers.
 
         Args:
             call: Is given the client and the seconds it may take.
             none: The code of an error that means that there is nothing.
         """
-        end = time.monotonic() + self._timeout_s
         self._heard = None
-
-        def begin() -> Mapping[K, Future[Any]]:
-            return call(self.admin, max(0.1, end - time.monotonic()))
+        asked = call(self.admin, self._timeout_s)
 
         def answers() -> dict[K, Any]:
-            asked = under_way
-            while True:
-                self._wait(asked.values(), end)
-                failed = {key: error for key, one in asked.items() if (error := one.exception()) is not None}
-                codes = {key: cause.name() if (cause := kafka_error(e)) else "" for key, e in failed.items()}
-                wrong = [key for key in failed if codes[key] != none]
-                if not wrong:
-                    return {key: None if key in failed else one.result() for key, one in asked.items()}
-                explained = self._explained(failed[wrong[0]], str(wrong[0]))
-                if not isinstance(explained, SourceAwayError) or time.monotonic() + _AGAIN_S > end:
-                    raise explained
-                time.sleep(_AGAIN_S)
-                asked = begin()
+            self._wait(asked.values())
+            found: dict[K, Any] = {}
+            for key, one in asked.items():
+                error = one.exception()
+                cause = kafka_error(error) if error is not None else None
+                if error is not None and (cause is None or cause.name() != none):
+                    raise self._explained(error, str(key))
+                found[key] = None if error is not None else one.result()
+            return found
 
-        under_way = begin()
         return answers
 
-    def _wait(self, asked: Iterable[Future[Any]], end: float) -> None:
-        waiting = [*asked]
-        while True:
+    def _wait(self, asked: Iterable[Future[Any]]) -> None:
+        waiting = {*asked}
+        while waiting:  # the client ends each within its time
+            waiting = wait(waiting, timeout=0.05).not_done
             self.admin.poll(0)  # hands over what the client heard, and its log
-            if self._heard is not None and is_refusal(self._heard):
+            if waiting and self._heard is not None and is_refusal(self._heard):
                 raise self.address.explained(self._heard)
-            waiting = [one for one in waiting if not one.done()]
-            if not waiting:
-                return
-            if time.monotonic() > end + 1:  # the library's own time-out has failed
-                raise self.address.explained(TimeoutError("no answer"))
-            wait(waiting, timeout=0.05)

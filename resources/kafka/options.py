@@ -85,12 +85,7 @@ class KafkaOptions(LogSource):
         description="Bytes that a broker answers a fetch with at the most; a message that is larger comes alone.",
     )
     fetch_max_wait_s: float = Field(0.5, ge=0, le=300, description="Seconds that a broker waits for fetch_min_bytes.")
-    request_timeout_s: float = Field(
-        20.0,
-        ge=2,
-        le=300,
-        description="Seconds that a call may take, with what it is tried again, and a read may get nothing.",
-    )
+    request_timeout_s: float = Field(10.0, ge=2, le=300, description="Seconds that a call to a broker may take.")
     client_id: str = Field("pipeline-platform", description="What brokers call this client in their logs and quotas.")
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
         "PLAINTEXT", description="How to talk to brokers."
