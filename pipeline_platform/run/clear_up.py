@@ -30,8 +30,8 @@ def clear_up(flow: Flow, log: Callable[[str], None] = _LOG.info) -> list[str]:
     dead = [claim.receive_id for key in keys for claim in flow.control.over(key)]
     for receive_id in dead:
         flow.work(receive_id).interrupt()  # it would hold up this run's
-    # First what lies there, then what lives: a receive claims its room before it leaves a trace.
-    unfinished = flow.ledger.unfinished()
+    # First what is held and lies there, then what lives: a receive claims its room before it leaves a trace.
+    holders, unfinished = flow.source.holders(), flow.ledger.unfinished()
     live = {claim.receive_id for claim in flow.control.in_flight_of_all(flow.pipeline.name)}
     cleared = []
     for receive_id in unfinished:
@@ -40,6 +40,8 @@ def clear_up(flow: Flow, log: Callable[[str], None] = _LOG.info) -> list[str]:
                 cleared.append(receive_id)
         except Exception as error:  # whatever is wrong with one receive, it keeps no run from beginning
             log(steps.unfinishable(receive_id, error))
+    for receive_id in holders - live - {*unfinished}:
+        flow.source.abandon(receive_id, list)  # its run stalled, and reserved this after it was given up
     for receive_id in dead:
         flow.control.end(receive_id, if_over=True)
     return cleared
