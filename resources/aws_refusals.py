@@ -17,11 +17,14 @@ _NO_CREDENTIALS = (
     "|InvalidSecurity|UnrecognizedClientException|AuthFailure|RequestExpired|LoginRefreshRequired"
 )
 _AWAY = ".*Connect.*|.*Timeout.*|SSLError|ProxyConnectionError|HTTPClientError|ConnectionClosedError"
+_BUSY = ".*Throttl.*|RequestLimitExceeded|TooManyRequests.*|ServiceUnavailable.*|Internal(Error|Failure|ServerError)"
 _EXPLANATIONS = {
     NO_QUEUE: "queue_url {queue!r} is no queue there (region_name {region}, endpoint_url {endpoint}). Create it, or "
     "correct the one that is wrong",
     "NoRegionError|InvalidRegionError": "region_name is {region} and queue_url {queue!r} names none. Set region_name "
     "or AWS_DEFAULT_REGION",
+    "OverLimit": "queue_url {queue!r} has as many messages in flight as its quota allows ({code}). Others wait until "
+    "some are deleted. Set max_in_flight to that quota, or have AWS raise it",
     "AccessDenied.*|AuthorizationError|KmsAccessDenied": "not allowed on queue_url {queue!r}: {said}. Allow "
     "sqs:GetQueueAttributes, sqs:ReceiveMessage, sqs:DeleteMessage and sqs:ChangeMessageVisibility, and for send() "
     "sqs:SendMessage",
@@ -36,7 +39,8 @@ _EXPLANATIONS = {
 
 def code_of(error: BaseException | None) -> str:
     """AWS's code of an error without its prefix, or the class of an error that is not AWS's."""
-    code = str(getattr(error, "response", {}).get("Error", {}).get("Code", ""))
+    response = getattr(error, "response", None) or {}  # of a connection that was closed it is None
+    code = str(response.get("Error", {}).get("Code", ""))
     return code.rsplit(".", 1)[-1] or type(error).__name__
 
 
@@ -52,7 +56,7 @@ def explained(error: Exception, source: SqsSource) -> SourceError:
         code=code,
         said=f"{type(error).__name__}: {error}",
     )
-    kind = SourceAwayError if re.fullmatch(_AWAY, code) else SourceError
+    kind = SourceAwayError if re.fullmatch(f"{_AWAY}|{_BUSY}", code) else SourceError
     return kind(f"source {source.name!r}: {explanation}")
 
 

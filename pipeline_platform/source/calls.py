@@ -58,7 +58,8 @@ def receive(
     with ThreadPoolExecutor(threads) as pool:
         while True:
             is_over = error is not None or empty >= empty_replies or time.monotonic() >= until
-            while wanted and not is_over and len(under_way) < threads:
+            # One by one from an empty reply on, until another is not: most calls past the end would be for nothing.
+            while wanted and not is_over and len(under_way) < (1 if empty else threads):
                 asked = min(per_call, wanted)
                 wanted -= asked
                 under_way[pool.submit(call, asked)] = asked

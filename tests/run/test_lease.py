@@ -25,7 +25,7 @@ def test_a_control_store_that_does_not_answer_costs_no_lease_at_the_source(
         raise ControlStoreError("no route")
 
     monkeypatch.setattr(ControlStore, "beat", unreachable)
-    monkeypatch.setattr(TableQueue, "extend", lambda queue, receive_id: extended.append(receive_id) or True)
+    monkeypatch.setattr(TableQueue, "extend", lambda queue, receive_id, held: extended.append(receive_id) or True)
     flow.beats.clear()  # both leases are due
     with alive(flow, receive):
         pass

@@ -1,18 +1,20 @@
 """SQS at fault in the middle of runs: each message once in every table, nothing lost, and the reason said."""
 
 import logging
-import os
-import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import psutil
 import pytest
 
 from demo import sqs
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin
 from pipeline_platform.source.contract import SourceAwayError, SourceError
+from pipeline_platform.spark.engine import TaskError
 from tests.fixtures.flow import WINDOW
 from tests.fixtures.sqs_between import Body
 from tests.fixtures.sqs_flow import SqsGround
@@ -54,12 +56,26 @@ def test_a_server_that_is_away_for_a_moment_in_a_receive_and_in_an_acknowledgeme
 def test_a_server_that_stays_away_in_a_receive_leaves_what_came_to_be_handled(
     sqs_ground: SqsGround, words: list[str]
 ) -> None:
-    sqs_ground.fake.cut("ReceiveMessage", range(9, 10_000))
+    sqs_ground.fake.cut("ReceiveMessage", range(5, 10_000))
     flow = sqs_ground.flow()
 
-    first = sqs_ground.run(flow)
+    assert sqs_ground.run(flow, 90).acknowledged == len(sqs_ground.words(flow)) == 40
 
-    assert 0 < first.acknowledged == len(sqs_ground.words(flow)) < MANY
+    settle(sqs_ground)
+    assert sqs_ground.words(flow) == words
+
+
+def test_a_server_that_gives_a_task_nothing_fails_the_receive_by_its_reason(
+    sqs_ground: SqsGround, words: list[str]
+) -> None:
+    flow = sqs_ground.flow()
+    receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
+    sqs_ground.fake.refuse("ReceiveMessage", "AccessDeniedException", "not authorized")
+
+    with pytest.raises(TaskError, match="Allow sqs:GetQueueAttributes, sqs:ReceiveMessage"):
+        steps.receive_messages(flow, receive)
+
+    flow.control.end(receive.receive_id)
     settle(sqs_ground)
     assert sqs_ground.words(flow) == words
 
@@ -91,23 +107,30 @@ def test_a_server_that_stays_away_in_an_acknowledgement_is_told_by_the_next_run(
     assert sqs_ground.words(flow) == words
 
 
-def test_a_server_that_stands_still_and_goes_on_costs_nothing(
-    servers_folder: Path, sqs_ground: SqsGround, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@contextmanager
+def standing_still(endpoint: str) -> Iterator[None]:
+    """Have a server that this process started stand still for two seconds."""
+    port = urlsplit(endpoint).port
+    children = psutil.Process().children()
+    (server,) = [child for child in children if port in {at.laddr.port for at in child.net_connections()}]
+    server.suspend()
+    wake = threading.Timer(2, server.resume)
+    wake.start()
+    yield
+    wake.join()
+
+
+def test_a_server_that_stands_still_and_goes_on_costs_nothing(sqs_ground: SqsGround, servers_folder: Path) -> None:
     with sqs.serve(servers_folder) as endpoint:
         url = sqs.create_queue(endpoint, "still")
         sqs.fill(url, ["one", "two"])
         flow = sqs_ground.flow(queue_url=url, endpoint_url=endpoint)
         receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
-        server = process_at(endpoint)
-        for step in (lambda: steps.receive_messages(flow, receive), lambda: steps.acknowledge(flow, receive)):
-            os.kill(server, signal.SIGSTOP)
-            wake = threading.Timer(2, os.kill, (server, signal.SIGCONT))
-            wake.start()
-            step()
-            wake.join()
-            if step.__code__.co_names[1] == "receive_messages":
-                sqs_ground.go_on(flow, receive)
+        with standing_still(endpoint):
+            steps.receive_messages(flow, receive)
+        sqs_ground.go_on(flow, receive)
+        with standing_still(endpoint):
+            assert steps.acknowledge(flow, receive).acknowledged == 2
         assert flow.source.backlog().messages == 0
     assert sqs_ground.words(flow) == ["one", "two"]
 
@@ -161,7 +184,6 @@ def test_credentials_that_are_revoked_in_a_run_are_named_without_being_told(
 ) -> None:
     flow = sqs_ground.flow()
     said = "not authorized" if code == "AccessDeniedException" else f"{SECRET} is expired"
-    sqs_ground.fake.refuse("ReceiveMessage", code, said, beyond=12)
     sqs_ground.fake.refuse("DeleteMessageBatch", code, said)
     sqs_ground.fake.refuse("ChangeMessageVisibilityBatch", code, said)
 
@@ -190,7 +212,7 @@ def test_a_server_that_is_away_when_a_run_begins_may_be_tried_again(
 
 
 def test_messages_of_the_largest_size_go_through_a_run(sqs_ground: SqsGround) -> None:
-    largest = ["%d" % number * 2**20 for number in range(3)]
+    largest = [str(number) * 2**20 for number in range(3)]
     flow = sqs_ground.flow()
     assert sqs_ground.source(flow).send(text.encode() for text in largest) == 3
     assert sqs_ground.fake.calls["SendMessageBatch"] == 3
