@@ -5,13 +5,17 @@ import os
 
 import pytest
 
-from demo import sqs
+from demo.servers import sqs
 
 pytest_plugins = [
     name
     for name in (
         "tests.fixtures.postgres",
+        "tests.fixtures.servers",
         "tests.fixtures.sqs",
+        "tests.fixtures.kafka",
+        "tests.fixtures.rabbitmq",
+        "tests.fixtures.pubsub",
         "tests.fixtures.spark",
         "tests.fixtures.spark_cluster",
         "tests.fixtures.flow",

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from filelock import FileLock
 
 from demo.place import DemoError
+from demo.servers.server import Server, in_memory
 
 if TYPE_CHECKING:
     from mypy_boto3_sqs import SQSClient
@@ -37,8 +38,8 @@ def missing() -> str | None:
 
 
 @contextmanager
-def serve(folder: Path) -> Iterator[str]:
-    """Run a server on loopback until the block ends, or this process does; yield its endpoint.
+def serve(folder: Path) -> Iterator[Server]:
+    """Run a server on loopback until the block ends, or this process does; yield it, its address an endpoint.
 
     Concurrent callers share `folder`, where the server is installed.
 
@@ -47,14 +48,28 @@ def serve(folder: Path) -> Iterator[str]:
     """
     if lack := missing():
         raise DemoError(f"no SQS server: {lack}")
-    command, pipe = ["node", str(Path(__file__).with_suffix(".mjs")), str(_install(folder))], subprocess.PIPE
-    # In a session of its own: a Ctrl-C is for this process. The server ends when its standard input is closed.
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True, text=True) as process:  # noqa: S603
-        assert process.stdout is not None
-        port = process.stdout.readline().strip()
-        if not port:
-            raise DemoError("the SQS server did not start; node said why above")
-        yield f"http://127.0.0.1:{port}"
+    with in_memory(["node", str(Path(__file__).with_suffix(".mjs")), str(install(folder))], "http://") as server:
+        yield server
+
+
+def install(folder: Path) -> Path:
+    """Install fauxqs, once for all callers, and return its package folder.
+
+    Raises:
+        DemoError: npm fails.
+    """
+    home = folder / f"fauxqs-{FAUXQS}"
+    home.mkdir(parents=True, exist_ok=True)
+    # Its engines field asks for Node 22, for the persistence that sqs.mjs does without.
+    options = ["--no-audit", "--no-fund", "--ignore-scripts", "--engine-strict=false", "--prefix", str(home)]
+    with FileLock(home / "lock"):
+        if not (home / "installed").exists():
+            npm = ["npm", "install", *options, f"fauxqs@{FAUXQS}"]
+            installed = subprocess.run(npm, capture_output=True, text=True, timeout=_INSTALL_S, check=False)  # noqa: S603
+            if installed.returncode:
+                raise DemoError(f"npm cannot install fauxqs {FAUXQS} into {home}: {installed.stderr[-1_000:]}")
+            (home / "installed").touch()
+    return home / "node_modules" / "fauxqs"
 
 
 def client(endpoint: str) -> SQSClient:
@@ -87,19 +102,3 @@ def fill(queue_url: str, payloads: Iterable[str | bytes]) -> int:
     with ThreadPoolExecutor(2) as pool:  # two calls under way keep the server busy
         list(pool.map(send, range(0, len(bodies), 10)))
     return len(bodies)
-
-
-def _install(folder: Path) -> Path:
-    """Install fauxqs, once for all callers, and return its package folder."""
-    home = folder / f"fauxqs-{FAUXQS}"
-    home.mkdir(parents=True, exist_ok=True)
-    # Its engines field asks for Node 22, for the persistence that sqs.mjs does without.
-    options = ["--no-audit", "--no-fund", "--ignore-scripts", "--engine-strict=false", "--prefix", str(home)]
-    with FileLock(home / "lock"):
-        if not (home / "installed").exists():
-            npm = ["npm", "install", *options, f"fauxqs@{FAUXQS}"]
-            installed = subprocess.run(npm, capture_output=True, text=True, timeout=_INSTALL_S, check=False)  # noqa: S603
-            if installed.returncode:
-                raise DemoError(f"npm cannot install fauxqs {FAUXQS} into {home}: {installed.stderr[-1_000:]}")
-            (home / "installed").touch()
-    return home / "node_modules" / "fauxqs"
