@@ -23,6 +23,7 @@ pytest_plugins = [
         "tests.fixtures.sensor",
         "tests.fixtures.table_queue",
         "tests.fixtures.control",
+        "tests.fixtures.sqs_flow",
     )
     if importlib.util.find_spec(name)
 ]
