@@ -17,6 +17,7 @@ from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.reader import divide, read_ranges
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import intake_of
+from pipeline_platform.source.patience import patiently
 
 _LOG = logging.getLogger(__name__)
 
@@ -53,8 +54,8 @@ def beat(flow: Flow, receive: Receive) -> bool:
 
 
 def renew(flow: Flow, receive: Receive) -> bool:
-    """Renew both leases now; return whether this run still has them."""
-    return beat(flow, receive) and _extend(flow, receive)
+    """Renew both leases now; return whether this run still has them. Wait for a source that is away."""
+    return beat(flow, receive) and patiently(lambda: _extend(flow, receive))
 
 
 def expect_ours(flow: Flow, receive: Receive) -> None:
