@@ -74,7 +74,7 @@ $(VENV)/.installed: $(VENV)/.made $(BUILT_FROM)
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	@$(BIN)/python -m pip install $(QUIET) -c constraints.txt --group dev
+	@$(BIN)/python -m pip install $(QUIET) -c constraints.txt -e '.[kafka,pubsub,rabbitmq]' --group dev
 	@touch $@
 
 clean-demo: ## Forget the demo

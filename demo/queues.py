@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import polars as pl
 
-from demo import sqs
 from demo.place import ALL_FLIGHTS, PROJECT, DemoError, Kind, Place
+from demo.servers import sqs
 from pipelines.flights import LONG_DELAY
 from resources.table_queue import TableQueue
 
@@ -71,7 +71,8 @@ def opened(place: Place, source: Kind) -> Iterator[Queue]:
 
         yield Queue({}, table.enqueue, rows)
         return
-    with sqs.serve(PROJECT / ".servers") as endpoint:
+    with sqs.serve(PROJECT / ".servers") as server:
+        endpoint = server.address
         url, client = sqs.create_queue(endpoint, "flights"), sqs.client(endpoint)
 
         def left() -> int:

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from demo import sqs
+from demo.servers import sqs
 
 pytest_plugins = [
     name

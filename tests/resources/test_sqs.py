@@ -15,7 +15,7 @@ from moto import mock_aws
 from pydantic import ValidationError
 
 import resources.sqs
-from demo import sqs as local
+from demo.servers import sqs as local
 from pipeline_platform.model.message import DELIVERIES
 from pipeline_platform.source.contract import Backlog, Share, SourceError
 from resources.sqs import SqsSource
@@ -393,7 +393,8 @@ def test_a_long_poll_waits_for_what_comes(sqs_server, sqs_queue):
 
 
 def test_a_server_ends_with_its_block(servers_folder):
-    with local.serve(servers_folder) as endpoint:
+    with local.serve(servers_folder) as server:
+        endpoint = server.address
         assert local.fill(local.create_queue(endpoint, "flights"), [b"bytes", "text"]) == 2
     with pytest.raises(SourceError, match="does not answer"):
         source(endpoint_url=endpoint).check_ready()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from demo import sqs
+from demo.servers import sqs
 from pipeline_platform.model.message import DELIVERIES
 from pipeline_platform.source.contract import Source, SourceError
 from resources.sqs import SqsSource

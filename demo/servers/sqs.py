@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from filelock import FileLock
 
 from demo.place import DemoError
+from demo.servers.server import Server, in_memory
 
 if TYPE_CHECKING:
     from mypy_boto3_sqs import SQSClient
@@ -37,8 +38,8 @@ def missing() -> str | None:
 
 
 @contextmanager
-def serve(folder: Path) -> Iterator[str]:
-    """Run a server on loopback until the block ends, or this process does; yield its endpoint.
+def serve(folder: Path) -> Iterator[Server]:
+    """Run a server on loopback until the block ends, or this process does; yield it, its address an endpoint.
 
     Concurrent callers share `folder`, where the server is installed.
 
@@ -47,14 +48,8 @@ def serve(folder: Path) -> Iterator[str]:
     """
     if lack := missing():
         raise DemoError(f"no SQS server: {lack}")
-    command, pipe = ["node", str(Path(__file__).with_suffix(".mjs")), str(_install(folder))], subprocess.PIPE
-    # In a session of its own: a Ctrl-C is for this process. The server ends when its standard input is closed.
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True, text=True) as process:  # noqa: S603
-        assert process.stdout is not None
-        port = process.stdout.readline().strip()
-        if not port:
-            raise DemoError("the SQS server did not start; node said why above")
-        yield f"http://127.0.0.1:{port}"
+    with in_memory(["node", str(Path(__file__).with_suffix(".mjs")), str(_install(folder))], "http://") as server:
+        yield server
 
 
 def client(endpoint: str) -> SQSClient:

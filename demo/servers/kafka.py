@@ -1,0 +1,147 @@
+"""A Kafka server for tests and the demo: one node that is broker and controller, from Maven's archive.
+
+Topics are created by those who want them, never by a client's mere question. A topic whose messages are to be
+forgotten soon says so itself: `retention.ms`, `segment.ms`; this server looks every second.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock
+
+from demo.place import DemoError
+from demo.servers.server import Program, Server, free_ports
+from pipeline_platform.spark.jvm import JavaNotFoundError, ensure_java
+
+KAFKA, LOG4J = "4.4.0", "2.25.5"
+_INSTALL_S = 300
+_POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>local</groupId>
+  <artifactId>kafka</artifactId>
+  <version>1</version>
+  <packaging>pom</packaging>
+  <dependencies>
+    <dependency>
+      <groupId>org.apache.kafka</groupId>
+      <artifactId>kafka_2.13</artifactId>
+      <version>{kafka}</version>
+    </dependency>
+    <dependency> <!-- without it Kafka says nothing, not even why it does not start -->
+      <groupId>org.apache.logging.log4j</groupId>
+      <artifactId>log4j-slf4j-impl</artifactId>
+      <version>{log4j}</version>
+    </dependency>
+  </dependencies>
+</project>
+"""
+_SETTINGS = """
+process.roles=broker,controller
+node.id=1
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
+controller.listener.names=CONTROLLER
+controller.quorum.voters=1@127.0.0.1:{controller}
+log.dirs={folder}/data
+auto.create.topics.enable=false
+
+# The topics of Kafka itself, on one node and small.
+offsets.topic.replication.factor=1
+offsets.topic.num.partitions=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+transaction.state.log.num.partitions=1
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+share.coordinator.state.topic.num.partitions=1
+
+# A test waits for none of these.
+group.initial.rebalance.delay.ms=0
+group.min.session.timeout.ms=1000
+log.initial.task.delay.ms=1000
+log.retention.check.interval.ms=1000
+log.segment.delete.delay.ms=1000
+log.cleaner.backoff.ms=1000
+
+# Little memory, and files that begin small.
+num.network.threads=2
+num.io.threads=2
+log.cleaner.dedupe.buffer.size=4194304
+log.index.size.max.bytes=1048576
+"""
+_JVM = ["-Xms64m", "-Xmx320m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dlog4j2.level=INFO"]
+
+
+def missing() -> str | None:
+    """Say what this machine lacks to run the server, or None."""
+    if shutil.which("mvn"):
+        return None
+    return "mvn not found on PATH; on Debian: apt-get install --no-install-recommends maven, which brings a Java too"
+
+
+@contextmanager
+def serve(folder: Path) -> Iterator[Server]:
+    """Run a server on loopback until the block ends, or this process does; yield it.
+
+    Concurrent callers share `folder`, where the server is installed.
+
+    Raises:
+        DemoError: Maven or Java is missing, or the server cannot be installed or does not start.
+    """
+    if lack := missing():
+        raise DemoError(f"no Kafka server: {lack}")
+    try:
+        java = ensure_java(folder)
+    except JavaNotFoundError as error:
+        raise DemoError(f"no Kafka server: {error}") from error
+    jars = _install(folder, java)
+    with tempfile.TemporaryDirectory(prefix="kafka-", ignore_cleanup_errors=True) as made:
+        port, controller = free_ports(2)
+        settings = Path(made) / "server.properties"
+        settings.write_text(_SETTINGS.format(port=port, controller=controller, folder=made))
+        run = [str(java / "bin" / "java"), *_JVM, "-cp", f"{jars}/*"]
+        _format(run, settings)
+        server = Program(
+            f"127.0.0.1:{port}", [*run, "kafka.Kafka", str(settings)], Path(made), "Kafka Server started", {}
+        )
+        with server.running():
+            yield server
+
+
+def _format(run: list[str], settings: Path) -> None:
+    """Prepare the folder of the server's data, as Kafka wants it before its first start."""
+    cluster = f"--cluster-id={secrets.token_urlsafe(16)}"
+    command = [*run, "kafka.tools.StorageTool", "format", cluster, "--config", str(settings)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603
+    if done.returncode:
+        raise DemoError(f"Kafka cannot prepare its folder: {(done.stdout + done.stderr)[-2_000:]}")
+
+
+def _install(folder: Path, java: Path) -> Path:
+    """Install Kafka, once for all callers, and return the folder of its archives."""
+    home = (folder / f"kafka-{KAFKA}").resolve()
+    home.mkdir(parents=True, exist_ok=True)
+    with FileLock(home / "lock"):
+        if not (home / "installed").exists():
+            (home / "pom.xml").write_text(_POM.format(kafka=KAFKA, log4j=LOG4J))
+            into = ["-DincludeScope=runtime", f"-DoutputDirectory={home / 'jars'}"]
+            installed = subprocess.run(  # noqa: S603
+                ["mvn", "--batch-mode", "--quiet", "dependency:copy-dependencies", *into],  # noqa: S607
+                cwd=home,
+                env={**os.environ, "JAVA_HOME": str(java)},
+                capture_output=True,
+                text=True,
+                timeout=_INSTALL_S,
+                check=False,
+            )
+            if installed.returncode:
+                raise DemoError(f"Maven cannot install Kafka {KAFKA} into {home}: {installed.stdout[-1_000:]}")
+            (home / "installed").touch()
+    return home / "jars"
