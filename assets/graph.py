@@ -187,7 +187,9 @@ def _receive_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
         )
         received = {tags.origin: origin, tags.demand: str(receive.demand), tags.receive_id: receive.receive_id}
         context.instance.add_run_tags(context.run.run_id, received)
-        settlement.report_received(context, receive, steps.receive_messages(flow, receive))
+        manifest = steps.receive_messages(flow, receive)
+        context.instance.add_run_tags(context.run.run_id, {tags.received: str(manifest.total("received"))})
+        settlement.report_received(context, receive, manifest)
 
     return receive_messages
 

@@ -25,12 +25,14 @@ class RunTags(NamedTuple):
         origin: Where the run takes the pipeline's messages from; on every run that is known to be the pipeline's.
         demand: How many messages it was asked for, then how many it took on.
         receive_id: What it leased: ops, and the run that re-executes them, find by it what earlier ops wrote.
+        received: How many messages it received, once it has.
         published: On a red run of which all is published and acknowledged: its own id, because re-executions copy tags.
     """
 
     origin: str
     demand: str
     receive_id: str
+    received: str
     published: str
 
     @classmethod

@@ -15,7 +15,6 @@ another planner may commit between what it saw and what it locked.
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
 from pipeline_platform.control.database import Database, insert
-from pipeline_platform.source.contract import Share, SourceError
+from pipeline_platform.source.contract import Share
 
 ROWS_PER_BATCH: Final = 2_000
 BYTES_PER_BATCH: Final = 8 << 20
@@ -38,21 +37,6 @@ Rows become columns while the processor's cache still has them, which takes half
 
 READING_IDLE_S: Final = 3_600
 """A task that reads stands still inside its transaction while it writes what it read. It locks no row."""
-
-COLUMNS_AS_JSON: Final = 60
-"""SQLite takes 127 arguments to a function, two for each member of an object."""
-
-_WAYS_OUT: Final = {
-    "unable to open database file": "The url must name a file that is there; create() makes it",
-    "file is not a database": "Name a SQLite file in url",
-    "does not exist": "Correct url or table, or call create()",
-    "no such table": "Correct table, or call create()",
-    "permission denied for schema": "Grant the user of url USAGE on it, and CREATE where create() is to make tables",
-    "permission denied for sequence": "Grant the user of url USAGE on it",
-    # UPDATE on the queue, too: nothing changes its rows, but a planner locks those that it leases.
-    "permission denied": "Grant the user of url SELECT, UPDATE and DELETE on the queue, with INSERT to enqueue, "
-    "and SELECT, INSERT, UPDATE and DELETE on the two tables beside it",
-}
 
 
 @dataclass(frozen=True)
@@ -66,6 +50,7 @@ class LeasedTable:
         receives: `id`, `receive_id` (NULL for a delay), `leased_until` in seconds since 1970, NULL once it is over.
         kind: What an id is in Python: `int`, `str` or `UUID`.
         columns: Columns of `queue` by the names of the options.
+        partitions_apart: Whether the messages of a partition are leased to one receive at a time.
     """
 
     database: Database
@@ -74,6 +59,7 @@ class LeasedTable:
     receives: sa.Table
     kind: type[int] | type[str] | type[UUID]
     columns: Mapping[str, sa.ColumnClause[Any]]
+    partitions_apart: bool = False
 
     @property
     def id(self) -> sa.ColumnClause[Any]:
@@ -118,6 +104,8 @@ class LeasedTable:
         attempts = (sa.func.coalesce(leases.c.attempts, 0) + 1).label("attempts")
         live = sa.select(receives.c.id).where(receives.c.leased_until.is_not(None))
         waiting = self._waiting(live, self.id.label("id"), attempts).limit(demand)
+        if self.partitions_apart:
+            waiting = self._of_free_partitions(connection, waiting, live)
         picked = waiting.with_for_update(of=self.queue, skip_locked=True).subquery("picked")
         # SQLite needs a WHERE here, to tell ON CONFLICT from the ON of a join.
         rows = sa.select(picked.c.id, sa.literal(receive), picked.c.attempts).where(sa.true())
@@ -144,6 +132,14 @@ class LeasedTable:
             yield Share(at={"after": _plain(after), "to": _plain(to)}, messages=size)
             after = to
 
+    def held(self, connection: sa.Connection) -> list[tuple[str | None, float, int]]:
+        """List the live receives: id (None for messages that wait for a delay), seconds that are left, messages."""
+        receives, leases = self.receives, self.leases
+        left = receives.c.leased_until - self._now(connection)
+        rows = sa.select(receives.c.receive_id, left, sa.func.count()).join(leases, leases.c.receive == receives.c.id)
+        live = rows.where(receives.c.leased_until.is_not(None)).group_by(receives.c.id).order_by(receives.c.id)
+        return [(receive_id, float(seconds), int(count)) for receive_id, seconds, count in connection.execute(live)]
+
     def renew(self, connection: sa.Connection, receive_id: str, lease_s: float) -> bool:
         """Set a receive's lease to `lease_s` from now; False where it is over or has nothing left."""
         live = self.receives.c.leased_until.is_not(None)
@@ -161,11 +157,13 @@ class LeasedTable:
         return connection.execute(found).scalar() is not None
 
     def read(self, connection: sa.Connection, share: Share, receive_id: str) -> Iterator[list[tuple[Any, ...]]]:
-        """Read `(id, attempts, data[, metadata])` of a share in lists that fit a batch."""
+        """Read `(id, attempts, data[, metadata][, partition])` of a share in lists that fit a batch."""
         leases = self.leases
         columns = [leases.c.id, leases.c.attempts, self._payload()]
         if "metadata_column" in self.columns:
             columns.append(self._as_text(self.columns["metadata_column"]))
+        if "partition_column" in self.columns:
+            columns.append(self._as_text(self.columns["partition_column"]))
         query = (
             sa.select(*columns)
             .select_from(leases.join(self.queue, self.id == leases.c.id))
@@ -224,6 +222,20 @@ class LeasedTable:
             .order_by(self.id)
         )
 
+    def _of_free_partitions(
+        self, connection: sa.Connection, waiting: sa.Select[Any], live: sa.Select[tuple[int]]
+    ) -> sa.Select[Any]:
+        """Leave out partitions of which a receive holds a message. Planners take turns, or two could begin one."""
+        if not self.database.is_sqlite:
+            name = f"{self.queue.schema or ''}.{self.queue.name}"
+            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtextextended(name, 0))))
+        partition = self.columns["partition_column"]
+        queue = self.queue.alias("held")
+        leased = queue.join(self.leases, self.leases.c.id == queue.c[self.id.name])
+        held = sa.select(queue.c[partition.name]).select_from(leased).where(self.leases.c.receive.in_(live))
+        is_held = sa.exists(held.where(queue.c[partition.name] == partition))
+        return waiting.where(~is_held)
+
     def _has_left(self) -> sa.ColumnElement[bool]:
         return sa.exists().where(self.leases.c.receive == self.receives.c.id)
 
@@ -281,91 +293,6 @@ class LeasedTable:
             digits = sa.literal("\\x").concat(sa.func.lower(sa.func.hex(plain)))  # as PostgreSQL writes it
             members += [sa.literal(column.name), sa.case((sa.func.typeof(plain) == "blob", digits), else_=plain)]
         return sa.func.json_object(*members)
-
-
-@functools.lru_cache(maxsize=32)
-def open_table(what: str, url: str, schema: str | None, name: str, **options: str | None) -> LeasedTable:
-    """Look the tables up, once per process: a queue is pickled and copied, so it keeps nothing itself.
-
-    Args:
-        what: The queue's name, for errors.
-        url: Of the database.
-        schema: Of the tables; None for the default.
-        name: Of the queue.
-        options: Names of columns, by option.
-
-    Raises:
-        SourceError: The queue's table or a column is not there, or its id cannot be one.
-    """
-    database = database_at(what, url, create=False)
-    with database.reading() as connection:
-        inspector = sa.inspect(connection)
-        if not inspector.has_table(name, schema=schema):
-            raise database.refusal(f"there is no table {name!r}; correct table, or call create()")
-        found = {column["name"]: column["type"] for column in inspector.get_columns(name, schema=schema)}
-        for option, column in options.items():
-            if column is not None and column not in found:
-                has = ", ".join(sorted(found))
-                raise database.refusal(f"{option} is {column!r}, and table {name!r} has only {has}")
-        id_ = str(options["id_column"])
-        unique: list[Any] = [inspector.get_pk_constraint(name, schema=schema)["constrained_columns"]]
-        unique += [constraint["column_names"] for constraint in inspector.get_unique_constraints(name, schema=schema)]
-        unique += [index["column_names"] for index in inspector.get_indexes(name, schema=schema) if index["unique"]]
-    if [id_] not in unique:
-        raise database.refusal(f"id_column is {id_!r}, which is not unique; name a primary key or a unique column")
-    kind = next((kind for kind in (int, str, UUID) if _python_type(found[id_]) is kind), None)
-    if kind is None:
-        wanted = "name a column of integers, texts or UUIDs"
-        raise database.refusal(f"id_column is {id_!r}, of type {found[id_]!r}; {wanted}")
-    if options["data_column"] is None and database.is_sqlite and len(found) > COLUMNS_AS_JSON:
-        most = f"SQLite makes objects of up to {COLUMNS_AS_JSON} columns"
-        raise database.refusal(f"data_column is None, and {most}; name a column")
-    # Lightweight, for whatever else is in a table of one's own is left alone.
-    queue = sa.table(name, *(sa.column(*column) for column in found.items()), schema=schema)
-    columns = {option: queue.c[column] for option, column in options.items() if column is not None}
-    id_type = found[id_]
-    if database.is_sqlite:
-        id_type = sa.Integer() if kind is int else sa.Text()
-    return LeasedTable(database, queue, *_beside(schema, name, id_type, kind), kind=kind, columns=columns)
-
-
-def database_at(what: str, url: str, *, create: bool) -> Database:
-    """Name a queue's database. A connection is not kept: each use is one bulk statement."""
-    return Database(url, what, SourceError, ways_out=_WAYS_OUT, create=create)
-
-
-def row_id() -> sa.types.TypeEngine[int]:
-    """Type of an id that the database gives: 64 bits on both, but SQLite's row id must be called INTEGER."""
-    return sa.BigInteger().with_variant(sa.Integer(), "sqlite")
-
-
-def _python_type(type_: sa.types.TypeEngine[Any]) -> type | None:
-    try:
-        return type_.python_type
-    except NotImplementedError:
-        return None
-
-
-def _beside(schema: str | None, name: str, id_type: sa.types.TypeEngine[Any], kind: type) -> tuple[sa.Table, sa.Table]:
-    tables = sa.MetaData(schema=schema)
-    leases = sa.Table(
-        f"{name}_leases",
-        tables,
-        sa.Column("id", id_type, primary_key=True, autoincrement=False),
-        sa.Column("receive", row_id()),
-        sa.Column("attempts", sa.Integer, nullable=False),
-        sqlite_with_rowid=kind is int,
-    )
-    receives = sa.Table(
-        f"{name}_receives",
-        tables,
-        # An identity: a user who inserts needs rights on a serial's sequence as well, and on an identity's none.
-        sa.Column("id", row_id(), sa.Identity(), primary_key=True),
-        sa.Column("receive_id", sa.Text, unique=True),
-        sa.Column("leased_until", sa.Double),
-        sqlite_autoincrement=True,
-    )
-    return leases, receives
 
 
 def _plain(id_: Any) -> int | str | None:

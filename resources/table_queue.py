@@ -6,23 +6,27 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
 from itertools import zip_longest
-from typing import Any, Final
+from typing import Any, Final, Literal, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import sqlalchemy as sa
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 from sqlalchemy.dialects import postgresql
 
 from pipeline_platform.control.database import parse
 from pipeline_platform.source.contract import Backlog, Held, Refused, Share
 from pipeline_platform.source.leased import LeasedSource
-from resources.leased_table import LeasedTable, database_at, open_table, row_id
+from resources.leased_table import LeasedTable
+from resources.queue_tables import database_at, open_table, row_id
 
 IDS_PER_TRANSACTION: Final = 100_000
 """Acknowledged in one transaction: about 0.1 s of SQLite's only write lock, so that nobody waits long for it."""
 
 LOST: Final = "not leased by this receive any more: another has it, or it was given back"
+
+
+Payload = Literal["bytes", "json"]
 
 
 class TableQueue(LeasedSource):
@@ -49,6 +53,14 @@ class TableQueue(LeasedSource):
     )
     data_column: str | None = Field("data", description="Payload; None for the whole row as one JSON object.")
     metadata_column: str | None = Field(None, description="JSON object of metadata, where there is one.")
+    partition_column: str | None = Field(
+        None, description="Text of what keeps an order, a customer's number say; with it a message has a partition."
+    )
+    one_receive_per_partition: bool = Field(
+        False,
+        description="Whether the messages of a partition are leased to one receive at a time. Needs partition_column, "
+        "with an index if many messages wait.",
+    )
     created_column: str | None = Field(
         None, description="When it came, to tell how long the oldest has waited; UTC where it has no time zone."
     )
@@ -58,8 +70,17 @@ class TableQueue(LeasedSource):
     def _names_a_database(cls, url: str) -> str:
         return parse(url).render_as_string(hide_password=False)
 
-    def create(self) -> None:
+    @model_validator(mode="after")
+    def _has_partitions(self) -> Self:
+        if self.one_receive_per_partition and self.partition_column is None:
+            raise ValueError("one_receive_per_partition needs partition_column: name the column")
+        return self
+
+    def create(self, payload: Payload = "bytes") -> None:
         """Make the tables that are not there yet; on SQLite the file and its folders, too.
+
+        Args:
+            payload: Of a new table: `bytes`, or `json`, which PostgreSQL checks and can look into (jsonb).
 
         Raises:
             SourceError: The database cannot be reached, or a table of one's own lacks what the options name.
@@ -72,7 +93,7 @@ class TableQueue(LeasedSource):
                     raise database.refusal(
                         f"there is no table {name!r}, and with data_column None it is one of your own"
                     )
-                self._new_queue(schema, name).create(connection)
+                self._new_queue(schema, name, payload).create(connection)
         open_table.cache_clear()
         table = self._table()
         table.database.write(table.leases.metadata.create_all)
@@ -84,7 +105,8 @@ class TableQueue(LeasedSource):
 
         Args:
             payloads: One per message.
-            metadata: One JSON object or None per payload; needs `metadata_column`.
+            metadata: One JSON object or None per payload; needs `metadata_column`, or `partition_column` for what it
+                says under the name of that.
 
         Raises:
             SourceError: The table cannot take them.
@@ -92,14 +114,21 @@ class TableQueue(LeasedSource):
             ValueError: There are more or fewer metadata than payloads, or a payload for a text column is not UTF-8.
         """
         table = self._table()
-        options = ["data_column"] if metadata is None else ["data_column", "metadata_column"]
+        options = ["data_column"]
+        if metadata is not None:
+            beside = [option for option in ("metadata_column", "partition_column") if option in table.columns]
+            options += beside or ["metadata_column"]
         for option in options:
             if option not in table.columns:
                 raise table.database.refusal(f"{option} is None, so there is no column to put them in")
         columns = [table.columns[option] for option in options]
-        rows = _rows(payloads, metadata, as_text=not isinstance(columns[0].type, sa.LargeBinary))
+        rows = _rows(payloads, metadata, self, as_text=not isinstance(columns[0].type, sa.LargeBinary))
         with table.database.writing() as connection:
             return _copy_in(connection, table.queue, [column.name for column in columns], rows)
+
+    def send(self, payloads: Iterable[bytes], metadata: Iterable[Mapping[str, Any] | None] | None = None) -> int:
+        """Add messages: see `enqueue`."""
+        return self.enqueue(payloads, metadata)
 
     def backlog(self) -> Backlog:
         """Count what waits; about 0.1 s for a million messages on either database.
@@ -176,6 +205,12 @@ class TableQueue(LeasedSource):
         table = self._table()
         table.database.write(lambda connection: table.give_back_all(connection, receive_id))
 
+    def held(self) -> list[tuple[str | None, float, int]]:
+        """List what is leased: receive, or None for messages that wait for a delay; seconds left; messages."""
+        table = self._table()
+        with table.database.reading() as connection:
+            return table.held(connection)
+
     def check_ready(self) -> None:
         """Raise `SourceError` where a receive is bound to fail: the tables, the columns, or the right to write."""
         table = self._table()
@@ -197,13 +232,17 @@ class TableQueue(LeasedSource):
 
     def _table(self) -> LeasedTable:
         columns = {option: getattr(self, option) for option in type(self).model_fields if option.endswith("_column")}
-        return open_table(self._what, self.url, *self._schema_and_name(), **columns)
+        apart = self.one_receive_per_partition
+        return open_table(self._what, self.url, *self._schema_and_name(), partitions_apart=apart, **columns)
 
-    def _new_queue(self, schema: str | None, name: str) -> sa.Table:
+    def _new_queue(self, schema: str | None, name: str, payload: Payload) -> sa.Table:
+        kind = sa.Text().with_variant(postgresql.JSONB(), "postgresql") if payload == "json" else sa.LargeBinary()
         columns: list[sa.Column[Any]] = [
             sa.Column(self.id_column, row_id(), sa.Identity(), primary_key=True),
-            sa.Column(self.data_column, sa.LargeBinary, nullable=False),
+            sa.Column(self.data_column, kind, nullable=False),
         ]
+        if self.partition_column:
+            columns.append(sa.Column(self.partition_column, sa.Text, index=True))
         if self.metadata_column:
             columns.append(sa.Column(self.metadata_column, sa.Text))
         if self.created_column:
@@ -228,6 +267,7 @@ class TableQueue(LeasedSource):
 
     def _batch(self, rows: list[tuple[Any, ...]], receive_id: str) -> pa.RecordBatch:
         ids, attempts, data, *notes = zip(*rows, strict=True)
+        partition = [_text(value) for value in notes.pop()] if self.partition_column else None
         id_strings = pa.array(ids).cast(pa.string()) if isinstance(ids[0], int) else [str(id_) for id_ in ids]
         batch = self.deliveries(
             message_id=id_strings,
@@ -236,6 +276,8 @@ class TableQueue(LeasedSource):
             ack_ref=receive_id,
             metadata=[self._metadata(*both) for both in zip(notes[0], attempts, strict=True)] if notes else None,
             redelivered=pc.greater(pa.array(attempts, pa.int32()), 1),
+            partition=partition,
+            sequence=ids if isinstance(ids[0], int) else None,
         )
         if notes or max(attempts) == 1:
             return batch
@@ -275,6 +317,10 @@ class TableQueue(LeasedSource):
         return value.replace(tzinfo=UTC) if value is not None and value.tzinfo is None else value
 
 
+def _text(value: Any) -> str | None:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
 def _copy_in(connection: sa.Connection, queue: sa.TableClause, names: Sequence[str], rows: Iterable[Any]) -> int:
     """Insert rows as they come, by the driver: SQLAlchemy takes a dict for each, and up to five times as long."""
     raw: Any = connection.connection.driver_connection
@@ -291,7 +337,11 @@ def _copy_in(connection: sa.Connection, queue: sa.TableClause, names: Sequence[s
 
 
 def _rows(
-    payloads: Iterable[bytes], metadata: Iterable[Mapping[str, Any] | None] | None, *, as_text: bool
+    payloads: Iterable[bytes],
+    metadata: Iterable[Mapping[str, Any] | None] | None,
+    queue: TableQueue,
+    *,
+    as_text: bool,
 ) -> Iterator[tuple[Any, ...]]:
     missing: Any = object()
     for payload, note in zip_longest(payloads, () if metadata is None else metadata, fillvalue=missing):
@@ -303,5 +353,7 @@ def _rows(
         data = payload.decode() if as_text else payload
         if metadata is None:
             yield (data,)
-        else:
-            yield data, None if note is None else json.dumps(note, default=str)
+            continue
+        text = () if queue.metadata_column is None else (None if note is None else json.dumps(note, default=str),)
+        partition = () if queue.partition_column is None else ((note or {}).get(queue.partition_column),)
+        yield data, *text, *partition

@@ -1,5 +1,7 @@
 """The producer sensor: looks at a source, and asks for runs sized by demand and rate limit, or says why not."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import takewhile
 from typing import Any
@@ -46,14 +48,20 @@ def producer_sensor(pipeline: type[Pipeline], job: Any) -> dg.SensorDefinition:
         source = source_of(context.resources, pipeline.producer.source)
         control: ControlStore = context.resources.control
         now, waiting = datetime.now(UTC), demand.Waiting.from_json(context.cursor)
+        if held_back := waiting.held_back(now):
+            return dg.SkipReason(f"{pipeline.producer.source} {held_back}")
         try:
             window = window_now(pipeline)
             backlog = source.backlog()
             under_way = in_flight(pipeline, context.instance, control)
             bounds = limits(pipeline, control, now)
+            if backlog.messages is None:
+                bounds = replace(bounds, empty_runs=empty_in_a_row(pipeline, context.instance))
             left = control.over(pipeline.name)
         except SourceError as error:
-            return dg.SkipReason(f"{pipeline.producer.source} does not answer: {error}")
+            waiting = waiting.without_answer(now, pipeline.producer.interval)
+            reason = f"{pipeline.producer.source} does not answer: {error}"
+            return dg.SensorResult(skip_reason=reason, cursor=waiting.to_json())
         except (ControlStoreError, NoWindowError) as error:
             return dg.SkipReason(str(error))
         # A receive that is decided holds no messages, and has to be finished all the same: it counts for one.
@@ -142,11 +150,7 @@ def _is_to_lease(run: dg.DagsterRun, pipeline: type[Pipeline], instance: dg.Dags
 
 def failed_in_a_row(pipeline: type[Pipeline], instance: dg.DagsterInstance, now: datetime) -> demand.FailedRuns:
     """Look at the newest runs from the source; a red run that published all has not failed."""
-    tags = RunTags.of(pipeline)
-    ended = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE]
-    newest = instance.get_run_records(
-        dg.RunsFilter(tags={tags.origin: "source"}, statuses=ended), limit=demand.LOOK_BACK
-    )
+    tags, newest = RunTags.of(pipeline), _newest(pipeline, instance)
 
     def has_failed(record: dg.RunRecord) -> bool:
         run = record.dagster_run
@@ -156,3 +160,16 @@ def failed_in_a_row(pipeline: type[Pipeline], instance: dg.DagsterInstance, now:
     if not failed:
         return demand.FailedRuns(0, now, "")
     return demand.FailedRuns(len(failed), failed[0].update_timestamp.astimezone(UTC), failed[0].dagster_run.run_id)
+
+
+def empty_in_a_row(pipeline: type[Pipeline], instance: dg.DagsterInstance) -> int:
+    """Count the newest runs from the source that received nothing."""
+    tag = RunTags.of(pipeline).received
+    return len(list(takewhile(lambda run: run.dagster_run.tags.get(tag) == "0", _newest(pipeline, instance))))
+
+
+def _newest(pipeline: type[Pipeline], instance: dg.DagsterInstance) -> Sequence[dg.RunRecord]:
+    """The newest runs from the source that have ended."""
+    ended = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE]
+    from_source = dg.RunsFilter(tags={RunTags.of(pipeline).origin: "source"}, statuses=ended)
+    return instance.get_run_records(from_source, limit=demand.LOOK_BACK)

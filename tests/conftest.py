@@ -11,7 +11,11 @@ pytest_plugins = [
     name
     for name in (
         "tests.fixtures.postgres",
+        "tests.fixtures.servers",
         "tests.fixtures.sqs",
+        "tests.fixtures.kafka",
+        "tests.fixtures.rabbitmq",
+        "tests.fixtures.pubsub",
         "tests.fixtures.spark",
         "tests.fixtures.spark_cluster",
         "tests.fixtures.flow",

@@ -97,16 +97,11 @@ def serve(folder: Path) -> Iterator[Server]:
     """
     if lack := missing():
         raise DemoError(f"no Kafka server: {lack}")
-    try:
-        java = ensure_java(folder)
-    except JavaNotFoundError as error:
-        raise DemoError(f"no Kafka server: {error}") from error
-    jars = _install(folder, java)
+    run = install(folder)
     with tempfile.TemporaryDirectory(prefix="kafka-", ignore_cleanup_errors=True) as made:
         port, controller = free_ports(2)
         settings = Path(made) / "server.properties"
         settings.write_text(_SETTINGS.format(port=port, controller=controller, folder=made))
-        run = [str(java / "bin" / "java"), *_JVM, "-cp", f"{jars}/*"]
         _format(run, settings)
         server = Program(
             f"127.0.0.1:{port}", [*run, "kafka.Kafka", str(settings)], Path(made), "Kafka Server started", {}
@@ -115,17 +110,16 @@ def serve(folder: Path) -> Iterator[Server]:
             yield server
 
 
-def _format(run: list[str], settings: Path) -> None:
-    """Prepare the folder of the server's data, as Kafka wants it before its first start."""
-    cluster = f"--cluster-id={secrets.token_urlsafe(16)}"
-    command = [*run, "kafka.tools.StorageTool", "format", cluster, "--config", str(settings)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603
-    if done.returncode:
-        raise DemoError(f"Kafka cannot prepare its folder: {(done.stdout + done.stderr)[-2_000:]}")
+def install(folder: Path) -> list[str]:
+    """Install the server, once for all callers, and return the command that runs a class of it.
 
-
-def _install(folder: Path, java: Path) -> Path:
-    """Install Kafka, once for all callers, and return the folder of its archives."""
+    Raises:
+        DemoError: There is no Java, or Maven fails.
+    """
+    try:
+        java = ensure_java(folder)
+    except JavaNotFoundError as error:
+        raise DemoError(f"no Kafka server: {error}") from error
     home = (folder / f"kafka-{KAFKA}").resolve()
     home.mkdir(parents=True, exist_ok=True)
     with FileLock(home / "lock"):
@@ -144,4 +138,13 @@ def _install(folder: Path, java: Path) -> Path:
             if installed.returncode:
                 raise DemoError(f"Maven cannot install Kafka {KAFKA} into {home}: {installed.stdout[-1_000:]}")
             (home / "installed").touch()
-    return home / "jars"
+    return [str(java / "bin" / "java"), *_JVM, "-cp", f"{home / 'jars'}/*"]
+
+
+def _format(run: list[str], settings: Path) -> None:
+    """Prepare the folder of the server's data, as Kafka wants it before its first start."""
+    cluster = f"--cluster-id={secrets.token_urlsafe(16)}"
+    command = [*run, "kafka.tools.StorageTool", "format", cluster, "--config", str(settings)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603
+    if done.returncode:
+        raise DemoError(f"Kafka cannot prepare its folder: {(done.stdout + done.stderr)[-2_000:]}")

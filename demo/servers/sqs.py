@@ -48,8 +48,28 @@ def serve(folder: Path) -> Iterator[Server]:
     """
     if lack := missing():
         raise DemoError(f"no SQS server: {lack}")
-    with in_memory(["node", str(Path(__file__).with_suffix(".mjs")), str(_install(folder))], "http://") as server:
+    with in_memory(["node", str(Path(__file__).with_suffix(".mjs")), str(install(folder))], "http://") as server:
         yield server
+
+
+def install(folder: Path) -> Path:
+    """Install fauxqs, once for all callers, and return its package folder.
+
+    Raises:
+        DemoError: npm fails.
+    """
+    home = folder / f"fauxqs-{FAUXQS}"
+    home.mkdir(parents=True, exist_ok=True)
+    # Its engines field asks for Node 22, for the persistence that sqs.mjs does without.
+    options = ["--no-audit", "--no-fund", "--ignore-scripts", "--engine-strict=false", "--prefix", str(home)]
+    with FileLock(home / "lock"):
+        if not (home / "installed").exists():
+            npm = ["npm", "install", *options, f"fauxqs@{FAUXQS}"]
+            installed = subprocess.run(npm, capture_output=True, text=True, timeout=_INSTALL_S, check=False)  # noqa: S603
+            if installed.returncode:
+                raise DemoError(f"npm cannot install fauxqs {FAUXQS} into {home}: {installed.stderr[-1_000:]}")
+            (home / "installed").touch()
+    return home / "node_modules" / "fauxqs"
 
 
 def client(endpoint: str) -> SQSClient:
@@ -82,19 +102,3 @@ def fill(queue_url: str, payloads: Iterable[str | bytes]) -> int:
     with ThreadPoolExecutor(2) as pool:  # two calls under way keep the server busy
         list(pool.map(send, range(0, len(bodies), 10)))
     return len(bodies)
-
-
-def _install(folder: Path) -> Path:
-    """Install fauxqs, once for all callers, and return its package folder."""
-    home = folder / f"fauxqs-{FAUXQS}"
-    home.mkdir(parents=True, exist_ok=True)
-    # Its engines field asks for Node 22, for the persistence that sqs.mjs does without.
-    options = ["--no-audit", "--no-fund", "--ignore-scripts", "--engine-strict=false", "--prefix", str(home)]
-    with FileLock(home / "lock"):
-        if not (home / "installed").exists():
-            npm = ["npm", "install", *options, f"fauxqs@{FAUXQS}"]
-            installed = subprocess.run(npm, capture_output=True, text=True, timeout=_INSTALL_S, check=False)  # noqa: S603
-            if installed.returncode:
-                raise DemoError(f"npm cannot install fauxqs {FAUXQS} into {home}: {installed.stderr[-1_000:]}")
-            (home / "installed").touch()
-    return home / "node_modules" / "fauxqs"

@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from pipeline_platform.cli import deployment, limits, spark
+from pipeline_platform.cli import deployment, limits, spark, table_queue
 from pipeline_platform.cli.status import status
 from pipeline_platform.control.store import ControlStoreError
+from pipeline_platform.source.contract import SourceError
 
 app = typer.Typer(
     pretty_exceptions_enable=False,
@@ -17,6 +18,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 app.add_typer(spark.app, name="spark")
+app.add_typer(table_queue.app, name="table-queue")
 for command in (status, limits.pause, limits.resume, limits.limit):
     app.command()(command)
 
@@ -36,7 +38,7 @@ def main() -> None:
     """Run a command; an error of a deployment is reported in one line."""
     try:
         app()
-    except (deployment.SetUpError, ControlStoreError) as error:
+    except (deployment.SetUpError, ControlStoreError, SourceError) as error:
         typer.echo(str(error), err=True)
         sys.exit(1)
 

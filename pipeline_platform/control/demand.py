@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -16,6 +17,7 @@ RUN_LASTS = timedelta(seconds=60)
 """A run may plan on the permits of the intervals that begin within it."""
 
 LONGEST_PAUSE = timedelta(minutes=5)
+LONGEST_UNANSWERED = timedelta(minutes=1)
 LOOK_BACK = 12
 """Runs that are looked at: so many failures make the longest pause, from an interval of a second on."""
 
@@ -57,6 +59,7 @@ class Limits:
         permits_soon: The same until the next look; never more than `permits`.
         permits_at: When the next interval of the limit begins.
         paused: Why nothing is to be asked for; None where the pipeline is not paused.
+        empty_runs: The newest runs in a row that the source gave nothing.
     """
 
     producer: Producer
@@ -65,6 +68,7 @@ class Limits:
     permits_soon: int | None = None
     permits_at: datetime | None = None
     paused: str | None = None
+    empty_runs: int = 0
 
     @property
     def per_run(self) -> int:
@@ -78,12 +82,18 @@ class Limits:
 
 
 class Waiting(BaseModel, frozen=True):
-    """What a sensor keeps in its cursor: since when something waits that was not asked for.
+    """What a sensor keeps in its cursor.
 
-    For a source that cannot tell what waits, when it was last asked. None where nothing waits, or was asked yet.
+    Attributes:
+        since: Since when something waits that was not asked for. For a source that cannot tell what waits, when it was
+            last asked. None where nothing waits, or was asked yet.
+        unanswered: Looks in a row that the source did not answer.
+        again_at: When it is looked at again, if it did not answer.
     """
 
     since: AwareDatetime | None = None
+    unanswered: int = 0
+    again_at: AwareDatetime | None = None
 
     def waited(self, now: datetime) -> timedelta | None:
         """Return for how long; never negative, whatever clocks do."""
@@ -100,9 +110,25 @@ class Waiting(BaseModel, frozen=True):
         # A clock that was ahead when it was written must not make anybody wait for it to come true.
         return self if self.since is None else Waiting(since=min(self.since, now))
 
+    def without_answer(self, now: datetime, interval: timedelta) -> Waiting:
+        """Return what waits after a look that the source did not answer: the pause doubles, up to a minute.
+
+        Up to half of it is left to chance, so that many sensors do not meet a server that comes back all at once.
+        """
+        pause = min(LONGEST_UNANSWERED, interval * (1 << min(self.unanswered, LOOK_BACK)))
+        again_at = now + pause * random.uniform(0.5, 1)  # noqa: S311 - no secret
+        return Waiting(since=self.since, unanswered=self.unanswered + 1, again_at=again_at)
+
+    def held_back(self, now: datetime) -> str | None:
+        """Why the source is not to be looked at now, or None."""
+        if self.again_at is None or now >= self.again_at or self.again_at > now + LONGEST_UNANSWERED:
+            return None
+        looks = "once" if self.unanswered == 1 else f"{self.unanswered} times in a row"
+        return f"did not answer, {looks}; asking it again at {_clock(self.again_at)}"
+
     def to_json(self) -> str:
-        """Write it as a cursor, below 100 bytes."""
-        return self.model_dump_json()
+        """Write it as a cursor, below 150 bytes."""
+        return self.model_dump_json(exclude_defaults=True)
 
     @classmethod
     def from_json(cls, text: str | None) -> Waiting:
@@ -137,6 +163,8 @@ def decide(backlog: Backlog, limits: Limits, in_flight: InFlight, waited: timede
     if limits.permits is not None:  # messages in flight take their permits out of the same intervals
         most = min(most, limits.permits - in_flight.messages)
     patience = limits.producer.patience
+    if waiting is None:
+        patience = empty_pause(patience, limits.empty_runs)
     patient = waited is not None and waited < patience
     pays_after = f"after {_seconds(patience)} (waited {_seconds(waited or timedelta(0))})"
     if waiting is None:
@@ -166,6 +194,11 @@ def decide_all(backlog: Backlog, limits: Limits, in_flight: InFlight, waited: ti
         messages, runs, unleased = in_flight
         in_flight = InFlight(messages + ask.demand, runs + 1, unleased + ask.demand)
         waited = timedelta(0)  # the patience of what waited is satisfied; the rest has to be worth a run of its own
+
+
+def empty_pause(patience: timedelta, empty_runs: int) -> timedelta:
+    """How long a source that cannot tell its backlog is left alone: longer with each run that got nothing."""
+    return max(patience, min(LONGEST_PAUSE, patience * (1 << min(empty_runs, LOOK_BACK))))
 
 
 def hold_back(failed: FailedRuns, interval: timedelta, now: datetime) -> str | None:

@@ -15,6 +15,7 @@ from pipeline_platform.run import lease
 from pipeline_platform.run.clear_up import clear_up
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import INTAKES, Intake
+from pipeline_platform.source.patience import patiently
 
 _LOG = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ def begin(
     base = flow.tables["outcomes"].version()
     intake = INTAKES[origin](flow, tuple(windows), base)
     if intake.is_outside:
-        intake.source.check_ready()
+        patiently(intake.source.check_ready)
     if cleared := clear_up(flow, log):
         log(f"cleared up after runs that died or left something unacknowledged: receives {', '.join(cleared)}")
     receive_id = uuid.uuid4().hex

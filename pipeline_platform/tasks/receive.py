@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.source.contract import Share, Source, SourceError
+from pipeline_platform.source.patience import patiently
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class ReadShares:
         received = redelivered = largest = 0
         oldest: list[datetime | None] = []
         with Writer(self.lake, self.pipeline, f"{self.receive_id}-receive-{index}") as writer:
-            for batch in self.source.read(share, self.receive_id):
+            for batch in self._batches(share):
                 received += batch.num_rows
                 again = batch.column("published_at").filter(batch.column("redelivered"))
                 redelivered += len(again)
@@ -50,6 +51,18 @@ class ReadShares:
             took = time.monotonic() - started
             manifest = writer.close(**counts, redelivered_since=since, seconds=took, task=index)
         yield from manifest.to_arrow().to_batches()
+
+    def _batches(self, share: Share) -> Iterator[pa.RecordBatch]:
+        """Read a share; begin again while the source is away and has given nothing."""
+
+        def begin() -> tuple[pa.RecordBatch | None, Iterator[pa.RecordBatch]]:
+            batches = self.source.read(share, self.receive_id)
+            return next(batches, None), batches
+
+        first, rest = patiently(begin)
+        if first is not None:
+            yield first
+            yield from rest
 
     def _stamped(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         for name in ("source", "message_id", "attempt", "ack_ref", "ack_id"):

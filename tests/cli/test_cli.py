@@ -275,3 +275,27 @@ def test_an_unknown_pipeline_is_refused_with_those_there_are(cli, command):
 )
 def test_a_span_is_told_in_its_largest_unit(seconds, told):
     assert _seconds(seconds) == told
+
+
+def test_a_table_queue_is_made_and_looked_at(cli, tmp_path):
+    assert (
+        "flights_queue is ready: table 'messages' with messages_leases"
+        in cli("table-queue", "create", "flights_queue").output
+    )
+    fill(tmp_path, 3)
+    queue = TableQueue(name="flights_queue", url=f"sqlite:///{tmp_path}/queue.sqlite", created_column="created_at")
+    queue.plan(2, 1, "somebody")
+
+    shown = lines(cli("table-queue", "show", "flights_queue"))
+
+    assert shown[0].startswith("1 messages wait, the oldest since 20")
+    assert shown[1].startswith("2 messages are leased by receive somebody for ")
+
+
+def test_a_key_that_is_no_table_queue_is_refused_with_those_there_are(cli):
+    answer = cli("table-queue", "show", "flights")
+
+    assert answer.exit_code == 2
+    assert "'flights' is no table queue of this deployment; there are ['flights_queue']" in " ".join(
+        answer.output.replace("│", "").split()
+    )

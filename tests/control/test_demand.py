@@ -249,5 +249,20 @@ def test_a_cursor_that_says_nothing_is_a_first_look(cursor):
 def test_a_cursor_is_small_and_comes_back_as_it_was():
     waiting = Waiting(since=NOON + timedelta(microseconds=1))
 
-    assert len(waiting.to_json()) < 100
+    assert len(waiting.to_json()) < 150
     assert Waiting.from_json(waiting.to_json()) == waiting
+
+
+def test_a_source_that_does_not_answer_is_looked_at_less_and_less_often_up_to_a_minute():
+    waiting, pauses = Waiting(since=NOON), []
+    for _ in range(10):
+        waiting = waiting.without_answer(NOON, seconds(5))
+        assert waiting.again_at is not None
+        pauses.append((waiting.again_at - NOON).total_seconds())
+
+    for pause, longest in zip(pauses, [5, 10, 20, 40, *[60] * 6], strict=True):
+        assert longest / 2 <= pause <= longest
+    assert waiting.since == NOON
+    assert "did not answer, 10 times in a row" in str(waiting.held_back(NOON))
+    assert waiting.held_back(NOON + seconds(60)) is None
+    assert waiting.held_back(NOON - timedelta(days=1)) is None, "a clock that was set back holds nobody up"

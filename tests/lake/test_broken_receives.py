@@ -18,7 +18,7 @@ from pipeline_platform.model.options import Retention
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin
 from pipeline_platform.run.flow import Flow
-from pipeline_platform.source.contract import SourceError
+from pipeline_platform.source.contract import Held, SourceError
 from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Run, numbered, visible
 
 Break = Callable[[Path], None]
@@ -101,7 +101,7 @@ def test_a_receive_whose_source_will_not_take_it_back_is_asked_again_by_the_next
 ) -> None:
     run = Run(tables, Memory(deliveries_=numbered(b"one")), "broken").work()
 
-    def refuse(source: Memory, receive_id: str) -> None:
+    def refuse(source: Memory, receive_id: str, held: Held) -> None:
         raise SourceError("memory: told to refuse")
 
     with monkeypatch.context() as patch:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from pipeline_platform.control.database import Database
 from pipeline_platform.source.contract import Backlog, SourceError
-from resources import leased_table
+from resources import queue_tables
 from resources.table_queue import TableQueue
 from tests.fixtures.table_queue import ids, receive
 
@@ -180,8 +180,8 @@ def test_a_full_disk_is_told_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     with monkeypatch.context() as small:
         small.setattr(Database, "_connect_sqlite", full)
-        leased_table.open_table.cache_clear()
+        queue_tables.open_table.cache_clear()
         with pytest.raises(SourceError, match=r"database or disk is full\. Make room where it lies"):
             queue.enqueue(b"x" * 10_000 for _ in range(100))
-    leased_table.open_table.cache_clear()
+    queue_tables.open_table.cache_clear()
     assert queue.backlog() == Backlog(0)

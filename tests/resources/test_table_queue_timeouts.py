@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from pipeline_platform.control import database
 from pipeline_platform.control.database import Database
 from pipeline_platform.source.contract import SourceError
-from resources import leased_table
+from resources import leased_table, queue_tables
 from resources.leased_table import LeasedTable
 from resources.table_queue import TableQueue
 
@@ -80,7 +80,7 @@ def test_a_host_lost_between_update_and_commit_holds_up_other_runs_no_longer_tha
 
 def test_a_session_that_stood_still_says_so(queue: TableQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "IDLE_S", 1)
-    leased_table.open_table.cache_clear()
+    queue_tables.open_table.cache_clear()
     queue.plan(1, 1, "a")
     renew = LeasedTable.renew
 
@@ -98,7 +98,7 @@ def test_a_session_that_stood_still_says_so(queue: TableQueue, monkeypatch: pyte
 
 def test_a_wait_for_a_lock_ends_with_who_to_look_for(queue: TableQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "LOCK_S", 1)
-    leased_table.open_table.cache_clear()
+    queue_tables.open_table.cache_clear()
     queue.plan(1, 1, "a")
     with another_session(queue.url) as connection:
         connection.execute("SELECT * FROM messages FOR UPDATE")
@@ -113,7 +113,7 @@ def test_a_wait_for_a_lock_ends_with_who_to_look_for(queue: TableQueue, monkeypa
 def test_a_task_that_reads_may_stand_still_while_it_writes(queue: TableQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "IDLE_S", 1)
     monkeypatch.setattr(leased_table, "ROWS_PER_BATCH", 1)
-    leased_table.open_table.cache_clear()
+    queue_tables.open_table.cache_clear()
     [share] = queue.plan(2, 1, "a")
 
     batches = queue.read(share, "a")

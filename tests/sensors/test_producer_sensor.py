@@ -5,13 +5,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import dagster as dg
 
 from assets.jobs import RunTags
 from assets.windows import window_now
+from pipeline_platform.control.demand import Waiting
+from pipeline_platform.source.contract import Backlog
 from resources.table_queue import TableQueue
 from tests.fixtures.sensor import TAGS, Asked, Limited, Place, tags
 
@@ -149,6 +151,37 @@ def test_a_source_that_is_away_is_a_reason_and_no_error(place: Place) -> None:
     assert not told.run_requests
     assert "queue does not answer" in str(told.skip_message)
     assert "url must name a file that is there" in str(told.skip_message)
+
+
+def test_a_source_that_stays_away_is_asked_less_and_less_often(place: Place) -> None:
+    away = TableQueue(name="queue", url=f"sqlite:///{place.folder}/elsewhere.sqlite")
+    place.enqueue(170)
+    place.tick(source=away)
+    place.tick(source=away)
+
+    waiting = Waiting.from_json(place.cursor)
+    assert (waiting.unanswered, waiting.again_at is not None) == (1, True), "the second tick did not ask"
+    assert "queue did not answer, once; asking it again at" in place.skips()
+
+    place.cursor = waiting.model_copy(update={"again_at": None}).to_json()
+    assert sum(place.asked()) == 170, "it is back"
+    assert Waiting.from_json(place.cursor).unanswered == 0
+
+
+def test_a_source_that_cannot_tell_its_backlog_is_asked_less_often_while_it_gives_nothing(place: Place) -> None:
+    class Mute(TableQueue):
+        def backlog(self) -> Backlog:
+            return Backlog(None)
+
+    mute = Mute(name="queue", url=place.queue.url)
+    for _ in range(3):
+        place.queued({**tags(60), TAGS.received: "0"}, SUCCESS)
+    place.cursor = Waiting(since=datetime.now(UTC) - 2 * Asked.producer.patience).to_json()
+
+    assert "after 240 s" in str(place.tick(source=mute).skip_message)
+
+    place.queued({**tags(60), TAGS.received: "5"}, SUCCESS)
+    assert place.tick(source=mute).run_requests
 
 
 def test_it_leases_nothing(place: Place) -> None:

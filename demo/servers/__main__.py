@@ -1,0 +1,12 @@
+"""`python -m demo.servers` installs the servers that this machine can run: else a first test would wait for it."""
+
+import os
+from pathlib import Path
+
+from demo.place import PROJECT
+from demo.servers import kafka, pubsub, sqs
+
+folder = Path(os.environ.get("PIPELINE_SERVERS", PROJECT / ".servers"))
+for server in (kafka, pubsub, sqs):  # RabbitMQ is a package of the machine's
+    if server.missing() is None:
+        server.install(folder)

@@ -1,0 +1,158 @@
+"""The local servers of tests and the demo: they keep what they are given, and leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+from demo.servers import kafka, pubsub, rabbitmq, sqs
+from demo.servers.server import Server
+from tests.fixtures.kafka import create_topic
+from tests.fixtures.keeper import PROJECT, kept
+from tests.fixtures.rabbitmq import create_queue
+from tests.fixtures.servers import ready
+
+SERVE = """
+import sys
+from importlib import import_module
+from pathlib import Path
+with import_module(f"demo.servers.{sys.argv[1]}").serve(Path(sys.argv[2])) as server:
+    print(server.address, flush=True)
+    sys.stdin.read()
+"""
+
+
+def over_kafka(server: Server) -> Callable[[], bytes]:
+    from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
+
+    topic = create_topic(server.address)
+    producer = Producer({"bootstrap.servers": server.address})
+    producer.produce(topic, b"kept")
+    assert producer.flush(30) == 0
+
+    def take() -> bytes:
+        consumer = Consumer({"bootstrap.servers": server.address, "group.id": "one"})
+        consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
+        message = consumer.poll(30)
+        consumer.close()
+        assert message is not None
+        return message.value()
+
+    return take
+
+
+def over_rabbitmq(server: rabbitmq.RabbitMQ) -> Callable[[], bytes]:
+    import pika
+
+    queue = create_queue(server.address)
+    assert queue in server.ctl("list_queues", "name"), "its own command finds the server"
+    with pika.BlockingConnection(pika.URLParameters(server.address)) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.basic_publish("", queue, b"kept", pika.BasicProperties(delivery_mode=2))
+
+    def take() -> bytes:
+        with pika.BlockingConnection(pika.URLParameters(server.address)) as connection:
+            return connection.channel().basic_get(queue)[2]
+
+    return take
+
+
+@pytest.mark.parametrize(("module", "put"), [(kafka, over_kafka), (rabbitmq, over_rabbitmq)], ids=["kafka", "rabbitmq"])
+def test_a_server_that_was_stopped_gives_back_what_it_took_and_leaves_nothing(module, put, servers_folder):
+    ready(module)
+    before = descendants()
+    with module.serve(servers_folder) as server:
+        address, started = server.address, descendants() - before
+        assert started
+        take = put(server)
+        assert take() == b"kept"
+
+        server.stop()
+        assert not remaining(started), "a stopped server leaves nothing running"
+        server.start()
+
+        assert (server.address, take()) == (address, b"kept")
+        started = descendants() - before
+    assert not remaining(started)
+
+
+def test_pubsub_gives_back_what_it_took_after_a_halt_and_leaves_nothing(servers_folder, monkeypatch):
+    from google.cloud import pubsub_v1
+
+    ready(pubsub)
+    before = descendants()
+    with pubsub.serve(servers_folder) as server:
+        started = descendants() - before
+        monkeypatch.setenv("PUBSUB_EMULATOR_HOST", server.address)
+        topic, subscription = "projects/local/topics/t", "projects/local/subscriptions/s"
+        publisher = pubsub_v1.PublisherClient()
+        publisher.create_topic(request={"name": topic})
+        with pubsub_v1.SubscriberClient() as client:
+            client.create_subscription(request={"name": subscription, "topic": topic})
+            publisher.publish(topic, b"kept").result(30)
+            server.stop()
+            threading.Timer(0.5, server.start).start()
+            pulled = client.pull(request={"subscription": subscription, "max_messages": 10}, timeout=30)
+        server.stop()
+    assert [received.message.data for received in pulled.received_messages] == [b"kept"]
+    assert not remaining(started), "a halted server ends too"
+
+
+@pytest.mark.parametrize("module", [kafka, pubsub, sqs], ids=["kafka", "pubsub", "sqs"])  # RabbitMQ ends as Kafka does
+def test_nothing_of_a_server_is_left_when_its_starter_is_killed(module, servers_folder, tmp_path):
+    before = descendants()
+    command = [sys.executable, "-c", SERVE, ready(module), str(servers_folder)]
+    place = {**os.environ, "TMPDIR": str(tmp_path)}  # the dead clear nothing up
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=PROJECT, env=place, stdin=pipe, stdout=pipe, text=True) as starter:
+        assert starter.stdout is not None
+        assert "127.0.0.1:" in starter.stdout.readline()
+        started = descendants() - before
+        starter.kill()
+    assert not remaining(started)
+
+
+def test_a_shared_server_ends_with_its_last_user(servers_folder, tmp_path):
+    name, meeting = ready(sqs), tmp_path / "meeting"
+    before = descendants()
+    with kept(name, servers_folder, meeting) as first:
+        with kept(name, servers_folder, meeting) as second:
+            started = descendants() - before
+        assert first == second
+        assert answers(first), "one user is left"
+    assert not remaining(started)
+
+    with kept(name, servers_folder, meeting) as again:
+        assert answers(again), "the next user starts it anew"
+
+
+def answers(endpoint: str) -> bool:
+    return sqs.client(endpoint).list_queues()["ResponseMetadata"]["HTTPStatusCode"] == 200
+
+
+def descendants() -> set[psutil.Process]:
+    """The processes that this test process started, and those that they started."""
+    return set(psutil.Process().children(recursive=True))
+
+
+def remaining(started: set[psutil.Process], within_s: float = 10) -> set[psutil.Process]:
+    """Those that still run after a while; one that nobody has waited for yet does not."""
+    end = time.monotonic() + within_s
+    while (left := {process for process in started if runs(process)}) and time.monotonic() < end:
+        time.sleep(0.05)
+    return left
+
+
+def runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
