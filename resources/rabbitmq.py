@@ -10,16 +10,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
 import pyarrow as pa
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from pipeline_platform.model.settling import Word, Words
-from pipeline_platform.source.backoff import Backoff, retrying
 from pipeline_platform.source.connection import ConnectedSource
-from pipeline_platform.source.contract import Backlog, Held, Refused, Share, SourceError
+from pipeline_platform.source.contract import Backlog, Backoff, Held, Patience, Refused, Share, SourceError
 from resources.amqp_errors import explained
 from resources.queue_options import STREAM, Binding, ConsumeOptions, Declare
 
@@ -28,8 +27,6 @@ if TYPE_CHECKING:  # the code server loads this file and needs no client
     from resources.mailboxes import Delivery, Inbox
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 QUIET_S = 0.02
 """Without a message for so long, the server is asked whether more wait."""
@@ -83,8 +80,9 @@ class RabbitmqSource(ConnectedSource):
     A run holds its messages by an open connection. If that is lost, the server gives them to the next run.
 
     - A message's id is its property `message_id`, or a header. A message without is handled again where it comes
-      again: at least once. Two messages with one id, as of a publisher that sends again, count as one only where the
-      second comes while the first is not settled.
+      again: at least once.
+    - What a publisher sends twice under one id is handled twice, unless `deduplicate_publishes` is set: the server
+      knows nothing of it.
     - `redelivered` is the server's word, which it gives for every message that it may have delivered before; or the
       queue's own entry in `x-death`, of a message that came back by a dead-letter exchange.
     - `published_at` is empty: the property `timestamp` is by the publisher's clock.
@@ -111,6 +109,11 @@ class RabbitmqSource(ConnectedSource):
     consume_options: ConsumeOptions = Field(ConsumeOptions(), description="consumer_tag, exclusive and arguments.")
     message_id_header: str | None = Field(
         None, min_length=1, description="Header that holds a message's id; the property message_id if unset."
+    )
+    deduplicate_publishes: bool = Field(
+        False,
+        description="Look up the id of every message, for publishers that may send one twice: each run reads what was "
+        "decided within the pipeline's deduplicate_for. `reject_and_requeue_once` requeues nothing then.",
     )
     connection_name: str | None = Field(None, description="Shown by the server; the name of the source if unset.")
     backoff_type: Backoff = Field(
@@ -144,6 +147,11 @@ class RabbitmqSource(ConnectedSource):
         """`reject` drops or dead-letters a message, `noop` leaves it until the connection closes."""
         return WORDS
 
+    @property
+    def patience(self) -> Patience:
+        """By the options, for up to a minute."""
+        return Patience(self.backoff_type, self.backoff_min_s, self.backoff_max_s, AGAIN_S)
+
     def after_connect(self, channel: Channel) -> None:
         """Prepare the server, before the queue is declared and bound: for subclasses.
 
@@ -164,10 +172,6 @@ class RabbitmqSource(ConnectedSource):
                 self._expect_no_stream(connection)
         return Backlog(waiting)
 
-    def check_ready(self) -> None:
-        """Wait for a server that is away, up to a minute."""
-        self._retrying(self.backlog)
-
     def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]:
         """One share: the connection receives by itself, whatever the concurrency. Nothing is reserved yet."""
         del concurrency, receive_id
@@ -180,8 +184,7 @@ class RabbitmqSource(ConnectedSource):
         Raises:
             SourceError: The server cannot be reached, refuses, or was lost: it gives all of this to the next run.
         """
-        # Nothing was handed on yet: whatever is lost meanwhile may be received again.
-        inbox, batch = self._retrying(self._begin, share.messages, receive_id)
+        inbox, batch = self._begin(share.messages, receive_id)
         if inbox is None:
             return
         with self._explaining():
@@ -344,6 +347,8 @@ class RabbitmqSource(ConnectedSource):
                     self._here.inboxes[channel.ref] = (receive_id, inbox)
                     return inbox, batch
                 inbox.stop()
+                if inbox.is_cancelled:
+                    raise SourceError(f"source {self.name!r}: queue {self.queue!r} was deleted or moved meanwhile")
             channel.close()
             self._expect_no_stream(connection)
             return None, []
@@ -373,12 +378,8 @@ class RabbitmqSource(ConnectedSource):
             ack_id=[f"{tag}" if id_ else f"{tag}{_NAMELESS}" for id_, tag in named],
             ack_ref=ack_ref,
             metadata=[one.metadata() for one in deliveries],
-            redelivered=[one.came_before(self.queue) for one in deliveries],
+            redelivered=self.deduplicate_publishes or [one.came_before(self.queue) for one in deliveries],
         )
-
-    def _retrying(self, act: Callable[..., T], *arguments: Any) -> T:
-        """Try again, at the pace of the options, while the server is away."""
-        return retrying(self.name, self.backoff_type, self.backoff_min_s, self.backoff_max_s, AGAIN_S)(act, *arguments)
 
     @contextmanager
     def _explaining(self) -> Iterator[None]:
