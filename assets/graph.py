@@ -19,6 +19,8 @@ from pipeline_platform.run.begin import begin, resume
 from pipeline_platform.run.flow import Flow, no_source
 from pipeline_platform.run.lease import alive
 from pipeline_platform.run.standing import expect_finished
+from pipeline_platform.source.connection import ConnectedSource
+from pipeline_platform.source.contract import SourceError
 
 
 class RunOrigin(Enum):
@@ -187,6 +189,8 @@ def _receive_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
         origin: Origin = (config.origin or RunOrigin(context.run.tags.get(tags.origin, "failed"))).value
         producer = config.producer or context.run.tags.get(tags.producer, "")
         flow = flow_of(pipeline, context, producer)
+        if origin == "source":
+            _expect_one_process(flow, context)
         receive = begin(
             flow,
             origin=origin,
@@ -205,6 +209,24 @@ def _receive_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
         settlement.report_received(context, receive, manifest)
 
     return receive_messages
+
+
+def _expect_one_process(flow: Flow, context: dg.AssetExecutionContext) -> None:
+    """Refuse executors that give each step a process, where the steps share the source's connection.
+
+    Raises:
+        SourceError: The run's executor does.
+    """
+    executor = context.job_def.executor_def.name
+    execution: Any = context.run.run_config.get("execution") or {}
+    config = execution.get("config") or {}
+    in_one = executor in {dg.in_process_executor.name, "execute_in_process_executor"} or "in_process" in config
+    if isinstance(flow.source, ConnectedSource) and not in_one:
+        raise SourceError(
+            f"source {flow.source.name!r}: executor {executor!r} gives each step of a run a process of its own, but "
+            "the connection that receives messages has to settle them. Leave the job to dg.in_process_executor, which "
+            "platform_definitions sets"
+        )
 
 
 Step = Callable[[Flow, Receive, dg.AssetExecutionContext], None]

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 import dagster as dg
 from dagster._config.pythonic_config import ConfigurableResourceFactory
-from pydantic import Field, create_model
+from pydantic import BaseModel, Field, create_model
 from pydantic.fields import FieldInfo
 
 from pipeline_platform.source.contract import Source
@@ -72,6 +72,8 @@ def _configurable(annotation: Any) -> Any:
     """The type that Dagster's configuration has for a field; the connector validates the value again."""
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum | PurePath):
         return str
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return dict[str, Any]
     kind, of = get_origin(annotation), get_args(annotation)
     if kind is Annotated:
         return _configurable(of[0])
@@ -92,4 +94,6 @@ def _default(field: FieldInfo) -> Any:
         return default.value
     if isinstance(default, PurePath):
         return str(default)
+    if isinstance(default, BaseModel):
+        return default.model_dump()
     return list(default) if isinstance(default, tuple) else default

@@ -54,7 +54,7 @@ def begin(
     base = flow.tables["outcomes"].version()
     intake = INTAKES[origin](flow, tuple(windows), base)
     if intake.is_outside:
-        patiently(intake.source.check_ready)
+        patiently(intake.source.check_ready, intake.source.patience)
     if cleared := clear_up(flow, log):
         log(f"cleared up after runs that died or left something unacknowledged: receives {', '.join(cleared)}")
     receive_id = uuid.uuid4().hex

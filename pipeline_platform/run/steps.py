@@ -60,7 +60,7 @@ def receive_messages(flow: Flow, receive: Receive) -> Manifest:
     with alive(flow, receive):
         # The driver reads few messages in turn: a share that waits at an empty queue would hold up the next.
         concurrency = flow.concurrency if receive.demand > FEW else 1
-        shares = patiently(lambda: source.plan(receive.demand, concurrency, receive.receive_id))
+        shares = patiently(lambda: source.plan(receive.demand, concurrency, receive.receive_id), source.patience)
         task = ReadShares(source, shares, flow.lake, flow.pipeline.name, receive.receive_id, receive.window)
         messages = sum(share.messages for share in shares)
         manifest = flow.work(receive.receive_id).run(task, len(shares), messages if source.in_tasks else 0)
@@ -166,7 +166,7 @@ def acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger = ONCE)
     errors = [error for notes in answer.notes for error in notes["errors"]]
     if left == answer.total("withheld"):  # those are delivered again
         try:
-            patiently(lambda: source.finish(receive.receive_id))
+            patiently(lambda: source.finish(receive.receive_id), source.patience)
             flow.ledger.remove(receive.receive_id)
         except SourceError as error:
             left, errors, is_told = messages, [*errors, str(error)], False

@@ -10,7 +10,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -28,6 +28,27 @@ class SourceError(Exception):
 
 class SourceAwayError(SourceError):
     """The server does not answer now. What failed so may be tried again."""
+
+
+Backoff = Literal["exp", "rand", "rand_exp", "stop"]
+"""How pauses grow: each twice the last, or at random, or at random up to a bound that doubles; or one try is all."""
+
+
+class Patience(NamedTuple):
+    """How a run waits for a source that is away.
+
+    Attributes:
+        backoff: How the pauses between tries grow.
+        least_s: Seconds of the shortest pause.
+        most_s: Seconds of the longest.
+        within_s: Seconds after which there is no other try. A restart takes less than 30, and the run's claim and
+            leases live on meanwhile.
+    """
+
+    backoff: Backoff = "rand_exp"
+    least_s: float = 0.5
+    most_s: float = 5.0
+    within_s: float = 30.0
 
 
 class Backlog(NamedTuple):
@@ -138,6 +159,11 @@ class Source(BaseModel, ABC):
     def extend_every_s(self) -> float | None:
         """Seconds between two calls of `extend`; None where nothing runs out."""
         return None
+
+    @property
+    def patience(self) -> Patience:
+        """How a run waits where the source is away and nothing was done yet."""
+        return Patience()
 
     def open(self, positions: Positions) -> None:
         """Prepare for a run, or for a sensor: what plans, settles and asks for the backlog calls this first.

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from pipeline_platform.source.contract import Share, SourceAwayError, SourceError
 from pipeline_platform.source.log import Extent
-from pipeline_platform.source.patience import AWAY_S, patiently
+from pipeline_platform.source.patience import USUAL, patiently
 from resources.kafka.cluster import Cluster, client_logger
 from resources.kafka.messages import bounded, columns, to_bytes
 from resources.kafka.options import KafkaOptions
@@ -83,7 +83,7 @@ class KafkaSource(KafkaOptions):
         heard: list[KafkaError] = []
         with closing(self._client("Consumer", {**self.to_read(), "error_cb": heard.append})) as consumer:
             try:
-                for pieces in Reading(consumer, ranges, AWAY_S, heard):
+                for pieces in Reading(consumer, ranges, USUAL.within_s, heard):
                     for group in bounded(pieces):
                         yield self.deliveries(**columns(group))
             except ReadError as failure:
@@ -216,7 +216,9 @@ class KafkaSource(KafkaOptions):
         """Say why a range cannot be read to its end, and what to do."""
         error, name = failure.error, f"source {self.name!r}"
         if error is None:
-            return SourceAwayError(f"{name}: {failure} gives nothing for {AWAY_S:g} s: has its partition a leader?")
+            return SourceAwayError(
+                f"{name}: {failure} gives nothing for {USUAL.within_s:g} s: has its partition a leader?"
+            )
         if error.name() not in _GONE:
             return self.address.explained(error, str(failure))
         self._expect_same_topics(ranges)
