@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipeline_platform import Backlog, Extent, LogSource
+from pipeline_platform import Backlog, Extent, LogSource, Share
 from pipeline_platform.testing import PAYLOADS, TEXTS, BrokenPromiseError, Report, Server, check_source, promises_of
 from pipeline_platform.testing.promise import PROMISES
 from tests.fixtures.broken_sources import BROKEN
@@ -44,7 +44,13 @@ class Silent(MemoryQueue):
         return super().backlog()._replace(messages=None)
 
 
-@pytest.mark.parametrize("kind", [MemoryQueue, MemoryLog, MemoryChannel, WithoutIdentity, Silent])
+class OneReceiveAtATime(MemoryQueue):
+    def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]:
+        held = any(entry.holder and entry.until > MEMORY.clock for entry in self.entries)
+        return [] if held else super().plan(demand, concurrency, receive_id)
+
+
+@pytest.mark.parametrize("kind", [MemoryQueue, MemoryLog, MemoryChannel, WithoutIdentity, Silent, OneReceiveAtATime])
 def test_a_correct_source_keeps_all_that_concerns_it(kind: type[Any]) -> None:
     report = check(kind)
 
