@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-from demo import sqs
+from demo.servers import sqs
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin
 from pipeline_platform.source.contract import SourceAwayError, SourceError
@@ -121,7 +121,8 @@ def standing_still(endpoint: str) -> Iterator[None]:
 
 
 def test_a_server_that_stands_still_and_goes_on_costs_nothing(sqs_ground: SqsGround, servers_folder: Path) -> None:
-    with sqs.serve(servers_folder) as endpoint:
+    with sqs.serve(servers_folder) as own:
+        endpoint = own.address
         url = sqs.create_queue(endpoint, "still")
         sqs.fill(url, ["one", "two"])
         flow = sqs_ground.flow(queue_url=url, endpoint_url=endpoint)
