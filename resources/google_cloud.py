@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline_platform.source.contract import SourceAwayError, SourceError
 
-_AWAY = "ServiceUnavailable|DeadlineExceeded|Aborted|Unknown|InternalServerError|TransportError"
+_AWAY = "ServiceUnavailable|DeadlineExceeded|Cancelled|Aborted|Unknown|InternalServerError|TransportError"
 _UNSIGNED = "NoToken"
 _QUOTA = "ResourceExhausted"
 _EXPLANATIONS = {

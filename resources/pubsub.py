@@ -221,7 +221,7 @@ class PubsubSource(LeasedSource):
 
     @cached_property
     def _clients(self) -> dict[int, Any]:
-        """By process: a fork that used its parent's connection would wait for ever."""
+        """By process: gRPC does not promise that a fork can use its parent's connection."""
         return {}
 
     @property
@@ -278,7 +278,7 @@ class PubsubSource(LeasedSource):
         try:
             reply = self._ask("pull", self.pull_timeout_s, subscription=self._path, max_messages=most)
         except SourceError as error:
-            if code(error.__cause__) != "DeadlineExceeded":
+            if code(error.__cause__) not in {"DeadlineExceeded", "Cancelled"}:  # the server may give up first
                 raise
             return []
         messages = list(type(reply).pb(reply).received_messages)  # wrapped ones take four times as long to read
@@ -286,8 +286,9 @@ class PubsubSource(LeasedSource):
             return messages
         # What is another's by now, as an exactly-once subscription says, is not received here.
         ids = [received.ack_id for received in messages]
-        refused = {one.ack_id for one in self._tell(_HOLD, self._path, ids, ack_deadline_seconds=self.ack_deadline_s)}
-        return [received for received in messages if received.ack_id not in refused]
+        refused = self._tell(_HOLD, self._path, ids, ack_deadline_seconds=self.ack_deadline_s)
+        lost = {one.ack_id for one in refused if one.lost}
+        return [received for received in messages if received.ack_id not in lost]
 
     def _batch(self, received: Sequence[Any]) -> pa.RecordBatch:
         messages = [each.message for each in received]
