@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,15 +17,15 @@ from pipeline_platform.source import calls
 from pipeline_platform.source.contract import Backlog, Held, Refused, Share, SourceError
 from pipeline_platform.source.leased import LeasedSource
 from resources.google_cloud import code, connected, explained, last, tries
+from resources.google_messages import columns_of, requests_of
+
+logger = logging.getLogger(__name__)
 
 LONGEST_S = 600
 """The longest deadline that Pub/Sub gives a message, and so the longest delay."""
 ACK_IDS = 2_500
 ACK_BYTES = 500 * 1024
 """What one request acknowledges at the most: Pub/Sub takes 512 KiB, and an id has some 200 bytes."""
-PUBLISH_MESSAGES = 1_000
-PUBLISH_BYTES = 5 * 10**6
-"""What one request publishes at the most. Pub/Sub takes 10 MB, a larger message alone."""
 THREADS = 8
 """Calls under way at once in one task. A call to Google is mostly waiting, and a pull brings fewer than it may."""
 EMPTY_REPLIES = 2
@@ -38,8 +38,7 @@ BATCH_BYTES = 16 * 2**20
 class PubsubSource(LeasedSource):
     """A pull subscription of Google Cloud Pub/Sub, or of a server that speaks its protocol.
 
-    - The lease is the deadline of each message. A receive extends it only once it is written down, so let it be longer
-      than `receive_messages` takes.
+    - The lease is the deadline of each message. A run extends it after a third, once it has written messages down.
     - `redelivered` is always true: Pub/Sub counts deliveries only with a dead-letter policy, and only about right.
     - `published_at` is Pub/Sub's own time: ids are looked up in what was decided since.
     - `metadata` holds `publish_time` and, where a message has them, `attributes`, `ordering_key` and
@@ -142,7 +141,10 @@ class PubsubSource(LeasedSource):
         return [Share(messages=demand // shares + (i < demand % shares)) for i in range(shares)]
 
     def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
-        """Pull until the share's demand is met, the subscription seems empty or a call fails."""
+        """Pull until the share's demand is met, the subscription seems empty, a call fails or a third of the lease passed.
+
+        What takes longer could be given to another before the run has written it down and extends it.
+        """
         del receive_id
         found = self._subscription()  # connects, too, before the threads do
         is_held = found is not None and found.ack_deadline_seconds == self.ack_deadline_s
@@ -155,8 +157,9 @@ class PubsubSource(LeasedSource):
             batch_rows=BATCH_ROWS,
             batch_bytes=BATCH_BYTES,
             size=lambda received: len(received.message.data),
+            within_s=self.extend_every_s,
         ):
-            yield self._batch(messages)
+            yield self.deliveries(**columns_of(messages), ack_ref=self._path)
 
     def ack(self, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
         """Acknowledge messages, 2,500 a call.
@@ -173,15 +176,22 @@ class PubsubSource(LeasedSource):
     def extend(self, receive_id: str, held: Held) -> bool:
         """Keep the messages for `ack_deadline_s` from now.
 
-        Only a subscription with exactly-once delivery says which are another's by now.
+        Only a subscription with exactly-once delivery says which it gave to another receive, or does not keep for
+        another reason. The run goes on: what another decides first is left out of what it decides.
+
+        Returns:
+            False if all messages are others' by now.
         """
         del receive_id
-        refused = [
-            one
-            for subscription, ack_ids in held()
-            for one in self._settle(_HOLD, subscription, ack_ids, ack_deadline_seconds=self.ack_deadline_s)
-        ]
-        return not any(one.lost for one in refused)
+        asked, left = 0, list[Refused]()
+        for subscription, ack_ids in held():
+            asked += len(ack_ids)
+            left += self._settle(_HOLD, subscription, ack_ids, ack_deadline_seconds=self.ack_deadline_s)
+        if left:
+            logger.warning(
+                "%s: %d of %d messages cannot be kept for longer: %s", self.name, len(left), asked, left[0].reason
+            )
+        return not asked or sum(one.lost for one in left) < asked
 
     def abandon(self, receive_id: str, held: Held) -> None:
         """Give back at once what a dead receive wrote down; what it did not waits for its deadline."""
@@ -204,7 +214,7 @@ class PubsubSource(LeasedSource):
         if not topic:
             raise SourceError(f"source {self.name!r}: topic is unset, so send() cannot publish: set it")
         with self._connected(PublisherClient) as publisher:
-            for messages in _requests(self._messages(payloads, metadata)):
+            for messages in requests_of(payloads, metadata, self.name):
                 try:
                     publisher.publish(
                         topic=topic, messages=messages, timeout=self.timeout_s, retry=tries(self.timeout_s)
@@ -290,21 +300,6 @@ class PubsubSource(LeasedSource):
         lost = {one.ack_id for one in refused if one.lost}
         return [received for received in messages if received.ack_id not in lost]
 
-    def _batch(self, received: Sequence[Any]) -> pa.RecordBatch:
-        messages = [each.message for each in received]
-        published = [message.publish_time for message in messages]
-        return self.deliveries(
-            message_id=[message.message_id for message in messages],
-            data=[message.data for message in messages],
-            ack_id=[each.ack_id for each in received],
-            ack_ref=self._path,
-            metadata=[_metadata(each) for each in received],
-            published_at=pa.array(
-                [time.seconds * 1_000_000 + time.nanos // 1_000 for time in published], pa.timestamp("us", "UTC")
-            ),
-            partition=[message.ordering_key or None for message in messages],
-        )
-
     def _settle(self, operation: str, subscription: str, ack_ids: Sequence[str], **options: Any) -> list[Refused]:
         if not ack_ids:
             return []
@@ -328,19 +323,6 @@ class PubsubSource(LeasedSource):
                 return refused
             raise
         return []
-
-    def _messages(
-        self, payloads: Iterable[bytes], metadata: Iterable[Mapping[str, Any] | None] | None
-    ) -> Iterator[dict[str, Any]]:
-        pairs = zip(payloads, itertools.repeat(None) if metadata is None else metadata, strict=metadata is not None)
-        for n, (data, meant) in enumerate(pairs):
-            attributes, key = (meant or {}).get("attributes") or {}, (meant or {}).get("ordering_key") or ""
-            if not all(isinstance(text, str) for text in (key, *attributes, *attributes.values())):
-                raise SourceError(
-                    f"source {self.name!r}: message {n} cannot be published: its metadata must have an ordering_key "
-                    "that is text, and attributes that are text by name"
-                )
-            yield {"data": data, "attributes": dict(attributes), "ordering_key": key}
 
     def _explained(self, error: Exception, what: str | None = None) -> SourceError:
         host = self._emulator
@@ -371,29 +353,3 @@ def _refused_by_name(ack_ids: Sequence[str], error: SourceError) -> list[Refused
         Refused(ack_id, said.get(ack_id, str(error)), lost=said.get(ack_id) == "PERMANENT_FAILURE_INVALID_ACK_ID")
         for ack_id in ack_ids
     ]
-
-
-def _metadata(received: Any) -> dict[str, Any]:
-    message = received.message
-    metadata: dict[str, Any] = {"publish_time": message.publish_time.ToJsonString()}
-    if message.attributes:
-        metadata["attributes"] = dict(message.attributes)
-    if message.ordering_key:
-        metadata["ordering_key"] = message.ordering_key
-    if received.delivery_attempt:
-        metadata["delivery_attempt"] = received.delivery_attempt
-    return metadata
-
-
-def _requests(messages: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Group messages into what one request publishes."""
-    request: list[dict[str, Any]] = []
-    size = 0
-    for message in messages:
-        if request and (len(request) == PUBLISH_MESSAGES or size + len(message["data"]) > PUBLISH_BYTES):
-            yield request
-            request, size = [], 0
-        request.append(message)
-        size += len(message["data"])
-    if request:
-        yield request

@@ -302,8 +302,8 @@ def test_what_a_dead_receive_held_is_given_back_at_once(subscribed):
 
 
 def test_messages_are_published_in_requests_that_pubsub_takes(subscribed, monkeypatch):
-    monkeypatch.setattr("resources.pubsub.PUBLISH_MESSAGES", 3)
-    monkeypatch.setattr("resources.pubsub.PUBLISH_BYTES", 10)
+    monkeypatch.setattr("resources.google_messages.PUBLISH_MESSAGES", 3)
+    monkeypatch.setattr("resources.google_messages.PUBLISH_BYTES", 10)
     flights = subscribed()
     payloads = [b"1", b"2", b"3", b"4", b"x" * 8, b"y" * 50, b"z"]
 

@@ -25,7 +25,6 @@ from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
 
 import resources.pubsub
-from demo.servers import pubsub
 from pipeline_platform.source.contract import Backlog, Share, SourceAwayError, SourceError
 from resources.google_cloud import connected, explained
 from resources.pubsub import PubsubSource
@@ -111,23 +110,18 @@ def test_a_message_of_the_largest_size_is_one(subscribed):
 # The server is away
 
 
-@pytest.fixture
-def stoppable(pubsub_server, servers_folder):
-    """A server that a test may stop; other tests have another."""
-    with pubsub.serve(servers_folder) as server:
-        yield server
-
-
-def test_a_server_that_stops_in_the_middle_of_a_receive_ends_it_with_what_came(subscribed, stoppable, monkeypatch):
+def test_a_server_that_stops_in_the_middle_of_a_receive_ends_it_with_what_came(
+    subscribed, own_pubsub_server, monkeypatch
+):
     monkeypatch.setattr(resources.pubsub, "BATCH_ROWS", 100)
-    flights = subscribed(server=stoppable, max_number_of_messages=50, ack_deadline_s=10)
+    flights = subscribed(address=own_pubsub_server.address, max_number_of_messages=50, ack_deadline_s=10)
     flights.send(b"%d" % n for n in range(1_000))
 
     reading = flights.read(Share(messages=1_000), "r1")
     rows = next(reading).to_pylist()
-    stoppable.stop()
+    own_pubsub_server.stop()
     rows += [row for batch in reading for row in batch.to_pylist()]
-    stoppable.start()
+    own_pubsub_server.start()
 
     assert len(names(rows)) == len(rows) < 1_000
     assert flights.ack(flights._path, ids(rows)) == []
@@ -136,21 +130,21 @@ def test_a_server_that_stops_in_the_middle_of_a_receive_ends_it_with_what_came(s
 
 
 def test_a_server_that_stops_in_the_middle_of_an_acknowledgement_refuses_what_may_be_tried_again(
-    subscribed, stoppable, monkeypatch
+    subscribed, own_pubsub_server, monkeypatch
 ):
     monkeypatch.setattr(resources.pubsub, "THREADS", 1)
-    flights = subscribed(server=stoppable, timeout_s=1)
+    flights = subscribed(address=own_pubsub_server.address, timeout_s=1)
     flights.send(b"%d" % n for n in range(6_000))
     rows = received(flights, 6_000)
     acknowledge = flights._client.acknowledge
 
     def stop_after_one(**request):
         acknowledge(**request)
-        stoppable.stop()
+        own_pubsub_server.stop()
 
     monkeypatch.setattr(flights._client, "acknowledge", stop_after_one)
     refused = flights.ack(flights._path, ids(rows))
-    stoppable.start()
+    own_pubsub_server.start()
     monkeypatch.undo()
 
     assert {one.ack_id for one in refused} == set(ids(rows)[2_500:])
@@ -160,14 +154,14 @@ def test_a_server_that_stops_in_the_middle_of_an_acknowledgement_refuses_what_ma
     assert received(flights, 1) == []
 
 
-def test_a_server_that_does_not_answer_is_away_until_it_does(subscribed, stoppable):
-    flights = subscribed(server=stoppable, timeout_s=1)
+def test_a_server_that_does_not_answer_is_away_until_it_does(subscribed, own_pubsub_server):
+    flights = subscribed(address=own_pubsub_server.address, timeout_s=1)
     flights.backlog()
-    stoppable.stop()
+    own_pubsub_server.stop()
     for call in (flights.backlog, lambda: received(flights, 1), lambda: flights.ack(flights._path, ["a"])):
         with pytest.raises(SourceAwayError, match=r"source 'flights': emulator_host .* does not answer"):
             call()
-    stoppable.start()
+    own_pubsub_server.start()
 
     assert flights.backlog() == Backlog(None)
 
