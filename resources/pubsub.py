@@ -141,9 +141,10 @@ class PubsubSource(LeasedSource):
         return [Share(messages=demand // shares + (i < demand % shares)) for i in range(shares)]
 
     def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
-        """Pull until the share's demand is met, the subscription seems empty, a call fails or a third of the lease passed.
+        """Pull until the share's demand is met, the subscription seems empty or a call fails.
 
-        What takes longer could be given to another before the run has written it down and extends it.
+        It ends after a third of the lease, too: what takes longer could be given to another before the run has written
+        it down and extends it.
         """
         del receive_id
         found = self._subscription()  # connects, too, before the threads do

@@ -283,11 +283,18 @@ def test_a_confirmed_acknowledgement_is_one_that_the_server_answered(stub_server
     assert acknowledged == ["a", "b"]
 
 
-def test_an_exactly_once_lease_is_over_once_one_of_its_ids_is_another_s(stub_server):
-    held = [(MINE, ["gone", "soon"])]
-    for words, is_held in (({"soon": WORDS["soon"]}, True), ({"gone": WORDS["gone"]}, False)):
-        stub_server.answers["ModifyAckDeadline"] = failed(FAILED_PRECONDITION, [ErrorInfo(metadata=words)])
-        assert mine(stub_server).extend("r1", lambda: held) is is_held
+@pytest.mark.parametrize(
+    ("words", "is_held"),
+    [
+        ({"soon": WORDS["soon"]}, True),
+        ({"gone": WORDS["gone"]}, True),
+        ({"gone": WORDS["gone"], "soon": WORDS["gone"]}, False),
+    ],
+)
+def test_an_exactly_once_lease_is_over_once_all_of_its_ids_are_another_s(stub_server, words, is_held):
+    stub_server.answers["ModifyAckDeadline"] = failed(FAILED_PRECONDITION, [ErrorInfo(metadata=words)])
+
+    assert mine(stub_server).extend("r1", lambda: [(MINE, ["gone", "soon"])]) is is_held
 
 
 def test_what_an_exactly_once_subscription_gave_another_meanwhile_is_not_received(stub_server):
