@@ -37,8 +37,14 @@ def _flights_queue() -> Any:
                 region_name=given("AWS_REGION", "us-east-1"),
             )
         case "kafka":
-            topic, servers = given("FLIGHTS_TOPIC", "flights"), [given("KAFKA_BOOTSTRAP_SERVERS", "localhost:9092")]
-            return source_resource(KafkaSource)(name=name, bootstrap_servers=servers, group_id=topic, topics=[topic])
+            topic, servers = given("FLIGHTS_TOPIC", "flights"), given("KAFKA_BOOTSTRAP_SERVERS", "localhost:9092")
+            return source_resource(KafkaSource)(
+                name=name,
+                bootstrap_servers=servers,
+                group_id=topic,
+                topics=[topic],
+                offset_reset_policy="earliest",
+            )
         case "rabbitmq":
             queue = given("FLIGHTS_RABBITMQ_QUEUE", "flights")
             return source_resource(RabbitmqSource)(name=name, url=dg.EnvVar("RABBITMQ_URL"), queue=queue)

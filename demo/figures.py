@@ -8,8 +8,8 @@ from contextlib import closing
 import polars as pl
 from deltalake import DeltaTable
 
-from demo.place import Place
 from demo.flights import expected
+from demo.place import Place
 from demo.queues import Queue
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.failed import FailedMessages

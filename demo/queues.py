@@ -6,7 +6,6 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 from uuid import uuid4
@@ -15,7 +14,8 @@ from demo.place import PROJECT, Kind, Place
 from demo.servers import kafka, postgres, pubsub, rabbitmq, sqs
 from resources.kafka import KafkaSource
 from resources.pubsub import PubsubSource
-from resources.rabbitmq import Declare, RabbitmqSource
+from resources.queue_options import Declare
+from resources.rabbitmq import RabbitmqSource
 from resources.table_queue import TableQueue
 
 Fill = Callable[[list[bytes]], int]
@@ -108,11 +108,17 @@ def _kafka(_place: Place) -> Iterator[Queue]:
         admin = AdminClient({"bootstrap.servers": address})
         admin.create_topics([NewTopic(topic, 4)])[topic].result(30)
         source = KafkaSource(
-            name="flights_queue", bootstrap_servers=(address,), group_id=topic, topics=(topic,), offset_reset_policy="earliest"
+            name="flights_queue",
+            bootstrap_servers=address,
+            group_id=topic,
+            topics=(topic,),
+            offset_reset_policy="earliest",
         )
 
         def left() -> int:
-            return sum(one.past - (one.begin if one.committed is None else one.committed) for one in source.extents().values())
+            return sum(
+                one.past - (one.begin if one.committed is None else one.committed) for one in source.extents().values()
+            )
 
         with closing(source):
             environment = {"KAFKA_BOOTSTRAP_SERVERS": address, "FLIGHTS_TOPIC": topic}
@@ -130,15 +136,23 @@ def _rabbitmq(_place: Place) -> Iterator[Queue]:
             return source.backlog().messages or 0
 
         with closing(source):
+            environment = {"RABBITMQ_URL": url, "FLIGHTS_RABBITMQ_QUEUE": name}
+
+            def fill(payloads: list[bytes]) -> int:
+                return source.send(payloads, [{"message_id": str(number)} for number in range(len(payloads))])
+
             # What a connection holds is in no count; when no run works, no connection holds anything.
-            yield Queue({"RABBITMQ_URL": url, "FLIGHTS_RABBITMQ_QUEUE": name}, source.send, lambda: None, ready)
+            yield Queue(environment, fill, lambda: None, ready)
 
 
 @contextmanager
 def _pubsub(_place: Place) -> Iterator[Queue]:
     with _address(pubsub, "PUBSUB_EMULATOR_HOST") as address:
-        topic, subscription = pubsub.subscribe(address, f"flights-{uuid4().hex[:8]}")
-        source = PubsubSource(name="flights_queue", subscription=subscription, emulator_host=address, topic=topic)
+        name = f"flights-{uuid4().hex[:8]}"
+        subscription = pubsub.subscribe(address, name)
+        source = PubsubSource(
+            name="flights_queue", subscription=name, topic=name, project=pubsub.PROJECT, emulator_host=address
+        )
 
         def still_there() -> int:
             (share,) = source.plan(10, 1, "drained")

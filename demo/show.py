@@ -13,8 +13,8 @@ from rich.console import Console
 from assets.windows import contiguous
 from demo.chart import draw
 from demo.figures import account, look, open_failures, sent_alerts, table
-from demo.place import DemoError, Kind, Place, Progress
 from demo.flights import departures, payloads
+from demo.place import DemoError, Kind, Place, Progress
 from demo.queues import Queue, opened
 from demo.screen import Screen, account_table, run_table
 from demo.services import Run, Services, alone
