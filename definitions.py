@@ -26,8 +26,12 @@ def _flights_queue() -> Any:
     name, given = "flights_queue", os.environ.get
     match given("FLIGHTS_SOURCE"):
         case "postgres":
-            url, table = dg.EnvVar("FLIGHTS_POSTGRES_URL"), given("FLIGHTS_TABLE", "messages")
-            return source_resource(TableQueue)(name=name, url=url, table=table, created_column="created_at")
+            return source_resource(TableQueue)(
+                name=name,
+                url=dg.EnvVar("FLIGHTS_POSTGRES_URL"),
+                table=given("FLIGHTS_TABLE", "messages"),
+                created_column="created_at",
+            )
         case "sqs":
             return source_resource(SqsSource)(
                 name=name,
