@@ -27,7 +27,7 @@ def look(place: Place, queue: Queue, flights: int) -> dict[str, int]:
     lake, alerts = (_rows(place, name) for name in Flights.batchers)
     # Where the server cannot tell, what is not decided is not acknowledged.
     known = queue.left()
-    left = flights - _rows(place, "outcomes") if known is None else known
+    left = max(0, flights - _rows(place, "outcomes")) if known is None else known
     return {
         "backlog": max(0, left - in_flight),
         "in flight": in_flight,

@@ -16,6 +16,7 @@ from resources.kafka import KafkaSource
 from resources.pubsub import PubsubSource
 from resources.queue_options import Declare
 from resources.rabbitmq import RabbitmqSource
+from resources.sqs import SqsSource
 from resources.table_queue import TableQueue
 
 Fill = Callable[[list[bytes]], int]
@@ -82,21 +83,28 @@ def _postgres(_place: Place) -> Iterator[Queue]:
 
 @contextmanager
 def _sqs(_place: Place) -> Iterator[Queue]:
+    if url := os.environ.get("FLIGHTS_SQS_URL"):
+        yield _sqs_queue(url, {})
+        return
     with sqs.serve(PROJECT / ".servers") as server:
-        endpoint = server.address
-        url, client = sqs.create_queue(endpoint, "flights"), sqs.client(endpoint)
+        environment = sqs.ENVIRONMENT | {"AWS_REGION": sqs.REGION, "AWS_ENDPOINT_URL": server.address}
+        yield _sqs_queue(sqs.create_queue(server.address, "flights"), environment)
 
-        def left() -> int:
-            told = client.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
-            return int(told["ApproximateNumberOfMessages"]) + int(told["ApproximateNumberOfMessagesNotVisible"])
 
-        environment = sqs.ENVIRONMENT | {
-            "AWS_REGION": sqs.REGION,
-            "AWS_ENDPOINT_URL": endpoint,
-            "FLIGHTS_SQS_URL": url,
-            "FLIGHTS_SQS_VISIBILITY": "400",  # seconds: outlasts a run of all flights
-        }
-        yield Queue(environment, lambda payloads: sqs.fill(url, payloads), left, left)
+def _sqs_queue(url: str, environment: Mapping[str, str]) -> Queue:
+    import boto3
+
+    endpoint = environment.get("AWS_ENDPOINT_URL")
+    client = sqs.client(endpoint) if endpoint else boto3.client("sqs")
+    fill = SqsSource(name="flights_queue", queue_url=url).send
+
+    def left() -> int:
+        told = client.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
+        return int(told["ApproximateNumberOfMessages"]) + int(told["ApproximateNumberOfMessagesNotVisible"])
+
+    # 400 s outlast a run of all flights.
+    found = {**environment, "FLIGHTS_SQS_URL": url, "FLIGHTS_SQS_VISIBILITY": "400"}
+    return Queue(found, (lambda payloads: sqs.fill(url, payloads)) if endpoint else fill, left, left)
 
 
 @contextmanager

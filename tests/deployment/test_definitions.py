@@ -246,6 +246,7 @@ def test_no_secret_of_a_deployment_is_part_of_what_the_ui_shows(tmp_path: Path) 
     secrets = {
         "PIPELINE_PLATFORM_CONTROL": f"postgresql+psycopg://platform:{secret}@localhost/control",
         "PIPELINE_PLATFORM_SPARK_TOKEN": secret,
+        "FLIGHTS_SOURCE": "sqs",
         "FLIGHTS_SQS_URL": f"http://127.0.0.1:9/{secret}/flights",
     }
 
