@@ -246,11 +246,11 @@ def test_no_secret_of_a_deployment_is_part_of_what_the_ui_shows(tmp_path: Path) 
     secrets = {
         "PIPELINE_PLATFORM_CONTROL": f"postgresql+psycopg://platform:{secret}@localhost/control",
         "PIPELINE_PLATFORM_SPARK_TOKEN": secret,
-        "FLIGHTS_SOURCE": "sqs",
         "FLIGHTS_SQS_URL": f"http://127.0.0.1:9/{secret}/flights",
     }
 
-    shown = loaded(SHOWN, PIPELINE_PLATFORM_HOME=str(tmp_path), PIPELINE_PLATFORM_SPARK="sc://spark:15002", **secrets)
+    others = {"PIPELINE_PLATFORM_HOME": str(tmp_path), "PIPELINE_PLATFORM_SPARK": "sc://spark:15002"}
+    shown = loaded(SHOWN, FLIGHTS_SOURCE="sqs", **others, **secrets)
 
     assert "sc://spark:15002" in shown, "what is no secret is shown, and so would be a secret beside it"
     assert [variable for variable in secrets if variable not in shown] == []

@@ -33,7 +33,7 @@ def test_a_receive_gets_the_oldest_messages_as_they_were_put_in(queue: TableQueu
         "redelivered": False,
         "published_at": None,
         "partition": None,
-        "sequence": None,
+        "sequence": 1,
     }
     assert [row["data"] for row in rows] == [b"first", b"second"]
     assert rows[1]["metadata"] is None
