@@ -99,7 +99,11 @@ def is_refusal(error: KafkaError) -> bool:
 
 
 class Cluster:
-    """Asks a cluster by one client, which stays connected."""
+    """Asks a cluster by one client, which stays connected while the cluster answers.
+
+    One that has lost its brokers gives way to another: librdkafka 2.16 never finds a group's coordinator again after it
+    was restarted, and turns in circles meanwhile.
+    """
 
     def __init__(self, address: Address, settings: Mapping[str, Any], timeout_s: float) -> None:
         self.address, self._settings, self._timeout_s = address, settings, timeout_s
@@ -193,8 +197,13 @@ class Cluster:
         except Exception as error:
             raise self.address.explained(error) from None
 
+    def _renew(self) -> None:
+        self.__dict__.pop("admin", None)
+        self._heard = None
+
     def _hear(self, error: KafkaError) -> None:
-        self._heard = error
+        if self._heard is None or not is_refusal(self._heard):  # that says more than that no broker is left then
+            self._heard = error
 
     def _explained(self, error: BaseException, what: str = "a topic") -> SourceError:
         """Explain an error; of a call that only took too long, by what the client heard meanwhile."""
@@ -225,7 +234,9 @@ class Cluster:
             call: Is given the client and the seconds it may take.
             none: The codes of errors that mean that there is nothing.
         """
-        self._heard = None
+        self.admin.poll(0)  # hands over what the client has heard since, and its log
+        if self._heard is not None:
+            self._renew()
         asked = call(self.admin, self._timeout_s)
 
         def answers() -> dict[K, Any]:
@@ -235,7 +246,9 @@ class Cluster:
                 error = one.exception()
                 cause = kafka_error(error) if error is not None else None
                 if error is not None and (cause is None or not re.fullmatch(none, cause.name())):
-                    raise self._explained(error, str(key))
+                    explained = self._explained(error, str(key))
+                    self._renew()
+                    raise explained
                 found[key] = None if error is not None else one.result()
             return found
 
@@ -245,6 +258,6 @@ class Cluster:
         waiting = {*asked}
         while waiting:  # the client ends each within its time
             waiting = wait(waiting, timeout=0.05).not_done
-            self.admin.poll(0)  # hands over what the client heard, and its log
+            self.admin.poll(0)
             if waiting and self._heard is not None and is_refusal(self._heard):
                 raise self.address.explained(self._heard)

@@ -104,7 +104,9 @@ class Reading:
             messages = self._consumer.consume(min(ROWS, self._most()), WAIT_S)
             if messages:
                 last = time.monotonic()
-            elif any(map(is_refusal, self._heard)) or time.monotonic() - last > self._patience_s:
+            elif (refusal := next(filter(is_refusal, self._heard), None)) is not None:
+                raise ReadError(self._any(), refusal)
+            elif time.monotonic() - last > self._patience_s:
                 raise ReadError(self._any(), self._heard[-1] if self._heard else None)
             places = groupby(messages, lambda message: (message.topic(), message.partition()))
             if pieces := [piece for place, some in places for piece in self._pieces(place, some)]:

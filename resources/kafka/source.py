@@ -61,18 +61,21 @@ class KafkaSource(KafkaOptions):
         remembered = cluster.committed(names)
         low, past = (ask() for ask in asked)
         committed = remembered()
+        ready = [one for one in names if one in low and one in past]
+        if len(ready) < len(names):
+            unready = f"{self.name}: {len(names) - len(ready)} of {len(names)} partitions have no leader that answers"
+            if not ready:
+                raise SourceAwayError(f"source {unready}")
+            logger.warning("%s; this look leaves them out", unready)
         begin = past if self.offset_reset_policy == "latest" else low
-        if (since := self.since_ms) and (fresh := [one for one in names if one not in committed]):
-            later = cluster.offsets(fresh, since, **only)()
+        fresh = [one for one in ready if one not in committed]
+        if fresh and self.since_ms is not None:
+            later = cluster.offsets(fresh, self.since_ms, **only)()
             begin = {**low, **{one: past[one] if offset < 0 else offset for one, offset in later.items()}}
-        if unready := [str(one) for one in names if one not in low or one not in past]:
-            logger.warning("%s: no leader answers for %s: left out of this look", self.name, ", ".join(unready[:10]))
         extents = {}
-        for one, name in names.items():
-            if one not in low or one not in past:
-                continue
+        for one in ready:
             offset, is_ours = committed.get(one, (None, False))
-            extents[name] = Extent(low[one], past[one], offset, begin[one], is_ours)
+            extents[names[one]] = Extent(low[one], past[one], offset, begin[one], is_ours)
         return extents
 
     def is_younger(self, partition: str, known: Iterable[str]) -> bool:
@@ -85,6 +88,7 @@ class KafkaSource(KafkaOptions):
         del receive_id
         ranges = [Range.of(span) for span in share.at["spans"]]
         heard: list[KafkaError] = []
+        self._expect_same_topics(ranges)
         with closing(self._client("Consumer", {**self.to_read(), "error_cb": heard.append})) as consumer:
             try:
                 for pieces in Reading(consumer, ranges, USUAL.within_s, heard):
@@ -92,7 +96,9 @@ class KafkaSource(KafkaOptions):
                         yield self.deliveries(**columns(group))
             except ReadError as failure:
                 raise self._explained(failure, ranges) from None
-        self._expect_same_topics(ranges)  # reading goes by the name of a topic, not by its id
+        patiently(
+            lambda: self._expect_same_topics(ranges)
+        )  # reading goes by the name of a topic, and another may bear it by now
 
     def commit(self, settled_to: Mapping[str, int]) -> None:
         """Have the group remember offsets; those of topics that are gone, nobody needs any more."""
@@ -167,7 +173,7 @@ class KafkaSource(KafkaOptions):
         Raises:
             SourceError: A topic is gone.
         """
-        ids = patiently(lambda: self._cluster.topic_ids({one.topic for one in ranges}))
+        ids = self._cluster.topic_ids({one.topic for one in ranges})
         for one in ranges:
             found, _ = ids.get(one.topic, ("", []))
             if found != one.topic_id:
@@ -181,6 +187,7 @@ class KafkaSource(KafkaOptions):
         """Say why a range cannot be read to its end, and what to do."""
         error, name = failure.error, f"source {self.name!r}"
         if error is None:
+            self._expect_same_topics(ranges)
             return SourceAwayError(
                 f"{name}: {failure} gives nothing for {USUAL.within_s:g} s: has its partition a leader?"
             )
