@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from demo import sqs
+from demo.servers import sqs
 from pipeline_platform.source.contract import Share
 from resources.sqs import SqsSource
 from tests.fixtures.sqs_between import Between, between
