@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline_platform.source.contract import SourceAwayError, SourceError
+from pipeline_platform.source.contract import Patience, SourceAwayError, SourceError
 from pipeline_platform.source.patience import patiently
 
 
@@ -20,7 +20,7 @@ def test_a_source_that_comes_back_is_asked_until_it_does() -> None:
 
 def test_one_that_stays_away_is_the_reason() -> None:
     with pytest.raises(SourceAwayError, match="gone for good"):
-        patiently(_away, within_s=0.0)
+        patiently(_away, Patience(within_s=0.0))
 
 
 def test_a_refusal_is_not_tried_again() -> None:
