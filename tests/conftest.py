@@ -14,6 +14,7 @@ pytest_plugins = [
         "tests.fixtures.servers",
         "tests.fixtures.sqs",
         "tests.fixtures.kafka",
+        "tests.fixtures.kafka_source",
         "tests.fixtures.rabbitmq",
         "tests.fixtures.pubsub",
         "tests.fixtures.spark",

@@ -25,9 +25,9 @@ K = TypeVar("K")
 OURS = "pipeline-platform"
 """Metadata of the offsets that this connector commits. Tools that reset offsets leave another, or none."""
 
-_AWAY = (
-    "_(TRANSPORT|TIMED_OUT|ALL_BROKERS_DOWN|RESOLVE|MSG_TIMED_OUT|WAIT_COORD|TIMED_OUT_QUEUE|DESTROY)|.*COORDINATOR.*"
-    "|REQUEST_TIMED_OUT|NETWORK_EXCEPTION|.*NOT_AVAILABLE|.*LEADER.*|NOT_CONTROLLER|KAFKA_STORAGE_ERROR"
+_AWAY = "_(TRANSPORT|TIMED_OUT|ALL_BROKERS_DOWN|RESOLVE|MSG_TIMED_OUT|WAIT_COORD|TIMED_OUT_QUEUE|DESTROY)"
+_BUSY = (
+    ".*COORDINATOR.*|REQUEST_TIMED_OUT|NETWORK_EXCEPTION|.*NOT_AVAILABLE|.*LEADER.*|NOT_CONTROLLER|KAFKA_STORAGE_ERROR"
     "|NOT_ENOUGH_REPLICAS.*|THROTTLING_QUOTA_EXCEEDED|UNKNOWN_TOPIC_ID"
 )
 _HAS_MEMBERS = "UNKNOWN_MEMBER_ID|NON_EMPTY_GROUP|ILLEGAL_GENERATION|REBALANCE_IN_PROGRESS|.*MEMBER_EPOCH"
@@ -44,6 +44,7 @@ _EXPLANATIONS = {
     "_INVALID_ARG|_CONFLICT|_NOT_CONFIGURED": "the client library refuses an option: {said}. "
     "Correct it, or client_options",
     "MSG_SIZE_TOO_LARGE": "a message is larger than {what} takes: {said}. Raise the topic's max.message.bytes",
+    _BUSY: "the brokers at {servers} are not ready for that yet ({said}): it is tried again",
     _AWAY: "bootstrap_servers {servers!r} does not answer: {said}. Correct it, or see to the network or the brokers",
 }  # fmt: skip
 """What to do about an error, by its code."""
@@ -78,7 +79,7 @@ class Address:
         text = next(found, "{what} at {servers} failed with {code}: {said}").format(
             servers=self.servers, group=self.group_id, protocol=self.protocol, code=code, said=said, what=what
         )
-        kind = SourceAwayError if re.fullmatch(_AWAY, code) else SourceError
+        kind = SourceAwayError if re.fullmatch(f"{_AWAY}|{_BUSY}", code) else SourceError
         return kind(f"source {self.source!r}: {text}")
 
 
@@ -129,7 +130,7 @@ class Cluster:
     def offsets(
         self, partitions: Iterable[TopicPartition], at: int, *, read_committed: bool
     ) -> Callable[[], dict[TopicPartition, int]]:
-        """Begin to ask for an offset of each partition; return what waits for the answers.
+        """Begin to ask for an offset of each partition; return what waits for the answers, of those that are ready.
 
         Args:
             partitions: Of topics.
@@ -141,8 +142,10 @@ class Cluster:
 
         wanted = dict.fromkeys(partitions, OffsetSpec(at))
         level = IsolationLevel.READ_COMMITTED if read_committed else IsolationLevel.READ_UNCOMMITTED
-        ask = self._begin(lambda admin, left: admin.list_offsets(wanted, isolation_level=level, request_timeout=left))
-        return lambda: {partition: answer.offset for partition, answer in ask().items()}
+        ask = self._begin(
+            lambda admin, left: admin.list_offsets(wanted, isolation_level=level, request_timeout=left), _BUSY
+        )
+        return lambda: {partition: answer.offset for partition, answer in ask().items() if answer is not None}
 
     def committed(self, partitions: Iterable[TopicPartition]) -> Callable[[], dict[TopicPartition, tuple[int, bool]]]:
         """Begin to ask for what the group remembers; return what waits for it: the offset, and whether it is ours."""
@@ -220,7 +223,7 @@ class Cluster:
 
         Args:
             call: Is given the client and the seconds it may take.
-            none: The code of an error that means that there is nothing.
+            none: The codes of errors that mean that there is nothing.
         """
         self._heard = None
         asked = call(self.admin, self._timeout_s)
@@ -231,7 +234,7 @@ class Cluster:
             for key, one in asked.items():
                 error = one.exception()
                 cause = kafka_error(error) if error is not None else None
-                if error is not None and (cause is None or cause.name() != none):
+                if error is not None and (cause is None or not re.fullmatch(none, cause.name())):
                     raise self._explained(error, str(key))
                 found[key] = None if error is not None else one.result()
             return found

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from functools import cached_property
-from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -15,12 +14,13 @@ from pipeline_platform.source.contract import Share, SourceAwayError, SourceErro
 from pipeline_platform.source.log import Extent
 from pipeline_platform.source.patience import USUAL, patiently
 from resources.kafka.cluster import Cluster, client_logger
-from resources.kafka.messages import bounded, columns, to_bytes
+from resources.kafka.messages import bounded, columns
 from resources.kafka.options import KafkaOptions
 from resources.kafka.ranges import Range, ReadError, Reading, named, parted
+from resources.kafka.sending import send
 
 if TYPE_CHECKING:
-    from confluent_kafka import KafkaError, Message
+    from confluent_kafka import KafkaError
 
 logger = logging.getLogger(__name__)
 
@@ -65,8 +65,12 @@ class KafkaSource(KafkaOptions):
         if (since := self.since_ms) and (fresh := [one for one in names if one not in committed]):
             later = cluster.offsets(fresh, since, **only)()
             begin = {**low, **{one: past[one] if offset < 0 else offset for one, offset in later.items()}}
+        if unready := [str(one) for one in names if one not in low or one not in past]:
+            logger.warning("%s: no leader answers for %s: left out of this look", self.name, ", ".join(unready[:10]))
         extents = {}
         for one, name in names.items():
+            if one not in low or one not in past:
+                continue
             offset, is_ours = committed.get(one, (None, False))
             extents[name] = Extent(low[one], past[one], offset, begin[one], is_ours)
         return extents
@@ -125,54 +129,15 @@ class KafkaSource(KafkaOptions):
         Raises:
             SourceError: Some were refused; the others are sent.
         """
-        from confluent_kafka import KafkaException
-
-        refused: list[SourceError] = []
-        sent = 0
-
-        def answered(error: KafkaError | None, message: Message) -> None:
-            if error is not None:
-                refused.append(self.address.explained(error, f"topic {message.topic()!r}"))
-
-        producer = self._client("Producer", self.to_send())
-        for payload, beside in (
-            zip(payloads, repeat(None)) if metadata is None else zip(payloads, metadata, strict=True)
-        ):
-            topic, options = self._addressed(beside or {})
-            sent += 1
-            while True:
-                try:
-                    producer.produce(topic, payload, on_delivery=answered, **options)
-                except BufferError:  # the client holds as many as it may
-                    producer.poll(0.1)
-                    continue
-                except KafkaException as error:
-                    refused.append(self.address.explained(error, f"topic {topic!r}"))
-                break
-            producer.poll(0)
-        producer.flush()
+        client = self._client("Producer", self.to_send())
+        sent, refused = send(client, self.address, self._default_topic, payloads, metadata)
         if refused:
             raise SourceError(f"{len(refused)} of {sent} messages were refused; the first: {refused[0]}")
         return sent
 
-    def _addressed(self, beside: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-        """Topic and options of a message that is to be sent."""
-        topic = beside.get("topic") or (self.topics[0] if len(self.topics) == 1 else None)
-        if topic is None:
-            raise SourceError(
-                f"source {self.name!r} cannot say where to send a message: it reads "
-                f"{list(self.topics) or self.topic_pattern}. Name a topic in its metadata"
-            )
-        headers = beside.get("headers") or ()
-        pairs = headers.items() if isinstance(headers, Mapping) else headers
-        try:
-            options = {
-                "key": to_bytes(beside.get("key")),
-                "headers": [(name, to_bytes(value)) for name, value in pairs],
-            }
-        except (ValueError, TypeError) as error:
-            raise SourceError(f"source {self.name!r} cannot send a message to {topic!r}: {error}") from None
-        return topic, options if beside.get("partition") is None else {**options, "partition": beside["partition"]}
+    @property
+    def _default_topic(self) -> str | None:
+        return self.topics[0] if len(self.topics) == 1 else None
 
     def close(self) -> None:
         """Let go of the client that this process asked by."""

@@ -135,10 +135,12 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def the_log_is_told_of_nothing_that_is_not_settled(self) -> None:
+        places = self.source.positions.places("log")
         for partition in self.journal.past:
-            offset, is_ours = self.journal.committed.get(partition, (0, True))
-            if is_ours:
+            offset, is_ours = self.journal.committed.get(partition, (0, False))
+            if is_ours and partition in places:
                 assert {(partition, at) for at in range(offset)} <= self.settled | self.skipped
+                assert offset == places[partition].settled_to
 
 
 TestHistories = Histories.TestCase
