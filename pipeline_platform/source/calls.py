@@ -52,7 +52,7 @@ def receive(
         Exception: Whatever `call` raised, where nothing was received.
     """
     until = math.inf if within_s is None else time.monotonic() + within_s
-    given = _Given(wanted, empty_replies, until)
+    given: _Given[T] = _Given(wanted, empty_replies, until)
 
     def work() -> None:
         for asked in given.asks(per_call):
