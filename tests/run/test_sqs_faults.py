@@ -4,13 +4,11 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from urllib.parse import urlsplit
 
-import psutil
 import pytest
 
 from demo.servers import sqs
+from demo.servers.server import Server
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin
 from pipeline_platform.source.contract import SourceAwayError, SourceError
@@ -68,7 +66,7 @@ def test_a_server_that_stays_away_in_a_receive_leaves_what_came_to_be_handled(
 def test_a_server_that_gives_a_task_nothing_fails_the_receive_by_its_reason(
     sqs_ground: SqsGround, words: list[str]
 ) -> None:
-    flow = sqs_ground.flow()
+    flow = sqs_ground.flow(visibility_timeout=4)  # a task that goes on may lease something yet
     receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
     sqs_ground.fake.refuse("ReceiveMessage", "AccessDeniedException", "not authorized")
 
@@ -108,31 +106,26 @@ def test_a_server_that_stays_away_in_an_acknowledgement_is_told_by_the_next_run(
 
 
 @contextmanager
-def standing_still(endpoint: str) -> Iterator[None]:
-    """Have a server that this process started stand still for two seconds."""
-    port = urlsplit(endpoint).port
-    children = psutil.Process().children()
-    (server,) = [child for child in children if port in {at.laddr.port for at in child.net_connections()}]
-    server.suspend()
-    wake = threading.Timer(2, server.resume)
+def standing_still(server: Server) -> Iterator[None]:
+    """Halt a server for two seconds."""
+    server.stop()
+    wake = threading.Timer(2, server.start)
     wake.start()
     yield
     wake.join()
 
 
-def test_a_server_that_stands_still_and_goes_on_costs_nothing(sqs_ground: SqsGround, servers_folder: Path) -> None:
-    with sqs.serve(servers_folder) as own:
-        endpoint = own.address
-        url = sqs.create_queue(endpoint, "still")
-        sqs.fill(url, ["one", "two"])
-        flow = sqs_ground.flow(queue_url=url, endpoint_url=endpoint)
-        receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
-        with standing_still(endpoint):
-            steps.receive_messages(flow, receive)
-        sqs_ground.go_on(flow, receive)
-        with standing_still(endpoint):
-            assert steps.acknowledge(flow, receive).acknowledged == 2
-        assert flow.source.backlog().messages == 0
+def test_a_server_that_stands_still_and_goes_on_costs_nothing(sqs_ground: SqsGround, own_sqs_server: Server) -> None:
+    url = sqs.create_queue(own_sqs_server.address, "still")
+    sqs.fill(url, ["one", "two"])
+    flow = sqs_ground.flow(queue_url=url, endpoint_url=own_sqs_server.address)
+    receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
+    with standing_still(own_sqs_server):
+        steps.receive_messages(flow, receive)
+    sqs_ground.go_on(flow, receive)
+    with standing_still(own_sqs_server):
+        assert steps.acknowledge(flow, receive).acknowledged == 2
+    assert flow.source.backlog().messages == 0
     assert sqs_ground.words(flow) == ["one", "two"]
 
 
@@ -203,13 +196,14 @@ def test_credentials_that_are_revoked_in_a_run_are_named_without_being_told(
 
 
 def test_a_server_that_is_away_when_a_run_begins_may_be_tried_again(
-    sqs_ground: SqsGround, monkeypatch: pytest.MonkeyPatch
+    sqs_ground: SqsGround,
 ) -> None:
-    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    sqs_ground.fake.cut("GetQueueAttributes", range(1, 100))
-
+    flow = sqs_ground.flow()
+    sqs_ground.fake.cut("GetQueueAttributes", range(1, 7))
     with pytest.raises(SourceAwayError, match="does not answer"):
-        begin(sqs_ground.flow(), origin="source", run_id="test", windows=[WINDOW])
+        flow.source.backlog()
+
+    begin(flow, origin="source", run_id="test", windows=[WINDOW])
 
 
 def test_messages_of_the_largest_size_go_through_a_run(sqs_ground: SqsGround) -> None:
