@@ -205,8 +205,9 @@ def _expect_one_process(flow: Flow, context: dg.AssetExecutionContext) -> None:
         SourceError: The run's executor does.
     """
     executor = context.job_def.executor_def.name
-    config = context.run.run_config.get("execution", {}).get("config") or {}
-    in_one = executor in {dg.in_process_executor.name, "execute_in_process_executor"} or "in_process" in config
+    execution: Any = context.run.run_config.get("execution", {})
+    in_one = executor in {dg.in_process_executor.name, "execute_in_process_executor"}
+    in_one = in_one or "in_process" in (execution.get("config") or {})
     if isinstance(flow.source, ConnectedSource) and not in_one:
         raise SourceError(
             f"source {flow.source.name!r}: executor {executor!r} gives each step of a run a process of its own, but "

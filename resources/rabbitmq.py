@@ -355,19 +355,22 @@ class RabbitmqSource(ConnectedSource):
 
     def _next(self, inbox: Inbox) -> list[Delivery]:
         """The next batch; nothing once the share is full or the end of the queue is reached."""
-        started = time.monotonic()
+        started, count = time.monotonic(), None
         while not inbox.is_stopped:
             if (batch := inbox.take(QUIET_S)) or inbox.is_full:
                 return batch
             if inbox.is_cancelled:
                 logger.warning("%s: queue %r was deleted or moved while a run received", self.name, self.queue)
                 return []
-            waiting = self._waiting(inbox.channel)
-            if time.monotonic() - started >= max(self.wait_time_s, STALLED_S if waiting else 0.0):
-                if waiting:
-                    logger.warning("%s: the server has %d messages more and sends none: it prefers another consumer",
-                                   self.name, waiting)  # fmt: skip
-                inbox.stop()
+            # Not waited for: it comes after all that is on its way, for which there may be no room.
+            count = count or inbox.count(self.queue)
+            if count.done():
+                waiting, count = count.result(), None
+                if time.monotonic() - started >= max(self.wait_time_s, STALLED_S if waiting else 0.0):
+                    if waiting:
+                        told = "%s: the server has %d messages more and sends none: it prefers another consumer"
+                        logger.warning(told, self.name, waiting)
+                    inbox.stop()
         return inbox.take(0)
 
     def _batch(self, ack_ref: str, deliveries: Sequence[Delivery]) -> pa.RecordBatch:

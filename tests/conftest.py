@@ -15,6 +15,7 @@ pytest_plugins = [
         "tests.fixtures.sqs",
         "tests.fixtures.kafka",
         "tests.fixtures.rabbitmq",
+        "tests.fixtures.rabbitmq_source",
         "tests.fixtures.pubsub",
         "tests.fixtures.spark",
         "tests.fixtures.spark_cluster",
