@@ -9,7 +9,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from pipeline_platform.control.database import Database
-from pipeline_platform.source.contract import SourceError
+from pipeline_platform.source.contract import SourceAwayError, SourceError
 from resources.leased_table import LeasedTable
 
 COLUMNS_AS_JSON: Final = 60
@@ -80,7 +80,7 @@ def open_table(
 
 def database_at(what: str, url: str, *, create: bool) -> Database:
     """Name a queue's database. A connection is not kept: each use is one bulk statement."""
-    return Database(url, what, SourceError, ways_out=_WAYS_OUT, create=create)
+    return Database(url, what, SourceError, away=SourceAwayError, ways_out=_WAYS_OUT, create=create)
 
 
 def row_id() -> sa.types.TypeEngine[int]:

@@ -14,6 +14,7 @@ pytest_plugins = [
         "tests.fixtures.servers",
         "tests.fixtures.sqs",
         "tests.fixtures.kafka",
+        "tests.fixtures.kafka_source",
         "tests.fixtures.rabbitmq",
         "tests.fixtures.rabbitmq_source",
         "tests.fixtures.pubsub",
@@ -24,6 +25,7 @@ pytest_plugins = [
         "tests.fixtures.sensor",
         "tests.fixtures.table_queue",
         "tests.fixtures.control",
+        "tests.fixtures.sqs_flow",
     )
     if importlib.util.find_spec(name)
 ]

@@ -7,6 +7,6 @@ from demo.place import PROJECT
 from demo.servers import kafka, pubsub, sqs
 
 folder = Path(os.environ.get("PIPELINE_SERVERS", PROJECT / ".servers"))
-for server in (kafka, pubsub, sqs):  # RabbitMQ is a package of the machine's
+for server in (kafka, pubsub, sqs):  # RabbitMQ and PostgreSQL are packages of the machine's
     if server.missing() is None:
         server.install(folder)

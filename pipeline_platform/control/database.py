@@ -16,8 +16,10 @@ from urllib.parse import quote
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_exponential, wait_fixed
+
+from pipeline_platform.control import database_errors
 
 T = TypeVar("T")
 
@@ -30,20 +32,19 @@ LOCK_S: Final = 60
 a wait for a lock after LOCK_S: longer, so that what waits for such a session is served. Neither ends a statement that
 merely takes long."""
 
-_WAYS_OUT: Final = {
-    "disk is full": "Make room where it lies.",
-    "database is locked": "For {busy} s another process holds {file}: wait for it, or end it (`fuser {file}` names it)",
-    "lock timeout": "Another session holds what this one waits for: find it with pg_blocking_pids() and end it, or "
-    "wait longer with lock_timeout among the options in url (?options=-c%20lock_timeout%3D5min)",
-    "idle-in-transaction timeout": "This process stood still inside a transaction, which is undone: its next try or "
-    "the next run does the work",
-    "unsupported startup parameter": "A pooler does not pass on the session's time-outs: name options among its "
-    "ignore_startup_parameters, and set lock_timeout and idle_in_transaction_session_timeout for the user of url",
-    "password authentication failed": "Give the correct user and password in url",
-    "no password supplied": "Put the password into url",
-    "connection failed": "Give the correct host and port in url, and see that the server runs",
-    "connection timeout": "Give the correct host and port in url, and see that the server runs",
+_SILENT_S: Final = 25
+"""A client gives up a connection after so long without a sign of PostgreSQL's host: a renewal that hangs is tried again
+before its lease is over."""
+_CONNECTION: Final[dict[str, Any]] = {
+    "connect_timeout": 10,
+    "application_name": "pipeline-platform",
+    "keepalives": 1,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": _SILENT_S * 1_000,
 }
+"""What libpq is told of each connection, unless `url` says otherwise."""
 
 
 class Database:
@@ -53,6 +54,7 @@ class Database:
         url: SQLAlchemy URL of a SQLite file or a PostgreSQL database.
         what: Names its use at the beginning of an error.
         error: Raised for whatever goes wrong here. Its message names use, URL without password, reason and way out.
+        away: Raised in its place for what passes by itself, as a server that restarts; None for `error`, too.
         ways_out: What to do about an error, by words of its reason; they come before this module's own.
         create: Whether to make a SQLite file and its folders where they are missing.
         durable: Whether a commit on SQLite survives a power cut. Without it the last ones may be lost, never the file.
@@ -69,6 +71,7 @@ class Database:
         what: str,
         error: type[Exception],
         *,
+        away: type[Exception] | None = None,
         ways_out: Mapping[str, str] | None = None,
         create: bool = True,
         durable: bool = True,
@@ -79,8 +82,8 @@ class Database:
             self.url = parse(url)
         except ValueError as refused:
             raise error(f"{what}: {refused}") from None
-        self._what, self._error = what, error
-        self._ways_out = {**(ways_out or {}), **_WAYS_OUT}
+        self._what, self._error, self._away = what, error, away or error
+        self._ways_out = dict(ways_out or {})
         self._create, self._durable, self._keep, self._now = create, durable, keep, now
         self._made: tuple[int, sa.Engine] | None = None
 
@@ -124,9 +127,15 @@ class Database:
                 return work(connection)
 
         with self._named_errors():
-            broken_off = retry_if_exception(lambda error: _sqlstate(error) in ("40001", "40P01"))
+            broken_off = retry_if_exception(lambda error: database_errors.sqlstate(error) in ("40001", "40P01"))
             pause = wait_exponential(multiplier=0.02, exp_base=5)
             return Retrying(retry=broken_off, wait=pause, stop=stop_after_attempt(4), reraise=True)(once)
+
+    def sync(self) -> None:
+        """Have what is committed survive a power cut. On PostgreSQL and on a durable SQLite it does anyway."""
+        if self.is_sqlite and not self._durable:
+            with suppress(FileNotFoundError), Path(f"{self.url.database}-wal").open("rb") as log:
+                os.fsync(log.fileno())
 
     def now(self, connection: sa.Connection) -> int:
         """Read the time in microseconds since the epoch: by the server's clock, or this machine's for SQLite."""
@@ -144,7 +153,10 @@ class Database:
 
     def refusal(self, reason: str) -> Exception:
         """Make an error of a reason, with the words that all errors of this database begin with."""
-        return self._error(f"{self._what} {self} cannot be used: {reason}")
+        return self._error(self._in_words(reason))
+
+    def _in_words(self, reason: str) -> str:
+        return f"{self._what} {self} cannot be used: {reason}"
 
     @contextmanager
     def _named_errors(self) -> Iterator[None]:
@@ -152,23 +164,17 @@ class Database:
             yield
         # Without its cause below: a driver may quote the whole address.
         except Exception as error:
-            cause = getattr(error, "orig", None) or error
             if isinstance(error, ModuleNotFoundError) and error.name == "psycopg":
                 raise self.refusal("psycopg is missing. Install pipeline-platform[postgres]") from None
-            of_driver = isinstance(cause, sqlite3.Error) or type(cause).__module__.startswith("psycopg")
-            if not of_driver and not isinstance(error, SQLAlchemyError):
+            if not database_errors.is_of_database(error):
                 raise
-            # The main sentence of PostgreSQL alone: the others may quote a row, and with it a payload.
-            reason = " ".join((getattr(getattr(cause, "diag", None), "message_primary", None) or str(cause)).split())
+            reason = database_errors.reason(error)
             if self.url.password:
                 reason = reason.replace(self.url.password, "***")
-            raise self.refusal(f"{reason}. {self._way_out(reason)}") from None
-
-    def _way_out(self, reason: str) -> str:
-        for words, way_out in self._ways_out.items():
-            if words in reason:
-                return way_out.replace("{file}", str(self.url.database)).replace("{busy}", f"{BUSY_S:g}")
-        return "Is the database there, and may this user write to it?"
+            way_out = database_errors.way_out(reason, self._ways_out)
+            way_out = way_out.replace("{file}", str(self.url.database)).replace("{busy}", f"{BUSY_S:g}")
+            kind = self._away if database_errors.passes(error) else self._error
+            raise kind(self._in_words(f"{reason}. {way_out}")) from None
 
     def _engine(self) -> sa.Engine:
         pid = os.getpid()
@@ -184,7 +190,7 @@ class Database:
         kept: dict[str, Any] = {"pool_pre_ping": True, "pool_size": 1, "max_overflow": 9}
         options = kept if self._keep else {"poolclass": sa.NullPool}
         if not self.is_sqlite:
-            arguments: dict[str, Any] = {"connect_timeout": 10, "application_name": "pipeline-platform"}
+            arguments = {name: value for name, value in _CONNECTION.items() if name not in self.url.query}
             if "options" not in self.url.query:
                 limits = f"-c idle_in_transaction_session_timeout={IDLE_S}s -c lock_timeout={LOCK_S}s"
                 # The session's time zone decides what PostgreSQL writes into a column without a zone, or into JSON.
@@ -261,7 +267,3 @@ def _log_ahead(connection: sqlite3.Connection) -> None:
 def _begin_sqlite(connection: sa.Connection) -> None:
     # Writers take turns from their first read on: a read that becomes a write fails where another came between.
     connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.get_execution_options().get("immediate") else "BEGIN")
-
-
-def _sqlstate(error: BaseException) -> str | None:
-    return getattr(getattr(error, "orig", None) or error, "sqlstate", None)

@@ -17,6 +17,7 @@ from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.reader import divide, read_ranges
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import intake_of
+from pipeline_platform.source.patience import patiently
 
 _LOG = logging.getLogger(__name__)
 
@@ -53,8 +54,14 @@ def beat(flow: Flow, receive: Receive) -> bool:
 
 
 def renew(flow: Flow, receive: Receive) -> bool:
-    """Renew both leases now; return whether this run still has them."""
-    return beat(flow, receive) and _extend(flow, receive)
+    """Renew the claim now, and the lease at the source if it is due; return whether this run still has them.
+
+    It waits for a source that is away. At some sources an extension takes a request for each few messages, and a
+    decision asks before each of its tries.
+    """
+    every_s = intake_of(flow, receive).source.extend_every_s
+    is_due = every_s is not None and time.monotonic() >= flow.beats.get(_messages(receive), -math.inf) + every_s
+    return beat(flow, receive) and (not is_due or patiently(lambda: _extend(flow, receive)))
 
 
 def expect_ours(flow: Flow, receive: Receive) -> None:

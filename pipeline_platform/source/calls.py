@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TypeVar
@@ -27,8 +29,9 @@ def receive(
     batch_rows: int,
     batch_bytes: int,
     size: Callable[[T], int],
+    within_s: float | None = None,
 ) -> Iterator[list[T]]:
-    """Call until `wanted` messages came, the queue seems empty or a call failed; yield them in batches.
+    """Call until `wanted` messages came, the queue seems empty, time is up or a call failed; yield them in batches.
 
     An error after the first messages is only logged: what is leased is worth handling, and a server that stays away
     fails the next receive before it leases anything.
@@ -42,6 +45,7 @@ def receive(
         batch_rows: Messages that fill a batch; it may hold those of one round of calls more.
         batch_bytes: Bytes that fill a batch.
         size: Bytes of a message.
+        within_s: Seconds after which no call is begun any more; None for no such bound.
 
     Raises:
         Exception: Whatever `call` raised, where nothing was received.
@@ -49,10 +53,13 @@ def receive(
     under_way: dict[Future[Sequence[T]], int] = {}
     batch: list[T] = []
     received = held = empty = 0
+    until = math.inf if within_s is None else time.monotonic() + within_s
     error: BaseException | None = None
     with ThreadPoolExecutor(threads) as pool:
         while True:
-            while wanted and error is None and empty < empty_replies and len(under_way) < threads:
+            is_over = error is not None or empty >= empty_replies or time.monotonic() >= until
+            # One by one from an empty reply on, until another is not: most calls past the end would be for nothing.
+            while wanted and not is_over and len(under_way) < (1 if empty else threads):
                 asked = min(per_call, wanted)
                 wanted -= asked
                 under_way[pool.submit(call, asked)] = asked

@@ -244,6 +244,10 @@ class Source(BaseModel, ABC):
         """
         del receive_id, held
 
+    def holders(self) -> set[str]:
+        """Receives that hold something for as long as nobody abandons them. Where leases run out there are none."""
+        return set()
+
     def send(self, payloads: Iterable[bytes], metadata: Iterable[Mapping[str, Any] | None] | None = None) -> int:
         """Put messages into the source; return how many, once they are safe there.
 
@@ -268,7 +272,7 @@ class Source(BaseModel, ABC):
         data: Sequence[bytes] | pa.Array,
         ack_id: Sequence[str] | pa.Array,
         ack_ref: str | Sequence[str] | pa.Array,
-        metadata: Sequence[Mapping[str, Any] | None] | None = None,
+        metadata: Sequence[Mapping[str, Any] | None] | pa.Array | None = None,
         attempt: Sequence[int] | pa.Array | None = None,
         redelivered: Sequence[bool] | pa.Array | bool = True,
         published_at: Sequence[datetime | None] | pa.Array | None = None,
@@ -278,10 +282,12 @@ class Source(BaseModel, ABC):
         """Build a batch of `DELIVERIES` from columns, for connectors to yield from `read`.
 
         `published_at` is by the source's own clock, and the same at every delivery: a redelivered message is looked up
-        only in what was decided since. Leave it out if the source does not promise that.
+        only in what was decided since. Leave it out if the source does not promise that. In an Arrow array `metadata`
+        is JSON already.
         """
         rows = len(message_id)
-        texts = [json.dumps(m, default=str) if m else None for m in metadata or ()]
+        if metadata is not None and not isinstance(metadata, pa.Array):
+            metadata = pa.array([json.dumps(m, default=str) if m else None for m in metadata], pa.string())
 
         def column(value: Any) -> Any:
             return pa.repeat(value, rows) if isinstance(value, str | bool | int) else value
@@ -290,7 +296,7 @@ class Source(BaseModel, ABC):
             "source": self.name,
             "message_id": message_id,
             "data": data,
-            "metadata": None if metadata is None else texts,
+            "metadata": metadata,
             "ack_ref": ack_ref,
             "ack_id": ack_id,
             "attempt": 1 if attempt is None else attempt,

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 
-from demo.servers import kafka, pubsub, rabbitmq, sqs
+from demo.servers import kafka, postgres, pubsub, rabbitmq, sqs
 from demo.servers.server import Server
 from tests.fixtures.kafka import create_topic
 from tests.fixtures.keeper import PROJECT, kept
@@ -65,7 +67,25 @@ def over_rabbitmq(server: rabbitmq.RabbitMQ) -> Callable[[], bytes]:
     return take
 
 
-@pytest.mark.parametrize(("module", "put"), [(kafka, over_kafka), (rabbitmq, over_rabbitmq)], ids=["kafka", "rabbitmq"])
+def over_postgres(server: Server) -> Callable[[], bytes]:
+    import psycopg
+
+    with psycopg.connect(server.address) as connection:
+        connection.execute("CREATE TABLE kept AS SELECT 'kept'::bytea AS data")
+
+    def take() -> bytes:
+        with psycopg.connect(server.address) as connection, connection.cursor(binary=True) as cursor:
+            (data,) = cursor.execute("SELECT data FROM kept").fetchone() or ()
+            return bytes(data)
+
+    return take
+
+
+@pytest.mark.parametrize(
+    ("module", "put"),
+    [(kafka, over_kafka), (postgres, over_postgres), (rabbitmq, over_rabbitmq)],
+    ids=["kafka", "postgres", "rabbitmq"],
+)
 def test_a_server_that_was_stopped_gives_back_what_it_took_and_leaves_nothing(module, put, servers_folder):
     ready(module)
     before = descendants()
@@ -106,11 +126,20 @@ def test_pubsub_gives_back_what_it_took_after_a_halt_and_leaves_nothing(servers_
     assert not remaining(started), "a halted server ends too"
 
 
-@pytest.mark.parametrize("module", [kafka, pubsub, sqs], ids=["kafka", "pubsub", "sqs"])  # RabbitMQ ends as Kafka does
-def test_nothing_of_a_server_is_left_when_its_starter_is_killed(module, servers_folder, tmp_path):
+@pytest.fixture
+def folder_of_all() -> Iterator[Path]:
+    """A folder that another user can enter, as root's PostgreSQL has to; pytest's own are closed."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+# RabbitMQ ends as Kafka does.
+@pytest.mark.parametrize("module", [kafka, postgres, pubsub, sqs], ids=["kafka", "postgres", "pubsub", "sqs"])
+def test_nothing_of_a_server_is_left_when_its_starter_is_killed(module, servers_folder, folder_of_all):
     before = descendants()
     command = [sys.executable, "-c", SERVE, ready(module), str(servers_folder)]
-    place = {**os.environ, "TMPDIR": str(tmp_path)}  # the dead clear nothing up
+    place = {**os.environ, "TMPDIR": str(folder_of_all)}  # the dead clear nothing up
     pipe = subprocess.PIPE
     with subprocess.Popen(command, cwd=PROJECT, env=place, stdin=pipe, stdout=pipe, text=True) as starter:
         assert starter.stdout is not None

@@ -69,7 +69,7 @@ def side_by_side(*pipelines: type[Pipeline]) -> dg.Definitions:
     apart = []
     for pipeline in pipelines:
         source = f"{pipeline.name}_queue"
-        resources[source] = resources["queue"]
+        resources[source] = resources_at("nowhere", "nowhere", name=source, table=source)["queue"]
         producer = pipeline.producer.model_copy(update={"source": source})
         apart.append(type(pipeline.__name__, (pipeline,), {"producer": producer}))
     return platform_definitions(apart, resources)

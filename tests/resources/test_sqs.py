@@ -90,17 +90,6 @@ def test_actions_keep_to_twelve_hours_from_the_receive(option):
         source(**{option: "reject"})
 
 
-# Planning: no server is asked
-
-
-@pytest.mark.parametrize(
-    ("demand", "concurrency", "shares"),
-    [(100, 2, [50, 50]), (101, 2, [51, 50]), (3, 4, [3]), (25, 4, [9, 8, 8]), (0, 2, [])],
-)
-def test_shares_are_equal_and_no_smaller_than_a_call_is_good_for(demand, concurrency, shares):
-    assert [share.messages for share in source().plan(demand, concurrency, "r1")] == shares
-
-
 # Receiving, on moto
 
 

@@ -34,6 +34,20 @@ def test_what_a_killed_run_left_is_completed_by_the_next(table: Ground, point: s
     assert_each_message_once(table, COUNT)
 
 
+@pytest.mark.parametrize("point", ["receiving", "received", "half acknowledged", "acknowledging", "acknowledged"])
+def test_what_a_killed_run_left_in_postgresql_is_completed_by_the_next(
+    tmp_path: Path, warm_spark: WarmSpark, postgres_url: str, point: str
+) -> None:
+    ground = filled_table(tmp_path, warm_spark, COUNT, postgres_url)
+    killed = ground.start(point)
+    join(killed)
+
+    fault_run.settle(ground.place, ground.left)
+
+    assert killed.exitcode == -signal.SIGKILL, "the run was not hit: the point is gone"
+    assert_each_message_once(ground, COUNT)
+
+
 @pytest.mark.parametrize("point", ["received", "handled", "decided", "one table published"])
 def test_a_killed_backfill_drives_nothing_twice(table: Ground, point: str) -> None:
     fault_run.settle(table.place, table.left)

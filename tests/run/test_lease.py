@@ -21,11 +21,11 @@ def test_a_control_store_that_does_not_answer_costs_no_lease_at_the_source(
     steps.receive_messages(flow, receive)
     extended: list[str] = []
 
-    def unreachable(*args: object) -> bool:
+    def unreachable(*args: object, **options: object) -> bool:
         raise ControlStoreError("no route")
 
     monkeypatch.setattr(ControlStore, "beat", unreachable)
-    monkeypatch.setattr(TableQueue, "extend", lambda queue, receive_id: extended.append(receive_id) or True)
+    monkeypatch.setattr(TableQueue, "extend", lambda queue, receive_id, held: extended.append(receive_id) or True)
     flow.beats.clear()  # both leases are due
     with alive(flow, receive):
         pass

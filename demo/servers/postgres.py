@@ -1,0 +1,90 @@
+"""A PostgreSQL server for tests and the demo: the machine's own binaries, run by hand and not as its service.
+
+The user is `local`, a superuser with a password that is drawn at each start. It syncs nothing to the disk: what it
+confirmed survives its own end, and not this machine's.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from demo.place import DemoError
+from demo.servers.server import Program, Server, free_ports
+
+_DEBIAN = "/usr/lib/postgresql"
+_SETTINGS = """
+listen_addresses = '127.0.0.1'
+port = {port}
+unix_socket_directories = ''
+fsync = off
+max_connections = 200
+"""
+# By SIGTERM alone it would wait for its clients; by SIGINT it ends their sessions.
+_WITHOUT_WAITING = '"$0" "$@" & server=$!; trap "kill -INT $server" TERM; wait; wait'
+
+
+def missing() -> str | None:
+    """Say what this machine lacks to run the server, or None."""
+    return None if _binaries() else "initdb and postgres not found; on Debian: apt-get install postgresql"
+
+
+@contextmanager
+def serve(_folder: Path) -> Iterator[Server]:
+    """Run a server on loopback until the block ends, or this process does; yield it, its address a URL.
+
+    Raises:
+        DemoError: PostgreSQL is not installed, or does not start.
+    """
+    binaries = _binaries()
+    if binaries is None:
+        raise DemoError(f"no PostgreSQL server: {missing()}")
+    with tempfile.TemporaryDirectory(prefix="postgres-", ignore_cleanup_errors=True) as made:
+        folder, password = Path(made), secrets.token_hex(8)
+        unprivileged = _unprivileged(folder)
+        (folder / "password").write_text(password)
+        options = ["--username=local", f"--pwfile={folder}/password", "--auth=scram-sha-256", "--no-sync"]
+        initialize = [str(binaries / "initdb"), f"--pgdata={folder}/data", *options, "--encoding=UTF8", "--locale=C"]
+        done = subprocess.run([*unprivileged, *initialize], cwd=folder, capture_output=True, text=True, check=False)  # noqa: S603
+        if done.returncode:
+            raise DemoError(f"initdb failed: {(done.stdout + done.stderr)[-1_000:]}")
+        (port,) = free_ports(1)
+        with (folder / "data" / "postgresql.conf").open("a") as settings:
+            settings.write(_SETTINGS.format(port=port))
+        server = Program(
+            f"postgresql://local:{password}@127.0.0.1:{port}/postgres",
+            [*unprivileged, "sh", "-c", _WITHOUT_WAITING, str(binaries / "postgres"), "-D", f"{folder}/data"],
+            folder,
+            "ready to accept connections",
+            {},
+        )
+        with server.running():
+            yield server
+
+
+def _binaries() -> Path | None:
+    found = shutil.which("initdb")
+    if found:
+        return Path(found).parent
+    versions = [path.parent for path in Path(_DEBIAN).glob("*/bin/initdb")]
+    return max(versions, key=lambda path: float(path.parent.name), default=None)
+
+
+def _unprivileged(folder: Path) -> list[str]:
+    """Begin a command that root runs: PostgreSQL refuses to run as root. Another user may use the folder then."""
+    if os.getuid() != 0:
+        return []
+    import pwd
+
+    try:
+        user = pwd.getpwnam("postgres")
+    except KeyError:
+        user = pwd.getpwnam("nobody")
+    os.chown(folder, user.pw_uid, user.pw_gid)
+    return ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]

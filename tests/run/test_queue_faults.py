@@ -1,0 +1,292 @@
+"""A PostgreSQL queue that fails under a run: each message once in every table, nothing lost, and a clear error."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from demo.servers.server import Server
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.run import lease, steps
+from pipeline_platform.run.flow import Flow
+from pipeline_platform.run.steps import Acknowledgement
+from pipeline_platform.source.contract import SourceAwayError, SourceError
+from pipeline_platform.tasks.acknowledge import Acknowledger
+from resources import leased_table
+from resources.leased_table import LeasedTable
+from resources.table_queue import TableQueue
+from tests.fixtures import fault_run
+from tests.fixtures.fault_ground import assert_each_message_once as assert_each_number_once
+from tests.fixtures.fault_ground import filled_table, join
+from tests.fixtures.flow import rows, worked
+from tests.fixtures.flow import run as run_through
+from tests.fixtures.flow_pipelines import Obedient
+from tests.fixtures.postgres import administrator, cut_all_others
+from tests.fixtures.spark import WarmSpark
+
+COUNT = 60
+PAYLOADS = [b"raise" if n % 10 == 0 else b"word %d" % n for n in range(COUNT)]
+WORDS = [payload.decode() for payload in PAYLOADS if payload != b"raise"]
+"""Few: the run's own process reads and acknowledges them, where a test can interfere."""
+
+
+@pytest.fixture
+def flow_over(tmp_path: Path, warm_spark: WarmSpark, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Flow]]:
+    """A pipeline over a queue that holds `PAYLOADS`; a run that fails is given up after a second."""
+    monkeypatch.setattr(lease, "CLAIM_S", 1.0)
+    monkeypatch.setattr(leased_table, "ROWS_PER_BATCH", 20)
+    with closing(warm_spark.resource()) as spark:
+
+        def over(url: str, control: str = "") -> Flow:
+            queue = TableQueue(name="queue", url=url, lease_s=2)
+            queue.create()
+            queue.enqueue(PAYLOADS)
+            store = ControlStore(control or f"sqlite:///{tmp_path}/control.sqlite")
+            return Flow(Obedient, queue, Lake(root=str(tmp_path / "lake")), store, lambda: spark.spark_session)
+
+        yield over
+
+
+def settle(flow: Flow, deadline_s: float = 60) -> None:
+    """Run until the queue is empty and nothing is unfinished."""
+    end = time.monotonic() + deadline_s
+    while time.monotonic() < end:
+        run_through(flow)
+        if not remaining(flow.source) and not flow.ledger.unfinished():
+            return
+        time.sleep(0.2)
+    raise AssertionError(f"{remaining(flow.source)} messages are left, and {flow.ledger.unfinished()}")
+
+
+def remaining(queue: Any) -> int:
+    return int(queue.backlog().messages) + sum(messages for _, _, messages in queue.held())
+
+
+def assert_each_message_once(flow: Flow) -> None:
+    assert Counter(rows(flow, "words")["word"]) == Counter(WORDS)
+    assert rows(flow, "failed").height == COUNT - len(WORDS)
+    assert rows(flow, "outcomes")["message_id"].n_unique() == rows(flow, "outcomes").height == COUNT
+
+
+def acknowledged_by(flow: Flow, **patience: Any) -> Acknowledgement:
+    """One run, whose last step is given to look at."""
+    receive = worked(flow)
+    steps.decide(flow, receive)
+    steps.publish(flow, receive)
+    return steps.acknowledge(flow, receive, Acknowledger(**patience))
+
+
+def once(monkeypatch: pytest.MonkeyPatch, method: str, fault: Callable[[], Any]) -> None:
+    """Have something happen in the middle of the queue's next transaction of a kind."""
+    work = getattr(LeasedTable, method)
+    happened = threading.Event()
+
+    def then_fault(*arguments: Any) -> Any:
+        done = work(*arguments)
+        if not happened.is_set():
+            happened.set()
+            fault()
+        return done
+
+    def after_a_batch(*arguments: Any) -> Any:
+        for batch in work(*arguments):
+            yield batch
+            if not happened.is_set():
+                happened.set()
+                fault()
+
+    monkeypatch.setattr(LeasedTable, method, after_a_batch if method == "read" else then_fault)
+
+
+def restart(server: Server, away_s: float) -> None:
+    """Stop a server, to be started again a little later."""
+    server.stop()
+    threading.Timer(away_s, server.start).start()
+
+
+@pytest.mark.parametrize("method", ["count_waiting", "end_what_ran_out", "lease", "is_live"])
+def test_a_run_waits_for_a_server_that_restarts_before_it_has_read_anything(
+    flow_over: Callable[..., Flow], own_postgres_server: Server, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    flow = flow_over(own_postgres_server.address)
+    once(monkeypatch, method, lambda: restart(own_postgres_server, 1))
+
+    run_through(flow)
+
+    assert remaining(flow.source) == 0
+    assert_each_message_once(flow)
+
+
+def test_a_run_waits_for_a_server_that_restarts_while_it_acknowledges(
+    flow_over: Callable[..., Flow], own_postgres_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = flow_over(own_postgres_server.address)
+    once(monkeypatch, "acknowledge", lambda: restart(own_postgres_server, 1))
+
+    assert acknowledged_by(flow, attempts=3, wait_s=1) == (COUNT, 0, 0, [])
+
+    assert remaining(flow.source) == 0
+    assert_each_message_once(flow)
+
+
+def test_a_run_waits_for_a_server_that_restarts_when_it_is_about_to_decide(
+    flow_over: Callable[..., Flow], own_postgres_server: Server
+) -> None:
+    flow = flow_over(own_postgres_server.address)
+    receive = worked(flow)
+    restart(own_postgres_server, 1)
+
+    steps.decide(flow, receive)
+    steps.publish(flow, receive)
+    steps.acknowledge(flow, receive)
+
+    assert remaining(flow.source) == 0
+    assert_each_message_once(flow)
+
+
+def test_a_server_that_stays_away_in_the_middle_of_reading_fails_the_run_with_the_reason(
+    flow_over: Callable[..., Flow], own_postgres_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = flow_over(own_postgres_server.address)
+    once(monkeypatch, "read", own_postgres_server.stop)
+
+    with pytest.raises(SourceAwayError, match=r"queue, table 'messages' of .* ended the session"):
+        run_through(flow)
+    own_postgres_server.start()
+    settle(flow)
+
+    assert_each_message_once(flow)
+
+
+def test_a_server_that_stays_away_when_all_is_decided_is_told_by_the_next_run(
+    flow_over: Callable[..., Flow], own_postgres_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = flow_over(own_postgres_server.address)
+    once(monkeypatch, "acknowledge", own_postgres_server.stop)
+
+    told = acknowledged_by(flow, attempts=2, wait_s=0.1)
+    own_postgres_server.start()
+    settle(flow)
+
+    assert (told.acknowledged, told.unacknowledged) == (0, COUNT)
+    assert "see that the server runs" in told.errors[0]
+    assert_each_message_once(flow)
+
+
+@pytest.mark.parametrize("method", ["lease", "read", "acknowledge"])
+def test_a_connection_that_is_cut_costs_nothing(
+    flow_over: Callable[..., Flow], postgres_url: str, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    flow = flow_over(postgres_url)
+
+    def cut() -> None:
+        with administrator(postgres_url) as connection:
+            assert cut_all_others(connection)
+
+    once(monkeypatch, method, cut)
+    if method == "read":
+        with pytest.raises(SourceAwayError, match="ended the session"):
+            run_through(flow)
+        settle(flow)
+    else:
+        assert acknowledged_by(flow, attempts=2, wait_s=0).acknowledged == COUNT
+
+    assert remaining(flow.source) == 0
+    assert_each_message_once(flow)
+
+
+def test_a_control_store_on_the_same_server_comes_back_with_it(
+    flow_over: Callable[..., Flow], own_postgres_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = flow_over(own_postgres_server.address, control=own_postgres_server.address)
+    once(monkeypatch, "read", lambda: restart(own_postgres_server, 1))
+
+    with pytest.raises(SourceAwayError):
+        run_through(flow)
+    time.sleep(1.5)
+    settle(flow)
+
+    assert_each_message_once(flow)
+
+
+@pytest.mark.parametrize("method", ["read", "acknowledge"])
+def test_a_password_changed_under_a_run_is_said_and_the_next_run_has_the_new_one(
+    flow_over: Callable[..., Flow], own_postgres_server: Server, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    with administrator(own_postgres_server.address) as connection:
+        connection.execute("CREATE ROLE runs LOGIN SUPERUSER PASSWORD 'the-old-one'")
+    host = own_postgres_server.address.partition("@")[2]
+    flow = flow_over(f"postgresql://runs:the-old-one@{host}")
+
+    def change() -> None:
+        with administrator(own_postgres_server.address) as connection:
+            connection.execute("ALTER ROLE runs PASSWORD 'the-new-one'")
+            cut_all_others(connection)
+
+    once(monkeypatch, method, change)
+    if method == "read":
+        with pytest.raises(SourceError) as failed:
+            run_through(flow)
+        said = str(failed.value)
+    else:
+        said, *_ = acknowledged_by(flow, attempts=2, wait_s=0).errors
+        assert "correct user and password in url" in said
+    with pytest.raises(SourceError, match="correct user and password in url") as refused:
+        run_through(flow)
+    assert "the-old-one" not in said + str(refused.value)
+
+    renewed = flow.source.model_copy(update={"url": f"postgresql://runs:the-new-one@{host}"})
+    settle(Flow(Obedient, renewed, flow.lake, flow.control, flow.session))
+    assert_each_message_once(flow)
+
+
+def test_a_table_that_is_dropped_under_a_run_is_said_and_what_was_decided_stays(
+    flow_over: Callable[..., Flow], postgres_url: str
+) -> None:
+    flow = flow_over(postgres_url)
+    receive = worked(flow)
+    steps.decide(flow, receive)
+    steps.publish(flow, receive)
+    with administrator(postgres_url) as connection:
+        connection.execute("DROP TABLE messages, messages_leases, messages_receives")
+
+    told = steps.acknowledge(flow, receive)
+
+    assert told.unacknowledged == COUNT
+    assert "does not exist. Correct url or table, or call create()" in told.errors[0]
+    flow.source.create()
+    settle(flow)
+    assert_each_message_once(flow)
+
+
+def test_a_table_that_is_dropped_before_it_is_read_fails_the_run_with_the_reason(
+    flow_over: Callable[..., Flow], postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow, read = flow_over(postgres_url), TableQueue.read
+
+    def dropped(*arguments: Any) -> Any:
+        with administrator(postgres_url) as connection:
+            connection.execute("DROP TABLE messages, messages_leases, messages_receives")
+        return read(*arguments)
+
+    monkeypatch.setattr(TableQueue, "read", dropped)
+
+    with pytest.raises(SourceError, match=r"does not exist\. Correct url or table, or call create\(\)"):
+        run_through(flow)
+
+
+def test_runs_at_once_share_the_messages(tmp_path: Path, warm_spark: WarmSpark, postgres_url: str) -> None:
+    ground = filled_table(tmp_path, warm_spark, 600, postgres_url)
+
+    for run in [ground.start(), ground.start(), ground.start()]:
+        join(run)
+    fault_run.settle(ground.place, ground.left)
+
+    assert [ending["ended"] for ending in ground.endings()] == ["well"] * 3
+    assert_each_number_once(ground, 600)
