@@ -13,12 +13,11 @@ from typing import Any
 import pika
 import pytest
 
-import resources.mailboxes
-import resources.rabbitmq
 from demo.servers.rabbitmq import RabbitMQ
 from pipeline_platform.source.contract import Patience, Share, SourceAwayError, SourceError
 from pipeline_platform.source.patience import patiently
-from resources.rabbitmq import RabbitmqSource
+from resources.rabbitmq import RabbitmqSource, mailboxes
+from resources.rabbitmq import source as rabbitmq_source
 from tests.fixtures.rabbitmq import create_queue
 from tests.fixtures.rabbitmq_source import Built, numbers, received, settled, texts
 
@@ -52,7 +51,7 @@ def restarting(server: RabbitMQ) -> Iterator[None]:
 def test_a_server_that_restarts_while_a_run_receives_gives_everything_to_the_next_try(
     server: RabbitMQ, queue: Built, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resources.mailboxes, "BATCH_ROWS", 10)
+    monkeypatch.setattr(mailboxes, "BATCH_ROWS", 10)
     source = queue()
     source.send(numbers(200))
     batches = source.read(Share(messages=200), "r1")
@@ -77,7 +76,7 @@ def test_a_server_that_restarts_while_a_run_acknowledges_keeps_what_it_heard(
     rows = received(source)
     assert settled(source, "ack", rows[:8]) == []
 
-    with restarting(server), caplog.at_level(logging.WARNING, "resources.rabbitmq"):
+    with restarting(server), caplog.at_level(logging.WARNING, "resources.rabbitmq.source"):
         refused = [one for start in (8, 14) for one in settled(source, "ack", rows[start : start + 6])]
         again = patiently(lambda: received(source), SOON)
 
@@ -163,7 +162,7 @@ def test_a_connection_lives_while_the_run_works_for_longer_than_its_heartbeats_a
 def test_a_reader_that_stands_still_holds_the_socket_up_and_not_the_heartbeats(
     rabbitmq_server: str, rabbitmq_queue: Callable[..., str], built: Built, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resources.mailboxes, "BATCH_BYTES", 2**20)
+    monkeypatch.setattr(mailboxes, "BATCH_BYTES", 2**20)
     source = built(f"{rabbitmq_server}?heartbeat=2", rabbitmq_queue())
     source.send([os.urandom(2**20)] * 64)
     batches = source.read(Share(messages=64), "r1")
@@ -220,7 +219,7 @@ def test_a_forked_process_does_not_wait_for_a_thread_that_it_has_not(rabbitmq: B
 def test_a_server_that_stops_answering_is_given_up(
     monkeypatch: pytest.MonkeyPatch, server: RabbitMQ, queue: Built
 ) -> None:
-    monkeypatch.setattr(resources.rabbitmq, "LOOK_S", 0.5)
+    monkeypatch.setattr(rabbitmq_source, "LOOK_S", 0.5)
     source = queue()
     source.backlog()
     with pika.BlockingConnection(pika.URLParameters(server.address)):

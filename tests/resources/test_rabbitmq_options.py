@@ -11,9 +11,9 @@ import pytest
 from pydantic import ValidationError
 
 from pipeline_platform.source.contract import Patience, SourceAwayError, SourceError
-from resources.amqp import Channel
-from resources.amqp_errors import explained
 from resources.rabbitmq import RabbitmqSource
+from resources.rabbitmq.connection import Channel
+from resources.rabbitmq.errors import explained
 from resources.source import source_resource
 from tests.fixtures.rabbitmq_source import Built, received
 

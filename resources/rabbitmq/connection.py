@@ -5,6 +5,7 @@ What is called `channel` in signatures is pika's, and belongs to that thread; ev
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, InvalidStateError
@@ -15,6 +16,10 @@ from uuid import uuid4
 import pika
 from pika.adapters.select_connection import IOLoop
 from pika.exceptions import AMQPConnectionError
+
+# What pika logs, with stacks, is raised as well, and explained.
+if logging.getLogger("pika").level == logging.NOTSET:
+    logging.getLogger("pika").setLevel(logging.CRITICAL)
 
 CLOSED_S = 10.0
 """Seconds to wait for the server to say goodbye."""

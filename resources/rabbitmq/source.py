@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -19,14 +19,16 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from pipeline_platform.model.settling import Word, Words
 from pipeline_platform.source.connection import ConnectedSource
 from pipeline_platform.source.contract import Backlog, Backoff, Held, Patience, Refused, Share, SourceError
-from resources.amqp_errors import explained
-from resources.queue_options import STREAM, Binding, ConsumeOptions, Declare
+from resources.rabbitmq.errors import explained
+from resources.rabbitmq.options import STREAM, Binding, ConsumeOptions, Declare
 
 if TYPE_CHECKING:  # the code server loads this file and needs no client
-    from resources.amqp import Channel, Connection
-    from resources.mailboxes import Delivery, Inbox
+    from resources.rabbitmq.connection import Channel, Connection
+    from resources.rabbitmq.mailboxes import Delivery, Inbox
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 QUIET_S = 0.02
 """Without a message for so long, the server is asked whether more wait."""
@@ -87,7 +89,7 @@ class RabbitmqSource(ConnectedSource):
       queue's own entry in `x-death`, of a message that came back by a dead-letter exchange.
     - `published_at` is empty: the property `timestamp` is by the publisher's clock.
     - `metadata` holds `exchange`, `routing_key`, `redelivered` and the properties that are set, `headers` among them,
-      in AMQP's words; binary values are base64.
+      in AMQP's words; a binary value is `{"base64": ...}`.
     - Failed messages are acknowledged unless `on_failure` says otherwise: the failed-message table has them.
     - A stream is refused: it is a log, which gives everything to everybody.
     """
@@ -161,8 +163,8 @@ class RabbitmqSource(ConnectedSource):
 
     def backlog(self) -> Backlog:
         """Say how many messages wait; those that runs hold are not among them."""
-        with self._explaining():
-            connection = self._connected()
+
+        def look(connection: Connection) -> int:
             channel = connection.channel(LOOK_S)
             try:
                 waiting = self._waiting(channel)
@@ -170,7 +172,9 @@ class RabbitmqSource(ConnectedSource):
                 channel.close()
             if not waiting:
                 self._expect_no_stream(connection)
-        return Backlog(waiting)
+            return waiting
+
+        return Backlog(self._on_connection(look))
 
     def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]:
         """One share: the connection receives by itself, whatever the concurrency. Nothing is reserved yet."""
@@ -184,9 +188,10 @@ class RabbitmqSource(ConnectedSource):
         Raises:
             SourceError: The server cannot be reached, refuses, or was lost: it gives all of this to the next run.
         """
-        inbox, batch = self._begin(share.messages, receive_id)
-        if inbox is None:
+        begun = self._on_connection(lambda connection: self._begin(connection, share.messages, receive_id))
+        if begun is None:
             return
+        inbox, batch = begun
         with self._explaining():
             try:
                 while batch:
@@ -240,7 +245,7 @@ class RabbitmqSource(ConnectedSource):
         Raises:
             SourceError: The server cannot be reached or refuses, or no queue takes a message. Others may be there.
         """
-        from resources.mailboxes import Outbox, Parcel
+        from resources.rabbitmq.mailboxes import Outbox, Parcel
 
         notes = repeat(None) if metadata is None else metadata
         parcels = (
@@ -271,11 +276,22 @@ class RabbitmqSource(ConnectedSource):
         state = super().__getstate__()
         return {**state, "__dict__": {k: v for k, v in state["__dict__"].items() if k != "_here"}}
 
+    def _on_connection(self, act: Callable[[Connection], T]) -> T:
+        """Act on the connection; once more on a new one, where the kept one turns out to be lost."""
+        with self._explaining():
+            kept, connection = self._here.connection, self._connected()
+            try:
+                return act(connection)
+            except Exception:
+                if connection is not kept or connection.is_open:
+                    raise
+            return act(self._connected())
+
     def _connected(self) -> Connection:
         """The connection of this process; a new one where that is lost."""
         import pika
 
-        from resources.amqp import Connection
+        from resources.rabbitmq.connection import Connection
 
         with self._here.lock:
             if self._here.connection is None or not self._here.connection.is_open:
@@ -302,8 +318,8 @@ class RabbitmqSource(ConnectedSource):
             channel.ask("queue_bind", LOOK_S, queue=self.queue, **binding.model_dump())
         channel.close()
 
-    def _waiting(self, channel: Channel, within_s: float | None = None) -> int:
-        answer = channel.ask("queue_declare", within_s, queue=self.queue, passive=True)
+    def _waiting(self, channel: Channel) -> int:
+        answer = channel.ask("queue_declare", LOOK_S, queue=self.queue, passive=True)
         return int(answer.method.message_count)
 
     def _expect_no_stream(self, connection: Connection) -> None:
@@ -330,28 +346,26 @@ class RabbitmqSource(ConnectedSource):
         self._here.no_stream = None
         raise SourceError(f"source {self.name!r}: queue {self.queue!r} {STREAM}")
 
-    def _begin(self, messages: int, receive_id: str) -> tuple[Inbox | None, list[Delivery]]:
+    def _begin(self, connection: Connection, messages: int, receive_id: str) -> tuple[Inbox, list[Delivery]] | None:
         """Begin to receive; return the first batch, or None where nothing waits."""
-        from resources.mailboxes import Inbox
+        from resources.rabbitmq.mailboxes import Inbox
 
-        with self._explaining():
-            connection = self._connected()
-            channel = connection.channel()
-            if not self.wait_time_s:
-                # Else a queue that is filled as fast as it is read would keep a run until it is full.
-                messages = min(messages, self._waiting(channel))
-            if messages:
-                inbox = Inbox(channel, messages)
-                inbox.consume(self.queue, **self.consume_options.model_dump())
-                if batch := self._next(inbox):
-                    self._here.inboxes[channel.ref] = (receive_id, inbox)
-                    return inbox, batch
-                inbox.stop()
-                if inbox.is_cancelled:
-                    raise SourceError(f"source {self.name!r}: queue {self.queue!r} was deleted or moved meanwhile")
-            channel.close()
-            self._expect_no_stream(connection)
-            return None, []
+        channel = connection.channel()
+        if not self.wait_time_s:
+            # Else a queue that is filled as fast as it is read would keep a run until it is full.
+            messages = min(messages, self._waiting(channel))
+        if messages:
+            inbox = Inbox(channel, messages)
+            inbox.consume(self.queue, **self.consume_options.model_dump())
+            if batch := self._next(inbox):
+                self._here.inboxes[channel.ref] = (receive_id, inbox)
+                return inbox, batch
+            inbox.stop()
+            if inbox.is_cancelled:
+                raise SourceError(f"source {self.name!r}: queue {self.queue!r} was deleted or moved meanwhile")
+        channel.close()
+        self._expect_no_stream(connection)
+        return None
 
     def _next(self, inbox: Inbox) -> list[Delivery]:
         """The next batch; nothing once the share is full or the end of the queue is reached."""

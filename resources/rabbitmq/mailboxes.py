@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from pika.spec import Basic, BasicProperties
 
-from resources.amqp import Channel
+from resources.rabbitmq.connection import Channel
 
 BATCH_ROWS = 1_000
 BATCH_BYTES = 16 * 2**20
@@ -38,7 +38,7 @@ class Delivery(NamedTuple):
     def id(self, header: str | None) -> str:
         """The id that the publisher gave it, by that header or by the property; empty if none."""
         id_ = self.properties.message_id if header is None else (self.properties.headers or {}).get(header)
-        return "" if id_ is None else str(_plain(id_))
+        return "" if id_ is None else id_.hex() if isinstance(id_, bytes) else str(id_)
 
     def came_before(self, queue: str) -> bool:
         """Whether the server may have delivered it from that queue before, by the flag or by its own headers."""
@@ -285,9 +285,9 @@ def _in_parts(parcels: Iterable[Parcel]) -> Iterator[list[Parcel]]:
 
 
 def _plain(value: Any) -> Any:
-    """A property's value for JSON, which has no binary values: they become base64."""
+    """A property's value for JSON, which has no binary values."""
     if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
+        return {"base64": base64.b64encode(value).decode()}
     if isinstance(value, dict):
         return {name: _plain(each) for name, each in value.items()}
     return [_plain(each) for each in value] if isinstance(value, list) else value
