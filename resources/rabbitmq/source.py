@@ -10,17 +10,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Self, TypeVar
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
-from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from pipeline_platform.model.settling import Word, Words
-from pipeline_platform.source.connection import ConnectedSource
-from pipeline_platform.source.contract import Backlog, Backoff, Held, Patience, Refused, Share, SourceError
+from pipeline_platform.source.contract import Backlog, Held, Refused, Share, SourceError
 from resources.rabbitmq.errors import explained
-from resources.rabbitmq.options import STREAM, Binding, ConsumeOptions, Declare
+from resources.rabbitmq.options import AGAIN_S, STREAM, RabbitmqOptions
 
 if TYPE_CHECKING:  # the code server loads this file and needs no client
     from resources.rabbitmq.connection import Channel, Connection
@@ -34,18 +30,8 @@ QUIET_S = 0.02
 """Without a message for so long, the server is asked whether more wait."""
 STALLED_S = 5.0
 """How long a run waits for messages that the server has and does not send: it prefers another consumer."""
-AGAIN_S = 60.0
-"""How long a run tries to connect: as long as a claim lasts that nobody renews."""
 LOOK_S = 15.0
 """How long a server may take to answer a look. A sensor's tick has 60 s for everything."""
-
-WORDS: Words = {
-    "ack": Word(ends=True),
-    "reject": Word(ends=True),
-    "reject_and_requeue": Word(ends=False),
-    "reject_and_requeue_once": Word(ends=False, again="reject"),
-    "noop": Word(ends=False),
-}
 
 _TELL: Mapping[str, Callable[[Any, int, bool], None]] = {
     "ack": lambda channel, tag, multiple: channel.basic_ack(tag, multiple),
@@ -76,7 +62,7 @@ class _Here:
     no_stream: Connection | None = None
 
 
-class RabbitmqSource(ConnectedSource):
+class RabbitmqSource(RabbitmqOptions):
     """A classic or quorum queue of RabbitMQ, or of another server that speaks AMQP 0-9-1.
 
     A run holds its messages by an open connection. If that is lost, the server gives them to the next run.
@@ -93,66 +79,6 @@ class RabbitmqSource(ConnectedSource):
     - Failed messages are acknowledged unless `on_failure` says otherwise: the failed-message table has them.
     - A stream is refused: it is a log, which gives everything to everybody.
     """
-
-    model_config = ConfigDict(hide_input_in_errors=True)  # a validation error would print the password otherwise
-
-    url: str = Field(
-        repr=False,
-        description="amqp://user:password@host:port/vhost, or amqps:// for TLS. The virtual host '/' is written %2F. "
-        "Parameters such as ?heartbeat=30&socket_timeout=5 are pika's.",
-    )
-    queue: str = Field(min_length=1, description="Name of the queue.")
-    declare: Declare | None = Field(None, description="Declare the queue; if unset it has to be there.")
-    bindings: tuple[Binding, ...] = Field((), description="Bindings of the queue to exchanges, made when connecting.")
-    prefetch_count: int | None = Field(
-        None, ge=1, description="Messages that a run holds at the most; if unset as many as its demand."
-    )
-    wait_time_s: float = Field(0.0, ge=0, le=60, description="Seconds that a run waits at the end of the queue.")
-    consume_options: ConsumeOptions = Field(ConsumeOptions(), description="consumer_tag, exclusive and arguments.")
-    message_id_header: str | None = Field(
-        None, min_length=1, description="Header that holds a message's id; the property message_id if unset."
-    )
-    deduplicate_publishes: bool = Field(
-        False,
-        description="Look up the id of every message, for publishers that may send one twice: each run reads what was "
-        "decided within the pipeline's deduplicate_for. `reject_and_requeue_once` requeues nothing then.",
-    )
-    connection_name: str | None = Field(None, description="Shown by the server; the name of the source if unset.")
-    backoff_type: Backoff = Field(
-        "rand_exp", description="How the pauses between a run's tries to connect grow; `stop` has it try once."
-    )
-    backoff_min_s: float = Field(1.0, gt=0, description="Seconds of the shortest pause.")
-    backoff_max_s: float = Field(30.0, gt=0, description="Seconds of the longest pause.")
-
-    @field_validator("url")
-    @classmethod
-    def _is_a_url(cls, url: str) -> str:
-        try:
-            address = urlsplit(url)
-            right = address.scheme in {"amqp", "amqps"} and address.hostname and (address.port or 1) > 0
-        except ValueError:
-            right = False
-        if not right:
-            raise ValueError("must be amqp://user:password@host:port/vhost or amqps://..., special characters as %XX")
-        return url
-
-    @model_validator(mode="after")
-    def _pauses_have_a_range(self) -> Self:
-        if self.backoff_min_s > self.backoff_max_s:
-            raise ValueError(
-                f"backoff_min_s is {self.backoff_min_s:g}, above backoff_max_s ({self.backoff_max_s:g}): lower it"
-            )
-        return self
-
-    @property
-    def words(self) -> Words:
-        """`reject` drops or dead-letters a message, `noop` leaves it until the connection closes."""
-        return WORDS
-
-    @property
-    def patience(self) -> Patience:
-        """By the options, for up to a minute."""
-        return Patience(self.backoff_type, self.backoff_min_s, self.backoff_max_s, AGAIN_S)
 
     def after_connect(self, channel: Channel) -> None:
         """Prepare the server, before the queue is declared and bound: for subclasses.

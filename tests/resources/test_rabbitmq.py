@@ -16,7 +16,7 @@ from pipeline_platform.source.contract import Share, SourceError
 from resources.rabbitmq import RabbitmqSource, mailboxes
 from resources.rabbitmq import source as rabbitmq_source
 from resources.rabbitmq.connection import Channel
-from resources.rabbitmq.source import WORDS
+from resources.rabbitmq.options import WORDS
 from tests.fixtures.rabbitmq_source import Built, numbers, received, settled, texts
 
 # Receiving
