@@ -16,6 +16,7 @@ pytest_plugins = [
         "tests.fixtures.kafka",
         "tests.fixtures.kafka_source",
         "tests.fixtures.rabbitmq",
+        "tests.fixtures.rabbitmq_source",
         "tests.fixtures.pubsub",
         "tests.fixtures.spark",
         "tests.fixtures.spark_cluster",

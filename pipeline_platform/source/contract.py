@@ -230,7 +230,8 @@ class Source(BaseModel, ABC):
     def extend(self, receive_id: str, held: Held) -> bool:
         """Hold a receive's messages for longer; return False if it no longer has them.
 
-        It is called every `extend_every_s` seconds while the run lives, in the run's own process.
+        It is called every `extend_every_s` seconds while the run lives, in the run's own process; where that is None,
+        only before a decision.
         """
         del receive_id, held
         return True

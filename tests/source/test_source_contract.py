@@ -5,6 +5,7 @@ wants to know. It may ask pytest for the fixtures of its server. The lease is as
 """
 
 import pickle
+import socket
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -16,6 +17,7 @@ from demo.servers import sqs
 from pipeline_platform import Source
 from pipeline_platform.testing import TEXTS, Server, check_source, promises_of
 from resources.pubsub import PubsubSource
+from resources.rabbitmq import RabbitmqSource
 from resources.sqs import SqsSource
 from resources.table_queue import TableQueue
 
@@ -74,7 +76,24 @@ def google_pubsub(request: pytest.FixtureRequest) -> Row:
     return new, Server(missing=lambda: new().model_copy(update={"subscription": "not-there"}))
 
 
-SOURCES = {sqlite: TableQueue, postgresql: TableQueue, amazon_sqs: SqsSource, google_pubsub: PubsubSource}
+def rabbitmq(request: pytest.FixtureRequest) -> Row:
+    build: Callable[..., RabbitmqSource] = request.getfixturevalue("rabbitmq")
+
+    def cut(source: RabbitmqSource) -> None:
+        connection = source._here.connection
+        assert connection is not None
+        connection._pika._transport._sock.shutdown(socket.SHUT_RDWR)
+
+    return lambda: build(name="contract"), Server(missing=lambda: build("not-there", name="contract"), cut=cut)
+
+
+SOURCES = {
+    sqlite: TableQueue,
+    postgresql: TableQueue,
+    amazon_sqs: SqsSource,
+    google_pubsub: PubsubSource,
+    rabbitmq: RabbitmqSource,
+}
 
 EXACTLY_ONCE = ("settling_late_touches_nothing", "extending_what_is_lost_says_so", "abandoning_touches_nothing_else")
 """What Pub/Sub promises of subscriptions with exactly-once delivery alone; the local server has none."""

@@ -10,40 +10,28 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Self
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
-from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from pipeline_platform.model.settling import Word, Words
-from pipeline_platform.source.connection import ConnectedSource
-from pipeline_platform.source.contract import Backlog, Backoff, Held, Patience, Refused, Share, SourceError
-from resources.amqp_errors import explained
-from resources.queue_options import STREAM, Binding, ConsumeOptions, Declare
+from pipeline_platform.source.contract import Backlog, Held, Refused, Share, SourceError
+from resources.rabbitmq.errors import explained
+from resources.rabbitmq.options import AGAIN_S, STREAM, RabbitmqOptions
 
 if TYPE_CHECKING:  # the code server loads this file and needs no client
-    from resources.amqp import Channel, Connection
-    from resources.mailboxes import Delivery, Inbox
+    from resources.rabbitmq.connection import Channel, Connection
+    from resources.rabbitmq.mailboxes import Delivery, Inbox
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 QUIET_S = 0.02
 """Without a message for so long, the server is asked whether more wait."""
 STALLED_S = 5.0
 """How long a run waits for messages that the server has and does not send: it prefers another consumer."""
-AGAIN_S = 60.0
-"""How long a run tries to connect: as long as a claim lasts that nobody renews."""
 LOOK_S = 15.0
 """How long a server may take to answer a look. A sensor's tick has 60 s for everything."""
-
-WORDS: Words = {
-    "ack": Word(ends=True),
-    "reject": Word(ends=True),
-    "reject_and_requeue": Word(ends=False),
-    "reject_and_requeue_once": Word(ends=False, again="reject"),
-    "noop": Word(ends=False),
-}
 
 _TELL: Mapping[str, Callable[[Any, int, bool], None]] = {
     "ack": lambda channel, tag, multiple: channel.basic_ack(tag, multiple),
@@ -74,7 +62,7 @@ class _Here:
     no_stream: Connection | None = None
 
 
-class RabbitmqSource(ConnectedSource):
+class RabbitmqSource(RabbitmqOptions):
     """A classic or quorum queue of RabbitMQ, or of another server that speaks AMQP 0-9-1.
 
     A run holds its messages by an open connection. If that is lost, the server gives them to the next run.
@@ -87,70 +75,10 @@ class RabbitmqSource(ConnectedSource):
       queue's own entry in `x-death`, of a message that came back by a dead-letter exchange.
     - `published_at` is empty: the property `timestamp` is by the publisher's clock.
     - `metadata` holds `exchange`, `routing_key`, `redelivered` and the properties that are set, `headers` among them,
-      in AMQP's words; binary values are base64.
+      in AMQP's words; a binary value is `{"base64": ...}`.
     - Failed messages are acknowledged unless `on_failure` says otherwise: the failed-message table has them.
     - A stream is refused: it is a log, which gives everything to everybody.
     """
-
-    model_config = ConfigDict(hide_input_in_errors=True)  # a validation error would print the password otherwise
-
-    url: str = Field(
-        repr=False,
-        description="amqp://user:password@host:port/vhost, or amqps:// for TLS. The virtual host '/' is written %2F. "
-        "Parameters such as ?heartbeat=30&socket_timeout=5 are pika's.",
-    )
-    queue: str = Field(min_length=1, description="Name of the queue.")
-    declare: Declare | None = Field(None, description="Declare the queue; if unset it has to be there.")
-    bindings: tuple[Binding, ...] = Field((), description="Bindings of the queue to exchanges, made when connecting.")
-    prefetch_count: int | None = Field(
-        None, ge=1, description="Messages that a run holds at the most; if unset as many as its demand."
-    )
-    wait_time_s: float = Field(0.0, ge=0, le=60, description="Seconds that a run waits at the end of the queue.")
-    consume_options: ConsumeOptions = Field(ConsumeOptions(), description="consumer_tag, exclusive and arguments.")
-    message_id_header: str | None = Field(
-        None, min_length=1, description="Header that holds a message's id; the property message_id if unset."
-    )
-    deduplicate_publishes: bool = Field(
-        False,
-        description="Look up the id of every message, for publishers that may send one twice: each run reads what was "
-        "decided within the pipeline's deduplicate_for. `reject_and_requeue_once` requeues nothing then.",
-    )
-    connection_name: str | None = Field(None, description="Shown by the server; the name of the source if unset.")
-    backoff_type: Backoff = Field(
-        "rand_exp", description="How the pauses between a run's tries to connect grow; `stop` has it try once."
-    )
-    backoff_min_s: float = Field(1.0, gt=0, description="Seconds of the shortest pause.")
-    backoff_max_s: float = Field(30.0, gt=0, description="Seconds of the longest pause.")
-
-    @field_validator("url")
-    @classmethod
-    def _is_a_url(cls, url: str) -> str:
-        try:
-            address = urlsplit(url)
-            right = address.scheme in {"amqp", "amqps"} and address.hostname and (address.port or 1) > 0
-        except ValueError:
-            right = False
-        if not right:
-            raise ValueError("must be amqp://user:password@host:port/vhost or amqps://..., special characters as %XX")
-        return url
-
-    @model_validator(mode="after")
-    def _pauses_have_a_range(self) -> Self:
-        if self.backoff_min_s > self.backoff_max_s:
-            raise ValueError(
-                f"backoff_min_s is {self.backoff_min_s:g}, above backoff_max_s ({self.backoff_max_s:g}): lower it"
-            )
-        return self
-
-    @property
-    def words(self) -> Words:
-        """`reject` drops or dead-letters a message, `noop` leaves it until the connection closes."""
-        return WORDS
-
-    @property
-    def patience(self) -> Patience:
-        """By the options, for up to a minute."""
-        return Patience(self.backoff_type, self.backoff_min_s, self.backoff_max_s, AGAIN_S)
 
     def after_connect(self, channel: Channel) -> None:
         """Prepare the server, before the queue is declared and bound: for subclasses.
@@ -161,8 +89,8 @@ class RabbitmqSource(ConnectedSource):
 
     def backlog(self) -> Backlog:
         """Say how many messages wait; those that runs hold are not among them."""
-        with self._explaining():
-            connection = self._connected()
+
+        def look(connection: Connection) -> int:
             channel = connection.channel(LOOK_S)
             try:
                 waiting = self._waiting(channel)
@@ -170,7 +98,9 @@ class RabbitmqSource(ConnectedSource):
                 channel.close()
             if not waiting:
                 self._expect_no_stream(connection)
-        return Backlog(waiting)
+            return waiting
+
+        return Backlog(self._on_connection(look))
 
     def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]:
         """One share: the connection receives by itself, whatever the concurrency. Nothing is reserved yet."""
@@ -184,9 +114,10 @@ class RabbitmqSource(ConnectedSource):
         Raises:
             SourceError: The server cannot be reached, refuses, or was lost: it gives all of this to the next run.
         """
-        inbox, batch = self._begin(share.messages, receive_id)
-        if inbox is None:
+        begun = self._on_connection(lambda connection: self._begin(connection, share.messages, receive_id))
+        if begun is None:
             return
+        inbox, batch = begun
         with self._explaining():
             try:
                 while batch:
@@ -240,7 +171,7 @@ class RabbitmqSource(ConnectedSource):
         Raises:
             SourceError: The server cannot be reached or refuses, or no queue takes a message. Others may be there.
         """
-        from resources.mailboxes import Outbox, Parcel
+        from resources.rabbitmq.mailboxes import Outbox, Parcel
 
         notes = repeat(None) if metadata is None else metadata
         parcels = (
@@ -271,11 +202,22 @@ class RabbitmqSource(ConnectedSource):
         state = super().__getstate__()
         return {**state, "__dict__": {k: v for k, v in state["__dict__"].items() if k != "_here"}}
 
+    def _on_connection(self, act: Callable[[Connection], T]) -> T:
+        """Act on the connection; once more on a new one, where the kept one turns out to be lost."""
+        with self._explaining():
+            kept, connection = self._here.connection, self._connected()
+            try:
+                return act(connection)
+            except Exception:
+                if connection is not kept or connection.is_open:
+                    raise
+            return act(self._connected())
+
     def _connected(self) -> Connection:
         """The connection of this process; a new one where that is lost."""
         import pika
 
-        from resources.amqp import Connection
+        from resources.rabbitmq.connection import Connection
 
         with self._here.lock:
             if self._here.connection is None or not self._here.connection.is_open:
@@ -302,8 +244,8 @@ class RabbitmqSource(ConnectedSource):
             channel.ask("queue_bind", LOOK_S, queue=self.queue, **binding.model_dump())
         channel.close()
 
-    def _waiting(self, channel: Channel, within_s: float | None = None) -> int:
-        answer = channel.ask("queue_declare", within_s, queue=self.queue, passive=True)
+    def _waiting(self, channel: Channel) -> int:
+        answer = channel.ask("queue_declare", LOOK_S, queue=self.queue, passive=True)
         return int(answer.method.message_count)
 
     def _expect_no_stream(self, connection: Connection) -> None:
@@ -330,44 +272,45 @@ class RabbitmqSource(ConnectedSource):
         self._here.no_stream = None
         raise SourceError(f"source {self.name!r}: queue {self.queue!r} {STREAM}")
 
-    def _begin(self, messages: int, receive_id: str) -> tuple[Inbox | None, list[Delivery]]:
+    def _begin(self, connection: Connection, messages: int, receive_id: str) -> tuple[Inbox, list[Delivery]] | None:
         """Begin to receive; return the first batch, or None where nothing waits."""
-        from resources.mailboxes import Inbox
+        from resources.rabbitmq.mailboxes import Inbox
 
-        with self._explaining():
-            connection = self._connected()
-            channel = connection.channel()
-            if not self.wait_time_s:
-                # Else a queue that is filled as fast as it is read would keep a run until it is full.
-                messages = min(messages, self._waiting(channel))
-            if messages:
-                inbox = Inbox(channel, messages)
-                inbox.consume(self.queue, **self.consume_options.model_dump())
-                if batch := self._next(inbox):
-                    self._here.inboxes[channel.ref] = (receive_id, inbox)
-                    return inbox, batch
-                inbox.stop()
-                if inbox.is_cancelled:
-                    raise SourceError(f"source {self.name!r}: queue {self.queue!r} was deleted or moved meanwhile")
-            channel.close()
-            self._expect_no_stream(connection)
-            return None, []
+        channel = connection.channel()
+        if not self.wait_time_s:
+            # Else a queue that is filled as fast as it is read would keep a run until it is full.
+            messages = min(messages, self._waiting(channel))
+        if messages:
+            inbox = Inbox(channel, messages)
+            inbox.consume(self.queue, **self.consume_options.model_dump())
+            if batch := self._next(inbox):
+                self._here.inboxes[channel.ref] = (receive_id, inbox)
+                return inbox, batch
+            inbox.stop()
+            if inbox.is_cancelled:
+                raise SourceError(f"source {self.name!r}: queue {self.queue!r} was deleted or moved meanwhile")
+        channel.close()
+        self._expect_no_stream(connection)
+        return None
 
     def _next(self, inbox: Inbox) -> list[Delivery]:
         """The next batch; nothing once the share is full or the end of the queue is reached."""
-        started = time.monotonic()
+        started, count = time.monotonic(), None
         while not inbox.is_stopped:
             if (batch := inbox.take(QUIET_S)) or inbox.is_full:
                 return batch
             if inbox.is_cancelled:
                 logger.warning("%s: queue %r was deleted or moved while a run received", self.name, self.queue)
                 return []
-            waiting = self._waiting(inbox.channel)
-            if time.monotonic() - started >= max(self.wait_time_s, STALLED_S if waiting else 0.0):
-                if waiting:
-                    logger.warning("%s: the server has %d messages more and sends none: it prefers another consumer",
-                                   self.name, waiting)  # fmt: skip
-                inbox.stop()
+            # Not waited for: it comes after all that is on its way, for which there may be no room.
+            count = count or inbox.count(self.queue)
+            if count.done():
+                waiting, count = count.result(), None
+                if time.monotonic() - started >= max(self.wait_time_s, STALLED_S if waiting else 0.0):
+                    if waiting:
+                        told = "%s: the server has %d messages more and sends none: it prefers another consumer"
+                        logger.warning(told, self.name, waiting)
+                    inbox.stop()
         return inbox.take(0)
 
     def _batch(self, ack_ref: str, deliveries: Sequence[Delivery]) -> pa.RecordBatch:

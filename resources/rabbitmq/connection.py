@@ -5,6 +5,7 @@ What is called `channel` in signatures is pika's, and belongs to that thread; ev
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, InvalidStateError
@@ -16,6 +17,10 @@ import pika
 from pika.adapters.select_connection import IOLoop
 from pika.exceptions import AMQPConnectionError
 
+# What pika logs, with stacks, is raised as well, and explained.
+if logging.getLogger("pika").level == logging.NOTSET:
+    logging.getLogger("pika").setLevel(logging.CRITICAL)
+
 CLOSED_S = 10.0
 """Seconds to wait for the server to say goodbye."""
 
@@ -25,7 +30,8 @@ class Connection:
 
     Attributes:
         ended: Why it is of no use any more; None while it is.
-        before_reading: What the thread calls each time before it reads from the socket; it takes a second at most.
+        before_reading: What the thread calls each time before it reads from the socket; it returns soon. While somebody
+            waits for an answer, which may come after much else, it is not called.
     """
 
     def __init__(self, parameters: Any, within_s: float = 30.0) -> None:
@@ -35,7 +41,8 @@ class Connection:
             Exception: pika's, the socket's or TLS's reason why not.
         """
         self.ended: BaseException | None = None
-        self._waiting: set[Future[Any]] = set()
+        self._promised: set[Future[Any]] = set()
+        self._waiting = 0
         self._lock = threading.Lock()
         self.before_reading: list[Callable[[], object]] = []
         self._loop = IOLoop()
@@ -80,6 +87,10 @@ class Connection:
         Raises:
             Exception: `act` failed, or the connection ended.
         """
+        return self._wait(self.request(act), within_s)
+
+    def request(self, act: Callable[[Future[Any]], object]) -> Future[Any]:
+        """Have the thread act, and return what it promises."""
         done = self._promise()
 
         def run() -> None:
@@ -93,7 +104,7 @@ class Connection:
                 self._loop.add_callback_threadsafe(run)
             else:
                 _fail([done], self.ended or AMQPConnectionError("the connection is another process's"))
-        return self._wait(done, within_s)
+        return done
 
     def close(self) -> None:
         """Close the connection. Messages that are not settled come back to their queue."""
@@ -102,10 +113,13 @@ class Connection:
 
     def _promise(self) -> Future[Any]:
         done: Future[Any] = Future()
-        self._waiting.add(done)
+        self._promised.add(done)
+        done.add_done_callback(self._promised.discard)
         return done
 
     def _wait(self, done: Future[Any], within_s: float | None) -> Any:
+        with self._lock:
+            self._waiting += 1
         try:
             return done.result(within_s)
         except TimeoutError:
@@ -117,13 +131,14 @@ class Connection:
                 self._loop.add_callback_threadsafe(lambda: None)
             raise error from None
         finally:
-            self._waiting.discard(done)
+            with self._lock:
+                self._waiting -= 1
 
     def _run(self) -> None:
         self._loop.activate_poller()
         try:
             while self.ended is None:
-                for wait in self.before_reading:
+                for wait in () if self._waiting else self.before_reading:
                     wait()
                 self._loop.poll()
                 self._loop.process_timeouts()
@@ -137,8 +152,8 @@ class Connection:
     def _end(self, error: BaseException) -> None:
         with self._lock:
             self.ended = self.ended or error
-            waiting = list(self._waiting)
-        _fail(waiting, error)
+            promised = list(self._promised)
+        _fail(promised, error)
 
 
 class Channel:
@@ -153,7 +168,7 @@ class Channel:
         self.ref = uuid4().hex
         self.connection, self._channel = connection, channel
         self._closed: BaseException | None = None
-        self._waiting: set[Future[Any]] = set()
+        self._promised: set[Future[Any]] = set()
         channel.add_on_close_callback(self._on_close)
 
     @property
@@ -176,15 +191,18 @@ class Channel:
 
     def act(self, act: Callable[[Any, Future[Any]], object], within_s: float | None = None) -> Any:
         """Have the thread act on pika's channel, and wait for the result that it promises."""
+        return self.connection.ask(lambda done: self._run(act, done), within_s)
 
-        def run(done: Future[Any]) -> None:
-            if self._closed:
-                raise self._closed
-            self._waiting.add(done)
-            done.add_done_callback(self._waiting.discard)
-            act(self._channel, done)
+    def request(self, act: Callable[[Any, Future[Any]], object]) -> Future[Any]:
+        """Have the thread act on pika's channel, and return what it promises."""
+        return self.connection.request(lambda done: self._run(act, done))
 
-        return self.connection.ask(run, within_s)
+    def _run(self, act: Callable[[Any, Future[Any]], object], done: Future[Any]) -> None:
+        if self._closed:
+            raise self._closed
+        self._promised.add(done)
+        done.add_done_callback(self._promised.discard)
+        act(self._channel, done)
 
     def close(self) -> None:
         """Close it. Messages that are not settled come back to their queue."""
@@ -193,7 +211,7 @@ class Channel:
 
     def _on_close(self, _channel: Any, reason: BaseException) -> None:
         self._closed = reason
-        _fail(list(self._waiting), reason)
+        _fail(list(self._promised), reason)
 
 
 def _fail(promises: Collection[Future[Any]], error: BaseException) -> None:

@@ -12,14 +12,14 @@ from uuid import uuid4
 
 from pika.spec import Basic, BasicProperties
 
-from resources.amqp import Channel
+from resources.rabbitmq.connection import Channel
 
 BATCH_ROWS = 1_000
 BATCH_BYTES = 16 * 2**20
 """A batch is full at whichever comes first."""
 BATCHES_AHEAD = 4
 """Full batches that wait to be taken, at which the thread stops reading from the socket."""
-HELD_UP_S = 1.0
+HELD_UP_S = 0.25
 """How long the thread waits for room before it looks after its heartbeats again."""
 PREFETCH_MAX = 65_535
 """What the two bytes of AMQP's prefetch-count hold."""
@@ -38,7 +38,7 @@ class Delivery(NamedTuple):
     def id(self, header: str | None) -> str:
         """The id that the publisher gave it, by that header or by the property; empty if none."""
         id_ = self.properties.message_id if header is None else (self.properties.headers or {}).get(header)
-        return "" if id_ is None else str(_plain(id_))
+        return "" if id_ is None else id_.hex() if isinstance(id_, bytes) else str(id_)
 
     def came_before(self, queue: str) -> bool:
         """Whether the server may have delivered it from that queue before, by the flag or by its own headers."""
@@ -116,20 +116,34 @@ class Inbox:
 
     def consume(self, queue: str, consumer_tag: str, exclusive: bool, arguments: Mapping[str, Any]) -> None:
         """Have the server send messages."""
-        self.channel.act(lambda channel, done: done.set_result(channel.add_on_cancel_callback(self._cancelled)))
         # A bound holds for each consumer, so what is more than one can ask for needs several.
-        for nth, start in enumerate(range(0, self._left, PREFETCH_MAX)):
-            if nth and exclusive:
-                break
-            self.channel.ask("basic_qos", prefetch_count=min(PREFETCH_MAX, self._left - start))
-            self.channel.ask(
-                "basic_consume",
-                queue=queue,
-                on_message_callback=self._arrived,
-                exclusive=exclusive,
-                consumer_tag=f"{consumer_tag}-{nth}" if consumer_tag and nth else consumer_tag or None,
-                arguments=dict(arguments),
+        bounds = [min(PREFETCH_MAX, self._left - start) for start in range(0, self._left, PREFETCH_MAX)]
+
+        def act(channel: Any, done: Future[Any]) -> None:
+            channel.add_on_cancel_callback(self._cancelled)
+            for nth, bound in enumerate(bounds[:1] if exclusive else bounds):
+                channel.basic_qos(prefetch_count=bound)
+                channel.basic_consume(
+                    queue,
+                    self._arrived,
+                    exclusive=exclusive,
+                    consumer_tag=f"{consumer_tag}-{nth}" if consumer_tag and nth else consumer_tag or None,
+                    arguments=dict(arguments),
+                    # The others begin one after the other, while messages come: nobody waits for them.
+                    callback=None if nth else done.set_result,
+                )
+
+        self.channel.act(act)
+
+    def count(self, queue: str) -> Future[int]:
+        """Ask how many messages wait; what came before the answer was sent before it."""
+
+        def act(channel: Any, done: Future[int]) -> None:
+            channel.queue_declare(
+                queue, passive=True, callback=lambda answer: done.set_result(answer.method.message_count)
             )
+
+        return self.channel.request(act)
 
     def take(self, quiet_s: float) -> list[Delivery]:
         """Wait for the next batch.
@@ -271,9 +285,9 @@ def _in_parts(parcels: Iterable[Parcel]) -> Iterator[list[Parcel]]:
 
 
 def _plain(value: Any) -> Any:
-    """A property's value for JSON, which has no binary values: they become base64."""
+    """A property's value for JSON, which has no binary values."""
     if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
+        return {"base64": base64.b64encode(value).decode()}
     if isinstance(value, dict):
         return {name: _plain(each) for name, each in value.items()}
     return [_plain(each) for each in value] if isinstance(value, list) else value
