@@ -14,8 +14,8 @@ from demo.place import PROJECT, Kind, Place
 from demo.servers import kafka, postgres, pubsub, rabbitmq, sqs
 from resources.kafka import KafkaSource
 from resources.pubsub import PubsubSource
-from resources.queue_options import Declare
 from resources.rabbitmq import RabbitmqSource
+from resources.rabbitmq.options import Declare
 from resources.sqs import SqsSource
 from resources.table_queue import TableQueue
 

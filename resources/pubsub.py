@@ -252,11 +252,6 @@ class PubsubSource(LeasedSource):
         except Exception as error:
             raise self._explained(error) from error
 
-    def __getstate__(self) -> dict[Any, Any]:
-        """Leave connections behind: sources are pickled to tasks, connections are not."""
-        state = super().__getstate__()
-        return {**state, "__dict__": {k: v for k, v in state["__dict__"].items() if k != "_clients"}}
-
     def _ask(self, operation: str, timeout_s: float | None = None, **parameters: Any) -> Any:
         call = getattr(self._client, operation)
         try:

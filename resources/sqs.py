@@ -268,11 +268,6 @@ class SqsSource(LeasedSource):
         )
         return session.client("sqs", endpoint_url=self.endpoint_url, config=config)
 
-    def __getstate__(self) -> dict[Any, Any]:
-        """Leave the client behind: sources are pickled to tasks, connections are not."""
-        state = super().__getstate__()
-        return {**state, "__dict__": {k: v for k, v in state["__dict__"].items() if k != "_client"}}
-
     def _ask(self, operation: str, **parameters: Any) -> Any:
         try:
             return getattr(self._client, operation)(**parameters)

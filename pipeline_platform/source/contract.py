@@ -113,7 +113,8 @@ class Source(BaseModel, ABC):
     - `settle` may be called twice for the same messages, and never touches what another receive holds.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # What pydantic says of a wrong option must not quote the others, a password among them.
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     has_identity: ClassVar[bool] = True
     """Whether a message has an id of its own. A class may decide it by its options, with a property."""
@@ -135,6 +136,11 @@ class Source(BaseModel, ABC):
         description="What the source is told of a failed message. With a word that does not end it the source "
         "delivers it again; else only the failed-message table holds it.",
     )
+
+    def __getstate__(self) -> dict[Any, Any]:
+        """Leave behind what this process opened: a source is pickled to tasks, clients and connections are not."""
+        state = super().__getstate__()
+        return {**state, "__dict__": {k: v for k, v in state["__dict__"].items() if k in type(self).model_fields}}
 
     @model_validator(mode="after")
     def _actions_are_known(self) -> Self:

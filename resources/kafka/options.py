@@ -6,7 +6,7 @@ import re
 from datetime import datetime
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from pipeline_platform.source.log import LogSource
 from resources.kafka.cluster import Address
@@ -59,8 +59,6 @@ OWNED = {
 
 class KafkaOptions(LogSource):
     """What a Kafka source is told."""
-
-    model_config = ConfigDict(hide_input_in_errors=True)  # a validation error would print the password otherwise
 
     bootstrap_servers: str = Field(description="Brokers to begin with: host:port, separated by commas, or a list.")
     group_id: str = Field(min_length=1, description="Consumer group that remembers how far all is settled.")

@@ -149,11 +149,6 @@ class KafkaSource(KafkaOptions):
         """Let go of the client that this process asked by."""
         self.__dict__.pop("_cluster", None)
 
-    def __getstate__(self) -> dict[Any, Any]:
-        """Leave the client behind: sources are pickled to tasks, connections are not."""
-        state = super().__getstate__()
-        return {**state, "__dict__": {k: v for k, v in state["__dict__"].items() if k != "_cluster"}}
-
     @cached_property
     def _cluster(self) -> Cluster:
         return Cluster(self.address, self.settings(), self.request_timeout_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
 from pipeline_platform.model.settling import Word, Words
 from pipeline_platform.source.connection import ConnectedSource
@@ -73,8 +73,6 @@ class ConsumeOptions(BaseModel, extra="forbid", frozen=True):
 
 class RabbitmqOptions(ConnectedSource):
     """What a source of RabbitMQ can be told."""
-
-    model_config = ConfigDict(hide_input_in_errors=True)  # a validation error would print the password otherwise
 
     url: str = Field(
         repr=False,

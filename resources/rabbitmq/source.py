@@ -197,11 +197,6 @@ class RabbitmqSource(RabbitmqOptions):
     def _here(self) -> _Here:
         return _Here()
 
-    def __getstate__(self) -> dict[Any, Any]:
-        """Leave the connection behind: sources are pickled, connections are not."""
-        state = super().__getstate__()
-        return {**state, "__dict__": {k: v for k, v in state["__dict__"].items() if k != "_here"}}
-
     def _on_connection(self, act: Callable[[Connection], T]) -> T:
         """Act on the connection; once more on a new one, where the kept one turns out to be lost."""
         with self._explaining():

@@ -173,6 +173,9 @@ class Odd(LeasedSource):
     def read(self, share: Share, receive_id: str) -> Any:
         yield from ()
 
+    def extend(self, receive_id: str, held: Any) -> bool:
+        return True
+
     def ack(self, ack_ref: str, ack_ids: Any) -> list[Refused]:
         return []
 
