@@ -2,9 +2,9 @@
 
 import sys
 
-from benchmarks import crossing, driver_memory, handling, latency, poison, small_runs, sqs, table_queue
+from benchmarks import crossing, driver_memory, handling, latency, poison, pubsub, small_runs, sqs, table_queue
 
-for measure in (handling, crossing, poison, table_queue, sqs, driver_memory, small_runs, latency):
+for measure in (handling, crossing, poison, table_queue, sqs, pubsub, driver_memory, small_runs, latency):
     print(f"\n# {measure.__name__}\n", flush=True)
     sys.argv = [measure.__name__]
     measure.main()

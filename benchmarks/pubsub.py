@@ -54,7 +54,13 @@ def main() -> None:
 
 def _subscribed(address: str) -> PubsubSource:
     source = PubsubSource(
-        name="benchmark", subscription="benchmark", topic="benchmark", project=pubsub.PROJECT, emulator_host=address
+        name="benchmark",
+        subscription="benchmark",
+        topic="benchmark",
+        project=pubsub.PROJECT,
+        emulator_host=address,
+        pull_timeout_s=30,  # all that is asked for is there
+        timeout_s=20,
     )
     path = {"name": source._path, "topic": source._topic, "ack_deadline_seconds": source.ack_deadline_s}
     with connected(PublisherClient, address) as publisher, connected(SubscriberClient, address) as subscriber:

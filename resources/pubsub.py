@@ -66,11 +66,11 @@ class PubsubSource(LeasedSource):
         1_000, ge=1, le=1_000, description="Messages asked for in one pull, 1 to 1,000. Lower it for large messages."
     )
     pull_timeout_s: float = Field(
-        1.0,
+        2.0,
         ge=0.1,
         le=60,
         description="Seconds that a pull waits for a message, 0.1 to 60. Raise it where pulls come back empty although "
-        "messages wait.",
+        "messages wait: what Pub/Sub gives to a pull that has ended waits for its deadline.",
     )
     timeout_s: float = Field(
         10.0, ge=1, le=20, description="Seconds that any other call may take with its retries, 1 to 20."
