@@ -34,6 +34,18 @@ def test_servers_are_text_or_a_list_with_ports() -> None:
             source(bootstrap_servers=refused)
 
 
+def test_servers_and_a_group_have_to_be_named_and_nothing_else_is_taken() -> None:
+    with pytest.raises(ValidationError) as refused:
+        KafkaSource(name="orders", topics=("orders",))  # type: ignore[call-arg]
+    assert [(error["loc"], error["type"]) for error in refused.value.errors()] == [
+        (("bootstrap_servers",), "missing"), (("group_id",), "missing"),
+    ]  # fmt: skip
+    with pytest.raises(ValidationError, match=r"group_id\n.*at least 1 character"):
+        source(group_id="")
+    with pytest.raises(ValidationError, match=r"begin_offset\n.*Extra inputs"):
+        source(begin_offset="reset")
+
+
 def test_topics_are_named_or_matched() -> None:
     assert source(topics=(), topic_pattern="orders-.*").topic_pattern == "orders-.*"
     for refused in ({"topics": ()}, {"topic_pattern": "o"}):
@@ -82,6 +94,15 @@ def test_other_options_reach_the_client_library_whatever_is_set_here() -> None:
     assert given.to_read()["queued.min.messages"] == "7"
     assert given.to_send()["linger.ms"] == "3"
     assert source().to_read()["queued.min.messages"] == 20_000
+
+
+def test_options_reach_the_client_library_by_its_names() -> None:
+    told = source(
+        client_id="c", fetch_min_bytes=2, fetch_max_bytes=1_000_001, fetch_max_wait_s=0.2, request_timeout_s=3
+    ).to_read()
+    names = ("client.id", "fetch.min.bytes", "fetch.max.bytes", "fetch.wait.max.ms", "socket.timeout.ms")
+    assert [told[name] for name in names] == ["c", 2, 1_000_001, 200, 3_000]
+    assert told["enable.auto.commit"] is False
 
 
 def test_security_options_fit_together() -> None:

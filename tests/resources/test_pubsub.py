@@ -79,6 +79,13 @@ def test_numbers_keep_to_what_pubsub_allows(option, lowest, highest):
             source(**{option: refused})
 
 
+def test_what_is_no_option_is_refused_and_what_is_unset_has_a_value():
+    with pytest.raises(ValidationError, match=r"receive_interval\n.*Extra inputs"):
+        source(receive_interval=5)
+    unset = source()
+    assert (unset.max_number_of_messages, unset.pull_timeout_s, unset.credentials_file) == (1_000, 2.0, None)
+
+
 def test_the_lease_follows_the_deadline_and_is_not_set_by_itself():
     assert source(ack_deadline_s=30).lease_s == 30.0
     assert source(ack_deadline_s=30).extend_every_s == 10.0

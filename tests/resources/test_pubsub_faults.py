@@ -19,7 +19,7 @@ from google.pubsub_v1 import (
     SubscriberClient,
     Subscription,
 )
-from google.rpc.code_pb2 import FAILED_PRECONDITION, PERMISSION_DENIED
+from google.rpc.code_pb2 import FAILED_PRECONDITION, PERMISSION_DENIED, UNAVAILABLE
 from google.rpc.error_details_pb2 import ErrorInfo
 from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
@@ -217,6 +217,20 @@ def failed(code, details=()):
 
 def mine(stub, **options):
     return PubsubSource(name="flights", subscription=MINE, emulator_host=stub.address, timeout_s=2, **options)
+
+
+def test_a_call_that_fails_for_a_moment_is_made_again(stub_server):
+    answers = iter([failed(UNAVAILABLE), failed(UNAVAILABLE), lambda *_: b""])
+    made = []
+
+    def moody(request, context):
+        made.append(AcknowledgeRequest.deserialize(request).ack_ids)
+        return next(answers)(request, context)
+
+    stub_server.answers["Acknowledge"] = moody
+
+    assert mine(stub_server).ack(MINE, ["a"]) == []
+    assert made == [["a"]] * 3
 
 
 def test_a_subscriber_s_rights_are_enough_and_the_deadline_is_then_always_set(stub_server):

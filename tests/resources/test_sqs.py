@@ -49,6 +49,8 @@ def test_queue_url_must_be_a_url(url):
 def test_a_missing_queue_url_says_how_to_find_it():
     with pytest.raises(ValidationError, match="aws sqs get-queue-url"):
         source(queue_url="https://sqs.eu-west-1.amazonaws.com/")
+    with pytest.raises(ValidationError, match=r"queue_name\n.*Extra inputs"):
+        source(queue_name="flights")
 
 
 @pytest.mark.parametrize(
@@ -73,6 +75,7 @@ def test_the_lease_follows_the_visibility_timeout_and_is_not_set_by_itself():
 def test_attributes_are_those_that_sqs_knows():
     every = resources.sqs.AttributeName.__args__
     assert source(attribute_names=list(every)).attribute_names == every
+    assert source(message_attribute_names=["All"]).message_attribute_names == ("All",)
     with pytest.raises(ValidationError, match=r"attribute_names\.1\n.*SenderId"):
         source(attribute_names=["All", "Sender"])
     with pytest.raises(ValidationError, match=r"message_attribute_names\.1\n.*at least 1 character"):
@@ -128,6 +131,14 @@ def test_an_empty_queue_gives_nothing_after_three_short_polls_or_one_long_one(aw
     assert received(long, 10) == []
     assert [call["WaitTimeSeconds"] for call in polls] == [0, 0, 0]
     assert [call["WaitTimeSeconds"] for call in waits] == [1]
+
+
+def test_a_call_asks_for_ten_and_for_no_more_than_is_needed_unless_told(aws, queue):
+    flights = source(queue_url=queue)
+    asked = calls(flights, "ReceiveMessage")
+    received(flights, 30)
+    names = ("MaxNumberOfMessages", "WaitTimeSeconds", "MessageSystemAttributeNames", "MessageAttributeNames")
+    assert [asked[0][name] for name in names] == [10, 0, ["ApproximateReceiveCount", "SentTimestamp"], []]
 
 
 def test_rows_hold_what_sqs_said(aws, queue):
