@@ -120,7 +120,7 @@ ONE_OF_TWO = (
             (),
             (
                 "Flights.producers['north'].source is 'same_queue': that source has the name 'queue', and so has the "
-                "source of Flights.producers['east']: a message is known by its source's name and its id, so give each "
+                "source of Flights.producers['east']: messages, and positions in a log, are known by it, so give each "
                 "source a name of its own"
             ),
         ),
