@@ -161,8 +161,8 @@ def _check_apart(one: _Pulling, other: _Pulling, resources: Mapping[str, Any]) -
         _refuse(one.pipeline, option, one.key, why)
     if getattr(mine, "name", None) == getattr(theirs, "name", ""):
         why = (
-            f"that source has the name {mine.name!r}, and so has the source of {who}: messages, and positions in a log, "
-            "are known by it, so give each source a name of its own"
+            f"that source has the name {mine.name!r}, and so has the source of {who}: messages, and positions in a "
+            "log, are known by it, so give each source a name of its own"
         )
         _refuse(one.pipeline, option, one.key, why)
     if one.named == other.named:
