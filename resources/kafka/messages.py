@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from confluent_kafka import Message
-
     from resources.kafka.ranges import Piece
 
 BATCH_BYTES = 16 * 2**20
@@ -20,9 +18,7 @@ BATCH_BYTES = 16 * 2**20
 
 _APPENDED = 2
 """A timestamp of the broker that took the message, as the client library says it; 1 is one of the sender."""
-_TIMES = {1: "create", _APPENDED: "log_append"}
-
-_json = json.JSONEncoder(ensure_ascii=False).encode
+_KINDS = {0: '"none"', 1: '"create"', _APPENDED: '"log_append"'}
 
 
 def bounded(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
@@ -49,25 +45,25 @@ def columns(pieces: Iterable[Piece]) -> dict[str, Any]:
     """
     made: dict[str, list[Any]] = defaultdict(list)
     for one, messages in pieces:
-        count = len(messages)
-        offsets = [message.offset() or 0 for message in messages]
-        times = [message.timestamp() for message in messages]
-        payloads = [message.value() for message in messages]
         begin, place = f"{one.topic_id}:{one.partition}:", f"{one.topic}:{one.partition}"
         head = f'{{"topic": "{one.topic}", "partition": {one.partition}, "offset": '
+        offsets = [message.offset() or 0 for message in messages]
+        payloads = [message.value() for message in messages]
+        keys = [_text(message.key()) for message in messages]
+        headers = [_pairs(pairs) if (pairs := message.headers()) else "[]" for message in messages]
+        times = [message.timestamp() for message in messages]
         made["message_id"] += [f"{begin}{offset}" for offset in offsets]
         made["data"] += [b"" if payload is None else payload for payload in payloads]
         made["ack_id"] += map(str, offsets)
-        made["ack_ref"] += [place] * count
+        made["ack_ref"] += [place] * len(offsets)
         made["metadata"] += [
-            f'{head}{offset}, "key": {_text(message.key())}, "headers": {_headers(message)}, '
-            f'"timestamp": {time[1] if time[0] else "null"}, "timestamp_type": "{_TIMES.get(time[0], "none")}"'
-            f"{TOMBSTONE if payload is None else '}'}"
-            for message, offset, time, payload in zip(messages, offsets, times, payloads, strict=True)
+            f'{head}{offset}, "key": {key}, "headers": {pairs}, "timestamp": {ms if kind else "null"}, '
+            f'"timestamp_type": {_KINDS[kind]}{TOMBSTONE if payload is None else "}"}'
+            for offset, key, pairs, (kind, ms), payload in zip(offsets, keys, headers, times, payloads, strict=True)
         ]
         made["redelivered"] += [offset < one.reached for offset in offsets]
         made["published_at"] += [ms if kind == _APPENDED else None for kind, ms in times]
-        made["partition"] += [place] * count
+        made["partition"] += [place] * len(offsets)
         made["sequence"] += offsets
     return {**made, "metadata": pa.array(made["metadata"], pa.string()), "published_at": _at(made["published_at"])}
 
@@ -100,13 +96,10 @@ def _text(value: bytes | None) -> str:
     if value is None:
         return "null"
     try:
-        return _json(value.decode())
+        return encode_basestring(value.decode())
     except UnicodeDecodeError:
         return f'{{"base64": "{base64.b64encode(value).decode()}"}}'
 
 
-def _headers(message: Message) -> str:
-    headers: Any = message.headers()
-    if not headers:
-        return "[]"
-    return f"[{', '.join(f'[{_json(name)}, {_text(value)}]' for name, value in headers)}]"
+def _pairs(headers: Iterable[Any]) -> str:
+    return f"[{', '.join(f'[{encode_basestring(name)}, {_text(value)}]' for name, value in headers)}]"

@@ -123,12 +123,11 @@ class Reading:
         """Divide what came of a partition by its ranges. What lies between them is left out, and what came before."""
         from confluent_kafka import KafkaError, TopicPartition
 
-        ranges, messages, past = self._left.get(place), list["Message"](), -1
-        for message in some:
-            if (error := message.error()) is None:
-                messages.append(message)
-            elif error.code() == KafkaError._PARTITION_EOF:
-                past = message.offset() or 0
+        ranges, messages, past = self._left.get(place), [*some], -1
+        for event in [message for message in messages if message.error() is not None]:
+            messages.remove(event)
+            if (error := event.error()).code() == KafkaError._PARTITION_EOF:
+                past = event.offset() or 0
             elif ranges or place not in self._next:
                 raise ReadError(ranges[0] if ranges else self._any(), error)
         offsets = [message.offset() or 0 for message in messages]

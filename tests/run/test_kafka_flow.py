@@ -1,0 +1,174 @@
+"""Whole flows over Kafka: each message once in the tables, the group at the end, whatever died on the way."""
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer
+
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.lake.ledger import Receive
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.run import steps
+from pipeline_platform.run.begin import begin
+from pipeline_platform.run.clear_up import clear_up
+from pipeline_platform.run.flow import Flow
+from tests.fixtures.flow import WINDOW, kinds, rows, run, worked
+from tests.fixtures.flow_pipelines import Obedient
+from tests.fixtures.kafka_source import Open, lag, set_group, until
+from tests.fixtures.spark import WarmSpark
+
+
+@pytest.fixture
+def flow(kafka: Open, kafka_topic: Callable[..., str], tmp_path: Path, warm_spark: WarmSpark) -> Iterator[Flow]:
+    """A pipeline over a topic of three partitions."""
+    source = kafka(kafka_topic(3))
+    control = source.positions
+    assert isinstance(control, ControlStore)
+    with closing(warm_spark.resource()) as spark:
+        yield Flow(Obedient, source, Lake(root=str(tmp_path / "lake")), control, lambda: spark.spark_session)
+
+
+def send(flow: Flow, *words: str) -> None:
+    flow.source.send([word.encode() for word in words], ({"partition": n % 3} for n in range(len(words))))
+
+
+def numbers(first: int, past: int) -> list[str]:
+    return [f"word {number:04}" for number in range(first, past)]
+
+
+def lags(flow: Flow) -> list[int | None]:
+    (topic,) = flow.source.topics  # type: ignore[attr-defined]
+    return lag(flow.source, topic, 3)  # type: ignore[arg-type]
+
+
+def assert_each_once(flow: Flow, words: list[str]) -> None:
+    assert sorted(rows(flow, "words")["word"]) == sorted(words)
+    assert rows(flow, "messages")["message_id"].n_unique() >= len(words)
+    assert lags(flow) == [0, 0, 0]
+    assert flow.source.backlog().messages == 0
+    assert flow.source.holders() == set()
+    assert flow.ledger.unfinished() == []
+
+
+def test_each_message_is_once_in_a_table_and_the_lag_is_gone(flow: Flow) -> None:
+    words = numbers(0, 900)
+    send(flow, *words[:400], "raise", *words[400:])
+
+    run(flow)
+
+    assert_each_once(flow, words)
+    assert kinds(flow) == {"raise": "ValueError"}
+    partitions = rows(flow, "messages").group_by("partition").len()
+    assert sorted(partitions["len"]) == [300, 300, 301]
+
+
+def died_after_reserving(flow: Flow) -> None:
+    receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
+    assert flow.source.plan(receive.demand, 2, receive.receive_id)
+
+
+def died_after_reading(flow: Flow) -> None:
+    steps.receive_messages(flow, begin(flow, origin="source", run_id="test", windows=[WINDOW]))
+
+
+def died_after_handling(flow: Flow) -> None:
+    worked(flow)
+
+
+def died_after_deciding(flow: Flow) -> None:
+    steps.decide(flow, worked(flow))
+
+
+def died_before_finishing(flow: Flow) -> None:
+    receive = decided(flow)
+    steps.publish(flow, receive)
+
+
+def decided(flow: Flow) -> Receive:
+    receive = worked(flow)
+    steps.decide(flow, receive)
+    return receive
+
+
+@pytest.mark.parametrize(
+    "die", [died_after_reserving, died_after_reading, died_after_handling, died_after_deciding, died_before_finishing]
+)
+def test_what_a_killed_run_left_is_finished_or_given_back_by_the_next(flow: Flow, die: Callable[[Flow], None]) -> None:
+    send(flow, *numbers(0, 30))
+    die(flow)
+    assert flow.source.backlog().messages == 0
+    flow.control.let_go("test")
+    send(flow, *numbers(30, 60))
+
+    run(flow)
+    run(flow)
+
+    assert_each_once(flow, numbers(0, 60))
+
+
+def test_a_receive_that_stays_open_holds_back_no_other_and_the_position_follows_it(flow: Flow) -> None:
+    send(flow, *numbers(0, 30))
+    slow = worked(flow)
+    for first in (30, 60):
+        send(flow, *numbers(first, first + 30))
+        run(flow)
+    assert sorted(rows(flow, "words")["word"]) == numbers(30, 90)
+    assert lags(flow) == [30, 30, 30]
+
+    steps.decide(flow, slow)
+    steps.publish(flow, slow)
+    steps.acknowledge(flow, slow)
+
+    assert_each_once(flow, numbers(0, 90))
+
+
+def test_messages_that_come_again_after_a_reset_are_not_handled_again(flow: Flow) -> None:
+    send(flow, *numbers(0, 30))
+    run(flow)
+    (topic,) = flow.source.topics  # type: ignore[attr-defined]
+    set_group(flow.source, topic, 0)  # type: ignore[arg-type]
+    assert flow.source.backlog().messages == 10
+
+    run(flow)
+
+    assert_each_once(flow, numbers(0, 30))
+
+
+def test_a_group_that_takes_no_offsets_is_told_by_the_next_run(flow: Flow) -> None:
+    send(flow, *numbers(0, 30))
+    receive = decided(flow)
+    steps.publish(flow, receive)
+    (topic,) = flow.source.topics  # type: ignore[attr-defined]
+    member = Consumer({
+        "bootstrap.servers": flow.source.bootstrap_servers,  # type: ignore[attr-defined]
+        "group.id": flow.source.group_id,  # type: ignore[attr-defined]
+        "enable.auto.commit": False,
+    })  # fmt: skip
+    member.subscribe([topic])
+    until(lambda: member.poll(0.1) is not None or bool(member.assignment()))
+
+    answer = steps.acknowledge(flow, receive)
+    member.close()
+
+    assert answer.unacknowledged == 30
+    assert "has active members" in answer.errors[0]
+    (left,) = flow.control.over("obedient")
+    assert left.receive_id == receive.receive_id, "the sensor asks for a run to finish it, though nothing waits"
+    assert lags(flow) == [10, 10, 10]
+    run(flow)
+    assert_each_once(flow, numbers(0, 30))
+
+
+def test_what_a_stalled_run_reserves_after_it_was_given_up_is_given_back(flow: Flow) -> None:
+    send(flow, *numbers(0, 30))
+    stalled = begin(flow, origin="source", run_id="test", windows=[WINDOW])
+    flow.control.let_go("test")
+    assert clear_up(flow) == [stalled.receive_id]
+    flow.source.plan(100, 1, stalled.receive_id)
+    assert flow.source.backlog().messages == 0
+
+    run(flow)
+
+    assert_each_once(flow, numbers(0, 30))
