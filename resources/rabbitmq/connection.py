@@ -221,7 +221,7 @@ def _fail(promises: Collection[Future[Any]], error: BaseException) -> None:
 
 
 def _innermost(error: BaseException) -> BaseException:
-    """The reason itself: pika wraps it in the phase and the attempt that failed."""
-    while inner := ([*getattr(error, "exceptions", ())] or [getattr(error, "exception", None)])[-1]:
-        error = inner
-    return error
+    """The reason itself: pika wraps it in the phase and in the attempts that failed."""
+    inner = [*getattr(error, "exceptions", ()), getattr(error, "exception", None), *error.args]
+    inner = [one for one in inner if isinstance(one, BaseException)]
+    return _innermost(inner[-1]) if inner else error

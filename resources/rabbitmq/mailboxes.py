@@ -7,10 +7,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, NamedTuple
 from uuid import uuid4
 
 from pika.spec import Basic, BasicProperties
+from pydantic_core import to_json
 
 from resources.rabbitmq.connection import Channel
 
@@ -28,37 +30,37 @@ TOGETHER_BYTES = 16 * 2**20
 """What is sent before its confirmations are waited for."""
 
 
+_TO_JSON = partial(to_json, inf_nan_mode="null", fallback=str)
+
+
 class Delivery(NamedTuple):
-    """One message as it came, in pika's words."""
+    """One message as it came.
 
-    method: Any
-    properties: Any
-    body: bytes
+    Attributes:
+        tag: What the channel knows it by.
+        id: That the publisher gave it; empty if none.
+        data: Its payload.
+        metadata: Where it came by and all its properties that are set, as JSON.
+        redelivered: Whether the server may have delivered it before.
+    """
 
-    def id(self, header: str | None) -> str:
-        """The id that the publisher gave it, by that header or by the property; empty if none."""
-        id_ = self.properties.message_id if header is None else (self.properties.headers or {}).get(header)
-        return "" if id_ is None else id_.hex() if isinstance(id_, bytes) else str(id_)
+    tag: int
+    id: str
+    data: bytes
+    metadata: bytes
+    redelivered: bool
 
-    def came_before(self, queue: str) -> bool:
-        """Whether the server may have delivered it from that queue before, by the flag or by its own headers."""
-        headers = self.properties.headers
-        if self.method.redelivered or not headers:
-            return bool(self.method.redelivered)
-        deaths = headers.get("x-death")
-        died_here = isinstance(deaths, list) and any(
-            isinstance(death, dict) and death.get("queue") == queue for death in deaths
-        )
-        return died_here or bool(headers.get("x-delivery-count"))
-
-    def metadata(self) -> dict[str, Any]:
-        """Where it came by, and all its properties that are set."""
-        method, properties = self.method, self.properties
-        metadata = {"exchange": method.exchange, "routing_key": method.routing_key, "redelivered": method.redelivered}
-        metadata.update((name, value) for name, value in vars(properties).items() if value is not None)
-        if properties.headers:
-            metadata["headers"] = _plain(properties.headers)
-        return metadata
+    @classmethod
+    def of(cls, method: Any, properties: Any, body: bytes, queue: str, id_header: str | None) -> Delivery:
+        """Read a message of a queue; its id is in that header, or a property."""
+        known = {"exchange": method.exchange, "routing_key": method.routing_key, "redelivered": method.redelivered}
+        known |= {name: value for name, value in vars(properties).items() if value is not None}
+        headers = properties.headers
+        id_ = properties.message_id if id_header is None else (headers or {}).get(id_header)
+        if not isinstance(id_, str):
+            id_ = "" if id_ is None else id_.hex() if isinstance(id_, bytes) else str(id_)
+        again = method.redelivered or (bool(headers) and _was_in(queue, headers))
+        return cls(method.delivery_tag, id_, body, _json(known), again)
 
 
 class Parcel(NamedTuple):
@@ -98,8 +100,8 @@ class Inbox:
         is_stopped: The consumer was ended here.
     """
 
-    def __init__(self, channel: Channel, messages: int) -> None:
-        self.channel = channel
+    def __init__(self, channel: Channel, queue: str, messages: int, id_header: str | None) -> None:
+        self.channel, self._queue, self._id_header = channel, queue, id_header
         self.is_cancelled = self.is_stopped = False
         self._left = messages
         self._outstanding: dict[int, None] = {}  # delivery tags, ascending
@@ -114,7 +116,7 @@ class Inbox:
         """Whether all came that were asked for."""
         return self._left <= 0
 
-    def consume(self, queue: str, consumer_tag: str, exclusive: bool, arguments: Mapping[str, Any]) -> None:
+    def consume(self, consumer_tag: str, exclusive: bool, arguments: Mapping[str, Any]) -> None:
         """Have the server send messages."""
         # A bound holds for each consumer, so what is more than one can ask for needs several.
         bounds = [min(PREFETCH_MAX, self._left - start) for start in range(0, self._left, PREFETCH_MAX)]
@@ -124,7 +126,7 @@ class Inbox:
             for nth, bound in enumerate(bounds[:1] if exclusive else bounds):
                 channel.basic_qos(prefetch_count=bound)
                 channel.basic_consume(
-                    queue,
+                    self._queue,
                     self._arrived,
                     exclusive=exclusive,
                     consumer_tag=f"{consumer_tag}-{nth}" if consumer_tag and nth else consumer_tag or None,
@@ -135,12 +137,12 @@ class Inbox:
 
         self.channel.act(act)
 
-    def count(self, queue: str) -> Future[int]:
+    def count(self) -> Future[int]:
         """Ask how many messages wait; what came before the answer was sent before it."""
 
         def act(channel: Any, done: Future[int]) -> None:
             channel.queue_declare(
-                queue, passive=True, callback=lambda answer: done.set_result(answer.method.message_count)
+                self._queue, passive=True, callback=lambda answer: done.set_result(answer.method.message_count)
             )
 
         return self.channel.request(act)
@@ -154,15 +156,17 @@ class Inbox:
         Raises:
             Exception: The channel or its connection was lost, and with it what came by it.
         """
+        before = -1
+        while not self._full:
+            if ended := self.channel.ended:
+                raise ended
+            if self.is_full or len(self._batch) == before:
+                self.channel.act(self._cut_now)
+                break
+            before = len(self._batch)
+            with self._changed:
+                self._changed.wait_for(lambda: self._full, quiet_s)
         with self._changed:
-            while not self._full:
-                if ended := self.channel.ended:
-                    raise ended
-                before = len(self._batch)
-                if not self.is_full:
-                    self._changed.wait(quiet_s)
-                if not self._full and len(self._batch) == before:
-                    self._cut()
             batch = self._full.popleft()
             self._changed.notify_all()
             return batch
@@ -209,18 +213,25 @@ class Inbox:
                 self._changed.wait_for(lambda: len(self._full) < BATCHES_AHEAD, HELD_UP_S)
 
     def _arrived(self, _channel: Any, method: Any, properties: Any, body: bytes) -> None:
-        with self._changed:
-            self._outstanding[method.delivery_tag] = None
-            self._batch.append(Delivery(method, properties, body))
-            self._bytes += len(body)
-            self._left -= 1
-            if self.is_full or len(self._batch) >= BATCH_ROWS or self._bytes >= BATCH_BYTES:
-                self._cut()
-                self._changed.notify_all()
+        # Read here, where it is at hand: of what waits in a batch, pika's objects would fill the processor's cache.
+        delivery = Delivery.of(method, properties, body, self._queue, self._id_header)
+        self._outstanding[delivery.tag] = None
+        self._batch.append(delivery)
+        self._bytes += len(body)
+        self._left -= 1
+        if self._left <= 0 or len(self._batch) >= BATCH_ROWS or self._bytes >= BATCH_BYTES:
+            self._cut()
+
+    def _cut_now(self, _channel: Any, done: Future[Any]) -> None:
+        self._cut()
+        done.set_result(None)
 
     def _cut(self) -> None:
-        self._full.append(self._batch)
-        self._batch, self._bytes = [], 0
+        """End the batch; the connection's thread alone does it, so that to add a message takes no lock."""
+        with self._changed:
+            self._full.append(self._batch)
+            self._batch, self._bytes = [], 0
+            self._changed.notify_all()
 
     def _cancelled(self, _frame: Any) -> None:
         self.is_cancelled = True
@@ -284,10 +295,31 @@ def _in_parts(parcels: Iterable[Parcel]) -> Iterator[list[Parcel]]:
         yield part
 
 
+def _was_in(queue: str, headers: Mapping[str, Any]) -> bool:
+    """Whether the server's own headers say that a message was in a queue before."""
+    deaths = headers.get("x-death")
+    died = isinstance(deaths, list) and any(isinstance(death, dict) and death.get("queue") == queue for death in deaths)
+    return died or bool(headers.get("x-delivery-count"))
+
+
+def _json(known: dict[str, Any]) -> bytes:
+    """Metadata as JSON, whatever a publisher put there: one message must not end the connection of all."""
+    try:
+        return _TO_JSON({**known, "headers": _plain(known["headers"])} if "headers" in known else known)
+    except ValueError:  # binary where AMQP wants text
+        pass
+    except RecursionError:
+        known = {**known, "headers": "tables in too many tables"}
+    try:
+        return _TO_JSON(_plain(known))
+    except ValueError as error:
+        return _TO_JSON(_plain({**known, "headers": str(error)}))
+
+
 def _plain(value: Any) -> Any:
-    """A property's value for JSON, which has no binary values."""
+    """A value for JSON, which has no binary values and no NaN."""
     if isinstance(value, bytes):
         return {"base64": base64.b64encode(value).decode()}
     if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
+        return {str(name): _plain(each) for name, each in value.items()}
     return [_plain(each) for each in value] if isinstance(value, list) else value

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-QUIET_S = 0.02
+QUIET_S = 0.1
 """Without a message for so long, the server is asked whether more wait."""
 STALLED_S = 5.0
 """How long a run waits for messages that the server has and does not send: it prefers another consumer."""
@@ -276,8 +276,8 @@ class RabbitmqSource(RabbitmqOptions):
             # Else a queue that is filled as fast as it is read would keep a run until it is full.
             messages = min(messages, self._waiting(channel))
         if messages:
-            inbox = Inbox(channel, messages)
-            inbox.consume(self.queue, **self.consume_options.model_dump())
+            inbox = Inbox(channel, self.queue, messages, self.message_id_header)
+            inbox.consume(**self.consume_options.model_dump())
             if batch := self._next(inbox):
                 self._here.inboxes[channel.ref] = (receive_id, inbox)
                 return inbox, batch
@@ -298,7 +298,7 @@ class RabbitmqSource(RabbitmqOptions):
                 logger.warning("%s: queue %r was deleted or moved while a run received", self.name, self.queue)
                 return []
             # Not waited for: it comes after all that is on its way, for which there may be no room.
-            count = count or inbox.count(self.queue)
+            count = count or inbox.count()
             if count.done():
                 waiting, count = count.result(), None
                 if time.monotonic() - started >= max(self.wait_time_s, STALLED_S if waiting else 0.0):
@@ -309,14 +309,15 @@ class RabbitmqSource(RabbitmqOptions):
         return inbox.take(0)
 
     def _batch(self, ack_ref: str, deliveries: Sequence[Delivery]) -> pa.RecordBatch:
-        named = [(one.id(self.message_id_header), one.method.delivery_tag) for one in deliveries]
+        tags, ids, data, metadata, again = zip(*deliveries, strict=True)
+        named = list(zip(ids, tags, strict=True))
         return self.deliveries(
             message_id=[id_ or f"{ack_ref}/{tag}" for id_, tag in named],
-            data=[one.body for one in deliveries],
+            data=data,
             ack_id=[f"{tag}" if id_ else f"{tag}{_NAMELESS}" for id_, tag in named],
             ack_ref=ack_ref,
-            metadata=[one.metadata() for one in deliveries],
-            redelivered=self.deduplicate_publishes or [one.came_before(self.queue) for one in deliveries],
+            metadata=pa.array(metadata, pa.string()),
+            redelivered=self.deduplicate_publishes or again,
         )
 
     @contextmanager

@@ -1,0 +1,91 @@
+"""Receive and acknowledge N messages from RabbitMQ in one process: this connector against pika alone.
+
+Run it as `python -m benchmarks.rabbitmq --messages 30000 --rounds 5`. pika's loop keeps ids and payloads, has the
+server send as many messages ahead, and acknowledges each thousand with one frame (`multiple`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+import pika
+import pyarrow as pa
+
+from demo.servers import rabbitmq
+from resources.rabbitmq import RabbitmqSource
+
+AHEAD = 65_535
+TOLD = 65_536
+"""Messages that a run settles by one call."""
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    options.add_argument("--messages", type=int, default=30_000)
+    options.add_argument("--bytes", type=int, default=250)
+    options.add_argument("--rounds", type=int, default=5)
+    given = options.parse_args()
+    ratios: list[float] = []
+    with rabbitmq.serve(Path(tempfile.gettempdir())) as server:
+        source = RabbitmqSource(name="benchmark", url=server.address, queue="benchmark", declare={})
+        for nth in range(given.rounds + 1):  # the first is not counted: it warms up
+            seconds: dict[Callable[[RabbitmqSource, int], float], float] = {}
+            for receive in random.sample((_by_connector, _by_pika), 2):
+                sent = source.send(
+                    repeat(os.urandom(given.bytes), given.messages), repeat({"delivery_mode": 1}, given.messages)
+                )
+                seconds[receive] = receive(source, sent)
+            if nth:
+                ratios.append(seconds[_by_pika] / seconds[_by_connector])
+                rates = [given.messages / seconds[receive] for receive in (_by_connector, _by_pika)]
+                print(f"round {nth}: {rates[0]:8,.0f}/s, pika alone {rates[1]:8,.0f}/s: {ratios[-1]:.2f}")
+        assert source.backlog().messages == 0
+        source.close()
+    print(f"median of {given.rounds}: {statistics.median(ratios):.2f}, from {min(ratios):.2f} to {max(ratios):.2f}")
+
+
+def _by_connector(source: RabbitmqSource, messages: int) -> float:
+    source.backlog()  # connected before the clock starts
+    begun = time.perf_counter()
+    (share,) = source.plan(messages, 1, "benchmark")
+    received = pa.Table.from_batches(source.read(share, "benchmark"))
+    ids = received.column("ack_id").to_pylist()
+    for start in range(0, messages, TOLD):
+        assert not source.settle("ack", received.column("ack_ref")[0].as_py(), ids[start : start + TOLD])
+    took = time.perf_counter() - begun
+    assert received.num_rows == messages
+    source.close()
+    return took
+
+
+def _by_pika(source: RabbitmqSource, messages: int) -> float:
+    kept: list[tuple[str, bytes]] = []
+
+    def keep(channel: Any, method: Any, properties: Any, body: bytes) -> None:
+        kept.append((properties.message_id, body))
+        if len(kept) % 1_000 == 0 or len(kept) == messages:
+            channel.basic_ack(method.delivery_tag, multiple=True)
+        if len(kept) == messages:
+            channel.stop_consuming()
+
+    with pika.BlockingConnection(pika.URLParameters(source.url)) as connection:
+        channel = connection.channel()
+        start = time.perf_counter()
+        channel.basic_qos(prefetch_count=min(messages, AHEAD))
+        channel.basic_consume(source.queue, keep)
+        channel.start_consuming()
+        channel.basic_qos(prefetch_count=1)  # as the connector does: the server has heard all
+        return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()
