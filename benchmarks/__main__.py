@@ -2,9 +2,9 @@
 
 import sys
 
-from benchmarks import crossing, driver_memory, handling, latency, poison, small_runs, table_queue
+from benchmarks import crossing, driver_memory, handling, latency, poison, skip_locked, small_runs, table_queue
 
-for measure in (handling, crossing, poison, table_queue, driver_memory, small_runs, latency):
+for measure in (handling, crossing, poison, table_queue, skip_locked, driver_memory, small_runs, latency):
     print(f"\n# {measure.__name__}\n", flush=True)
     sys.argv = [measure.__name__]
     measure.main()
