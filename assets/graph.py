@@ -16,9 +16,11 @@ from pipeline_platform.model.options import Batcher
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin, resume
-from pipeline_platform.run.flow import Flow
+from pipeline_platform.run.flow import Flow, no_source
 from pipeline_platform.run.lease import alive
 from pipeline_platform.run.standing import expect_finished
+from pipeline_platform.source.connection import ConnectedSource
+from pipeline_platform.source.contract import SourceError
 
 
 class RunOrigin(Enum):
@@ -47,6 +49,11 @@ class ReceiveConfig(dg.Config):
         description="Messages to take on, up to what a run may; as many if unset. A replay takes all in any case.",
     )
     context: dict[str, Any] = Field(default_factory=dict, description="Fields of the pipeline's context to change.")
+    producer: str | None = Field(
+        default=None,
+        description="Name of the producer to pull from, where the pipeline has several. Unset, it is what the run's "
+        "tag says. Backfills and replays are of all producers.",
+    )
 
 
 def pipeline_assets(pipeline: type[Pipeline]) -> dg.AssetsDefinition:
@@ -87,8 +94,9 @@ def pipeline_assets(pipeline: type[Pipeline]) -> dg.AssetsDefinition:
 
 
 def _descriptions(pipeline: type[Pipeline]) -> dict[str, str]:
+    sources = ", ".join(f"`{producer.source}`" for producer in pipeline.producers_of().values())
     descriptions = {
-        "messages": f"Every delivery from `{pipeline.producer.source}`, as received.\n\n{pipeline.description()}",
+        "messages": f"Every delivery from {sources}, as received.\n\n{pipeline.description()}",
         "failed": "Messages that could not be handled, with reason and original payload. Materialise windows of it, "
         "with no configuration, to drive those that are open once more.",
     }
@@ -104,39 +112,41 @@ def _descriptions(pipeline: type[Pipeline]) -> dict[str, str]:
 
 
 _FLOWS: dict[str, Flow] = {}
-"""Of the run that this process works on, by pipeline: the steps of a run share what they know of their receive."""
+"""Of the run that this process works on, by producer: the steps of a run share what they know of their receive."""
 
 
-def flow_of(pipeline: type[Pipeline], context: dg.AssetExecutionContext) -> Flow:
-    """The pipeline with the resources of a run, the same for all steps in one process."""
-    resources, flow = context.resources, _FLOWS.get(pipeline.name)
+def flow_of(pipeline: type[Pipeline], context: dg.AssetExecutionContext, producer: str = "") -> Flow:
+    """The producer with the resources of a run, the same for all steps in one process."""
+    chosen, key = pipeline.producers_of(producer).get(producer), pipeline.limits_key(producer)
+    resources, flow = context.resources, _FLOWS.get(key)
     if flow is None or flow.pipeline is not pipeline or flow.control is not resources.control:
         import_apart("pandas")  # PyArrow imports it with the first value that it makes
-        flow = _FLOWS[pipeline.name] = Flow(
+        flow = _FLOWS[key] = Flow(
             pipeline=pipeline,
-            source=getattr(resources, pipeline.producer.source),
+            source=getattr(resources, chosen.source) if chosen else no_source(pipeline, resources.lake),
             lake=resources.lake,
             control=resources.control,
             session=lambda: resources.spark.spark_session,
+            producer=producer,
         )
     return flow
 
 
-def at_work(flow: Flow, context: dg.AssetExecutionContext) -> Receive | None:
-    """What this run received, or the run that it re-executes, as this run's from now on.
+def at_work(pipeline: type[Pipeline], context: dg.AssetExecutionContext) -> tuple[Flow, Receive | None]:
+    """What this run received, or the run that it re-executes, as this run's from now on; with the flow of its producer.
 
     Returns:
-        None if there was no room for messages, or another run finished the receive.
+        No receive if there was no room for messages, or another run finished it.
 
     Raises:
         PipelineError: No run received anything.
         FencedError: The receive was given up, or another run works on it by now.
     """
-    tags, lineage = RunTags.of(flow.pipeline), list(_lineage(context))
+    flow, tags, lineage = flow_of(pipeline, context), RunTags.of(pipeline), list(_lineage(context))
     received = next((run for run in lineage if run.tags.get(tags.receive_id)), None)
     if received is None:
         raise PipelineError(
-            f"{flow.pipeline.name}: run {context.run.run_id} received nothing, nor did a run that it re-executes: "
+            f"{pipeline.name}: run {context.run.run_id} received nothing, nor did a run that it re-executes: "
             "execute `receive_messages` and all steps after it"
         )
     receive_id = received.tags[tags.receive_id]
@@ -144,9 +154,10 @@ def at_work(flow: Flow, context: dg.AssetExecutionContext) -> Receive | None:
     if receive is None and received.tags.get(tags.demand) != "0":
         expect_finished(flow, receive_id, [run.run_id for run in lineage])
         context.log.warning(f"receive {receive_id} is finished: nothing is left to do here")
-    if receive is None or receive.run_id == context.run.run_id:
-        return receive
-    return resume(flow, receive, context.run.run_id)
+    if receive is None:
+        return flow, None
+    flow = flow_of(pipeline, context, receive.producer)
+    return flow, receive if receive.run_id == context.run.run_id else resume(flow, receive, context.run.run_id)
 
 
 def _lineage(context: dg.AssetExecutionContext) -> Iterator[dg.DagsterRun]:
@@ -159,7 +170,8 @@ def _lineage(context: dg.AssetExecutionContext) -> Iterator[dg.DagsterRun]:
 
 def _op(pipeline: type[Pipeline], name: str, **options: Any) -> Callable[..., dg.OpDefinition]:
     """The decorator of an op that hands nothing over: what ops share lies in the lake under their receive."""
-    keys = {pipeline.producer.source, "lake", "control", "spark", "acknowledger"}
+    sources = {producer.source for producer in pipeline.producers_of().values()}
+    keys = {*sources, "lake", "control", "spark", "acknowledger"}
     options = {"out": dg.Out(dg.Nothing), **options}
     return dg.op(name=f"{pipeline.name}__{name}", required_resource_keys=keys, **options)
 
@@ -175,7 +187,10 @@ def _receive_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
         """Leases messages and writes them down, once; everything later reads what is written here."""
         tags = RunTags.of(pipeline)
         origin: Origin = (config.origin or RunOrigin(context.run.tags.get(tags.origin, "failed"))).value
-        flow = flow_of(pipeline, context)
+        producer = config.producer or context.run.tags.get(tags.producer, "")
+        flow = flow_of(pipeline, context, producer)
+        if origin == "source":
+            _expect_one_process(flow, context)
         receive = begin(
             flow,
             origin=origin,
@@ -186,12 +201,32 @@ def _receive_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
             log=context.log.info,
         )
         received = {tags.origin: origin, tags.demand: str(receive.demand), tags.receive_id: receive.receive_id}
+        if producer:
+            received[tags.producer] = producer
         context.instance.add_run_tags(context.run.run_id, received)
         manifest = steps.receive_messages(flow, receive)
         context.instance.add_run_tags(context.run.run_id, {tags.received: str(manifest.total("received"))})
         settlement.report_received(context, receive, manifest)
 
     return receive_messages
+
+
+def _expect_one_process(flow: Flow, context: dg.AssetExecutionContext) -> None:
+    """Refuse executors that give each step a process, where the steps share the source's connection.
+
+    Raises:
+        SourceError: The run's executor does.
+    """
+    executor = context.job_def.executor_def.name
+    execution: Any = context.run.run_config.get("execution") or {}
+    config = execution.get("config") or {}
+    in_one = executor in {dg.in_process_executor.name, "execute_in_process_executor"} or "in_process" in config
+    if isinstance(flow.source, ConnectedSource) and not in_one:
+        raise SourceError(
+            f"source {flow.source.name!r}: executor {executor!r} gives each step of a run a process of its own, but "
+            "the connection that receives messages has to settle them. Leave the job to dg.in_process_executor, which "
+            "platform_definitions sets"
+        )
 
 
 Step = Callable[[Flow, Receive, dg.AssetExecutionContext], None]
@@ -201,8 +236,7 @@ Step = Callable[[Flow, Receive, dg.AssetExecutionContext], None]
 def _step_op(pipeline: type[Pipeline], name: str, step: Step, description: str | None = None) -> dg.OpDefinition:
     @_op(pipeline, name, description=description or step.__doc__, ins={"after": dg.In(dg.Nothing)})
     def op(context: dg.AssetExecutionContext) -> None:
-        flow = flow_of(pipeline, context)
-        receive = at_work(flow, context)
+        flow, receive = at_work(pipeline, context)
         if receive is not None:
             step(flow, receive, context)
 
@@ -252,8 +286,7 @@ def _acknowledge_op(pipeline: type[Pipeline], outs: Sequence[str]) -> dg.OpDefin
     @_op(pipeline, "acknowledge", ins={"committed": dg.In(dg.Nothing)}, out=out)
     def acknowledge(context: dg.AssetExecutionContext) -> Iterator[Any]:
         """Tells the source, in groups, what is decided and published; then settles the windows' figures."""
-        flow = flow_of(pipeline, context)
-        red, checks = settlement.settle(context, flow, at_work(flow, context), context.resources.acknowledger)
+        red, checks = settlement.settle(context, *at_work(pipeline, context), context.resources.acknowledger)
         if red:
             yield from checks
             context.instance.add_run_tags(context.run.run_id, {RunTags.of(pipeline).published: context.run.run_id})

@@ -27,6 +27,7 @@ class RunTags(NamedTuple):
         receive_id: What it leased: ops, and the run that re-executes them, find by it what earlier ops wrote.
         received: How many messages it received, once it has.
         published: On a red run of which all is published and acknowledged: its own id, because re-executions copy tags.
+        producer: Which producer it pulls from; on no run where there is one, or where it pulls from none.
     """
 
     origin: str
@@ -34,6 +35,7 @@ class RunTags(NamedTuple):
     receive_id: str
     received: str
     published: str
+    producer: str
 
     @classmethod
     def of(cls, pipeline: type[Pipeline]) -> Self:
@@ -41,14 +43,36 @@ class RunTags(NamedTuple):
         return cls(*(f"pipeline_platform.{field}/{pipeline.name}" for field in cls._fields))
 
 
+def named(pipeline: type[Pipeline], producer: str) -> str:
+    """What sensors and schedules of a producer are named after."""
+    return pipeline.limits_key(producer).replace("/", "_")
+
+
 def runs_of(pipeline: type[Pipeline], statuses: Sequence[dg.DagsterRunStatus]) -> dg.RunsFilter:
     """Filter a pipeline's runs of some statuses."""
     return dg.RunsFilter(tags={RunTags.of(pipeline).origin: get_args(Origin)}, statuses=list(statuses))
 
 
-def receive_config(pipeline: type[Pipeline], origin: Origin, demand: int | None = None) -> dict[str, Any]:
+def runs_by_producer(pipeline: type[Pipeline], statuses: Sequence[dg.DagsterRunStatus], producer: str) -> dg.RunsFilter:
+    """Filter the runs that pull from a producer; without a name those that pull from none of several, or all runs."""
+    tags = RunTags.of(pipeline)
+    if producer:
+        return dg.RunsFilter(tags={tags.origin: "source", tags.producer: producer}, statuses=list(statuses))
+    if not pipeline.producers:
+        return runs_of(pipeline, statuses)
+    others = [origin for origin in get_args(Origin) if origin != "source"]
+    return dg.RunsFilter(tags={tags.origin: others}, statuses=list(statuses))
+
+
+def receive_config(
+    pipeline: type[Pipeline], origin: Origin, demand: int | None = None, producer: str = ""
+) -> dict[str, Any]:
     """The run config of a run on some origin; without a demand it takes on what a run may."""
-    config = {"origin": origin} if demand is None else {"origin": origin, "demand": demand}
+    config: dict[str, Any] = {"origin": origin}
+    if demand is not None:
+        config["demand"] = demand
+    if producer:
+        config["producer"] = producer
     return {"ops": {pipeline.name: {"ops": {"receive_messages": {"config": config}}}}}
 
 
@@ -59,18 +83,20 @@ def run_request(
     expected: int,
     demand: int | None = None,
     run_key: str | None = None,
+    producer: str = "",
 ) -> dg.RunRequest:
     """Ask for a run on neighbouring windows, in order.
 
     `expected` messages count as in flight until the run has claimed its room. It may take on `demand`, or what a run
-    may. The requests of one schedule's tick need a `run_key` each.
+    may. The requests of one schedule's tick need a `run_key` each. Of several producers, a pull is from one.
     """
     tags, partition = RunTags.of(pipeline), windows[0] if len(windows) == 1 else None
     bounds = {ASSET_PARTITION_RANGE_START_TAG: windows[0], ASSET_PARTITION_RANGE_END_TAG: windows[-1]}
+    pulls_from = {tags.producer: producer} if producer else {}
     return dg.RunRequest(
         run_key,
-        receive_config(pipeline, origin, demand),
-        {tags.origin: origin, tags.demand: str(expected), **NO_RETRIES, **({} if partition else bounds)},
+        receive_config(pipeline, origin, demand, producer),
+        {tags.origin: origin, tags.demand: str(expected), **pulls_from, **NO_RETRIES, **({} if partition else bounds)},
         partition_key=partition,
     )
 

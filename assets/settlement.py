@@ -49,6 +49,7 @@ def report_received(context: dg.AssetExecutionContext, receive: Receive, manifes
         "demand": receive.demand,
         "origin": receive.origin,
         "receive_id": receive.receive_id,
+        **_producer_of(receive),
         "seconds": round(took, 3),
         **({"messages per second": round(total / took, 1)} if took and total else {}),
     }
@@ -186,7 +187,12 @@ def _of_run(receive: Receive, manifest: Manifest) -> dict[str, Any]:
         **{f"seconds: {step}": round(value, 3) for step, value in _took(manifest).items()},
         "origin": receive.origin,
         "receive_id": receive.receive_id,
+        **_producer_of(receive),
     }
+
+
+def _producer_of(receive: Receive) -> dict[str, str]:
+    return {"producer": receive.producer} if receive.producer else {}
 
 
 def _table(rows: Sequence[Mapping[str, Any]], *columns: str) -> dg.TableMetadataValue:

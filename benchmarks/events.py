@@ -61,6 +61,13 @@ class Events(Pipeline):
         return message.put(event, batcher=batcher, batch_key=event["country"])
 
 
+class LongKnown(Events):
+    """The same, and what comes again is known for four days."""
+
+    name = "long_known"
+    producer = Producer(source="queue", deduplicate_for=timedelta(days=4))
+
+
 class EventColumns(Pipeline):
     """The same by column expressions."""
 

@@ -18,7 +18,7 @@ Home = Annotated[Path, typer.Option(help="The folder of all that the demo makes.
 
 
 def _count(flights: str, source: Kind) -> int:
-    wanted = flights.strip().lower() or (str(ALL_FLIGHTS // 10) if source == "sqs" else "all")
+    wanted = flights.strip().lower() or ("all" if source == "table" else str(ALL_FLIGHTS // 10))
     if wanted == "all":
         return ALL_FLIGHTS
     if not wanted.isdecimal() or not 1 <= int(wanted) <= ALL_FLIGHTS:
@@ -43,7 +43,7 @@ def dev(
     home: Home = PROJECT / ".demo",
     port: Annotated[int, typer.Option(envvar="PORT", min=0, max=65535, help="Of the UI; 0 for a free one.")] = 3000,
 ) -> None:
-    """Open the UI on the demo's runs, assets and failures, until Ctrl-C; over SQS with an empty queue."""
+    """Open the UI on the demo's runs, assets and failures, until Ctrl-C; over a server with an empty queue."""
     from demo.queues import opened
     from demo.services import Services, alone
 

@@ -8,8 +8,9 @@ from contextlib import closing
 import polars as pl
 from deltalake import DeltaTable
 
+from demo.flights import expected
 from demo.place import Place
-from demo.queues import Queue, expected
+from demo.queues import Queue
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.storage import Lake
@@ -24,7 +25,9 @@ def look(place: Place, queue: Queue, flights: int) -> dict[str, int]:
     with closing(ControlStore(f"sqlite:///{place.control}")) as control:
         in_flight = sum(claim.messages for claim in control.in_flight(Flights.name))
     lake, alerts = (_rows(place, name) for name in Flights.batchers)
-    left = queue.left()
+    # Where the server cannot tell, what is not decided is not acknowledged.
+    known = queue.left()
+    left = max(0, flights - _rows(place, "outcomes")) if known is None else known
     return {
         "backlog": max(0, left - in_flight),
         "in flight": in_flight,
@@ -46,7 +49,7 @@ def account(place: Place, queue: Queue, frame: pl.DataFrame) -> list[tuple[str, 
     wanted, all_of_them = expected(frame), frame.height
     decided, failed = table(place, "outcomes").filter(final), table(place, "failed")
     lake, alerts = (table(place, name).select(*_ID, "attempt") for name in Flights.batchers)
-    both, sent, left = pl.concat([lake, alerts]), sent_alerts(place), queue.left()
+    both, sent, left = pl.concat([lake, alerts]), sent_alerts(place), queue.drained()
     in_lake, in_alerts = lake.filter(first).height, alerts.filter(first).height
     return [
         ("received, each once", all_of_them, table(place, "messages").n_unique(_ID)),

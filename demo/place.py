@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-Kind = Literal["table", "sqs"]  # the demo's queue: a table of its own, or a queue of an SQS server on this machine
+Kind = Literal["table", "postgres", "sqs", "kafka", "rabbitmq", "pubsub"]  # the demo's queue
 ALL_FLIGHTS = 336_776
 PROJECT = Path(__file__).resolve().parents[1]  # the checkout: working directory of all processes
 MARK = "PIPELINE_PLATFORM_DEMO"  # a variable that only the processes of a demo have: the demo ends no others
@@ -68,7 +68,7 @@ class Place:
             "DAGSTER_HOME": str(self.dagster),
             "PIPELINE_PLATFORM_HOME": str(self.home),
             "FLIGHTS_ALERTS": str(self.alerts),
-            "FLIGHTS_SQS_URL": "",
+            "FLIGHTS_SOURCE": "",
             "PYTHONUNBUFFERED": "1",
             **queue,
         }

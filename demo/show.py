@@ -13,8 +13,9 @@ from rich.console import Console
 from assets.windows import contiguous
 from demo.chart import draw
 from demo.figures import account, look, open_failures, sent_alerts, table
+from demo.flights import departures, payloads
 from demo.place import DemoError, Kind, Place, Progress
-from demo.queues import Queue, departures, opened, payloads
+from demo.queues import Queue, opened
 from demo.screen import Screen, account_table, run_table
 from demo.services import Run, Services, alone
 from pipeline_platform.control.store import ControlStore
@@ -53,7 +54,7 @@ def why_afresh(before: Progress | None, wanted: Progress) -> str | None:
         return f"The last demo was another ({before.flights:,} flights, {before.source})"
     if before.finished:
         return "The last demo is finished"
-    return "The last demo's SQS server is gone, and its messages with it" if before.source == "sqs" else None
+    return None if before.source == "table" else f"The last demo's {before.source} queue ended with it"
 
 
 class _Demo:

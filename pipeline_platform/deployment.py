@@ -44,7 +44,7 @@ def platform_definitions(
         Definitions whose runs work in their own process: Spark starts once a run, not once a step.
 
     Raises:
-        PipelineError: Two pipelines have one name or one source, or there is no resource for a source.
+        PipelineError: Two pipelines have one name, or two producers one source, or there is no resource for a source.
     """
     check_together(pipelines, resources)
     BUILT.append(Built(tuple(pipelines), resources))
@@ -60,17 +60,20 @@ def platform_definitions(
 
 
 def _definitions(pipeline: type[Pipeline]) -> dg.Definitions:
-    """All that one pipeline is in Dagster, without its resources."""
+    """All that one pipeline is in Dagster, without its resources; each producer has its own sensors and schedule."""
     assets = pipeline_assets(pipeline)
     pull, backfill, replay = pipeline_jobs(pipeline, assets)
-    maintenance = maintenance_job(pipeline)
+    maintenance, producers = maintenance_job(pipeline), pipeline.producers_of()
     return dg.Definitions(
         assets=[assets],
-        asset_checks=[backlog_check(pipeline)],
+        asset_checks=[backlog_check(pipeline, name) for name in producers],
         jobs=[pull, backfill, replay, maintenance],
-        sensors=[producer_sensor(pipeline, pull), backlog_sensor(pipeline)],
+        sensors=[
+            *(producer_sensor(pipeline, pull, name) for name in producers),
+            *(backlog_sensor(pipeline, name) for name in producers),
+        ],
         schedules=[
-            pull_schedule(pipeline, pull),
+            *(pull_schedule(pipeline, pull, name) for name in producers),
             redrive_schedule(pipeline, backfill),
             maintenance_schedule(pipeline, maintenance),
         ],

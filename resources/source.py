@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import PurePath
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 import dagster as dg
 from dagster._config.pythonic_config import ConfigurableResourceFactory
-from pydantic import Field, create_model
+from pydantic import BaseModel, Field, create_model
 from pydantic.fields import FieldInfo
 
 from pipeline_platform.source.contract import Source
@@ -19,6 +21,7 @@ _LOOKED_AT: dict[tuple[type[Source], str], Source] = {}
 """Sources that sensors and checks of this process look at, by their options."""
 
 
+@functools.cache  # of one class, so that resources with the same options are equal
 def source_resource(source: type[Source]) -> type[ConfigurableResourceFactory[Source]]:
     """Make a resource class of a connector: the same fields, with `dg.EnvVar` allowed for every text.
 
@@ -67,8 +70,10 @@ def source_of(resources: Any, key: str) -> Source:
 
 def _configurable(annotation: Any) -> Any:
     """The type that Dagster's configuration has for a field; the connector validates the value again."""
-    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
+    if isinstance(annotation, type) and issubclass(annotation, enum.Enum | PurePath):
         return str
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return dict[str, Any]
     kind, of = get_origin(annotation), get_args(annotation)
     if kind is Annotated:
         return _configurable(of[0])
@@ -87,4 +92,8 @@ def _default(field: FieldInfo) -> Any:
     default = field.get_default(call_default_factory=True, validated_data={})
     if isinstance(default, enum.Enum):
         return default.value
+    if isinstance(default, PurePath):
+        return str(default)
+    if isinstance(default, BaseModel):
+        return default.model_dump()
     return list(default) if isinstance(default, tuple) else default

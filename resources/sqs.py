@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import logging
 import re
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
+from itertools import islice
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
@@ -16,15 +18,15 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from pipeline_platform.model.settling import LEASED, Word, Words
 from pipeline_platform.source import calls
-from pipeline_platform.source.contract import Backlog, Held, Refused, Share, SourceAwayError, SourceError
+from pipeline_platform.source.contract import Backlog, Held, Refused, Share, SourceError
 from pipeline_platform.source.leased import LeasedSource
+from resources.aws_messages import PER_CALL, batches, entry_of, metadata_of, sequence_of
+from resources.aws_refusals import NO_QUEUE, code_of, explained, refused, said_of
 
 logger = logging.getLogger(__name__)
 
 LONGEST_S = 43_200
 """Twelve hours: the longest that SQS hides a message, counted from its receive (SQS API, ReceiveMessage)."""
-TEN = 10
-"""The most messages that SQS receives, deletes or gives back in one call."""
 THREADS = 8
 """Calls under way at once in one task. A call to AWS is mostly waiting: measured with 10 ms a call, one thread
 deletes 730 messages a second, four 2,100 and eight 4,100."""
@@ -36,6 +38,8 @@ EMPTY_REPLIES = 3
 and long polling). If it asks half of them, three polls miss a waiting message once in eight; that message stays in the
 backlog, for the next run. A long poll asks all servers: one empty reply is enough."""
 
+_HIDE = "change_message_visibility_batch"
+
 AttributeName = Literal[
     "All", "AWSTraceHeader", "ApproximateFirstReceiveTimestamp", "ApproximateReceiveCount", "DeadLetterQueueSourceArn",
     "MessageDeduplicationId", "MessageGroupId", "SenderId", "SentTimestamp", "SequenceNumber",
@@ -46,19 +50,19 @@ class SqsSource(LeasedSource):
     """A queue of Amazon SQS, or of a server that speaks its JSON protocol.
 
     Credentials come from where AWS clients look for them: environment, profile, container or instance role. They
-    need `sqs:GetQueueAttributes`, `sqs:ReceiveMessage`, `sqs:DeleteMessage` and `sqs:ChangeMessageVisibility`.
+    need `sqs:GetQueueAttributes`, `sqs:ReceiveMessage`, `sqs:DeleteMessage` and `sqs:ChangeMessageVisibility`; `send`
+    needs `sqs:SendMessage`.
 
     - The lease is the visibility timeout. To renew it costs a request per ten messages, so let it be longer than most
-      runs take: a run renews it after a third.
+      runs take: a run renews it after a third. SQS hides no message for longer than twelve hours.
     - `redelivered` is always true: SQS may hand out a copy of a deleted message, and its receive count is approximate.
     - `published_at` is `SentTimestamp`: ids are looked up in what was decided since.
     - `metadata` holds `md5_of_body`, `attributes` (with `ApproximateReceiveCount` and `SentTimestamp`) and
       `message_attributes`, in SQS's words; binary values are base64. A body that does not match its MD5 is left to
       its lease.
-    - SQS has at most 120,000 messages of a queue in flight. A share that meets the limit ends there.
     - A queue's own dead-letter policy counts every receive, also those of runs that died: leave it room.
-    - FIFO queues work; `MessageGroupId` and `SequenceNumber` are in `attributes`. While messages of a group are leased,
-      no later ones of it are. One run's tasks share a group's messages: they keep no order.
+    - On a FIFO queue `partition` is `MessageGroupId`, and `sequence` follows `SequenceNumber`. SQS gives out up to ten
+      messages of a group at once, and no others of it until these are deleted or visible again.
     """
 
     queue_url: str = Field(description="URL of the queue; also what its messages are acknowledged by.")
@@ -70,7 +74,9 @@ class SqsSource(LeasedSource):
         "extend that. "
         "It is the lease: lease_s follows it, and is not set by itself.",
     )
-    max_number_of_messages: int = Field(TEN, ge=1, le=TEN, description="Messages asked for in one call, 1 to 10.")
+    max_number_of_messages: int = Field(
+        PER_CALL, ge=1, le=PER_CALL, description="Messages asked for in one call, 1 to 10."
+    )
     wait_time_seconds: int = Field(
         0, ge=0, le=20, description="Seconds that a task waits at the end of the queue, 0 to 20; 0 polls short."
     )
@@ -79,6 +85,12 @@ class SqsSource(LeasedSource):
     )
     message_attribute_names: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         (), description="Message attributes wanted, by name or by prefix as in 'trace.*'; All for all."
+    )
+    max_in_flight: int = Field(
+        120_000,
+        ge=1,
+        description="The queue's quota of messages that are received and not deleted, over all who receive from it. "
+        "A run takes on no more than it leaves.",
     )
     region_name: str | None = Field(
         None, description="AWS region. If unset the one in queue_url, else that of the environment or profile."
@@ -116,19 +128,38 @@ class SqsSource(LeasedSource):
         return LONGEST_S - self.visibility_timeout
 
     def backlog(self) -> Backlog:
-        """Say how many messages wait, as SQS counts them: approximately, and without those in flight."""
-        count = "ApproximateNumberOfMessages"
-        reply = self._ask("get_queue_attributes", QueueUrl=self.queue_url, AttributeNames=[count])
-        return Backlog(int(reply["Attributes"][count]))
+        """Say how many messages could be received, as SQS counts them: approximately, and without those in flight."""
+        waiting, free = self._counts()
+        return Backlog(min(waiting, free))
 
     def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]:
-        """Divide the demand into equal shares, each worth a call at least. Nothing is leased yet."""
+        """Divide the demand into shares of whole calls. Nothing is leased yet.
+
+        The demand is cut to what the queue's quota of messages in flight leaves and, where a task does not wait for
+        messages, to what seems to be there: tasks that find the end of the queue poll for nothing.
+        """
         del receive_id
-        shares = min(concurrency, -(-demand // TEN))
-        return [Share(messages=demand // shares + (i < demand % shares)) for i in range(shares)]
+        if demand < 1:
+            return []
+        most = self.max_number_of_messages
+        waiting, free = self._counts()
+        if free < min(demand, waiting):
+            quota = f"max_in_flight ({self.max_in_flight:,}) leaves {free:,}"
+            logger.warning("%s: %d messages were asked for, and %s", self.name, demand, quota)
+        # A call at least: the count may not know yet of a message that has just come.
+        wanted = min(demand, free, demand if self.wait_time_seconds else max(waiting, most))
+        full, rest = divmod(-(-wanted // most), concurrency)
+        shares = [(full + (nth < rest)) * most for nth in range(concurrency)]
+        shares = [messages for messages in shares if messages]
+        if shares:
+            shares[-1] -= sum(shares) - wanted
+        return [Share(messages=messages) for messages in shares]
 
     def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
-        """Receive until the share's demand is met, the queue seems empty or a call fails."""
+        """Receive until the share's demand is met, the queue seems empty, a call fails or a third of the lease is over.
+
+        What takes longer could be visible again before the run has written it down and extends it.
+        """
         del receive_id
         _ = self._client  # made once, before the threads ask for it
         for messages in calls.receive(
@@ -140,6 +171,7 @@ class SqsSource(LeasedSource):
             batch_rows=BATCH_ROWS,
             batch_bytes=BATCH_BYTES,
             size=lambda message: len(message["Body"]),
+            within_s=self.extend_every_s,
         ):
             yield self._batch(messages)
 
@@ -160,20 +192,63 @@ class SqsSource(LeasedSource):
         return self._settle(_HIDE, ack_ref, ack_ids, VisibilityTimeout=delay_s)
 
     def extend(self, receive_id: str, held: Held) -> bool:
-        """Hide the messages for `visibility_timeout` from now: a request for each ten."""
+        """Hide the messages for `visibility_timeout` from now: a request for each ten.
+
+        What SQS refuses stays hidden as long as it was: it is another receive's, or was received twelve hours ago.
+        The run goes on, for what another decides first is left out of what it decides.
+
+        Returns:
+            False if all messages are others' by now.
+        """
         del receive_id
-        refused = [
-            one
-            for queue_url, handles in held()
-            for one in self._settle(_HIDE, queue_url, handles, VisibilityTimeout=self.visibility_timeout)
-        ]
-        return not refused
+        started, asked, left = time.monotonic(), 0, list[Refused]()
+        for queue_url, handles in held():
+            asked += len(handles)
+            left += self._settle(_HIDE, queue_url, handles, VisibilityTimeout=self.visibility_timeout)
+        if left:
+            how_many = f"{len(left)} of {asked}"
+            logger.warning("%s: %s messages cannot be hidden for longer: %s", self.name, how_many, left[0].reason)
+        if (took := time.monotonic() - started) > (self.extend_every_s or 0):
+            logger.warning(
+                "%s: to hide %d messages for longer took %.0f s, more than a third of visibility_timeout (%d s): some "
+                "may come twice. Raise it, or lower the demand of a run",
+                *(self.name, asked, took, self.visibility_timeout),
+            )
+        return not asked or sum(one.lost for one in left) < asked
 
     def abandon(self, receive_id: str, held: Held) -> None:
         """Make what a dead receive wrote down visible at once; what it did not waits for its lease to end."""
         del receive_id
         for queue_url, handles in held():
             self.release(queue_url, handles)
+
+    def send(self, payloads: Iterable[bytes], metadata: Iterable[Mapping[str, Any] | None] | None = None) -> int:
+        """Send messages, up to ten and 1 MiB a call; on a FIFO queue one call after the other, which keeps their order.
+
+        Args:
+            payloads: Text in UTF-8.
+            metadata: For each None, or as a received message has it: `message_attributes`, and `attributes` with
+                `MessageGroupId` and `MessageDeduplicationId`. What else it holds is left out.
+
+        Raises:
+            SourceError: SQS refused a message, named by its number from 0; others may have been sent.
+            ValueError: There are more or fewer metadata than payloads.
+        """
+        pairs = ((one, None) for one in payloads) if metadata is None else zip(payloads, metadata, strict=True)
+        calls_, sent = batches(self._entry(*each) for each in enumerate(pairs)), 0
+        at_once = 1 if self._is_fifo else THREADS
+        _ = self._client
+        with ThreadPoolExecutor(at_once) as pool:
+            while some := list(islice(calls_, at_once)):
+                failures = [failure for failed in pool.map(self._send, some) for failure in failed]
+                sent += sum(map(len, some)) - len(failures)
+                if failures:
+                    first = min(failures, key=lambda failure: int(failure["Id"]))
+                    raise SourceError(
+                        f"source {self.name!r}: {self.queue_url} refused {len(failures)} messages, the first of them "
+                        f"number {first['Id']}: {said_of(first)}. {sent} were sent"
+                    )
+        return sent
 
     @cached_property
     def _client(self) -> Any:
@@ -193,20 +268,26 @@ class SqsSource(LeasedSource):
         )
         return session.client("sqs", endpoint_url=self.endpoint_url, config=config)
 
-    def __getstate__(self) -> dict[Any, Any]:
-        """Leave the client behind: sources are pickled to tasks, connections are not."""
-        state = super().__getstate__()
-        return {**state, "__dict__": {k: v for k, v in state["__dict__"].items() if k != "_client"}}
-
     def _ask(self, operation: str, **parameters: Any) -> Any:
         try:
             return getattr(self._client, operation)(**parameters)
         except Exception as error:
-            raise self._explained(error) from error
+            raise explained(error, self) from error
+
+    @property
+    def _is_fifo(self) -> bool:
+        return self.queue_url.endswith(".fifo")
+
+    def _counts(self) -> tuple[int, int]:
+        """How many messages wait, and how many more may be in flight."""
+        names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
+        told = self._ask("get_queue_attributes", QueueUrl=self.queue_url, AttributeNames=names)["Attributes"]
+        waiting, hidden = (int(told[name]) for name in names)
+        return waiting, max(0, self.max_in_flight - hidden)
 
     def _receive(self, most: int) -> list[dict[str, Any]]:
         attributes = {"ApproximateReceiveCount", "SentTimestamp", *self.attribute_names}
-        if self.queue_url.endswith(".fifo"):
+        if self._is_fifo:
             attributes |= {"MessageGroupId", "SequenceNumber"}
         try:
             reply = self._ask(
@@ -219,7 +300,7 @@ class SqsSource(LeasedSource):
                 MessageAttributeNames=list(self.message_attribute_names),
             )
         except SourceError as error:
-            if _code(error.__cause__) != "OverLimit":
+            if code_of(error.__cause__) != "OverLimit":
                 raise
             logger.warning("%s", error)
             return []  # no failure: the other tasks may have received plenty
@@ -236,15 +317,31 @@ class SqsSource(LeasedSource):
             else:
                 logger.warning("%s: left to its lease, damaged on its way: %s", self.name, message["MessageId"])
         # Not every server that speaks the protocol says when a message was sent.
-        sent = [m.get("Attributes", {}).get("SentTimestamp") for m in whole]
+        told = [m.get("Attributes", {}) for m in whole]
+        sent = [attributes.get("SentTimestamp") for attributes in told]
         return self.deliveries(
             message_id=[m["MessageId"] for m in whole],
             data=data,
             ack_id=[m["ReceiptHandle"] for m in whole],
             ack_ref=self.queue_url,
-            metadata=[_metadata(m) for m in whole],
+            metadata=[metadata_of(m) for m in whole],
             published_at=pa.array([int(ms) if ms else None for ms in sent], pa.timestamp("ms", "UTC")),
+            partition=[attributes.get("MessageGroupId") for attributes in told] if self._is_fifo else None,
+            sequence=[sequence_of(attributes["SequenceNumber"]) for attributes in told] if self._is_fifo else None,
         )
+
+    def _entry(self, number: int, pair: tuple[bytes, Mapping[str, Any] | None]) -> dict[str, Any]:
+        payload, metadata = pair
+        try:
+            return entry_of(number, payload.decode(), metadata, is_fifo=self._is_fifo)
+        except UnicodeDecodeError as error:
+            what = f"message {number} is not UTF-8, and SQS takes nothing else"
+            raise SourceError(f"source {self.name!r}: {what}: {error}") from error
+
+    def _send(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        reply = self._ask("send_message_batch", QueueUrl=self.queue_url, Entries=entries)
+        failed: list[dict[str, Any]] = reply.get("Failed", [])
+        return failed
 
     def _settle(self, operation: str, queue_url: str, handles: Sequence[str], **options: Any) -> list[Refused]:
         def settle(ten: Sequence[str]) -> list[Refused]:
@@ -253,72 +350,10 @@ class SqsSource(LeasedSource):
             try:
                 reply = self._ask(operation, QueueUrl=queue_url, Entries=entries)
             except SourceError as error:
-                if queue_url == self.queue_url or not re.fullmatch(_NO_QUEUE, _code(error.__cause__)):
+                if queue_url == self.queue_url or not re.fullmatch(NO_QUEUE, code_of(error.__cause__)):
                     raise
                 return [Refused(handle, f"{queue_url} is no queue any more", lost=True) for handle in ten]
-            return [_refused(ten[int(failure["Id"])], failure) for failure in reply.get("Failed", [])]
+            return [refused(ten[int(failure["Id"])], failure) for failure in reply.get("Failed", [])]
 
         _ = self._client if handles else None
-        return calls.settle(settle, handles, per_call=TEN, threads=THREADS)
-
-    def _explained(self, error: Exception) -> SourceError:
-        """Say which option is to blame and what to do; never what the credentials are."""
-        code = _code(error)
-        found = (text for codes, text in _EXPLANATIONS.items() if re.fullmatch(codes, code))
-        explanation = next(found, "queue_url {queue!r} failed with {said}").format(
-            queue=self.queue_url,
-            endpoint=self.endpoint_url or "unset, so AWS's own",
-            region=self.region_name or "unset",
-            profile=self.profile_name or "unset",
-            code=code,
-            said=f"{type(error).__name__}: {error}",
-        )
-        kind = SourceAwayError if re.fullmatch(_AWAY, code) else SourceError
-        return kind(f"source {self.name!r}: {explanation}")
-
-
-_HIDE = "change_message_visibility_batch"
-_NO_QUEUE = "NonExistentQueue|QueueDoesNotExist|InvalidAddress"
-_NO_CREDENTIALS = (
-    ".*Credential.*|ProfileNotFound|.*(SSO|Token).*|InvalidAccessKeyId|InvalidClientTokenId|SignatureDoesNotMatch"
-    "|InvalidSecurity|UnrecognizedClientException|AuthFailure|RequestExpired|LoginRefreshRequired"
-)
-_AWAY = ".*Connect.*|.*Timeout.*|SSLError|ProxyConnectionError|HTTPClientError|ConnectionClosedError"
-_EXPLANATIONS = {
-    _NO_QUEUE: "queue_url {queue!r} is no queue there (region_name {region}, endpoint_url {endpoint}). Create it, or "
-    "correct the one that is wrong",
-    "NoRegionError|InvalidRegionError": "region_name is {region} and queue_url {queue!r} names none. Set region_name "
-    "or AWS_DEFAULT_REGION",
-    "AccessDenied.*|AuthorizationError|KmsAccessDenied": "not allowed on queue_url {queue!r}: {said}. Allow "
-    "sqs:GetQueueAttributes, sqs:ReceiveMessage, sqs:DeleteMessage and sqs:ChangeMessageVisibility",
-    # What AWS says of refused credentials is left out: it may quote them.
-    _NO_CREDENTIALS: "no valid credentials for queue_url {queue!r} ({code}; profile_name {profile}). Give some in the "
-    "environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY), a profile or a role, or renew what is there",
-    _AWAY: "endpoint_url "
-    "({endpoint}) does not answer for queue_url {queue!r}: {said}. Correct it, or see to the network or server",
-}
-"""What to do about an error, by its code."""
-
-
-def _code(error: BaseException | None) -> str:
-    """AWS's code of an error without its prefix, or the class of an error that is not AWS's."""
-    code = str(getattr(error, "response", {}).get("Error", {}).get("Code", ""))
-    return code.rsplit(".", 1)[-1] or type(error).__name__
-
-
-def _refused(handle: str, failure: dict[str, str]) -> Refused:
-    code, said = failure["Code"].rsplit(".", 1)[-1], failure.get("Message", "")
-    # Of a handle whose lease is over, FIFO queues say that the parameter is invalid, having expired. Of a message that
-    # was deleted meanwhile and is to be put back, they say that it does not exist.
-    stale = code in {"ReceiptHandleIsInvalid", "MessageNotInflight"} or "expired" in said or "does not exist" in said
-    return Refused(handle, f"{code}: {said}", lost=stale)
-
-
-def _metadata(message: dict[str, Any]) -> dict[str, Any]:
-    metadata: dict[str, Any] = {"md5_of_body": message["MD5OfBody"], "attributes": message.get("Attributes", {})}
-    if attributes := message.get("MessageAttributes"):
-        metadata["message_attributes"] = {
-            name: {key: base64.b64encode(v).decode() if isinstance(v, bytes) else v for key, v in value.items()}
-            for name, value in attributes.items()
-        }
-    return metadata
+        return calls.settle(settle, handles, per_call=PER_CALL, threads=THREADS)

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 import sqlalchemy as sa
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 from sqlalchemy.dialects import postgresql
 
 from pipeline_platform.control.database import parse
@@ -38,8 +38,6 @@ class TableQueue(LeasedSource):
     own should be an outbox, or a copy. On SQLite it also turns on write-ahead logging for the
     file, so that readers and the writer do not wait for each other; that needs a local disk.
     """
-
-    model_config = ConfigDict(hide_input_in_errors=True)  # a validation error would print the password otherwise
 
     url: str = Field(
         repr=False,

@@ -8,10 +8,11 @@ from typing import Any
 
 import dagster as dg
 
-from assets.jobs import RunTags, run_request, runs_of
+from assets.jobs import RunTags, named, run_request, runs_by_producer
 from assets.windows import NoWindowError, window_now
 from pipeline_platform.control import demand
-from pipeline_platform.control.store import ControlStore, ControlStoreError, interval_end
+from pipeline_platform.control.room import Room
+from pipeline_platform.control.store import Claim, ControlStore, ControlStoreError, interval_end
 from pipeline_platform.launcher.run_process import RunProcess
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.source.contract import SourceError
@@ -28,39 +29,40 @@ STARTS_WITHIN = timedelta(minutes=15)
 """A run that was launched and has claimed nothing after so long is taken for dead, if its process cannot be asked."""
 
 
-def producer_sensor(pipeline: type[Pipeline], job: Any) -> dg.SensorDefinition:
-    """Build the sensor that pulls for a pipeline.
+def producer_sensor(pipeline: type[Pipeline], job: Any, producer: str = "") -> dg.SensorDefinition:
+    """Build the sensor that pulls for a producer; one without a name is its pipeline's only one.
 
     It leases nothing and starts no Spark: a tick is one look at the backlog, the runs under way and the limits. It is
     on by itself unless `producer.schedule` has the clock pull.
     """
-    by_clock = pipeline.producer.schedule is not None
+    options = pipeline.producers_of(producer)[producer]
+    by_clock = options.schedule is not None
 
     @dg.sensor(
-        name=f"{pipeline.name}_producer",
+        name=f"{named(pipeline, producer)}_producer",
         job=job,
-        minimum_interval_seconds=max(1, round(pipeline.producer.interval.total_seconds())),
+        minimum_interval_seconds=max(1, round(options.interval.total_seconds())),
         default_status=dg.DefaultSensorStatus.STOPPED if by_clock else dg.DefaultSensorStatus.RUNNING,
-        description=f"Looks at {pipeline.producer.source} and asks for runs by demand and rate limit.",
-        required_resource_keys={pipeline.producer.source, "control"},
+        description=f"Looks at {options.source} and asks for runs by demand and rate limit.",
+        required_resource_keys={options.source, "control"},
     )
-    def producer(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
-        source = source_of(context.resources, pipeline.producer.source)
+    def look(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        source = source_of(context.resources, options.source)
         control: ControlStore = context.resources.control
         now, waiting = datetime.now(UTC), demand.Waiting.from_json(context.cursor)
         if held_back := waiting.held_back(now):
-            return dg.SkipReason(f"{pipeline.producer.source} {held_back}")
+            return dg.SkipReason(f"{options.source} {held_back}")
         try:
             window = window_now(pipeline)
             backlog = source.backlog()
-            under_way = in_flight(pipeline, context.instance, control)
-            bounds = limits(pipeline, control, now)
+            under_way = in_flight(pipeline, context.instance, control, producer)
+            bounds = limits(pipeline, control, now, producer)
             if backlog.messages is None:
-                bounds = replace(bounds, empty_runs=empty_in_a_row(pipeline, context.instance))
-            left = control.over(pipeline.name)
+                bounds = replace(bounds, empty_runs=empty_in_a_row(pipeline, context.instance, producer))
+            left = _left(pipeline, control, producer)
         except SourceError as error:
-            waiting = waiting.without_answer(now, pipeline.producer.interval)
-            reason = f"{pipeline.producer.source} does not answer: {error}"
+            waiting = waiting.without_answer(now, options.interval)
+            reason = f"{options.source} does not answer: {error}"
             return dg.SensorResult(skip_reason=reason, cursor=waiting.to_json())
         except (ControlStoreError, NoWindowError) as error:
             return dg.SkipReason(str(error))
@@ -69,8 +71,8 @@ def producer_sensor(pipeline: type[Pipeline], job: Any) -> dg.SensorDefinition:
         backlog = demand.with_left(backlog, held)
         asks = demand.decide_all(backlog, bounds, under_way, waiting.waited(now))
         if asks[0].demand:
-            failed = failed_in_a_row(pipeline, context.instance, now)
-            held_back = demand.hold_back(failed, pipeline.producer.interval, now)
+            failed = failed_in_a_row(pipeline, context.instance, now, producer)
+            held_back = demand.hold_back(failed, options.interval, now)
             asks = [demand.Ask(0, held_back)] if held_back else asks
         cursor = waiting.after(backlog, asks, now, under_way).to_json()
         runs = "1 run" if len(left) == 1 else f"{len(left)} runs"
@@ -79,38 +81,68 @@ def producer_sensor(pipeline: type[Pipeline], job: Any) -> dg.SensorDefinition:
             return dg.SensorResult(skip_reason=f"{asks[0].because}{dead}", cursor=cursor)
         for ask in asks:
             context.log.info("asking for %s messages: %s%s", ask.demand, ask.because, dead)
-        requests = [run_request(pipeline, "source", [window], expected=ask.demand, demand=ask.demand) for ask in asks]
+        requests = [
+            run_request(pipeline, "source", [window], expected=ask.demand, demand=ask.demand, producer=producer)
+            for ask in asks
+        ]
         return dg.SensorResult(run_requests=requests, cursor=cursor)
 
-    return producer
+    return look
 
 
-def limits(pipeline: type[Pipeline], control: ControlStore, now: datetime) -> demand.Limits:
-    """Take the limits of this moment from the pipeline's options and the control store."""
-    producer = pipeline.producer
-    limit = control.rate_limiting(pipeline.name, producer.rate_limiting)
+def limits(pipeline: type[Pipeline], control: ControlStore, now: datetime, producer: str = "") -> demand.Limits:
+    """Take the limits of this moment from the producer's options and the control store."""
+    options, key = pipeline.producers_of(producer)[producer], pipeline.limits_key(producer)
+    limit = control.rate_limiting(key, options.rate_limiting)
     return demand.Limits(
-        producer,
+        options,
         pipeline.processors,
-        permits=control.spare(pipeline.name, limit, demand.RUN_LASTS),
-        permits_soon=control.spare(pipeline.name, limit, producer.interval),
+        permits=control.spare(key, limit, demand.RUN_LASTS),
+        permits_soon=control.spare(key, limit, options.interval),
         permits_at=interval_end(limit, now) if limit else None,
-        paused=control.paused(pipeline.name),
+        paused=control.paused(key),
     )
 
 
-def in_flight(pipeline: type[Pipeline], instance: dg.DagsterInstance, control: ControlStore) -> demand.InFlight:
-    """Count what is in flight: a live claim by what it holds, a run that is to lease by what it was asked for.
+def _left(pipeline: type[Pipeline], control: ControlStore, producer: str) -> list[Claim]:
+    """What dead runs of a producer left. Of several, the first asks for the run that finishes a backfill or replay."""
+    keys = {pipeline.limits_key(producer)}
+    if producer == next(iter(pipeline.producers_of())):
+        keys.add(pipeline.name)
+    return [claim for key in sorted(keys) for claim in control.over(key)]
+
+
+def in_flight(
+    pipeline: type[Pipeline], instance: dg.DagsterInstance, control: ControlStore, producer: str = ""
+) -> demand.InFlight:
+    """Count what is in flight of a producer, as what others hold leaves it.
+
+    Backfills and replays take up what room the other producers leave, and only then that of this one.
+    """
+    mine = _in_flight(pipeline, instance, control, producer)
+    if not producer or not (whole := _in_flight(pipeline, instance, control, "").messages):
+        return mine
+    names = set(pipeline.producers_of()) - {producer}
+    others = sum(_in_flight(pipeline, instance, control, name).messages for name in names)
+    room = Room(pipeline, control).capacity - Room(pipeline, control, producer).capacity
+    return mine._replace(messages=mine.messages + max(0, others + whole - room))
+
+
+def _in_flight(
+    pipeline: type[Pipeline], instance: dg.DagsterInstance, control: ControlStore, producer: str
+) -> demand.InFlight:
+    """Count a live claim by what it holds, a run that is to lease by what it was asked for.
 
     A dead run stops counting when its claim is over. A run without a claim stops at once if its process is known to
     have ended; a queued one counts until it ends.
     """
-    claims = {claim.run_id: claim.messages for claim in control.in_flight(pipeline.name)}
-    known = {*claims, *(claim.run_id for claim in control.over(pipeline.name))}
+    key = pipeline.limits_key(producer)
+    claims = {claim.run_id: claim.messages for claim in control.in_flight(key)}
+    known = {*claims, *(claim.run_id for claim in control.over(key))}
     now, tags = datetime.now(UTC), RunTags.of(pipeline)
     to_lease = [
         (run.tags[tags.origin], int(run.tags[tags.demand]))
-        for record in instance.get_run_records(runs_of(pipeline, UNDER_WAY))
+        for record in instance.get_run_records(runs_by_producer(pipeline, UNDER_WAY, producer))
         if (run := record.dagster_run).run_id not in known
         and not _is_dead(record, now)
         and _is_to_lease(run, pipeline, instance)
@@ -148,9 +180,11 @@ def _is_to_lease(run: dg.DagsterRun, pipeline: type[Pipeline], instance: dg.Dags
     return parent is not None and parent.tags.get(tags.receive_id) == received
 
 
-def failed_in_a_row(pipeline: type[Pipeline], instance: dg.DagsterInstance, now: datetime) -> demand.FailedRuns:
+def failed_in_a_row(
+    pipeline: type[Pipeline], instance: dg.DagsterInstance, now: datetime, producer: str
+) -> demand.FailedRuns:
     """Look at the newest runs from the source; a red run that published all has not failed."""
-    tags, newest = RunTags.of(pipeline), _newest(pipeline, instance)
+    tags, newest = RunTags.of(pipeline), _newest(pipeline, instance, producer)
 
     def has_failed(record: dg.RunRecord) -> bool:
         run = record.dagster_run
@@ -162,14 +196,16 @@ def failed_in_a_row(pipeline: type[Pipeline], instance: dg.DagsterInstance, now:
     return demand.FailedRuns(len(failed), failed[0].update_timestamp.astimezone(UTC), failed[0].dagster_run.run_id)
 
 
-def empty_in_a_row(pipeline: type[Pipeline], instance: dg.DagsterInstance) -> int:
+def empty_in_a_row(pipeline: type[Pipeline], instance: dg.DagsterInstance, producer: str) -> int:
     """Count the newest runs from the source that received nothing."""
-    tag = RunTags.of(pipeline).received
-    return len(list(takewhile(lambda run: run.dagster_run.tags.get(tag) == "0", _newest(pipeline, instance))))
+    tag, newest = RunTags.of(pipeline).received, _newest(pipeline, instance, producer)
+    return len(list(takewhile(lambda run: run.dagster_run.tags.get(tag) == "0", newest)))
 
 
-def _newest(pipeline: type[Pipeline], instance: dg.DagsterInstance) -> Sequence[dg.RunRecord]:
+def _newest(pipeline: type[Pipeline], instance: dg.DagsterInstance, producer: str) -> Sequence[dg.RunRecord]:
     """The newest runs from the source that have ended."""
     ended = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE]
-    from_source = dg.RunsFilter(tags={RunTags.of(pipeline).origin: "source"}, statuses=ended)
+    tags = RunTags.of(pipeline)
+    pulled_from = {tags.producer: producer} if producer else {}
+    from_source = dg.RunsFilter(tags={tags.origin: "source", **pulled_from}, statuses=ended)
     return instance.get_run_records(from_source, limit=demand.LOOK_BACK)

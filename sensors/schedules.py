@@ -4,38 +4,39 @@ from typing import Any
 
 import dagster as dg
 
-from assets.jobs import run_request
+from assets.jobs import named, run_request
 from assets.windows import NoWindowError, contiguous, window_now
-from pipeline_platform.control.demand import Limits
 from pipeline_platform.control.store import ControlStore, ControlStoreError
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.model.pipeline import Pipeline
 
 
-def pull_schedule(pipeline: type[Pipeline], job: Any) -> dg.ScheduleDefinition:
+def pull_schedule(pipeline: type[Pipeline], job: Any, producer: str = "") -> dg.ScheduleDefinition:
     """Build a schedule that pulls, in the sensor's place: each run takes as much as it may.
 
     On by itself if `producer.schedule` says when; else each five minutes, once somebody turns it on. The run itself
     leaves out what others hold already, when it claims its room.
     """
+    cron = pipeline.producers_of(producer)[producer].schedule
 
     @dg.schedule(
-        name=f"{pipeline.name}_pull_schedule",
+        name=f"{named(pipeline, producer)}_pull_schedule",
         job=job,
-        cron_schedule=pipeline.producer.schedule or "*/5 * * * *",
-        default_status=_on(pipeline.producer.schedule),
+        cron_schedule=cron or "*/5 * * * *",
+        default_status=_on(cron),
         description="Pulls by the clock. Turn it on where the sensor is off; both together stay within the limits.",
         required_resource_keys={"control"},
     )
     def pull(context: dg.ScheduleEvaluationContext) -> dg.SkipReason | dg.RunRequest:
-        if held := _held_back(pipeline, context):
+        if held := _held_back(pipeline.limits_key(producer), context):
             return held
         try:
             # At the tick's own time: a tick that a stopped daemon makes up for knows no later windows.
             window = window_now(pipeline, context.scheduled_execution_time)
         except NoWindowError as error:
             return dg.SkipReason(str(error))
-        return run_request(pipeline, "source", [window], expected=_per_run(pipeline))
+        expected = pipeline.processors.per_run
+        return run_request(pipeline, "source", [window], expected=expected, producer=producer)
 
     return pull
 
@@ -52,14 +53,13 @@ def redrive_schedule(pipeline: type[Pipeline], job: Any) -> dg.ScheduleDefinitio
         cron_schedule=pipeline.redrive or "0 3 * * *",
         default_status=_on(pipeline.redrive),
         description="Drives the open failures of all windows once more.",
-        required_resource_keys={pipeline.producer.source, "lake", "control"},
+        required_resource_keys={"lake", "control"},
     )
     def redrive(context: dg.ScheduleEvaluationContext) -> dg.SkipReason | list[dg.RunRequest]:
-        if held := _held_back(pipeline, context):
+        if held := _held_back(pipeline.name, context):
             return held
-        source = getattr(context.resources, pipeline.producer.source)
-        failed = FailedMessages(name=source.name, lake=context.resources.lake, pipeline=pipeline.name)
-        waiting, most = failed.open_by_window(), _per_run(pipeline)
+        failed = FailedMessages(name=pipeline.name, lake=context.resources.lake, pipeline=pipeline.name)
+        waiting, most = failed.open_by_window(), pipeline.processors.per_run
         if not waiting:
             return dg.SkipReason("no failure is open")
         return [
@@ -88,18 +88,14 @@ def maintenance_schedule(pipeline: type[Pipeline], job: Any) -> dg.ScheduleDefin
     )
 
 
-def _held_back(pipeline: type[Pipeline], context: dg.ScheduleEvaluationContext) -> dg.SkipReason | None:
+def _held_back(limits_key: str, context: dg.ScheduleEvaluationContext) -> dg.SkipReason | None:
     """Why no run is asked for now, or None: a pause holds for the clock as for the sensor."""
     control: ControlStore = context.resources.control
     try:
-        reason = control.paused(pipeline.name)
+        reason = control.paused(limits_key)
     except ControlStoreError as error:
         return dg.SkipReason(str(error))
     return None if reason is None else dg.SkipReason(f"paused: {reason}")
-
-
-def _per_run(pipeline: type[Pipeline]) -> int:
-    return Limits(pipeline.producer, pipeline.processors).per_run
 
 
 def _on(cron: str | None) -> dg.DefaultScheduleStatus:

@@ -14,7 +14,9 @@ pytest_plugins = [
         "tests.fixtures.servers",
         "tests.fixtures.sqs",
         "tests.fixtures.kafka",
+        "tests.fixtures.kafka_source",
         "tests.fixtures.rabbitmq",
+        "tests.fixtures.rabbitmq_source",
         "tests.fixtures.pubsub",
         "tests.fixtures.spark",
         "tests.fixtures.spark_cluster",
@@ -23,6 +25,7 @@ pytest_plugins = [
         "tests.fixtures.sensor",
         "tests.fixtures.table_queue",
         "tests.fixtures.control",
+        "tests.fixtures.sqs_flow",
     )
     if importlib.util.find_spec(name)
 ]
@@ -35,7 +38,7 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
 # In this order: a file that takes minutes, begun last, would keep one process busy while the others have nothing left.
 LONGEST = (
     "test_assets.py", "test_storms.py", "test_daemon.py", "test_faults.py", "test_cli.py", "test_run_launcher.py",
-    "test_demo.py", "test_demo_over_sqs.py", "test_windows.py", "test_reexecution.py", "test_backfills.py",
+    "test_demo.py", "test_demo_over_servers.py", "test_windows.py", "test_reexecution.py", "test_backfills.py",
     "test_spark_resource.py", "test_flow.py", "test_steps_again.py",
     "test_table_queue.py", "test_spark_cluster.py", "test_spark_death.py",
     "test_spark_death_in_dagster.py",

@@ -11,7 +11,7 @@ import secrets
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -76,6 +76,14 @@ num.io.threads=2
 log.cleaner.dedupe.buffer.size=4194304
 log.index.size.max.bytes=1048576
 """
+_LOGIN = """
+listener.security.protocol.map=PLAINTEXT:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT
+sasl.enabled.mechanisms=PLAIN
+sasl.mechanism.inter.broker.protocol=PLAIN
+listener.name.plaintext.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required \\
+  username="broker" password="{password}" user_broker="{password}" {users};
+"""
+"""Whoever connects has to log in; of the brokers themselves there is one."""
 _JVM = ["-Xms64m", "-Xmx320m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dlog4j2.level=INFO"]
 
 
@@ -87,10 +95,12 @@ def missing() -> str | None:
 
 
 @contextmanager
-def serve(folder: Path) -> Iterator[Server]:
+def serve(folder: Path, users: Mapping[str, str] | None = None) -> Iterator[Server]:
     """Run a server on loopback until the block ends, or this process does; yield it.
 
-    Concurrent callers share `folder`, where the server is installed.
+    Args:
+        folder: Where the server is installed; concurrent callers share it.
+        users: Passwords of those who have to log in, by SASL/PLAIN; None to let everybody in.
 
     Raises:
         DemoError: Maven or Java is missing, or the server cannot be installed or does not start.
@@ -101,7 +111,11 @@ def serve(folder: Path) -> Iterator[Server]:
     with tempfile.TemporaryDirectory(prefix="kafka-", ignore_cleanup_errors=True) as made:
         port, controller = free_ports(2)
         settings = Path(made) / "server.properties"
-        settings.write_text(_SETTINGS.format(port=port, controller=controller, folder=made))
+        text = _SETTINGS.format(port=port, controller=controller, folder=made)
+        if users is not None:
+            known = " ".join(f'user_{name}="{password}"' for name, password in users.items())
+            text += _LOGIN.format(password=secrets.token_urlsafe(16), users=known)
+        settings.write_text(text)
         _format(run, settings)
         server = Program(
             f"127.0.0.1:{port}", [*run, "kafka.Kafka", str(settings)], Path(made), "Kafka Server started", {}

@@ -18,6 +18,7 @@ from filelock import FileLock
 
 from demo.place import DemoError
 from demo.servers.server import Server, in_memory
+from resources.google_cloud import connected
 
 PROJECT = "local"
 """A project's name that will do; the server knows any."""
@@ -89,3 +90,14 @@ def _run(folder: Path, *command: str) -> str:
     if done.returncode:
         raise DemoError(f"{' '.join(command[:2])} failed for the Pub/Sub server: {done.stderr[-1_000:]}")
     return done.stdout
+
+
+def subscribe(address: str, name: str) -> str:
+    """Create a topic of a local server with a subscription of the same name; return the subscription's full name."""
+    from google.pubsub_v1 import PublisherClient, SubscriberClient
+
+    topic, subscription = f"projects/{PROJECT}/topics/{name}", f"projects/{PROJECT}/subscriptions/{name}"
+    with connected(PublisherClient, address) as publisher, connected(SubscriberClient, address) as subscriber:
+        publisher.create_topic(name=topic)
+        subscriber.create_subscription(request={"name": subscription, "topic": topic, "ack_deadline_seconds": 600})
+    return subscription

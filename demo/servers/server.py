@@ -115,15 +115,19 @@ class InMemory:
     """
 
     def __init__(self, address: str, process: subprocess.Popen[str]) -> None:
-        self.address, self._process = address, process
+        self.address, self._process, self._is_halted = address, process, False
 
     def stop(self) -> None:
-        """Halt the server."""
-        self._process.send_signal(signal.SIGSTOP)
+        """Halt the server; it answers nobody any more when this returns."""
+        if not self._is_halted:
+            self._process.send_signal(signal.SIGSTOP)
+            os.waitpid(self._process.pid, os.WUNTRACED)
+            self._is_halted = True
 
     def start(self) -> None:
         """Let the server go on."""
         self._process.send_signal(signal.SIGCONT)
+        self._is_halted = False
 
 
 @contextmanager

@@ -73,7 +73,7 @@ def opened() -> Iterator[Deployment]:
         raise SetUpError(f"{module} puts no pipelines together: have it call platform_definitions")
     built = BUILT[-1]
     pipelines: dict[str, type[Pipeline]] = {pipeline.name: pipeline for pipeline in built.pipelines}
-    sources = {pipeline.producer.source for pipeline in built.pipelines}
+    sources = {producer.source for pipeline in built.pipelines for producer in pipeline.producers_of().values()}
     with ExitStack() as set_up:
         try:
             needed = {key: built.resources[key] for key in ("lake", "control", *sources)}

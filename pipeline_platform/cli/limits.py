@@ -1,8 +1,8 @@
-"""`pipeline-platform pause`, `resume` and `limit`: what a pipeline may do, changed while it runs."""
+"""`pipeline-platform pause`, `resume` and `limit`: what a pipeline, or a producer, may do, changed while it runs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated
@@ -10,43 +10,55 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipeline_platform.cli import deployment
-from pipeline_platform.model.options import RateLimiting
+from pipeline_platform.model.options import PipelineError, RateLimiting
 
 if TYPE_CHECKING:
     from pipeline_platform.control.store import ControlStore
-    from pipeline_platform.model.pipeline import Pipeline
+    from pipeline_platform.model.options import Producer
 
 _SHORTEST_S, _LONGEST_S = 0.001, 366 * 86_400
 
 Name = Annotated[str, typer.Argument(help="Name of the pipeline.")]
+Of = Annotated[str, typer.Option("--producer", help="Of this producer alone, where the pipeline has several.")]
 
 
 @contextmanager
-def _of(name: str) -> Iterator[tuple[ControlStore, type[Pipeline]]]:
+def _of(name: str, producer: str) -> Iterator[tuple[ControlStore, str, Mapping[str, Producer]]]:
+    """The control store, what it knows the producer or the whole pipeline by, and of which producers that is."""
     with deployment.opened() as opened:
         pipeline = opened.pipeline(name)
+        try:
+            producers = pipeline.producers_of(producer)
+        except PipelineError as error:
+            raise typer.BadParameter(str(error), param_hint="--producer") from None
         typer.echo(f"Control store: {opened.control}")
-        yield opened.control, pipeline
+        of_keys = {pipeline.limits_key(one): options for one, options in producers.items()}
+        yield opened.control, pipeline.limits_key(producer), of_keys
 
 
 def pause(
     pipeline: Name,
     reason: Annotated[str, typer.Option(help="What people will read meanwhile.")] = "paused on the command line",
+    producer: Of = "",
 ) -> None:
     """Ask for no more runs; those under way finish."""
-    with _of(pipeline) as (control, _):
-        control.pause(pipeline, reason)
-        in_flight = control.in_flight(pipeline)
+    with _of(pipeline, producer) as (control, key, _):
+        control.pause(key, reason)
+        in_flight = control.in_flight(key) if producer else control.in_flight_of_all(key)
     messages = sum(claim.messages for claim in in_flight)
-    typer.echo(f"{pipeline} is paused: {reason}. {messages:,} messages in {len(in_flight)} runs are finished still.")
+    typer.echo(f"{key} is paused: {reason}. {messages:,} messages in {len(in_flight)} runs are finished still.")
 
 
-def resume(pipeline: Name) -> None:
-    """Ask for runs again."""
-    with _of(pipeline) as (control, _):
-        before = control.paused(pipeline)
-        control.resume(pipeline)
-    typer.echo(f"{pipeline} asks for runs again." if before else f"{pipeline} was not paused.")
+def resume(pipeline: Name, producer: Of = "") -> None:
+    """Ask for runs again; a producer that was paused by itself stays so until it is named."""
+    with _of(pipeline, producer) as (control, key, producers):
+        before = control.paused(key)
+        control.resume(key)
+        still = {each: why for each in producers if (why := control.paused(each))}
+    if key not in still:
+        typer.echo(f"{key} asks for runs again." if before else f"{key} was not paused.")
+    for each, why in still.items():
+        typer.echo(f"{each} stays paused: {why}")
 
 
 def limit(
@@ -54,6 +66,7 @@ def limit(
     allowed: Annotated[int | None, typer.Option(min=1, max=10**12, help="Messages handled in an interval.")] = None,
     interval: Annotated[float | None, typer.Option(help="Length of an interval, seconds.")] = None,
     reset: Annotated[bool, typer.Option("--reset", help="Back to the pipeline's own option.")] = False,
+    producer: Of = "",
 ) -> None:
     """Change the rate limit, from the next permits on; without options, say which one holds."""
     if reset and (allowed is not None or interval is not None):
@@ -61,21 +74,25 @@ def limit(
     if interval is not None and not _SHORTEST_S <= interval <= _LONGEST_S:
         raise typer.BadParameter(f"--interval is {interval}; give seconds, from {_SHORTEST_S} to {_LONGEST_S}")
     span = None if interval is None else timedelta(seconds=interval)
-    with _of(pipeline) as (control, chosen):
-        own = chosen.producer.rate_limiting
+    with _of(pipeline, producer) as (control, key, producers):
+        if key not in producers:
+            names = ", ".join(each.partition("/")[2] for each in producers)
+            said = f"each producer of {pipeline} has a limit of its own: choose one of {names}"
+            raise typer.BadParameter(said, param_hint="--producer")
+        own = producers[key].rate_limiting
         if reset:
-            control.set_rate_limiting(pipeline, None)
+            control.set_rate_limiting(key, None)
         elif allowed is not None and span is not None:
-            control.set_rate_limiting(pipeline, RateLimiting(allowed_messages=allowed, interval=span))
+            control.set_rate_limiting(key, RateLimiting(allowed_messages=allowed, interval=span))
         elif allowed is not None or span is not None:
             try:
-                control.update_rate_limiting(pipeline, own, allowed_messages=allowed, interval=span)
+                control.update_rate_limiting(key, own, allowed_messages=allowed, interval=span)
             except ValueError:
                 raise typer.BadParameter(
-                    f"{pipeline} has no rate limit to change a part of; give both --allowed and --interval"
+                    f"{key} has no rate limit to change a part of; give both --allowed and --interval"
                 ) from None
-        holds = control.rate_limiting(pipeline, own)
+        holds = control.rate_limiting(key, own)
     if holds is None:
-        typer.echo(f"{pipeline} has no rate limit.")
+        typer.echo(f"{key} has no rate limit.")
     else:
-        typer.echo(f"{pipeline} handles at most {holds.allowed_messages:,} messages in {holds.interval}.")
+        typer.echo(f"{key} handles at most {holds.allowed_messages:,} messages in {holds.interval}.")

@@ -16,6 +16,7 @@ from pipeline_platform.cli import deployment
 if TYPE_CHECKING:
     from pipeline_platform.control.store import ControlStore
     from pipeline_platform.lake.storage import Lake
+    from pipeline_platform.model.options import Producer
     from pipeline_platform.model.pipeline import Pipeline
     from pipeline_platform.source.contract import Source
 
@@ -35,34 +36,48 @@ def status(
         wanted = [opened.pipeline(pipeline)] if pipeline else opened.pipelines.values()
         typer.echo(f"Control store: {opened.control}\nLake: {opened.lake.root}")
         for chosen in wanted:
-            source = opened.sources[chosen.producer.source]
             table = Table(title=chosen.name, title_justify="left", title_style="bold", box=None, show_header=False)
             table.add_column(style="dim")
             table.add_column()
             rows = {
-                **_backlog(source, chosen),
-                **_limits(opened.control, chosen),
-                **_in_flight(opened.control, chosen),
+                **_producers(opened, chosen),
                 **_runs(chosen),
                 **_receives(opened.lake, chosen),
-                **_failures(opened.lake, chosen, source),
+                **_failures(opened.lake, chosen),
             }
             for name, value in rows.items():
                 table.add_row(name, value if isinstance(value, Text) else Text(value))
             console.print(table)
 
 
-def _backlog(source: Source, pipeline: type[Pipeline]) -> Rows:
+def _producers(opened: deployment.Deployment, pipeline: type[Pipeline]) -> Rows:
+    """What waits and what may be done, of each producer; of several under its name, then what holds for them all."""
+    rows: Rows = {}
+    for name, producer in pipeline.producers_of().items():
+        key = pipeline.limits_key(name)
+        of_one = {
+            **_backlog(opened.sources[producer.source], producer),
+            **_limits(opened.control, key, producer),
+            **_in_flight(opened.control, key),
+        }
+        rows |= {f"{name}: {what}" if name else what: value for what, value in of_one.items()}
+    if pipeline.producers:
+        of_all = {**_state(opened.control, pipeline.name), **_in_flight(opened.control, pipeline.name)}
+        rows |= {f"backfills, replays: {what}": value for what, value in of_all.items()}
+    return rows
+
+
+def _backlog(source: Source, producer: Producer) -> Rows:
     from pipeline_platform.source.contract import SourceError
 
-    name = pipeline.producer.source
+    name = producer.source
     try:
         waiting = source.backlog()
     except SourceError as error:
         return {"backlog": Text(f"{name} does not answer: {error}", style="red")}
     oldest: str | Text = "none waits" if waiting.messages == 0 else "the source cannot tell"
     if waiting.oldest is not None:
-        age, allowed = datetime.now(UTC) - waiting.oldest, pipeline.producer.oldest_allowed
+        age, allowed = datetime.now(UTC) - waiting.oldest, producer.oldest_allowed
         oldest = f"{_seconds(age.total_seconds())} ago"
         if allowed is not None and age > allowed:
             oldest = Text(f"{oldest}, longer than the {_seconds(allowed.total_seconds())} allowed", style="yellow")
@@ -70,26 +85,30 @@ def _backlog(source: Source, pipeline: type[Pipeline]) -> Rows:
     return {"backlog": f"{backlog} in {name}", "oldest": oldest}
 
 
-def _limits(control: ControlStore, pipeline: type[Pipeline]) -> Rows:
-    paused = control.paused(pipeline.name)
-    rows: Rows = {"state": Text(f"paused: {paused}", style="yellow") if paused else "asks for runs"}
-    limit = control.rate_limiting(pipeline.name, pipeline.producer.rate_limiting)
+def _state(control: ControlStore, key: str) -> Rows:
+    paused = control.paused(key)
+    return {"state": Text(f"paused: {paused}", style="yellow") if paused else "asks for runs"}
+
+
+def _limits(control: ControlStore, key: str, producer: Producer) -> Rows:
+    rows = _state(control, key)
+    limit = control.rate_limiting(key, producer.rate_limiting)
     if limit is None:
         return {**rows, "rate limit": "none"}
-    left = control.spare(pipeline.name, limit, timedelta(0)) or 0
+    left = control.spare(key, limit, timedelta(0)) or 0
     every = _seconds(limit.interval.total_seconds())
-    origin = "" if limit == pipeline.producer.rate_limiting else ", set at run time"
+    origin = "" if limit == producer.rate_limiting else ", set at run time"
     rows["rate limit"] = f"{limit.allowed_messages:,} every {every}{origin}"
     return {**rows, "permits": f"{left:,} left in the current interval"}
 
 
-def _in_flight(control: ControlStore, pipeline: type[Pipeline]) -> Rows:
-    live, now = control.in_flight(pipeline.name), datetime.now(UTC)
+def _in_flight(control: ControlStore, key: str) -> Rows:
+    live, now = control.in_flight(key), datetime.now(UTC)
     rows: Rows = {"in flight": f"{sum(claim.messages for claim in live):,} messages in {len(live)} runs"}
     for claim in live:
         began, left = _seconds((now - claim.started_at).total_seconds()), (claim.expires_at - now).total_seconds()
         rows[f"  run {claim.run_id[:8]}"] = f"{claim.messages:,} messages for {began}, lease for {_seconds(left)} more"
-    for claim in control.over(pipeline.name):
+    for claim in control.over(key):
         since = _seconds((now - claim.expires_at).total_seconds())
         said = f"{claim.messages:,} messages, dead or stalled: its lease ended {since} ago"
         rows[f"  run {claim.run_id[:8]}"] = Text(said, style="yellow")
@@ -135,10 +154,10 @@ def _receives(lake: Lake, pipeline: type[Pipeline]) -> Rows:
     return rows
 
 
-def _failures(lake: Lake, pipeline: type[Pipeline], source: Source) -> Rows:
+def _failures(lake: Lake, pipeline: type[Pipeline]) -> Rows:
     from pipeline_platform.lake.failed import FailedMessages
 
-    waiting = FailedMessages(name=source.name, lake=lake, pipeline=pipeline.name).open_by_window()
+    waiting = FailedMessages(name=pipeline.name, lake=lake, pipeline=pipeline.name).open_by_window()
     if not waiting:
         return {"open failures": "none"}
     windows = {f"  window {window}": f"{count:,}" for window, count in waiting.items()}

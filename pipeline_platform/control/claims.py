@@ -1,4 +1,9 @@
-"""What is in flight: how many messages each receive may hold, and until when that counts."""
+"""What is in flight: how many messages each receive may hold, and until when that counts.
+
+Where a pipeline has several producers, each has a capacity of its own for what it pulls: what is called `pipeline` here
+is then `<pipeline>/<producer>`. Backfills and replays claim for the pipeline itself, whose capacity is that of all its
+producers: together with what those hold, they never hold more. While they hold something, a producer obeys both.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from pipeline_platform.control.database import Database
-from pipeline_platform.control.limits import SECOND, TABLES, as_time, lock
+from pipeline_platform.control.limits import SECOND, TABLES, as_time, lock, whole
 
 _RECEIVES = sa.Table(
     "control_receives",
@@ -60,12 +65,12 @@ class Claims(Database):
         if wanted < 0:
             raise ValueError(f"wanted is {wanted}; a receive claims 0 messages or more")
         with self.writing() as connection:
-            lock(connection, pipeline)
+            lock(connection, whole(pipeline))
             now = self.now(connection)
             owner = connection.execute(sa.select(_RECEIVES.c.pipeline).where(_is(receive_id))).scalar()
             if owner not in (None, pipeline):
                 raise ValueError(f"receive {receive_id} belongs to pipeline {owner}, not {pipeline}")
-            messages = max(0, min(wanted, capacity - _held(connection, pipeline, now, but=receive_id)))
+            messages = max(0, min(wanted, _room(connection, pipeline, capacity, now, but=receive_id)))
             connection.execute(sa.delete(_RECEIVES).where(_is(receive_id)))
             if messages:
                 values = (receive_id, pipeline, run_id, messages, capacity, now, now + round(lease_s * SECOND))
@@ -98,16 +103,15 @@ class Claims(Database):
             pipeline = connection.execute(sa.select(_RECEIVES.c.pipeline).where(_is(receive_id))).scalar()
             if pipeline is None:
                 return False
-            lock(connection, pipeline)
+            lock(connection, whole(pipeline))
             # Only now: a clock read before the lock could find alive what another has already replaced.
             now = self.now(connection)
             mine = connection.execute(sa.select(_RECEIVES).where(_is(receive_id))).first()
             if mine is None or run_id not in (None, mine.run_id):
                 return False
-            if mine.expires_at <= now:
-                others = _held(connection, pipeline, now, but=receive_id)
-                if others + mine.messages > mine.capacity:
-                    return False
+            is_over = mine.expires_at <= now
+            if is_over and mine.messages > _room(connection, pipeline, mine.capacity, now, but=receive_id):
+                return False
             renewed = sa.update(_RECEIVES).where(_is(receive_id)).values(expires_at=now + round(lease_s * SECOND))
             return connection.execute(renewed).rowcount == 1
 
@@ -133,21 +137,25 @@ class Claims(Database):
             connection.execute(live.values(expires_at=now))
 
     def in_flight(self, pipeline: str) -> list[Claim]:
-        """List the live claims, oldest first."""
-        return self._claims(pipeline, live=True)
+        """List the live claims, oldest first; of a pipeline not those of its producers."""
+        return self._claims(_RECEIVES.c.pipeline == pipeline, live=True)
+
+    def in_flight_of_all(self, pipeline: str) -> list[Claim]:
+        """List the live claims of a pipeline and of its producers, oldest first."""
+        return self._claims(_is_of(pipeline), live=True)
 
     def over(self, pipeline: str) -> list[Claim]:
         """List the claims whose lease ran out without `end`, oldest first: their runs are dead, or stalled.
 
         A run that finds them stops what their runs left behind, then calls `end(receive_id, if_over=True)`.
         """
-        return self._claims(pipeline, live=False)
+        return self._claims(_RECEIVES.c.pipeline == pipeline, live=False)
 
-    def _claims(self, pipeline: str, *, live: bool) -> list[Claim]:
+    def _claims(self, whose: sa.ColumnElement[bool], *, live: bool) -> list[Claim]:
         with self.reading() as connection:
             now = self.now(connection)
             state = _RECEIVES.c.expires_at > now if live else _RECEIVES.c.expires_at <= now
-            query = sa.select(_RECEIVES).where(_RECEIVES.c.pipeline == pipeline, state)
+            query = sa.select(_RECEIVES).where(whose, state)
             rows = connection.execute(query.order_by(_RECEIVES.c.started_at, _RECEIVES.c.receive_id)).all()
         return [Claim(r.receive_id, r.run_id, r.messages, as_time(r.expires_at), as_time(r.started_at)) for r in rows]
 
@@ -156,7 +164,19 @@ def _is(receive_id: str) -> sa.ColumnElement[bool]:
     return _RECEIVES.c.receive_id == receive_id
 
 
-def _held(connection: sa.Connection, pipeline: str, now: int, *, but: str) -> int:
-    """Count the messages of the live claims of a pipeline, but for one."""
-    others = sa.and_(_RECEIVES.c.pipeline == pipeline, _RECEIVES.c.receive_id != but, _RECEIVES.c.expires_at > now)
-    return int(connection.execute(sa.select(sa.func.sum(_RECEIVES.c.messages)).where(others)).scalar() or 0)
+def _is_of(pipeline: str) -> sa.ColumnElement[bool]:
+    """Whether a claim is the pipeline's, or a producer's of it."""
+    return (_RECEIVES.c.pipeline == pipeline) | _RECEIVES.c.pipeline.startswith(f"{pipeline}/", autoescape=True)
+
+
+def _room(connection: sa.Connection, pipeline: str, capacity: int, now: int, *, but: str) -> int:
+    """Count the messages that a claim may hold beside the live ones, but for one."""
+    live = sa.and_(_is_of(whole(pipeline)), _RECEIVES.c.receive_id != but, _RECEIVES.c.expires_at > now)
+    columns = _RECEIVES.c.pipeline, sa.func.sum(_RECEIVES.c.messages), sa.func.max(_RECEIVES.c.capacity)
+    others = connection.execute(sa.select(*columns).where(live).group_by(_RECEIVES.c.pipeline)).all()
+    held = {key: int(messages) for key, messages, _ in others}
+    if pipeline == whole(pipeline):
+        return capacity - sum(held.values())
+    room = capacity - held.get(pipeline, 0)
+    capacity_of_all = next((int(most) for key, _, most in others if key == whole(pipeline)), None)
+    return room if capacity_of_all is None else min(room, capacity_of_all - sum(held.values()))

@@ -73,7 +73,7 @@ class Limits:
     @property
     def per_run(self) -> int:
         """Messages that one run takes on at most; a replay may take on more."""
-        return self.processors.concurrency * self.processors.max_demand
+        return self.processors.per_run
 
     @property
     def capacity(self) -> int:

@@ -1,8 +1,13 @@
-"""What a pipeline may do at this moment: its rate limit and the permits of it, and its pause."""
+"""What a pipeline may do at this moment: its rate limit and the permits of it, and its pause.
+
+Where it has several producers, each has limits of its own: what is called `pipeline` here is then its name, and for a
+producer `<pipeline>/<producer>`.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
@@ -64,26 +69,31 @@ class Throttle(Database):
             ControlStoreError: The database does not answer; nothing may be handled.
             ValueError: `wanted` is below 1.
         """
+        return self.take_of_each({pipeline: rate_limiting}, wanted)
+
+    def take_of_each(self, limits: Mapping[str, RateLimiting | None], wanted: int) -> Grant:
+        """Take as many permits of each of several limits, by what they limit: for messages that all of them hold for.
+
+        Raises:
+            ControlStoreError: The database does not answer; nothing may be handled.
+            ValueError: `wanted` is below 1.
+        """
         if wanted < 1:
             raise ValueError(f"wanted is {wanted}; ask for one permit at least")
         with self.writing() as connection:
-            limit = _limit(connection, pipeline, rate_limiting)
-            if limit is None:
+            hold = {key: limit for key in sorted(limits) if (limit := _limit(connection, key, limits[key]))}
+            if not hold:
                 return Grant(wanted, math.inf)
             now = self.now(connection)
-            starts_at, ends_at = _bounds(limit, now)
-            row = _interval(pipeline, limit, starts_at)
-            locked = sa.select(_INTERVALS.c.used).where(row).with_for_update()
-            used = connection.execute(locked).scalar()
-            if used is None:
-                over = _INTERVALS.c.starts_at + _INTERVALS.c.interval_us < now - _KEPT_US
-                connection.execute(sa.delete(_INTERVALS).where(_INTERVALS.c.pipeline == pipeline, over))
-                new = insert(connection, _INTERVALS).values((pipeline, _us(limit.interval), starts_at, 0))
-                connection.execute(new.on_conflict_do_nothing())
-                used = connection.execute(locked).scalar_one()
-            messages = max(0, min(wanted, limit.allowed_messages - used))
-            connection.execute(sa.update(_INTERVALS).where(row).values(used=used + messages))
-        return Grant(messages, (ends_at - now) / SECOND)
+            # In order, so that no two takers wait for each other's rows.
+            left = {key: limit.allowed_messages - _used(connection, key, limit, now) for key, limit in hold.items()}
+            messages = max(0, min(wanted, *left.values()))
+            for key, limit in hold.items():
+                taken = sa.update(_INTERVALS).where(_interval(key, limit, _bounds(limit, now)[0]))
+                connection.execute(taken.values(used=_INTERVALS.c.used + messages))
+        ends = {key: _bounds(limit, now)[1] for key, limit in hold.items()}
+        until = min(ends.values()) if messages else max(ends[key] for key in hold if left[key] <= 0)
+        return Grant(messages, (until - now) / SECOND)
 
     def spare(self, pipeline: str, rate_limiting: RateLimiting | None, horizon: timedelta) -> int | None:
         """Count the permits that the intervals which begin within `horizon` from now would still give.
@@ -143,7 +153,10 @@ class Throttle(Database):
         return after
 
     def pause(self, pipeline: str, reason: str) -> None:
-        """Ask for no more runs of this pipeline, for a reason that people read. Runs under way finish."""
+        """Ask for no more runs of this pipeline, for a reason that people read. Runs under way finish.
+
+        A pause of a pipeline holds for each of its producers.
+        """
         with self.writing() as connection:
             _set(connection, pipeline, paused=reason or "no reason given")
 
@@ -153,10 +166,16 @@ class Throttle(Database):
             _set(connection, pipeline, paused=None)
 
     def paused(self, pipeline: str) -> str | None:
-        """Return why the pipeline is paused; None where it is not."""
+        """Return why the pipeline is paused, or of a producer why it or its pipeline is; None where it is not."""
         with self.reading() as connection:
-            query = sa.select(_PIPELINES.c.paused).where(_PIPELINES.c.pipeline == pipeline)
+            holds = _PIPELINES.c.pipeline.in_([whole(pipeline), pipeline]) & _PIPELINES.c.paused.is_not(None)
+            query = sa.select(_PIPELINES.c.paused).where(holds).order_by(_PIPELINES.c.pipeline)
             return connection.execute(query).scalar()
+
+
+def whole(key: str) -> str:
+    """The pipeline that a producer is of, by what the control store knows them by; a pipeline is its own."""
+    return key.partition("/")[0]
 
 
 def lock(connection: sa.Connection, pipeline: str) -> None:
@@ -191,6 +210,20 @@ def _set_limit(connection: sa.Connection, pipeline: str, limit: RateLimiting | N
 def _set(connection: sa.Connection, pipeline: str, **values: str | int | None) -> None:
     upsert = insert(connection, _PIPELINES).values(pipeline=pipeline, **values)
     connection.execute(upsert.on_conflict_do_update(index_elements=["pipeline"], set_=values))
+
+
+def _used(connection: sa.Connection, pipeline: str, limit: RateLimiting, now: int) -> int:
+    """How many permits of the current interval are used; its row is locked from here on."""
+    starts_at, _ = _bounds(limit, now)
+    locked = sa.select(_INTERVALS.c.used).where(_interval(pipeline, limit, starts_at)).with_for_update()
+    used = connection.execute(locked).scalar()
+    if used is None:
+        over = _INTERVALS.c.starts_at + _INTERVALS.c.interval_us < now - _KEPT_US
+        connection.execute(sa.delete(_INTERVALS).where(_INTERVALS.c.pipeline == pipeline, over))
+        new = insert(connection, _INTERVALS).values((pipeline, _us(limit.interval), starts_at, 0))
+        connection.execute(new.on_conflict_do_nothing())
+        used = connection.execute(locked).scalar_one()
+    return int(used)
 
 
 def _interval(pipeline: str, limit: RateLimiting, starts_at: int) -> sa.ColumnElement[bool]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from tenacity import Retrying, retry_if_exception_type, wait_exponential, wait_random
@@ -43,6 +43,7 @@ class Pace:
         store: Gives permits; None where there is no limit.
         pipeline: Name of the pipeline.
         rate_limiting: The pipeline's own option; one that is set at run time in the store comes before it.
+        beside: Other limits that the same messages take permits of, by what they limit.
         sleep: Waits, in seconds; with `monotonic`, the clock of all deadlines, and `jitter`, from 0 to 1, for tests.
     """
 
@@ -51,12 +52,14 @@ class Pace:
         store: ControlStore | None,
         pipeline: str,
         rate_limiting: RateLimiting | None = None,
+        beside: Mapping[str, RateLimiting | None] | None = None,
         *,
         sleep: Callable[[float], None] = time.sleep,
         monotonic: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._store, self._pipeline, self._rate_limiting = store, pipeline, rate_limiting
+        self._beside = beside
         self._sleep, self._monotonic, self._jitter = sleep, monotonic, jitter
         self._most = 1
         self._granted: tuple[int, float, float] | None = None  # messages, since, until
@@ -65,7 +68,7 @@ class Pace:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy what it was built from: a monotonic clock means nothing to another process."""
-        return Pace, (self._store, self._pipeline, self._rate_limiting)
+        return Pace, (self._store, self._pipeline, self._rate_limiting, self._beside)
 
     def permitted(self, wanted: int, until: float = math.inf) -> tuple[int, float]:
         """Wait until messages may be handled, and return how many and until when.
@@ -140,4 +143,6 @@ class Pace:
             sleep=self._sleep,
             reraise=True,
         )
+        if self._beside:
+            return again(store.take_of_each, {self._pipeline: self._rate_limiting, **self._beside}, wanted)
         return again(store.take, self._pipeline, self._rate_limiting, wanted)

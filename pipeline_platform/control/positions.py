@@ -42,11 +42,15 @@ class LogPositions(Database):
         with self.reading() as connection:
             return _places(connection, source)
 
-    def begin(self, source: str, partition: str, settled_to: int, reached: int) -> None:
-        """Remember a partition that nobody knows yet; what is known of it stays."""
-        row = {"source": source, "partition": partition, "settled_to": settled_to, "reached": reached}
-        with self.writing() as connection:
-            connection.execute(insert(connection, _PLACES).values(row).on_conflict_do_nothing())
+    def begin(self, source: str, places: Iterable[Place]) -> None:
+        """Remember partitions that nobody knows yet, without spans; what is known of others stays."""
+        rows = [
+            {"source": source, "partition": place.partition, "settled_to": place.settled_to, "reached": place.reached}
+            for place in places
+        ]
+        if rows:
+            with self.writing() as connection:
+                connection.execute(insert(connection, _PLACES).on_conflict_do_nothing(), rows)
 
     def reserve(
         self, source: str, receive_id: str, choose: Callable[[Mapping[str, Place]], tuple[list[Span], dict[str, int]]]
@@ -58,11 +62,13 @@ class LogPositions(Database):
             now = _places(connection, source)
             spans, settled_to = choose(now)
             _settle_to(connection, now, source, settled_to)
-            for span in spans:
-                values = span._asdict() | {"source": source, "holder": receive_id}
-                connection.execute(sa.insert(_SPANS).values(values))
-                reached = sa.update(_PLACES).where(_of(_PLACES, source, span.partition), _PLACES.c.reached < span.past)
-                connection.execute(reached.values(reached=span.past))
+            if spans:
+                held = [span._asdict() | {"source": source, "holder": receive_id} for span in spans]
+                connection.execute(sa.insert(_SPANS), held)
+                past: sa.BindParameter[int] = sa.bindparam("at")
+                further = sa.update(_PLACES).where(_of(_PLACES, source, sa.bindparam("one")), _PLACES.c.reached < past)
+                connection.execute(further.values(reached=past), [{"one": s.partition, "at": s.past} for s in spans])
+        self.sync()  # or these offsets could be given out again, as if nobody had ever been given them
         return spans
 
     def settled(self, source: str, receive_id: str) -> dict[str, int]:
@@ -77,13 +83,16 @@ class LogPositions(Database):
                 _join(connection, source, now[partition].spans)
             return {one: offset for one, place in now.items() if (offset := _gapless(place)) > place.settled_to}
 
-    def told(self, source: str, settled_to: Mapping[str, int]) -> None:
-        """Record what the source was told; spans before that are forgotten."""
+    def told(self, source: str, settled_to: Mapping[str, int]) -> dict[str, int]:
+        """Record what the source was told; return what others have settled beyond that meanwhile."""
         with self.writing() as connection:
             _lock(connection, source)
             now = _places(connection, source)
-            moved = {one: offset for one, offset in settled_to.items() if one in now and offset > now[one].settled_to}
-            _settle_to(connection, now, source, moved)
+            known = {one: offset for one, offset in settled_to.items() if one in now}
+            _settle_to(
+                connection, now, source, {one: max(offset, now[one].settled_to) for one, offset in known.items()}
+            )
+            return {one: further for one, offset in known.items() if (further := _gapless(now[one])) > offset}
 
     def give_back(self, source: str, receive_id: str) -> None:
         """Free what a receive holds and has not settled."""
@@ -91,7 +100,7 @@ class LogPositions(Database):
             _free(connection, source, receive_id)
 
 
-def _of(table: sa.Table, source: str, partition: str) -> sa.ColumnElement[bool]:
+def _of(table: sa.Table, source: str, partition: str | sa.BindParameter[str]) -> sa.ColumnElement[bool]:
     return sa.and_(table.c.source == source, table.c.partition == partition)
 
 
@@ -114,12 +123,14 @@ def _free(connection: sa.Connection, source: str, receive_id: str) -> None:
 
 
 def _settle_to(connection: sa.Connection, now: Mapping[str, Place], source: str, settled_to: Mapping[str, int]) -> None:
-    for partition, offset in settled_to.items():
-        if offset == now[partition].settled_to:
-            continue
-        connection.execute(sa.update(_PLACES).where(_of(_PLACES, source, partition)).values(settled_to=offset))
-        before = sa.delete(_SPANS).where(_of(_SPANS, source, partition), _SPANS.c.past <= offset)
-        connection.execute(before.where(_SPANS.c.holder.is_(None)))
+    moved = [{"one": one, "to": offset} for one, offset in settled_to.items() if offset != now[one].settled_to]
+    if moved:
+        places = sa.update(_PLACES).where(_of(_PLACES, source, sa.bindparam("one")))
+        connection.execute(places.values(settled_to=sa.bindparam("to")), moved)
+    mine = sa.and_(_PLACES.c.source == _SPANS.c.source, _PLACES.c.partition == _SPANS.c.partition)
+    to = sa.select(_PLACES.c.settled_to).where(mine).scalar_subquery()
+    over = sa.delete(_SPANS).where(_SPANS.c.source == source, _SPANS.c.holder.is_(None), _SPANS.c.past <= to)
+    connection.execute(over)
 
 
 def _join(connection: sa.Connection, source: str, spans: Iterable[Span]) -> None:
@@ -139,7 +150,9 @@ def _gapless(place: Place) -> int:
     """The offset up to which all is settled."""
     offset = place.settled_to
     for span in place.spans:
+        if span.past <= offset:  # the log was set forward over it
+            continue
         if span.holder is not None or span.first > offset:
             break
-        offset = max(offset, span.past)
+        offset = span.past
     return offset

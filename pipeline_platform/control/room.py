@@ -13,24 +13,35 @@ from pipeline_platform.model.pipeline import Pipeline
 
 @dataclass(frozen=True)
 class Room:
-    """What the runs of a pipeline may hold at once, by its options and the control store."""
+    """What the runs of a producer may hold at once, by its options and the control store.
+
+    Of a pipeline with several, and without one of them: what backfills and replays may hold, with all producers' runs.
+    """
 
     pipeline: type[Pipeline]
     control: ControlStore
+    producer: str = ""
+
+    @property
+    def key(self) -> str:
+        """What the control store knows it by."""
+        return self.pipeline.limits_key(self.producer)
 
     @property
     def per_run(self) -> int:
         """Messages that one run takes on at most; a replay may take on more."""
-        return Limits(self.pipeline.producer, self.pipeline.processors).per_run
+        return self.pipeline.processors.per_run
 
     @property
     def capacity(self) -> int:
         """Messages that all runs may hold at once."""
-        return Limits(self.pipeline.producer, self.pipeline.processors).capacity
+        producers = self.pipeline.producers_of(self.producer).values()
+        return sum(Limits(producer, self.pipeline.processors).capacity for producer in producers)
 
     def for_a_pull(self) -> int:
         """What a pull without a demand takes on: a run's most, or what its rate limit permits while it should last."""
-        spare = self.control.spare(self.pipeline.name, self.pipeline.producer.rate_limiting, RUN_LASTS)
+        (producer,) = self.pipeline.producers_of(self.producer).values()
+        spare = self.control.spare(self.key, producer.rate_limiting, RUN_LASTS)
         # More would be leased for longer than a run should last.
         return self.per_run if spare is None else min(self.per_run, spare)
 
@@ -42,9 +53,9 @@ class Room:
         It keeps meanwhile what it has. `log` hears while it waits, and if it gets less. The claim lasts `lease_s`
         seconds unless it is renewed.
         """
-        name, capacity, began, waits = self.pipeline.name, self.capacity, time.monotonic(), False
+        key, capacity, began, waits = self.key, self.capacity, time.monotonic(), False
         while True:
-            granted = self.control.claim(name, receive_id, run_id, wanted=wanted, capacity=capacity, lease_s=lease_s)
+            granted = self.control.claim(key, receive_id, run_id, wanted=wanted, capacity=capacity, lease_s=lease_s)
             if granted == wanted:
                 return granted
             room = f"room for {granted} of {wanted} messages"

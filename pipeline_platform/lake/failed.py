@@ -15,6 +15,7 @@ from pipeline_platform.lake.reader import keys_of, row_groups
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import FAILED, Table
 from pipeline_platform.model.message import DELIVERIES
+from pipeline_platform.model.settling import Words
 from pipeline_platform.source.contract import Backlog, Refused, Share, Source
 
 _KEY = ("source", "message_id")
@@ -47,6 +48,11 @@ class LakeSource(Source):
         given["redelivered"] = pa.repeat(False, rows.num_rows)
         columns = [given.get(field.name, pa.nulls(rows.num_rows, field.type)) for field in DELIVERIES]
         return list(pa.table(columns, schema=DELIVERIES).combine_chunks().to_batches())
+
+    @property
+    def words(self) -> Words:
+        """Whatever a callback says for the message's own source: nobody is told."""
+        return {}
 
     def settle(self, action: str, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
         """Do nothing: their outcome is in the tables."""

@@ -40,6 +40,7 @@ class Receive(BaseModel, frozen=True):
         replaces: For a replay: the receives whose rows it takes the place of.
         started_at: When.
         owner: Which of the runs that took it over holds it, by `lake.decision`; 0 for the run that began it.
+        producer: Name of the producer it pulls from; empty for the only one, and where it pulls from none.
     """
 
     receive_id: str
@@ -54,6 +55,7 @@ class Receive(BaseModel, frozen=True):
     replaces: tuple[str, ...] = ()
     started_at: datetime
     owner: int = 0
+    producer: str = ""
 
     @property
     def window(self) -> str:

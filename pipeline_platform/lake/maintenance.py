@@ -60,7 +60,7 @@ def maintain(
         log(f"nothing is dropped or removed: {error}")
     age = max([SAFE_AGE, *(now - receive.started_at for receive in under_way)])
     busy = {window for receive in under_way for window in receive.windows}
-    deduplicate_for = tables.pipeline.producer.deduplicate_for
+    deduplicate_for = max(producer.deduplicate_for for producer in tables.pipeline.producers_of().values())
     # A replay gives out what `outcomes` says was decided, for as long as there are messages to give out.
     outcomes = None if retention.messages is None else max(retention.messages, deduplicate_for)
     keep_for = {"messages": retention.messages, "failed": retention.failed, "outcomes": outcomes}

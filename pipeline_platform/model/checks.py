@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from pydantic import BaseModel
 
@@ -61,7 +61,8 @@ _OPTIONS: Mapping[str, tuple[Callable[[Any], object], str]] = {
         lambda value: isinstance(value, str) and _NAME.fullmatch(value),
         "lower-case letters, digits and _ only, beginning with a letter: it names tables and assets",
     ),
-    "producer": (_is(Producer), "it must be a Producer(...)"),
+    "producer": (_is(Producer | None), "it must be a Producer(...)"),
+    "producers": (_is(Mapping), "it must be a dict of Producer(...) by name"),
     "processors": (_is(Processors), "it must be a Processors(...)"),
     "retention": (_is(Retention), "it must be a Retention(...)"),
     "context": (_is(BaseModel | None), "it must be an instance of a pydantic model, whose fields a run can override"),
@@ -93,6 +94,7 @@ def check_class(cls: _Class, base: _Class) -> None:
     for option, (fits, allowed) in _OPTIONS.items():
         if not fits(value := getattr(cls, option, None)):
             _refuse(cls, option, value, allowed)
+    _check_producers(cls)
     for owner in cls.owners:
         if not isinstance(owner, str) or not _OWNER.fullmatch(owner):
             _refuse(cls, "owners", owner, "an owner is an e-mail address or 'team:<name>'")
@@ -105,34 +107,67 @@ def check_class(cls: _Class, base: _Class) -> None:
     _check_batchers(cls, base)
 
 
-def check_together(pipelines: Sequence[_Class], resources: Collection[str]) -> None:
-    """Refuse pipelines that cannot be defined side by side.
+def check_together(pipelines: Sequence[_Class], resources: Mapping[str, Any]) -> None:
+    """Refuse pipelines, and producers of a pipeline, that cannot be defined side by side.
 
     Args:
         pipelines: All of a deployment.
-        resources: The keys of its resources.
+        resources: Its resources by key.
 
     Raises:
         PipelineError: Two have one name or one source, or there is no resource for a source.
     """
     names: dict[str, _Class] = {}
-    sources: dict[str, _Class] = {}
+    pulling: list[_Pulling] = []
     for pipeline in pipelines:
-        source = pipeline.producer.source
-        if source not in resources:
-            meant = nearest(source, resources, 0.6)
-            hint = f"did you mean {meant!r}?" if meant else f"there is {', '.join(sorted(resources))}"
-            _refuse(pipeline, "producer.source", source, f"no resource has this key; {hint}")
-        if other := names.get(pipeline.name):
-            why = f"{other.__qualname__} has this name too, and tables and limits are by name: rename one"
-            _refuse(pipeline, "name", pipeline.name, why)
-        if other := sources.get(source):
-            why = (
-                f"{other.__qualname__} pulls from it too, and each message would come to one of the two: "
-                "give each a source of its own, or handle both kinds in one pipeline, by batcher"
-            )
-            _refuse(pipeline, "producer.source", source, why)
-        names[pipeline.name] = sources[source] = pipeline
+        for name, producer in pipeline.producers_of().items():
+            option = f"producers[{name!r}]" if name else "producer"
+            one = _Pulling(pipeline, option, producer.source, pipeline.limits_key(name).replace("/", "_"))
+            if one.key not in resources:
+                meant = nearest(one.key, resources, 0.6)
+                hint = f"did you mean {meant!r}?" if meant else f"there is {', '.join(sorted(resources))}"
+                _refuse(pipeline, f"{option}.source", one.key, f"no resource has this key; {hint}")
+            if other := names.get(pipeline.name):
+                why = f"{other.__qualname__} has this name too, and tables and limits are by name: rename one"
+                _refuse(pipeline, "name", pipeline.name, why)
+            for before in pulling:
+                _check_apart(one, before, resources)
+            pulling.append(one)
+        names[pipeline.name] = pipeline
+
+
+class _Pulling(NamedTuple):
+    """A producer: of which class, by which option; the key of its source; what its sensor is named after."""
+
+    pipeline: _Class
+    option: str
+    key: str
+    named: str
+
+
+def _check_apart(one: _Pulling, other: _Pulling, resources: Mapping[str, Any]) -> None:
+    """Refuse two producers that would take each other's messages, or names."""
+    mine, theirs, option = resources[one.key], resources[other.key], f"{one.option}.source"
+    same = other.pipeline is one.pipeline
+    who = f"{other.pipeline.__qualname__}{f'.{other.option}' if same or other.pipeline.producers else ''}"
+    if one.key == other.key or mine == theirs:
+        pulls = (
+            f"{who} pulls from it too" if one.key == other.key else f"it equals {other.key!r}, from which {who} pulls"
+        )
+        why = (
+            f"{pulls}, and each message would come to one of the two: "
+            "give each a source of its own, or handle both kinds in one pipeline, by batcher"
+        )
+        _refuse(one.pipeline, option, one.key, why)
+    if getattr(mine, "name", None) == getattr(theirs, "name", ""):
+        why = (
+            f"that source has the name {mine.name!r}, and so has the source of {who}: messages, and positions in a "
+            "log, are known by it, so give each source a name of its own"
+        )
+        _refuse(one.pipeline, option, one.key, why)
+    if one.named == other.named:
+        why = f"{who} has sensors of the same name, {one.named}_...: rename one"
+        _refuse(one.pipeline, one.option.partition("[")[0], one.named, why)
 
 
 def _refuse(cls: _Class, option: str, value: object, why: str) -> NoReturn:
@@ -207,6 +242,21 @@ def _misfit(called: Callable[..., Any], arguments: Sequence[str]) -> str | None:
     except TypeError:
         return str(signature)
     return None
+
+
+def _check_producers(cls: _Class) -> None:
+    has_one = getattr(cls, "producer", None) is not None
+    if has_one and cls.producers:
+        why = "write either producer or producers; what a base sets is unset by producer = None or producers = {}"
+        _refuse(cls, "producer", "both", why)
+    if not has_one and not cls.producers:
+        _refuse(cls, "producer", None, "it must be a Producer(...), or producers a dict of them by name")
+    for name, producer in cls.producers.items():
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            why = "not the name of a producer: [a-z][a-z0-9_]*, for it names a sensor and limits"
+            _refuse(cls, "producers", name, why)
+        if not isinstance(producer, Producer):
+            _refuse(cls, f"producers[{name!r}]", producer, "it must be a Producer(...)")
 
 
 def _check_lane(cls: _Class, base: _Class) -> None:

@@ -169,6 +169,11 @@ class Processors(Options):
         return self
 
     @property
+    def per_run(self) -> int:
+        """Messages that one run takes on at most; a replay may take on more."""
+        return self.concurrency * self.max_demand
+
+    @property
     def worthwhile(self) -> int:
         """Messages that make a run worth its fixed cost."""
         least = self.max_demand // 2 if self.min_demand is None else self.min_demand

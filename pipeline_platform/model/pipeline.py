@@ -11,7 +11,15 @@ from pydantic import BaseModel
 
 from pipeline_platform.model.checks import check_class
 from pipeline_platform.model.message import BatchInfo, Message
-from pipeline_platform.model.options import Batcher, PipelineError, Processors, Producer, Retention, TableBatcher
+from pipeline_platform.model.options import (
+    Batcher,
+    PipelineError,
+    Processors,
+    Producer,
+    Retention,
+    TableBatcher,
+    nearest,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -33,6 +41,8 @@ class Pipeline:
     Attributes:
         name: Names the assets, tables, jobs and limits; lower case. Never change it: it is where the data lies.
         producer: Where messages come from.
+        producers: By name, in place of `producer`, where messages come from several sources. Each is pulled from by
+            runs of its own, within limits of its own. Never change a name while something of its runs is unfinished.
         processors: How many are handled at once.
         batchers: By name. Without any, a handled message leaves only its outcome.
         context: A pydantic model with defaults, handed to every callback; a run can override its fields.
@@ -47,6 +57,7 @@ class Pipeline:
 
     name: ClassVar[str]
     producer: ClassVar[Producer]
+    producers: ClassVar[Mapping[str, Producer]] = {}
     processors: ClassVar[Processors] = Processors()
     batchers: ClassVar[Mapping[str, Batcher | TableBatcher]] = {}
     context: ClassVar[BaseModel | None] = None
@@ -121,6 +132,32 @@ class Pipeline:
     def uses_columns(cls) -> bool:
         """True where the author chose the fast lane."""
         return cls.handle_messages is not Pipeline.handle_messages
+
+    @classmethod
+    def producers_of(cls, name: str = "") -> Mapping[str, Producer]:
+        """The producer of this name; without a name all, by name. That of `producer` has the name `""`.
+
+        Raises:
+            PipelineError: There is none of this name.
+        """
+        if not cls.producers and not name:
+            return {"": cls.producer}
+        if not name:
+            return cls.producers
+        if name not in cls.producers:
+            meant = nearest(name, cls.producers, 0.6)
+            there_is = (
+                f"there is {', '.join(cls.producers)}" if cls.producers else "its only one has no name: give none"
+            )
+            raise PipelineError(
+                f"{cls.name}: no producer has the name {name!r}; {f'did you mean {meant!r}?' if meant else there_is}"
+            )
+        return {name: cls.producers[name]}
+
+    @classmethod
+    def limits_key(cls, producer: str = "") -> str:
+        """What the control store knows a producer by; without a name the whole pipeline, or its only producer."""
+        return f"{cls.name}/{producer}" if producer else cls.name
 
     @classmethod
     def description(cls) -> str:

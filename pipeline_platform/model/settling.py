@@ -34,7 +34,7 @@ class Settling(NamedTuple):
         source: Its name.
         on_success: The action for a message that is handled, unless the message says otherwise.
         on_failure: The action for a message that failed, unless the message says otherwise.
-        words: What an action may be.
+        words: What an action may be; none where nobody is told.
     """
 
     source: str
@@ -50,6 +50,8 @@ class Settling(NamedTuple):
         """
         # A subclass of str could override comparison; isinstance would believe what the value says of its own class.
         text = str.__str__(action) if issubclass(type(action), str) else repr(action)
+        if not self.words:  # nobody is told
+            return text
         word, colon, seconds = text.partition(":")
         known = self.words.get(word)
         delayed = known is not None and known.longest_s is not None and seconds.isdecimal()

@@ -42,17 +42,19 @@ def begin(
         log: Hears what was cleared up, and why the demand is less than wanted.
 
     Raises:
-        PipelineError: The context does not fit; the windows are others than those of the data; or there is no room
-            for a backfill, or for all of a replay.
+        PipelineError: The context does not fit; the windows are others than those of the data; it pulls from no
+            producer, or drives what all of them received from one; or there is no room for a backfill, or for all of
+            a replay.
         SchemaChangeError: A model no longer fits its table.
         SourceError: The source cannot be reached, or is not there.
     """
+    _check_producer(flow, INTAKES[origin])
     flow.pipeline.context_of(context)
     flow.tables.ensure()
     base = flow.tables["outcomes"].version()
     intake = INTAKES[origin](flow, tuple(windows), base)
     if intake.is_outside:
-        patiently(intake.source.check_ready)
+        patiently(intake.source.check_ready, intake.source.patience)
     if cleared := clear_up(flow, log):
         log(f"cleared up after runs that died or left something unacknowledged: receives {', '.join(cleared)}")
     receive_id = uuid.uuid4().hex
@@ -80,6 +82,7 @@ def begin(
             base=base,
             replaces=replaces,
             started_at=datetime.now(UTC),
+            producer=flow.producer,
         )
         if granted:
             flow.ledger.begin(receive)
@@ -88,6 +91,19 @@ def begin(
         raise
     lease.begun(flow, receive)
     return receive
+
+
+def _check_producer(flow: Flow, intake: type[Intake]) -> None:
+    if intake.is_outside and not flow.has_source:
+        raise PipelineError(
+            f"{flow.pipeline.name}: a {intake.name} is from one producer, and there is {', '.join(flow.producers)}: "
+            "name it in the run config, `producer`"
+        )
+    if flow.producer and not intake.is_outside:
+        raise PipelineError(
+            f"{flow.pipeline.name}: a {intake.name} is of all producers: leave `producer` ({flow.producer}) out of the "
+            "run config"
+        )
 
 
 def resume(flow: Flow, receive: Receive, run_id: str) -> Receive:

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable
 
 from pipeline_platform.lake.decision import fence
+from pipeline_platform.lake.ledger import Receive
+from pipeline_platform.model.pipeline import PipelineError
 from pipeline_platform.run import steps
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import intake_of
@@ -18,16 +20,19 @@ _LOG = logging.getLogger(__name__)
 def clear_up(flow: Flow, log: Callable[[str], None] = _LOG.info) -> list[str]:
     """Finish what dead runs decided, give up what they did not; return the ids of what was cleared up.
 
+    What was pulled from another producer is published, no more: that producer's next run has its source.
+
     Args:
         flow: The pipeline and its resources.
         log: Hears of a receive that cannot be finished, each time; it stays as it is.
     """
-    dead = [claim.receive_id for claim in flow.control.over(flow.pipeline.name)]
+    keys = sorted({flow.room.key, flow.pipeline.name})  # backfills and replays may be anyone's to finish
+    dead = [claim.receive_id for key in keys for claim in flow.control.over(key)]
     for receive_id in dead:
         flow.work(receive_id).interrupt()  # it would hold up this run's
-    # First what lies there, then what lives: a receive claims its room before it leaves a trace.
-    unfinished = flow.ledger.unfinished()
-    live = {claim.receive_id for claim in flow.control.in_flight(flow.pipeline.name)}
+    # First what is held and lies there, then what lives: a receive claims its room before it leaves a trace.
+    holders, unfinished = flow.source.holders(), flow.ledger.unfinished()
+    live = {claim.receive_id for claim in flow.control.in_flight_of_all(flow.pipeline.name)}
     cleared = []
     for receive_id in unfinished:
         try:
@@ -35,6 +40,8 @@ def clear_up(flow: Flow, log: Callable[[str], None] = _LOG.info) -> list[str]:
                 cleared.append(receive_id)
         except Exception as error:  # whatever is wrong with one receive, it keeps no run from beginning
             log(steps.unfinishable(receive_id, error))
+    for receive_id in holders - live - {*unfinished}:
+        flow.source.abandon(receive_id, list)  # its run stalled, and reserved this after it was given up
     for receive_id in dead:
         flow.control.end(receive_id, if_over=True)
     return cleared
@@ -48,15 +55,38 @@ def _clear_up(flow: Flow, receive_id: str, *, is_live: bool) -> bool:
         if not is_live:
             flow.ledger.remove(receive_id)
         return False
-    if done := as_decided(flow, receive):
-        if is_live:
-            # What this run looks up must be published before it is acknowledged.
+    done = as_decided(flow, receive)
+    if is_live or not _is_ours(flow, receive):
+        if done:
+            # What this run looks up must be published before it is acknowledged, and what it replays, too.
             steps.publish(flow, done)
-            return False
+        if not is_live:
+            _expect_producer(flow, receive)
+        return False
+    if done:
         steps.acknowledge(flow, done)
-    elif is_live or not fence(flow.tables, receive_id):
+    elif not fence(flow.tables, receive_id):
         return False
     else:
         intake_of(flow, receive).source.abandon(receive_id, lambda: held(flow, receive))
         flow.ledger.remove(receive_id)
     return True
+
+
+def _is_ours(flow: Flow, receive: Receive) -> bool:
+    """Whether a run of this flow has what it takes to finish a receive: its source, if it pulled from one."""
+    return not intake_of(flow, receive).is_outside or (flow.has_source and receive.producer == flow.producer)
+
+
+def _expect_producer(flow: Flow, receive: Receive) -> None:
+    """Refuse to wait for a run of a producer that is gone.
+
+    Raises:
+        PipelineError: Nobody's next run will finish the receive.
+    """
+    if intake_of(flow, receive).is_outside and receive.producer not in flow.pipeline.producers_of():
+        option = f"producers[{receive.producer!r}]" if receive.producer else "producer"
+        raise PipelineError(
+            f"it pulled from `{option}`, which {flow.pipeline.name} has no more: give it back to the class until its "
+            "next run has finished this"
+        )

@@ -105,11 +105,11 @@ class FastLane:
         """Put rows through the query, and hold it to its contract: each that was not set aside once, and no more."""
         name, receive_id = self.pipeline.name, self.receive.receive_id
         (whole,) = divide(self.files, name, 1)
-        limit = self.flow.control.rate_limiting(name, self.pipeline.producer.rate_limiting)
-        if as_they_lie and not limit and self.work.lake.is_local:
+        is_limited = any(self.flow.control.rate_limiting(*limit) for limit in self.flow.rate_limits.items())
+        if as_they_lie and not is_limited and self.work.lake.is_local:
             received = column_lane.read_locally(self.work.spark, self.work.lake, name, self.files)
         else:
-            received = self._read(rows, Pace(self.flow.control, name, self.pipeline.producer.rate_limiting))
+            received = self._read(rows, self.flow.pace())
         write = column_lane.WriteColumns(**common(self.flow, self.receive), received=whole)
         manifest = carefully(lambda stage: self.work.write(self._query(received), stage), write)
         expected = self._rows - aside.total("aside")

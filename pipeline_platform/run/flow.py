@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from pipeline_platform.control.pace import Pace
 from pipeline_platform.control.room import Room
 from pipeline_platform.control.store import ControlStore
+from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.ledger import Ledger
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
+from pipeline_platform.model.options import Producer, RateLimiting
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.run.spark_work import SparkWork
 from pipeline_platform.source.contract import Source
@@ -22,15 +25,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Flow:
-    """One pipeline with the resources of a run.
+    """One producer of a pipeline with the resources of a run.
+
+    Of a pipeline with several, a run that pulls from none of them (a backfill, a replay) has a flow of no producer.
 
     Attributes:
         pipeline: The class.
-        source: Its producer's source.
+        source: The producer's source; see `no_source`.
         lake: Where its tables are.
         control: Limits and claims of all runs.
         session: Gives the Spark session. Steps ask for it only when they have work for Spark.
         beats: When each lease was last renewed here, by `time.monotonic`; see `run.lease`.
+        producer: Its name; empty for the only one, and for none.
     """
 
     pipeline: type[Pipeline]
@@ -39,6 +45,7 @@ class Flow:
     control: ControlStore
     session: Callable[[], SparkSession]
     beats: dict[str, float] = field(default_factory=dict)
+    producer: str = ""
 
     def __post_init__(self) -> None:
         """Let the source know who remembers what receives hold."""
@@ -57,8 +64,39 @@ class Flow:
     @cached_property
     def room(self) -> Room:
         """What its runs may hold at once."""
-        return Room(self.pipeline, self.control)
+        return Room(self.pipeline, self.control, self.producer)
+
+    @property
+    def producers(self) -> Mapping[str, Producer]:
+        """The producers that its messages are of, by name: its own, or all if it has none."""
+        return self.pipeline.producers_of(self.producer)
+
+    @property
+    def has_source(self) -> bool:
+        """Whether it has a producer to pull from."""
+        return self.producer in self.producers
+
+    @property
+    def concurrency(self) -> int:
+        """Tasks that read, or settle, at once."""
+        return max(producer.concurrency for producer in self.producers.values())
+
+    @property
+    def rate_limits(self) -> dict[str, RateLimiting | None]:
+        """The rate limits that its messages are handled within, by what the control store knows them by."""
+        limits_key = self.pipeline.limits_key
+        return {limits_key(name): producer.rate_limiting for name, producer in self.producers.items()}
+
+    def pace(self) -> Pace:
+        """The pace of a task that handles its messages: each message takes a permit of each limit."""
+        (key, limit), *others = self.rate_limits.items()
+        return Pace(self.control, key, limit, dict(others))
 
     def work(self, receive_id: str) -> SparkWork:
         """The Spark work of a receive."""
         return SparkWork(receive_id, self.lake, self.session)
+
+
+def no_source(pipeline: type[Pipeline], lake: Lake) -> Source:
+    """What a flow of no producer has for a source: the lake, which nobody leases from and nobody tells."""
+    return FailedMessages(name=pipeline.name, lake=lake, pipeline=pipeline.name)

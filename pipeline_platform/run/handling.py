@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
-from pipeline_platform.control.pace import Pace
 from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import File, Manifest
 from pipeline_platform.lake.reader import Range, divide
@@ -30,7 +29,7 @@ def handle(flow: Flow, receive: Receive, received: Manifest) -> Manifest:
     task = Handle(
         **common(flow, receive),
         parts=parts,
-        pace=Pace(flow.control, flow.pipeline.name, flow.pipeline.producer.rate_limiting),
+        pace=flow.pace(),
         repeats=repeats,
     )
     work = flow.work(receive.receive_id)
@@ -43,7 +42,7 @@ def _look_up(flow: Flow, receive: Receive, files: Sequence[File], published: dat
     concurrency = pipeline.processors.concurrency
     # By when they were decided, not by their window: one may pull into a window of long ago.
     now = datetime.now(UTC)
-    oldest = now - pipeline.producer.deduplicate_for
+    oldest = now - max(producer.deduplicate_for for producer in flow.producers.values())
     if published is not None:  # nothing is decided before it is there
         oldest = max(oldest, min(published, now) - CLOCKS)
     outcomes = flow.tables["outcomes"]

@@ -54,8 +54,16 @@ def beat(flow: Flow, receive: Receive) -> bool:
 
 
 def renew(flow: Flow, receive: Receive) -> bool:
-    """Renew both leases now; return whether this run still has them. Wait for a source that is away."""
-    return beat(flow, receive) and patiently(lambda: _extend(flow, receive))
+    """Renew the claim now, and the lease at the source if it is due; return whether this run still has them.
+
+    A source whose leases do not run out is asked each time: it may know that it lost them.
+
+    It waits for a source that is away. At some sources an extension takes a request for each few messages, and a
+    decision asks before each of its tries.
+    """
+    every_s = intake_of(flow, receive).source.extend_every_s
+    is_due = every_s is None or time.monotonic() >= flow.beats.get(_messages(receive), -math.inf) + every_s
+    return beat(flow, receive) and (not is_due or patiently(lambda: _extend(flow, receive)))
 
 
 def expect_ours(flow: Flow, receive: Receive) -> None:

@@ -59,8 +59,8 @@ def receive_messages(flow: Flow, receive: Receive) -> Manifest:
     expect_ours(flow, receive)
     with alive(flow, receive):
         # The driver reads few messages in turn: a share that waits at an empty queue would hold up the next.
-        concurrency = flow.pipeline.producer.concurrency if receive.demand > FEW else 1
-        shares = patiently(lambda: source.plan(receive.demand, concurrency, receive.receive_id))
+        concurrency = flow.concurrency if receive.demand > FEW else 1
+        shares = patiently(lambda: source.plan(receive.demand, concurrency, receive.receive_id), source.patience)
         task = ReadShares(source, shares, flow.lake, flow.pipeline.name, receive.receive_id, receive.window)
         messages = sum(share.messages for share in shares)
         manifest = flow.work(receive.receive_id).run(task, len(shares), messages if source.in_tasks else 0)
@@ -158,19 +158,22 @@ def acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger = ONCE)
     if files and not source.settles_by_id:
         answer = Manifest(notes=[{"acknowledged": 0 if unpublished else messages, "errors": [], "refusals": []}])
     elif files:
-        parts = divide(files, flow.pipeline.name, flow.pipeline.producer.concurrency)
+        parts = divide(files, flow.pipeline.name, flow.concurrency)
         task = SettleOutcomes(source, flow.lake, parts, acknowledger, withhold_duplicates=bool(unpublished))
         work = flow.work(receive.receive_id)
         answer = work.run(task, len(parts), messages if source.in_tasks else 0)
-    left = messages - answer.total("acknowledged") - answer.total("lost")
+    left, is_told = messages - answer.total("acknowledged") - answer.total("lost"), True
     errors = [error for notes in answer.notes for error in notes["errors"]]
     if left == answer.total("withheld"):  # those are delivered again
         try:
-            patiently(lambda: source.finish(receive.receive_id))
+            patiently(lambda: source.finish(receive.receive_id), source.patience)
             flow.ledger.remove(receive.receive_id)
         except SourceError as error:
-            left, errors = messages, [*errors, str(error)]
-    flow.control.end(receive.receive_id)
+            left, errors, is_told = messages, [*errors, str(error)], False
+    if is_told:
+        flow.control.end(receive.receive_id)
+    else:  # nothing of it waits at the source: the sensor asks for a run to finish it by its claim alone
+        flow.control.beat(receive.receive_id, 0)
     refusals = [f"{one['ack_id']}: {one['reason']}" for notes in answer.notes for one in notes["refusals"]]
     return Acknowledgement(
         answer.total("acknowledged"), answer.total("lost"), left, [*unpublished, *errors, *refusals][:10]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from typing import Generic, TypeVar
 
 from pipeline_platform.source.contract import Refused
 
@@ -27,8 +30,9 @@ def receive(
     batch_rows: int,
     batch_bytes: int,
     size: Callable[[T], int],
+    within_s: float | None = None,
 ) -> Iterator[list[T]]:
-    """Call until `wanted` messages came, the queue seems empty or a call failed; yield them in batches.
+    """Call until `wanted` messages came, the queue seems empty, time is up or a call failed; yield them in batches.
 
     An error after the first messages is only logged: what is leased is worth handling, and a server that stays away
     fails the next receive before it leases anything.
@@ -42,42 +46,119 @@ def receive(
         batch_rows: Messages that fill a batch; it may hold those of one round of calls more.
         batch_bytes: Bytes that fill a batch.
         size: Bytes of a message.
+        within_s: Seconds after which no call is begun any more; None for no such bound.
 
     Raises:
         Exception: Whatever `call` raised, where nothing was received.
     """
-    under_way: dict[Future[Sequence[T]], int] = {}
-    batch: list[T] = []
-    received = held = empty = 0
-    error: BaseException | None = None
-    with ThreadPoolExecutor(threads) as pool:
+    until = math.inf if within_s is None else time.monotonic() + within_s
+    given: _Given[T] = _Given(wanted, empty_replies, until)
+
+    def work() -> None:
+        for asked in given.asks(per_call):
+            try:
+                messages = call(asked)
+            except BaseException as error:  # the others would wait for this call for ever
+                given.fail(error)
+            else:
+                given.take(asked, messages, sum(map(size, messages)), batch_rows, batch_bytes)
+
+    threads = min(threads, -(-wanted // per_call))
+    with ThreadPoolExecutor(max(1, threads)) as pool:
+        working = [pool.submit(work) for _ in range(threads)]
+        try:
+            yield from given.batches()
+        finally:
+            given.end()
+        for one in working:
+            one.result()
+    if given.error is not None:
+        if not given.received:
+            raise given.error
+        logger.warning("ended after %d messages: %s", given.received, given.error)
+
+
+class _Given(Generic[T]):
+    """What threads received and nobody was given yet, and how much is to come.
+
+    The threads ask for work by themselves: to be told each call by one that waits for all takes half as much of the
+    processor again.
+    """
+
+    def __init__(self, wanted: int, empty_replies: int, until: float) -> None:
+        self.received = 0
+        self.error: BaseException | None = None
+        self._wanted, self._empty_replies, self._until = wanted, empty_replies, until
+        self._under_way = self._empty = self._bytes = 0
+        self._batch, self._full = list[T](), list[list[T]]()
+        self._is_over = wanted == 0
+        lock = threading.Lock()
+        self._asking, self._yielding = threading.Condition(lock), threading.Condition(lock)
+
+    def asks(self, per_call: int) -> Iterator[int]:
+        """How many messages a thread is to ask for, until there is nothing left to ask for."""
         while True:
-            while wanted and error is None and empty < empty_replies and len(under_way) < threads:
-                asked = min(per_call, wanted)
-                wanted -= asked
-                under_way[pool.submit(call, asked)] = asked
-            if not under_way:
-                break
-            for done in wait(under_way, return_when=FIRST_COMPLETED).done:
-                asked = under_way.pop(done)
-                if failure := done.exception():
-                    error = failure
-                    continue
-                messages = done.result()
-                wanted += asked - len(messages)
-                received += len(messages)
-                empty = 0 if messages else empty + 1
-                batch += messages
-                held += sum(map(size, messages))
-            if len(batch) >= batch_rows or held >= batch_bytes:
+            with self._asking:
+                self._asking.wait_for(self._may_go_on)
+                if self._may_end():
+                    self._is_over = True
+                    self._asking.notify_all()
+                    self._yielding.notify()
+                    return
+                asked = min(per_call, self._wanted)
+                self._wanted -= asked
+                self._under_way += 1
+            yield asked
+
+    def take(self, asked: int, messages: Sequence[T], bytes_: int, batch_rows: int, batch_bytes: int) -> None:
+        """Keep what a call gave."""
+        with self._asking:
+            self._under_way -= 1
+            self._wanted += asked - len(messages)
+            self._empty = 0 if messages else self._empty + 1
+            self.received += len(messages)
+            self._batch += messages
+            self._bytes += bytes_
+            if len(self._batch) >= batch_rows or self._bytes >= batch_bytes:
+                self._full.append(self._batch)
+                self._batch, self._bytes = [], 0
+                self._yielding.notify()
+            self._asking.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        """Ask for nothing more."""
+        with self._asking:
+            self._under_way -= 1
+            self.error = error
+            self._asking.notify_all()
+
+    def end(self) -> None:
+        """Ask for nothing more: nobody takes it."""
+        with self._asking:
+            self._is_over = True
+            self._asking.notify_all()
+
+    def batches(self) -> Iterator[list[T]]:
+        """Full batches as they come, and the rest."""
+        while True:
+            with self._yielding:
+                self._yielding.wait_for(lambda: self._full or (self._is_over and not self._under_way))
+                batch = self._full.pop(0) if self._full else self._batch
+                is_last = batch is self._batch
+                self._asking.notify_all()
+            if batch:
                 yield batch
-                batch, held = [], 0
-    if batch:
-        yield batch
-    if error is not None:
-        if not received:
-            raise error
-        logger.warning("ended after %d messages: %s", received, error)
+            if is_last:
+                return
+
+    def _may_end(self) -> bool:
+        """Whether no call is to be begun, now or when those under way are back."""
+        ended = self._is_over or self.error is not None or self._empty >= self._empty_replies
+        return ended or time.monotonic() >= self._until or not (self._wanted or self._under_way)
+
+    def _may_go_on(self) -> bool:
+        # One by one from an empty reply on, until another is not: most calls past the end would be for nothing.
+        return self._may_end() or bool(self._wanted and not (self._empty and self._under_way) and not self._full)
 
 
 def settle(

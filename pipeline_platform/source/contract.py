@@ -10,7 +10,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -28,6 +28,27 @@ class SourceError(Exception):
 
 class SourceAwayError(SourceError):
     """The server does not answer now. What failed so may be tried again."""
+
+
+Backoff = Literal["exp", "rand", "rand_exp", "stop"]
+"""How pauses grow: each twice the last, or at random, or at random up to a bound that doubles; or one try is all."""
+
+
+class Patience(NamedTuple):
+    """How a run waits for a source that is away.
+
+    Attributes:
+        backoff: How the pauses between tries grow.
+        least_s: Seconds of the shortest pause.
+        most_s: Seconds of the longest.
+        within_s: Seconds after which there is no other try. A restart takes less than 30, and the run's claim and
+            leases live on meanwhile.
+    """
+
+    backoff: Backoff = "rand_exp"
+    least_s: float = 0.5
+    most_s: float = 5.0
+    within_s: float = 30.0
 
 
 class Backlog(NamedTuple):
@@ -92,7 +113,8 @@ class Source(BaseModel, ABC):
     - `settle` may be called twice for the same messages, and never touches what another receive holds.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # What pydantic says of a wrong option must not quote the others, a password among them.
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     has_identity: ClassVar[bool] = True
     """Whether a message has an id of its own. A class may decide it by its options, with a property."""
@@ -114,6 +136,11 @@ class Source(BaseModel, ABC):
         description="What the source is told of a failed message. With a word that does not end it the source "
         "delivers it again; else only the failed-message table holds it.",
     )
+
+    def __getstate__(self) -> dict[Any, Any]:
+        """Leave behind what this process opened: a source is pickled to tasks, clients and connections are not."""
+        state = super().__getstate__()
+        return {**state, "__dict__": {k: v for k, v in state["__dict__"].items() if k in type(self).model_fields}}
 
     @model_validator(mode="after")
     def _actions_are_known(self) -> Self:
@@ -138,6 +165,11 @@ class Source(BaseModel, ABC):
     def extend_every_s(self) -> float | None:
         """Seconds between two calls of `extend`; None where nothing runs out."""
         return None
+
+    @property
+    def patience(self) -> Patience:
+        """How a run waits where the source is away and nothing was done yet."""
+        return Patience()
 
     def open(self, positions: Positions) -> None:
         """Prepare for a run, or for a sensor: what plans, settles and asks for the backlog calls this first.
@@ -204,7 +236,8 @@ class Source(BaseModel, ABC):
     def extend(self, receive_id: str, held: Held) -> bool:
         """Hold a receive's messages for longer; return False if it no longer has them.
 
-        It is called every `extend_every_s` seconds while the run lives, in the run's own process.
+        It is called every `extend_every_s` seconds while the run lives, in the run's own process; where that is None,
+        only before a decision.
         """
         del receive_id, held
         return True
@@ -217,6 +250,10 @@ class Source(BaseModel, ABC):
             held: What it wrote down before it died; it may have leased more.
         """
         del receive_id, held
+
+    def holders(self) -> set[str]:
+        """Receives that hold something for as long as nobody abandons them. Where leases run out there are none."""
+        return set()
 
     def send(self, payloads: Iterable[bytes], metadata: Iterable[Mapping[str, Any] | None] | None = None) -> int:
         """Put messages into the source; return how many, once they are safe there.
@@ -242,7 +279,7 @@ class Source(BaseModel, ABC):
         data: Sequence[bytes] | pa.Array,
         ack_id: Sequence[str] | pa.Array,
         ack_ref: str | Sequence[str] | pa.Array,
-        metadata: Sequence[Mapping[str, Any] | None] | None = None,
+        metadata: Sequence[Mapping[str, Any] | None] | pa.Array | None = None,
         attempt: Sequence[int] | pa.Array | None = None,
         redelivered: Sequence[bool] | pa.Array | bool = True,
         published_at: Sequence[datetime | None] | pa.Array | None = None,
@@ -252,10 +289,12 @@ class Source(BaseModel, ABC):
         """Build a batch of `DELIVERIES` from columns, for connectors to yield from `read`.
 
         `published_at` is by the source's own clock, and the same at every delivery: a redelivered message is looked up
-        only in what was decided since. Leave it out if the source does not promise that.
+        only in what was decided since. Leave it out if the source does not promise that. In an Arrow array `metadata`
+        is JSON already.
         """
         rows = len(message_id)
-        texts = [json.dumps(m, default=str) if m else None for m in metadata or ()]
+        if metadata is not None and not isinstance(metadata, pa.Array):
+            metadata = pa.array([json.dumps(m, default=str) if m else None for m in metadata], pa.string())
 
         def column(value: Any) -> Any:
             return pa.repeat(value, rows) if isinstance(value, str | bool | int) else value
@@ -264,7 +303,7 @@ class Source(BaseModel, ABC):
             "source": self.name,
             "message_id": message_id,
             "data": data,
-            "metadata": None if metadata is None else texts,
+            "metadata": metadata,
             "ack_ref": ack_ref,
             "ack_id": ack_id,
             "attempt": 1 if attempt is None else attempt,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from pipeline_platform.source.contract import Refused, Source
+from pipeline_platform.source.contract import Held, Refused, Source
 
 
 class LeasedSource(Source):
@@ -30,6 +30,13 @@ class LeasedSource(Source):
         if word == "noop":
             return []
         return self.ack(ack_ref, ack_ids) if word == "ack" else self.release(ack_ref, ack_ids, int(seconds or 0))
+
+    @abstractmethod
+    def extend(self, receive_id: str, held: Held) -> bool:
+        """Renew a receive's leases to `lease_s` from now; return False if it no longer holds them.
+
+        A source whose leases outlast every run may leave them as they are, and return True.
+        """
 
     @abstractmethod
     def ack(self, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:

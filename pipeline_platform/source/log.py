@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import ClassVar, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 from pydantic import Field, PrivateAttr
 
@@ -22,14 +22,16 @@ class Extent(NamedTuple):
     Attributes:
         low: Offset of the oldest message that is still there.
         past: Offset after the newest one.
-        committed: Where its readers go on, as the log remembers it; None if it was never told.
+        committed: Where its readers go on, as the log remembers it; None if it was never told, or has forgotten.
         begin: Where reading begins if nobody ever read it.
+        is_ours: Whether `commit` said so. If not, somebody has set the log to another place.
     """
 
     low: int
     past: int
     committed: int | None
     begin: int
+    is_ours: bool = False
 
 
 class LogSource(Source):
@@ -60,6 +62,11 @@ class LogSource(Source):
         """Remember who knows what receives hold."""
         self._positions = positions
 
+    def __getstate__(self) -> dict[Any, Any]:
+        """Leave the control store behind: tasks that read plan nothing, and its address may hold a password."""
+        state = super().__getstate__()
+        return {**state, "__pydantic_private__": {**(state["__pydantic_private__"] or {}), "_positions": None}}
+
     @property
     def positions(self) -> Positions:
         """Who knows what receives hold.
@@ -89,26 +96,37 @@ class LogSource(Source):
             SourceError: It would not take that.
         """
 
+    def is_younger(self, partition: str, known: Iterable[str]) -> bool:
+        """Whether a partition that is seen for the first time was made since the first look at this source.
+
+        It is read from its oldest message on then, wherever reading of others begins.
+
+        Args:
+            partition: Its name.
+            known: Names of those that were seen before; at the first look there are none, and nobody asks.
+        """
+        del partition, known
+        return False
+
     def backlog(self) -> Backlog:
         """Count the offsets that no receive was given; gaps in a compacted log count, too."""
-        extents = self.extents()
-        places = self._places(extents)
-        free = (
-            free_spans(extent, places[one], self._start(one, extent, places, places)) for one, extent in extents.items()
-        )
+        before, extents, places = self._look()
+        starts = {one: _start(places[one], extent, before.get(one)).offset for one, extent in extents.items()}
+        free = (free_spans(extent, places[one], starts[one]) for one, extent in extents.items())
         return Backlog(sum(span.past - span.first for spans in free for span in spans))
 
     def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]:
         """Reserve spans, fair over the partitions, and divide them evenly."""
-        # Before the log is asked: a place that was known by then and is beyond what the log says, the log went back on.
-        before = self.positions.places(self.name)
-        extents = self.extents()
-        self._places(extents)
+        before, extents, _ = self._look()
         reached: dict[str, int] = {}
 
         def choose(now: Mapping[str, Place]) -> tuple[list[Span], dict[str, int]]:
             reached.update({partition: place.reached for partition, place in now.items()})
-            starts = {one: self._start(one, extent, before, now) for one, extent in extents.items()}
+            found = {one: _start(now[one], extent, before.get(one)) for one, extent in extents.items()}
+            for one, start in found.items():
+                if start.said:
+                    logger.log(start.level, "%s: %s %s", self.name, one, start.said)
+            starts = {one: start.offset for one, start in found.items()}
             free = {
                 one: free_spans(extent, now[one], starts[one])
                 for one, extent in extents.items()
@@ -125,48 +143,80 @@ class LogSource(Source):
 
     def finish(self, receive_id: str) -> None:
         """Move positions over all that is settled without a gap."""
-        told: dict[str, int] = {}
-        # Again until nobody has settled more meanwhile: of two runs that tell the log at once, the later one is right.
-        while (settled_to := self.positions.settled(self.name, receive_id)) != told:
+        settled_to = self.positions.settled(self.name, receive_id)
+        while settled_to:
             self.commit(settled_to)
-            told = settled_to
-        self.positions.told(self.name, told)
+            settled_to = self.positions.told(self.name, settled_to)
+
+    def holders(self) -> set[str]:
+        """The receives that hold spans."""
+        places = self.positions.places(self.name).values()
+        return {span.holder for place in places for span in place.spans if span.holder}
 
     def abandon(self, receive_id: str, held: Held) -> None:
         """Free the spans of a dead receive."""
         del held
         self.positions.give_back(self.name, receive_id)
 
-    def _places(self, extents: Mapping[str, Extent]) -> dict[str, Place]:
-        """What is known of each partition; from now on also of those that are seen for the first time."""
-        known = self.positions.places(self.name)
-        fresh = {partition: extent for partition, extent in extents.items() if partition not in known}
-        if not fresh:
-            return known
-        never_read = {partition: extent.begin for partition, extent in fresh.items() if extent.committed is None}
-        if never_read:  # by the log, too: whoever forgets the place would begin elsewhere
-            self.commit(never_read)
-        for partition, extent in fresh.items():
-            # What somebody read before may come a second time: who remembered it is gone.
-            start = extent.begin if extent.committed is None else extent.committed
-            self.positions.begin(self.name, partition, start, start if extent.committed is None else extent.past)
-        return self.positions.places(self.name)
+    def _look(self) -> tuple[dict[str, Place], dict[str, Extent], dict[str, Place]]:
+        """What was known before the log was asked, what it holds, and what is known of each of its partitions."""
+        before = self.positions.places(self.name)
+        extents = self.extents()
+        fresh = {partition: extent for partition, extent in extents.items() if partition not in before}
+        if fresh:
+            self.positions.begin(self.name, [self._begin(one, extent, before) for one, extent in fresh.items()])
+        places = self.positions.places(self.name)
+        untold = {one: places[one].settled_to for one, extent in extents.items() if extent.committed is None}
+        if untold:  # or reading would begin elsewhere where this place is forgotten
+            self.commit(untold)
+        return before, extents, places
 
-    def _start(self, partition: str, extent: Extent, before: Mapping[str, Place], now: Mapping[str, Place]) -> int:
-        """Where reading of a partition goes on: as we remember it, unless the log was set to another place."""
-        start = now[partition].settled_to
-        known, committed = before.get(partition), extent.committed
-        if committed is not None and committed > start:
-            start = committed
-        elif committed is not None and known is not None and committed < known.settled_to:
-            logger.warning("%s: %s was set back from %d to %d", self.name, partition, start, committed)
-            start = committed
-        if start < extent.low:
-            logger.error(
-                "%s: %s has lost its messages from offset %d up to %d, which nobody had read: keep them there for "
-                "longer, or let the pipeline run more often", self.name, partition, start, extent.low,
-            )  # fmt: skip
-        return max(start, extent.low)
+    def _begin(self, partition: str, extent: Extent, known: Mapping[str, Place]) -> Place:
+        if extent.committed is not None:
+            # What somebody has read may come a second time: it is forgotten how far.
+            return Place(partition, extent.committed, extent.past)
+        begin = extent.low if known and self.is_younger(partition, known) else extent.begin
+        return Place(partition, begin, begin)
+
+
+class _Start(NamedTuple):
+    """Where reading of a partition goes on, and what people have to know of it."""
+
+    offset: int
+    said: str = ""
+    level: int = logging.WARNING
+
+
+def _start(now: Place, extent: Extent, before: Place | None) -> _Start:
+    """Say where reading goes on: as it is remembered here, unless somebody has set the log to another place.
+
+    Args:
+        now: What is known.
+        extent: What the log said a moment ago.
+        before: What was known before the log was asked: what the log lacks of that it has lost, or went back on.
+    """
+    start, committed = now.settled_to, extent.committed
+    if committed is not None and committed > start:
+        # The log is told first: of what this source said itself there is nothing to say.
+        said = "" if extent.is_ours else f"was set forward from offset {start} to {committed}"
+        found = _Start(committed, said)
+    elif before and committed is not None and committed < before.settled_to and not extent.is_ours:
+        found = _Start(committed, f"was set back from offset {start} to {committed}")
+    else:
+        found = _Start(start)
+    if before and extent.past < before.settled_to and found.offset > extent.past:
+        return found._replace(
+            said=f"ends at offset {extent.past}, before {found.offset}, where reading goes on: it was cut off, or set "
+            "beyond its end. Messages that come to offsets before that are not read: set the log back, to read them",
+            level=logging.ERROR,
+        )
+    if found.offset < extent.low:
+        said = (
+            f"has lost its messages from offset {found.offset} up to {extent.low}, which nobody had read: keep them "
+            "there for longer, or let the pipeline run more often"
+        )
+        return _Start(extent.low, said, logging.ERROR)
+    return found
 
 
 def free_spans(extent: Extent, place: Place, start: int) -> list[Span]:

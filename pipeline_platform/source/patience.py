@@ -6,40 +6,47 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
-from tenacity import (
-    Retrying,
-    before_sleep_log,
-    retry_if_exception_type,
-    stop_after_delay,
-    wait_random_exponential,
-)
+from tenacity import Retrying, before_sleep_log, retry_if_exception_type, stop_after_attempt, stop_after_delay
+from tenacity.wait import wait_base, wait_exponential, wait_none, wait_random, wait_random_exponential
 
-from pipeline_platform.source.contract import SourceAwayError
+from pipeline_platform.source.contract import Backoff, Patience, SourceAwayError
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-AWAY_S = 30.0
-"""Seconds that a run waits for a server: a restart takes less, and its claim and leases live on meanwhile."""
+USUAL = Patience()
 
 
-def patiently(call: Callable[[], T], within_s: float = AWAY_S) -> T:
-    """Call, and again after growing pauses while the source is away.
+def patiently(call: Callable[[], T], patience: Patience = USUAL) -> T:
+    """Call, and again after pauses while the source is away.
 
     Args:
         call: What changes nothing where it fails.
-        within_s: Seconds after which there is no other try.
+        patience: How long the pauses are, and when there is no other try.
 
     Raises:
         SourceAwayError: It was away for longer.
         Exception: Whatever else `call` raised, at once.
     """
+    gives_up_at_once = patience.backoff == "stop"
     tries = Retrying(
         retry=retry_if_exception_type(SourceAwayError),
-        wait=wait_random_exponential(multiplier=0.5, max=5),
-        stop=stop_after_delay(within_s),
+        wait=pauses(patience),
+        stop=stop_after_attempt(1) if gives_up_at_once else stop_after_delay(patience.within_s),
         before_sleep=before_sleep_log(logger, logging.WARNING),
         reraise=True,
     )
     return tries(call)
+
+
+def pauses(patience: Patience) -> wait_base:
+    """Say how long each pause is."""
+    least, most = patience.least_s, patience.most_s
+    of: dict[Backoff, wait_base] = {
+        "exp": wait_exponential(multiplier=least, min=least, max=most),
+        "rand": wait_random(least, most),
+        "rand_exp": wait_random_exponential(multiplier=least, min=least, max=most),
+        "stop": wait_none(),
+    }
+    return of[patience.backoff]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 
@@ -42,8 +42,8 @@ class Positions(Protocol):
         """Say what is known of each partition of a source."""
         ...
 
-    def begin(self, source: str, partition: str, settled_to: int, reached: int) -> None:
-        """Remember a partition that nobody knows yet; what is known of it stays."""
+    def begin(self, source: str, places: Iterable[Place]) -> None:
+        """Remember partitions that nobody knows yet, without spans; what is known of others stays."""
         ...
 
     def reserve(
@@ -58,7 +58,7 @@ class Positions(Protocol):
                 and the offset that each partition counts as settled up to from now on.
 
         Returns:
-            The spans.
+            The spans, once a power cut cannot make them forgotten.
         """
         ...
 
@@ -70,8 +70,13 @@ class Positions(Protocol):
         """
         ...
 
-    def told(self, source: str, settled_to: Mapping[str, int]) -> None:
-        """Record what the source was told; spans before that are forgotten."""
+    def told(self, source: str, settled_to: Mapping[str, int]) -> dict[str, int]:
+        """Record what the source was told; settled spans before that are forgotten.
+
+        Returns:
+            Of each of these partitions that others have settled further meanwhile: the offset to tell the source. Who
+            tells it at the same time may have told it that before, and be overruled by now.
+        """
         ...
 
     def give_back(self, source: str, receive_id: str) -> None:

@@ -132,9 +132,10 @@ class SettleOutcomes:
 def _groups(batch: pa.RecordBatch) -> Iterator[tuple[tuple[str, str], list[str]]]:
     """The ids of a batch by `ack_ref` and action, each group in the order in which its messages were handled.
 
+    `ack` comes last: a source that settles all messages up to one at once then finds no others among them.
     Most often there is one group, so columns are compared, and not row by row.
     """
     for ack_ref in pc.unique(batch.column("ack_ref")).to_pylist():
         mine = batch.filter(pc.equal(batch.column("ack_ref"), ack_ref))
-        for action in pc.unique(mine.column("action")).to_pylist():
+        for action in sorted(pc.unique(mine.column("action")).to_pylist(), key=lambda action: action == "ack"):
             yield (ack_ref, action), mine.filter(pc.equal(mine.column("action"), action)).column("ack_id").to_pylist()

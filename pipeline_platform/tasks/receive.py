@@ -59,7 +59,7 @@ class ReadShares:
             batches = self.source.read(share, self.receive_id)
             return next(batches, None), batches
 
-        first, rest = patiently(begin)
+        first, rest = patiently(begin, self.source.patience)
         if first is not None:
             yield first
             yield from rest

@@ -229,9 +229,9 @@ def test_a_missing_queue_is_a_clear_error_of_the_run(location: Location) -> None
 def test_wrong_credentials_are_a_clear_error_and_appear_nowhere(
     location: Location, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scheme, _, rest = postgres_url.partition("tests:")
+    scheme, _, rest = postgres_url.partition("local:")
     secret = "hush-this-is-secret"
-    monkeypatch.setenv("QUEUE_UNDER_TEST", f"{scheme}tests:{secret}@{rest.partition('@')[2]}")
+    monkeypatch.setenv("QUEUE_UNDER_TEST", f"{scheme}local:{secret}@{rest.partition('@')[2]}")
 
     run = location.run("told_pull", queue_url="env:QUEUE_UNDER_TEST")
 

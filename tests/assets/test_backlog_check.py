@@ -9,6 +9,7 @@ import dagster as dg
 import pytest
 
 from assets.checks import backlog_check
+from pipeline_platform.control.store import ControlStore
 from pipeline_platform.deployment import platform_definitions
 from pipeline_platform.model.options import Producer
 from pipeline_platform.model.pipeline import Pipeline
@@ -31,7 +32,9 @@ def shown(place: Place, pipeline: type[Pipeline], queue: TableQueue | None = Non
     """What the UI shows of the check after a tick, which the daemon reports as here."""
     definitions = platform_definitions([pipeline], resources_at(str(place.folder), "nowhere"))
     context = dg.build_sensor_context(
-        instance=place.instance, resources={"queue": queue or place.queue}, definitions=definitions
+        instance=place.instance,
+        resources={"queue": queue or place.queue, "control": place.control},
+        definitions=definitions,
     )
     told = definitions.resolve_sensor_def(f"{pipeline.name}_backlog").evaluate_tick(context)
     for event in told.asset_events:
@@ -82,9 +85,10 @@ def test_of_a_source_that_cannot_tell_how_long_it_passes_only_where_none_waits(
 
     queue = TableQueue(name="queue", url=f"sqlite:///{tmp_path}/queue.sqlite")  # has no created_column
     queue.create()
+    control = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
     queue.enqueue([b"one"] * messages)
 
-    result: Any = backlog_check(Watched)(dg.build_asset_check_context(resources={"queue": queue}))
+    result: Any = backlog_check(Watched)(dg.build_asset_check_context(resources={"queue": queue, "control": control}))
 
     assert (result.passed, result.severity) == (passed, WARN)
     assert result.description.startswith(said)

@@ -34,7 +34,7 @@ Cli = Callable[..., Result]
 @pytest.fixture
 def variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A home of the test's own."""
-    for name in ("DAGSTER_HOME", "FLIGHTS_SQS_URL", "PIPELINE_PLATFORM_LAKE", "PIPELINE_PLATFORM_CONTROL"):
+    for name in ("DAGSTER_HOME", "FLIGHTS_SOURCE", "PIPELINE_PLATFORM_LAKE", "PIPELINE_PLATFORM_CONTROL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PIPELINE_PLATFORM_HOME", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "200")

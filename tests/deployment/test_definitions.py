@@ -69,7 +69,7 @@ def side_by_side(*pipelines: type[Pipeline]) -> dg.Definitions:
     apart = []
     for pipeline in pipelines:
         source = f"{pipeline.name}_queue"
-        resources[source] = resources["queue"]
+        resources[source] = resources_at("nowhere", "nowhere", name=source, table=source)["queue"]
         producer = pipeline.producer.model_copy(update={"source": source})
         apart.append(type(pipeline.__name__, (pipeline,), {"producer": producer}))
     return platform_definitions(apart, resources)
@@ -173,6 +173,9 @@ class Odd(LeasedSource):
     def read(self, share: Share, receive_id: str) -> Any:
         yield from ()
 
+    def extend(self, receive_id: str, held: Any) -> bool:
+        return True
+
     def ack(self, ack_ref: str, ack_ids: Any) -> list[Refused]:
         return []
 
@@ -249,7 +252,8 @@ def test_no_secret_of_a_deployment_is_part_of_what_the_ui_shows(tmp_path: Path) 
         "FLIGHTS_SQS_URL": f"http://127.0.0.1:9/{secret}/flights",
     }
 
-    shown = loaded(SHOWN, PIPELINE_PLATFORM_HOME=str(tmp_path), PIPELINE_PLATFORM_SPARK="sc://spark:15002", **secrets)
+    others = {"PIPELINE_PLATFORM_HOME": str(tmp_path), "PIPELINE_PLATFORM_SPARK": "sc://spark:15002"}
+    shown = loaded(SHOWN, FLIGHTS_SOURCE="sqs", **others, **secrets)
 
     assert "sc://spark:15002" in shown, "what is no secret is shown, and so would be a secret beside it"
     assert [variable for variable in secrets if variable not in shown] == []

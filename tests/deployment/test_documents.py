@@ -17,11 +17,13 @@ from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.source.contract import Source
 from pipeline_platform.tasks.batch import handle_batch
 from pipeline_platform.tasks.handle import Handler
+from resources.source import source_resource
+from resources.table_queue import TableQueue
 from tests.fixtures.installed import needed_by, plain
 from tests.fixtures.small_lake import batch_of
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
 README = (ROOT / "README.md").read_text()
 
 
@@ -72,6 +74,23 @@ def test_the_pipeline_of_the_readme_takes_the_place_of_the_demo_s_with_the_asset
     jobs = set(re.findall(r"`(departures_\w+)`", README))
     assert len(jobs) == 3
     assert jobs <= {job.name for job in defined.resolve_all_job_defs()}
+
+
+def test_the_producers_of_the_documents_have_the_sensors_schedules_and_checks_that_it_names() -> None:
+    text = (ROOT / "docs" / "how-it-works.md").read_text()
+    (code,) = [found for found in re.findall(r"```python\n(.*?)```", text, re.S) if "producers = {" in found]
+    names: dict[str, Any] = {}
+    exec(compile(code, "how-it-works.md", "exec"), names)  # our own text
+    queues = {key: source_resource(TableQueue)(name=key, url="sqlite:///none") for key in ("east_queue", "west_queue")}
+
+    defined = definitions.platform_definitions([names["Orders"]], {**definitions.RESOURCES, **queues})
+
+    location = defined.get_repository_def()
+    ours = {one.name for one in (*location.sensor_defs, *location.schedule_defs)}
+    named = set(re.findall(r"`(orders_east_\w+)`", text))
+    assert len(named) == 3
+    assert named <= ours
+    assert "backlog_east" in {key.name for key in location.asset_graph.asset_check_keys}
 
 
 def test_the_pipeline_of_the_readme_has_some_thirty_lines() -> None:

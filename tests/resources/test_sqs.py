@@ -49,6 +49,8 @@ def test_queue_url_must_be_a_url(url):
 def test_a_missing_queue_url_says_how_to_find_it():
     with pytest.raises(ValidationError, match="aws sqs get-queue-url"):
         source(queue_url="https://sqs.eu-west-1.amazonaws.com/")
+    with pytest.raises(ValidationError, match=r"queue_name\n.*Extra inputs"):
+        source(queue_name="flights")
 
 
 @pytest.mark.parametrize(
@@ -73,6 +75,7 @@ def test_the_lease_follows_the_visibility_timeout_and_is_not_set_by_itself():
 def test_attributes_are_those_that_sqs_knows():
     every = resources.sqs.AttributeName.__args__
     assert source(attribute_names=list(every)).attribute_names == every
+    assert source(message_attribute_names=["All"]).message_attribute_names == ("All",)
     with pytest.raises(ValidationError, match=r"attribute_names\.1\n.*SenderId"):
         source(attribute_names=["All", "Sender"])
     with pytest.raises(ValidationError, match=r"message_attribute_names\.1\n.*at least 1 character"):
@@ -88,17 +91,6 @@ def test_actions_keep_to_twelve_hours_from_the_receive(option):
         source(**{option: "nack:42301"})
     with pytest.raises(ValidationError, match=rf"{option}: flights settles .*not 'reject'"):
         source(**{option: "reject"})
-
-
-# Planning: no server is asked
-
-
-@pytest.mark.parametrize(
-    ("demand", "concurrency", "shares"),
-    [(100, 2, [50, 50]), (101, 2, [51, 50]), (3, 4, [3]), (25, 4, [9, 8, 8]), (0, 2, [])],
-)
-def test_shares_are_equal_and_no_smaller_than_a_call_is_good_for(demand, concurrency, shares):
-    assert [share.messages for share in source().plan(demand, concurrency, "r1")] == shares
 
 
 # Receiving, on moto
@@ -139,6 +131,14 @@ def test_an_empty_queue_gives_nothing_after_three_short_polls_or_one_long_one(aw
     assert received(long, 10) == []
     assert [call["WaitTimeSeconds"] for call in polls] == [0, 0, 0]
     assert [call["WaitTimeSeconds"] for call in waits] == [1]
+
+
+def test_a_call_asks_for_ten_and_for_no_more_than_is_needed_unless_told(aws, queue):
+    flights = source(queue_url=queue)
+    asked = calls(flights, "ReceiveMessage")
+    received(flights, 30)
+    names = ("MaxNumberOfMessages", "WaitTimeSeconds", "MessageSystemAttributeNames", "MessageAttributeNames")
+    assert [asked[0][name] for name in names] == [10, 0, ["ApproximateReceiveCount", "SentTimestamp"], []]
 
 
 def test_rows_hold_what_sqs_said(aws, queue):

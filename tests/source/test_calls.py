@@ -72,6 +72,22 @@ def test_calls_are_under_way_at_once_and_never_take_more_than_is_wanted() -> Non
     assert sorted(number for batch in received for number in batch) == list(range(40))
 
 
+def test_past_the_end_calls_are_made_one_by_one() -> None:
+    server = Server(40)
+
+    assert sorted(chain(*batches(server, 10_000, threads=8))) == list(range(40))
+
+    assert len(server.asked) <= 4 + 7 + 3
+
+
+def test_no_call_is_begun_when_time_is_up() -> None:
+    server = Server(1_000)
+    receive = server.receive
+    server.receive = lambda most: (time.sleep(0.05), receive(most))[1]  # type: ignore[method-assign]
+
+    assert 0 < len([*chain(*batches(server, 1_000, within_s=0.2))]) < 1_000
+
+
 def test_an_error_ends_what_was_received_and_is_raised_only_where_nothing_was(caplog: Any) -> None:
     with caplog.at_level(logging.WARNING):
         assert [*chain(*batches(Server(30, fails_at=1), 30))] == list(range(10))

@@ -1,9 +1,10 @@
 """What is tried again while a source is away, and what is not."""
 
 import pytest
+from tenacity import RetryCallState, Retrying
 
-from pipeline_platform.source.contract import SourceAwayError, SourceError
-from pipeline_platform.source.patience import patiently
+from pipeline_platform.source.contract import Patience, SourceAwayError, SourceError
+from pipeline_platform.source.patience import patiently, pauses
 
 
 def test_a_source_that_comes_back_is_asked_until_it_does() -> None:
@@ -20,7 +21,7 @@ def test_a_source_that_comes_back_is_asked_until_it_does() -> None:
 
 def test_one_that_stays_away_is_the_reason() -> None:
     with pytest.raises(SourceAwayError, match="gone for good"):
-        patiently(_away, within_s=0.0)
+        patiently(_away, Patience(within_s=0.0))
 
 
 def test_a_refusal_is_not_tried_again() -> None:
@@ -37,3 +38,60 @@ def test_a_refusal_is_not_tried_again() -> None:
 
 def _away() -> None:
     raise SourceAwayError("gone for good")
+
+
+def waited(patience: Patience, tries: int) -> list[float]:
+    """The pauses after so many failed tries."""
+    said = []
+    for number in range(1, tries + 1):
+        state = RetryCallState(Retrying(), None, (), {})
+        state.attempt_number = number
+        said.append(pauses(patience)(state))
+    return said
+
+
+def test_exponential_pauses_double_from_the_shortest_to_the_longest() -> None:
+    assert waited(Patience("exp", 1.0, 10.0), 6) == [1, 2, 4, 8, 10, 10]
+
+
+def test_random_pauses_vary_within_their_bounds() -> None:
+    said = waited(Patience("rand", 2.0, 5.0), 200)
+
+    assert all(2 <= pause <= 5 for pause in said)
+    assert len(set(said)) > 100
+
+
+def test_random_exponential_pauses_vary_below_a_bound_that_doubles() -> None:
+    for number in range(1, 8):
+        said = [waited(Patience("rand_exp", 1.0, 10.0), number)[-1] for _ in range(100)]
+        assert all(1 <= pause <= min(2 ** (number - 1), 10) for pause in said)
+        assert (max(said) > 5) == (number >= 4), "the bound of the fourth pause is 8"
+
+
+def test_each_wait_begins_with_the_shortest_pause() -> None:
+    patience = Patience("exp", 0.01, 10.0)
+    for _ in range(2):
+        answers = iter([SourceAwayError("restarting")] * 3)
+        slept: list[float] = []
+
+        def ask(answers=answers) -> str:  # type: ignore[no-untyped-def]
+            for error in answers:
+                raise error
+            return "here"
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr("tenacity.nap.time.sleep", slept.append)
+            assert patiently(ask, patience) == "here"
+        assert slept == [0.01, 0.02, 0.04]
+
+
+def test_who_is_told_to_stop_asks_once() -> None:
+    tries = []
+
+    def ask() -> None:
+        tries.append(1)
+        raise SourceAwayError("gone")
+
+    with pytest.raises(SourceAwayError):
+        patiently(ask, Patience("stop"))
+    assert tries == [1]

@@ -2,7 +2,10 @@ module pubsub
 
 go 1.24.0
 
-require cloud.google.com/go/pubsub/v2 v2.4.0
+require (
+	cloud.google.com/go/pubsub/v2 v2.4.0
+	google.golang.org/grpc v1.78.0
+)
 
 require (
 	cloud.google.com/go v0.123.0 // indirect
@@ -33,6 +36,5 @@ require (
 	google.golang.org/api v0.259.0 // indirect
 	google.golang.org/genproto/googleapis/api v0.0.0-20251222181119-0a764e51fe1b // indirect
 	google.golang.org/genproto/googleapis/rpc v0.0.0-20251222181119-0a764e51fe1b // indirect
-	google.golang.org/grpc v1.78.0 // indirect
 	google.golang.org/protobuf v1.36.11 // indirect
 )

@@ -9,6 +9,7 @@ here that starts busy threads on import, or that warns against forks as Polars d
 
 import gc
 import importlib
+import os
 import runpy
 import sys
 from contextlib import suppress
@@ -26,6 +27,9 @@ LIBRARIES = (
 
 def preload() -> None:
     """Import what can be imported. What is missing, or is another PySpark's, each worker imports for itself."""
+    # Arrow's allocator keeps what a block has freed for the next one, or the system would map and clear it anew. Read
+    # as Arrow is loaded. A worker gives all back when it ends, after a minute without work.
+    os.environ.setdefault("MIMALLOC_PURGE_DELAY", "-1")
     # Spark puts PySpark first on the path, as a zip of sources that each process would compile.
     sys.path.sort(key=lambda entry: entry.endswith("/pyspark.zip"))
     for name in LIBRARIES:

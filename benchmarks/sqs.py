@@ -1,0 +1,217 @@
+"""SQS against plain boto3, and one message beside a long history; on a server that this starts.
+
+Run it as `python -m benchmarks.sqs [--messages N] [--history N] [--rounds N]`.
+
+- *platform*: two processes receive with the tasks of a run, which write Parquet, and delete by the ids read from that.
+- *boto3*: as many processes and threads receive in tens, keep bodies and receipt handles in memory, and delete in tens.
+- *extend*: one process, as the driver of a run, hides what it holds for longer.
+- *one message*: a whole run of it, beside no history and beside outcomes of four days, decided by a run each hour.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.events import LongKnown, payloads
+from demo.servers import sqs
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.tables import OUTCOMES
+from pipeline_platform.lake.writer import Writer
+from pipeline_platform.run import steps
+from pipeline_platform.run.begin import begin
+from pipeline_platform.run.flow import Flow
+from pipeline_platform.source.contract import Share
+from pipeline_platform.spark import server as spark_server
+from pipeline_platform.spark.shipping import PACKAGES
+from pipeline_platform.tasks.receive import ReadShares
+from resources.spark import WARM, SparkResource
+from resources.sqs import THREADS, SqsSource
+
+PROCESSES = 2
+WINDOW = "2026-11-21T0000"
+SERVERS = Path(os.environ.get("PIPELINE_SERVERS", Path(__file__).parents[1] / ".servers"))
+
+
+def platform(queue_url: str, endpoint: str, wanted: int, folder: str) -> float:
+    """Receive and delete as a task does; return the processor time."""
+    began = time.process_time()
+    source, receive_id = SqsSource(name="queue", queue_url=queue_url, endpoint_url=endpoint), uuid.uuid4().hex
+    lake = Lake(root=folder)
+    list(ReadShares(source, [Share(messages=wanted)], lake, "events", receive_id, WINDOW)(0))
+    for file in Path(folder, "events").rglob(f"{receive_id}*.parquet"):
+        ids = pq.read_table(file, columns=["ack_id"]).column("ack_id").to_pylist()
+        assert len(ids) == wanted
+        assert not source.ack(queue_url, ids)
+    return time.process_time() - began
+
+
+def boto3(queue_url: str, endpoint: str, wanted: int, folder: str) -> float:
+    """Receive and delete as one would by hand; return the processor time."""
+    del folder
+    began = time.process_time()
+    client = sqs.client(endpoint)
+
+    def receive(count: int) -> list[tuple[str, str]]:
+        got: list[tuple[str, str]] = []
+        while len(got) < count:
+            most = min(10, count - len(got))
+            reply = client.receive_message(QueueUrl=queue_url, MaxNumberOfMessages=most, VisibilityTimeout=900)
+            got += [(message["Body"], message["ReceiptHandle"]) for message in reply.get("Messages", [])]
+        return got
+
+    def delete(ten: list[tuple[str, str]]) -> None:
+        entries = [{"Id": str(i), "ReceiptHandle": handle} for i, (_, handle) in enumerate(ten)]
+        assert not client.delete_message_batch(QueueUrl=queue_url, Entries=entries).get("Failed")  # type: ignore[arg-type]
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        each = [wanted // THREADS + (nth < wanted % THREADS) for nth in range(THREADS)]
+        held = [one for some in pool.map(receive, each) for one in some]
+        list(pool.map(delete, [held[start : start + 10] for start in range(0, len(held), 10)]))
+    return time.process_time() - began
+
+
+def receive_and_delete(endpoint: str, messages: int, rounds: int, folder: str) -> None:
+    """Let both take turns, in another order each round."""
+    peers: list[Callable[[str, str, int, str], float]] = [platform, boto3]
+    rates, busy, times = list[float](), list[float](), dict[str, list[float]]()
+    with ProcessPoolExecutor(PROCESSES) as pool:
+        for turn in range(rounds + 1):
+            took, used = dict[str, float](), dict[str, float]()
+            for peer in peers if turn % 2 else peers[::-1]:
+                url = sqs.create_queue(endpoint, f"bench-{uuid.uuid4().hex[:8]}")
+                sqs.fill(url, payloads(messages))
+                given, started = (url, endpoint, messages // PROCESSES, folder), time.perf_counter()
+                used[peer.__name__] = sum(pool.map(peer, *([each] * PROCESSES for each in given)))
+                took[peer.__name__] = time.perf_counter() - started
+                sqs.client(endpoint).delete_queue(QueueUrl=url)
+            if turn:  # the first round warms up
+                rates.append(took["boto3"] / took["platform"])
+                busy.append(used["platform"] / used["boto3"])
+                for name, seconds in took.items():
+                    times.setdefault(name, []).append(seconds)
+    for name, all_of_it in times.items():
+        print(f"{name:10} {messages / statistics.median(all_of_it):7,.0f} messages a second")
+    print(f"rate, platform / boto3: {_median(rates)}")
+    print(f"processor time, platform / boto3: {_median(busy)}", flush=True)
+
+
+def extend(endpoint: str, messages: int) -> None:
+    """Time an extension of what one process holds."""
+    url = sqs.create_queue(endpoint, "extended")
+    sqs.fill(url, payloads(messages))
+    source = SqsSource(name="queue", queue_url=url, endpoint_url=endpoint)
+    batches = source.read(Share(messages=messages), "bench")
+    held = [handle for batch in batches for handle in batch.column("ack_id").to_pylist()]
+    started = time.perf_counter()
+    assert source.extend("bench", lambda: [(url, held)])
+    took = time.perf_counter() - started
+    print(
+        f"extend: {took:.1f} s for {len(held):,} messages, {100_000 * took / len(held):.0f} s for 100,000", flush=True
+    )
+
+
+def write_history(flow: Flow, rows: int) -> None:
+    """Commit outcomes as runs of the last days would have, one each hour, the last of them an hour ago."""
+    from deltalake import CommitProperties, Schema
+    from deltalake.transaction import AddAction
+
+    flow.tables.ensure()
+    outcomes, hours = flow.tables["outcomes"], 24 * LongKnown.producer.deduplicate_for.days
+    each = rows // hours
+    for ago in range(hours, 0, -1):
+        at = datetime.now(UTC) - timedelta(hours=ago)
+        ids = [str(uuid.UUID(int=ago << 64 | number)) for number in range(each)]
+        same = {"source": "queue", "attempt": 1, "receive_id": f"{ago:032x}", "outcome": "handled", "action": "ack"}
+        columns = {name: pa.repeat(value, each) for name, value in {**same, "ack_ref": "bench"}.items()}
+        schema = pa.schema([field for field in OUTCOMES if field.name != "window"])
+        rows_ = pa.RecordBatch.from_pydict({**columns, "message_id": ids, "ack_id": ids}, schema=schema)
+        with Writer(flow.lake, flow.pipeline.name, f"{ago:032x}-handle-0") as writer:
+            writer.write("outcomes", f"{at:%Y-%m-%dT%H}00", rows_)
+            files = writer.close().files
+        adds = [
+            AddAction(file.path, file.bytes, {"window": file.window}, int(at.timestamp() * 1000), True, file.stats)
+            for file in files
+        ]
+        with outcomes.look() as handle:
+            handle.create_write_transaction(
+                adds, "append", Schema.from_arrow(outcomes.schema), ["window"], commit_properties=CommitProperties()
+            )
+
+
+def one_message(endpoint: str, history: int, rounds: int, root: Path) -> None:
+    """Time whole runs of one message beside a history and beside none, by turns."""
+    spark_server.start(root)
+    ratios, times = list[float](), dict[str, list[float]]()
+    try:
+        with closing(SparkResource(remote=WARM, state_folder=str(root), packages=[*PACKAGES, "benchmarks"])) as spark:
+            session = spark.spark_session
+            flows = {}
+            for name, rows in (("no history", 0), ("history", history)):
+                url = sqs.create_queue(endpoint, f"one-{uuid.uuid4().hex[:8]}")
+                source = SqsSource(name="queue", queue_url=url, endpoint_url=endpoint)
+                control = ControlStore(f"sqlite:///{root}/{name[:2]}.sqlite")
+                flow = flows[name] = Flow(LongKnown, source, Lake(root=f"{root}/{name[:2]}"), control, lambda: session)
+                if rows:
+                    write_history(flow, rows)
+            for turn in range(rounds + 1):
+                took = {name: _whole_run(flow) for name, flow in list(flows.items())[:: 1 if turn % 2 else -1]}
+                if turn:
+                    ratios.append(took["history"] / took["no history"])
+                    for name, seconds in took.items():
+                        times.setdefault(name, []).append(seconds)
+    finally:
+        spark_server.stop(root)
+    for name, all_of_it in times.items():
+        print(f"one message, {name}: {statistics.median(all_of_it):.2f} s")
+    print(f"beside {history:,} outcomes / beside none: {_median(ratios)}")
+
+
+def _whole_run(flow: Flow) -> float:
+    flow.source.send(payloads(1))
+    started = time.perf_counter()
+    receive = begin(flow, origin="source", run_id="bench", windows=[WINDOW], demand=1)
+    steps.receive_messages(flow, receive)
+    steps.handle_messages(flow, receive)
+    steps.decide(flow, receive)
+    steps.publish(flow, receive)
+    assert steps.acknowledge(flow, receive).acknowledged == 1
+    return time.perf_counter() - started
+
+
+def _median(ratios: list[float]) -> str:
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--messages", type=int, default=40_000)
+    parser.add_argument("--history", type=int, default=10_000_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    given = parser.parse_args()
+    if lack := sqs.missing():
+        print(f"left out: {lack}")
+        return
+    os.environ.update(sqs.ENVIRONMENT)
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder, sqs.serve(SERVERS) as server:
+        receive_and_delete(server.address, given.messages, given.rounds, folder)
+        extend(server.address, given.messages)
+        one_message(server.address, given.history, given.rounds, Path(folder))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Promises of logs, about positions."""
+
+from __future__ import annotations
+
+from pipeline_platform.source.log import LogSource
+from pipeline_platform.testing.promise import promise
+from pipeline_platform.testing.settling import SETTLES
+from pipeline_platform.testing.trial import Received, Trial
+
+
+@promise(family=LogSource, builds_on=SETTLES)
+def positions_wait_for_gaps(trial: Trial) -> None:
+    """The log is never told to go on behind a message that is not settled."""
+    first = trial.first(demand=len(trial.sent) // 2)
+    later = trial.receive()
+    trial.need(later.rows, "it gives a partition to one receive at a time")
+    trial.settle(later, "ack")
+    told = _told(trial)
+    for partition, (begin, _) in _bounds(first).items():
+        trial.expect(
+            told.get(partition, 0) <= begin, f"{partition} committed up to {begin} at most", told.get(partition)
+        )
+
+
+@promise(family=LogSource, builds_on=(*SETTLES, "positions_wait_for_gaps"))
+def logs_are_told(trial: Trial) -> None:
+    """The log remembers how far it was settled: who has forgotten all else goes on from there."""
+    done = trial.first(demand=len(trial.sent) // 2)
+    trial.settle(done, "ack")
+    told, wanted = _told(trial), {partition: past for partition, (_, past) in _bounds(done).items()}
+    trial.expect(wanted.items() <= told.items(), f"committed up to {wanted}", told)
+    trial.new_store()
+    trial.expect_back(set(trial.sent) - set(done.data), trial.soon_s, "that nobody settled")
+    trial.expect_none_of(done.data, "that are settled")
+
+
+def _told(trial: Trial) -> dict[str, int]:
+    extents = trial.another()
+    assert isinstance(extents, LogSource)
+    return {one: extent.committed for one, extent in extents.extents().items() if extent.committed is not None}
+
+
+def _bounds(received: Received) -> dict[str, tuple[int, int]]:
+    """Of each partition the first offset of a receive, and the one after its last."""
+    bounds: dict[str, tuple[int, int]] = {}
+    for share in received.shares:
+        for partition, first, past, _ in share.at["spans"]:
+            known = bounds.get(partition, (first, past))
+            bounds[partition] = min(first, known[0]), max(past, known[1])
+    return bounds

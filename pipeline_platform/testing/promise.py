@@ -1,0 +1,69 @@
+"""A promise of sources: its name, what it says, for whom, and how it is tried."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pipeline_platform.source.contract import Source
+
+if TYPE_CHECKING:
+    from pipeline_platform.testing.trial import Trial
+
+
+class BrokenPromiseError(AssertionError):
+    """A source does not keep a promise.
+
+    Attributes:
+        promise: Its name.
+    """
+
+    def __init__(self, promise: Promise, expected: str, seen: str) -> None:
+        self.promise = promise.name
+        super().__init__(f"{promise.name}: {promise.says}\n  expected: {expected}\n  seen:     {seen}")
+
+
+class NotAskedError(Exception):
+    """A promise does not concern this source; the message says why."""
+
+
+class Promise(NamedTuple):
+    """What sources promise.
+
+    Attributes:
+        name: Of the function that tries it.
+        says: The promise in one sentence.
+        family: Sources that make it.
+        builds_on: Names of promises without which it cannot be kept; it is not asked where one of them is broken.
+        messages: How many wait when it is tried; None for all payloads.
+        check: Raises `BrokenPromiseError` or `NotAskedError`.
+    """
+
+    name: str
+    says: str
+    family: type[Any]
+    builds_on: Sequence[str]
+    messages: int | None
+    check: Callable[[Trial], None]
+
+
+PROMISES: dict[str, Promise] = {}
+"""All there are, by name."""
+
+DELIVERS = (
+    "nothing_is_lost", "payloads_are_untouched", "pickles_without_clients", "closing_unused_is_harmless",
+)  # fmt: skip
+"""What nearly all others build on."""
+
+
+def promise(
+    *, family: type[Any] = Source, builds_on: Sequence[str] = DELIVERS, messages: int | None = None
+) -> Callable[[Callable[[Trial], None]], Callable[[Trial], None]]:
+    """Make a promise of a function that tries it; the first line of its docstring is what it says."""
+
+    def register(check: Callable[[Trial], None]) -> Callable[[Trial], None]:
+        name, says = check.__name__, str(check.__doc__).partition("\n")[0]
+        PROMISES[name] = Promise(name, says, family, builds_on, messages, check)
+        return check
+
+    return register

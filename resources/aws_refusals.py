@@ -1,0 +1,74 @@
+"""What AWS says when it refuses a call of SQS, or an entry of one: what it means, and what to do about it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pipeline_platform.source.contract import Refused, SourceAwayError, SourceError
+
+if TYPE_CHECKING:
+    from resources.sqs import SqsSource
+
+NO_QUEUE = "NonExistentQueue|QueueDoesNotExist|InvalidAddress"
+_NO_CREDENTIALS = (
+    ".*Credential.*|ProfileNotFound|.*(SSO|Token).*|InvalidAccessKeyId|InvalidClientTokenId|SignatureDoesNotMatch"
+    "|InvalidSecurity|UnrecognizedClientException|AuthFailure|RequestExpired|LoginRefreshRequired"
+)
+_AWAY = ".*Connect.*|.*Timeout.*|SSLError|ProxyConnectionError|HTTPClientError|ConnectionClosedError"
+_BUSY = ".*Throttl.*|RequestLimitExceeded|TooManyRequests.*|ServiceUnavailable.*|Internal(Error|Failure|ServerError)"
+_EXPLANATIONS = {
+    NO_QUEUE: "queue_url {queue!r} is no queue there (region_name {region}, endpoint_url {endpoint}). Create it, or "
+    "correct the one that is wrong",
+    "NoRegionError|InvalidRegionError": "region_name is {region} and queue_url {queue!r} names none. Set region_name "
+    "or AWS_DEFAULT_REGION",
+    "OverLimit": "queue_url {queue!r} has as many messages in flight as its quota allows ({code}). Others wait until "
+    "some are deleted. Set max_in_flight to that quota, or have AWS raise it",
+    "AccessDenied.*|AuthorizationError|KmsAccessDenied": "not allowed on queue_url {queue!r}: {said}. Allow "
+    "sqs:GetQueueAttributes, sqs:ReceiveMessage, sqs:DeleteMessage and sqs:ChangeMessageVisibility, and for send() "
+    "sqs:SendMessage",
+    # What AWS says of refused credentials is left out: it may quote them.
+    _NO_CREDENTIALS: "no valid credentials for queue_url {queue!r} ({code}; profile_name {profile}). Give some in the "
+    "environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY), a profile or a role, or renew what is there",
+    _AWAY: "endpoint_url "
+    "({endpoint}) does not answer for queue_url {queue!r}: {said}. Correct it, or see to the network or server",
+}
+"""What to do about an error, by its code."""
+
+
+def code_of(error: BaseException | None) -> str:
+    """AWS's code of an error without its prefix, or the class of an error that is not AWS's."""
+    response = getattr(error, "response", None) or {}  # of a connection that was closed it is None
+    code = str(response.get("Error", {}).get("Code", ""))
+    return code.rsplit(".", 1)[-1] or type(error).__name__
+
+
+def explained(error: Exception, source: SqsSource) -> SourceError:
+    """Say which option is to blame and what to do; never what the credentials are."""
+    code = code_of(error)
+    found = (text for codes, text in _EXPLANATIONS.items() if re.fullmatch(codes, code))
+    explanation = next(found, "queue_url {queue!r} failed with {said}").format(
+        queue=source.queue_url,
+        endpoint=source.endpoint_url or "unset, so AWS's own",
+        region=source.region_name or "unset",
+        profile=source.profile_name or "unset",
+        code=code,
+        said=f"{type(error).__name__}: {error}",
+    )
+    kind = SourceAwayError if re.fullmatch(f"{_AWAY}|{_BUSY}", code) else SourceError
+    return kind(f"source {source.name!r}: {explanation}")
+
+
+def said_of(failure: Mapping[str, Any]) -> str:
+    """AWS's words on an entry of a call that it refused."""
+    return f"{failure['Code'].rsplit('.', 1)[-1]}: {failure.get('Message', '')}"
+
+
+def refused(handle: str, failure: Mapping[str, Any]) -> Refused:
+    """An entry that was not settled."""
+    code, _, said = said_of(failure).partition(": ")
+    # Of a handle whose lease is over, FIFO queues say that the parameter is invalid, having expired. Of a message that
+    # was deleted meanwhile and is to be put back, they say that it does not exist.
+    stale = code in {"ReceiptHandleIsInvalid", "MessageNotInflight"} or "expired" in said or "does not exist" in said
+    return Refused(handle, f"{code}: {said}", lost=stale)

@@ -1,0 +1,263 @@
+"""What is asked of a Kafka cluster beside messages: topics, offsets and groups, and what its errors mean."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pipeline_platform.source.contract import SourceAwayError, SourceError
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaError, TopicPartition
+    from confluent_kafka.admin import AdminClient
+
+logger = logging.getLogger(__name__)
+client_logger = logging.getLogger(f"{__name__}.client")
+"""Hears what the client library says."""
+
+K = TypeVar("K")
+
+OURS = "pipeline-platform"
+"""Metadata of the offsets that this connector commits. Tools that reset offsets leave another, or none."""
+
+_AWAY = "_(TRANSPORT|TIMED_OUT|ALL_BROKERS_DOWN|RESOLVE|MSG_TIMED_OUT|WAIT_COORD|TIMED_OUT_QUEUE|DESTROY)"
+_BUSY = (
+    ".*COORDINATOR.*|REQUEST_TIMED_OUT|NETWORK_EXCEPTION|.*NOT_AVAILABLE|.*LEADER.*|NOT_CONTROLLER|KAFKA_STORAGE_ERROR"
+    "|NOT_ENOUGH_REPLICAS.*|THROTTLING_QUOTA_EXCEEDED|UNKNOWN_TOPIC_ID"
+)
+_HAS_MEMBERS = "UNKNOWN_MEMBER_ID|NON_EMPTY_GROUP|ILLEGAL_GENERATION|REBALANCE_IN_PROGRESS|.*MEMBER_EPOCH"
+_REFUSED = "_AUTHENTICATION|_SSL|.*SASL.*"
+_EXPLANATIONS = {
+    # What the server says of refused credentials is left out: it may quote them.
+    _REFUSED: "{servers} refuses to talk to this client ({code}; security_protocol {protocol}): correct "
+    "sasl_mechanism, sasl_username and sasl_password, or the ssl_ options",
+    "UNKNOWN_TOPIC_OR_PART": "{what} is not at {servers}: create the topic, or correct topics or topic_pattern",
+    "TOPIC_AUTHORIZATION_FAILED": "not allowed on {what}: let this user READ and DESCRIBE the topic, and WRITE to send",
+    "GROUP_AUTHORIZATION_FAILED": "not allowed on group_id {group!r}: let this user READ and DESCRIBE the group",
+    _HAS_MEMBERS: "group_id {group!r} has active members: other consumers read in it. Stop "
+    "them, or give this source a group of its own",
+    "_INVALID_ARG|_CONFLICT|_NOT_CONFIGURED": "the client library refuses an option: {said}. "
+    "Correct it, or client_options",
+    "MSG_SIZE_TOO_LARGE": "a message is larger than {what} takes: {said}. Raise the topic's max.message.bytes",
+    _BUSY: "the brokers at {servers} are not ready for that yet ({said}): it is tried again",
+    _AWAY: "bootstrap_servers {servers!r} does not answer: {said}. Correct it, or see to the network or the brokers",
+}  # fmt: skip
+"""What to do about an error, by its code."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """What errors of a source name.
+
+    Attributes:
+        source: Its name.
+        servers: Where its cluster is.
+        group_id: Its consumer group.
+        protocol: How it talks to the cluster.
+        secrets: What no error may quote.
+    """
+
+    source: str
+    servers: str
+    group_id: str
+    protocol: str
+    secrets: tuple[str, ...] = field(default=(), repr=False)
+
+    def explained(self, error: BaseException | KafkaError, what: str = "a topic") -> SourceError:
+        """Say which option is to blame and what to do."""
+        cause = kafka_error(error)
+        code = cause.name() if cause else type(error).__name__
+        said = cause.str() if cause else str(error)
+        for secret in self.secrets:
+            said = said.replace(secret, "***")
+        found = (text for codes, text in _EXPLANATIONS.items() if re.fullmatch(codes, code))
+        text = next(found, "{what} at {servers} failed with {code}: {said}").format(
+            servers=self.servers, group=self.group_id, protocol=self.protocol, code=code, said=said, what=what
+        )
+        kind = SourceAwayError if re.fullmatch(f"{_AWAY}|{_BUSY}", code) else SourceError
+        return kind(f"source {self.source!r}: {text}")
+
+
+def kafka_error(error: BaseException | KafkaError) -> KafkaError | None:
+    """The library's own words for an error; None where it is not the library's."""
+    from confluent_kafka import KafkaError
+
+    if isinstance(error, KafkaError):
+        return error
+    found = error.args[0] if error.args else None
+    return found if isinstance(found, KafkaError) else None
+
+
+def is_refusal(error: KafkaError) -> bool:
+    """Whether the cluster refuses this client, so that there is no use in trying again."""
+    return re.fullmatch(_REFUSED, error.name()) is not None
+
+
+class Cluster:
+    """Asks a cluster by one client, which stays connected while the cluster answers.
+
+    One that has lost its brokers gives way to another: librdkafka 2.16 never finds a group's coordinator again after it
+    was restarted, and turns in circles meanwhile.
+    """
+
+    def __init__(self, address: Address, settings: Mapping[str, Any], timeout_s: float) -> None:
+        self.address, self._settings, self._timeout_s = address, settings, timeout_s
+        self._heard: KafkaError | None = None
+
+    def topic_ids(self, topics: Iterable[str]) -> dict[str, tuple[str, list[int]]]:
+        """The id and the partitions of each of these topics that is there."""
+        from confluent_kafka import TopicCollection
+
+        names = TopicCollection([*topics])
+        found = self._ask(
+            lambda admin, left: admin.describe_topics(names, request_timeout=left), "UNKNOWN_TOPIC_OR_PART"
+        )
+        return {
+            topic: (str(one.topic_id), sorted(partition.id for partition in one.partitions))
+            for topic, one in found.items()
+            if one is not None
+        }
+
+    def matching(self, pattern: str) -> list[str]:
+        """The topics whose whole names match a pattern, but for those that Kafka keeps for itself."""
+        try:
+            names = self.admin.list_topics(timeout=self._timeout_s).topics
+        except Exception as error:
+            raise self._explained(error) from None
+        return sorted(one for one in names if re.fullmatch(pattern, one) and not one.startswith("__"))
+
+    def offsets(
+        self, partitions: Iterable[TopicPartition], at: int, *, read_committed: bool
+    ) -> Callable[[], dict[TopicPartition, int]]:
+        """Begin to ask for an offset of each partition; return what waits for the answers, of those that are ready.
+
+        Args:
+            partitions: Of topics.
+            at: `OFFSET_BEGINNING`, `OFFSET_END`, or a time in milliseconds: of the first message since then, or -1.
+            read_committed: Whether the end is where the first open transaction begins.
+        """
+        from confluent_kafka import IsolationLevel
+        from confluent_kafka.admin import OffsetSpec
+
+        wanted = dict.fromkeys(partitions, OffsetSpec(at))
+        level = IsolationLevel.READ_COMMITTED if read_committed else IsolationLevel.READ_UNCOMMITTED
+        ask = self._begin(
+            lambda admin, left: admin.list_offsets(wanted, isolation_level=level, request_timeout=left), _BUSY
+        )
+        return lambda: {partition: answer.offset for partition, answer in ask().items() if answer is not None}
+
+    def committed(self, partitions: Iterable[TopicPartition]) -> Callable[[], dict[TopicPartition, tuple[int, bool]]]:
+        """Begin to ask for what the group remembers; return what waits for it: the offset, and whether it is ours."""
+        from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+
+        wanted = [ConsumerGroupTopicPartitions(self.address.group_id, [*partitions])]
+        ask = self._begin(lambda admin, left: admin.list_consumer_group_offsets(wanted, request_timeout=left))
+
+        def answer() -> dict[TopicPartition, tuple[int, bool]]:
+            (group,) = ask().values()
+            return {
+                TopicPartition(one.topic, one.partition): (one.offset, one.metadata == OURS)
+                for one in self._accepted(group.topic_partitions)
+                if one.offset >= 0
+            }
+
+        return answer
+
+    def commit(self, offsets: Mapping[tuple[str, int], int]) -> None:
+        """Have the group remember an offset of each partition."""
+        from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+
+        wanted = [TopicPartition(topic, partition, at, OURS) for (topic, partition), at in offsets.items()]
+        group = [ConsumerGroupTopicPartitions(self.address.group_id, wanted)]
+        (done,) = self._ask(
+            lambda admin, left: admin.alter_consumer_group_offsets(group, request_timeout=left)
+        ).values()
+        self._accepted(done.topic_partitions)
+
+    def members(self) -> int:
+        """How many consumers are in the group."""
+        group = [self.address.group_id]
+        none = "GROUP_ID_NOT_FOUND"
+        found = self._ask(lambda admin, left: admin.describe_consumer_groups(group, request_timeout=left), none)
+        return sum(len(one.members) for one in found.values() if one is not None)
+
+    @cached_property
+    def admin(self) -> AdminClient:
+        """The client."""
+        from confluent_kafka.admin import AdminClient
+
+        try:
+            settings: dict[str, Any] = {**self._settings, "error_cb": self._hear}
+            return AdminClient(settings, logger=client_logger)
+        except Exception as error:
+            raise self.address.explained(error) from None
+
+    def _renew(self) -> None:
+        self.__dict__.pop("admin", None)
+        self._heard = None
+
+    def _hear(self, error: KafkaError) -> None:
+        if self._heard is None or not is_refusal(self._heard):  # that says more than that no broker is left then
+            self._heard = error
+
+    def _explained(self, error: BaseException, what: str = "a topic") -> SourceError:
+        """Explain an error; of a call that only took too long, by what the client heard meanwhile."""
+        cause = kafka_error(error)
+        timed_out = cause is not None and cause.name() == "_TIMED_OUT"
+        return self.address.explained(self._heard if timed_out and self._heard is not None else error, what)
+
+    def _accepted(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """Return what a group answered of partitions.
+
+        Raises:
+            SourceError: It refused one.
+        """
+        for one in partitions:
+            if one.error is not None:
+                raise self.address.explained(one.error, f"{one.topic} [{one.partition}]")
+        return partitions
+
+    def _ask(self, call: Callable[[AdminClient, float], Mapping[K, Future[Any]]], none: str = "") -> dict[K, Any]:
+        return self._begin(call, none)()
+
+    def _begin(
+        self, call: Callable[[AdminClient, float], Mapping[K, Future[Any]]], none: str = ""
+    ) -> Callable[[], dict[K, Any]]:
+        """Begin a call; return what waits for its answers.
+
+        Args:
+            call: Is given the client and the seconds it may take.
+            none: The codes of errors that mean that there is nothing.
+        """
+        self.admin.poll(0)  # hands over what the client has heard since, and its log
+        if self._heard is not None:
+            self._renew()
+        asked = call(self.admin, self._timeout_s)
+
+        def answers() -> dict[K, Any]:
+            self._wait(asked.values())
+            found: dict[K, Any] = {}
+            for key, one in asked.items():
+                error = one.exception()
+                cause = kafka_error(error) if error is not None else None
+                if error is not None and (cause is None or not re.fullmatch(none, cause.name())):
+                    explained = self._explained(error, str(key))
+                    self._renew()
+                    raise explained
+                found[key] = None if error is not None else one.result()
+            return found
+
+        return answers
+
+    def _wait(self, asked: Iterable[Future[Any]]) -> None:
+        waiting = {*asked}
+        while waiting:  # the client ends each within its time
+            waiting = wait(waiting, timeout=0.05).not_done
+            self.admin.poll(0)
+            if waiting and self._heard is not None and is_refusal(self._heard):
+                raise self.address.explained(self._heard)

@@ -1,0 +1,5 @@
+"""RabbitMQ as a source."""
+
+from resources.rabbitmq.source import RabbitmqSource
+
+__all__ = ["RabbitmqSource"]

@@ -1,0 +1,125 @@
+"""The command line on a pipeline with several producers: each is shown, paused and limited by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from pipeline_platform.cli.deployment import Deployment
+from pipeline_platform.cli.main import app
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.options import RateLimiting
+from tests.fixtures.pipelines_under_test import Coasts, Told
+from tests.fixtures.small_lake import Memory
+
+Cli = Callable[..., Result]
+FIVE = RateLimiting(allowed_messages=5, interval=timedelta(seconds=2))
+
+
+@pytest.fixture
+def control(tmp_path: Path) -> ControlStore:
+    return ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
+
+
+@pytest.fixture
+def cli(tmp_path: Path, control: ControlStore, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    queue, beside = Memory(deliveries_=(("1", b""),) * 7), Memory(deliveries_=(("1", b""),) * 9)
+    pipelines = {"coasts": Coasts, "told": Told}
+    deployment = Deployment(
+        pipelines, control, Lake(root=str(tmp_path / "lake")), {"queue": queue, "beside_queue": beside}
+    )
+    for module in ("status", "limits"):
+        monkeypatch.setattr(f"pipeline_platform.cli.{module}.deployment.opened", lambda: nullcontext(deployment))
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
+
+    def call(*arguments: str) -> Result:
+        return CliRunner(env={"COLUMNS": "200"}).invoke(app, arguments)
+
+    return call
+
+
+def shown(answer: Result) -> dict[str, str]:
+    """What `status` says, by row."""
+    rows = [line.strip().partition("  ") for line in answer.stdout.splitlines()]
+    return {name: value.strip() for name, _, value in rows if value}
+
+
+def test_status_shows_each_producer_and_what_belongs_to_none(cli: Cli, control: ControlStore) -> None:
+    control.set_rate_limiting("coasts/west", FIVE)
+    control.pause("coasts/east", "moves")
+    for key, messages in (("coasts/east", 3), ("coasts", 4)):
+        control.claim(key, f"of {key}", key[::-1], wanted=messages, capacity=10, lease_s=60)
+
+    said = shown(cli("status", "coasts"))
+
+    assert said["east: backlog"] == "7 messages in queue"
+    assert said["west: backlog"] == "9 messages in beside_queue"
+    assert (said["east: state"], said["west: state"]) == ("paused: moves", "asks for runs")
+    assert (said["east: rate limit"], said["west: rate limit"]) == ("none", "5 every 2.0 s, set at run time")
+    assert said["west: permits"] == "5 left in the current interval"
+    assert said["east: in flight"] == "3 messages in 1 runs"
+    assert said["west: in flight"] == "0 messages in 0 runs"
+    assert said["backfills, replays: in flight"] == "4 messages in 1 runs"
+    assert said["open failures"] == "none"
+
+
+def test_status_of_a_pipeline_with_one_names_none(cli: Cli) -> None:
+    said = shown(cli("status", "told"))
+
+    assert said["backlog"] == "7 messages in queue"
+    assert not [row for row in said if ": " in row and not row.startswith(("Control", "Lake"))]
+
+
+def test_a_producer_is_paused_and_resumed_alone(cli: Cli, control: ControlStore) -> None:
+    assert "coasts/east is paused: moves." in cli("pause", "coasts", "--producer", "east", "--reason", "moves").stdout
+    assert [control.paused(f"coasts/{name}") for name in ("east", "west")] == ["moves", None]
+
+    cli("pause", "coasts", "--reason", "all move")
+    assert "coasts/west stays paused: all move" in cli("resume", "coasts", "--producer", "west").stdout
+    told = cli("resume", "coasts").stdout
+    assert "coasts asks for runs again." in told
+    assert "coasts/east stays paused: moves" in told
+    assert "coasts/east asks for runs again." in cli("resume", "coasts", "--producer", "east").stdout
+    assert control.paused("coasts/east") is None
+
+
+def test_a_pause_of_all_counts_what_each_has_in_flight(cli: Cli, control: ControlStore) -> None:
+    for key in ("coasts/east", "coasts"):
+        control.claim(key, f"of {key}", "run", wanted=3, capacity=10, lease_s=60)
+
+    assert "6 messages in 2 runs are finished still" in cli("pause", "coasts").stdout
+
+
+def test_a_limit_is_of_the_producer_that_is_named(cli: Cli, control: ControlStore) -> None:
+    told = cli("limit", "coasts", "--producer", "west", "--allowed", "5", "--interval", "2").stdout
+
+    assert "coasts/west handles at most 5 messages in 0:00:02." in told
+    assert control.rate_limiting("coasts/west", None) == FIVE
+    assert control.rate_limiting("coasts/east", None) is None
+    assert control.rate_limiting("coasts", None) is None
+    assert "coasts/east has no rate limit." in cli("limit", "coasts", "--producer", "east").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("limit", "coasts"), "each producer of coasts has a limit of its own: choose one of east, west"),
+        (("limit", "coasts", "--producer", "wets"), "no producer has the name 'wets'; did you mean 'west'?"),
+        (("pause", "coasts", "--producer", "north"), "no producer has the name 'north'; there is east, west"),
+        (("resume", "told", "--producer", "east"), "no producer has the name 'east'; its only one has no name"),
+    ],
+)
+def test_a_producer_that_is_missing_or_unknown_is_refused_with_those_there_are(
+    cli: Cli, arguments: tuple[str, ...], words: str
+) -> None:
+    answer = cli(*arguments)
+
+    assert answer.exit_code == 2
+    assert words in " ".join(answer.output.replace("│", " ").split())

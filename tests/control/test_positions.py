@@ -1,0 +1,206 @@
+"""Spans of logs in the control store: held by one receive, settled in any order, told once nothing is missing."""
+
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+
+import pytest
+
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.source.positions import Place, Span
+
+Chosen = tuple[list[Span], dict[str, int]]
+
+
+@pytest.fixture
+def store(control_url: str) -> ControlStore:
+    store = ControlStore(control_url)
+    store.begin("log", [Place("p", 0, 0), Place("q", 0, 0)])
+    return store
+
+
+def hold(store: ControlStore, receive_id: str, *spans: tuple[str, int, int], **settled_to: int) -> list[Span]:
+    return store.reserve("log", receive_id, lambda now: ([Span(*span) for span in spans], settled_to))
+
+
+def spans(store: ControlStore, partition: str = "p") -> list[tuple[int, int, str | None]]:
+    return [(span.first, span.past, span.holder) for span in store.places("log")[partition].spans]
+
+
+def test_a_partition_begins_once(store: ControlStore) -> None:
+    store.begin("log", [Place("p", 7, 9), Place("r", 3, 5)])
+    store.begin("log", [])
+
+    places = store.places("log")
+    assert (places["p"].settled_to, places["p"].reached) == (0, 0)
+    assert places["r"] == Place("r", 3, 5)
+    assert store.places("another log") == {}
+
+
+def test_two_planners_at_once_are_given_different_spans(control_url: str, store: ControlStore) -> None:
+    """Each takes what it finds free, and looks while the other is at it."""
+    planners = 4
+    start = Barrier(planners)
+
+    def plan(nth: int) -> list[Span]:
+        mine = ControlStore(control_url)
+        given: list[Span] = []
+
+        def choose(now: Mapping[str, Place]) -> Chosen:
+            past = max((span.past for span in now["p"].spans), default=0)
+            return [Span("p", past, past + 10)], {}
+
+        start.wait()
+        for time in range(5):
+            given += mine.reserve("log", f"{nth}-{time}", choose)
+        mine.close()
+        return given
+
+    with ThreadPoolExecutor(planners) as pool:
+        given = sorted(span.first for some in pool.map(plan, range(planners)) for span in some)
+
+    assert given == [10 * nth for nth in range(planners * 5)]
+    assert store.places("log")["p"].reached == planners * 50
+
+
+def test_a_position_moves_over_what_is_settled_without_a_gap(store: ControlStore) -> None:
+    hold(store, "a", ("p", 0, 10), ("q", 0, 5))
+    hold(store, "b", ("p", 10, 20))
+    hold(store, "c", ("p", 20, 30), ("q", 5, 6))
+
+    assert store.settled("log", "c") == {}
+    assert store.settled("log", "a") == {"p": 10, "q": 6}
+    assert store.told("log", {"p": 10, "q": 6}) == {}
+    assert spans(store) == [(10, 20, "b"), (20, 30, None)]
+    assert store.settled("log", "b") == {"p": 30}
+    assert store.told("log", {"p": 30}) == {}
+    assert spans(store) == spans(store, "q") == []
+    assert {one.settled_to for one in store.places("log").values()} == {30, 6}
+
+
+def test_what_is_settled_beyond_a_gap_takes_one_row_however_many_receives_it_was(store: ControlStore) -> None:
+    hold(store, "slow", ("p", 0, 10))
+    order = [3, 1, 4, 2, 5]
+    for nth in order:
+        hold(store, str(nth), ("p", 10 * nth, 10 * nth + 10))
+    for nth in order:
+        assert store.settled("log", str(nth)) == {}
+
+    assert spans(store) == [(0, 10, "slow"), (10, 60, None)]
+    assert store.settled("log", "slow") == {"p": 60}
+
+
+def test_what_is_given_back_is_free_and_what_is_settled_stays(store: ControlStore) -> None:
+    hold(store, "a", ("p", 0, 10))
+    hold(store, "b", ("p", 10, 20))
+    store.settled("log", "b")
+
+    store.give_back("log", "a")
+    store.give_back("log", "a")
+    store.give_back("log", "b")
+    store.give_back("log", "nobody")
+
+    assert spans(store) == [(10, 20, None)]
+    assert store.places("log")["p"].reached == 20, "what was given out once may come a second time"
+
+
+def test_a_receive_that_reserves_again_gives_back_what_it_had(store: ControlStore) -> None:
+    hold(store, "a", ("p", 0, 10))
+
+    def choose(now: Mapping[str, Place]) -> Chosen:
+        assert now["p"].spans == ()
+        return [Span("p", 0, 4)], {}
+
+    assert store.reserve("log", "a", choose) == [Span("p", 0, 4)]
+    assert spans(store) == [(0, 4, "a")]
+
+
+def test_settling_twice_changes_nothing(store: ControlStore) -> None:
+    hold(store, "a", ("p", 0, 10))
+
+    assert store.settled("log", "a") == store.settled("log", "a") == {"p": 10}
+    assert store.told("log", {"p": 10}) == store.told("log", {"p": 10}) == {}
+    assert store.settled("log", "a") == {}
+    assert store.places("log")["p"] == Place("p", 10, 10)
+
+
+def test_who_told_less_than_another_hears_what_to_tell_again(store: ControlStore) -> None:
+    """The log may have heard the smaller offset last."""
+    hold(store, "a", ("p", 0, 10))
+    hold(store, "b", ("p", 10, 20))
+    first = store.settled("log", "a")
+    assert store.settled("log", "b") == {"p": 20}
+    assert store.told("log", {"p": 20}) == {}
+
+    assert store.told("log", first) == {"p": 20}
+    assert store.told("log", {"p": 20}) == {}
+    assert store.places("log")["p"].settled_to == 20
+
+
+def test_a_log_that_is_set_forward_leaves_what_is_held_before_and_moves_past_it(store: ControlStore) -> None:
+    hold(store, "slow", ("p", 0, 10))
+    hold(store, "a", ("p", 100, 110), p=100)
+    assert store.settled("log", "a") == {"p": 110}
+    store.told("log", {"p": 110})
+
+    assert store.settled("log", "slow") == {}
+    hold(store, "b", ("p", 110, 120))
+    assert store.settled("log", "b") == {"p": 120}
+    store.told("log", {"p": 120})
+    assert spans(store) == []
+
+
+def test_a_log_that_is_set_back_gives_out_what_lies_behind(store: ControlStore) -> None:
+    hold(store, "a", ("p", 0, 30))
+    store.told("log", store.settled("log", "a"))
+
+    hold(store, "b", ("p", 10, 20), p=10)
+
+    assert store.places("log")["p"] == Place("p", 10, 30, (Span("p", 10, 20, "b"),))
+    assert store.settled("log", "b") == {"p": 20}
+
+
+def test_logs_do_not_know_each_other(store: ControlStore) -> None:
+    store.begin("other", [Place("p", 0, 0)])
+    hold(store, "a", ("p", 0, 10))
+
+    assert store.settled("other", "a") == {}
+    store.give_back("other", "a")
+    assert spans(store) == [(0, 10, "a")]
+    assert store.told("other", {"gone": 5}) == {}
+
+
+def test_of_a_thousand_partitions_a_plan_reserves_all_at_once(store: ControlStore) -> None:
+    names = [f"partition-{number}" for number in range(1_000)]
+    store.begin("log", [Place(name, 0, 0) for name in names])
+
+    hold(store, "a", *((name, 0, 5) for name in names))
+
+    assert store.settled("log", "a") == dict.fromkeys(names, 5)
+    assert store.told("log", dict.fromkeys(names, 5)) == {}
+    places = store.places("log")
+    assert [places[name] for name in names] == [Place(name, 5, 5) for name in names]
+
+
+def test_what_sqlite_reserved_is_on_disk_before_it_is_given_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power cut the same offsets would be given out again, as if nobody had handled them."""
+    store = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
+    store.begin("log", [Place("p", 0, 0)])
+    synced: list[tuple[str, int]] = []
+    fsync = os.fsync
+
+    def syncing(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.append((os.readlink(f"/proc/self/fd/{descriptor}"), os.fstat(descriptor).st_size))
+
+    monkeypatch.setattr(os, "fsync", syncing)
+    before = (tmp_path / "control.sqlite-wal").stat().st_size
+    hold(store, "a", ("p", 0, 10))
+
+    ((path, size),) = synced
+    assert path == f"{tmp_path}/control.sqlite-wal"
+    assert size > before

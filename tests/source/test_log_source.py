@@ -1,0 +1,298 @@
+"""A log's receives: who gets what, how far the log is told, and what people hear of a log that is not as it was."""
+
+import logging
+import pickle
+from collections.abc import Callable
+
+import pytest
+
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.source.contract import SourceError
+from pipeline_platform.source.log import LogSource
+from tests.fixtures.log import Journal, PaperLog, paper_log, planned
+
+Log = Callable[..., PaperLog]
+
+
+@pytest.fixture
+def journal() -> Journal:
+    journal = Journal()
+    journal.add("p", 10)
+    journal.add("q", 10)
+    return journal
+
+
+@pytest.fixture
+def log(control_url: str, journal: Journal) -> Log:
+    """Sources of the journal, each in a process of its own, as it were."""
+    return lambda **options: paper_log(ControlStore(control_url), journal, **options)
+
+
+def again(source: LogSource, receive_id: str) -> set[bool]:
+    return {
+        marked
+        for share in source.plan(1_000, 2, receive_id)
+        for batch in source.read(share, receive_id)
+        for marked in batch.column("redelivered").to_pylist()
+    }
+
+
+def waiting(source: LogSource) -> int | None:
+    return source.backlog().messages
+
+
+def test_receives_hold_different_offsets_until_all_are_settled(log: Log, journal: Journal) -> None:
+    first, second = log(), log()
+
+    assert planned(first, "a", demand=12) == {"p": [*range(6)], "q": [*range(6)]}
+    assert planned(second, "b", demand=100) == {"p": [*range(6, 10)], "q": [*range(6, 10)]}
+    assert planned(first, "c") == {}
+    assert waiting(first) == waiting(second) == 0
+
+    second.finish("b")
+    assert journal.at("p") == journal.at("q") == 0, "what lies before is not settled"
+    first.finish("a")
+    assert journal.at("p") == journal.at("q") == 10
+    assert planned(second, "d") == {}
+
+
+def test_a_receive_that_stays_open_holds_back_no_other(log: Log, journal: Journal) -> None:
+    source = log()
+    planned(source, "slow", demand=2)
+    for nth in range(50):
+        journal.add("p", 10)
+        assert planned(source, f"{nth}")
+        source.finish(f"{nth}")
+
+    assert journal.at("p") == 0
+    source.finish("slow")
+    assert journal.at("p") == journal.past["p"]
+
+
+def test_what_a_dead_receive_held_comes_again_and_is_marked(log: Log) -> None:
+    source = log()
+    assert again(source, "dead") == {False}
+
+    assert source.holders() == {"dead"}
+    source.abandon("dead", list)
+    source.abandon("dead", list)
+
+    assert source.holders() == set()
+    assert waiting(source) == 20
+    assert again(source, "next") == {True}
+
+
+def test_a_receive_that_plans_again_gets_what_it_had(log: Log) -> None:
+    source = log()
+    assert planned(source, "a") == planned(log(), "a")
+    source.finish("a")
+    assert waiting(source) == 0
+
+
+def test_the_log_is_told_once_and_not_for_nothing(log: Log, journal: Journal) -> None:
+    source = log()
+    planned(source, "a")
+    journal.told.clear()
+
+    source.finish("a")
+    source.finish("a")
+    source.finish("nobody")
+
+    assert journal.told == [{"p": 10, "q": 10}]
+
+
+def test_of_two_that_finish_at_once_the_log_keeps_the_larger_offset(log: Log, journal: Journal) -> None:
+    one, other = log(), log()
+    planned(one, "a", demand=10)
+    planned(other, "b")
+
+    def other_finishes() -> None:
+        other.finish("b")
+        assert journal.at("p") == 10
+
+    journal.meanwhile = other_finishes  # its own commit comes right after
+    one.finish("a")
+
+    assert journal.at("p") == journal.at("q") == 10
+    assert planned(one, "c") == {}
+
+
+def test_a_run_that_dies_before_it_records_what_it_told_costs_nothing(
+    log: Log, journal: Journal, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = log()
+    planned(source, "a", demand=10)
+    with monkeypatch.context() as patch:
+        patch.setattr(ControlStore, "told", lambda *args: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            source.finish("a")
+    assert journal.at("p") == 5
+
+    assert planned(source, "b") == {"p": [*range(5, 10)], "q": [*range(5, 10)]}
+    source.finish("a")
+    source.finish("b")
+    assert journal.at("p") == 10
+    assert caplog.messages == []
+
+
+def test_a_late_commit_of_a_stalled_run_is_not_taken_for_an_operators(
+    log: Log, journal: Journal, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = log()
+    planned(source, "a")
+    source.finish("a")
+    journal.committed["p"] = (3, True)
+
+    assert planned(source, "b") == {}
+    assert waiting(source) == 0
+    assert caplog.messages == []
+
+
+def test_a_log_that_is_set_back_is_read_again_from_there(
+    log: Log, journal: Journal, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = log()
+    planned(source, "a")
+    source.finish("a")
+    journal.set_to("p", 4)
+
+    assert waiting(source) == 6
+    assert again(source, "b") == {True}
+    assert caplog.messages == ["log: p was set back from offset 10 to 4"]
+    assert planned(source, "c") == {}, "it is read again once"
+    source.finish("b")
+    assert journal.at("p") == 10
+
+
+def test_a_log_that_is_set_forward_goes_on_there(log: Log, journal: Journal, caplog: pytest.LogCaptureFixture) -> None:
+    source = log()
+    planned(source, "held", demand=4)
+    journal.set_to("p", 7)
+
+    assert waiting(source) == 3 + 8
+    assert planned(source, "a") == {"p": [7, 8, 9], "q": [*range(2, 10)]}
+    assert caplog.messages == ["log: p was set forward from offset 0 to 7"]
+    source.finish("a")
+    source.finish("held")
+    assert journal.at("p") == journal.at("q") == 10
+
+
+def test_what_retention_took_unread_is_said_once_and_loudly(
+    log: Log, journal: Journal, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = log()
+    planned(source, "a", demand=4)
+    source.finish("a")
+    journal.low["p"] = 6
+
+    assert planned(source, "b") == {"p": [6, 7, 8, 9], "q": [*range(2, 10)]}
+    (said,) = caplog.records
+    assert said.levelno == logging.ERROR
+    assert said.message.startswith("log: p has lost its messages from offset 2 up to 6, which nobody had read")
+    caplog.clear()
+    planned(source, "c")
+    assert caplog.messages == []
+
+
+def test_a_log_that_was_cut_off_is_said_loudly(log: Log, journal: Journal, caplog: pytest.LogCaptureFixture) -> None:
+    """New messages take offsets that were read before; where they begin, nobody but an operator can know."""
+    source = log()
+    planned(source, "a")
+    source.finish("a")
+    journal.past["p"] = 6
+
+    assert planned(source, "b") == {}
+    assert waiting(source) == 0
+    assert caplog.messages[0].startswith("log: p ends at offset 6, before 10, where reading goes on: it was cut off")
+    journal.set_to("p", 6)
+    journal.add("p", 3)
+    assert planned(source, "c") == {"p": [6, 7, 8]}
+
+
+def test_a_log_that_forgets_where_its_readers_are_changes_nothing(log: Log, journal: Journal) -> None:
+    source = log(latest=True)
+    planned(source, "a")
+    journal.add("p", 5)
+    planned(source, "b")
+    source.finish("b")
+    journal.committed.clear()
+    journal.add("p", 5)
+
+    assert planned(source, "c") == {"p": [*range(15, 20)]}
+
+
+@pytest.mark.parametrize("latest", [False, True])
+def test_a_control_store_that_is_lost_is_made_good_by_the_log(
+    tmp_path: object, journal: Journal, *, latest: bool
+) -> None:
+    before = paper_log(ControlStore(f"sqlite:///{tmp_path}/before.sqlite"), journal, latest=latest)
+    waiting(before)
+    journal.add("p", 4)
+    assert planned(before, "a", demand=6)
+    before.finish("a")
+    journal.add("q", 1)
+    after = paper_log(ControlStore(f"sqlite:///{tmp_path}/after.sqlite"), journal, latest=latest)
+
+    assert waiting(after) == (1 if latest else 19)
+    assert again(after, "b") == {True}, "nobody knows how far it was read"
+    journal.add("p", 3)
+    assert again(after, "c") == {False}
+
+
+def test_latest_begins_where_the_log_ended_at_the_first_look(log: Log, journal: Journal) -> None:
+    source = log(latest=True)
+
+    assert waiting(source) == 0
+    journal.add("p", 2)
+    assert waiting(log(latest=True)) == 2
+    assert planned(source, "a") == {"p": [10, 11]}
+
+
+def test_two_first_looks_at_once_begin_at_the_same_place(log: Log, journal: Journal) -> None:
+    """The later one sees a longer log, and must not have the messages between skipped."""
+    one, other = log(latest=True), log(latest=True)
+
+    def another_looks() -> None:
+        journal.add("p", 5)
+        assert waiting(other) == 5
+
+    journal.meanwhile = another_looks
+    assert waiting(one) == 0
+    assert journal.at("p") == 10
+    assert planned(one, "a") == {"p": [*range(10, 15)]}
+
+
+def test_a_partition_that_is_made_later_is_read_from_its_beginning(log: Log, journal: Journal) -> None:
+    source = log(latest=True, young=("r",))
+    waiting(source)
+    journal.add("r", 3)
+    journal.add("s", 3)
+
+    assert planned(source, "a") == {"r": [0, 1, 2]}
+
+
+def test_at_the_first_look_no_partition_is_younger(log: Log) -> None:
+    assert waiting(log(latest=True, young=("p", "q"))) == 0
+
+
+def test_a_partition_that_goes_to_one_receive_at_a_time(log: Log, journal: Journal) -> None:
+    source = log(one_receive_per_partition=True)
+
+    assert planned(source, "a", demand=4) == {"p": [0, 1], "q": [0, 1]}
+    assert planned(source, "b") == {}
+    journal.add("r", 2)
+    assert planned(source, "c") == {"r": [0, 1]}
+    source.finish("a")
+    assert planned(source, "d", demand=4) == {"p": [2, 3], "q": [2, 3]}
+
+
+def test_a_task_gets_no_address_of_the_control_store(log: Log) -> None:
+    source = log()
+    assert planned(source, "a")
+
+    copy = pickle.loads(pickle.dumps(source))
+
+    assert copy._positions is None
+    with pytest.raises(SourceError, match="source 'log' is not open"):
+        copy.backlog()
+    assert waiting(source) == 0
