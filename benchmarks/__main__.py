@@ -2,9 +2,22 @@
 
 import sys
 
-from benchmarks import crossing, driver_memory, handling, latency, poison, pubsub, small_runs, sqs, table_queue
+from benchmarks import (
+    crossing,
+    driver_memory,
+    handling,
+    latency,
+    poison,
+    pubsub,
+    skip_locked,
+    small_runs,
+    sqs,
+    table_queue,
+)
 
-for measure in (handling, crossing, poison, table_queue, sqs, pubsub, driver_memory, small_runs, latency):
+IN_TURN = (handling, crossing, poison, table_queue, skip_locked, sqs, pubsub, driver_memory, small_runs, latency)
+
+for measure in IN_TURN:
     print(f"\n# {measure.__name__}\n", flush=True)
     sys.argv = [measure.__name__]
     measure.main()

@@ -1,16 +1,21 @@
 """A SQL table whose rows are leased: its statements, the same on SQLite and PostgreSQL.
 
 Three tables. The **queue** is only ever inserted into and deleted from, so that a lease never rewrites a payload and
-any table with a unique id can be a queue. Beside it `<table>_leases` has one narrow row for each message that was
-leased and not acknowledged: whose it is and how often it was delivered. `<table>_receives` has one row for each
-receive: until when its lease lasts. Renewing the lease of a million messages is an update of one row.
+any table with a unique id can be a queue. Beside it `<table>_receives` has one row for each receive: until when its
+lease lasts, and the spans of consecutive ids that it leased as the first to do so. Leasing a million new messages is
+an insert of one row, and renewing their lease an update of it. `<table>_leases` has one narrow row for each message
+that was leased otherwise and not acknowledged: whose it is and how often it was delivered. There are those that come
+again, those whose ids are no integers or lie scattered, and all where partitions are kept apart. Where a message has a
+row there, what spans say of it does not count.
 
-A message waits when it has no lease, or when its receive is over. A receive is over once a planner finds that it ran
-out, or once it is given back; it never revives. Until a planner comes by, a late driver may still renew it.
+A message waits when no receive holds it, or when its receive is over. A receive is over once a planner finds that it
+ran out, or once it is given back; it never revives. Until a planner comes by, a late driver may still renew it. The
+planner gives each message that is left in its spans a row; until another receive takes that over, a late
+acknowledgement counts.
 
-Two planners never lease one message. SQLite has one writer at a time. On PostgreSQL a planner locks the messages it
-picks and skips those that others lock. It takes a lease over only if its count of deliveries is still the one it saw:
-another planner may commit between what it saw and what it locked.
+Two planners never lease one message: they take turns, SQLite's by its only writer, PostgreSQL's by a lock of their own.
+On PostgreSQL a planner skips messages that an acknowledgement locks, and takes a row over only if its count of
+deliveries is still the one it saw.
 """
 
 from __future__ import annotations
@@ -19,7 +24,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, Final
+from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -27,16 +32,8 @@ from sqlalchemy.dialects import postgresql
 
 from pipeline_platform.control.database import Database, insert
 from pipeline_platform.source.contract import Share
-
-ROWS_PER_BATCH: Final = 2_000
-BYTES_PER_BATCH: Final = 8 << 20
-"""A batch that is read ends at whichever comes first, so that a few of them fit beside a task's work.
-
-Rows become columns while the processor's cache still has them, which takes half as long as 10,000 at once.
-"""
-
-READING_IDLE_S: Final = 3_600
-"""A task that reads stands still inside its transaction while it writes what it read. It locks no row."""
+from resources import id_spans
+from resources.id_spans import Span
 
 
 @dataclass(frozen=True)
@@ -47,7 +44,8 @@ class LeasedTable:
         database: Where they are.
         queue: The messages.
         leases: `id`, `receive` (NULL where it was given back), `attempts` (how often it was delivered).
-        receives: `id`, `receive_id` (NULL for a delay), `leased_until` in seconds since 1970, NULL once it is over.
+        receives: `id`, `receive_id` (NULL for a delay), `leased_until` in seconds since 1970, NULL once it is over, and
+            `spans`, a JSON list of first and last ids.
         kind: What an id is in Python: `int`, `str` or `UUID`.
         columns: Columns of `queue` by the names of the options.
         partitions_apart: Whether the messages of a partition are leased to one receive at a time.
@@ -67,12 +65,14 @@ class LeasedTable:
         return self.columns["id_column"]
 
     def count_waiting(self, connection: sa.Connection) -> int:
-        """Count the messages that could be leased, by two counts over narrow pages."""
+        """Count the messages that could be leased, by counts over narrow pages."""
         count = sa.select(sa.func.count())
         all_ = count.select_from(self.queue).where(self.id.is_not(None)).scalar_subquery()
         held = count.select_from(self.leases).where(self.leases.c.receive.in_(self._live(connection))).scalar_subquery()
+        waiting = int(connection.execute(sa.select(all_ - held)).scalar_one())
+        live = self._spans(connection, self.receives.c.leased_until > self._now(connection))
         # Below zero where someone deleted leased messages behind the queue's back.
-        return max(0, int(connection.execute(sa.select(all_ - held)).scalar_one()))
+        return max(0, waiting - self._count_in(connection, live))
 
     def oldest_waiting(self, connection: sa.Connection) -> Any:
         """Look up when the first message that could be leased came, as its column holds it."""
@@ -80,7 +80,10 @@ class LeasedTable:
             return None
         # Without its type: SQLite holds what it likes.
         came: sa.ColumnElement[Any] = sa.type_coerce(self.columns["created_column"], sa.types.NullType())
-        return connection.execute(self._waiting(self._live(connection), came).limit(1)).scalar()
+        held = id_spans.merged(self._spans(connection, self.receives.c.leased_until > self._now(connection)))
+        parts = [self._waiting(self._live(connection), held, again=True), *self._fresh(held)]
+        first = [connection.execute(part.add_columns(came).limit(1)).first() for part in parts]
+        return min((row for row in first if row), key=itemgetter(0), default=(None,))[-1]
 
     def end_what_ran_out(self, connection: sa.Connection, receive_id: str) -> None:
         """Mark receives as over whose lease ran out, and an earlier plan of this one; forget those that left nothing.
@@ -93,58 +96,125 @@ class LeasedTable:
         connection.execute(receives.update().where(over).values(leased_until=sa.null()))
         mine = receives.update().where(receives.c.receive_id == receive_id)
         connection.execute(mine.values(receive_id=sa.null()))
-        connection.execute(receives.delete().where(receives.c.leased_until.is_(None), ~self._has_left()))
+        ended = receives.c.leased_until.is_(None)
+        # One that is acknowledging at this moment is for the next planner.
+        in_spans = sa.select(receives.c.id, receives.c.spans).where(ended, receives.c.spans.is_not(None))
+        for receive, spans in connection.execute(in_spans.with_for_update(skip_locked=True)).all():
+            left = self._in_spans(id_spans.parse(spans), self.id, sa.literal(receive), sa.literal(1))
+            connection.execute(self.leases.insert().from_select(["id", "receive", "attempts"], left))
+            connection.execute(receives.update().where(receives.c.id == receive).values(spans=sa.null()))
+        connection.execute(receives.delete().where(ended, receives.c.spans.is_(None), ~self._has_rows()))
 
     def lease(
         self, connection: sa.Connection, receive_id: str, lease_s: float, demand: int, concurrency: int
     ) -> list[Share]:
-        """Lease up to `demand` messages, and divide them into ranges of ids with equal counts."""
-        leases, receives = self.leases, self.receives
+        """Lease up to `demand` messages, and divide them into at most `concurrency` shares of equal counts."""
+        self._take_turns(connection)
+        receives = self.receives
+        held = id_spans.merged(self._spans(connection, receives.c.spans.is_not(None)))
         receive = self._new_receive(connection, receive_id, lease_s)
-        attempts = (sa.func.coalesce(leases.c.attempts, 0) + 1).label("attempts")
         live = sa.select(receives.c.id).where(receives.c.leased_until.is_not(None))
-        waiting = self._waiting(live, self.id.label("id"), attempts).limit(demand)
-        if self.partitions_apart:
-            waiting = self._of_free_partitions(connection, waiting, live)
+        rows, spans = 0, list[Span]()
+        if self.kind is int and not self.partitions_apart:
+            rows = self._take_rows(connection, receive, self._waiting(live, held, again=True).limit(demand))
+            for fresh in self._fresh(held):
+                left = demand - rows - id_spans.size(spans)
+                found = self._islands(connection, fresh.limit(left)) if left else []
+                if len(found) <= max(100, id_spans.size(found) // 10):
+                    spans += found
+                else:  # ids far apart: a row for each is shorter
+                    rows += self._take_rows(connection, receive, fresh.add_columns(sa.literal(1)).limit(left))
+            if spans:
+                mine = receives.update().where(receives.c.id == receive)
+                connection.execute(mine.values(spans=json.dumps(spans)))
+        else:
+            waiting = self._waiting(live, held)
+            if self.partitions_apart:
+                waiting = self._of_free_partitions(waiting, live)
+            rows = self._take_rows(connection, receive, waiting.limit(demand))
+        if not rows and not spans:
+            connection.execute(receives.delete().where(receives.c.id == receive))
+        return list(self._shares(connection, receive, rows, id_spans.merged(spans), max(1, concurrency)))
+
+    def _take_rows(self, connection: sa.Connection, receive: int, waiting: sa.Select[Any]) -> int:
+        """Lease messages by a row for each; return how many."""
+        leases = self.leases
         picked = waiting.with_for_update(of=self.queue, skip_locked=True).subquery("picked")
         # SQLite needs a WHERE here, to tell ON CONFLICT from the ON of a join.
-        rows = sa.select(picked.c.id, sa.literal(receive), picked.c.attempts).where(sa.true())
+        rows = sa.select(picked.c[0], sa.literal(receive), picked.c[1]).where(sa.true())
         taken = insert(connection, leases).from_select(["id", "receive", "attempts"], rows)
         taken = taken.on_conflict_do_update(
             index_elements=[leases.c.id],
             set_={"receive": receive, "attempts": taken.excluded.attempts},
             where=leases.c.attempts == taken.excluded.attempts - 1,
         )
-        messages = int(connection.execution_options(preserve_rowcount=True).execute(taken).rowcount)
-        if not messages:
-            connection.execute(receives.delete().where(receives.c.id == receive))
-        return list(self._shares(connection, receive, messages, min(messages, max(1, concurrency))))
+        return int(connection.execution_options(preserve_rowcount=True).execute(taken).rowcount)
 
-    def _shares(self, connection: sa.Connection, receive: int, messages: int, shares: int) -> Iterator[Share]:
-        """Find the last id of each share, starting from the one before: one pass over the leases in all."""
-        leases, after = self.leases, None
+    def _islands(self, connection: sa.Connection, ids: sa.Select[Any]) -> list[Span]:
+        """Find the spans that sorted ids make."""
+        id_ = ids.subquery("fresh").c[0]
+        island = (id_ - sa.func.row_number().over(order_by=id_)).label("island")
+        of = sa.select(id_.label("id"), island).subquery("of_islands")
+        ends = sa.select(sa.func.min(of.c.id), sa.func.max(of.c.id)).group_by(of.c.island)
+        return sorted((first, last) for first, last in connection.execute(ends))
+
+    def _shares(
+        self, connection: sa.Connection, receive: int, rows: int, spans: Sequence[Span], concurrency: int
+    ) -> Iterator[Share]:
+        """Divide what a receive leased: rows first, for which each share's last id has to be looked up."""
+        leases, after, left = self.leases, None, spans
+        messages = rows + id_spans.size(spans)
+        shares = min(messages, concurrency)
         for nth in range(shares):
             size = messages // shares + (nth < messages % shares)
-            rest = sa.select(leases.c.id).where(leases.c.receive == receive)
-            if after is not None:
-                rest = rest.where(leases.c.id > after)
-            to = connection.execute(rest.order_by(leases.c.id).limit(1).offset(size - 1)).scalar_one()
-            yield Share(at={"after": _plain(after), "to": _plain(to)}, messages=size)
-            after = to
+            at: dict[str, Any] = {}
+            by_row = min(size, rows)
+            if by_row:
+                rest = sa.select(leases.c.id).where(leases.c.receive == receive)
+                if after is not None:
+                    rest = rest.where(leases.c.id > after)
+                to = connection.execute(rest.order_by(leases.c.id).limit(1).offset(by_row - 1)).scalar_one()
+                at |= {"after": _plain(after), "to": _plain(to)}
+                after, rows = to, rows - by_row
+            if size > by_row:
+                mine, left = id_spans.cut(left, size - by_row)
+                at["spans"] = mine
+            yield Share(at=at, messages=size)
 
     def held(self, connection: sa.Connection) -> list[tuple[str | None, float, int]]:
         """List the live receives: id (None for messages that wait for a delay), seconds that are left, messages."""
         receives, leases = self.receives, self.leases
+        by_row = sa.select(leases.c.receive, sa.func.count()).group_by(leases.c.receive)
+        rows = {receive: int(count) for receive, count in connection.execute(by_row)}
         left = receives.c.leased_until - self._now(connection)
-        rows = sa.select(receives.c.receive_id, left, sa.func.count()).join(leases, leases.c.receive == receives.c.id)
-        live = rows.where(receives.c.leased_until.is_not(None)).group_by(receives.c.id).order_by(receives.c.id)
-        return [(receive_id, float(seconds), int(count)) for receive_id, seconds, count in connection.execute(live)]
+        live = sa.select(receives.c.id, receives.c.receive_id, left, receives.c.spans).order_by(receives.c.id)
+        listed = [
+            (receive_id, float(seconds), rows.get(id_, 0) + self._count_in(connection, id_spans.parse(spans)))
+            for id_, receive_id, seconds, spans in connection.execute(live.where(receives.c.leased_until.is_not(None)))
+        ]
+        return [one for one in listed if one[2]]
 
     def renew(self, connection: sa.Connection, receive_id: str, lease_s: float) -> bool:
         """Set a receive's lease to `lease_s` from now; False where it is over or has nothing left."""
-        live = self.receives.c.leased_until.is_not(None)
-        row = self.receives.update().where(self.receives.c.receive_id == receive_id, live, self._has_left())
-        return connection.execute(row.values(leased_until=self._now(connection) + lease_s)).rowcount == 1
+        receives = self.receives
+        mine = sa.and_(receives.c.receive_id == receive_id, receives.c.leased_until.is_not(None))
+        spans = self._spans(connection, mine)
+        left = self._has_rows()
+        if spans and connection.execute(self._in_spans(spans, self.id).limit(1)).first():
+            left = sa.true()
+        row = receives.update().where(mine, left).values(leased_until=self._now(connection) + lease_s)
+        return connection.execute(row).rowcount == 1
+
+    def has_spans(self, connection: sa.Connection) -> bool:
+        """Whether receives can have spans: those that an earlier release made cannot."""
+        receives = sa.inspect(connection).get_columns(self.receives.name, schema=self.receives.schema)
+        return any(column["name"] == self.receives.c.spans.name for column in receives)
+
+    def add_spans(self, connection: sa.Connection) -> None:
+        """Let receives that an earlier release made have spans."""
+        if not self.has_spans(connection):
+            table = connection.dialect.identifier_preparer.format_table(self.receives)
+            connection.exec_driver_sql(f"ALTER TABLE {table} ADD COLUMN spans TEXT")
 
     def give_back_all(self, connection: sa.Connection, receive_id: str) -> None:
         """Mark a receive as over."""
@@ -156,50 +226,40 @@ class LeasedTable:
         found = self._receive(receive_id).where(self.receives.c.leased_until.is_not(None))
         return connection.execute(found).scalar() is not None
 
-    def read(self, connection: sa.Connection, share: Share, receive_id: str) -> Iterator[list[tuple[Any, ...]]]:
-        """Read `(id, attempts, data[, metadata][, partition])` of a share in lists that fit a batch."""
-        leases = self.leases
-        columns = [leases.c.id, leases.c.attempts, self._payload()]
-        if "metadata_column" in self.columns:
-            columns.append(self._as_text(self.columns["metadata_column"]))
-        if "partition_column" in self.columns:
-            columns.append(self._as_text(self.columns["partition_column"]))
-        query = (
-            sa.select(*columns)
-            .select_from(leases.join(self.queue, self.id == leases.c.id))
-            .where(leases.c.receive == self._receive(receive_id).scalar_subquery())
-            .where(leases.c.id <= self.kind(share.at["to"]))
-            .order_by(leases.c.id)
-            .limit(share.messages)
-        )
-        if share.at.get("after") is not None:
-            query = query.where(leases.c.id > self.kind(share.at["after"]))
-        if self.database.is_sqlite:
-            yield from _by_size(connection.execute(query).cursor)
-            return
-        # A cursor at the server, or the driver would fetch the whole share at once; binary, for payloads are.
-        compiled = query.compile(dialect=connection.dialect)
-        raw: Any = connection.connection.driver_connection
-        connection.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = '{READING_IDLE_S}s'")
-        with raw.cursor("share", binary=True) as cursor:
-            cursor.execute(str(compiled), compiled.params)
-            yield from _by_size(cursor)
-
     def acknowledge(self, connection: sa.Connection, receive_id: str, ids: Sequence[Any]) -> list[Any]:
         """Delete messages under a receive, with their leases; return the ids that are still there."""
-        among = self._held(receive_id, ids)
-        # Locked: a planner may take a lease over at this moment, and only the lease shows it.
-        held = sa.select(self.leases.c.id).where(among).with_for_update()
-        deleted = connection.execute(sa.delete(self.queue).where(self.id.in_(held))).rowcount
-        connection.execute(self.leases.delete().where(among))
+        in_spans, by_row = self._of(connection, receive_id, ids)
+        deleted = 0
+        if in_spans:
+            mine = sa.delete(self.queue).where(self._among(self.id, in_spans))
+            bounds = sa.select(self.leases.c.id).where(self.leases.c.id.between(in_spans[0], in_spans[-1])).limit(1)
+            if connection.execute(bounds).first():
+                mine = mine.where(~sa.exists().where(self.leases.c.id == self.id))
+            deleted += connection.execute(mine).rowcount
+        if by_row:
+            among = self._held(receive_id, by_row)
+            # Locked: a planner may take a lease over at this moment, and only the lease shows it.
+            held = sa.select(self.leases.c.id).where(among).with_for_update()
+            deleted += connection.execute(sa.delete(self.queue).where(self.id.in_(held))).rowcount
+            connection.execute(self.leases.delete().where(among))
         return [] if deleted == len(ids) else self._still_there(connection, ids, sa.true())
 
     def give_back(self, connection: sa.Connection, receive_id: str, ids: Sequence[Any], delay_s: float) -> list[Any]:
         """Free messages of a receive, or put them under a lease that nobody renews; return the ids of others."""
         leases = self.leases
         to = self._new_receive(connection, None, delay_s) if delay_s > 0 else None
-        freed = connection.execute(leases.update().where(self._held(receive_id, ids)).values(receive=to)).rowcount
-        return [] if freed == len(ids) else self._still_there(connection, ids, leases.c.receive.is_distinct_from(to))
+        in_spans, by_row = self._of(connection, receive_id, ids)
+        freed = 0
+        if in_spans:
+            holder = sa.cast(sa.literal(to), leases.c.receive.type)
+            mine = sa.select(self.id, holder, sa.literal(1)).where(self._among(self.id, in_spans))
+            mine = mine.where(~sa.exists().where(leases.c.id == self.id))
+            freed += connection.execute(leases.insert().from_select(["id", "receive", "attempts"], mine)).rowcount
+        if by_row:
+            rows = leases.update().where(self._held(receive_id, by_row)).values(receive=to)
+            freed += connection.execute(rows).rowcount
+        others = sa.or_(leases.c.id.is_(None), leases.c.receive.is_distinct_from(to))
+        return [] if freed == len(ids) else self._still_there(connection, ids, others)
 
     def _now(self, connection: sa.Connection) -> float:
         return self.database.now(connection) / 1_000_000
@@ -211,32 +271,80 @@ class LeasedTable:
     def _live(self, connection: sa.Connection) -> sa.Select[tuple[int]]:
         return sa.select(self.receives.c.id).where(self.receives.c.leased_until > self._now(connection))
 
-    def _waiting(self, live: sa.Select[tuple[int]], *columns: sa.ColumnElement[Any]) -> sa.Select[Any]:
-        """Select of messages that no receive in `live` holds, oldest first."""
+    def _waiting(self, live: sa.Select[tuple[int]], held: Sequence[Span], *, again: bool = False) -> sa.Select[Any]:
+        """Select ids, oldest first, and deliveries of what no receive in `live` or of the spans `held` holds.
+
+        Args:
+            live: Ids of receives.
+            held: What others hold by spans.
+            again: Only what was leased before.
+        """
         leases = self.leases
+        free: sa.ColumnElement[bool] = sa.or_(leases.c.receive.is_(None), leases.c.receive.not_in(live))
+        if not again:
+            new: sa.ColumnElement[bool] = leases.c.id.is_(None)
+            if held:
+                spans = self._rows(held)
+                new &= ~sa.exists().select_from(spans).where(self.id.between(spans.c.first, spans.c.last))
+            free = sa.or_(new, sa.and_(leases.c.id.is_not(None), free))
         return (
-            sa.select(*columns)
-            .select_from(self.queue.outerjoin(leases, leases.c.id == self.id))
-            .where(sa.or_(leases.c.id.is_(None), leases.c.receive.is_(None), leases.c.receive.not_in(live)))
+            sa.select(self.id, (sa.func.coalesce(leases.c.attempts, 0) + 1).label("attempts"))
+            .select_from(self.queue.join(leases, leases.c.id == self.id, isouter=not again))
+            .where(free)
             .where(self.id.is_not(None))  # a column that is only unique may be NULL
             .order_by(self.id)
         )
 
-    def _of_free_partitions(
-        self, connection: sa.Connection, waiting: sa.Select[Any], live: sa.Select[tuple[int]]
-    ) -> sa.Select[Any]:
-        """Leave out partitions of which a receive holds a message. Planners take turns, or two could begin one."""
+    def _fresh(self, held: Sequence[Span]) -> Iterator[sa.Select[Any]]:
+        """Select ids, in order, of what was never leased: first between the spans that others hold, then after them."""
+        after: sa.ColumnElement[bool] = self.id.is_not(None)
+        if held:
+            yield self._in_spans(id_spans.gaps(held), self.id).order_by(self.id)
+            after = self.id > held[-1][1]
+        both = self.queue.outerjoin(self.leases, self.leases.c.id == self.id)
+        yield sa.select(self.id).select_from(both).where(self.leases.c.id.is_(None), after).order_by(self.id)
+
+    def _in_spans(self, spans: Sequence[Span], *columns: sa.ColumnElement[Any]) -> sa.Select[Any]:
+        """Select of messages in spans that have no lease of their own."""
+        rows, leases = self._rows(spans), self.leases
+        queue = rows.join(self.queue, self.id.between(rows.c.first, rows.c.last))
+        both = queue.outerjoin(leases, leases.c.id == self.id)
+        return sa.select(*columns).select_from(both).where(leases.c.id.is_(None))
+
+    def _rows(self, spans: Sequence[Span]) -> sa.FromClause:
+        return id_spans.rows(spans, is_sqlite=self.database.is_sqlite)
+
+    def _count_in(self, connection: sa.Connection, spans: Sequence[Span]) -> int:
+        if not spans:
+            return 0
+        return int(connection.execute(self._in_spans(spans, sa.func.count())).scalar_one())
+
+    def _spans(self, connection: sa.Connection, of: sa.ColumnElement[bool]) -> list[Span]:
+        spans = self.receives.c.spans
+        found = connection.execute(sa.select(spans).where(of, spans.is_not(None))).scalars()
+        return [span for text in found for span in id_spans.parse(text)]
+
+    def _of(self, connection: sa.Connection, receive_id: str, ids: Sequence[Any]) -> tuple[list[int], Sequence[Any]]:
+        """Divide ids into those that a receive holds by its spans, which a planner leaves alone now, and the others."""
+        row = self._receive(receive_id).add_columns(self.receives.c.spans).with_for_update(read=True, key_share=True)
+        found = connection.execute(row).first()
+        return id_spans.inside(ids, id_spans.parse(found.spans)) if found and found.spans else ([], ids)
+
+    def _take_turns(self, connection: sa.Connection) -> None:
+        """Wait for another planner of this table: what it leases by spans locks no message."""
         if not self.database.is_sqlite:
             name = f"{self.queue.schema or ''}.{self.queue.name}"
             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtextextended(name, 0))))
+
+    def _of_free_partitions(self, waiting: sa.Select[Any], live: sa.Select[tuple[int]]) -> sa.Select[Any]:
+        """Leave out partitions of which a receive holds a message."""
         partition = self.columns["partition_column"]
         queue = self.queue.alias("held")
         leased = queue.join(self.leases, self.leases.c.id == queue.c[self.id.name])
         held = sa.select(queue.c[partition.name]).select_from(leased).where(self.leases.c.receive.in_(live))
-        is_held = sa.exists(held.where(queue.c[partition.name] == partition))
-        return waiting.where(~is_held)
+        return waiting.where(~sa.exists(held.where(queue.c[partition.name] == partition)))
 
-    def _has_left(self) -> sa.ColumnElement[bool]:
+    def _has_rows(self) -> sa.ColumnElement[bool]:
         return sa.exists().where(self.leases.c.receive == self.receives.c.id)
 
     def _receive(self, receive_id: str) -> sa.Select[tuple[int]]:
@@ -261,55 +369,6 @@ class LeasedTable:
             return column.in_(sa.select(sa.func.json_each(json.dumps(ids)).table_valued("value").c.value))
         return column == sa.any_(sa.cast(ids, postgresql.ARRAY(self.leases.c.id.type)))
 
-    def _as_text(self, column: sa.ColumnClause[Any]) -> sa.ColumnElement[Any]:
-        """A column as text, or as the bytes it holds.
-
-        PostgreSQL's driver would parse JSON, and stop at what is nested too deep. SQLite's would stop at text that is
-        not UTF-8.
-        """
-        if self.database.is_sqlite:
-            return sa.cast(column, sa.LargeBinary)
-        return column if isinstance(column.type, sa.LargeBinary) else sa.cast(column, sa.Text)
-
-    def _payload(self) -> sa.ColumnElement[Any]:
-        """The payload as bytes, made by the database, whatever the column's type is."""
-        data = self.columns.get("data_column")
-        if self.database.is_sqlite:
-            # A column's type binds nobody there, so each value is cast.
-            return sa.cast(self._row_as_json() if data is None else data, sa.LargeBinary)
-        if data is not None and isinstance(data.type, sa.LargeBinary):
-            return data
-        if data is None:
-            quoted = postgresql.dialect().identifier_preparer.quote(self.queue.name)  # type: ignore[no-untyped-call]
-            text: sa.ColumnElement[Any] = sa.func.row_to_json(sa.literal_column(quoted))
-        else:
-            text = data
-        return sa.func.convert_to(sa.cast(text, sa.Text), "UTF8")
-
-    def _row_as_json(self) -> sa.ColumnElement[Any]:
-        members: list[Any] = []
-        for column in self.queue.c:
-            plain = sa.type_coerce(column, sa.Text)
-            digits = sa.literal("\\x").concat(sa.func.lower(sa.func.hex(plain)))  # as PostgreSQL writes it
-            members += [sa.literal(column.name), sa.case((sa.func.typeof(plain) == "blob", digits), else_=plain)]
-        return sa.func.json_object(*members)
-
 
 def _plain(id_: Any) -> int | str | None:
     return id_ if id_ is None or isinstance(id_, int) else str(id_)
-
-
-def _by_size(cursor: Any) -> Iterator[list[tuple[Any, ...]]]:
-    """Fetch few rows first and more as long as they are small: what a driver fetches at once is in memory at once."""
-    batch: list[tuple[Any, ...]] = []
-    size, step = 0, 16
-    while rows := cursor.fetchmany(min(step, ROWS_PER_BATCH - len(batch))):
-        batch += rows
-        fetched = sum(sum(map(len, filter(None, map(itemgetter(part), rows)))) for part in range(2, len(rows[0])))
-        size += fetched
-        step = max(1, min(4 * step, BYTES_PER_BATCH * len(rows) // (fetched + 1)))
-        if len(batch) >= ROWS_PER_BATCH or size >= BYTES_PER_BATCH:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch

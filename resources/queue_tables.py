@@ -112,6 +112,7 @@ def _beside(schema: str | None, name: str, id_type: sa.types.TypeEngine[Any], ki
         sa.Column("id", row_id(), sa.Identity(), primary_key=True),
         sa.Column("receive_id", sa.Text, unique=True),
         sa.Column("leased_until", sa.Double),
+        sa.Column("spans", sa.Text),
         sqlite_autoincrement=True,
     )
     return leases, receives

@@ -17,6 +17,7 @@ from sqlalchemy.dialects import postgresql
 from pipeline_platform.control.database import parse
 from pipeline_platform.source.contract import Backlog, Held, Refused, Share
 from pipeline_platform.source.leased import LeasedSource
+from resources import queue_reading
 from resources.leased_table import LeasedTable
 from resources.queue_tables import database_at, open_table, row_id
 
@@ -95,6 +96,7 @@ class TableQueue(LeasedSource):
         open_table.cache_clear()
         table = self._table()
         table.database.write(table.leases.metadata.create_all)
+        table.database.write(table.add_spans)
 
     def enqueue(self, payloads: Iterable[bytes], metadata: Iterable[Mapping[str, Any] | None] | None = None) -> int:
         """Add messages, all or none, and return how many; they are on disk then.
@@ -129,10 +131,7 @@ class TableQueue(LeasedSource):
         return self.enqueue(payloads, metadata)
 
     def backlog(self) -> Backlog:
-        """Count what waits; about 0.1 s for a million messages on either database.
-
-        With `created_column` it looks for the first message that is not leased, 0.25 s past a million that are.
-        """
+        """Count what waits, and look up since when where `created_column` is given."""
         table = self._table()
         with table.database.reading() as connection:
             messages = table.count_waiting(connection)
@@ -140,21 +139,24 @@ class TableQueue(LeasedSource):
         return Backlog(messages, self._time(oldest))
 
     def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]:
-        """Lease up to `demand` messages, oldest first, and divide them into ranges of ids with equal counts.
+        """Lease up to `demand` messages, oldest first, and divide them into shares with equal counts.
 
-        Two planners never lease one message. On PostgreSQL they do not wait for each other either; one may then
-        get fewer than it asked for. Planned again under the same `receive_id`, what the first plan leased is given
-        back: the earlier shares are void.
+        Two planners never lease one message: they take turns. What comes again is leased before what is new. Planned
+        again under the same `receive_id`, what the first plan leased is given back: the earlier shares are void.
         """
         if demand < 1:
             return []
         table = self._table()
-        table.database.write(lambda connection: table.end_what_ran_out(connection, receive_id))
         lease = (receive_id, self.lease_s, demand, concurrency)
-        return table.database.write(lambda connection: table.lease(connection, *lease))
+        return table.database.write(
+            lambda connection: table.lease(connection, *lease),
+            before=lambda connection: table.end_what_ran_out(connection, receive_id),
+        )
 
     def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
-        """Read what this receive still holds of a share, in the order of ids; a task may do so again.
+        """Read what this receive still holds of a share; a task may do so again.
+
+        What comes again is first, then what is new, each in the order of ids.
 
         `redelivered` is exact: it was leased before. Metadata then say `deliveries`, this one included. A payload
         that is not binary comes as its text in UTF-8, NULL as empty, a whole row as JSON with binary columns as
@@ -170,7 +172,7 @@ class TableQueue(LeasedSource):
                     f"receive {receive_id!r} is over, others may have its messages; "
                     f"extend it in time, or raise lease_s (now {self.lease_s:g})"
                 )
-            for rows in table.read(connection, share, receive_id):
+            for rows in queue_reading.read(table, connection, share, receive_id):
                 yield self._batch(rows, receive_id)
 
     def ack(self, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
@@ -216,6 +218,9 @@ class TableQueue(LeasedSource):
             for beside in (table.leases, table.receives):
                 if not sa.inspect(connection).has_table(beside.name, schema=beside.schema):
                     raise table.database.refusal(f"there is no table {beside.name!r} for leases; call create() once")
+            if not table.has_spans(connection):
+                earlier = f"table {table.receives.name!r} is an earlier release's"
+                raise table.database.refusal(f"{earlier}; call create() once, while no run is under way")
             table.count_waiting(connection)
             self._time(table.oldest_waiting(connection))
         table.database.write(lambda connection: table.end_what_ran_out(connection, ""))

@@ -119,17 +119,27 @@ class Database:
         with self._named_errors(), transaction(self._engine(), immediate=False) as connection:
             yield connection
 
-    def write(self, work: Callable[[sa.Connection], T]) -> T:
-        """Call `work` in a transaction that may write; again where PostgreSQL ends it for the sake of another."""
+    def write(
+        self, work: Callable[[sa.Connection], T], *, before: Callable[[sa.Connection], object] | None = None
+    ) -> T:
+        """Call `work` in a transaction that may write; again where PostgreSQL ends it for the sake of another.
 
-        def once() -> T:
-            with transaction(self._engine(), immediate=True) as connection:
-                return work(connection)
+        Args:
+            work: What to do.
+            before: What to do first, in a transaction of its own over the same connection.
+        """
 
-        with self._named_errors():
-            broken_off = retry_if_exception(lambda error: database_errors.sqlstate(error) in ("40001", "40P01"))
-            pause = wait_exponential(multiplier=0.02, exp_base=5)
-            return Retrying(retry=broken_off, wait=pause, stop=stop_after_attempt(4), reraise=True)(once)
+        def once(connection: sa.Connection, call: Callable[[sa.Connection], T]) -> T:
+            with connection.begin():
+                return call(connection)
+
+        broken_off = retry_if_exception(lambda error: database_errors.sqlstate(error) in ("40001", "40P01"))
+        pause = wait_exponential(multiplier=0.02, exp_base=5)
+        tries = Retrying(retry=broken_off, wait=pause, stop=stop_after_attempt(4), reraise=True)
+        with self._named_errors(), self._engine().connect().execution_options(immediate=True) as connection:
+            if before is not None:
+                tries(once, connection, before)
+            return tries(once, connection, work)
 
     def sync(self) -> None:
         """Have what is committed survive a power cut. On PostgreSQL and on a durable SQLite it does anyway."""

@@ -19,13 +19,13 @@ from pipeline_platform.control import database, database_errors
 from pipeline_platform.control.database import Database
 from pipeline_platform.source.contract import Share, SourceAwayError, SourceError
 from pipeline_platform.source.patience import patiently
-from resources import leased_table, queue_tables
+from resources import queue_reading, queue_tables
 from resources.leased_table import LeasedTable
 from resources.table_queue import TableQueue
 from tests.fixtures.postgres import administrator, cut_all_others
 from tests.fixtures.table_queue import ids, numbers, read, receive
 
-HELD = Share(at={"after": None, "to": 3}, messages=3)
+HELD = Share(at={"spans": [[1, 3]]}, messages=3)
 ALL_CALLS: dict[str, Callable[[TableQueue], Any]] = {
     "backlog": lambda queue: queue.backlog(),
     "check_ready": lambda queue: queue.check_ready(),
@@ -121,7 +121,7 @@ def test_a_planner_waits_for_another_of_its_partitions_no_longer_than_the_time_o
 
 @pytest.mark.usefixtures("fresh_tables")
 def test_a_read_that_is_cut_can_be_begun_again(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leased_table, "ROWS_PER_BATCH", 1)
+    monkeypatch.setattr(queue_reading, "ROWS_PER_BATCH", 1)
     queue = filled(postgres_url)
     (share,) = queue.plan(7, 1, "a")
     batches = queue.read(share, "a")

@@ -37,9 +37,9 @@ def test_the_oldest_are_leased_first_wherever_leases_are(queue: TableQueue, run_
     first, rest = receive(queue, "a", demand=4), receive(queue, "b")
 
     assert [(row["message_id"], row["redelivered"]) for row in first] == [
+        ("20", True),
         ("5", False),
         ("15", False),
-        ("20", True),
         ("25", False),
     ]
     assert ids(rest) == ["30", "35"]
@@ -83,42 +83,31 @@ def test_planners_take_an_expired_receive_over_once(queue: TableQueue, let_run_o
     assert all(row["redelivered"] for row in rows)
 
 
-def test_a_planner_who_saw_a_message_free_does_not_take_it_from_one_who_leased_it_since(postgres_url: str) -> None:
+def test_planners_take_turns(postgres_url: str) -> None:
     queue = TableQueue(name="flights", url=postgres_url)
     queue.create()
     queue.enqueue([b"1", b"2", b"3"])
-    do(
-        postgres_url,
-        "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS "
-        "'BEGIN PERFORM pg_advisory_xact_lock(1); RETURN NEW; END'",
-    )
-    do(
-        postgres_url,
-        "CREATE TRIGGER wait BEFORE INSERT ON messages_leases FOR EACH ROW WHEN (NEW.id = 1) EXECUTE FUNCTION wait()",
-    )
-    database = Database(postgres_url, "a test", SourceError)
-    with ThreadPoolExecutor(1) as pool, database.writing() as gate:
-        gate.exec_driver_sql("SELECT pg_advisory_lock(1)")
-        slow = pool.submit(receive, queue, "slow")
-        while not gate.exec_driver_sql("SELECT 1 FROM pg_locks WHERE NOT granted").all():
-            assert not slow.done()
-        quick = ids(receive(queue, "quick"))
-        gate.exec_driver_sql("SELECT pg_advisory_unlock(1)")
+    slow, quick = queue._table(), ThreadPoolExecutor(1)
+    with quick, slow.database.writing() as connection:
+        slow.lease(connection, "slow", 60, 2, 1)
+        waits = quick.submit(receive, queue, "quick")
+        while not connection.exec_driver_sql("SELECT 1 FROM pg_locks WHERE NOT granted").all():
+            assert not waits.done()
+        connection.commit()
 
-    assert quick == ["2", "3"], "it skips what the other has locked"
-    assert ids(slow.result()) == ["1"]
-    assert queue.ack("quick", quick) == []
+    assert ids(waits.result()) == ["3"]
 
 
 def test_an_acknowledgement_waits_for_a_planner_who_takes_the_message_over(postgres_url: str) -> None:
     queue = TableQueue(name="flights", url=postgres_url)
     queue.create()
     queue.enqueue([b"1", b"2"])
+    queue.release("early", ids(receive(queue, "early")))
     held = ids(receive(queue, "late"))
     with ThreadPoolExecutor(1) as pool:
         with Database(postgres_url, "a test", SourceError).writing() as planner:
             planner.exec_driver_sql("SELECT FROM messages WHERE id = 1 FOR UPDATE")
-            planner.exec_driver_sql("UPDATE messages_leases SET receive = 99, attempts = 2 WHERE id = 1")
+            planner.exec_driver_sql("UPDATE messages_leases SET receive = 99, attempts = 3 WHERE id = 1")
             late = pool.submit(queue.ack, "late", held)
             while not planner.exec_driver_sql("SELECT 1 FROM pg_locks WHERE NOT granted").all():
                 assert not late.done()
@@ -317,10 +306,12 @@ def test_abandoned_messages_are_given_back_at_once(queue: TableQueue) -> None:
 def test_finished_receives_leave_no_rows_behind(
     queue: TableQueue, run_sql: Callable[..., Any], let_run_out: Callable[[str], None]
 ) -> None:
-    queue.enqueue([b"1", b"2"])
-    queue.ack("a", ids(receive(queue, "a", demand=1)))
+    queue.enqueue([b"1", b"2", b"3"])
+    receive(queue, "a", demand=2)
+    queue.release("a", ["2"])
+    queue.ack("a", ["1"])
     let_run_out("a")
-    receive(queue, "b")
+    receive(queue, "b", demand=1)
 
     assert run_sql("SELECT receive_id FROM messages_receives") == [("b",)]
-    assert run_sql("SELECT id, attempts FROM messages_leases") == [(2, 1)]
+    assert run_sql("SELECT id, attempts FROM messages_leases") == [(2, 2)]

@@ -138,11 +138,11 @@ def take_through(queue: TableQueue, receive_id: str) -> None:
     assert queue.backlog().messages > 4
     assert ids(receive(queue, f"{receive_id}, given up", demand=1))
     queue.abandon(f"{receive_id}, given up", list)
-    first, second, *handled = ids(receive(queue, receive_id, demand=4))
+    again, new, later, last = ids(receive(queue, receive_id, demand=4))
     assert queue.extend(receive_id, list)
-    assert queue.release(receive_id, [first]) == []
-    assert queue.release(receive_id, [second], delay_s=1) == []
-    assert queue.ack(receive_id, handled) == []
+    assert queue.release(receive_id, [new]) == []
+    assert queue.release(receive_id, [later], delay_s=1) == []
+    assert queue.ack(receive_id, [again, last]) == []
 
 
 def test_a_server_that_is_not_there_is_refused() -> None:

@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 
 from pipeline_platform.source.contract import Backlog, Refused, SourceError
-from resources import leased_table
+from resources import queue_reading
 from resources.table_queue import LOST, TableQueue
 from tests.fixtures.table_queue import do, ids, read, receive
 
@@ -53,7 +53,7 @@ def test_large_payloads_come_in_small_batches(queue: TableQueue) -> None:
     batches = list(queue.read(share, "a"))
 
     assert sum(batch.num_rows for batch in batches) == 60
-    assert max(batch.nbytes for batch in batches) < 3 * leased_table.BYTES_PER_BATCH
+    assert max(batch.nbytes for batch in batches) < 3 * queue_reading.BYTES_PER_BATCH
 
 
 def test_many_messages_are_divided_evenly_and_read_in_batches(queue: TableQueue) -> None:
@@ -76,7 +76,7 @@ def test_rows_are_read_few_at_a_time_where_their_metadata_are_large(queue: Table
     (share,) = queue.plan(300, 1, "a")
     sizes = [batch.nbytes for batch in queue.read(share, "a")]
     assert sum(sizes) > 30_000_000
-    assert max(sizes) < 3 * leased_table.BYTES_PER_BATCH
+    assert max(sizes) < 3 * queue_reading.BYTES_PER_BATCH
 
 
 def test_broken_metadata_cost_no_message(queue: TableQueue, run_sql: Callable[..., Any]) -> None:

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from pipeline_platform.control import database
 from pipeline_platform.control.database import Database
 from pipeline_platform.source.contract import SourceError
-from resources import leased_table, queue_tables
+from resources import queue_reading, queue_tables
 from resources.leased_table import LeasedTable
 from resources.table_queue import TableQueue
 
@@ -112,7 +112,7 @@ def test_a_wait_for_a_lock_ends_with_who_to_look_for(queue: TableQueue, monkeypa
 
 def test_a_task_that_reads_may_stand_still_while_it_writes(queue: TableQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "IDLE_S", 1)
-    monkeypatch.setattr(leased_table, "ROWS_PER_BATCH", 1)
+    monkeypatch.setattr(queue_reading, "ROWS_PER_BATCH", 1)
     queue_tables.open_table.cache_clear()
     [share] = queue.plan(2, 1, "a")
 

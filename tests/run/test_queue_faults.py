@@ -18,7 +18,7 @@ from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.steps import Acknowledgement
 from pipeline_platform.source.contract import SourceAwayError, SourceError
 from pipeline_platform.tasks.acknowledge import Acknowledger
-from resources import leased_table
+from resources import queue_reading
 from resources.leased_table import LeasedTable
 from resources.table_queue import TableQueue
 from tests.fixtures import fault_run
@@ -40,7 +40,7 @@ WORDS = [payload.decode() for payload in PAYLOADS if payload != b"raise"]
 def flow_over(tmp_path: Path, warm_spark: WarmSpark, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Flow]]:
     """A pipeline over a queue that holds `PAYLOADS`; a run that fails is given up after a second."""
     monkeypatch.setattr(lease, "CLAIM_S", 1.0)
-    monkeypatch.setattr(leased_table, "ROWS_PER_BATCH", 20)
+    monkeypatch.setattr(queue_reading, "ROWS_PER_BATCH", 20)
     with closing(warm_spark.resource()) as spark:
 
         def over(url: str, control: str = "") -> Flow:
@@ -84,7 +84,8 @@ def acknowledged_by(flow: Flow, **patience: Any) -> Acknowledgement:
 
 def once(monkeypatch: pytest.MonkeyPatch, method: str, fault: Callable[[], Any]) -> None:
     """Have something happen in the middle of the queue's next transaction of a kind."""
-    work = getattr(LeasedTable, method)
+    place: Any = queue_reading if method == "read" else LeasedTable
+    work = getattr(place, method)
     happened = threading.Event()
 
     def then_fault(*arguments: Any) -> Any:
@@ -101,7 +102,7 @@ def once(monkeypatch: pytest.MonkeyPatch, method: str, fault: Callable[[], Any])
                 happened.set()
                 fault()
 
-    monkeypatch.setattr(LeasedTable, method, after_a_batch if method == "read" else then_fault)
+    monkeypatch.setattr(place, method, after_a_batch if method == "read" else then_fault)
 
 
 def restart(server: Server, away_s: float) -> None:

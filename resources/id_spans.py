@@ -1,0 +1,93 @@
+"""Spans of consecutive ids: what a receive holds of a table queue, written down in a few numbers."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
+
+Span = tuple[int, int]
+"""First and last id; every id between them is one message's."""
+
+_LOWEST: Final = -(2**63)
+
+
+def parse(text: str | None) -> list[Span]:
+    """Read what `json.dumps` wrote of spans."""
+    return [(first, last) for first, last in json.loads(text or "[]")]
+
+
+def merged(spans: Iterable[Span]) -> list[Span]:
+    """Sort spans that do not overlap, and join those that touch."""
+    joined: list[Span] = []
+    for first, last in sorted(spans):
+        if joined and joined[-1][1] + 1 == first:
+            joined[-1] = (joined[-1][0], last)
+        else:
+            joined.append((first, last))
+    return joined
+
+
+def gaps(spans: Sequence[Span]) -> list[Span]:
+    """What lies before and between merged spans, ids or none."""
+    befores = [_LOWEST, *(last + 1 for _, last in spans)]
+    return [(before, first - 1) for before, (first, _) in zip(befores, spans, strict=False)]
+
+
+def size(spans: Iterable[Span]) -> int:
+    """Count the ids of spans."""
+    return sum(last - first + 1 for first, last in spans)
+
+
+def cut(spans: Sequence[Span], ids: int) -> tuple[list[Span], list[Span]]:
+    """Divide spans after so many ids."""
+    head: list[Span] = []
+    for index, (first, last) in enumerate(spans):
+        if ids <= last - first:
+            within = [(first, first + ids - 1)] if ids else []
+            return [*head, *within], [(first + ids, last), *spans[index + 1 :]]
+        head.append((first, last))
+        ids -= last - first + 1
+    return head, []
+
+
+def inside(ids: Sequence[int], spans: Iterable[Span]) -> tuple[list[int], list[int]]:
+    """Divide sorted ids into those that lie in sorted spans, and the others."""
+    within: list[int] = []
+    outside: list[int] = []
+    at = 0
+    for first, last in spans:
+        begin, end = bisect_left(ids, first, at), bisect_right(ids, last, at)
+        outside += ids[at:begin]
+        within += ids[begin:end]
+        at = end
+    return within, [*outside, *ids[at:]]
+
+
+def near(spans: Sequence[Span], hole: int) -> Iterator[list[Span]]:
+    """Group sorted spans between which at most `hole` ids are missing."""
+    group: list[Span] = []
+    for span in spans:
+        if group and span[0] - group[-1][1] > hole + 1:
+            yield group
+            group = []
+        group.append(span)
+    if group:
+        yield group
+
+
+def rows(spans: Sequence[Span], *, is_sqlite: bool) -> sa.FromClause:
+    """Have a statement see spans as rows of `first` and `last`."""
+    if is_sqlite:
+        each = sa.func.json_each(json.dumps(spans)).table_valued("value", name="each_span")
+        ends = [
+            sa.func.json_extract(each.c.value, f"$[{end}]").label(name) for end, name in enumerate(("first", "last"))
+        ]
+        return sa.select(*ends).subquery("spans")
+    arrays: list[Any] = [sa.cast([span[end] for span in spans], postgresql.ARRAY(sa.BigInteger)) for end in (0, 1)]
+    columns = (sa.column("first", sa.BigInteger), sa.column("last", sa.BigInteger))
+    return sa.func.unnest(*arrays).table_valued(*columns, name="spans").render_derived()
