@@ -9,13 +9,26 @@ from benchmarks import (
     latency,
     poison,
     pubsub,
+    rabbitmq,
     skip_locked,
     small_runs,
     sqs,
     table_queue,
 )
 
-IN_TURN = (handling, crossing, poison, table_queue, skip_locked, sqs, pubsub, driver_memory, small_runs, latency)
+IN_TURN = (
+    handling,
+    crossing,
+    poison,
+    table_queue,
+    skip_locked,
+    sqs,
+    pubsub,
+    rabbitmq,
+    driver_memory,
+    small_runs,
+    latency,
+)
 
 for measure in IN_TURN:
     print(f"\n# {measure.__name__}\n", flush=True)

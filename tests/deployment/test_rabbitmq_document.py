@@ -1,0 +1,66 @@
+"""What `docs/sources/rabbitmq.md` shows is run on a real server, and what it lists is there."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from pipeline_platform.model.message import Message
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.tasks.handle import Handler
+from resources.rabbitmq import RabbitmqSource
+from resources.rabbitmq.options import WORDS, Binding, ConsumeOptions, Declare
+
+ROOT = Path(__file__).parents[2]
+DOCUMENT = (ROOT / "docs" / "sources" / "rabbitmq.md").read_text()
+PIPELINE, DEFINITIONS = re.findall(r"```python\n(.*?)```", DOCUMENT, re.S)
+
+
+@pytest.fixture
+def shown(rabbitmq_server: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the document's Python defines where it says that it goes."""
+    monkeypatch.setenv("ORDERS_RABBITMQ_URL", rabbitmq_server)
+    names: dict[str, Any] = {"__name__": "definitions_of_the_document"}
+    exec(compile(PIPELINE, "rabbitmq.md", "exec"), names)  # our own text
+    before, named, after = (ROOT / "definitions.py").read_text().partition("\ndefs = ")
+    mine = f"{before}\n{DEFINITIONS}\nPIPELINES = (*PIPELINES, Orders)\n"
+    exec(compile(mine + named + after, "definitions.py", "exec"), names)
+    return names
+
+
+def test_its_pipeline_handles_what_its_source_receives(shown: dict[str, Any]) -> None:
+    dg.Definitions.validate_loadable(shown["defs"])
+    with dg.build_resources({"orders": shown["defs"].resources["orders_queue"]}) as resources:
+        source: RabbitmqSource = resources.orders
+    payloads = [b'{"number": 1, "total": 9.5}', b'{"number": 2, "total": 1}', b'{"number": 3}']
+    places = [{"exchange": "shop", "routing_key": f"orders.{region}"} for region in ("north", "south", "south")]
+    assert source.backlog().messages == 0, "the sensor's look made the queue"
+    source.send(payloads, places)
+    waiting = source.model_copy(update={"wait_time_s": 5.0})
+    (share,) = waiting.plan(3, 1, "r1")
+    batches = list(waiting.read(share, "r1"))
+    pipeline: type[Pipeline] = shown["Orders"]
+
+    handled: list[Message] = [message for batch in batches for message in Handler(pipeline(), None).handle(batch)]
+
+    assert sorted(message.batch_key for message in handled if not message.failure) == ["north", "south"]
+    (failure,) = [message.failure for message in handled if message.failure]
+    assert "total" in failure.reason
+    for batch in batches:
+        assert waiting.settle("ack", batch.column("ack_ref")[0].as_py(), batch.column("ack_id").to_pylist()) == []
+    waiting.close()
+    assert source.backlog().messages == 0
+    source.close()
+
+
+def test_its_options_are_all_there_are() -> None:
+    table = DOCUMENT.partition("## Options")[2].partition("\n\n`")[0]
+    rows = re.findall(r"^\| (`.*?) \|(.*)", table, re.M)
+    listed = {name for names, _ in rows for name in re.findall(r"`(\w+)`", names)}
+    described = " ".join(text for _, text in rows)
+
+    assert listed == RabbitmqSource.model_fields.keys() - {"name"}
+    inner = {*Declare.model_fields, *Binding.model_fields, *ConsumeOptions.model_fields, *WORDS}
+    assert {name for name in inner if f"`{name}`" not in described} == {"auto_delete"}
