@@ -141,6 +141,7 @@ def test_a_run_waits_for_a_server_that_restarts_when_it_is_about_to_decide(
 ) -> None:
     flow = flow_over(own_postgres_server.address)
     receive = worked(flow)
+    flow.beats.clear()  # the lease is due
     restart(own_postgres_server, 1)
 
     steps.decide(flow, receive)
