@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ K = TypeVar("K")
 OURS = "pipeline-platform"
 """Metadata of the offsets that this connector commits. Tools that reset offsets leave another, or none."""
 
+_LATE_S = 2.0
 _AWAY = "_(TRANSPORT|TIMED_OUT|ALL_BROKERS_DOWN|RESOLVE|MSG_TIMED_OUT|WAIT_COORD|TIMED_OUT_QUEUE|DESTROY)"
 _BUSY = (
     ".*COORDINATOR.*|REQUEST_TIMED_OUT|NETWORK_EXCEPTION|.*NOT_AVAILABLE|.*LEADER.*|NOT_CONTROLLER|KAFKA_STORAGE_ERROR"
@@ -223,6 +225,10 @@ class Cluster:
         return partitions
 
     def _ask(self, call: Callable[[AdminClient, float], Mapping[K, Future[Any]]], none: str = "") -> dict[K, Any]:
+        """Call, and wait; nothing else is under way here, so what the client lost since can be seen to."""
+        self.admin.poll(0)  # hands over what it has heard, and its log
+        if self._heard is not None:
+            self._renew()
         return self._begin(call, none)()
 
     def _begin(
@@ -234,9 +240,6 @@ class Cluster:
             call: Is given the client and the seconds it may take.
             none: The codes of errors that mean that there is nothing.
         """
-        self.admin.poll(0)  # hands over what the client has heard since, and its log
-        if self._heard is not None:
-            self._renew()
         asked = call(self.admin, self._timeout_s)
 
         def answers() -> dict[K, Any]:
@@ -255,9 +258,14 @@ class Cluster:
         return answers
 
     def _wait(self, asked: Iterable[Future[Any]]) -> None:
-        waiting = {*asked}
-        while waiting:  # the client ends each within its time
+        from confluent_kafka import KafkaError
+
+        # The client ends each call within its time; what a client was asked that another thread renewed never ends.
+        waiting, end = {*asked}, time.monotonic() + self._timeout_s + _LATE_S
+        while waiting:
             waiting = wait(waiting, timeout=0.05).not_done
             self.admin.poll(0)
             if waiting and self._heard is not None and is_refusal(self._heard):
                 raise self.address.explained(self._heard)
+            if waiting and time.monotonic() > end:
+                raise self.address.explained(KafkaError(KafkaError._TIMED_OUT))

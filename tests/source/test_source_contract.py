@@ -15,7 +15,10 @@ from pydantic import Field
 
 from demo.servers import sqs
 from pipeline_platform import Source
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.source.patience import patiently
 from pipeline_platform.testing import TEXTS, Server, check_source, promises_of
+from resources.kafka import KafkaSource
 from resources.pubsub import PubsubSource
 from resources.rabbitmq import RabbitmqSource
 from resources.sqs import SqsSource
@@ -87,12 +90,25 @@ def rabbitmq(request: pytest.FixtureRequest) -> Row:
     return lambda: build(name="contract"), Server(missing=lambda: build("not-there", name="contract"), cut=cut)
 
 
+def kafka(request: pytest.FixtureRequest) -> Row:
+    address: str = request.getfixturevalue("kafka_server")
+    create: Callable[..., str] = request.getfixturevalue("kafka_topic")
+
+    def at(topic: str) -> KafkaSource:
+        source = KafkaSource(name="contract", bootstrap_servers=address, group_id=topic, topics=(topic,))
+        patiently(source._cluster.members)  # a server that has just started does not know its groups yet
+        return source
+
+    return lambda: at(create(2)), Server(missing=lambda: at("not-there"))
+
+
 SOURCES = {
     sqlite: TableQueue,
     postgresql: TableQueue,
     amazon_sqs: SqsSource,
     google_pubsub: PubsubSource,
     rabbitmq: RabbitmqSource,
+    kafka: KafkaSource,
 }
 
 EXACTLY_ONCE = ("settling_late_touches_nothing", "extending_what_is_lost_says_so", "abandoning_touches_nothing_else")
@@ -120,10 +136,11 @@ def test_it_keeps(row: Callable[[pytest.FixtureRequest], Row], promise: str, req
 
 @pytest.mark.parametrize("row", SOURCES, ids=lambda row: row.__name__)
 def test_as_many_messages_come_as_are_asked_for(
-    row: Callable[[pytest.FixtureRequest], Row], request: pytest.FixtureRequest
+    row: Callable[[pytest.FixtureRequest], Row], request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     build, server = row(request)
     source = build()
+    source.open(ControlStore(f"sqlite:///{tmp_path}/control.sqlite"))
     send = server.sender(source)
     assert send is not None
     send(server.payloads)
