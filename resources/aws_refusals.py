@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline_platform.source.contract import Refused, SourceAwayError, SourceError
-
-if TYPE_CHECKING:
-    from resources.sqs import SqsSource
 
 NO_QUEUE = "NonExistentQueue|QueueDoesNotExist|InvalidAddress"
 _NO_CREDENTIALS = (
@@ -44,8 +41,8 @@ def code_of(error: BaseException | None) -> str:
     return code.rsplit(".", 1)[-1] or type(error).__name__
 
 
-def explained(error: Exception, source: SqsSource) -> SourceError:
-    """Say which option is to blame and what to do; never what the credentials are."""
+def explained(error: Exception, source: Any) -> SourceError:
+    """Say which option of an `SqsSource` is to blame and what to do; never what the credentials are."""
     code = code_of(error)
     found = (text for codes, text in _EXPLANATIONS.items() if re.fullmatch(codes, code))
     explanation = next(found, "queue_url {queue!r} failed with {said}").format(

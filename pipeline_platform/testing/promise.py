@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from pipeline_platform.source.contract import Source
 
-if TYPE_CHECKING:
-    from pipeline_platform.testing.trial import Trial
+Check = Callable[[Any], None]
+"""Takes a `Trial`."""
 
 
 class BrokenPromiseError(AssertionError):
@@ -44,7 +44,7 @@ class Promise(NamedTuple):
     family: type[Any]
     builds_on: Sequence[str]
     messages: int | None
-    check: Callable[[Trial], None]
+    check: Check
 
 
 PROMISES: dict[str, Promise] = {}
@@ -58,10 +58,10 @@ DELIVERS = (
 
 def promise(
     *, family: type[Any] = Source, builds_on: Sequence[str] = DELIVERS, messages: int | None = None
-) -> Callable[[Callable[[Trial], None]], Callable[[Trial], None]]:
+) -> Callable[[Check], Check]:
     """Make a promise of a function that tries it; the first line of its docstring is what it says."""
 
-    def register(check: Callable[[Trial], None]) -> Callable[[Trial], None]:
+    def register(check: Check) -> Check:
         name, says = check.__name__, str(check.__doc__).partition("\n")[0]
         PROMISES[name] = Promise(name, says, family, builds_on, messages, check)
         return check
