@@ -36,7 +36,8 @@ def explained(error: BaseException, *, source: str, url: str, queue: str) -> Sou
 
 # A server that stops says 320 to its clients, and 541 where a part of it fails.
 _GONE = (
-    "^(320|541|AMQPConnection|AMQPHeartbeat|StreamLost|Connection(Reset|Refused|Aborted)|Timeout|OSError|BrokenPipe)"
+    "^(320|541|AMQPConnect|AMQPHeartbeat|StreamLost|Connection(Reset|Refused|Aborted|OpenAborted)|Timeout|OSError"
+    "|BrokenPipe)"
 )
 _LATE, _SHORT, _UNKNOWN_HOST = "^406 .*timed out", "^ConnectionBlocked", "^gaierror"
 _AWAY = "|".join((_GONE, _LATE, _SHORT, _UNKNOWN_HOST))

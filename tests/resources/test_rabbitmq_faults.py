@@ -227,7 +227,7 @@ def test_a_server_that_stops_answering_is_given_up(
     halted = [int(pid) for pid in server.ctl("eval", "os:getpid().").split('"')[1:2]]
     os.kill(halted[0], signal.SIGSTOP)
     try:
-        with pytest.raises(SourceAwayError, match=r"no answer within 0\.5 s"):
+        with pytest.raises(SourceAwayError, match="does not answer"):
             source.backlog()
     finally:
         os.kill(halted[0], signal.SIGCONT)
