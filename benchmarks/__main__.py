@@ -6,6 +6,7 @@ from benchmarks import (
     crossing,
     driver_memory,
     handling,
+    kafka,
     latency,
     poison,
     pubsub,
@@ -15,7 +16,7 @@ from benchmarks import (
     table_queue,
 )
 
-IN_TURN = (handling, crossing, poison, table_queue, skip_locked, sqs, pubsub, driver_memory, small_runs, latency)
+IN_TURN = (handling, crossing, poison, table_queue, skip_locked, sqs, pubsub, kafka, driver_memory, small_runs, latency)
 
 for measure in IN_TURN:
     print(f"\n# {measure.__name__}\n", flush=True)
