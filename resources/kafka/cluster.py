@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pipeline_platform.source.contract import SourceAwayError, SourceError
 
 if TYPE_CHECKING:
-    from confluent_kafka import KafkaError, TopicPartition
+    from confluent_kafka import Consumer, KafkaError, TopicPartition
     from confluent_kafka.admin import AdminClient
 
 logger = logging.getLogger(__name__)
@@ -110,6 +110,7 @@ class Cluster:
     def __init__(self, address: Address, settings: Mapping[str, Any], timeout_s: float) -> None:
         self.address, self._settings, self._timeout_s = address, settings, timeout_s
         self._heard: KafkaError | None = None
+        self._answered: tuple[KafkaError | None, list[TopicPartition]] | None = None
 
     def topic_ids(self, topics: Iterable[str]) -> dict[str, tuple[str, list[int]]]:
         """The id and the partitions of each of these topics that is there."""
@@ -153,33 +154,39 @@ class Cluster:
         )
         return lambda: {partition: answer.offset for partition, answer in ask().items() if answer is not None}
 
-    def committed(self, partitions: Iterable[TopicPartition]) -> Callable[[], dict[TopicPartition, tuple[int, bool]]]:
-        """Begin to ask for what the group remembers; return what waits for it: the offset, and whether it is ours."""
-        from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+    def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, tuple[int, bool]]:
+        """What the group remembers of each partition of which it does: the offset, and whether it is ours."""
+        from confluent_kafka import TopicPartition
 
-        wanted = [ConsumerGroupTopicPartitions(self.address.group_id, [*partitions])]
-        ask = self._begin(lambda admin, left: admin.list_consumer_group_offsets(wanted, request_timeout=left))
-
-        def answer() -> dict[TopicPartition, tuple[int, bool]]:
-            (group,) = ask().values()
-            return {
-                TopicPartition(one.topic, one.partition): (one.offset, one.metadata == OURS)
-                for one in self._accepted(group.topic_partitions)
-                if one.offset >= 0
-            }
-
-        return answer
+        try:
+            found = self.member.committed([*partitions], timeout=self._timeout_s)
+        except Exception as error:
+            self.member.poll(0)
+            raise self._explained(error) from None
+        return {
+            TopicPartition(one.topic, one.partition): (one.offset, one.metadata == OURS)
+            for one in self._accepted(found)
+            if one.offset >= 0
+        }
 
     def commit(self, offsets: Mapping[tuple[str, int], int]) -> None:
         """Have the group remember an offset of each partition."""
-        from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+        from confluent_kafka import KafkaError, TopicPartition
 
         wanted = [TopicPartition(topic, partition, at, OURS) for (topic, partition), at in offsets.items()]
-        group = [ConsumerGroupTopicPartitions(self.address.group_id, wanted)]
-        (done,) = self._ask(
-            lambda admin, left: admin.alter_consumer_group_offsets(group, request_timeout=left)
-        ).values()
-        self._accepted(done.topic_partitions)
+        end, self._answered = time.monotonic() + self._timeout_s, None
+        # Not by a call that waits: without a broker it does so for longer than anybody chose.
+        self.member.commit(offsets=wanted, asynchronous=True)
+        while self._answered is None:
+            self.member.poll(0.05)
+            if self._heard is not None and is_refusal(self._heard):
+                raise self.address.explained(self._heard)
+            if time.monotonic() > end:
+                raise self._explained(KafkaError(KafkaError._TIMED_OUT))
+        error, partitions = self._answered
+        if error is not None:
+            raise self._explained(error)
+        self._accepted(partitions)
 
     def members(self) -> int:
         """How many consumers are in the group."""
@@ -187,6 +194,25 @@ class Cluster:
         none = "GROUP_ID_NOT_FOUND"
         found = self._ask(lambda admin, left: admin.describe_consumer_groups(group, request_timeout=left), none)
         return sum(len(one.members) for one in found.values() if one is not None)
+
+    @cached_property
+    def member(self) -> Consumer:
+        """A client that knows the group, and never joins it.
+
+        The other one could be asked and told of offsets, too; but librdkafka up to 2.16 ends the whole process where a
+        coordinator that is one no more, or not yet, answers an admin client that asks for them.
+        """
+        from confluent_kafka import Consumer
+
+        settings = {**self._settings, "group.id": self.address.group_id, "enable.auto.commit": False}
+        callbacks = {"error_cb": self._hear, "on_commit": self._answer}
+        try:
+            return Consumer({**settings, **callbacks}, logger=client_logger)
+        except Exception as error:
+            raise self.address.explained(error) from None
+
+    def _answer(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
+        self._answered = error, partitions
 
     @cached_property
     def admin(self) -> AdminClient:
@@ -207,7 +233,7 @@ class Cluster:
         if self._heard is None or not is_refusal(self._heard):  # that says more than that no broker is left then
             self._heard = error
 
-    def _explained(self, error: BaseException, what: str = "a topic") -> SourceError:
+    def _explained(self, error: BaseException | KafkaError, what: str = "a topic") -> SourceError:
         """Explain an error; of a call that only took too long, by what the client heard meanwhile."""
         cause = kafka_error(error)
         timed_out = cause is not None and cause.name() == "_TIMED_OUT"

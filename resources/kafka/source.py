@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from pipeline_platform.source.contract import Share, SourceAwayError, SourceError
 from pipeline_platform.source.log import Extent
-from pipeline_platform.source.patience import USUAL, patiently
+from pipeline_platform.source.patience import patiently
 from resources.kafka.cluster import Cluster, client_logger
 from resources.kafka.messages import bounded, columns
 from resources.kafka.options import KafkaOptions
@@ -42,7 +42,7 @@ class KafkaSource(KafkaOptions):
     """
 
     def extents(self) -> dict[str, Extent]:
-        """Ask for the ends of all partitions, and for what the group remembers of them: three calls at once."""
+        """Ask for the ends of all partitions and for what the group remembers of them, in four calls."""
         from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, TopicPartition
 
         cluster = self._cluster
@@ -58,9 +58,8 @@ class KafkaSource(KafkaOptions):
             return {}
         only = {"read_committed": self.isolation_level == "read_committed"}
         asked = [cluster.offsets(names, at, **only) for at in (OFFSET_BEGINNING, OFFSET_END)]
-        remembered = cluster.committed(names)
+        committed = cluster.committed(names)
         low, past = (ask() for ask in asked)
-        committed = remembered()
         ready = [one for one in names if one in low and one in past]
         if len(ready) < len(names):
             unready = f"{self.name}: {len(names) - len(ready)} of {len(names)} partitions have no leader that answers"
@@ -91,14 +90,13 @@ class KafkaSource(KafkaOptions):
         self._expect_same_topics(ranges)
         with closing(self._client("Consumer", {**self.to_read(), "error_cb": heard.append})) as consumer:
             try:
-                for pieces in Reading(consumer, ranges, USUAL.within_s, heard):
+                for pieces in Reading(consumer, ranges, self.patience.within_s, heard):
                     for group in bounded(pieces):
                         yield self.deliveries(**columns(group))
             except ReadError as failure:
                 raise self._explained(failure, ranges) from None
-        patiently(
-            lambda: self._expect_same_topics(ranges)
-        )  # reading goes by the name of a topic, and another may bear it by now
+        # Reading goes by the name of a topic, and another may bear it by now.
+        patiently(lambda: self._expect_same_topics(ranges), self.patience)
 
     def commit(self, settled_to: Mapping[str, int]) -> None:
         """Have the group remember offsets; those of topics that are gone, nobody needs any more."""
@@ -184,7 +182,7 @@ class KafkaSource(KafkaOptions):
         if error is None:
             self._expect_same_topics(ranges)
             return SourceAwayError(
-                f"{name}: {failure} gives nothing for {USUAL.within_s:g} s: has its partition a leader?"
+                f"{name}: {failure} gives nothing for {self.patience.within_s:g} s: has its partition a leader?"
             )
         if error.name() not in _GONE:
             return self.address.explained(error, str(failure))

@@ -1,7 +1,7 @@
-"""What docs/sources/kafka.md shows is run, on a real topic."""
+"""What `docs/sources/kafka.md` shows is run on a real server, and what it lists is there."""
 
-import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,55 +9,60 @@ import dagster as dg
 import pytest
 
 from pipeline_platform.control.store import ControlStore
+from pipeline_platform.model.message import Message
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.source.patience import patiently
 from pipeline_platform.tasks.handle import Handler
 from resources.kafka import KafkaSource
+from tests.fixtures.kafka_source import lag
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "sources" / "kafka.md").read_text()
-PIPELINE, TOPIC = re.findall(r"```python\n(.*?)```", DOCUMENT, re.S)
+PIPELINE, DEFINITIONS = re.findall(r"```python\n(.*?)```", DOCUMENT, re.S)
 
 
-def test_the_pipeline_handles_what_its_topic_gives(
-    kafka_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from confluent_kafka.admin import AdminClient, NewTopic
-
-    admin = AdminClient({"bootstrap.servers": kafka_server})
-    admin.create_topics([NewTopic("clicks", 2)])["clicks"].result(30)
-    monkeypatch.setenv("CLICKS_KAFKA", kafka_server)
-    shown: dict[str, Any] = {"__name__": "clicks"}
-    exec(compile(PIPELINE, "kafka.md", "exec"), shown)  # our own text
-    before, named, after = (ROOT / "definitions.py").read_text().partition("\ndefs = ")
+@pytest.fixture
+def shown(kafka_server: str, kafka_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the document's Python defines where it says that it goes."""
+    kafka_topic(2, name="payments")
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", kafka_server)
     names: dict[str, Any] = {"__name__": "definitions_of_the_document"}
-    exec(compile(before + "\n" + TOPIC + named + after, "definitions.py", "exec"), names)
-    dg.Definitions.validate_loadable(names["defs"])
-    clicks: type[Pipeline] = shown["Clicks"]
-
-    with dg.build_resources({"clicks_topic": names["defs"].resources["clicks_topic"]}) as resources:
-        topic: KafkaSource = resources.clicks_topic
-        topic.open(ControlStore(f"sqlite:///{tmp_path}/control.sqlite"))
-        topic.send([json.dumps({"user": "Zoë", "page": str(n)}).encode() for n in range(3)] + [b"no click"])
-        patiently(topic.check_ready)  # a broker that has just started loads its groups first
-        shares = topic.plan(10, 2, "r1")
-        messages = [
-            message
-            for share in shares
-            for batch in topic.read(share, "r1")
-            for message in Handler(clicks(), None, topic.settling).handle(batch)
-        ]
-        topic.finish("r1")
-        assert topic.backlog().messages == 0
-        topic.close()
-
-    assert clicks.producer.source == topic.name
-    assert sorted(message.data.page for message in messages if message.status == "ok") == ["0", "1", "2"]
-    (failed,) = [message for message in messages if message.failure]
-    assert failed.data == b"no click"
+    exec(compile(PIPELINE, "kafka.md", "exec"), names)  # our own text
+    before, named, after = (ROOT / "definitions.py").read_text().partition("\ndefs = ")
+    mine = f"{before}\n{DEFINITIONS}\nPIPELINES = (*PIPELINES, Payments)\n"
+    exec(compile(mine + named + after, "definitions.py", "exec"), names)
+    return names
 
 
-def test_every_option_of_the_source_is_told() -> None:
-    ours = set(KafkaSource.model_fields) - {"name"}
+def test_its_pipeline_handles_what_its_source_receives(shown: dict[str, Any], tmp_path: Path) -> None:
+    dg.Definitions.validate_loadable(shown["defs"])
+    with dg.build_resources({"payments": shown["defs"].resources["payments_topic"]}) as resources:
+        source: KafkaSource = resources.payments
+    source.open(ControlStore(f"sqlite:///{tmp_path}/control.sqlite"))
+    patiently(source.check_ready)
+    payment = b'{"number": 1, "amount": 9.5, "country": "PL"}'
+    source.send([payment, payment, b"{}"], [{"key": "card"}, None, {"key": "card"}])
+    shares = source.plan(10, 1, "r1")
+    pipeline: type[Pipeline] = shown["Payments"]
 
-    assert {name for name in ours if f"`{name}`" not in DOCUMENT} == set()
+    handled: list[Message] = [
+        message
+        for share in shares
+        for batch in source.read(share, "r1")
+        for message in Handler(pipeline(), None).handle(batch)
+    ]
+    source.finish("r1")
+
+    assert sorted(message.batch_key for message in handled if not message.failure) == ["card", "unknown"]
+    (failure,) = [message.failure for message in handled if message.failure]
+    assert "amount" in failure.reason
+    assert lag(source, "payments", 2) == [0, 0]
+
+
+def test_its_options_are_all_there_are() -> None:
+    table = DOCUMENT.partition("## Options")[2].partition("`client_options` refuses")[0]
+    columns = [row.split(" | ") for row in re.findall(r"^\| .* \|$", table, re.M)]
+    listed = {name for row in columns for name in re.findall(r"`(\w+)[`=]", row[1])}
+
+    assert KafkaSource.model_fields.keys() - {"name"} <= listed
+    assert listed - KafkaSource.model_fields.keys() <= {"earliest", "latest", "ack"}

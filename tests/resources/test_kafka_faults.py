@@ -14,10 +14,9 @@ from confluent_kafka.admin import AdminClient
 
 import resources.kafka.messages
 import resources.kafka.ranges
-import resources.kafka.source
 from demo.servers import kafka as local
 from demo.servers.server import Server
-from pipeline_platform.source.contract import SourceAwayError, SourceError
+from pipeline_platform.source.contract import Patience, SourceAwayError, SourceError
 from pipeline_platform.source.patience import patiently
 from resources.kafka import KafkaSource
 from tests.fixtures.kafka import create_topic
@@ -71,7 +70,7 @@ def test_a_server_that_is_stopped_in_the_middle_of_reading_and_of_a_commit_costs
 def test_a_server_that_stays_away_is_an_error_that_says_so_and_what_was_settled_is_told_by_the_next_try(
     own: Open, own_kafka_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resources.kafka.source, "AWAY_S", 2)
+    monkeypatch.setattr(KafkaSource, "patience", Patience(within_s=2))
     source = own(topic := create_topic(own_kafka_server.address), request_timeout_s=2)
     source.send([b"1", b"2"])
     shares = source.plan(10, 1, "a")
