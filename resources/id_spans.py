@@ -13,6 +13,9 @@ from sqlalchemy.dialects import postgresql
 Span = tuple[int, int]
 """First and last id; every id between them is one message's."""
 
+HOLE: Final = 100
+"""Ids missing between two spans that are looked through at once all the same."""
+
 _LOWEST: Final = -(2**63)
 
 

@@ -23,7 +23,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any
 from uuid import UUID
 
@@ -33,7 +32,7 @@ from sqlalchemy.dialects import postgresql
 from pipeline_platform.control.database import Database, insert
 from pipeline_platform.source.contract import Share
 from resources import id_spans
-from resources.id_spans import Span
+from resources.id_spans import HOLE, Span
 
 
 @dataclass(frozen=True)
@@ -66,24 +65,33 @@ class LeasedTable:
 
     def count_waiting(self, connection: sa.Connection) -> int:
         """Count the messages that could be leased, by counts over narrow pages."""
+        live = self.leases.c.receive.in_(self._live(connection))
+        held = id_spans.merged(self._spans(connection, self.receives.c.leased_until > self._now(connection)))
+        after: sa.ColumnElement[bool] = self.id.is_not(None)
+        leased: sa.ColumnElement[bool] = sa.true()
+        between = again = 0
+        if held:
+            after, leased = self.id > held[-1][1], self.leases.c.id > held[-1][1]
+            between = self._count(connection, id_spans.gaps(held), self.id)
+            between -= self._count(connection, id_spans.gaps(held), self.leases.c.id, live)
+            again = self._count(connection, held, self.leases.c.id, self.leases.c.receive.is_(None) | ~live)
         count = sa.select(sa.func.count())
-        all_ = count.select_from(self.queue).where(self.id.is_not(None)).scalar_subquery()
-        held = count.select_from(self.leases).where(self.leases.c.receive.in_(self._live(connection))).scalar_subquery()
-        waiting = int(connection.execute(sa.select(all_ - held)).scalar_one())
-        live = self._spans(connection, self.receives.c.leased_until > self._now(connection))
+        new = count.select_from(self.queue).where(after).scalar_subquery()
+        taken = count.select_from(self.leases).where(live, leased).scalar_subquery()
         # Below zero where someone deleted leased messages behind the queue's back.
-        return max(0, waiting - self._count_in(connection, live))
+        return max(0, int(connection.execute(sa.select(new - taken)).scalar_one()) + between + again)
 
     def oldest_waiting(self, connection: sa.Connection) -> Any:
-        """Look up when the first message that could be leased came, as its column holds it."""
+        """Look up when the message that is leased next came, as its column holds it."""
         if "created_column" not in self.columns:
             return None
         # Without its type: SQLite holds what it likes.
         came: sa.ColumnElement[Any] = sa.type_coerce(self.columns["created_column"], sa.types.NullType())
         held = id_spans.merged(self._spans(connection, self.receives.c.leased_until > self._now(connection)))
-        parts = [self._waiting(self._live(connection), held, again=True), *self._fresh(held)]
-        first = [connection.execute(part.add_columns(came).limit(1)).first() for part in parts]
-        return min((row for row in first if row), key=itemgetter(0), default=(None,))[-1]
+        for waiting in (self._again(self._live(connection)), *self._fresh(held)):
+            if row := connection.execute(waiting.add_columns(came).limit(1)).first():
+                return row[-1]
+        return None
 
     def end_what_ran_out(self, connection: sa.Connection, receive_id: str) -> None:
         """Mark receives as over whose lease ran out, and an earlier plan of this one; forget those that left nothing.
@@ -100,8 +108,8 @@ class LeasedTable:
         # One that is acknowledging at this moment is for the next planner.
         in_spans = sa.select(receives.c.id, receives.c.spans).where(ended, receives.c.spans.is_not(None))
         for receive, spans in connection.execute(in_spans.with_for_update(skip_locked=True)).all():
-            left = self._in_spans(id_spans.parse(spans), self.id, sa.literal(receive), sa.literal(1))
-            connection.execute(self.leases.insert().from_select(["id", "receive", "attempts"], left))
+            within = self._joined(id_spans.parse(spans), self.id)
+            self._give_rows(connection, receive, sa.select(self.id).select_from(within))
             connection.execute(receives.update().where(receives.c.id == receive).values(spans=sa.null()))
         connection.execute(receives.delete().where(ended, receives.c.spans.is_(None), ~self._has_rows()))
 
@@ -116,7 +124,7 @@ class LeasedTable:
         live = sa.select(receives.c.id).where(receives.c.leased_until.is_not(None))
         rows, spans = 0, list[Span]()
         if self.kind is int and not self.partitions_apart:
-            rows = self._take_rows(connection, receive, self._waiting(live, held, again=True).limit(demand))
+            rows = self._take_rows(connection, receive, self._again(live).limit(demand))
             for fresh in self._fresh(held):
                 left = demand - rows - id_spans.size(spans)
                 found = self._islands(connection, fresh.limit(left)) if left else []
@@ -149,6 +157,16 @@ class LeasedTable:
             where=leases.c.attempts == taken.excluded.attempts - 1,
         )
         return int(connection.execution_options(preserve_rowcount=True).execute(taken).rowcount)
+
+    def _give_rows(self, connection: sa.Connection, receive: int | None, ids: sa.Select[Any]) -> int:
+        """Give messages of spans a row each where they have none; return how many.
+
+        By the conflict, and not by a join: PostgreSQL plans that for the few rows which the table has before.
+        """
+        holder = sa.cast(sa.literal(receive), self.leases.c.receive.type)
+        once = ids.add_columns(holder, sa.literal(1)).where(sa.true())
+        new = insert(connection, self.leases).from_select(["id", "receive", "attempts"], once)
+        return int(connection.execute(new.on_conflict_do_nothing()).rowcount)
 
     def _islands(self, connection: sa.Connection, ids: sa.Select[Any]) -> list[Span]:
         """Find the spans that sorted ids make."""
@@ -189,7 +207,7 @@ class LeasedTable:
         left = receives.c.leased_until - self._now(connection)
         live = sa.select(receives.c.id, receives.c.receive_id, left, receives.c.spans).order_by(receives.c.id)
         listed = [
-            (receive_id, float(seconds), rows.get(id_, 0) + self._count_in(connection, id_spans.parse(spans)))
+            (receive_id, float(seconds), rows.get(id_, 0) + self._count_new(connection, id_spans.parse(spans)))
             for id_, receive_id, seconds, spans in connection.execute(live.where(receives.c.leased_until.is_not(None)))
         ]
         return [one for one in listed if one[2]]
@@ -198,23 +216,14 @@ class LeasedTable:
         """Set a receive's lease to `lease_s` from now; False where it is over or has nothing left."""
         receives = self.receives
         mine = sa.and_(receives.c.receive_id == receive_id, receives.c.leased_until.is_not(None))
-        spans = self._spans(connection, mine)
         left = self._has_rows()
-        if spans and connection.execute(self._in_spans(spans, self.id).limit(1)).first():
-            left = sa.true()
+        for near in id_spans.near(self._spans(connection, mine), HOLE):
+            within = sa.select(self.id).where(self.id.between(near[0][0], near[-1][1])).limit(1)
+            if connection.execute(within).first():
+                left = sa.true()
+                break
         row = receives.update().where(mine, left).values(leased_until=self._now(connection) + lease_s)
         return connection.execute(row).rowcount == 1
-
-    def has_spans(self, connection: sa.Connection) -> bool:
-        """Whether receives can have spans: those that an earlier release made cannot."""
-        receives = sa.inspect(connection).get_columns(self.receives.name, schema=self.receives.schema)
-        return any(column["name"] == self.receives.c.spans.name for column in receives)
-
-    def add_spans(self, connection: sa.Connection) -> None:
-        """Let receives that an earlier release made have spans."""
-        if not self.has_spans(connection):
-            table = connection.dialect.identifier_preparer.format_table(self.receives)
-            connection.exec_driver_sql(f"ALTER TABLE {table} ADD COLUMN spans TEXT")
 
     def give_back_all(self, connection: sa.Connection, receive_id: str) -> None:
         """Mark a receive as over."""
@@ -251,10 +260,7 @@ class LeasedTable:
         in_spans, by_row = self._of(connection, receive_id, ids)
         freed = 0
         if in_spans:
-            holder = sa.cast(sa.literal(to), leases.c.receive.type)
-            mine = sa.select(self.id, holder, sa.literal(1)).where(self._among(self.id, in_spans))
-            mine = mine.where(~sa.exists().where(leases.c.id == self.id))
-            freed += connection.execute(leases.insert().from_select(["id", "receive", "attempts"], mine)).rowcount
+            freed += self._give_rows(connection, to, sa.select(self.id).where(self._among(self.id, in_spans)))
         if by_row:
             rows = leases.update().where(self._held(receive_id, by_row)).values(receive=to)
             freed += connection.execute(rows).rowcount
@@ -271,53 +277,65 @@ class LeasedTable:
     def _live(self, connection: sa.Connection) -> sa.Select[tuple[int]]:
         return sa.select(self.receives.c.id).where(self.receives.c.leased_until > self._now(connection))
 
-    def _waiting(self, live: sa.Select[tuple[int]], held: Sequence[Span], *, again: bool = False) -> sa.Select[Any]:
-        """Select ids, oldest first, and deliveries of what no receive in `live` or of the spans `held` holds.
-
-        Args:
-            live: Ids of receives.
-            held: What others hold by spans.
-            again: Only what was leased before.
-        """
+    def _again(self, live: sa.Select[tuple[int]]) -> sa.Select[Any]:
+        """Select ids, in order, and deliveries of what was leased by a row before and no receive in `live` holds."""
         leases = self.leases
-        free: sa.ColumnElement[bool] = sa.or_(leases.c.receive.is_(None), leases.c.receive.not_in(live))
-        if not again:
-            new: sa.ColumnElement[bool] = leases.c.id.is_(None)
-            if held:
-                spans = self._rows(held)
-                new &= ~sa.exists().select_from(spans).where(self.id.between(spans.c.first, spans.c.last))
-            free = sa.or_(new, sa.and_(leases.c.id.is_not(None), free))
         return (
-            sa.select(self.id, (sa.func.coalesce(leases.c.attempts, 0) + 1).label("attempts"))
-            .select_from(self.queue.join(leases, leases.c.id == self.id, isouter=not again))
-            .where(free)
+            sa.select(leases.c.id, leases.c.attempts + 1)
+            .select_from(leases.join(self.queue, self.id == leases.c.id))
+            .where(leases.c.receive.is_(None) | leases.c.receive.not_in(live))
+            .order_by(leases.c.id)
+        )
+
+    def _waiting(self, live: sa.Select[tuple[int]], held: Sequence[Span]) -> sa.Select[Any]:
+        """Select ids, in order, and deliveries of all that no receive in `live` or of the spans `held` holds."""
+        leases = self.leases
+        new: sa.ColumnElement[bool] = leases.c.id.is_(None)
+        if held:
+            spans = self._rows(held)
+            new &= ~sa.exists().select_from(spans).where(self.id.between(spans.c.first, spans.c.last))
+        again = leases.c.id.is_not(None) & (leases.c.receive.is_(None) | leases.c.receive.not_in(live))
+        return (
+            sa.select(self.id, sa.func.coalesce(leases.c.attempts, 0) + 1)
+            .select_from(self.queue.outerjoin(leases, leases.c.id == self.id))
+            .where(new | again)
             .where(self.id.is_not(None))  # a column that is only unique may be NULL
             .order_by(self.id)
         )
 
     def _fresh(self, held: Sequence[Span]) -> Iterator[sa.Select[Any]]:
         """Select ids, in order, of what was never leased: first between the spans that others hold, then after them."""
+        leases = self.leases
         after: sa.ColumnElement[bool] = self.id.is_not(None)
+        same: sa.ColumnElement[bool] = leases.c.id == self.id
         if held:
-            yield self._in_spans(id_spans.gaps(held), self.id).order_by(self.id)
-            after = self.id > held[-1][1]
-        both = self.queue.outerjoin(self.leases, self.leases.c.id == self.id)
-        yield sa.select(self.id).select_from(both).where(self.leases.c.id.is_(None), after).order_by(self.id)
-
-    def _in_spans(self, spans: Sequence[Span], *columns: sa.ColumnElement[Any]) -> sa.Select[Any]:
-        """Select of messages in spans that have no lease of their own."""
-        rows, leases = self._rows(spans), self.leases
-        queue = rows.join(self.queue, self.id.between(rows.c.first, rows.c.last))
-        both = queue.outerjoin(leases, leases.c.id == self.id)
-        return sa.select(*columns).select_from(both).where(leases.c.id.is_(None))
+            between = self._joined(id_spans.gaps(held), self.id).outerjoin(leases, same)
+            # Not by the index's order: PostgreSQL would look for a gap around each message there is.
+            in_gaps = sa.select(self.id).select_from(between).order_by(self.id + 0)
+            yield in_gaps.where(leases.c.id.is_(None))
+            last = held[-1][1]
+            after, same = self.id > last, sa.and_(same, leases.c.id > last)
+        both = self.queue.outerjoin(leases, same)
+        yield sa.select(self.id).select_from(both).where(leases.c.id.is_(None), after).order_by(self.id)
 
     def _rows(self, spans: Sequence[Span]) -> sa.FromClause:
         return id_spans.rows(spans, is_sqlite=self.database.is_sqlite)
 
-    def _count_in(self, connection: sa.Connection, spans: Sequence[Span]) -> int:
-        if not spans:
-            return 0
-        return int(connection.execute(self._in_spans(spans, sa.func.count())).scalar_one())
+    def _joined(self, spans: Sequence[Span], id_: sa.ColumnElement[Any]) -> sa.Join:
+        """Spans, with the rows of the queue or of the leases whose ids lie in them."""
+        rows = self._rows(spans)
+        return rows.join(self.leases if id_ is self.leases.c.id else self.queue, id_.between(rows.c.first, rows.c.last))
+
+    def _count(self, connection: sa.Connection, spans: Sequence[Span], id_: Any, *such: sa.ColumnElement[bool]) -> int:
+        """Count what such spans hold of the queue or of the leases."""
+        count = sa.select(sa.func.count()).select_from(self._joined(spans, id_)).where(*such)
+        return int(connection.execute(count).scalar_one()) if spans else 0
+
+    def _count_new(self, connection: sa.Connection, spans: Sequence[Span]) -> int:
+        """Count the messages in spans that have no row of their own."""
+        has_message = sa.exists().where(self.id == self.leases.c.id)
+        rows = self._count(connection, spans, self.leases.c.id, has_message)
+        return self._count(connection, spans, self.id) - rows
 
     def _spans(self, connection: sa.Connection, of: sa.ColumnElement[bool]) -> list[Span]:
         spans = self.receives.c.spans

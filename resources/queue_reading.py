@@ -20,9 +20,6 @@ BYTES_PER_BATCH: Final = 8 << 20
 Rows become columns while the processor's cache still has them, which takes half as long as 10,000 at once.
 """
 
-HOLE: Final = 100
-"""Ids missing between two spans that are read at once all the same."""
-
 READING_IDLE_S: Final = 3_600
 """A task that reads stands still inside its transaction while it writes what it read. It locks no row."""
 
@@ -49,7 +46,7 @@ def read(
         if share.at.get("after") is not None:
             by_row = by_row.where(leases.c.id > table.kind(share.at["after"]))
         yield from _fetched(table, connection, by_row)
-    for spans in id_spans.near([(first, last) for first, last in share.at.get("spans", ())], HOLE):
+    for spans in id_spans.near([(first, last) for first, last in share.at.get("spans", ())], id_spans.HOLE):
         bounds = (spans[0][0], spans[-1][1])
         apart = set(connection.execute(sa.select(leases.c.id).where(leases.c.id.between(*bounds))).scalars())
         within = sa.select(table.id, sa.literal(1), *columns).where(table.id.between(*bounds)).order_by(table.id)

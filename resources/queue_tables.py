@@ -83,6 +83,19 @@ def database_at(what: str, url: str, *, create: bool) -> Database:
     return Database(url, what, SourceError, away=SourceAwayError, ways_out=_WAYS_OUT, create=create)
 
 
+def has_spans(connection: sa.Connection, receives: sa.Table) -> bool:
+    """Whether receives can have spans: those of a table that an earlier release made cannot."""
+    columns = sa.inspect(connection).get_columns(receives.name, schema=receives.schema)
+    return any(column["name"] == receives.c.spans.name for column in columns)
+
+
+def add_spans(connection: sa.Connection, receives: sa.Table) -> None:
+    """Let receives of a table that an earlier release made have spans."""
+    if not has_spans(connection, receives):
+        table = connection.dialect.identifier_preparer.format_table(receives)
+        connection.exec_driver_sql(f"ALTER TABLE {table} ADD COLUMN spans TEXT")
+
+
 def row_id() -> sa.types.TypeEngine[int]:
     """Type of an id that the database gives: 64 bits on both, but SQLite's row id must be called INTEGER."""
     return sa.BigInteger().with_variant(sa.Integer(), "sqlite")

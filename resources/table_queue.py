@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
 from itertools import zip_longest
-from typing import Any, Final, Literal, Self
+from typing import Any, ClassVar, Final, Literal, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,7 +19,7 @@ from pipeline_platform.source.contract import Backlog, Held, Refused, Share
 from pipeline_platform.source.leased import LeasedSource
 from resources import queue_reading
 from resources.leased_table import LeasedTable
-from resources.queue_tables import database_at, open_table, row_id
+from resources.queue_tables import add_spans, database_at, has_spans, open_table, row_id
 
 IDS_PER_TRANSACTION: Final = 100_000
 """Acknowledged in one transaction: about 0.1 s of SQLite's only write lock, so that nobody waits long for it."""
@@ -38,6 +38,8 @@ class TableQueue(LeasedSource):
     own should be an outbox, or a copy. On SQLite it also turns on write-ahead logging for the
     file, so that readers and the writer do not wait for each other; that needs a local disk.
     """
+
+    reads_again: ClassVar[bool] = True
 
     url: str = Field(
         repr=False,
@@ -96,7 +98,7 @@ class TableQueue(LeasedSource):
         open_table.cache_clear()
         table = self._table()
         table.database.write(table.leases.metadata.create_all)
-        table.database.write(table.add_spans)
+        table.database.write(lambda connection: add_spans(connection, table.receives))
 
     def enqueue(self, payloads: Iterable[bytes], metadata: Iterable[Mapping[str, Any] | None] | None = None) -> int:
         """Add messages, all or none, and return how many; they are on disk then.
@@ -218,7 +220,7 @@ class TableQueue(LeasedSource):
             for beside in (table.leases, table.receives):
                 if not sa.inspect(connection).has_table(beside.name, schema=beside.schema):
                     raise table.database.refusal(f"there is no table {beside.name!r} for leases; call create() once")
-            if not table.has_spans(connection):
+            if not has_spans(connection, table.receives):
                 earlier = f"table {table.receives.name!r} is an earlier release's"
                 raise table.database.refusal(f"{earlier}; call create() once, while no run is under way")
             table.count_waiting(connection)
