@@ -16,7 +16,12 @@ __all__ = ["Claim", "ControlStore", "ControlStoreError", "Grant", "interval_end"
 
 _VERSION = sa.Table("control_version", TABLES, sa.Column("version", sa.Integer, primary_key=True))
 
-STEPS: Final[list[Callable[[sa.Connection], None]]] = []
+
+def _add_alone(connection: sa.Connection) -> None:
+    connection.exec_driver_sql("ALTER TABLE control_receives ADD COLUMN alone BOOLEAN DEFAULT FALSE NOT NULL")
+
+
+STEPS: Final[list[Callable[[sa.Connection], None]]] = [_add_alone]
 """The first step changes the tables of version 1, with what is in them, to those of version 2; and so on.
 
 A new store has the tables that the code names, and the newest version. A store that names no version has version 1.

@@ -20,6 +20,7 @@ from pipeline_platform.source.contract import Backlog, Refused, Share, Source
 
 _KEY = ("source", "message_id")
 _EVENT = (*_KEY, "attempt", "state")
+_DELIVERED = ("data", "metadata", "partition", "sequence")
 _COUNTED = "_open_failures.json"
 
 
@@ -31,14 +32,14 @@ class LakeSource(Source):
     windows: tuple[str, ...] | None = Field(None, description="Of these windows only; None for all.")
 
     def _files(self, name: str, schema: pa.Schema, version: int | None = None) -> dict[str, list[File]]:
-        """The files of a table by window, with their paths under the lake's root; none where it is not there yet."""
+        """The files of a table by window, oldest first, by their paths under the lake's root; none without a table."""
         table = Table(self.lake, self.pipeline, name, schema)
         files: dict[str, list[File]] = {}
         if table.exists():
             handle = table.open()
             if version is not None:
                 handle.load_as_version(version)
-            for file in table.files(handle, self.windows):
+            for file in sorted(table.files(handle, self.windows), key=lambda file: (file.committed_at, file.path)):
                 files.setdefault(file.window, []).append(file._replace(path=table.path(file.path)))
         return files
 
@@ -120,7 +121,7 @@ class FailedMessages(LakeSource):
         wanted = keys_of(open_failures(self.lake, share.at["paths"]), *_EVENT[:3])
         left = share.messages
         for path in share.at["paths"]:
-            for rows in row_groups(self.lake, path, *_EVENT, "data", "metadata"):
+            for rows in row_groups(self.lake, path, *_EVENT, *_DELIVERED):
                 mine = pc.and_(pc.equal(rows["state"], "open"), pc.is_in(keys_of(rows, *_EVENT[:3]), wanted))
                 driven = rows.filter(mine).slice(0, left)
                 left -= driven.num_rows

@@ -23,6 +23,7 @@ from pipeline_platform.model.options import (
     nearest,
     shown,
 )
+from pipeline_platform.model.partition import ALLOWED, SOURCE, is_partitioning
 from pipeline_platform.model.schema import ColumnError, arrow_schema
 
 _Class = type[Any]
@@ -75,6 +76,7 @@ _OPTIONS: Mapping[str, tuple[Callable[[Any], object], str]] = {
     ),
     "owners": (_is(list | tuple), "it must be a tuple of owners, ('team:data',)"),
     "batchers": (_is(Mapping), "it must be a dict of Batcher(...) and TableBatcher(schema=...) by name"),
+    "partition_by": (is_partitioning, ALLOWED),
 }
 """What each option of the class must be, and the words for what is allowed."""
 
@@ -105,6 +107,7 @@ def check_class(cls: _Class, base: _Class) -> None:
         _check_shape(cls, "__init__", ())
     _check_lane(cls, base)
     _check_batchers(cls, base)
+    _check_order(cls)
 
 
 def check_together(pipelines: Sequence[_Class], resources: Mapping[str, Any]) -> None:
@@ -287,6 +290,20 @@ def _check_batchers(cls: _Class, base: _Class) -> None:
     if "handle_batch" in vars(cls) and not any(isinstance(options, Batcher) for options in cls.batchers.values()):
         why = "is never called: no batcher is a Batcher(...), and a TableBatcher has no callback"
         raise PipelineError(f"{cls.__qualname__}.handle_batch {why}")
+
+
+def _check_order(cls: _Class) -> None:
+    if cls.uses_columns() and cls.partitioning() is not None:
+        option = "partition_by" if cls.processors.partition_by is None else "processors.partition_by"
+        why = "handle_messages is one query, which has no order: give it to a Batcher(...), or write handle_message"
+        _refuse(cls, option, cls.partitioning(), why)
+    if not cls.takes_turns(leases_partitions=True):
+        return
+    for name, producer in cls.producers_of().items():
+        if producer.max_runs > 1:
+            option = f"producers[{name!r}].max_runs" if name else "producer.max_runs"
+            why = f"with a function as partition_by runs take turns: leave it at 1, or partition by {SOURCE!r}"
+            _refuse(cls, option, producer.max_runs, why)
 
 
 def _unfit(model: type[BaseModel], *, columns: bool) -> str | None:

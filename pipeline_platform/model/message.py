@@ -288,7 +288,7 @@ class BatchInfo(NamedTuple):
     Attributes:
         batcher: Name of the batcher.
         batch_key: The key that all its messages share.
-        partition: The partition that they share; always None, since nothing partitions them yet.
+        partition: The partition that they share, as `partition_by` returned it or the source named it; None without.
         size: How many messages.
         trigger: Why it is delivered: `size` (full) or `flush` (no more to come, or a message asked for it).
         batch_id: The same at each try of the same batch of one receive: make outside effects idempotent by it.
@@ -296,7 +296,7 @@ class BatchInfo(NamedTuple):
 
     batcher: str
     batch_key: str
-    partition: int | None
+    partition: int | str | None
     size: int
     trigger: Literal["size", "flush"]
     batch_id: str

@@ -12,6 +12,7 @@ from annotated_types import Ge, Le
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from pipeline_platform.model import cron
+from pipeline_platform.model.partition import PartitionBy
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -158,6 +159,11 @@ class Processors(Options):
         description="Bytes of payload that a message may have; a larger one fails, with its payload kept. A task "
         "holds some copies of a message: give its worker as much memory before raising this.",
     )
+    partition_by: PartitionBy = Field(
+        None,
+        description="Messages of one partition are handled by one task, in the order of their source; "
+        "the pipeline's partition_by if unset.",
+    )
 
     @model_validator(mode="after")
     def _asks_only_when_worthwhile(self) -> Self:
@@ -192,6 +198,11 @@ class Batcher(Options):
 
     concurrency: int = Field(1, ge=1, le=10_000, description="Batches handled at once.")
     batch_size: int = Field(100, ge=1, le=10**6, description="Messages in a batch, at the most.")
+    partition_by: PartitionBy = Field(
+        None,
+        description="Batches hold messages of one partition, and those of a partition are handled by one task, in the "
+        "order of their source; the pipeline's partition_by if unset.",
+    )
     table_schema: type[BaseModel] | None = Field(
         None,
         alias="schema",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -20,6 +20,7 @@ from pipeline_platform.model.options import (
     TableBatcher,
     nearest,
 )
+from pipeline_platform.model.partition import SOURCE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -45,6 +46,11 @@ class Pipeline:
             runs of its own, within limits of its own. Never change a name while something of its runs is unfinished.
         processors: How many are handled at once.
         batchers: By name. Without any, a handled message leaves only its outcome.
+        partition_by: Which messages keep their order: `"source"` for those of a partition that the source names, or a
+            function of a message that returns its partition, an int of 0 or more. `processors` and each `Batcher` may
+            have one of their own. A function is called with what `transform` made of the message, by a `Batcher` with
+            what `handle_message` made of it; what it raises fails that message alone. A lambda, a function of the
+            module or a `staticmethod`.
         context: A pydantic model with defaults, handed to every callback; a run can override its fields.
         window_cron: When a window begins, in UTC; hourly by default. Once there is data, another one is refused.
         first_window: When the first one begins, with its time zone; later than there is data is refused.
@@ -60,6 +66,7 @@ class Pipeline:
     producers: ClassVar[Mapping[str, Producer]] = {}
     processors: ClassVar[Processors] = Processors()
     batchers: ClassVar[Mapping[str, Batcher | TableBatcher]] = {}
+    partition_by: ClassVar[Callable[[Message], int] | Literal["source"] | None] = None
     context: ClassVar[BaseModel | None] = None
     window_cron: ClassVar[str] = "0 * * * *"
     first_window: ClassVar[datetime] = datetime(2026, 1, 1, tzinfo=UTC)
@@ -132,6 +139,24 @@ class Pipeline:
     def uses_columns(cls) -> bool:
         """True where the author chose the fast lane."""
         return cls.handle_messages is not Pipeline.handle_messages
+
+    @classmethod
+    def partitioning(cls, batcher: str | None = None) -> Any:
+        """How the messages of a batcher, or those to be handled, are partitioned; None where they keep no order."""
+        options = cls.processors if batcher is None else cls.batchers[batcher]
+        if isinstance(options, TableBatcher):
+            return None
+        return cls.partition_by if options.partition_by is None else options.partition_by
+
+    @classmethod
+    def takes_turns(cls, *, leases_partitions: bool = False) -> bool:
+        """Whether its runs come one after the other, or messages would not keep their order.
+
+        Args:
+            leases_partitions: Whether the source of a run gives a partition to one receive at a time.
+        """
+        used = [one for name in (None, *cls.batchers) if (one := cls.partitioning(name)) is not None]
+        return bool(used) and not (leases_partitions and all(one == SOURCE for one in used))
 
     @classmethod
     def producers_of(cls, name: str = "") -> Mapping[str, Producer]:

@@ -100,7 +100,8 @@ def batch_messages(flow: Flow, receive: Receive, batcher: str) -> Manifest:
     (whole,) = divide(staged, flow.pipeline.name, 1)
     with alive(flow, receive):
         work = flow.work(receive_id)
-        cut = batch.CutBatches(flow.lake, flow.pipeline.name, receive_id, batcher, options.batch_size, whole)
+        dealt_to = None if flow.pipeline.partitioning(batcher) is None else options.concurrency
+        cut = batch.CutBatches(flow.lake, flow.pipeline.name, receive_id, batcher, options.batch_size, whole, dealt_to)
         planned = work.run(cut, 1, sum(file.rows for file in staged))
         (plan,) = divide(planned.files, flow.pipeline.name, 1)
         tasks = min(options.concurrency, sum(file.rows for file in planned))

@@ -20,11 +20,13 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import BatchInfo, Message
+from pipeline_platform.model.partition import as_given
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks import cut
 from pipeline_platform.tasks.by_position import ByPosition
 from pipeline_platform.tasks.handle import checked, rare_collections
 from pipeline_platform.tasks.isolate import Death, Isolation
+from pipeline_platform.tasks.order import SOURCE_ORDER, dealt, in_source_order
 from pipeline_platform.tasks.outcomes import Outcomes
 from pipeline_platform.tasks.progress import UNWATCHED
 from pipeline_platform.tasks.staging import STAGED, staged_messages, staged_table
@@ -45,6 +47,7 @@ class CutBatches:
 
     Attributes:
         staged: Whole files, in the order of their positions.
+        tasks: Tasks that partitions are dealt to; None where messages have no partitions.
     """
 
     lake: Lake
@@ -53,10 +56,21 @@ class CutBatches:
     batcher: str
     batch_size: int
     staged: Sequence[Range]
+    tasks: int | None = None
 
     def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
         """Run the only task."""
-        batches = cut.cut(pa.concat_tables(map(self._known, self.staged)), self.batch_size)
+        messages = pa.concat_tables(map(self._known, self.staged))
+        if self.tasks is None:
+            batches = cut.cut(messages, self.batch_size)
+        else:
+            place = np.empty(messages.num_rows, np.int64)
+            place[in_source_order(messages)] = np.arange(messages.num_rows)
+            messages = _put(messages.drop_columns("partition"), position=place)
+            messages = messages.rename_columns({"own": "partition"})
+            batches = cut.cut(messages, self.batch_size)
+            counts = pc.list_value_length(batches["rows"]).to_numpy()
+            batches = _put(batches, task=dealt(batches["partition"], counts, self.tasks))
         with Writer(self.lake, self.pipeline, f"{self.receive_id}-{self.batcher}-cut-{index}") as writer:
             for batch in batches.combine_chunks().to_batches():
                 writer.write(plan_table(self.receive_id, self.batcher), self.staged[0].window, batch)
@@ -65,9 +79,18 @@ class CutBatches:
 
     def _known(self, file: Range) -> pa.Table:
         with self.lake.open_input(file.path) as opened:
-            rows = pq.read_table(opened, columns=["batch_key", "position", "size", "batch_mode"])
+            order = [] if self.tasks is None else [*SOURCE_ORDER.names[1:4], "own"]
+            rows = pq.read_table(opened, columns=["batch_key", "position", "size", "batch_mode", *order])
         rows = rows.append_column("window", pa.repeat(file.window, rows.num_rows))
-        return rows.append_column("flush", pc.equal(rows["batch_mode"], "flush")).select(cut.MESSAGES.names)
+        rows = rows.append_column("flush", pc.equal(rows["batch_mode"], "flush")).drop_columns("batch_mode")
+        return rows if order else rows.append_column("partition", pa.nulls(rows.num_rows, pa.string()))
+
+
+def _put(rows: pa.Table, **columns: Any) -> pa.Table:
+    """Put columns in the place of those of the same name."""
+    for name, values in columns.items():
+        rows = rows.set_column(rows.schema.get_field_index(name), name, pa.array(values))
+    return rows
 
 
 def plan_table(receive_id: str, batcher: str) -> str:
@@ -91,7 +114,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class HandleBatches(Step):
-    """Task `n` of `tasks` handles each `tasks`-th batch.
+    """Task `n` of `tasks` handles the batches that were dealt to it, and each `tasks`-th of those that were not.
 
     Attributes:
         batcher: Whose batches.
@@ -138,15 +161,19 @@ class HandleBatches(Step):
             with self.lake.open_input(file.path) as opened:
                 for batch in pq.ParquetFile(opened).iter_batches(1_024):
                     for row in range(batch.num_rows):
-                        if number % self.tasks == index:
+                        task = batch.column("task")[row].as_py()
+                        if (number % self.tasks if task is None else task) == index:
                             yield {name: batch.column(name)[row] for name in cut.BATCHES.names}
                         number += 1
 
     def _batch(self, planned: Mapping[str, pa.Scalar], messages: pa.RecordBatch) -> Batch:
         window, key, number, full = (planned[name].as_py() for name in ("window", "batch_key", "number", "full"))
-        batch_id = str(uuid.uuid5(_NAMESPACE, "\0".join((self.receive_id, self.batcher, window, key, str(number)))))
+        partition = planned["partition"].as_py()
+        named = [self.receive_id, self.batcher, window, key, str(number), *([] if partition is None else [partition])]
+        batch_id = str(uuid.uuid5(_NAMESPACE, "\0".join(named)))
         trigger: Literal["size", "flush"] = "size" if full else "flush"
-        return Batch(window, BatchInfo(self.batcher, key, None, messages.num_rows, trigger, batch_id), messages)
+        own = as_given(self.pipeline.partitioning(self.batcher), partition)
+        return Batch(window, BatchInfo(self.batcher, key, own, messages.num_rows, trigger, batch_id), messages)
 
     def _handle(self, batch: Batch, killers: Mapping[int, Failure], mute: Set[int], outcomes: Outcomes) -> None:
         """Handle a batch and record it, but for the mute rows. Known killers only fail."""

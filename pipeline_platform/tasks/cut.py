@@ -18,6 +18,7 @@ MESSAGES = pa.schema(
         ("position", pa.int64()),
         ("size", pa.int64()),
         ("flush", pa.bool_()),
+        ("partition", pa.string()),
     ]
 )
 """What is known of a message that waits for its batch. `position` is its place in order of arrival, `size` in bytes."""
@@ -30,13 +31,16 @@ BATCHES = pa.schema(
         ("full", pa.bool_()),
         ("size", pa.int64()),
         ("rows", pa.list_(pa.int64())),
+        ("partition", pa.string()),
+        ("task", pa.int64()),
     ]
 )
-"""A batch: its number within its window and key, whether it reached its size, its bytes, and the rows it is made of."""
+"""A batch: its number within its window, key and partition, whether it reached its size, its bytes, the rows it is made
+of, and the task that handles all of its partition; null where any task may."""
 
 
 def cut(messages: pa.Table, batch_size: int, batch_bytes: int = BATCH_BYTES) -> pa.Table:
-    """Cut messages of the same window and key into batches, in order of arrival.
+    """Cut messages of the same window, key and partition into batches, in order of arrival.
 
     A batch ends when it has `batch_size` messages, before a message that would take it above `batch_bytes`, and after
     a message in mode `flush`.
@@ -47,14 +51,19 @@ def cut(messages: pa.Table, batch_size: int, batch_bytes: int = BATCH_BYTES) -> 
         batch_bytes: Bytes in a batch, at the most.
 
     Returns:
-        Rows of `BATCHES`, in order of the arrival of their first messages.
+        Rows of `BATCHES`, in order of the arrival of their first messages; nobody has dealt them to tasks.
     """
     if not messages.num_rows:
         return BATCHES.empty_table()
-    keys = [("window", "ascending"), ("batch_key", "ascending"), ("position", "ascending")]
-    ordered = messages.take(order := pc.sort_indices(messages, sort_keys=keys))
+    keys = ["window", "batch_key"]
+    if messages["partition"].null_count < messages.num_rows:
+        # As a number: nulls are of one kind, too.
+        codes = messages["partition"].combine_chunks().dictionary_encode(null_encoding="encode").indices
+        messages, keys = messages.append_column("code", codes), [*keys, "code"]
+    order = pc.sort_indices(messages, sort_keys=[(key, "ascending") for key in (*keys, "position")])
+    ordered = messages.take(order)
     new_key = np.ones(len(order), bool)
-    new_key[1:] = ~(_repeats(ordered["window"]) & _repeats(ordered["batch_key"]))
+    new_key[1:] = ~np.logical_and.reduce([_repeats(ordered[key]) for key in keys])
     starts, full = _bounds(new_key, ordered["size"].to_numpy(), ordered["flush"].to_numpy(), batch_size, batch_bytes)
     first, place = ordered.take(pa.array(starts[:-1])), np.arange(len(full))
     batches = pa.Table.from_pydict(
@@ -65,6 +74,8 @@ def cut(messages: pa.Table, batch_size: int, batch_bytes: int = BATCH_BYTES) -> 
             "full": full,
             "size": np.add.reduceat(ordered["size"].to_numpy(), starts[:-1]),
             "rows": pa.ListArray.from_arrays(pa.array(starts, pa.int32()), order.cast(pa.int64())),
+            "partition": first["partition"],
+            "task": pa.nulls(len(full), pa.int64()),
         },
         schema=BATCHES,
     )

@@ -17,6 +17,7 @@ from pipeline_platform.tasks.step import Sink, Step
 from pipeline_platform.tasks.tally import Tally
 
 IDENTITY = ["source", "message_id", "attempt"]
+PAYLOAD = ["data", "metadata", "partition", "sequence"]
 
 
 class Failures:
@@ -77,7 +78,7 @@ class Failures:
             name: [words(getattr(failure, name)) for _, failure in failed] for name in Failure._fields
         }
         texts |= {name: [words(getattr(message, name)) for message, _ in failed] for name in ("batcher", "batch_key")}
-        self._write(rows, window, "open", **texts, data=rows.column("data"), metadata=rows.column("metadata"))
+        self._write(rows, window, "open", **texts, **{name: rows.column(name) for name in PAYLOAD})
 
     def close(self, rows: pa.RecordBatch, window: str) -> None:
         """Write a `closed` event for each row: a failure that was driven again and is handled."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,7 +28,7 @@ from pipeline_platform.tasks.step import Step
 if TYPE_CHECKING:
     from pipeline_platform.control.pace import Pace
 
-_UNREAD = {"receive_id", "published_at", "partition", "sequence"}
+_UNREAD = {"receive_id", "published_at"}
 READ = [*(name for name in MESSAGES.names if name not in _UNREAD), "position"]
 """What handling reads of a received message."""
 
@@ -70,12 +70,7 @@ class Handler:
 
     def handle(self, batch: pa.RecordBatch) -> list[Message]:
         """Handle the messages of a batch; return one for each row, in order, ok or failed."""
-        options = self._pipeline.processors
-        messages = list(Message.each(batch, self._settling))
-        for row in oversized(batch, options.max_message_bytes):
-            messages[row] = messages[row].failed(too_large(messages[row].data, options.max_message_bytes))
-        if self._transforms:
-            messages = self._each(lambda message, _: self._pipeline.transform(message), messages, "transform")
+        options, messages = self._pipeline.processors, self.transformed(batch)
         if not self._prepares:
             return self._handle(messages)
         handled: list[Message] = []
@@ -85,6 +80,16 @@ class Handler:
             if len(handled) < start + len(chunk):
                 break
         return handled
+
+    def transformed(self, batch: pa.RecordBatch) -> list[Message]:
+        """The messages of a batch as the next callback sees them, one for each row; the too large have failed."""
+        most_bytes = self._pipeline.processors.max_message_bytes
+        messages = list(Message.each(batch, self._settling))
+        for row in oversized(batch, most_bytes):
+            messages[row] = messages[row].failed(too_large(messages[row].data, most_bytes))
+        if not self._transforms:
+            return messages
+        return self._each(lambda message, _: self._pipeline.transform(message), messages, "transform")
 
     def _handle(self, messages: Sequence[Message]) -> list[Message]:
         return self._each(
@@ -172,12 +177,14 @@ class Handle(Step):
         repeats: Files that say which deliveries are not to be handled.
         pace: The rate limit, if there is one.
         careful: Call callbacks in forks, as a task does that is tried again.
+        in_order: Whether forks, too, must keep the order of messages.
     """
 
     parts: Sequence[Sequence[Range]]
     repeats: Sequence[Range] = ()
     pace: Pace | None = None
     careful: bool = False
+    in_order: ClassVar[bool] = False
 
     def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
         """Run task `index`."""
@@ -188,14 +195,20 @@ class Handle(Step):
             outcomes = isolation.outcomes
             rows = options.chunk_size if isolation.forks else max(options.chunk_size, BLOCK_ROWS)
             with rare_collections():
-                for _, block in read_ranges(self.lake, self.parts[index], READ, rows, options.chunk_bytes):
+                for block in self._blocks(index, rows):
                     window, (fresh, decided, copies) = block.column("window")[0].as_py(), repeats.split(block)
                     outcomes.duplicates(decided, window, decided=True)
                     outcomes.duplicates(copies, window, decided=False)
                     work, fail = partial(self._handle, window), partial(self._fail, window)
-                    isolation.deal(fresh, work, fail, self._permitted)
+                    isolation.deal(fresh, work, fail, self._permitted, in_order=self.in_order)
             manifest = writer.close(**outcomes.tally.notes(), seconds=time.monotonic() - started, task=index)
         yield from manifest.to_arrow().to_batches()
+
+    def _blocks(self, index: int, rows: int) -> Iterator[pa.RecordBatch]:
+        """The rows of a task, up to so many at a time and of one window."""
+        most_bytes = self.pipeline.processors.chunk_bytes
+        for _, block in read_ranges(self.lake, self.parts[index], READ, rows, most_bytes):
+            yield block
 
     def _handle(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes, until: float | None) -> int:
         paced: _Paced | None = self.pace.each if self.pace else None
@@ -207,7 +220,11 @@ class Handle(Step):
         return len(messages)
 
     def _fail(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes, death: Death) -> None:
-        outcomes.failed(rows, window, [death.failure("handle_message")] * rows.num_rows)
+        outcomes.failed(rows, window, [death.failure(self._blamed())] * rows.num_rows)
+
+    def _blamed(self) -> str:
+        """The callback of which a message died, if no other is known."""
+        return "handle_message"
 
     def _permitted(self, wanted: int) -> tuple[int, float]:
         if self.pace is None:

@@ -50,6 +50,7 @@ class Isolation:
         permitted: Callable[[int], tuple[int, float]] = lambda wanted: (wanted, math.inf),
         *,
         knows_rows: bool = True,
+        in_order: bool = False,
     ) -> None:
         """Have rows dealt with, whichever of them end the process that does.
 
@@ -61,6 +62,7 @@ class Isolation:
             permitted: Called before each try in a fork, which must not touch the connections of its parent: how many
                 of some rows may be dealt with, and until when.
             knows_rows: Whether the messages that `work` makes are numbered as these rows are.
+            in_order: Whether no row may be dealt with before those that precede it.
         """
         if not rows.num_rows:
             return
@@ -88,7 +90,7 @@ class Isolation:
             if isinstance(self.fork(lambda outcomes: fail(one, outcomes, death), 1), Death):
                 fail(one, self.outcomes, death)  # `handle_failed` dies of it too
 
-        settle(range(rows.num_rows), attempt, fail_alone)
+        settle(range(rows.num_rows), attempt, fail_alone, in_order=in_order)
 
     def fork(self, work: Callable[[Outcomes], int | None], rows: int, *, exact: bool = True) -> int | Death:
         """Have a fork work on some rows and record here what it recorded; return its answer, or how it died.
@@ -244,6 +246,7 @@ def settle(
     fail: Callable[[int, Death], None],
     *,
     trust: bool = True,
+    in_order: bool = False,
 ) -> bool:
     """Have rows dealt with, whichever of them end the process that does; return whether a row failed.
 
@@ -256,6 +259,7 @@ def settle(
             a dead one was given or another one dealt with. It names rows as they are given here.
         fail: Called for a row that ends its process alone.
         trust: Whether to believe a death in what it had.
+        in_order: Whether to attempt what lies between the rows that it was busy with together with them.
     """
     failed = False
     while rows:
@@ -269,12 +273,14 @@ def settle(
             continue
         blamed = set(death.rows) if trust else set()
         suspects = [row for row in tried if row in blamed]
+        if in_order and suspects:
+            suspects = [row for row in tried if suspects[0] <= row <= suspects[-1]]
         if not 0 < len(suspects) < len(tried):
             suspects = list(tried[len(tried) // 2 :])
         apart = set(suspects)
         before = [row for row in tried if row < suspects[0]]
         after = [row for row in tried if row > suspects[0] and row not in apart]
-        failed |= settle(before, attempt, fail, trust=False)
-        found = settle(suspects, attempt, fail)
-        failed |= found | settle(after, attempt, fail, trust=found)
+        failed |= settle(before, attempt, fail, trust=False, in_order=in_order)
+        found = settle(suspects, attempt, fail, in_order=in_order)
+        failed |= found | settle(after, attempt, fail, trust=found, in_order=in_order)
     return failed

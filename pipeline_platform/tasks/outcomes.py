@@ -20,9 +20,10 @@ from pipeline_platform.model.crossing import encode
 from pipeline_platform.model.failure import Failure, words
 from pipeline_platform.model.message import DEFAULT, Message
 from pipeline_platform.model.options import TableBatcher
+from pipeline_platform.model.partition import SOURCE, partition_of
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.schema import RowType
-from pipeline_platform.tasks.failures import IDENTITY, Failures
+from pipeline_platform.tasks.failures import IDENTITY, PAYLOAD, Failures
 from pipeline_platform.tasks.progress import UNWATCHED, Watch
 from pipeline_platform.tasks.staging import DELIVERY, handled_columns, staged_rows, staged_table
 from pipeline_platform.tasks.step import Sink, Step
@@ -66,7 +67,12 @@ class Outcomes:
         self.tally = Tally(self._batchers)
         self._failures = Failures(step, sink, self.tally, watch)
         models = {name: options.table_schema for name, options in self._batchers.items()}
+        self._partition_by = {name: step.pipeline.partitioning(name) for name in self._batchers}
         self._row_types = {name: RowType(model) for name, model in models.items() if model is not None}
+
+    def write(self, table: str, window: str, rows: pa.RecordBatch) -> None:
+        """Write rows that are no outcome."""
+        self._sink.write(table, window, rows)
 
     def handled(self, batch: pa.RecordBatch, window: str, messages: list[Message]) -> None:
         """Record messages that `handle_message` is done with, one for each row of `batch`, in its order."""
@@ -156,12 +162,29 @@ class Outcomes:
 
     def _stage(self, name: str, block: _Block, indexes: list[int]) -> None:
         """Write the messages of a batcher with a callback to where they wait for their batch."""
-        model = self._batchers[name].table_schema
+        model, partition_by = self._batchers[name].table_schema, self._partition_by[name]
+        partitions = block.rows.column("partition") if partition_by == SOURCE else None
+        if partition_by is not None and partitions is None:
+            indexes, partitions = self._partitioned(partition_by, block, indexes)
         columns, fitting = self._fitting(lambda some: handled_columns(some, model), block, indexes)
         if fitting:
             self.tally.counts[f"staged:{name}"] += len(fitting)
-            rows = staged_rows(block.take(DELIVERY, fitting), columns)
+            own = None if partitions is None else partitions.take(pa.array(fitting, pa.int64()))
+            rows = staged_rows(block.take(DELIVERY, fitting), columns, own)
             self._sink.write(staged_table(self._step.receive_id, name), block.window, rows)
+
+    def _partitioned(self, function: Any, block: _Block, indexes: list[int]) -> tuple[list[int], pa.Array]:
+        """The indexes of the messages that have a partition, and the partitions by index."""
+        messages, found = partitioned(function, [block.messages[index] for index in indexes], self.watch)
+        by_index: list[str | None] = [None] * len(block.messages)
+        kept = []
+        for index, message, partition in zip(indexes, messages, found, strict=True):
+            by_index[index] = partition
+            if message.failure is None:
+                kept.append(index)
+            else:
+                block.fail(index, message.failure)
+        return kept, pa.array(by_index, pa.string())
 
     def _fitting(
         self, build: Callable[[list[Message]], list[pa.Array]], block: _Block, indexes: list[int]
@@ -211,7 +234,7 @@ class Outcomes:
         for message in losers:
             self.tally.failure(message)
         if recorded := list(compress(failed, ends)):
-            rows = block.take([*IDENTITY, "data", "metadata"], recorded)
+            rows = block.take([*IDENTITY, *PAYLOAD], recorded)
             self._failures.record(rows, block.window, list(compress(losers, ends)))
 
     def _write_handled(self, rows: pa.RecordBatch, window: str, action: str | list[str]) -> None:
@@ -229,6 +252,23 @@ class Outcomes:
             table[name] = pa.repeat(value, rows.num_rows) if isinstance(value, str) else pa.array(value, pa.string())
         schema = pa.schema([field for field in OUTCOMES if field.name != "window"])
         self._sink.write("outcomes", window, pa.RecordBatch.from_pydict(table, schema=schema))
+
+
+def partitioned(
+    function: Callable[[Message], object], messages: Sequence[Message], watch: Watch
+) -> tuple[list[Message], list[str | None]]:
+    """Ask for the partition of each message; one without has failed, if it had not before."""
+    given, found = list[Message](), list[str | None]()
+    for message in watch.each("partition_by", messages):
+        partition = None
+        if message.failure is None:
+            try:
+                partition = partition_of(function, message)
+            except BaseException as error:
+                message = message._rejected(Failure.of(error, "partition_by"))  # noqa: PLW2901
+        given.append(message)
+        found.append(partition)
+    return given, found
 
 
 def _json(data: Any) -> str:

@@ -25,6 +25,8 @@ STAGED = pa.schema(
         ("attempt", pa.int32()),
         ("redelivered", pa.bool_()),
         ("received_at", pa.timestamp("us", "UTC")),
+        ("partition", pa.string()),
+        ("sequence", pa.int64()),
         ("position", pa.int64()),
         ("value", pa.binary()),
         ("encoding", pa.string()),
@@ -33,12 +35,14 @@ STAGED = pa.schema(
         ("on_success", pa.string()),
         ("on_failure", pa.string()),
         ("size", pa.int64()),
+        ("own", pa.string()),
     ]
 )
-"""The delivery, and what handling made of its data. `size` is the bytes of both payloads: batches are cut by it."""
+"""The delivery, and what handling made of its data. `size` is the bytes of both payloads: batches are cut by it. `own`
+is the partition that it is batched in, by `partition_by`; `partition` is the source's."""
 
 DELIVERY = STAGED.names[: STAGED.names.index("position") + 1]
-_HANDLED = STAGED.names[len(DELIVERY) : -1]
+_HANDLED = STAGED.names[len(DELIVERY) : STAGED.names.index("size")]
 
 
 def staged_table(receive_id: str, batcher: str) -> str:
@@ -59,11 +63,12 @@ def handled_columns(messages: Sequence[Message], model: type[BaseModel] | None) 
     return [pa.array(values, STAGED.field(name).type) for name, values in columns]
 
 
-def staged_rows(delivered: pa.RecordBatch, handled: Sequence[pa.Array]) -> pa.RecordBatch:
-    """Put the columns `DELIVERY` and those of `handled_columns` together."""
+def staged_rows(delivered: pa.RecordBatch, handled: Sequence[pa.Array], own: pa.Array | None = None) -> pa.RecordBatch:
+    """Put the columns `DELIVERY`, those of `handled_columns` and the partitions together."""
     value, *_ = handled
+    own = pa.nulls(delivered.num_rows, pa.string()) if own is None else own
     sizes = [pc.fill_null(pc.binary_length(column), 0).cast(pa.int64()) for column in (delivered.column("data"), value)]
-    return pa.RecordBatch.from_arrays([*delivered.columns, *handled, pc.add(*sizes)], schema=STAGED)
+    return pa.RecordBatch.from_arrays([*delivered.columns, *handled, pc.add(*sizes), own], schema=STAGED)
 
 
 def staged_messages(
