@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from pipeline_platform.lake.reader import Range, read_ranges
 from pipeline_platform.model.failure import Failure
-from pipeline_platform.model.message import MESSAGES, SETTLING, Message
+from pipeline_platform.model.message import BULK, MESSAGES, SETTLING, BatchMode, Message
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.settling import Settling
 from pipeline_platform.tasks.isolate import Death, Isolation
@@ -52,6 +52,7 @@ class Handler:
         settling: Settling = SETTLING,
         paced: _Paced | None = None,
         watch: Watch = UNWATCHED,
+        batch_mode: BatchMode = BULK,
     ) -> None:
         """Prepare to handle.
 
@@ -61,9 +62,10 @@ class Handler:
             settling: How the source is told of the messages.
             paced: Yields messages when they may be handled. If it ends early, the last ones are not handled.
             watch: Learns which callback is called.
+            batch_mode: That of each message, at first.
         """
         self._pipeline, self._context, self._settling = pipeline, context, settling
-        self._paced, self._watch = paced, watch
+        self._paced, self._watch, self._batch_mode = paced, watch, batch_mode
         kind = type(pipeline)
         self._transforms = kind.transform is not Pipeline.transform
         self._prepares = kind.prepare_messages is not Pipeline.prepare_messages
@@ -71,7 +73,7 @@ class Handler:
     def handle(self, batch: pa.RecordBatch) -> list[Message]:
         """Handle the messages of a batch; return one for each row, in order, ok or failed."""
         options = self._pipeline.processors
-        messages = list(Message.each(batch, self._settling))
+        messages = list(Message.each(batch, self._settling, self._batch_mode))
         for row in oversized(batch, options.max_message_bytes):
             messages[row] = messages[row].failed(too_large(messages[row].data, options.max_message_bytes))
         if self._transforms:
