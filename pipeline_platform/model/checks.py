@@ -264,6 +264,10 @@ def _check_lane(cls: _Class, base: _Class) -> None:
     if one == cls.uses_columns():
         _refuse(cls, "handle_message", "both" if one else None, "write either handle_message or handle_messages")
     if cls.uses_columns():
+        timeout = cls.processors.message_timeout
+        if timeout is not None and not _is_written(cls, base, "handle_failed"):
+            why = "a query of Spark cannot be timed, and there is no handle_failed that could: leave it out"
+            _refuse(cls, "processors.message_timeout", timeout, why)
         for callback in ("transform", "prepare_messages"):
             if _is_written(cls, base, callback):
                 why = "is never called beside handle_messages: do it there, or write handle_message instead"
