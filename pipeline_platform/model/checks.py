@@ -269,6 +269,10 @@ def _check_lane(cls: _Class, base: _Class) -> None:
         has = "both handle_message and" if one else "neither handle_message nor"
         raise PipelineError(f"{cls.__qualname__} has {has} handle_messages: write one of them")
     if cls.uses_columns():
+        timeout = cls.processors.message_timeout
+        if timeout is not None and not _is_written(cls, base, "handle_failed"):
+            why = "a query of Spark cannot be timed, and there is no handle_failed that could: leave it out"
+            _refuse(cls, "processors.message_timeout", timeout, why)
         for callback in ("transform", "prepare_messages"):
             if _is_written(cls, base, callback):
                 why = "is never called beside handle_messages: do it there, or write handle_message instead"

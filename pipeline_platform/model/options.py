@@ -194,6 +194,13 @@ class Processors(Options):
         description="Bytes of payload that a message may have; a larger one fails, with its payload kept. A task "
         "holds some copies of a message: give its worker as much memory before raising this.",
     )
+    message_timeout: Span | None = Field(
+        None,
+        description="How long one call may take: of handle_message, transform or a serializer (its message fails), of "
+        "prepare_messages or handle_failed (its chunk fails). Callbacks are then called in forks, a chunk in each, "
+        "with an instance of the pipeline of its own. In the fast lane it holds for handle_failed alone: a query of "
+        "Spark cannot be timed. None waits for ever.",
+    )
 
     @model_validator(mode="after")
     def _asks_only_when_worthwhile(self) -> Self:
@@ -228,6 +235,12 @@ class Batcher(Options):
 
     concurrency: int = Field(1, ge=1, le=10_000, description="Batches handled at once.")
     batch_size: int = Field(100, ge=1, le=10**6, description="Messages in a batch, at the most.")
+    message_timeout: Span | None = Field(
+        None,
+        description="How long one call may take: of handle_batch (its batch fails), of a decoder or serializer (its "
+        "message fails), of handle_failed (its chunk fails). Each batch is then handled in a fork, with an instance of "
+        "the pipeline of its own. None waits for ever.",
+    )
     table_schema: type[BaseModel] | None = Field(
         None,
         alias="schema",

@@ -19,11 +19,13 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import BatchInfo, Message
+from pipeline_platform.model.options import Batcher
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks import cut
 from pipeline_platform.tasks.by_position import ByPosition
+from pipeline_platform.tasks.fork import Death, Limit
 from pipeline_platform.tasks.handle import checked, rare_collections
-from pipeline_platform.tasks.isolate import Death, Isolation
+from pipeline_platform.tasks.isolate import Isolation
 from pipeline_platform.tasks.outcomes import Outcomes
 from pipeline_platform.tasks.progress import UNWATCHED
 from pipeline_platform.tasks.staging import CUT_BY, STAGED, staged_messages, staged_table, to_be_cut
@@ -107,7 +109,7 @@ class HandleBatches(Step):
         """Run task `index`."""
         started, count = time.monotonic(), 0
         with self.writer(f"{self.batcher}-{index}") as writer:
-            isolation = Isolation(self, writer, careful=self.careful)
+            isolation = Isolation(self, writer, careful=self.careful, limit=self._limit())
             with rare_collections():
                 for batch in self._batches(index):
                     if isolation.forks:
@@ -118,6 +120,11 @@ class HandleBatches(Step):
             notes = {"batches": count, "seconds": time.monotonic() - started, "task": index}
             manifest = writer.close(**isolation.outcomes.tally.notes(), **notes)
         yield from manifest.to_arrow().to_batches()
+
+    def _limit(self) -> Limit | None:
+        options = self.pipeline.batchers[self.batcher]
+        span = options.message_timeout if isinstance(options, Batcher) else None
+        return Limit.of(f"batchers[{self.batcher!r}].message_timeout", span)
 
     def _batches(self, index: int) -> Iterator[Batch]:
         rows = ByPosition(self.lake, self.staged)
@@ -155,9 +162,9 @@ class HandleBatches(Step):
         model = self.pipeline.batchers[self.batcher].table_schema
         decoded = list(staged_messages(batch.messages, self.batcher, self.settling, model, killers, outcomes.watch))
         ok = [message for message in decoded if message.failure is None]
-        outcomes.watch.busy("handle_batch", ok)
         assert outcomes.pipeline is not None
-        handled = handle_batch(outcomes.pipeline, self.batcher, ok, batch.info, self.context) if ok else []
+        with outcomes.watch.busy("handle_batch", ok):
+            handled = handle_batch(outcomes.pipeline, self.batcher, ok, batch.info, self.context) if ok else []
         by_row = {message._row: message for message in handled}
         messages = [by_row.get(message._row, message) for message in decoded if message._row not in mute]
         rows = batch.messages
@@ -171,12 +178,15 @@ class HandleBatches(Step):
         Messages that `handle_failed` dies of are recorded without it.
         """
         rows, killers, mute = batch.messages.num_rows, dict[int, Failure](), set[int]()
-        deaths = 0
+        deaths, exact = 0, False
         while len(mute) < rows:
-            death = isolation.fork(partial(self._handle, batch, killers, mute), rows)
+            death = isolation.fork(partial(self._handle, batch, killers, mute), rows, exact=exact)
             if not isinstance(death, Death):
                 break
             deaths, known = deaths + 1, len(killers)
+            if death.has_several and not exact:
+                exact = True
+                continue
             # Each time `handle_batch` is called once more: soon it is the batch that is to blame.
             blamed = death.rows if death.rows and deaths <= DEATHS else range(rows)
             killers |= {row: death.failure("handle_batch") for row in blamed if row not in killers}

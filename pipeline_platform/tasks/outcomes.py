@@ -174,19 +174,20 @@ class Outcomes:
 
         Building runs code of the models' own, which may raise anything.
         """
+        messages = [block.messages[index] for index in indexes]
         if not self.watch.exact:
-            with suppress(BaseException):
-                return build([block.messages[index] for index in indexes]), indexes
-        fitting = []
-        for index in indexes:
-            self.watch.busy("lake", [block.messages[index]])
-            try:
-                build([block.messages[index]])
-            except BaseException as error:
-                block.fail(index, Failure.of(error, "lake"))
-            else:
-                fitting.append(index)
-        return (build([block.messages[index] for index in fitting]) if fitting else []), fitting
+            with self.watch.busy("lake", messages), suppress(BaseException):
+                return build(messages), indexes
+        fitting, built = [], []
+        for index, message in zip(indexes, messages, strict=True):
+            with self.watch.busy("lake", [message]):
+                try:
+                    built.append(build([message]))
+                except BaseException as error:
+                    block.fail(index, Failure.of(error, "lake"))
+                else:
+                    fitting.append(index)
+        return [pa.concat_arrays(column) for column in zip(*built, strict=True)], fitting
 
     def settle(self, block: Block) -> None:
         """Write the outcomes of messages that are handled or failed, and record the failures."""

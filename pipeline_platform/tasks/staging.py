@@ -85,19 +85,24 @@ def staged_messages(
     watch: Watch,
 ) -> Iterator[Message]:
     """Yield the message of each row. One in `failures` fails undecoded, and so does one that cannot be decoded."""
+    messages = watch.each("decode", _undecoded(rows, batcher, settling))
+    for message, encoding in zip(messages, rows.column("encoding").to_pylist(), strict=True):
+        try:
+            if message._row not in failures:
+                message.data = decode(message.data, encoding, model)
+        except BaseException as error:  # code of the model's own, an enum's say, may raise anything
+            yield message.failed(Failure.of(error, "lake"))
+        else:
+            yield message.failed(failures[message._row]) if message._row in failures else message
+
+
+def _undecoded(rows: pa.RecordBatch, batcher: str, settling: Settling) -> Iterator[Message]:
     standing = Standing(Delivery(rows, settling))
-    for row, cells in enumerate(zip(*(rows.column(name).to_pylist() for name in _HANDLED), strict=True)):
-        value, encoding, key, mode, on_success, on_failure = cells
+    names = [name for name in _HANDLED if name != "encoding"]
+    for row, cells in enumerate(zip(*(rows.column(name).to_pylist() for name in names), strict=True)):
+        value, key, mode, on_success, on_failure = cells
         message = Message(value, row, standing if mode == BULK else standing._replace(batch_mode=mode))
         message.batcher, message.batch_key = batcher, key
         if on_success is not None or on_failure is not None:
             message = message.configure_ack(on_success=on_success, on_failure=on_failure)
-        if row in failures:
-            yield message.failed(failures[row])
-            continue
-        watch.busy("decode", [message])
-        try:
-            message.data = decode(value, encoding, model)
-        except BaseException as error:  # code of the model's own, an enum's say, may raise anything
-            message = message.failed(Failure.of(error, "lake"))
         yield message
