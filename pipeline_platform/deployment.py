@@ -16,6 +16,7 @@ from resources.acknowledger import AcknowledgerResource
 from resources.lake import LakeIOManager
 from sensors.backlog import backlog_sensor
 from sensors.producer import producer_sensor
+from sensors.retry import retry_sensor
 from sensors.schedules import maintenance_schedule, pull_schedule, redrive_schedule
 
 
@@ -71,6 +72,7 @@ def _definitions(pipeline: type[Pipeline]) -> dg.Definitions:
         sensors=[
             *(producer_sensor(pipeline, pull, name) for name in producers),
             *(backlog_sensor(pipeline, name) for name in producers),
+            *([retry_sensor(pipeline, backfill)] if pipeline.retry else []),
         ],
         schedules=[
             *(pull_schedule(pipeline, pull, name) for name in producers),
