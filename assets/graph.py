@@ -134,6 +134,7 @@ def flow_of(pipeline: type[Pipeline], context: dg.AssetExecutionContext, produce
             control=resources.control,
             session=lambda: resources.spark.spark_session,
             producer=producer,
+            dead_letters=getattr(resources, pipeline.dead_letters) if pipeline.dead_letters else None,
         )
     return flow
 
@@ -177,7 +178,8 @@ def _lineage(context: dg.AssetExecutionContext) -> Iterator[dg.DagsterRun]:
 def _op(pipeline: type[Pipeline], name: str, **options: Any) -> Callable[..., dg.OpDefinition]:
     """The decorator of an op that hands nothing over: what ops share lies in the lake under their receive."""
     sources = {producer.source for producer in pipeline.producers_of().values()}
-    keys = {*sources, "lake", "control", "spark", "acknowledger"}
+    letters = {pipeline.dead_letters} if pipeline.dead_letters else set()
+    keys = {*sources, *letters, "lake", "control", "spark", "acknowledger"}
     options = {"out": dg.Out(dg.Nothing), **options}
     return dg.op(name=f"{pipeline.name}__{name}", required_resource_keys=keys, **options)
 

@@ -32,7 +32,7 @@ def checks_of(pipeline: type[Pipeline]) -> tuple[dg.AssetCheckSpec, dg.AssetChec
         dg.AssetCheckSpec(
             "acknowledged",
             asset=dg.AssetKey([pipeline.name, "messages"]),
-            description="The source was told of every message that this run decided.",
+            description="The source was told of every message that this run decided, and dead ones were sent on.",
         ),
         dg.AssetCheckSpec(
             "no_open_failures",
@@ -104,7 +104,10 @@ def settle(
 
 def _of_answer(answer: Acknowledgement | None) -> dict[str, Any]:
     answer = answer or Acknowledgement(0, 0, 0, [])
-    return {"acknowledged": answer.acknowledged, "unacknowledged": answer.unacknowledged, "lost": answer.lost}
+    told = {"acknowledged": answer.acknowledged, "unacknowledged": answer.unacknowledged, "lost": answer.lost}
+    letters = answer.letters
+    sent = {"dead letters": letters.sent, "dead letters, unsent": letters.unsent} if any(letters) else {}
+    return told | sent
 
 
 def _check_answer(spec: dg.AssetCheckSpec, answer: Acknowledgement | None) -> dg.AssetCheckResult:
@@ -112,7 +115,10 @@ def _check_answer(spec: dg.AssetCheckSpec, answer: Acknowledgement | None) -> dg
         return _result(spec, True, "Had nothing to tell the source.", _of_answer(answer))
     errors = {"errors": dg.MetadataValue.json(answer.errors)} if answer.errors else {}
     said = "The next run tells it again." if answer.unacknowledged else "Told the source of all."
-    return _result(spec, not answer.unacknowledged, said, {**_of_answer(answer), **errors})
+    if answer.letters.unsent:
+        said += f" {answer.letters.unsent} dead letters are not sent: the next run sends them."
+    passed = not answer.unacknowledged and not answer.letters.unsent
+    return _result(spec, passed, said, {**_of_answer(answer), **errors})
 
 
 def check_open_failures(spec: dg.AssetCheckSpec, waiting: Mapping[str, Counts]) -> dg.AssetCheckResult:
