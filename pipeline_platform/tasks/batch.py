@@ -12,7 +12,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline_platform.lake.reader import Range
@@ -20,16 +19,17 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import BatchInfo, Message
+from pipeline_platform.model.options import Batcher
 from pipeline_platform.model.partition import as_given
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks import cut
 from pipeline_platform.tasks.by_position import ByPosition
+from pipeline_platform.tasks.fork import Death, Limit
 from pipeline_platform.tasks.handle import checked, rare_collections
-from pipeline_platform.tasks.isolate import Death, Isolation
-from pipeline_platform.tasks.order import SOURCE_ORDER, dealt, in_source_order
+from pipeline_platform.tasks.isolate import Isolation
 from pipeline_platform.tasks.outcomes import Outcomes
 from pipeline_platform.tasks.progress import UNWATCHED
-from pipeline_platform.tasks.staging import STAGED, staged_messages, staged_table
+from pipeline_platform.tasks.staging import CUT_BY, STAGED, staged_messages, staged_table, to_be_cut
 from pipeline_platform.tasks.step import Step
 
 _NAMESPACE = uuid.UUID("6f1c3c0e-6a50-5a53-9f6e-0f3b6f0f6d5a")
@@ -47,7 +47,7 @@ class CutBatches:
 
     Attributes:
         staged: Whole files, in the order of their positions.
-        tasks: Tasks that partitions are dealt to; None where messages have no partitions.
+        tasks: Tasks that partitions are dealt to.
     """
 
     lake: Lake
@@ -56,21 +56,12 @@ class CutBatches:
     batcher: str
     batch_size: int
     staged: Sequence[Range]
-    tasks: int | None = None
+    tasks: int = 1
 
     def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
         """Run the only task."""
         messages = pa.concat_tables(map(self._known, self.staged))
-        if self.tasks is None:
-            batches = cut.cut(messages, self.batch_size)
-        else:
-            place = np.empty(messages.num_rows, np.int64)
-            place[in_source_order(messages)] = np.arange(messages.num_rows)
-            messages = _put(messages.drop_columns("partition"), position=place)
-            messages = messages.rename_columns({"own": "partition"})
-            batches = cut.cut(messages, self.batch_size)
-            counts = pc.list_value_length(batches["rows"]).to_numpy()
-            batches = _put(batches, task=dealt(batches["partition"], counts, self.tasks))
+        batches = cut.cut_and_deal(messages, self.batch_size, self.tasks)
         with Writer(self.lake, self.pipeline, f"{self.receive_id}-{self.batcher}-cut-{index}") as writer:
             for batch in batches.combine_chunks().to_batches():
                 writer.write(plan_table(self.receive_id, self.batcher), self.staged[0].window, batch)
@@ -79,18 +70,7 @@ class CutBatches:
 
     def _known(self, file: Range) -> pa.Table:
         with self.lake.open_input(file.path) as opened:
-            order = [] if self.tasks is None else [*SOURCE_ORDER.names[1:4], "own"]
-            rows = pq.read_table(opened, columns=["batch_key", "position", "size", "batch_mode", *order])
-        rows = rows.append_column("window", pa.repeat(file.window, rows.num_rows))
-        rows = rows.append_column("flush", pc.equal(rows["batch_mode"], "flush")).drop_columns("batch_mode")
-        return rows if order else rows.append_column("partition", pa.nulls(rows.num_rows, pa.string()))
-
-
-def _put(rows: pa.Table, **columns: Any) -> pa.Table:
-    """Put columns in the place of those of the same name."""
-    for name, values in columns.items():
-        rows = rows.set_column(rows.schema.get_field_index(name), name, pa.array(values))
-    return rows
+            return to_be_cut(pq.read_table(opened, columns=CUT_BY), file.window)
 
 
 def plan_table(receive_id: str, batcher: str) -> str:
@@ -133,17 +113,22 @@ class HandleBatches(Step):
         """Run task `index`."""
         started, count = time.monotonic(), 0
         with self.writer(f"{self.batcher}-{index}") as writer:
-            isolation = Isolation(self, writer, careful=self.careful)
+            isolation = Isolation(self, writer, careful=self.careful, limit=self._limit())
             with rare_collections():
                 for batch in self._batches(index):
                     if isolation.forks:
                         self._handle_in_forks(batch, isolation)
                     else:
-                        self._handle(batch, {}, frozenset(), isolation.outcomes)
+                        self.handle(batch, isolation.outcomes)
                     count += 1
             notes = {"batches": count, "seconds": time.monotonic() - started, "task": index}
             manifest = writer.close(**isolation.outcomes.tally.notes(), **notes)
         yield from manifest.to_arrow().to_batches()
+
+    def _limit(self) -> Limit | None:
+        options = self.pipeline.batchers[self.batcher]
+        span = options.message_timeout if isinstance(options, Batcher) else None
+        return Limit.of(f"batchers[{self.batcher!r}].message_timeout", span)
 
     def _batches(self, index: int) -> Iterator[Batch]:
         rows = ByPosition(self.lake, self.staged)
@@ -152,7 +137,7 @@ class HandleBatches(Step):
             messages, first = pa.RecordBatch.from_arrays(rows.take(STAGED.names, wanted), schema=STAGED), 0
             for batch in group:
                 count = len(batch["rows"])
-                yield self._batch(batch, messages.slice(first, count))
+                yield self.batch(batch, messages.slice(first, count))
                 first += count
 
     def _planned(self, index: int) -> Iterator[dict[str, pa.Scalar]]:
@@ -166,7 +151,8 @@ class HandleBatches(Step):
                             yield {name: batch.column(name)[row] for name in cut.BATCHES.names}
                         number += 1
 
-    def _batch(self, planned: Mapping[str, pa.Scalar], messages: pa.RecordBatch) -> Batch:
+    def batch(self, planned: Mapping[str, pa.Scalar], messages: pa.RecordBatch) -> Batch:
+        """A batch: a row of `cut.BATCHES`, and the messages that it names."""
         window, key, number, full = (planned[name].as_py() for name in ("window", "batch_key", "number", "full"))
         partition = planned["partition"].as_py()
         named = [self.receive_id, self.batcher, window, key, str(number), *([] if partition is None else [partition])]
@@ -175,14 +161,18 @@ class HandleBatches(Step):
         own = as_given(self.pipeline.partitioning(self.batcher), partition)
         return Batch(window, BatchInfo(self.batcher, key, own, messages.num_rows, trigger, batch_id), messages)
 
+    def handle(self, batch: Batch, outcomes: Outcomes) -> None:
+        """Handle a batch and record it."""
+        self._handle(batch, {}, frozenset(), outcomes)
+
     def _handle(self, batch: Batch, killers: Mapping[int, Failure], mute: Set[int], outcomes: Outcomes) -> None:
         """Handle a batch and record it, but for the mute rows. Known killers only fail."""
         model = self.pipeline.batchers[self.batcher].table_schema
         decoded = list(staged_messages(batch.messages, self.batcher, self.settling, model, killers, outcomes.watch))
         ok = [message for message in decoded if message.failure is None]
-        outcomes.watch.busy("handle_batch", ok)
         assert outcomes.pipeline is not None
-        handled = handle_batch(outcomes.pipeline, self.batcher, ok, batch.info, self.context) if ok else []
+        with outcomes.watch.busy("handle_batch", ok):
+            handled = handle_batch(outcomes.pipeline, self.batcher, ok, batch.info, self.context) if ok else []
         by_row = {message._row: message for message in handled}
         messages = [by_row.get(message._row, message) for message in decoded if message._row not in mute]
         rows = batch.messages
@@ -196,12 +186,15 @@ class HandleBatches(Step):
         Messages that `handle_failed` dies of are recorded without it.
         """
         rows, killers, mute = batch.messages.num_rows, dict[int, Failure](), set[int]()
-        deaths = 0
+        deaths, exact = 0, False
         while len(mute) < rows:
-            death = isolation.fork(partial(self._handle, batch, killers, mute), rows)
+            death = isolation.fork(partial(self._handle, batch, killers, mute), rows, exact=exact)
             if not isinstance(death, Death):
                 break
             deaths, known = deaths + 1, len(killers)
+            if death.has_several and not exact:
+                exact = True
+                continue
             # Each time `handle_batch` is called once more: soon it is the batch that is to blame.
             blamed = death.rows if death.rows and deaths <= DEATHS else range(rows)
             killers |= {row: death.failure("handle_batch") for row in blamed if row not in killers}

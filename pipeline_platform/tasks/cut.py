@@ -8,6 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipeline_platform.tasks.order import dealt, in_source_order
+
 BATCH_BYTES = 128 * 2**20
 """A batch holds no more than this, by payloads and by what handling made of them, but for one larger message."""
 
@@ -80,6 +82,36 @@ def cut(messages: pa.Table, batch_size: int, batch_bytes: int = BATCH_BYTES) -> 
         schema=BATCHES,
     )
     return batches.take(pc.sort_indices(first["position"]))
+
+
+def cut_and_deal(messages: pa.Table, batch_size: int, tasks: int = 1) -> pa.Table:
+    """Cut messages into batches; those of partitions in the order of their source, each dealt to its partition's task.
+
+    Args:
+        messages: Rows as `cut` takes them, and `SOURCE_ORDER`: there `partition` is the source's, and `own` is the one
+            that batches are cut by.
+        batch_size: Messages in a batch, at the most.
+        tasks: How many tasks there are.
+    """
+    own, messages = messages["own"], messages.drop_columns("own")
+    has_partitions = own.null_count < messages.num_rows
+    if has_partitions:
+        place = np.empty(messages.num_rows, np.int64)
+        place[in_source_order(messages)] = np.arange(messages.num_rows)
+        messages = _put(messages, position=place)
+    batches = cut(_put(messages, partition=own), batch_size)
+    if not has_partitions:
+        return batches
+    counts = pc.list_value_length(batches["rows"]).to_numpy()
+    return _put(batches, task=dealt(batches["partition"], counts, tasks))
+
+
+def _put(rows: pa.Table, **columns: Any) -> pa.Table:
+    """Put columns in the place of those of the same name."""
+    for name, values in columns.items():
+        column = values if isinstance(values, pa.ChunkedArray) else pa.array(values)
+        rows = rows.set_column(rows.schema.get_field_index(name), name, column)
+    return rows
 
 
 def _repeats(column: pa.ChunkedArray) -> Any:

@@ -6,6 +6,7 @@ task handles the messages that it was dealt, and looks them up by position.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -50,7 +51,12 @@ class FindPartitions(Handle):
     """
 
     def _handle(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes, until: float | None) -> int:
-        del until
+        del until  # a message takes its permit when it is handled
+        self.find(window, rows, outcomes)
+        return len(rows)
+
+    def find(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes) -> None:
+        """Write what is known of the rows that have a partition, and what came of the others."""
         partition_by, good, own = self.pipeline.partitioning(), rows, rows.column("partition")
         if partition_by != SOURCE:
             assert outcomes.pipeline is not None
@@ -63,10 +69,9 @@ class FindPartitions(Handle):
         size = pc.binary_length(good.column("data")).cast(pa.int64())
         columns = [*(good.column(name) for name in FOUND.names[:-2]), own, size]
         outcomes.write(found_table(self.receive_id), window, pa.RecordBatch.from_arrays(columns, schema=FOUND))
-        return len(rows)
 
     def _permitted(self, wanted: int) -> tuple[int, float]:
-        return wanted, float("inf")  # a message takes its permit when it is handled
+        return wanted, math.inf
 
     def _blamed(self) -> str:
         return "partition_by"

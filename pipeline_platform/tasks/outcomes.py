@@ -33,8 +33,11 @@ _SETTLED = [*IDENTITY, "ack_ref", "ack_id"]
 
 
 @dataclass(frozen=True)
-class _Block:
-    """Messages that a callback is done with, one for each row, and the indexes of those that are at their end."""
+class Block:
+    """Messages that a callback is done with, one for each row, and the indexes of those that are at their end.
+
+    A message takes the place of what it was before: of one that fails, and of one that `handle_failed` made of it.
+    """
 
     rows: pa.RecordBatch
     window: str
@@ -43,6 +46,7 @@ class _Block:
     failed: list[int] = field(default_factory=list)
 
     def fail(self, index: int, failure: Failure) -> None:
+        """Let a message fail."""
         self.messages[index] = self.messages[index].failed(failure)
         self.failed.append(index)
 
@@ -76,7 +80,7 @@ class Outcomes:
 
     def handled(self, batch: pa.RecordBatch, window: str, messages: list[Message]) -> None:
         """Record messages that `handle_message` is done with, one for each row of `batch`, in its order."""
-        block, groups = _Block(batch, window, messages), {name: list[int]() for name in self._batchers}
+        block, groups = Block(batch, window, messages), {name: list[int]() for name in self._batchers}
         for index, message in enumerate(messages):
             if message._standing.failure is not None:
                 block.failed.append(index)
@@ -91,22 +95,22 @@ class Outcomes:
                 self._write_rows(name, block, indexes)
             elif indexes:
                 self._stage(name, block, indexes)
-        self._settle(block)
+        self.settle(block)
 
     def batched(self, name: str, batch: pa.RecordBatch, window: str, messages: list[Message], batch_id: str) -> None:
         """Record one batch that `handle_batch` is done with, one message for each row of `batch`, in its order."""
-        block = _Block(batch, window, messages)
+        block = Block(batch, window, messages)
         block.failed.extend(index for index, message in enumerate(messages) if message.failure is not None)
         if done := [index for index, message in enumerate(messages) if message.failure is None]:
             self._write_rows(name, block, done, batch_id)
-        self._settle(block)
+        self.settle(block)
 
     def failed(self, batch: pa.RecordBatch, window: str, failures: Sequence[Failure]) -> None:
         """Record rows that fail, each for its own reason."""
         messages = [
             message.failed(why) for message, why in zip(Message.each(batch, self._step.settling), failures, strict=True)
         ]
-        self._settle(_Block(batch, window, messages, failed=list(range(len(messages)))))
+        self.settle(Block(batch, window, messages, failed=list(range(len(messages)))))
 
     def columns(self, name: str, rows: pa.RecordBatch, window: str, columns: Sequence[pa.Array]) -> None:
         """Record rows of one batcher that the fast lane made columns of."""
@@ -134,7 +138,7 @@ class Outcomes:
         reason = f"no batcher {words(batcher, 200)}; there are {sorted(self._batchers)}"
         return Failure("unknown batcher", reason, "", stage)
 
-    def _write_rows(self, name: str, block: _Block, indexes: list[int], batch_id: str | None = None) -> None:
+    def _write_rows(self, name: str, block: Block, indexes: list[int], batch_id: str | None = None) -> None:
         row_type = self._row_types.get(name)
 
         def build(some: list[Message]) -> list[pa.Array]:
@@ -160,7 +164,7 @@ class Outcomes:
         table["receive_id"] = pa.repeat(self._step.receive_id, count)
         self._sink.write(name, window, pa.RecordBatch.from_pydict(table))
 
-    def _stage(self, name: str, block: _Block, indexes: list[int]) -> None:
+    def _stage(self, name: str, block: Block, indexes: list[int]) -> None:
         """Write the messages of a batcher with a callback to where they wait for their batch."""
         model, partition_by = self._batchers[name].table_schema, self._partition_by[name]
         partitions = block.rows.column("partition") if partition_by == SOURCE else None
@@ -173,7 +177,7 @@ class Outcomes:
             rows = staged_rows(block.take(DELIVERY, fitting), columns, own)
             self._sink.write(staged_table(self._step.receive_id, name), block.window, rows)
 
-    def _partitioned(self, function: Any, block: _Block, indexes: list[int]) -> tuple[list[int], pa.Array]:
+    def _partitioned(self, function: Any, block: Block, indexes: list[int]) -> tuple[list[int], pa.Array]:
         """The indexes of the messages that have a partition, and the partitions by index."""
         messages, found = partitioned(function, [block.messages[index] for index in indexes], self.watch)
         by_index: list[str | None] = [None] * len(block.messages)
@@ -187,27 +191,28 @@ class Outcomes:
         return kept, pa.array(by_index, pa.string())
 
     def _fitting(
-        self, build: Callable[[list[Message]], list[pa.Array]], block: _Block, indexes: list[int]
+        self, build: Callable[[list[Message]], list[pa.Array]], block: Block, indexes: list[int]
     ) -> tuple[list[pa.Array], list[int]]:
         """Build the columns of the messages that fit; one by one only if one does not.
 
         Building runs code of the models' own, which may raise anything.
         """
+        messages = [block.messages[index] for index in indexes]
         if not self.watch.exact:
-            with suppress(BaseException):
-                return build([block.messages[index] for index in indexes]), indexes
-        fitting = []
-        for index in indexes:
-            self.watch.busy("lake", [block.messages[index]])
-            try:
-                build([block.messages[index]])
-            except BaseException as error:
-                block.fail(index, Failure.of(error, "lake"))
-            else:
-                fitting.append(index)
-        return (build([block.messages[index] for index in fitting]) if fitting else []), fitting
+            with self.watch.busy("lake", messages), suppress(BaseException):
+                return build(messages), indexes
+        fitting, built = [], []
+        for index, message in zip(indexes, messages, strict=True):
+            with self.watch.busy("lake", [message]):
+                try:
+                    built.append(build([message]))
+                except BaseException as error:
+                    block.fail(index, Failure.of(error, "lake"))
+                else:
+                    fitting.append(index)
+        return [pa.concat_arrays(column) for column in zip(*built, strict=True)], fitting
 
-    def _settle(self, block: _Block) -> None:
+    def settle(self, block: Block) -> None:
         """Write the outcomes of messages that are handled or failed, and record the failures."""
         settling, done, failed = self._step.settling, sorted(block.done), sorted(block.failed)
         if done:
@@ -220,6 +225,8 @@ class Outcomes:
         losers = [block.messages[index] for index in failed]
         if self.pipeline is not None:
             losers = self._failures.shown(losers, self.pipeline)
+            for index, message in zip(failed, losers, strict=True):
+                block.messages[index] = message
         again = block.rows.column("redelivered").take(pa.array(failed, pa.int64())).to_pylist()
         actions = [
             settling.of_delivery((message.actions or (None, None))[1] or settling.on_failure, redelivered=redelivered)
@@ -259,13 +266,14 @@ def partitioned(
 ) -> tuple[list[Message], list[str | None]]:
     """Ask for the partition of each message; one without has failed, if it had not before."""
     given, found = list[Message](), list[str | None]()
-    for message in watch.each("partition_by", messages):
+    for message in messages:
         partition = None
         if message.failure is None:
-            try:
-                partition = partition_of(function, message)
-            except BaseException as error:
-                message = message._rejected(Failure.of(error, "partition_by"))  # noqa: PLW2901
+            with watch.busy("partition_by", [message]):
+                try:
+                    partition = partition_of(function, message)
+                except BaseException as error:
+                    message = message._rejected(Failure.of(error, "partition_by"))  # noqa: PLW2901
         given.append(message)
         found.append(partition)
     return given, found

@@ -21,6 +21,7 @@ from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import Processors, Producer
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.source.contract import Share
+from pipeline_platform.tasks.fork import Death
 from pipeline_platform.tasks.in_order import (
     DealPartitions,
     FindPartitions,
@@ -28,7 +29,7 @@ from pipeline_platform.tasks.in_order import (
     dealt_table,
     found_table,
 )
-from pipeline_platform.tasks.isolate import Death, settle
+from pipeline_platform.tasks.isolate import settle
 from pipeline_platform.tasks.lookup import DECIDED, REPEATS
 from tests.fixtures.small_lake import WINDOW, Memory, numbered, outcomes, ranges, received, returned, rows_of
 
@@ -266,7 +267,7 @@ def test_whatever_dies_no_row_is_dealt_with_before_one_that_precedes_it(
             return None, len(some)
         return Death("signal 9", "handle_failed", [row for row in some if row in blamed | killers]), len(some)
 
-    settle(range(31), attempt, lambda row, _: done.append(row), in_order=True)
+    settle(range(31), attempt, lambda rows, _: done.extend(rows), in_order=True)
 
     assert done == list(range(31))
 
