@@ -204,8 +204,8 @@ class Processors(Options):
         None,
         description="How long one call may take: of handle_message, transform, partition_by or a serializer (its "
         "message fails), of prepare_messages or handle_failed (its chunk fails). Callbacks are then called in forks, a "
-        "chunk in each, with an instance of the pipeline of its own. In the fast lane it holds for handle_failed alone: a query of "
-        "Spark cannot be timed. None waits for ever.",
+        "chunk in each, with an instance of the pipeline of its own. In the fast lane it holds for handle_failed "
+        "alone: a query of Spark cannot be timed. None waits for ever.",
     )
 
     @model_validator(mode="after")
