@@ -35,7 +35,7 @@ def pull_schedule(pipeline: type[Pipeline], job: Any, producer: str = "") -> dg.
             window = window_now(pipeline, context.scheduled_execution_time)
         except NoWindowError as error:
             return dg.SkipReason(str(error))
-        expected = pipeline.processors.per_run
+        expected = context.resources.control.processors_of(pipeline).per_run
         return run_request(pipeline, "source", [window], expected=expected, producer=producer)
 
     return pull
@@ -59,7 +59,7 @@ def redrive_schedule(pipeline: type[Pipeline], job: Any) -> dg.ScheduleDefinitio
         if held := _held_back(pipeline.name, context):
             return held
         failed = FailedMessages(name=pipeline.name, lake=context.resources.lake, pipeline=pipeline.name)
-        waiting, most = failed.open_by_window(), pipeline.processors.per_run
+        waiting, most = failed.open_by_window(), context.resources.control.processors_of(pipeline).per_run
         if not waiting:
             return dg.SkipReason("no failure is open")
         return [

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from pipeline_platform.model import cron
 from pipeline_platform.model.options import (
+    SPAN,
     Batcher,
     PipelineError,
     Processors,
@@ -20,6 +21,7 @@ from pipeline_platform.model.options import (
     RateLimiting,
     Retention,
     TableBatcher,
+    is_span,
     nearest,
     shown,
 )
@@ -69,6 +71,7 @@ _OPTIONS: Mapping[str, tuple[Callable[[Any], object], str]] = {
     "fail_run_on": (_is_share, "it is 'never', 'any', or a share of failures from 0.0 to 1.0"),
     "window_cron": (cron.is_cron, cron.WAY_OUT),
     "redrive": (lambda value: value is None or cron.is_cron(value), f"{cron.WAY_OUT}, or leave it out"),
+    "shutdown": (is_span, SPAN),
     "first_window": (
         lambda value: isinstance(value, datetime) and value.utcoffset() is not None,
         "it must be a time with its zone: datetime(2026, 1, 1, tzinfo=UTC)",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel
@@ -51,6 +51,7 @@ class Pipeline:
         retention: How long windows are kept.
         fail_run_on: `never`, `any`, or the share of failed messages (0 to 1) above which a run ends red, after
             everything is published and acknowledged.
+        shutdown: How long a run that is to stop (`pipeline-platform drain`, a termination) still begins messages.
         redrive: When open failures are driven once more by themselves: a cron schedule in UTC; not at all by default.
         owners: Of the assets: e-mail addresses or `team:<name>`.
     """
@@ -65,6 +66,7 @@ class Pipeline:
     first_window: ClassVar[datetime] = datetime(2026, 1, 1, tzinfo=UTC)
     retention: ClassVar[Retention] = Retention()
     fail_run_on: ClassVar[Literal["never", "any"] | float] = "never"
+    shutdown: ClassVar[timedelta] = timedelta(seconds=30)
     redrive: ClassVar[str | None] = None
     owners: ClassVar[Sequence[str]] = ()
 
