@@ -37,9 +37,7 @@ def test_every_behaviour_has_a_row(part: str, tests: int) -> None:
 
 @pytest.mark.parametrize("part", BEHAVIOURS)
 def test_each_row_says_what_there_is_of_it_here(part: str) -> None:
-    unsaid = [
-        row.behaviour for row in rows(part) if not (row.behaviour and row.here.removeprefix("open:").strip())
-    ]
+    unsaid = [row.behaviour for row in rows(part) if not (row.behaviour and row.here.removeprefix("open:").strip())]
 
     assert unsaid == []
 
