@@ -6,6 +6,7 @@ from benchmarks import (
     crossing,
     driver_memory,
     handling,
+    json_payloads,
     kafka,
     latency,
     poison,
@@ -19,6 +20,7 @@ from benchmarks import (
 
 IN_TURN = (
     handling,
+    json_payloads,
     crossing,
     poison,
     table_queue,
