@@ -262,8 +262,16 @@ def _batch_op(pipeline: type[Pipeline], batcher: str) -> dg.OpDefinition:
 
 def _handle_failed(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
     """Brings the failures of all stages together: kept as failed messages, or given back to the source."""
-    if figures := settlement.of_failures(flow.ledger.manifest(receive)):
+    manifest = flow.ledger.manifest(receive)
+    if figures := settlement.of_failures(manifest):
         context.add_output_metadata(figures)
+    if rescued := manifest.total("rescued"):
+        context.log.info(f"handle_failed rescued {rescued} messages")
+    if kept := manifest.total("not_rescued"):
+        context.log.warning(
+            f"handle_failed gave back {kept} failed messages as ok, and they stay failed: it may rescue where "
+            "Processors(rescue=True), or Batcher(rescue=True) of their batcher, says so, and never what ended its worker"
+        )
 
 
 def _commit(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:

@@ -282,6 +282,10 @@ class Message:
         text = reason_of(reason) if isinstance(reason, BaseException) else words(reason, 2_000)
         return self._but(failure=Failure("failed", text))
 
+    def rescued(self) -> Message:
+        """Take back its failure, in `handle_failed`. It stays failed unless the option `rescue` lets it."""
+        return self._but(failure=None)
+
     def configure_ack(self, *, on_success: str | None = None, on_failure: str | None = None) -> Message:
         """Say how this message alone is settled, in the words of its source. What is not given stays.
 

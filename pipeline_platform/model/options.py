@@ -158,6 +158,10 @@ class Processors(Options):
         description="Bytes of payload that a message may have; a larger one fails, with its payload kept. A task "
         "holds some copies of a message: give its worker as much memory before raising this.",
     )
+    rescue: bool = Field(
+        False,
+        description="Whether handle_failed may bring back messages that failed before their batcher: they go on to it.",
+    )
 
     @model_validator(mode="after")
     def _asks_only_when_worthwhile(self) -> Self:
@@ -197,6 +201,10 @@ class Batcher(Options):
         alias="schema",
         description="Model of the data: typed columns in the table, and models in handle_batch. Without it data is one "
         "column of JSON, and plain JSON in handle_batch.",
+    )
+    rescue: bool = Field(
+        False,
+        description="Whether handle_failed may bring back messages that failed in handle_batch: they count as handled.",
     )
 
 

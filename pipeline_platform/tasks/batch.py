@@ -161,7 +161,7 @@ class HandleBatches(Step):
         rows = batch.messages
         if mute:
             rows = rows.take(pa.array([message._row for message in messages], pa.int64()))
-        outcomes.batched(self.batcher, rows, batch.window, messages, batch.info.batch_id)
+        outcomes.batched(self.batcher, rows, batch.window, messages, batch.info.batch_id, by_row.keys())
 
     def _handle_in_forks(self, batch: Batch, isolation: Isolation) -> None:
         """Handle a batch until a fork lives: a killer of its own callback fails alone, one of `handle_batch` with all.
