@@ -270,7 +270,7 @@ def _handle_failed(flow: Flow, receive: Receive, context: dg.AssetExecutionConte
     if kept := manifest.total("not_rescued"):
         context.log.warning(
             f"handle_failed gave back {kept} failed messages as ok, and they stay failed: it may rescue where "
-            "Processors(rescue=True), or Batcher(rescue=True) of their batcher, says so, and never what ended its worker"
+            "Processors(rescue=True), or Batcher(rescue=True) of their batcher, says so, never what ended its worker"
         )
 
 

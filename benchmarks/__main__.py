@@ -5,6 +5,7 @@ import sys
 from benchmarks import (
     crossing,
     driver_memory,
+    fairness,
     handling,
     json_payloads,
     kafka,
@@ -23,6 +24,7 @@ IN_TURN = (
     json_payloads,
     crossing,
     poison,
+    fairness,
     table_queue,
     skip_locked,
     sqs,

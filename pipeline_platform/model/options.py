@@ -158,6 +158,13 @@ class Processors(Options):
         description="Bytes of payload that a message may have; a larger one fails, with its payload kept. A task "
         "holds some copies of a message: give its worker as much memory before raising this.",
     )
+    threads: int = Field(
+        1,
+        ge=1,
+        le=1_000,
+        description="Messages that a task gives to handle_message at once: for one that waits, for a server say. They "
+        "share the task's instance of the pipeline.",
+    )
     rescue: bool = Field(
         False,
         description="Whether handle_failed may bring back messages that failed before their batcher: they go on to it.",

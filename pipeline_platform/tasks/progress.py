@@ -10,6 +10,8 @@ from pipeline_platform.model.message import Message
 _CALLBACKS = ("", "transform", "prepare_messages", "handle_message", "decode", "handle_batch", "lake", "handle_failed")
 _CELL = 8
 RUNNING, DELIVERED, RAISED = 0, 1, 2
+_NOTHING = -1
+"""In place of the row of a thread that waits for one."""
 
 
 class Watch:
@@ -25,6 +27,11 @@ class Watch:
 
     def busy(self, callback: str, messages: Sequence[Message]) -> None:
         """A callback begins with these messages."""
+
+    def of_threads(self, callback: str, count: int) -> Sequence[Watch]:
+        """One for each thread that calls a callback, beside the others."""
+        del callback
+        return [self] * count
 
 
 UNWATCHED = Watch()
@@ -55,6 +62,14 @@ class Progress(Watch):
             self._cells[cell] = message._row
         self._cells[1], self._cells[2] = _CALLBACKS.index(callback), len(messages)
 
+    def of_threads(self, callback: str, count: int) -> Sequence[Watch]:
+        """One for each thread that calls a callback, beside the others; at most as many as there are rows."""
+        cells = self._cells[3 : 3 + count]
+        for thread in range(count):
+            cells[thread] = _NOTHING
+        self._cells[1], self._cells[2] = _CALLBACKS.index(callback), count
+        return [_OfThread(cells[thread : thread + 1]) for thread in range(count)]
+
     @property
     def state(self) -> int:
         """`RUNNING`, `DELIVERED` or `RAISED`."""
@@ -72,4 +87,19 @@ class Progress(Watch):
     @property
     def rows(self) -> list[int]:
         """The rows that it has."""
-        return self._cells[3 : 3 + self._cells[2]].tolist()
+        return [row for row in self._cells[3 : 3 + self._cells[2]] if row != _NOTHING]
+
+
+class _OfThread(Watch):
+    """Where one of several threads is."""
+
+    def __init__(self, cell: memoryview) -> None:
+        self._cell = cell
+
+    def each(self, callback: str, messages: Iterable[Message]) -> Iterator[Message]:
+        """Yield messages, each as its callback begins."""
+        del callback  # known: see `of_threads`
+        for message in messages:
+            self._cell[0] = message._row
+            yield message
+            self._cell[0] = _NOTHING
