@@ -9,6 +9,7 @@ from pydantic import Field
 
 from assets import settlement
 from assets.jobs import RunTags
+from assets.said import log_said
 from assets.windows import windows_of
 from pipeline_platform.imports import import_apart
 from pipeline_platform.lake.ledger import Origin, Receive
@@ -246,6 +247,7 @@ def _step_op(pipeline: type[Pipeline], name: str, step: Step, description: str |
 def _handle(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
     """Gives each message to `handle_message`, in Spark tasks; a failure is its message's alone."""
     manifest = steps.handle_messages(flow, receive)
+    log_said(context, manifest)
     staged = sum(manifest.total(f"staged:{name}") for name in flow.pipeline.batchers)
     handled, failed = manifest.total("handled"), manifest.total("failed")
     context.log.info(f"handled {handled}, failed {failed}, to batch {staged}")
@@ -254,6 +256,7 @@ def _handle(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> 
 def _batch_op(pipeline: type[Pipeline], batcher: str) -> dg.OpDefinition:
     def batch(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
         manifest = steps.batch_messages(flow, receive, batcher)
+        log_said(context, manifest)
         context.log.info(f"{manifest.total('batches')} batches, {manifest.total('handled')} messages")
 
     description = f"Gives batches of messages for `{batcher}` to `handle_batch`."

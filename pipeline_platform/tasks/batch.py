@@ -27,6 +27,7 @@ from pipeline_platform.tasks.handle import checked, rare_collections
 from pipeline_platform.tasks.isolate import Death, Isolation
 from pipeline_platform.tasks.outcomes import Outcomes
 from pipeline_platform.tasks.progress import UNWATCHED
+from pipeline_platform.tasks.said import heard
 from pipeline_platform.tasks.staging import STAGED, staged_messages, staged_table
 from pipeline_platform.tasks.step import Step
 
@@ -109,7 +110,7 @@ class HandleBatches(Step):
     def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
         """Run task `index`."""
         started, count = time.monotonic(), 0
-        with self.writer(f"{self.batcher}-{index}") as writer:
+        with self.writer(f"{self.batcher}-{index}") as writer, heard() as said:
             isolation = Isolation(self, writer, careful=self.careful)
             with rare_collections():
                 for batch in self._batches(index):
@@ -119,7 +120,7 @@ class HandleBatches(Step):
                         self._handle(batch, {}, frozenset(), isolation.outcomes)
                     count += 1
             notes = {"batches": count, "seconds": time.monotonic() - started, "task": index}
-            manifest = writer.close(**isolation.outcomes.tally.notes(), **notes)
+            manifest = writer.close(**isolation.outcomes.tally.notes(), **said.notes(), **notes)
         yield from manifest.to_arrow().to_batches()
 
     def _batches(self, index: int) -> Iterator[Batch]:

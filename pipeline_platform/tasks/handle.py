@@ -23,6 +23,7 @@ from pipeline_platform.tasks.isolate import Death, Isolation
 from pipeline_platform.tasks.lookup import Repeats
 from pipeline_platform.tasks.outcomes import Outcomes
 from pipeline_platform.tasks.progress import UNWATCHED, Watch
+from pipeline_platform.tasks.said import heard
 from pipeline_platform.tasks.step import Step
 from pipeline_platform.tasks.threads import at_once
 
@@ -192,7 +193,7 @@ class Handle(Step):
         """Run task `index`."""
         started, options = time.monotonic(), self.pipeline.processors
         repeats = Repeats.read(self.lake, self.repeats)
-        with self.writer(f"handle-{index}") as writer:
+        with self.writer(f"handle-{index}") as writer, heard() as said:
             isolation = Isolation(self, writer, careful=self.careful)
             outcomes = isolation.outcomes
             rows = options.chunk_size if isolation.forks else max(options.chunk_size, BLOCK_ROWS)
@@ -203,7 +204,8 @@ class Handle(Step):
                     outcomes.duplicates(copies, window, decided=False)
                     work, fail = partial(self._handle, window), partial(self._fail, window)
                     isolation.deal(fresh, work, fail, self._permitted)
-            manifest = writer.close(**outcomes.tally.notes(), seconds=time.monotonic() - started, task=index)
+            seconds = time.monotonic() - started
+            manifest = writer.close(**outcomes.tally.notes(), **said.notes(), seconds=seconds, task=index)
         yield from manifest.to_arrow().to_batches()
 
     def _handle(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes, until: float | None) -> int:

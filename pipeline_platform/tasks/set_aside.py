@@ -14,6 +14,7 @@ from pipeline_platform.tasks.handle import READ, oversized, too_large
 from pipeline_platform.tasks.isolate import tries_before
 from pipeline_platform.tasks.lookup import Repeats
 from pipeline_platform.tasks.outcomes import Outcomes
+from pipeline_platform.tasks.said import heard
 from pipeline_platform.tasks.step import Step
 
 
@@ -35,7 +36,7 @@ class SetAside(Step):
     def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
         """Run task `index`; note how many rows it set aside, and which, by their checksum."""
         repeats, options, aside = Repeats.read(self.lake, self.repeats), self.pipeline.processors, list[pa.Array]()
-        with self.writer(f"aside-{index}") as writer:
+        with self.writer(f"aside-{index}") as writer, heard() as said:
             outcomes = Outcomes(self, writer, None if tries_before() else self.pipeline())
             for _, chunk in read_ranges(self.lake, self.parts[index], READ, options.chunk_size, options.chunk_bytes):
                 window, (fresh, decided, copies) = chunk.column("window")[0].as_py(), repeats.split(chunk)
@@ -49,6 +50,7 @@ class SetAside(Step):
             positions = [column.to_numpy() for column in aside]
             manifest = writer.close(
                 **outcomes.tally.notes(),
+                **said.notes(),
                 aside=sum(map(len, positions)),
                 aside_checksum=sum(map(checksum, positions)) % 2**64,
                 task=index,
