@@ -32,8 +32,11 @@ _SETTLED = [*IDENTITY, "ack_ref", "ack_id"]
 
 
 @dataclass(frozen=True)
-class _Block:
-    """Messages that a callback is done with, one for each row, and the indexes of those that are at their end."""
+class Block:
+    """Messages that a callback is done with, one for each row, and the indexes of those that are at their end.
+
+    A message takes the place of what it was before: of one that fails, and of one that `handle_failed` made of it.
+    """
 
     rows: pa.RecordBatch
     window: str
@@ -42,6 +45,7 @@ class _Block:
     failed: list[int] = field(default_factory=list)
 
     def fail(self, index: int, failure: Failure) -> None:
+        """Let a message fail."""
         self.messages[index] = self.messages[index].failed(failure)
         self.failed.append(index)
 
@@ -70,12 +74,12 @@ class Outcomes:
 
     def handled(self, batch: pa.RecordBatch, window: str, messages: list[Message]) -> None:
         """Record messages that `handle_message` is done with, one for each row of `batch`, in its order."""
-        block = _Block(batch, window, messages)
+        block = Block(batch, window, messages)
         self._route(block, enumerate(messages))
         can_rescue = self._step.pipeline.processors.rescue
-        self._settle(block, lambda _: can_rescue, lambda rescued: self._route(block, rescued))
+        self._finish(block, lambda _: can_rescue, lambda rescued: self._route(block, rescued))
 
-    def _route(self, block: _Block, messages: Iterable[tuple[int, Message]]) -> None:
+    def _route(self, block: Block, messages: Iterable[tuple[int, Message]]) -> None:
         """Write messages of a block for their batchers."""
         groups = {name: list[int]() for name in self._batchers}
         for index, message in messages:
@@ -112,12 +116,12 @@ class Outcomes:
             batch_id: Of the batch.
             called: Numbers of the messages that `handle_batch` got: the data of others is not decoded.
         """
-        block, options = _Block(batch, window, messages), self._batchers[name]
+        block, options = Block(batch, window, messages), self._batchers[name]
         block.failed.extend(index for index, message in enumerate(messages) if message.failure is not None)
         if done := [index for index, message in enumerate(messages) if message.failure is None]:
             self._write_rows(name, block, done, batch_id)
         can_rescue = isinstance(options, Batcher) and options.rescue
-        self._settle(
+        self._finish(
             block,
             lambda message: can_rescue and message._row in called,
             lambda rescued: self._write_rows(name, block, [index for index, _ in rescued], batch_id),
@@ -128,7 +132,7 @@ class Outcomes:
         messages = [
             message.failed(why) for message, why in zip(Message.each(batch, self._step.settling), failures, strict=True)
         ]
-        self._settle(_Block(batch, window, messages, failed=list(range(len(messages)))))
+        self._finish(Block(batch, window, messages, failed=list(range(len(messages)))))
 
     def columns(self, name: str, rows: pa.RecordBatch, window: str, columns: Sequence[pa.Array]) -> None:
         """Record rows of one batcher that the fast lane made columns of."""
@@ -156,7 +160,7 @@ class Outcomes:
         reason = f"no batcher {words(batcher, 200)}; there are {sorted(self._batchers)}"
         return Failure("unknown batcher", reason, "", stage)
 
-    def _write_rows(self, name: str, block: _Block, indexes: list[int], batch_id: str | None = None) -> None:
+    def _write_rows(self, name: str, block: Block, indexes: list[int], batch_id: str | None = None) -> None:
         row_type = self._row_types.get(name)
 
         def build(some: list[Message]) -> list[pa.Array]:
@@ -182,7 +186,7 @@ class Outcomes:
         table["receive_id"] = pa.repeat(self._step.receive_id, count)
         self._sink.write(name, window, pa.RecordBatch.from_pydict(table))
 
-    def _stage(self, name: str, block: _Block, indexes: list[int]) -> None:
+    def _stage(self, name: str, block: Block, indexes: list[int]) -> None:
         """Write the messages of a batcher with a callback to where they wait for their batch."""
         model = self._batchers[name].table_schema
         columns, fitting = self._fitting(lambda some: handled_columns(some, model), block, indexes)
@@ -192,33 +196,34 @@ class Outcomes:
             self._sink.write(staged_table(self._step.receive_id, name), block.window, rows)
 
     def _fitting(
-        self, build: Callable[[list[Message]], list[pa.Array]], block: _Block, indexes: list[int]
+        self, build: Callable[[list[Message]], list[pa.Array]], block: Block, indexes: list[int]
     ) -> tuple[list[pa.Array], list[int]]:
         """Build the columns of the messages that fit; one by one only if one does not.
 
         Building runs code of the models' own, which may raise anything.
         """
+        messages = [block.messages[index] for index in indexes]
         if not self.watch.exact:
-            with suppress(BaseException):
-                return build([block.messages[index] for index in indexes]), indexes
-        fitting = []
-        for index in indexes:
-            self.watch.busy("lake", [block.messages[index]])
-            try:
-                build([block.messages[index]])
-            except BaseException as error:
-                block.fail(index, Failure.of(error, "lake"))
-            else:
-                fitting.append(index)
-        return (build([block.messages[index] for index in fitting]) if fitting else []), fitting
+            with self.watch.busy("lake", messages), suppress(BaseException):
+                return build(messages), indexes
+        fitting, built = [], []
+        for index, message in zip(indexes, messages, strict=True):
+            with self.watch.busy("lake", [message]):
+                try:
+                    built.append(build([message]))
+                except BaseException as error:
+                    block.fail(index, Failure.of(error, "lake"))
+                else:
+                    fitting.append(index)
+        return [pa.concat_arrays(column) for column in zip(*built, strict=True)], fitting
 
-    def _settle(
+    def _finish(
         self,
-        block: _Block,
+        block: Block,
         may_rescue: Callable[[Message], bool] = lambda _: False,
         take_back: Callable[[list[tuple[int, Message]]], None] = lambda _: None,
     ) -> None:
-        """Write the outcomes of messages that are handled or failed, and record the failures.
+        """Show `handle_failed` what failed, let it rescue what it may, and settle all.
 
         Args:
             block: The messages.
@@ -238,9 +243,10 @@ class Outcomes:
                     block.failed.append(index)
             if rescued:
                 take_back(rescued)
-        self._write_settled(block)
+        self.settle(block)
 
-    def _write_settled(self, block: _Block) -> None:
+    def settle(self, block: Block) -> None:
+        """Write the outcomes of messages that are handled or failed, and record the failures."""
         settling, done, failed = self._step.settling, sorted(block.done), sorted(block.failed)
         if done:
             actions: str | list[str] = settling.on_success

@@ -1,17 +1,20 @@
-"""Which callback has which messages: what a fork that dies leaves behind."""
+"""Which callback has which messages: what a fork that dies or hangs leaves behind."""
 
 from __future__ import annotations
 
 import mmap
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import count
 
 from pipeline_platform.model.message import Message
 
 _CALLBACKS = ("", "transform", "prepare_messages", "handle_message", "decode", "handle_batch", "lake", "handle_failed")
 _CELL = 8
+_STATE, _CALLBACK, _COUNT, _CALL, _THREADS, _ROWS = range(6)
+"""Cells: one for each of these, then the rows, then for each thread its call, if several are at work."""
 RUNNING, DELIVERED, RAISED = 0, 1, 2
-_NOTHING = -1
-"""In place of the row of a thread that waits for one."""
+_NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 class Watch:
@@ -25,13 +28,18 @@ class Watch:
         del callback
         return messages
 
-    def busy(self, callback: str, messages: Sequence[Message]) -> None:
-        """A callback begins with these messages."""
+    def busy(self, callback: str, messages: Sequence[Message]) -> AbstractContextManager[None]:
+        """A callback has these messages, as long as this is entered."""
+        del callback, messages
+        return _NOTHING
 
-    def of_threads(self, callback: str, count: int) -> Sequence[Watch]:
-        """One for each thread that calls a callback, beside the others."""
+    def name(self, places: Sequence[int]) -> None:
+        """Call the messages of `busy` by these numbers from now on, and no more by their own rows."""
+
+    def of_threads(self, callback: str, threads: int) -> Sequence[Watch]:
+        """One for each of several threads that call a callback."""
         del callback
-        return [self] * count
+        return [self] * threads
 
 
 UNWATCHED = Watch()
@@ -47,59 +55,105 @@ class Progress(Watch):
 
     def __init__(self, rows: int, *, exact: bool) -> None:
         self.exact = exact
-        self._cells = memoryview(mmap.mmap(-1, _CELL * (3 + rows))).cast("q")
+        self._cells = memoryview(mmap.mmap(-1, _CELL * (_ROWS + 2 * rows))).cast("q")
+        self._most, self._calls = rows, count(1)
+        self._places: Sequence[int] | None = None
 
     def each(self, callback: str, messages: Iterable[Message]) -> Iterator[Message]:
         """Yield messages, each as its callback begins."""
-        number = _CALLBACKS.index(callback)
+        cells, number, calls = self._cells, _CALLBACKS.index(callback), self._calls
+        cells[_THREADS] = 0
         for message in messages:
-            self._cells[1], self._cells[2], self._cells[3] = number, 1, message._row
+            cells[_CALL] = 0  # else the parent could take this message for the one before, which took too long
+            cells[_CALLBACK], cells[_COUNT], cells[_ROWS] = number, 1, message._row
+            cells[_CALL] = next(calls)
             yield message
+        cells[_CALL] = 0
 
-    def busy(self, callback: str, messages: Sequence[Message]) -> None:
-        """A callback begins with these messages."""
-        for cell, message in enumerate(messages, start=3):
-            self._cells[cell] = message._row
-        self._cells[1], self._cells[2] = _CALLBACKS.index(callback), len(messages)
+    @contextmanager
+    def busy(self, callback: str, messages: Sequence[Message]) -> Iterator[None]:
+        """A callback has these messages, as long as this is entered."""
+        cells, places = self._cells, self._places
+        for cell, message in enumerate(messages, start=_ROWS):
+            cells[cell] = message._row if places is None else places[message._row]
+        cells[_CALLBACK], cells[_COUNT], cells[_THREADS] = _CALLBACKS.index(callback), len(messages), 0
+        cells[_CALL] = next(self._calls)
+        try:
+            yield
+        finally:
+            cells[_CALL] = 0
 
-    def of_threads(self, callback: str, count: int) -> Sequence[Watch]:
-        """One for each thread that calls a callback, beside the others; at most as many as there are rows."""
-        cells = self._cells[3 : 3 + count]
-        for thread in range(count):
-            cells[thread] = _NOTHING
-        self._cells[1], self._cells[2] = _CALLBACKS.index(callback), count
-        return [_OfThread(cells[thread : thread + 1]) for thread in range(count)]
+    def name(self, places: Sequence[int]) -> None:
+        """Call the messages of `busy` by these numbers from now on, and no more by their own rows."""
+        self._places = places
+
+    def of_threads(self, callback: str, threads: int) -> Sequence[Watch]:
+        """One for each of several threads that call a callback; no more threads than rows."""
+        cells = self._cells
+        cells[_CALL], cells[_CALLBACK] = 0, _CALLBACKS.index(callback)
+        cells[_THREADS] = threads
+        return [_OfThread(cells, _ROWS + place, _ROWS + self._most + place, self._calls) for place in range(threads)]
 
     @property
     def state(self) -> int:
         """`RUNNING`, `DELIVERED` or `RAISED`."""
-        return self._cells[0]
+        return self._cells[_STATE]
 
     @state.setter
     def state(self, state: int) -> None:
-        self._cells[0] = state
+        self._cells[_STATE] = state
+
+    @property
+    def calls(self) -> list[int]:
+        """The numbers of the calls that are under way."""
+        return [call for call, _ in self._at_work()]
 
     @property
     def callback(self) -> str:
         """The callback that began last."""
-        return _CALLBACKS[self._cells[1]]
+        return _CALLBACKS[self._cells[_CALLBACK]]
 
     @property
     def rows(self) -> list[int]:
         """The rows that it has."""
-        return [row for row in self._cells[3 : 3 + self._cells[2]] if row != _NOTHING]
+        if self._cells[_THREADS]:
+            return [row for _, rows in self._at_work() for row in rows]
+        return self._cells[_ROWS : _ROWS + self._cells[_COUNT]].tolist()
+
+    def rows_of(self, call: int) -> list[int]:
+        """The rows that a call has which is under way."""
+        return [row for one, rows in self._at_work() if one == call for row in rows]
+
+    def _at_work(self) -> list[tuple[int, list[int]]]:
+        """The calls that are under way, and their rows."""
+        cells = self._cells
+        if threads := cells[_THREADS]:
+            calls = cells[_ROWS + self._most : _ROWS + self._most + threads].tolist()
+            rows = cells[_ROWS : _ROWS + threads].tolist()
+            return [(call, [row]) for call, row in zip(calls, rows, strict=True) if call]
+        call = cells[_CALL]
+        return [(call, cells[_ROWS : _ROWS + cells[_COUNT]].tolist())] if call else []
 
 
 class _OfThread(Watch):
-    """Where one of several threads is."""
+    """Where one of several threads is.
 
-    def __init__(self, cell: memoryview) -> None:
-        self._cell = cell
+    Args:
+        cells: Of the fork.
+        row_at: Cell of its row.
+        call_at: Cell of its call.
+        calls: The next numbers of calls.
+    """
+
+    def __init__(self, cells: memoryview, row_at: int, call_at: int, calls: Iterator[int]) -> None:
+        self._cells, self._row_at, self._call_at, self._calls = cells, row_at, call_at, calls
+        cells[call_at] = 0
 
     def each(self, callback: str, messages: Iterable[Message]) -> Iterator[Message]:
-        """Yield messages, each as its callback begins."""
-        del callback  # known: see `of_threads`
+        """Yield messages, each as its callback begins. Between two of them the thread may wait for permits."""
+        del callback  # see `of_threads`
         for message in messages:
-            self._cell[0] = message._row
+            self._cells[self._row_at] = message._row
+            self._cells[self._call_at] = next(self._calls)
             yield message
-            self._cell[0] = _NOTHING
+            self._cells[self._call_at] = 0

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -173,9 +174,13 @@ def test_a_fork_says_which_messages_its_threads_are_at():
     next(ours)
     next(others)
     assert (progress.callback, progress.rows) == ("handle_message", [0, 1])
+    assert [progress.rows_of(call) for call in progress.calls] == [[0], [1]]
     next(others)
     assert next(ours, None) is None
-    assert progress.rows == [2]
+    assert (progress.rows, len(progress.calls)) == ([2], 1)
+    with progress.busy("handle_failed", messages):
+        assert (progress.callback, progress.rows, len(progress.calls)) == ("handle_failed", [0, 1, 2], 1)
+    assert progress.calls == []
 
 
 class Deadly(Obedient):
@@ -212,3 +217,26 @@ def test_threads_in_the_fast_lane_are_refused():
 
             def handle_messages(self, messages, context):
                 return messages
+
+
+class Hanging(Obedient):
+    """One message never returns, while the others of its task do."""
+
+    name = "hanging"
+    processors = Processors(threads=4, chunk_size=20, message_timeout=timedelta(seconds=1))
+
+    def handle_message(self, message: Message, context: Any) -> Any:
+        if message.data == b"hang":
+            threading.Event().wait()
+        return super().handle_message(message, context)
+
+
+def test_a_message_that_hangs_in_one_thread_fails_alone_by_its_own_time(lake):
+    payloads = [b"hang" if number in (5, 11) else b"%d" % number for number in range(20)]
+
+    manifest = handled(lake, Hanging, *payloads)
+
+    told = outcomes(lake, "hanging", manifest)
+    assert told == {f"m{number}": "failed" if number in (5, 11) else "handled" for number in range(20)}
+    failed = rows_of(lake, "hanging", manifest, "failed")
+    assert {(row["message_id"], row["kind"]) for row in failed} == {("m5", "timeout"), ("m11", "timeout")}
