@@ -84,7 +84,7 @@ class Failures:
         self._tally.reason(f"handle_failed itself: {type(error).__name__}: {reason_of(error)}")
 
     def record(self, rows: pa.RecordBatch, window: str, messages: Sequence[Message]) -> None:
-        """Write an `open` or `dead` event for each row, with its payload as delivered, whatever callbacks made of it."""
+        """Write an `open` or `dead` event for each row, with its payload as delivered, whatever became of it."""
         failed = [(message, message.failure or Failure("failed", "")) for message in messages]
         texts: dict[str, list[str]] = {
             name: [words(getattr(failure, name)) for _, failure in failed] for name in _WORDS
