@@ -99,7 +99,7 @@ class FastLane:
     def _set_aside(self, rows: Sequence[Range], failure: Failure | None = None) -> Manifest:
         parts = spread(rows, self.pipeline.processors.concurrency)
         task = SetAside(**common(self.flow, self.receive), parts=parts, repeats=self.repeats, failure=failure)
-        return self.work.run(task, len(parts))
+        return carefully(lambda task: self.work.run(task, len(parts)), task)
 
     def _handled(self, rows: Sequence[Range], aside: Manifest, *, as_they_lie: bool) -> Manifest:
         """Put rows through the query, and hold it to its contract: each that was not set aside once, and no more."""
