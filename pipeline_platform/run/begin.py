@@ -67,9 +67,9 @@ def begin(
         started_at=datetime.now(UTC),
         producer=flow.producer,
     )
+    flow.tables.ensure()
     if _is_held_back(flow, log, although_paused=although_paused):
         return receive
-    flow.tables.ensure()
     base = flow.tables["outcomes"].version()
     intake = INTAKES[origin](flow, tuple(windows), base)
     if intake.is_outside:
