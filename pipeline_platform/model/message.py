@@ -112,9 +112,11 @@ class Message:
         self._standing = standing
 
     @classmethod
-    def each(cls, batch: pa.RecordBatch, settling: Settling = SETTLING) -> Iterator[Message]:
+    def each(
+        cls, batch: pa.RecordBatch, settling: Settling = SETTLING, batch_mode: BatchMode = BULK
+    ) -> Iterator[Message]:
         """The messages of an Arrow batch with the columns of `MESSAGES` (or at least `data`), in order."""
-        standing = Standing(Delivery(batch, settling))
+        standing = Standing(Delivery(batch, settling), batch_mode)
         return map(cls, batch.column("data").to_pylist(), range(batch.num_rows), repeat(standing))
 
     @property

@@ -41,18 +41,18 @@ class Failures:
         return [message for chunk in chunks for message in self._shown(chunk, pipeline)]
 
     def _shown(self, messages: Sequence[Message], pipeline: Pipeline) -> list[Message]:
-        self._watch.busy("handle_failed", messages)
         given = {message._row: message for message in messages}
         returned: dict[int, Message] = {}
-        try:
-            for message in pipeline.handle_failed(list(messages), self._step.context):
-                if message.__class__ is not Message or not message.is_same(given.get(message._row)):
-                    raise TypeError("handle_failed must return the messages that it was given; it returned others")
-                returned.setdefault(message._row, message)
-            if len(returned) < len(given):
-                raise TypeError(f"handle_failed must return all {len(given)} messages; it returned {len(returned)}")
-        except BaseException as error:
-            self._count_error(error)
+        with self._watch.busy("handle_failed", messages):
+            try:
+                for message in pipeline.handle_failed(list(messages), self._step.context):
+                    if message.__class__ is not Message or not message.is_same(given.get(message._row)):
+                        raise TypeError("handle_failed must return the messages that it was given; it returned others")
+                    returned.setdefault(message._row, message)
+                if len(returned) < len(given):
+                    raise TypeError(f"handle_failed must return all {len(given)} messages; it returned {len(returned)}")
+            except BaseException as error:
+                self._count_error(error)
         # A failed message stays failed, and one that the callback left out stays as it was.
         return [self._still_failed(message, returned.get(row, message)) for row, message in given.items()]
 
