@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from pipeline_platform.model import cron
 from pipeline_platform.model.options import (
+    SPAN,
     Batcher,
     PipelineError,
     Processors,
@@ -21,6 +22,7 @@ from pipeline_platform.model.options import (
     Retention,
     TableBatcher,
     did_you_mean,
+    is_span,
     nearest,
     shown,
 )
@@ -78,6 +80,7 @@ _OPTIONS: Mapping[str, tuple[Callable[[Any], object], str]] = {
         "it must be the key of a resource that is a source, 'orders_dead'",
     ),
     "redrive": (lambda value: value is None or cron.is_cron(value), f"{cron.WAY_OUT}, or leave it out"),
+    "shutdown": (is_span, SPAN),
     "first_window": (
         lambda value: isinstance(value, datetime) and value.utcoffset() is not None,
         "it must be a time with its zone: datetime(2026, 1, 1, tzinfo=UTC)",
@@ -116,6 +119,7 @@ def check_class(cls: _Class, base: _Class) -> None:
     _check_lane(cls, base)
     _check_batchers(cls, base)
     _check_order(cls)
+    _check_rescue(cls, base)
 
 
 def check_together(pipelines: Sequence[_Class], resources: Mapping[str, Any]) -> None:
@@ -286,6 +290,20 @@ def _check_lane(cls: _Class, base: _Class) -> None:
             if _is_written(cls, base, callback):
                 why = "is never called beside handle_messages: do it there, or write handle_message instead"
                 raise PipelineError(f"{cls.__qualname__}.{callback} {why}")
+        if (threads := cls.processors.threads) > 1:
+            why = "handle_messages is called for all messages together: write handle_message instead, or leave it at 1"
+            _refuse(cls, "processors.threads", threads, why)
+        if cls.processors.rescue:
+            why = "a row of handle_messages has no way on of its own: write handle_message instead, or leave it out"
+            _refuse(cls, "processors.rescue", True, why)
+
+
+def _check_rescue(cls: _Class, base: _Class) -> None:
+    rescuing = {f"batchers[{name!r}].rescue": options for name, options in cls.batchers.items()}
+    for path, options in {"processors.rescue": cls.processors, **rescuing}.items():
+        if getattr(options, "rescue", False) and not _is_written(cls, base, "handle_failed"):
+            why = "the class has no handle_failed to bring a message back: write one, or leave it out"
+            _refuse(cls, path, True, why)
 
 
 def _check_batchers(cls: _Class, base: _Class) -> None:
@@ -313,6 +331,9 @@ def _check_order(cls: _Class) -> None:
         option = "partition_by" if cls.processors.partition_by is None else "processors.partition_by"
         why = "handle_messages is one query, which has no order: give it to a Batcher(...), or write handle_message"
         _refuse(cls, option, cls.partitioning(), why)
+    if cls.processors.threads > 1 and cls.partitioning() is not None:
+        why = "threads would handle messages of one partition at once: leave it at 1, and raise concurrency"
+        _refuse(cls, "processors.threads", cls.processors.threads, why)
     if not cls.takes_turns(leases_partitions=True):
         return
     for name, producer in cls.producers_of().items():

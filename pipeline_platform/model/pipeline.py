@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel
@@ -65,6 +65,7 @@ class Pipeline:
         dead_letters: Key of a source that dead messages are sent to, with the reason; nowhere by default.
         redrive: When all failures that are not dead are driven once more by themselves: a cron schedule in UTC; not at
             all by default.
+        shutdown: How long a run that is to stop (`pipeline-platform drain`, a termination) still begins messages.
         owners: Of the assets: e-mail addresses or `team:<name>`.
     """
 
@@ -81,6 +82,7 @@ class Pipeline:
     fail_run_on: ClassVar[Literal["never", "any"] | float] = "never"
     retry: ClassVar[Retry | None] = None
     dead_letters: ClassVar[str | None] = None
+    shutdown: ClassVar[timedelta] = timedelta(seconds=30)
     redrive: ClassVar[str | None] = None
     owners: ClassVar[Sequence[str]] = ()
 
@@ -139,7 +141,10 @@ class Pipeline:
     def handle_failed(self, messages: list[Message], context: Any) -> list[Message]:
         """Look at the messages that failed, before they are recorded: notify, count, `configure_ack`.
 
-        They stay failed. Raising, or returning something else, leaves them as they were.
+        What it changes is recorded with the failure: reason, batcher, batch key. The data is not: the table `failed`
+        keeps the payload as it was delivered, to be driven again. A message that it gives back as `rescued()` goes on
+        as if it had not failed, where `Processors(rescue=True)` or the batcher's `Batcher(rescue=True)` says so; else
+        it stays failed. Raising, or returning something else, leaves messages as they were.
         """
         del context
         return messages

@@ -10,7 +10,7 @@ from pipeline_platform.lake.manifest import File, Manifest
 from pipeline_platform.lake.reader import Range, divide
 from pipeline_platform.run.fast_lane import FastLane
 from pipeline_platform.run.flow import Flow
-from pipeline_platform.run.intake import common
+from pipeline_platform.run.intake import common, intake_of
 from pipeline_platform.run.spark_work import carefully
 from pipeline_platform.tasks import lookup
 from pipeline_platform.tasks.handle import Handle
@@ -28,11 +28,11 @@ def handle(flow: Flow, receive: Receive, received: Manifest) -> Manifest:
         return FastLane(flow, receive, files, repeats).handle(received.most("largest"))
     if flow.pipeline.partitioning() is not None:
         return _in_order(flow, receive, files, repeats)
-    parts = divide(files, flow.pipeline.name, flow.pipeline.processors.concurrency)
+    parts = divide(files, flow.pipeline.name, flow.processors.concurrency)
     task = Handle(
         **common(flow, receive),
         parts=parts,
-        pace=flow.pace(),
+        pace=flow.pace(receive.receive_id if intake_of(flow, receive).gives_back else None),
         repeats=repeats,
     )
     work = flow.work(receive.receive_id)
@@ -41,7 +41,7 @@ def handle(flow: Flow, receive: Receive, received: Manifest) -> Manifest:
 
 def _in_order(flow: Flow, receive: Receive, files: Sequence[File], repeats: Sequence[Range]) -> Manifest:
     """Handle each partition by one task; see `tasks.in_order`."""
-    name, receive_id, concurrency = flow.pipeline.name, receive.receive_id, flow.pipeline.processors.concurrency
+    name, receive_id, concurrency = flow.pipeline.name, receive.receive_id, flow.processors.concurrency
     work, parts = flow.work(receive_id), divide(files, name, concurrency)
     find = FindPartitions(**common(flow, receive), parts=parts, repeats=repeats)
     manifest = carefully(lambda task: work.run(task, len(parts)), find)
@@ -59,7 +59,7 @@ def _in_order(flow: Flow, receive: Receive, files: Sequence[File], repeats: Sequ
 def _look_up(flow: Flow, receive: Receive, files: Sequence[File], published: datetime | None) -> list[Range]:
     """Look up what may have come before, published at this time or later; return where the answer lies."""
     pipeline, work = flow.pipeline, flow.work(receive.receive_id)
-    concurrency = pipeline.processors.concurrency
+    concurrency = flow.processors.concurrency
     # By when they were decided, not by their window: one may pull into a window of long ago.
     now = datetime.now(UTC)
     oldest = now - max(producer.deduplicate_for for producer in flow.producers.values())

@@ -51,6 +51,14 @@ class Intake(ABC):
         """A source that gives a partition to one receive at a time keeps its order by itself."""
         return self.flow.pipeline.takes_turns(leases_partitions=self.source.leases_partitions)
 
+    @property
+    def gives_back(self) -> bool:
+        """Whether messages that were not begun may be given back, where the run is to stop.
+
+        The fast lane is one query, which begins them all.
+        """
+        return not self.flow.pipeline.uses_columns()
+
     @abstractmethod
     def asked(self, demand: int | None) -> int:
         """How many messages the run is to take on, if there is room."""
@@ -81,6 +89,11 @@ class Pull(Intake):
     def source(self) -> Source:
         """The producer's."""
         return self.flow.source
+
+    @property
+    def gives_back(self) -> bool:
+        """Where the source has a word for it; a log has none, and is read to the end of the run's spans."""
+        return super().gives_back and self.source.settling.giving_back is not None
 
     def asked(self, demand: int | None) -> int:
         """The demand; without one, what a run takes on."""
@@ -135,6 +148,11 @@ class Replay(Intake):
         return ReplayedMessages(
             name=flow.source.name, lake=flow.lake, pipeline=flow.pipeline.name, windows=self.windows, version=version
         )
+
+    @property
+    def gives_back(self) -> bool:
+        """Never: its rows take the place of all that the windows have."""
+        return False
 
     def asked(self, demand: int | None) -> int:
         """All, whatever the demand."""
