@@ -41,6 +41,14 @@ SPAN = "it must be longer than nothing and at most 36,500 days"
         (Producer, {"patience": timedelta(0)}, f"patience is datetime.timedelta(0): {SPAN}"),
         (Retention, {"messages": timedelta(days=-1)}, f"messages is datetime.timedelta(days=-1): {SPAN}"),
         (Retention, {"failed": timedelta(10**6)}, f"failed is datetime.timedelta(days=1000000): {SPAN}"),
+        (Processors, {"message_timeout": 5}, f"message_timeout is 5: {A_SPAN}"),
+        (Processors, {"message_timeout": timedelta(0)}, f"message_timeout is datetime.timedelta(0): {SPAN}"),
+        (Batcher, {"message_timeout": timedelta(0)}, f"message_timeout is datetime.timedelta(0): {SPAN}"),
+        (
+            TableBatcher,
+            {"message_timeout": SECOND},
+            f"message_timeout is {SECOND!r}: {NO_SUCH}; there is schema, batch_size",
+        ),
         (Producer, {"schedule": "hourly"}, f"schedule is 'hourly': it is no cron schedule: {WAY_OUT}"),
         (
             Producer,

@@ -166,6 +166,13 @@ PLAIN = "it must be a plain method, which returns its result itself"
             ),
         ),
         (
+            {**LANE, "processors": Processors(message_timeout=timedelta(seconds=5))},
+            (
+                "Flights.processors.message_timeout is datetime.timedelta(seconds=5): a query of Spark cannot be timed, "
+                "and there is no handle_failed that could: leave it out"
+            ),
+        ),
+        (
             {"handle_batch": four, "batchers": {"lake": TableBatcher(schema=Row)}},
             "Flights.handle_batch is never called: no batcher is a Batcher(...), and a TableBatcher has no callback",
         ),
@@ -218,6 +225,7 @@ class Initialised:
         ((), {"handle_message": run_to_its_end(waits)}),
         ((), {"handle_message": Callback()}),
         ((), {"handle_message": property(lambda self: Callback())}),
+        ((), {**LANE, "processors": Processors(message_timeout=timedelta(seconds=5)), "handle_failed": two}),
         ((), {**LANE, "handle_failed": two, "handle_batch": four, "batchers": {"b": Batcher()}}),
     ],
 )
