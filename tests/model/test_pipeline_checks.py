@@ -2,12 +2,13 @@
 
 import asyncio
 import functools
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from pipeline_platform.deployment import platform_definitions
-from pipeline_platform.model.options import Batcher, Producer, TableBatcher
+from pipeline_platform.model.options import Batcher, Processors, Producer, TableBatcher
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from tests.fixtures.built import build
 from tests.fixtures.jobs_under_test import resources_at
@@ -70,6 +71,7 @@ def run_to_its_end(callback):
 
 
 LANE = {"handle_message": ..., "handle_messages": two}
+TIMED = Processors(message_timeout=timedelta(seconds=5))
 
 
 OWN = "If it is your own, give it a name less like that one"
@@ -166,10 +168,10 @@ PLAIN = "it must be a plain method, which returns its result itself"
             ),
         ),
         (
-            {**LANE, "processors": Processors(message_timeout=timedelta(seconds=5))},
+            {**LANE, "processors": TIMED},
             (
-                "Flights.processors.message_timeout is datetime.timedelta(seconds=5): a query of Spark cannot be timed, "
-                "and there is no handle_failed that could: leave it out"
+                "Flights.processors.message_timeout is datetime.timedelta(seconds=5): a query of Spark cannot be "
+                "timed, and there is no handle_failed that could: leave it out"
             ),
         ),
         (
@@ -225,7 +227,7 @@ class Initialised:
         ((), {"handle_message": run_to_its_end(waits)}),
         ((), {"handle_message": Callback()}),
         ((), {"handle_message": property(lambda self: Callback())}),
-        ((), {**LANE, "processors": Processors(message_timeout=timedelta(seconds=5)), "handle_failed": two}),
+        ((), {**LANE, "processors": TIMED, "handle_failed": two}),
         ((), {**LANE, "handle_failed": two, "handle_batch": four, "batchers": {"b": Batcher()}}),
     ],
 )
