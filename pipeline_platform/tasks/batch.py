@@ -12,7 +12,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline_platform.lake.reader import Range
@@ -29,7 +28,7 @@ from pipeline_platform.tasks.handle import checked, rare_collections
 from pipeline_platform.tasks.isolate import Isolation
 from pipeline_platform.tasks.outcomes import Outcomes
 from pipeline_platform.tasks.progress import UNWATCHED
-from pipeline_platform.tasks.staging import STAGED, staged_messages, staged_table
+from pipeline_platform.tasks.staging import CUT_BY, STAGED, staged_messages, staged_table, to_be_cut
 from pipeline_platform.tasks.step import Step
 
 _NAMESPACE = uuid.UUID("6f1c3c0e-6a50-5a53-9f6e-0f3b6f0f6d5a")
@@ -67,9 +66,7 @@ class CutBatches:
 
     def _known(self, file: Range) -> pa.Table:
         with self.lake.open_input(file.path) as opened:
-            rows = pq.read_table(opened, columns=["batch_key", "position", "size", "batch_mode"])
-        rows = rows.append_column("window", pa.repeat(file.window, rows.num_rows))
-        return rows.append_column("flush", pc.equal(rows["batch_mode"], "flush")).select(cut.MESSAGES.names)
+            return to_be_cut(pq.read_table(opened, columns=CUT_BY), file.window)
 
 
 def plan_table(receive_id: str, batcher: str) -> str:
@@ -118,7 +115,7 @@ class HandleBatches(Step):
                     if isolation.forks:
                         self._handle_in_forks(batch, isolation)
                     else:
-                        self._handle(batch, {}, frozenset(), isolation.outcomes)
+                        self.handle(batch, isolation.outcomes)
                     count += 1
             notes = {"batches": count, "seconds": time.monotonic() - started, "task": index}
             manifest = writer.close(**isolation.outcomes.tally.notes(), **notes)
@@ -136,7 +133,7 @@ class HandleBatches(Step):
             messages, first = pa.RecordBatch.from_arrays(rows.take(STAGED.names, wanted), schema=STAGED), 0
             for batch in group:
                 count = len(batch["rows"])
-                yield self._batch(batch, messages.slice(first, count))
+                yield self.batch(batch, messages.slice(first, count))
                 first += count
 
     def _planned(self, index: int) -> Iterator[dict[str, pa.Scalar]]:
@@ -149,11 +146,16 @@ class HandleBatches(Step):
                             yield {name: batch.column(name)[row] for name in cut.BATCHES.names}
                         number += 1
 
-    def _batch(self, planned: Mapping[str, pa.Scalar], messages: pa.RecordBatch) -> Batch:
+    def batch(self, planned: Mapping[str, pa.Scalar], messages: pa.RecordBatch) -> Batch:
+        """A batch: a row of `cut.BATCHES`, and the messages that it names."""
         window, key, number, full = (planned[name].as_py() for name in ("window", "batch_key", "number", "full"))
         batch_id = str(uuid.uuid5(_NAMESPACE, "\0".join((self.receive_id, self.batcher, window, key, str(number)))))
         trigger: Literal["size", "flush"] = "size" if full else "flush"
         return Batch(window, BatchInfo(self.batcher, key, None, messages.num_rows, trigger, batch_id), messages)
+
+    def handle(self, batch: Batch, outcomes: Outcomes) -> None:
+        """Handle a batch and record it."""
+        self._handle(batch, {}, frozenset(), outcomes)
 
     def _handle(self, batch: Batch, killers: Mapping[int, Failure], mute: Set[int], outcomes: Outcomes) -> None:
         """Handle a batch and record it, but for the mute rows. Known killers only fail."""

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from pipeline_platform.lake.reader import Range, read_ranges
 from pipeline_platform.model.failure import Failure
-from pipeline_platform.model.message import MESSAGES, SETTLING, Message
+from pipeline_platform.model.message import BULK, MESSAGES, SETTLING, BatchMode, Message
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.settling import Settling
 from pipeline_platform.tasks.fork import Death, Limit
@@ -53,6 +53,7 @@ class Handler:
         settling: Settling = SETTLING,
         paced: _Paced | None = None,
         watch: Watch = UNWATCHED,
+        batch_mode: BatchMode = BULK,
     ) -> None:
         """Prepare to handle.
 
@@ -62,9 +63,10 @@ class Handler:
             settling: How the source is told of the messages.
             paced: Yields messages when they may be handled. If it ends early, the last ones are not handled.
             watch: Learns which callback is called.
+            batch_mode: That of each message, at first.
         """
         self._pipeline, self._context, self._settling = pipeline, context, settling
-        self._paced, self._watch = paced, watch
+        self._paced, self._watch, self._batch_mode = paced, watch, batch_mode
         kind = type(pipeline)
         self._transforms = kind.transform is not Pipeline.transform
         self._prepares = kind.prepare_messages is not Pipeline.prepare_messages
@@ -72,7 +74,7 @@ class Handler:
     def handle(self, batch: pa.RecordBatch) -> list[Message]:
         """Handle the messages of a batch; return one for each row, in order, ok or failed."""
         options = self._pipeline.processors
-        messages = list(Message.each(batch, self._settling))
+        messages = list(Message.each(batch, self._settling, self._batch_mode))
         for row in oversized(batch, options.max_message_bytes):
             messages[row] = messages[row].failed(too_large(messages[row].data, options.max_message_bytes))
         if self._transforms:
@@ -162,7 +164,7 @@ def oversized(batch: pa.RecordBatch, most_bytes: int) -> list[int]:
 def too_large(payload: bytes, most_bytes: int) -> Failure:
     """Why a message fails that is larger than its pipeline takes."""
     reason = f"its payload has {len(payload):,} bytes, and processors.max_message_bytes allows {most_bytes:,}"
-    return Failure("too large", reason, "", "receive_messages")
+    return Failure("too large", reason, "", "receive_messages", retry=False)
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,7 @@ class Handle(Step):
 
     Attributes:
         repeats: Files that say which deliveries are not to be handled.
-        pace: The rate limit, if there is one.
+        pace: The rate limit, and whether messages may begin at all; None where nothing holds.
         careful: Call callbacks in forks, as a task does that is tried again.
     """
 
@@ -195,7 +197,7 @@ class Handle(Step):
                     outcomes.duplicates(decided, window, decided=True)
                     outcomes.duplicates(copies, window, decided=False)
                     work, fail = partial(self._handle, window), partial(self._fail, window)
-                    isolation.deal(fresh, work, fail, self._permitted)
+                    isolation.deal(fresh, work, fail, self._permitted, partial(self._give_back, window))
             manifest = writer.close(**outcomes.tally.notes(), seconds=time.monotonic() - started, task=index)
         yield from manifest.to_arrow().to_batches()
 
@@ -210,6 +212,9 @@ class Handle(Step):
 
     def _fail(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes, death: Death) -> None:
         outcomes.failed(rows, window, [death.failure("handle_message")] * rows.num_rows)
+
+    def _give_back(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes) -> None:
+        outcomes.given_back(rows, window)
 
     def _permitted(self, wanted: int) -> tuple[int, float]:
         if self.pace is None:

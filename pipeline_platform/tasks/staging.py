@@ -12,6 +12,7 @@ from pipeline_platform.model.crossing import decode, encode
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import BULK, Delivery, Message, Standing
 from pipeline_platform.model.settling import Settling
+from pipeline_platform.tasks import cut
 from pipeline_platform.tasks.progress import Watch
 
 STAGED = pa.schema(
@@ -36,6 +37,9 @@ STAGED = pa.schema(
     ]
 )
 """The delivery, and what handling made of its data. `size` is the bytes of both payloads: batches are cut by it."""
+
+CUT_BY = ["batch_key", "position", "size", "batch_mode"]
+"""What cutting reads of it."""
 
 DELIVERY = STAGED.names[: STAGED.names.index("position") + 1]
 _HANDLED = STAGED.names[len(DELIVERY) : -1]
@@ -64,6 +68,12 @@ def staged_rows(delivered: pa.RecordBatch, handled: Sequence[pa.Array]) -> pa.Re
     value, *_ = handled
     sizes = [pc.fill_null(pc.binary_length(column), 0).cast(pa.int64()) for column in (delivered.column("data"), value)]
     return pa.RecordBatch.from_arrays([*delivered.columns, *handled, pc.add(*sizes)], schema=STAGED)
+
+
+def to_be_cut(rows: pa.Table, window: str) -> pa.Table:
+    """What `cut` takes, of the columns `CUT_BY` of staged rows."""
+    rows = rows.append_column("window", pa.repeat(window, rows.num_rows))
+    return rows.append_column("flush", pc.equal(rows["batch_mode"], "flush")).select(cut.MESSAGES.names)
 
 
 def staged_messages(
