@@ -216,7 +216,7 @@ class Processors(Options):
     message_timeout: Span | None = Field(
         None,
         description="How long one call may take: of handle_message, transform or a serializer (its message fails), of "
-        "prepare_messages or handle_failed (its chunk fails). Callbacks are then called in forks, a chunk in each, "
+        "prepare_messages or handle_failed (its chunk fails). Callbacks are then called in forks, some chunks in each, "
         "with an instance of the pipeline of its own. In the fast lane it holds for handle_failed alone: a query of "
         "Spark cannot be timed. None waits for ever.",
     )
