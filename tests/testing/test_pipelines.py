@@ -274,6 +274,8 @@ class Columns(Pipeline):
         (lambda: test_batch(Stops, [b"1", bytearray(b"2")]), "data is bytearray"),
         (lambda: test_batch(Stops, b"1"), "data is bytes: test_batch takes a list of payloads"),
         (lambda: test_batch(Stops, {"a": 1}), "data is dict: test_batch takes a list of payloads"),
+        (lambda: test_batch(Stops, None), "data is NoneType: test_batch takes a list of payloads"),
+        (lambda: test_message(Stops, "a", source="queue"), "source is str: give a source itself"),
         (lambda: test_message(Stops, "a", [{}]), "metadata is list: give a dict"),
         (lambda: test_batch(Stops, ["a"], metadata=["x"]), "metadata is str: give a dict, or a list"),
         (lambda: test_batch(Stops, ["a", "b"], metadata=[{}]), "metadata has 1 entries for 2 messages"),
