@@ -11,8 +11,8 @@ from pipeline_platform.model.options import Batcher
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks import cut
 from pipeline_platform.tasks.batch import Batch, HandleBatches
+from pipeline_platform.tasks.fork import Written
 from pipeline_platform.tasks.handle import Handler
-from pipeline_platform.tasks.isolate import Written
 from pipeline_platform.tasks.outcomes import Block, Outcomes
 from pipeline_platform.tasks.staging import CUT_BY, staged_table, to_be_cut
 from pipeline_platform.tasks.step import Step
