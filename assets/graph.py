@@ -5,14 +5,15 @@ from enum import Enum
 from typing import Any
 
 import dagster as dg
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from assets import settlement
 from assets.jobs import RunTags
 from assets.windows import windows_of
 from pipeline_platform.imports import import_apart
 from pipeline_platform.lake.ledger import Origin, Receive
-from pipeline_platform.model.options import Batcher
+from pipeline_platform.lake.selection import Selection
+from pipeline_platform.model.options import Batcher, shown
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin, resume
@@ -53,6 +54,11 @@ class ReceiveConfig(dg.Config):
         default=None,
         description="Name of the producer to pull from, where the pipeline has several. Unset, it is what the run's "
         "tag says. Backfills and replays are of all producers.",
+    )
+    failures: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Of the open failures, those that a run on `failed` drives: `state` (`open`, dead ones included; "
+        "`waiting`, those not dead; `due`; `dead`), `kind`, `reason` (a part of it), `message_id`. Empty for all.",
     )
 
 
@@ -128,6 +134,7 @@ def flow_of(pipeline: type[Pipeline], context: dg.AssetExecutionContext, produce
             control=resources.control,
             session=lambda: resources.spark.spark_session,
             producer=producer,
+            dead_letters=getattr(resources, pipeline.dead_letters) if pipeline.dead_letters else None,
         )
     return flow
 
@@ -171,7 +178,8 @@ def _lineage(context: dg.AssetExecutionContext) -> Iterator[dg.DagsterRun]:
 def _op(pipeline: type[Pipeline], name: str, **options: Any) -> Callable[..., dg.OpDefinition]:
     """The decorator of an op that hands nothing over: what ops share lies in the lake under their receive."""
     sources = {producer.source for producer in pipeline.producers_of().values()}
-    keys = {*sources, "lake", "control", "spark", "acknowledger"}
+    letters = {pipeline.dead_letters} if pipeline.dead_letters else set()
+    keys = {*sources, *letters, "lake", "control", "spark", "acknowledger"}
     options = {"out": dg.Out(dg.Nothing), **options}
     return dg.op(name=f"{pipeline.name}__{name}", required_resource_keys=keys, **options)
 
@@ -198,6 +206,7 @@ def _receive_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
             windows=context.partition_keys,
             demand=config.demand,
             context=config.context,
+            selection=_selection(pipeline, config.failures),
             log=context.log.info,
         )
         received = {tags.origin: origin, tags.demand: str(receive.demand), tags.receive_id: receive.receive_id}
@@ -209,6 +218,22 @@ def _receive_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
         settlement.report_received(context, receive, manifest)
 
     return receive_messages
+
+
+def _selection(pipeline: type[Pipeline], given: dict[str, Any]) -> Selection:
+    """The failures that a run's configuration chooses.
+
+    Raises:
+        PipelineError: It names no such criterion, or one with another value.
+    """
+    try:
+        return Selection.model_validate(given)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise PipelineError(
+            f"{pipeline.name}: `failures` of the run config: {'.'.join(map(str, first['loc']))} is "
+            f"{shown(first['input'])}: {first['msg']}; there is {', '.join(Selection.model_fields)}"
+        ) from None
 
 
 def _expect_one_process(flow: Flow, context: dg.AssetExecutionContext) -> None:

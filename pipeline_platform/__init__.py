@@ -15,6 +15,7 @@ from pipeline_platform.model.options import (
     TableBatcher,
 )
 from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.model.retry import Backoff, Retry
 from pipeline_platform.source import calls
 from pipeline_platform.source.connection import ConnectedSource
 from pipeline_platform.source.contract import Backlog, Held, Refused, Share, Source, SourceAwayError, SourceError
@@ -23,6 +24,7 @@ from pipeline_platform.source.log import Extent, LogSource
 
 __all__ = [
     "Backlog",
+    "Backoff",
     "BatchInfo",
     "Batcher",
     "ConnectedSource",
@@ -39,6 +41,7 @@ __all__ = [
     "RateLimiting",
     "Refused",
     "Retention",
+    "Retry",
     "Share",
     "Source",
     "SourceAwayError",

@@ -200,6 +200,10 @@ class PubsubSource(LeasedSource):
         for subscription, ack_ids in held():
             self.release(subscription, ack_ids)
 
+    def labelled(self, labels: Mapping[str, str]) -> Mapping[str, Any]:
+        """As attributes."""
+        return {"attributes": dict(labels)}
+
     def send(self, payloads: Iterable[bytes], metadata: Iterable[Mapping[str, Any] | None] | None = None) -> int:
         """Publish to `topic`, in order; return how many, once Pub/Sub has them.
 

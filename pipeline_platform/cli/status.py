@@ -157,11 +157,16 @@ def _receives(lake: Lake, pipeline: type[Pipeline]) -> Rows:
 def _failures(lake: Lake, pipeline: type[Pipeline]) -> Rows:
     from pipeline_platform.lake.failed import FailedMessages
 
-    waiting = FailedMessages(name=pipeline.name, lake=lake, pipeline=pipeline.name).open_by_window()
+    waiting = FailedMessages(name=pipeline.name, lake=lake, pipeline=pipeline.name).by_window()
     if not waiting:
         return {"open failures": "none"}
-    windows = {f"  window {window}": f"{count:,}" for window, count in waiting.items()}
-    return {"open failures": Text(f"{sum(waiting.values()):,}", style="yellow"), **windows}
+    windows = {f"  window {window}": _counted(counts.open, counts.dead) for window, counts in waiting.items()}
+    every = _counted(sum(one.open for one in waiting.values()), sum(one.dead for one in waiting.values()))
+    return {"open failures": Text(every, style="yellow"), **windows}
+
+
+def _counted(open_: int, dead: int) -> str:
+    return f"{open_:,}, {dead:,} of them dead" if dead else f"{open_:,}"
 
 
 def _seconds(seconds: float) -> str:

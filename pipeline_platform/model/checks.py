@@ -24,6 +24,7 @@ from pipeline_platform.model.options import (
     nearest,
     shown,
 )
+from pipeline_platform.model.retry import Retry
 from pipeline_platform.model.schema import ColumnError, arrow_schema
 
 _Class = type[Any]
@@ -33,7 +34,7 @@ _NAMED = "lower-case letters, digits and _, a letter first, 63 at the most"
 _OWNER = re.compile(r"team:.+|[\w.%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,7}")  # Dagster's own rule
 _WITHIN = {
     field.alias or name: model.__name__
-    for model in (Retention, TableBatcher, Batcher, RateLimiting, Processors, Producer)
+    for model in (Retry, Retention, TableBatcher, Batcher, RateLimiting, Processors, Producer)
     for name, field in model.model_fields.items()
 }
 """Options within others: as attributes of the class they would do nothing."""
@@ -70,6 +71,11 @@ _OPTIONS: Mapping[str, tuple[Callable[[Any], object], str]] = {
     "context": (_is(BaseModel | None), "it must be an instance of a pydantic model, whose fields a run can override"),
     "fail_run_on": (_is_share, "it is 'never', 'any', or a share of failures from 0.0 to 1.0"),
     "window_cron": (cron.is_cron, cron.WAY_OUT),
+    "retry": (_is(Retry | None), "it must be a Retry(max_attempts=...)"),
+    "dead_letters": (
+        lambda value: value is None or (type(value) is str and value),
+        "it must be the key of a resource that is a source, 'orders_dead'",
+    ),
     "redrive": (lambda value: value is None or cron.is_cron(value), f"{cron.WAY_OUT}, or leave it out"),
     "first_window": (
         lambda value: isinstance(value, datetime) and value.utcoffset() is not None,

@@ -76,12 +76,14 @@ class Failure(NamedTuple):
         reason: One line for people.
         traceback: Of the exception, or empty.
         stage: The callback it failed in, or `lake` if its data fits no column.
+        retry: False where another attempt would fail as well: the message is dead at once.
     """
 
     kind: str
     reason: str
     traceback: str = ""
     stage: str = ""
+    retry: bool = True
 
     @classmethod
     def of(cls, error: BaseException, stage: str) -> Failure:

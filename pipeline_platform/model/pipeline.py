@@ -22,6 +22,7 @@ from pipeline_platform.model.options import (
     did_you_mean,
     shown,
 )
+from pipeline_platform.model.retry import Retry
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -53,7 +54,11 @@ class Pipeline:
         retention: How long windows are kept.
         fail_run_on: `never`, `any`, or the share of failed messages (0 to 1) above which a run ends red, after
             everything is published and acknowledged.
-        redrive: When open failures are driven once more by themselves: a cron schedule in UTC; not at all by default.
+        retry: Drives each failure again by itself after a pause, up to so many attempts; then it is dead. Not at all by
+            default.
+        dead_letters: Key of a source that dead messages are sent to, with the reason; nowhere by default.
+        redrive: When all failures that are not dead are driven once more by themselves: a cron schedule in UTC; not at
+            all by default.
         owners: Of the assets: e-mail addresses or `team:<name>`.
     """
 
@@ -67,6 +72,8 @@ class Pipeline:
     first_window: ClassVar[datetime] = datetime(2026, 1, 1, tzinfo=UTC)
     retention: ClassVar[Retention] = Retention()
     fail_run_on: ClassVar[Literal["never", "any"] | float] = "never"
+    retry: ClassVar[Retry | None] = None
+    dead_letters: ClassVar[str | None] = None
     redrive: ClassVar[str | None] = None
     owners: ClassVar[Sequence[str]] = ()
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from pipeline_platform.lake.decision import take_over
 from pipeline_platform.lake.ledger import Origin, Receive
+from pipeline_platform.lake.selection import ALL, Selection
 from pipeline_platform.model.pipeline import PipelineError
 from pipeline_platform.run import lease
 from pipeline_platform.run.clear_up import clear_up
@@ -28,6 +29,7 @@ def begin(
     windows: Sequence[str],
     demand: int | None = None,
     context: Mapping[str, Any] | None = None,
+    selection: Selection = ALL,
     log: Callable[[str], None] = _LOG.info,
 ) -> Receive:
     """Begin a receive. Everything that could refuse it later is asked now.
@@ -39,20 +41,26 @@ def begin(
         windows: Partition keys the run is about, in order.
         demand: Messages wanted; None for as many as the pipeline allows a run.
         context: What the run changes in the pipeline's context.
+        selection: Of the open failures, those that a backfill drives.
         log: Hears what was cleared up, and why the demand is less than wanted.
 
     Raises:
         PipelineError: The context does not fit; the windows are others than those of the data; it pulls from no
-            producer, or drives what all of them received from one; or there is no room for a backfill, or for all of
-            a replay.
+            producer, or drives what all of them received from one; it selects failures and drives none; or there is no
+            room for a backfill, or for all of a replay.
         SchemaChangeError: A model no longer fits its table.
         SourceError: The source cannot be reached, or is not there.
     """
     _check_producer(flow, INTAKES[origin])
+    if origin != "failed" and selection != ALL:
+        raise PipelineError(
+            f"{flow.pipeline.name}: a {INTAKES[origin].name} drives no failures: leave `failures` out of the run config"
+        )
     flow.pipeline.context_of(context)
     flow.tables.ensure()
     base = flow.tables["outcomes"].version()
-    intake = INTAKES[origin](flow, tuple(windows), base)
+    selection = selection.at(datetime.now(UTC))
+    intake = INTAKES[origin](flow, tuple(windows), base, selection)
     if intake.is_outside:
         patiently(intake.source.check_ready, intake.source.patience)
     if cleared := clear_up(flow, log):
@@ -83,6 +91,7 @@ def begin(
             replaces=replaces,
             started_at=datetime.now(UTC),
             producer=flow.producer,
+            selection=selection,
         )
         if granted:
             flow.ledger.begin(receive)

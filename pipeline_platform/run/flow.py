@@ -37,6 +37,7 @@ class Flow:
         session: Gives the Spark session. Steps ask for it only when they have work for Spark.
         beats: When each lease was last renewed here, by `time.monotonic`; see `run.lease`.
         producer: Its name; empty for the only one, and for none.
+        dead_letters: Where dead messages are sent; None for nowhere.
     """
 
     pipeline: type[Pipeline]
@@ -46,10 +47,13 @@ class Flow:
     session: Callable[[], SparkSession]
     beats: dict[str, float] = field(default_factory=dict)
     producer: str = ""
+    dead_letters: Source | None = None
 
     def __post_init__(self) -> None:
-        """Let the source know who remembers what receives hold."""
+        """Let the sources know who remembers what receives hold."""
         self.source.open(self.control)
+        if self.dead_letters is not None:
+            self.dead_letters.open(self.control)
 
     @cached_property
     def tables(self) -> Tables:

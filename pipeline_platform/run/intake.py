@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.ledger import Origin, Receive
 from pipeline_platform.lake.replay import ReplayedMessages
+from pipeline_platform.lake.selection import ALL, Selection
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.source.contract import Source
 
@@ -22,6 +23,7 @@ class Intake(ABC):
         flow: The pipeline and its resources.
         windows: Of the run.
         version: Of `outcomes`, which the run goes by.
+        selection: Of the open failures, those that a backfill drives.
         name: For people.
         room_within_s: How long a run waits for room, before it takes on what there is: nobody asks for it again.
         is_outside: Whether messages come from outside the lake: that source may be away, and waits for the
@@ -31,6 +33,7 @@ class Intake(ABC):
     flow: Flow
     windows: tuple[str, ...]
     version: int
+    selection: Selection = ALL
 
     name: ClassVar[str]
     room_within_s: ClassVar[float] = 60.0
@@ -78,7 +81,7 @@ class Pull(Intake):
 
 
 class Backfill(Intake):
-    """The open failures of the windows, driven once more."""
+    """Open failures of the windows, driven once more: all, or those of a selection."""
 
     name = "backfill"
 
@@ -86,10 +89,16 @@ class Backfill(Intake):
     def source(self) -> FailedMessages:
         """The table of failed messages."""
         flow = self.flow
-        return FailedMessages(name=flow.source.name, lake=flow.lake, pipeline=flow.pipeline.name, windows=self.windows)
+        return FailedMessages(
+            name=flow.source.name,
+            lake=flow.lake,
+            pipeline=flow.pipeline.name,
+            windows=self.windows,
+            selection=self.selection,
+        )
 
     def asked(self, demand: int | None) -> int:
-        """The open failures, up to the demand."""
+        """These failures, up to the demand."""
         waiting = self.source.backlog().messages or 0
         return waiting if demand is None else min(demand, waiting)
 
@@ -97,7 +106,7 @@ class Backfill(Intake):
         """As many as a run takes on."""
         wanted = super().wanted(asked, log)
         if not asked:
-            log(f"no failure is open in {', '.join(self.windows)}")
+            log(f"no failure is {self.selection.state} in {', '.join(self.windows)}")
         elif wanted < asked:
             log(f"{asked} failures are open, and a run takes on {wanted}: materialise these windows again for others")
         return wanted
@@ -156,4 +165,4 @@ def common(flow: Flow, receive: Receive) -> dict[str, Any]:
 
 def intake_of(flow: Flow, receive: Receive) -> Intake:
     """Where the messages of a receive come from."""
-    return INTAKES[receive.origin](flow, receive.windows, receive.base)
+    return INTAKES[receive.origin](flow, receive.windows, receive.base, receive.selection)

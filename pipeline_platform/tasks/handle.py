@@ -164,7 +164,7 @@ def oversized(batch: pa.RecordBatch, most_bytes: int) -> list[int]:
 def too_large(payload: bytes, most_bytes: int) -> Failure:
     """Why a message fails that is larger than its pipeline takes."""
     reason = f"its payload has {len(payload):,} bytes, and processors.max_message_bytes allows {most_bytes:,}"
-    return Failure("too large", reason, "", "receive_messages")
+    return Failure("too large", reason, "", "receive_messages", retry=False)
 
 
 @dataclass(frozen=True)
