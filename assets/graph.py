@@ -1,6 +1,7 @@
 """A pipeline as one graph of ops, whose outputs are its partitioned assets."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from enum import Enum
 from typing import Any
 
@@ -20,6 +21,7 @@ from pipeline_platform.run.begin import begin, resume
 from pipeline_platform.run.flow import Flow, no_source
 from pipeline_platform.run.lease import alive
 from pipeline_platform.run.standing import expect_finished
+from pipeline_platform.run.stopping import end_if_told, heeding
 from pipeline_platform.source.connection import ConnectedSource
 from pipeline_platform.source.contract import SourceError
 
@@ -50,6 +52,9 @@ class ReceiveConfig(dg.Config):
         description="Messages to take on, up to what a run may; as many if unset. A replay takes all in any case.",
     )
     context: dict[str, Any] = Field(default_factory=dict, description="Fields of the pipeline's context to change.")
+    although_paused: bool = Field(
+        default=False, description="Take on messages although the pipeline is paused. Unset, the run ends with nothing."
+    )
     producer: str | None = Field(
         default=None,
         description="Name of the producer to pull from, where the pipeline has several. Unset, it is what the run's "
@@ -207,15 +212,17 @@ def _receive_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
             demand=config.demand,
             context=config.context,
             selection=_selection(pipeline, config.failures),
+            although_paused=config.although_paused,
             log=context.log.info,
         )
         received = {tags.origin: origin, tags.demand: str(receive.demand), tags.receive_id: receive.receive_id}
         if producer:
             received[tags.producer] = producer
         context.instance.add_run_tags(context.run.run_id, received)
-        manifest = steps.receive_messages(flow, receive)
-        context.instance.add_run_tags(context.run.run_id, {tags.received: str(manifest.total("received"))})
-        settlement.report_received(context, receive, manifest)
+        with heeding(flow, receive):
+            manifest = steps.receive_messages(flow, receive)
+            context.instance.add_run_tags(context.run.run_id, {tags.received: str(manifest.total("received"))})
+            settlement.report_received(context, receive, manifest)
 
     return receive_messages
 
@@ -263,7 +270,8 @@ def _step_op(pipeline: type[Pipeline], name: str, step: Step, description: str |
     def op(context: dg.AssetExecutionContext) -> None:
         flow, receive = at_work(pipeline, context)
         if receive is not None:
-            step(flow, receive, context)
+            with heeding(flow, receive):
+                step(flow, receive, context)
 
     return op
 
@@ -274,6 +282,8 @@ def _handle(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> 
     staged = sum(manifest.total(f"staged:{name}") for name in flow.pipeline.batchers)
     handled, failed = manifest.total("handled"), manifest.total("failed")
     context.log.info(f"handled {handled}, failed {failed}, to batch {staged}")
+    if given_back := manifest.total("given_back"):
+        context.log.warning(f"was told to stop: {given_back} messages were not begun, and are given back")
 
 
 def _batch_op(pipeline: type[Pipeline], batcher: str) -> dg.OpDefinition:
@@ -311,7 +321,9 @@ def _acknowledge_op(pipeline: type[Pipeline], outs: Sequence[str]) -> dg.OpDefin
     @_op(pipeline, "acknowledge", ins={"committed": dg.In(dg.Nothing)}, out=out)
     def acknowledge(context: dg.AssetExecutionContext) -> Iterator[Any]:
         """Tells the source, in groups, what is decided and published; then settles the windows' figures."""
-        red, checks = settlement.settle(context, *at_work(pipeline, context), context.resources.acknowledger)
+        flow, receive = at_work(pipeline, context)
+        with nullcontext() if receive is None else heeding(flow, receive):
+            red, checks = settlement.settle(context, flow, receive, context.resources.acknowledger)
         if red:
             yield from checks
             context.instance.add_run_tags(context.run.run_id, {RunTags.of(pipeline).published: context.run.run_id})
@@ -321,5 +333,7 @@ def _acknowledge_op(pipeline: type[Pipeline], outs: Sequence[str]) -> dg.OpDefin
         for table in tables:
             yield dg.Output(None, output_name=table)
         yield from checks
+        if receive is not None:
+            end_if_told(receive)
 
     return acknowledge

@@ -248,6 +248,8 @@ def _red(pipeline: type[Pipeline], receive: Receive | None, manifest: Manifest) 
             f"took on {receive.demand} of {receive.asked} open failures, which is what a run may, or what other runs "
             "left room for; what came of them is published. Materialise these windows again for the others"
         )
+    if receive and receive.origin == "failed" and (left := manifest.total("given_back")):
+        return f"was told to stop: {left} open failures were not begun. Materialise these windows again for them"
     failed, received, allowed = manifest.total("failed"), manifest.total("received"), pipeline.fail_run_on
     if allowed == "never" or not failed or (allowed != "any" and failed <= allowed * received):
         return None

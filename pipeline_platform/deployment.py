@@ -10,6 +10,7 @@ import dagster as dg
 from assets.checks import backlog_check
 from assets.graph import pipeline_assets
 from assets.jobs import maintenance_job, pipeline_jobs
+from assets.limits import limits_job
 from pipeline_platform.model.checks import check_together
 from pipeline_platform.model.options import nearest
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
@@ -99,7 +100,7 @@ def _definitions(pipeline: type[Pipeline]) -> dg.Definitions:
     return dg.Definitions(
         assets=[assets],
         asset_checks=[backlog_check(pipeline, name) for name in producers],
-        jobs=[pull, backfill, replay, maintenance],
+        jobs=[pull, backfill, replay, maintenance, limits_job(pipeline)],
         sensors=[
             *(producer_sensor(pipeline, pull, name) for name in producers),
             *(backlog_sensor(pipeline, name) for name in producers),

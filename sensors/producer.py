@@ -93,13 +93,15 @@ def producer_sensor(pipeline: type[Pipeline], job: Any, producer: str = "") -> d
 
 def limits(pipeline: type[Pipeline], control: ControlStore, now: datetime, producer: str = "") -> demand.Limits:
     """Take the limits of this moment from the producer's options and the control store."""
-    options, key = pipeline.producers_of(producer)[producer], pipeline.limits_key(producer)
+    options, key = control.producer_of(pipeline, producer), pipeline.limits_key(producer)
     limit = control.rate_limiting(key, options.rate_limiting)
+    ahead = demand.permits_ahead(limit, options.interval) if limit else timedelta(0)
+    permits = control.spare(key, limit, ahead)
     return demand.Limits(
         options,
-        pipeline.processors,
-        permits=control.spare(key, limit, demand.RUN_LASTS),
-        permits_soon=control.spare(key, limit, options.interval),
+        control.processors_of(pipeline),
+        permits=permits,
+        permits_soon=None if permits is None else control.spare(key, limit, min(ahead, options.interval)),
         permits_at=interval_end(limit, now) if limit else None,
         paused=control.paused(key),
     )
@@ -138,7 +140,10 @@ def _in_flight(
     have ended; a queued one counts until it ends.
     """
     key = pipeline.limits_key(producer)
-    claims = {claim.run_id: claim.messages for claim in control.in_flight(key)}
+    live = control.in_flight(key)
+    claims = {claim.run_id: claim.messages for claim in live}
+    own = pipeline.producers_of(producer).get(producer)
+    limit = control.rate_limiting(key, own.rate_limiting) if live and own else None
     known = {*claims, *(claim.run_id for claim in control.over(key))}
     tags = RunTags.of(pipeline)
     to_lease = [
@@ -150,6 +155,9 @@ def _in_flight(
         messages=sum(claims.values()) + sum(wanted for _, wanted in to_lease),
         runs=len(claims) + len(to_lease),
         unleased=sum(wanted for origin, wanted in to_lease if origin == "source"),
+        permitted=demand.had_permits([(c.messages, c.started_at) for c in live], limit, datetime.now(UTC))
+        if limit
+        else 0,
     )
 
 

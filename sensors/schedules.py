@@ -36,7 +36,7 @@ def pull_schedule(pipeline: type[Pipeline], job: Any, producer: str = "") -> dg.
             window = window_now(pipeline, context.scheduled_execution_time)
         except NoWindowError as error:
             return dg.SkipReason(str(error))
-        expected = pipeline.processors.per_run
+        expected = context.resources.control.processors_of(pipeline).per_run
         return run_request(pipeline, "source", [window], expected=expected, producer=producer)
 
     return pull
@@ -61,7 +61,7 @@ def redrive_schedule(pipeline: type[Pipeline], job: Any) -> dg.ScheduleDefinitio
             return held
         lake, chosen = context.resources.lake, Selection(state="waiting")
         failed = FailedMessages(name=pipeline.name, lake=lake, pipeline=pipeline.name, selection=chosen)
-        waiting, most = failed.chosen_by_window(), pipeline.processors.per_run
+        waiting, most = failed.chosen_by_window(), context.resources.control.processors_of(pipeline).per_run
         if not waiting:
             return dg.SkipReason("no failure is waiting")
         return [

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline_platform.cli import deployment
+from pipeline_platform.cli.limits import changed
 
 if TYPE_CHECKING:
     from pipeline_platform.control.store import ControlStore
@@ -62,6 +63,8 @@ def _producers(opened: deployment.Deployment, pipeline: type[Pipeline]) -> Rows:
         }
         rows |= {f"{name}: {what}" if name else what: value for what, value in of_one.items()}
     if pipeline.producers:
+        at_run_time = changed(opened.control.overrides(pipeline.name))
+        rows |= {"set at run time": at_run_time} if at_run_time else {}
         of_all = {**_state(opened.control, pipeline.name), **_in_flight(opened.control, pipeline.name)}
         rows |= {f"backfills, replays: {what}": value for what, value in of_all.items()}
     return rows
@@ -86,12 +89,17 @@ def _backlog(source: Source, producer: Producer) -> Rows:
 
 
 def _state(control: ControlStore, key: str) -> Rows:
-    paused = control.paused(key)
-    return {"state": Text(f"paused: {paused}", style="yellow") if paused else "asks for runs"}
+    paused, stops_at = control.paused(key), control.draining(key)
+    if not paused:
+        return {"state": "asks for runs"}
+    drains = f", and drained: runs begin no message after {stops_at:%H:%M:%S} UTC" if stops_at else ""
+    return {"state": Text(f"paused: {paused}{drains}", style="yellow")}
 
 
 def _limits(control: ControlStore, key: str, producer: Producer) -> Rows:
     rows = _state(control, key)
+    if at_run_time := changed(control.overrides(key)):
+        rows["set at run time"] = at_run_time
     limit = control.rate_limiting(key, producer.rate_limiting)
     if limit is None:
         return {**rows, "rate limit": "none"}

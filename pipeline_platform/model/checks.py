@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from pipeline_platform.model import cron
 from pipeline_platform.model.options import (
+    SPAN,
     Batcher,
     PipelineError,
     Processors,
@@ -21,6 +22,7 @@ from pipeline_platform.model.options import (
     Retention,
     TableBatcher,
     did_you_mean,
+    is_span,
     nearest,
     shown,
 )
@@ -77,6 +79,7 @@ _OPTIONS: Mapping[str, tuple[Callable[[Any], object], str]] = {
         "it must be the key of a resource that is a source, 'orders_dead'",
     ),
     "redrive": (lambda value: value is None or cron.is_cron(value), f"{cron.WAY_OUT}, or leave it out"),
+    "shutdown": (is_span, SPAN),
     "first_window": (
         lambda value: isinstance(value, datetime) and value.utcoffset() is not None,
         "it must be a time with its zone: datetime(2026, 1, 1, tzinfo=UTC)",

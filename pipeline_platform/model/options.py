@@ -52,9 +52,17 @@ def shown(value: object) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
+SPAN = f"it must be longer than nothing and at most {_LONGEST.days:,} days"
+
+
+def is_span(value: object) -> bool:
+    """Whether a value is a length of time that an option may have."""
+    return isinstance(value, timedelta) and timedelta(0) < value <= _LONGEST
+
+
 def _span(span: timedelta) -> timedelta:
-    if not timedelta(0) < span <= _LONGEST:
-        raise ValueError(f"it must be longer than nothing and at most {_LONGEST.days:,} days")
+    if not is_span(span):
+        raise ValueError(SPAN)
     return span
 
 
@@ -226,6 +234,26 @@ class Processors(Options):
         """Messages that make a run worth its fixed cost."""
         least = self.max_demand // 2 if self.min_demand is None else self.min_demand
         return self.concurrency * (self.max_demand - least)
+
+
+class Overrides(Options):
+    """Options that are changed at run time, in the control store; None leaves the class's own."""
+
+    concurrency: int | None = Field(None, ge=1, le=10_000, description="In place of `processors.concurrency`.")
+    max_demand: int | None = Field(None, ge=1, le=10**8, description="In place of `processors.max_demand`.")
+    max_runs: int | None = Field(None, ge=1, le=1_000, description="In place of the producer's `max_runs`.")
+
+    def processors(self, own: Processors) -> Processors:
+        """The options that hold; a `min_demand` that is not below the changed `max_demand` counts as unset."""
+        changed = {name: value for name in ("concurrency", "max_demand") if (value := getattr(self, name)) is not None}
+        most = changed.get("max_demand", own.max_demand)
+        if own.min_demand is not None and own.min_demand >= most:
+            changed["min_demand"] = None
+        return own.model_copy(update=changed) if changed else own
+
+    def producer(self, own: Producer) -> Producer:
+        """The options that hold."""
+        return own if self.max_runs is None else own.model_copy(update={"max_runs": self.max_runs})
 
 
 class Batcher(Options):

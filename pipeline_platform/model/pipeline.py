@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel
@@ -59,6 +59,7 @@ class Pipeline:
         dead_letters: Key of a source that dead messages are sent to, with the reason; nowhere by default.
         redrive: When all failures that are not dead are driven once more by themselves: a cron schedule in UTC; not at
             all by default.
+        shutdown: How long a run that is to stop (`pipeline-platform drain`, a termination) still begins messages.
         owners: Of the assets: e-mail addresses or `team:<name>`.
     """
 
@@ -74,6 +75,7 @@ class Pipeline:
     fail_run_on: ClassVar[Literal["never", "any"] | float] = "never"
     retry: ClassVar[Retry | None] = None
     dead_letters: ClassVar[str | None] = None
+    shutdown: ClassVar[timedelta] = timedelta(seconds=30)
     redrive: ClassVar[str | None] = None
     owners: ClassVar[Sequence[str]] = ()
 

@@ -44,6 +44,14 @@ class Intake(ABC):
     def source(self) -> Source:
         """Gives the messages."""
 
+    @property
+    def gives_back(self) -> bool:
+        """Whether messages that were not begun may be given back, where the run is to stop.
+
+        The fast lane is one query, which begins them all.
+        """
+        return not self.flow.pipeline.uses_columns()
+
     @abstractmethod
     def asked(self, demand: int | None) -> int:
         """How many messages the run is to take on, if there is room."""
@@ -74,6 +82,11 @@ class Pull(Intake):
     def source(self) -> Source:
         """The producer's."""
         return self.flow.source
+
+    @property
+    def gives_back(self) -> bool:
+        """Where the source has a word for it; a log has none, and is read to the end of the run's spans."""
+        return super().gives_back and self.source.settling.giving_back is not None
 
     def asked(self, demand: int | None) -> int:
         """The demand; without one, what a run takes on."""
@@ -128,6 +141,11 @@ class Replay(Intake):
         return ReplayedMessages(
             name=flow.source.name, lake=flow.lake, pipeline=flow.pipeline.name, windows=self.windows, version=version
         )
+
+    @property
+    def gives_back(self) -> bool:
+        """Never: its rows take the place of all that the windows have."""
+        return False
 
     def asked(self, demand: int | None) -> int:
         """All, whatever the demand."""

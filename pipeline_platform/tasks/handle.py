@@ -173,7 +173,7 @@ class Handle(Step):
 
     Attributes:
         repeats: Files that say which deliveries are not to be handled.
-        pace: The rate limit, if there is one.
+        pace: The rate limit, and whether messages may begin at all; None where nothing holds.
         careful: Call callbacks in forks, as a task does that is tried again.
     """
 
@@ -197,7 +197,7 @@ class Handle(Step):
                     outcomes.duplicates(decided, window, decided=True)
                     outcomes.duplicates(copies, window, decided=False)
                     work, fail = partial(self._handle, window), partial(self._fail, window)
-                    isolation.deal(fresh, work, fail, self._permitted)
+                    isolation.deal(fresh, work, fail, self._permitted, partial(self._give_back, window))
             manifest = writer.close(**outcomes.tally.notes(), seconds=time.monotonic() - started, task=index)
         yield from manifest.to_arrow().to_batches()
 
@@ -212,6 +212,9 @@ class Handle(Step):
 
     def _fail(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes, death: Death) -> None:
         outcomes.failed(rows, window, [death.failure("handle_message")] * rows.num_rows)
+
+    def _give_back(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes) -> None:
+        outcomes.given_back(rows, window)
 
     def _permitted(self, wanted: int) -> tuple[int, float]:
         if self.pace is None:

@@ -43,6 +43,7 @@ class Isolation:
         work: Callable[[pa.RecordBatch, Outcomes, float | None], int],
         fail: Callable[[pa.RecordBatch, Outcomes, Death], None],
         permitted: Callable[[int], tuple[int, float]] = lambda wanted: (wanted, math.inf),
+        give_back: Callable[[pa.RecordBatch, Outcomes], None] | None = None,
         *,
         places: Sequence[int] | None = None,
     ) -> None:
@@ -54,13 +55,16 @@ class Isolation:
                 after it.
             fail: Records rows that ended their process or took too long.
             permitted: Called before each try in a fork, which must not touch the connections of its parent: how many
-                of some rows may be dealt with, and until when.
+                of some rows may be dealt with, and until when. 0 where none may any more.
+            give_back: Records rows that may not be dealt with any more.
             places: The numbers by which `work` names these rows to its watch, if not as messages are numbered.
         """
         if not rows.num_rows:
             return
         if not self.forks:
-            work(rows, self.outcomes, None)
+            done = work(rows, self.outcomes, None)
+            if give_back and done < rows.num_rows:
+                give_back(rows.slice(done), self.outcomes)
             return
         exact = False  # to build columns for each message by itself takes several times as long: only once it is needed
         in_time = True
@@ -70,6 +74,9 @@ class Isolation:
             nonlocal exact, in_time
             # Where preparing took longer than permits hold, one message begins late: the others never would.
             count, until = permitted(len(some) if in_time else 1)
+            if give_back and not count:
+                give_back(rows.take(pa.array(some, pa.int64())), self.outcomes)
+                return None, len(some)
             chosen = rows.take(pa.array(some[:count], pa.int64()))
             begin_until = until if in_time else math.inf
             answer = self.fork(lambda outcomes: work(chosen, outcomes, begin_until), count, exact=exact)

@@ -127,6 +127,12 @@ class Outcomes:
         self.tally.outcome("duplicates", window, rows.num_rows)
         self._write_outcomes(rows, window, "duplicate", self._step.settling.on_success if decided else "noop")
 
+    def given_back(self, rows: pa.RecordBatch, window: str) -> None:
+        """Record messages that nobody began to handle: the source delivers them again, and open failures stay open."""
+        self.tally.counts["given_back"] += rows.num_rows
+        self.tally.outcome("returned", window, rows.num_rows)
+        self._write_outcomes(rows, window, "returned", self._step.settling.giving_back or "noop")
+
     def no_batcher(self, batcher: str, stage: str) -> Failure:
         """Why a message fails that is to go where no batcher is."""
         reason = f"no batcher {words(batcher, 200)}; there are {sorted(self._batchers)}"
