@@ -62,9 +62,9 @@ class Kept(Outcomes):
         if self._step.pipeline.partitioning() is None:
             return rows
         FindPartitions(**vars(self._step), parts=()).find(window, rows, self)
-        found = [some for table, _, some in self._files.batches if table == found_table(self._step.receive_id)]
-        positions = pa.chunked_array([some["position"] for some in found], pa.int64())
-        rows = rows.take(pc.index_in(positions, rows["position"]))
+        table = found_table(self._step.receive_id)
+        found = [some["position"] for name, _, some in self._files.batches if name == table]
+        rows = rows.take(pc.index_in(pa.concat_arrays([pa.array([], pa.int64()), *found]), rows["position"]))
         return rows.take(pa.array(in_source_order(pa.table(rows))))
 
     def _cut(self, task: HandleBatches, window: str, batch_size: int) -> Iterator[Batch]:

@@ -2,7 +2,9 @@
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,6 +61,7 @@ def by_payload(message: Message) -> int:
         "huge": lambda: 10**4_000,
         "colour": lambda: Colour.RED,
         "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+        "hang": lambda: time.sleep(60),
     }
     return odd[word]() if word in odd else int(word)  # type: ignore[no-any-return]
 
@@ -237,6 +240,17 @@ def test_a_function_that_ends_its_process_costs_no_message_but_its_own(lake: Lak
 
     assert handled.all == ["1 first", "1 last"]
     assert reasons(lake, handled) == {"kill": ("worker killed", "partition_by")}
+
+
+def test_a_function_that_hangs_costs_no_message_but_its_own(lake: Lake) -> None:
+    class Timed(Ordered):
+        name = "timed"
+        processors = Processors(partition_by=by_payload, message_timeout=timedelta(seconds=2))
+
+    handled = handle(lake, Timed, memory("1 first", "hang", "1 last"))
+
+    assert handled.all == ["1 first", "1 last"]
+    assert reasons(lake, handled, Timed) == {"hang": ("timeout", "partition_by")}
 
 
 def test_the_rest_of_a_partition_keeps_its_order_around_one_that_ends_its_process(lake: Lake) -> None:
