@@ -205,10 +205,21 @@ class Processors(Options):
         description="Bytes of payload that a message may have; a larger one fails, with its payload kept. A task "
         "holds some copies of a message: give its worker as much memory before raising this.",
     )
+    threads: int = Field(
+        1,
+        ge=1,
+        le=1_000,
+        description="Messages that a task gives to handle_message at once: for one that waits, for a server say. They "
+        "share the task's instance of the pipeline.",
+    )
+    rescue: bool = Field(
+        False,
+        description="Whether handle_failed may bring back messages that failed before their batcher: they go on to it.",
+    )
     message_timeout: Span | None = Field(
         None,
         description="How long one call may take: of handle_message, transform or a serializer (its message fails), of "
-        "prepare_messages or handle_failed (its chunk fails). Callbacks are then called in forks, a chunk in each, "
+        "prepare_messages or handle_failed (its chunk fails). Callbacks are then called in forks, some chunks in each, "
         "with an instance of the pipeline of its own. In the fast lane it holds for handle_failed alone: a query of "
         "Spark cannot be timed. None waits for ever.",
     )
@@ -277,6 +288,10 @@ class Batcher(Options):
         alias="schema",
         description="Model of the data: typed columns in the table, and models in handle_batch. Without it data is one "
         "column of JSON, and plain JSON in handle_batch.",
+    )
+    rescue: bool = Field(
+        False,
+        description="Whether handle_failed may bring back messages that failed in handle_batch: they count as handled.",
     )
 
 
