@@ -27,7 +27,7 @@ class Trackings(Pipeline):
     """Ten an interval, in batches of ten."""
 
     name = "trackings"
-    producer = Producer(source="queue", rate_limiting=TEN_A_DAY)
+    producer = Producer(source="queue", concurrency=1, rate_limiting=TEN_A_DAY)
     batchers = {"tens": Batcher(batch_size=10)}
 
     def handle_message(self, message: Message, context: Any) -> Message:
