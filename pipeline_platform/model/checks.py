@@ -315,8 +315,8 @@ def _check_batchers(cls: _Class, base: _Class) -> None:
         if model is not None and (misfit := _unfit(model, columns=cls.uses_columns())):
             _refuse(cls, f"{key}.schema", model.__name__, misfit)
         if isinstance(options, Batcher) and not _is_written(cls, base, "handle_batch"):
-            why = "the class has no handle_batch; write it, or use TableBatcher(schema=...)"
-            _refuse(cls, key, options, why)
+            why = "is a Batcher(...), and the class has no handle_batch; write it, or use TableBatcher(schema=...)"
+            raise PipelineError(f"{cls.__qualname__}.{key} {why}")
     # A class may inherit one that is for others who share the base.
     if "handle_batch" in vars(cls) and not any(isinstance(options, Batcher) for options in cls.batchers.values()):
         why = "is never called: no batcher is a Batcher(...), and a TableBatcher has no callback"

@@ -200,7 +200,7 @@ class Handle(Step):
             limit = Limit.of("processors.message_timeout", options.message_timeout)
             isolation = Isolation(self, writer, careful=self.careful, limit=limit)
             outcomes = isolation.outcomes
-            rows = options.chunk_size if isolation.forks else max(options.chunk_size, BLOCK_ROWS)
+            rows = max(options.chunk_size, BLOCK_ROWS)
             with rare_collections():
                 for _, block in read_ranges(self.lake, self.parts[index], READ, rows, options.chunk_bytes):
                     window, (fresh, decided, copies) = block.column("window")[0].as_py(), repeats.split(block)
