@@ -53,7 +53,7 @@ def shown(value: object) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
-SPAN = f"it must be longer than nothing and at most {_LONGEST.days:,} days"
+SPAN = f"it must be a timedelta, such as timedelta(seconds=30), longer than nothing and at most {_LONGEST.days:,} days"
 
 
 def is_span(value: object) -> bool:
@@ -101,13 +101,13 @@ class Options(BaseModel):
             raise PipelineError("; ".join(said)) from None
 
 
-_MUST_BE = {
-    "string_type": "text",
-    "string_too_short": "text that is not empty",
-    "time_delta_type": "a timedelta, such as timedelta(seconds=30)",
-    "is_subclass_of": "the class of a pydantic model",
+_ALLOWED = {
+    "string_type": "it must be text",
+    "string_too_short": "it must be text that is not empty",
+    "time_delta_type": SPAN,
+    "is_subclass_of": "it must be the class of a pydantic model",
 }
-"""What an option must be, where pydantic refuses its type."""
+"""What an option must be, by what pydantic calls its refusal."""
 
 
 def _by_name(model: type[Options]) -> dict[str, FieldInfo]:
@@ -137,9 +137,7 @@ def _why(field: FieldInfo, refused: ErrorDetails) -> str:
         return f"it must be a {number} from {least:,} to {most:,}"
     if refused["type"] == "model_type":
         return f"it must be a {refused['ctx']['class_name']}(...)"
-    if refused["type"] in _MUST_BE:
-        return f"it must be {_MUST_BE[refused['type']]}"
-    return without_prefix(refused["msg"])
+    return _ALLOWED.get(refused["type"]) or without_prefix(refused["msg"])
 
 
 class RateLimiting(Options):
