@@ -12,6 +12,7 @@ from pipeline_platform.model.options import (
     Producer,
     RateLimiting,
     Retention,
+    Splitter,
     TableBatcher,
 )
 from pipeline_platform.model.pipeline import Pipeline
@@ -43,6 +44,7 @@ __all__ = [
     "Source",
     "SourceAwayError",
     "SourceError",
+    "Splitter",
     "TableBatcher",
     "calls",
 ]

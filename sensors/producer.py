@@ -101,6 +101,7 @@ def limits(pipeline: type[Pipeline], control: ControlStore, now: datetime, produ
         permits_soon=control.spare(key, limit, options.interval),
         permits_at=interval_end(limit, now) if limit else None,
         paused=control.paused(key),
+        batch_timeout=pipeline.batch_timeout(),
     )
 
 

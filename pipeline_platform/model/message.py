@@ -15,6 +15,7 @@ from pipeline_platform.model.settling import Settling
 
 Status = Literal["ok", "failed"]
 BatchMode = Literal["bulk", "flush"]
+Trigger = Literal["size", "flush", "timeout"]
 
 DEFAULT = "default"
 """The batcher and the batch key at first, as in Broadway."""
@@ -288,9 +289,11 @@ class BatchInfo(NamedTuple):
     Attributes:
         batcher: Name of the batcher.
         batch_key: The key that all its messages share.
-        partition: The partition that they share; always None, since nothing partitions them yet.
+        partition: The partition that they share; None where nothing partitions them.
         size: How many messages.
-        trigger: Why it is delivered: `size` (full) or `flush` (no more to come, or a message asked for it).
+        trigger: Why it is delivered: `size` (`batch_size` or `batch_bytes` is reached, or the splitter ends it),
+            `flush` (a message asks for it, or no more come in a backfill or replay) or `timeout` (no more come in a
+            run that pulls).
         batch_id: The same at each try of the same batch of one receive: make outside effects idempotent by it.
     """
 
@@ -298,5 +301,5 @@ class BatchInfo(NamedTuple):
     batch_key: str
     partition: int | None
     size: int
-    trigger: Literal["size", "flush"]
+    trigger: Trigger
     batch_id: str

@@ -1,96 +1,229 @@
-"""Cutting: which messages make which batch. It moves no payloads."""
+"""Cutting: which messages make which batch. It moves no payloads; only a splitter looks at messages."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-BATCH_BYTES = 128 * 2**20
-"""A batch holds no more than this, by payloads and by what handling made of them, but for one larger message."""
+from pipeline_platform.model.failure import Failure
+from pipeline_platform.model.message import Message, Trigger
+from pipeline_platform.model.options import BATCH_BYTES, BATCH_MESSAGES, Splitter
 
 MESSAGES = pa.schema(
     [
         ("window", pa.string()),
+        ("partition", pa.int64()),
         ("batch_key", pa.string()),
         ("position", pa.int64()),
         ("size", pa.int64()),
         ("flush", pa.bool_()),
     ]
 )
-"""What is known of a message that waits for its batch. `position` is its place in order of arrival, `size` in bytes."""
+"""What is known of a message that waits for its batch. `position` is its place in order of arrival, `size` in bytes.
+
+`partition` is null where nothing partitions messages; the whole column may be missing.
+"""
 
 BATCHES = pa.schema(
     [
         ("window", pa.string()),
+        ("partition", pa.int64()),
         ("batch_key", pa.string()),
         ("number", pa.int64()),
-        ("full", pa.bool_()),
+        ("trigger", pa.string()),
         ("size", pa.int64()),
         ("rows", pa.list_(pa.int64())),
+        ("failure", pa.list_(pa.string())),
     ]
 )
-"""A batch: its number within its window and key, whether it reached its size, its bytes, and the rows it is made of."""
+"""A batch: its number within its group, why it ends, its bytes, and the rows it is made of.
+
+A message that a splitter fails is a row by itself, with the parts of its `Failure`. It is in no batch.
+"""
+
+_GROUP = ["window", "partition", "batch_key"]
+
+Read = Callable[[list[int]], Iterable[Message]]
+"""Yields the messages of some rows, in the order given."""
 
 
-def cut(messages: pa.Table, batch_size: int, batch_bytes: int = BATCH_BYTES) -> pa.Table:
-    """Cut messages of the same window and key into batches, in order of arrival.
+def cut(
+    messages: pa.Table,
+    batch_size: int | Splitter,
+    batch_bytes: int = BATCH_BYTES,
+    *,
+    rest: Trigger = "flush",
+    read: Read | None = None,
+) -> pa.Table:
+    """Cut messages of the same window, partition and key into batches, in order of arrival.
 
-    A batch ends when it has `batch_size` messages, before a message that would take it above `batch_bytes`, and after
-    a message in mode `flush`.
+    A batch ends when it has `batch_size` messages or its splitter says so, before a message that would take it above
+    `batch_bytes`, and after a message in mode `flush`.
 
     Args:
         messages: Rows of `MESSAGES`; a row is named by its index.
-        batch_size: Messages in a batch, at the most.
-        batch_bytes: Bytes in a batch, at the most.
+        batch_size: Messages in a batch, at the most, or what says where batches end.
+        batch_bytes: Bytes in a batch, at the most. A single larger message is a batch.
+        rest: The trigger of a batch that is delivered because no more messages come.
+        read: Gives the messages to a splitter; needed for no other.
 
     Returns:
         Rows of `BATCHES`, in order of the arrival of their first messages.
     """
     if not messages.num_rows:
         return BATCHES.empty_table()
-    keys = [("window", "ascending"), ("batch_key", "ascending"), ("position", "ascending")]
+    if "partition" not in messages.schema.names:
+        messages = messages.append_column("partition", pa.nulls(messages.num_rows, pa.int64()))
+    keys = [(name, "ascending") for name in (*_GROUP, "position")]
     ordered = messages.take(order := pc.sort_indices(messages, sort_keys=keys))
-    new_key = np.ones(len(order), bool)
-    new_key[1:] = ~(_repeats(ordered["window"]) & _repeats(ordered["batch_key"]))
-    starts, full = _bounds(new_key, ordered["size"].to_numpy(), ordered["flush"].to_numpy(), batch_size, batch_bytes)
-    first, place = ordered.take(pa.array(starts[:-1])), np.arange(len(full))
-    batches = pa.Table.from_pydict(
-        {
-            "window": first["window"],
-            "batch_key": first["batch_key"],
-            "number": place - np.maximum.accumulate(np.where(new_key[starts[:-1]], place, 0)),
-            "full": full,
-            "size": np.add.reduceat(ordered["size"].to_numpy(), starts[:-1]),
-            "rows": pa.ListArray.from_arrays(pa.array(starts, pa.int32()), order.cast(pa.int64())),
-        },
-        schema=BATCHES,
-    )
-    return batches.take(pc.sort_indices(first["position"]))
+    begins = np.ones(len(order), bool)
+    begins[1:] = ~np.logical_and.reduce([_repeats(ordered[name]) for name in _GROUP])
+    splits = None
+    if isinstance(batch_size, Splitter):
+        assert read is not None, "a splitter reads messages"
+        splits, batch_size = _Splits(batch_size, read(order.to_pylist())), BATCH_MESSAGES
+    ends = _ends(begins, ordered["size"].to_numpy(), ordered["flush"].to_numpy(), batch_size, batch_bytes, rest, splits)
+    batches = _table(ordered, order.cast(pa.int64()), np.cumsum(begins), ends)
+    return batches.take(pc.sort_indices(messages["position"].take(pc.list_element(batches["rows"], 0))))
+
+
+def deal(batches: pa.Table, tasks: int) -> list[int]:
+    """Deal batches to tasks: return the task of each.
+
+    Batches without a partition are dealt in turn. All batches of a partition go to one task: the largest partitions
+    first, each to the task that has the fewest messages so far.
+
+    Args:
+        batches: Of the columns of `BATCHES`, `partition` and `rows`.
+        tasks: How many.
+    """
+    partitions = batches["partition"].to_pylist()
+    messages: dict[int, int] = {}
+    for partition, count in zip(partitions, pc.list_value_length(batches["rows"]).to_pylist(), strict=True):
+        if partition is not None:
+            messages[partition] = messages.get(partition, 0) + count
+    loads, of = [0] * tasks, dict[int, int]()
+    for partition in sorted(messages, key=lambda one: -messages[one]):
+        of[partition] = loads.index(min(loads))
+        loads[of[partition]] += messages[partition]
+    return [number % tasks if partition is None else of[partition] for number, partition in enumerate(partitions)]
+
+
+class _Ends(NamedTuple):
+    """Where batches end.
+
+    Attributes:
+        starts: Of each batch, and where the last one ends. Rows that failed lie within batches.
+        triggers: Of each batch.
+        failures: By row.
+    """
+
+    starts: list[int]
+    triggers: list[Trigger]
+    failures: Mapping[int, Failure]
+
+
+class _Splits:
+    """Where a splitter ends batches.
+
+    Args:
+        splitter: Which.
+        messages: All messages, in order.
+    """
+
+    def __init__(self, splitter: Splitter, messages: Iterable[Message]) -> None:
+        self._splitter, self._messages = splitter, iter(messages)
+        self._accumulator: Any = None
+
+    def after(self, *, begins: bool) -> bool | Failure:
+        """Whether the batch ends after the next message, which may begin it; or why that message fails."""
+        message = next(self._messages)
+        if message.failure is not None:
+            return message.failure
+        try:
+            if begins:
+                self._accumulator = deepcopy(self._splitter.initial)
+            said = self._splitter.step(message, self._accumulator)
+            if type(said) is not tuple or len(said) != 2 or type(said[0]) is not str or said[0] not in ("emit", "cont"):
+                raise TypeError(f"a step must return ('emit', acc) or ('cont', acc), got {_shown(said)}")
+        except BaseException as error:
+            return Failure.of(error, "batch_size")
+        self._accumulator = said[1]
+        return said[0] == "emit"
+
+
+def _shown(said: object) -> str:
+    """The type of a value, and of its first part; the values may hold payloads."""
+    parts = f" of {len(said)}, beginning with {type(said[0]).__name__}" if type(said) is tuple and said else ""
+    return f"{type(said).__name__}{parts}"
 
 
 def _repeats(column: pa.ChunkedArray) -> Any:
-    """Whether each value but the first is the same as the one before."""
-    return pc.equal(column.slice(1), column.slice(0, len(column) - 1)).to_numpy()
+    """Whether each value but the first is the same as the one before; null is the same as null."""
+    now, before = column.slice(1), column.slice(0, len(column) - 1)
+    same = pc.fill_null(pc.equal(now, before), False)
+    return pc.or_(same, pc.and_(pc.is_null(now), pc.is_null(before))).to_numpy()
 
 
-def _bounds(new_key: Any, sizes: Any, flushes: Any, batch_size: int, batch_bytes: int) -> tuple[list[int], list[bool]]:
-    """Where batches start, and where the last one ends; and whether each reached its size."""
-    starts, full = [0], []
+def _ends(
+    begins: Any, sizes: Any, flushes: Any, batch_size: int, batch_bytes: int, rest: Trigger, splits: _Splits | None
+) -> _Ends:
+    starts, triggers, failures = [0], list[Trigger](), dict[int, Failure]()
     count = size = 0
-    for row, (new, weight, flush) in enumerate(zip(new_key.tolist(), sizes.tolist(), flushes.tolist(), strict=True)):
+    for row, (new, weight, flush) in enumerate(zip(begins.tolist(), sizes.tolist(), flushes.tolist(), strict=True)):
         if count and (new or size + weight > batch_bytes):
             starts.append(row)
-            full.append(not new)
+            triggers.append(rest if new else "size")
             count = size = 0
+        split = splits.after(begins=not count) if splits else False
+        if isinstance(split, Failure):
+            failures[row] = split
+            continue
         count, size = count + 1, size + weight
-        if flush or count == batch_size:
+        if split or flush or count == batch_size:
             starts.append(row + 1)
-            full.append(count == batch_size)
+            triggers.append("size" if split or count == batch_size else "flush")
             count = size = 0
     if count:
-        starts.append(len(new_key))
-        full.append(False)
-    return starts, full
+        starts.append(len(begins))
+        triggers.append(rest)
+    return _Ends(starts, triggers, failures)
+
+
+def _table(ordered: pa.Table, order: pa.Array, groups: Any, ends: _Ends) -> pa.Table:
+    """Rows of `BATCHES`: first the batches, then the messages that failed."""
+    kept = np.ones(len(order), bool)
+    kept[list(ends.failures)] = False
+    # From places among all rows to places among those that are kept.
+    starts = np.concatenate([[0], np.cumsum(kept)])[ends.starts]
+    rows, good, group = order.filter(pa.array(kept)), ordered.filter(pa.array(kept)), groups[kept][starts[:-1]]
+    place = np.arange(len(group))
+    new = np.ones(len(group), bool)
+    new[1:] = group[1:] != group[:-1]
+    first = good.take(pa.array(starts[:-1]))
+    batches = {
+        **{name: first[name] for name in _GROUP},
+        "number": place - np.maximum.accumulate(np.where(new, place, 0)),
+        "trigger": ends.triggers,
+        "size": np.add.reduceat(good["size"].to_numpy(), starts[:-1]) if len(place) else [],
+        "rows": pa.ListArray.from_arrays(pa.array(starts, pa.int32()), rows),
+        "failure": pa.nulls(len(place), BATCHES.field("failure").type),
+    }
+    made = pa.Table.from_pydict(batches, schema=BATCHES)
+    if not ends.failures:
+        return made
+    at = pa.array(ends.failures.keys(), pa.int64())
+    failed = ordered.take(at)
+    alone = {
+        **{name: failed[name] for name in (*_GROUP, "size")},
+        "number": pa.repeat(pa.scalar(-1, pa.int64()), len(at)),
+        "trigger": pa.repeat("size", len(at)),
+        "rows": pa.array([[row] for row in order.take(at).to_pylist()]),
+        "failure": [list(failure) for failure in ends.failures.values()],
+    }
+    return pa.concat_tables([made, pa.Table.from_pydict(alone, schema=BATCHES)]).combine_chunks()

@@ -7,7 +7,17 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from pipeline_platform.model.message import Message
 
-_CALLBACKS = ("", "transform", "prepare_messages", "handle_message", "decode", "handle_batch", "lake", "handle_failed")
+_CALLBACKS = (
+    "",
+    "transform",
+    "prepare_messages",
+    "handle_message",
+    "decode",
+    "batch_size",
+    "handle_batch",
+    "lake",
+    "handle_failed",
+)
 _CELL = 8
 RUNNING, DELIVERED, RAISED = 0, 1, 2
 

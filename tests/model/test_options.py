@@ -1,12 +1,22 @@
 """Options: what cannot work is refused when the class is built, by option, value and way out."""
 
 from datetime import datetime, timedelta
+from threading import Lock
 
 import pytest
 from pydantic import BaseModel, ValidationError
 
 from pipeline_platform.model.cron import WAY_OUT, is_cron
-from pipeline_platform.model.options import Batcher, Processors, Producer, RateLimiting, Retention, TableBatcher
+from pipeline_platform.model.options import (
+    Batcher,
+    Processors,
+    Producer,
+    RateLimiting,
+    Retention,
+    Splitter,
+    TableBatcher,
+    shown,
+)
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from tests.fixtures.built import build
 from tests.fixtures.small_lake import Keeping, Row
@@ -14,6 +24,9 @@ from tests.fixtures.small_lake import Keeping, Row
 SECOND = timedelta(seconds=1)
 NO_SUCH = "there is no such option"
 THOUSAND, BILLION = "it must be a whole number from 1 to 1,000", 10**9
+SIZE = "it must be a whole number from 1 to 1,000,000, or a Splitter(...)"
+LOCK = Lock()
+COPY = "each batch begins with a copy of it, and it has none"
 A_SPAN = "it should be a valid timedelta"
 SPAN = "it must be longer than nothing and at most 36,500 days"
 
@@ -36,7 +49,16 @@ SPAN = "it must be longer than nothing and at most 36,500 days"
         (Producer, {"concurrency": BILLION}, f"concurrency is 1000000000: {THOUSAND}"),
         (Processors, {"concurrency": BILLION}, "concurrency is 1000000000: it must be a whole number from 1 to 10,000"),
         (Processors, {"min_demand": -1}, "min_demand is -1: it must be a whole number from 0 to 100,000,000"),
-        (Batcher, {"batch_size": 0}, "batch_size is 0: it must be a whole number from 1 to 1,000,000"),
+        (Batcher, {"batch_size": 0}, f"batch_size is 0: {SIZE}"),
+        (Batcher, {"batch_size": 10**6 + 1}, f"batch_size is 1000001: {SIZE}"),
+        (Batcher, {"batch_size": True}, f"batch_size is True: {SIZE}"),
+        (Batcher, {"batch_size": (0, max)}, f"batch_size is (0, <built-in function max>): {SIZE}"),
+        (Batcher, {"batch_bytes": 0}, "batch_bytes is 0: it must be a whole number from 1 to 1,073,741,824"),
+        (Batcher, {"batch_timeout": timedelta(0)}, f"batch_timeout is datetime.timedelta(0): {SPAN}"),
+        (Splitter, {"step": 3}, "step is 3: it should be callable"),
+        (Splitter, {"step": ...}, "step is missing: Called with a message and the accumulator."),
+        (Splitter, {"acc": 0}, f"acc is 0: {NO_SUCH}; there is initial, step"),
+        (Splitter, {"initial": LOCK}, f"initial is {shown(LOCK)}: {COPY} (TypeError)"),
         (Producer, {"patience": 30}, f"patience is 30: {A_SPAN}"),
         (Producer, {"patience": timedelta(0)}, f"patience is datetime.timedelta(0): {SPAN}"),
         (Retention, {"messages": timedelta(days=-1)}, f"messages is datetime.timedelta(days=-1): {SPAN}"),
@@ -65,6 +87,7 @@ def test_an_option_that_cannot_work_is_refused_on_one_line(model, options, words
         Producer: {"source": "s"},
         RateLimiting: {"allowed_messages": 1, "interval": SECOND},
         TableBatcher: {"schema": Row},
+        Splitter: {"initial": 0, "step": max},
     }
     said = {**needed.get(model, {}), **options}
 

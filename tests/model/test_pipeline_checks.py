@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pipeline_platform.deployment import platform_definitions
-from pipeline_platform.model.options import Batcher, Producer, TableBatcher
+from pipeline_platform.model.options import Batcher, Producer, Splitter, TableBatcher
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from tests.fixtures.built import build
 from tests.fixtures.jobs_under_test import resources_at
@@ -69,10 +69,15 @@ def run_to_its_end(callback):
     return wrapper
 
 
+def split_by(step):
+    return Batcher(batch_size=Splitter(initial=0, step=step))
+
+
 LANE = {"handle_message": ..., "handle_messages": two}
 
 
 OWN = "If it is your own, give it a name less like that one"
+STEP = "Flights.batchers['lake'].batch_size.step"
 PLAIN = "it must be a plain method, which returns its result itself"
 
 
@@ -168,6 +173,14 @@ PLAIN = "it must be a plain method, which returns its result itself"
         (
             {"handle_batch": four, "batchers": {"lake": TableBatcher(schema=Row)}},
             "Flights.handle_batch is never called: no batcher is a Batcher(...), and a TableBatcher has no callback",
+        ),
+        (
+            {"handle_batch": four, "batchers": {"lake": split_by(three)}},
+            f"{STEP} takes (self, message, context, more): it is called as step(message, acc)",
+        ),
+        (
+            {"handle_batch": four, "batchers": {"lake": split_by(functools.partial(waits, None))}},
+            f"{STEP} is async: {PLAIN}",
         ),
     ],
     ids=lambda value: "+".join(value) if isinstance(value, dict) else "",
