@@ -52,7 +52,9 @@ def side_by_side(works: Mapping[str, Callable[[], None]], flow: Flow, receive: R
     with ThreadPoolExecutor(len(works), "batcher") as pool:
         futures = {name: pool.submit(work) for name, work in works.items()}
         try:
-            wait(futures.values())
+            # By turns: a signal that another thread receives does not end a wait.
+            while wait(futures.values(), timeout=1).not_done:
+                pass
         except BaseException:  # the run is being terminated
             flow.work(receive.receive_id).interrupt()
             raise

@@ -1,6 +1,8 @@
 """Batchers of one receive, side by side on a real Spark: none delays another, none costs another its work."""
 
 import os
+import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.run import batching, steps
 from pipeline_platform.run.begin import begin
 from pipeline_platform.run.flow import Flow
-from pipeline_platform.spark.engine import TaskError
+from pipeline_platform.spark.engine import TaskError, warm_up
 from pipeline_platform.tasks.plan import CutBatches
 from tests.fixtures.flow import WINDOW, Filled, rows
 
@@ -51,6 +53,9 @@ class Pair(Pipeline):
         if says == "wait for the other":
             other = "left" if batcher == "right" else "right"
             while not any(folder.glob(f"{other}-*")):
+                time.sleep(0.05)
+        if says == "wait for ever":
+            while True:
                 time.sleep(0.05)
         return messages
 
@@ -136,6 +141,24 @@ def test_a_message_that_ends_the_worker_in_a_splitter_fails_alone(filled: Filled
     assert sorted(rows(flow, "left")["data"]) == ['"one"', '"two"']
     assert rows(flow, "failed")["reason"].to_list() == ["batch_size ended the worker (exit code 3)"]
     assert rows(flow, "right").height == 1
+
+
+def test_a_run_that_is_terminated_ends_the_work_of_all_its_batchers(filled: Filled, tmp_path: Path) -> None:
+    flow, folder = filled(Pair, [b"left wait for ever", b"right wait for ever"]), tmp_path / "calls"
+    receive = received(flow, folder)
+
+    def terminate() -> None:
+        while not (calls(folder, "left") and calls(folder, "right")):
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=terminate, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        steps.batch_messages(flow, receive)
+
+    assert flow.ledger.manifest(receive, "batch-left", "batch-right").notes == []
+    warm_up(flow.session(), 2)  # has both cores again
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("batcher")]
 
 
 def test_errors_of_several_batchers_are_told_together(filled: Filled, tmp_path: Path) -> None:
