@@ -1,24 +1,27 @@
 """A pipeline as one graph of ops, whose outputs are its partitioned assets."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from enum import Enum
 from typing import Any
 
 import dagster as dg
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from assets import settlement
 from assets.jobs import RunTags
 from assets.windows import windows_of
 from pipeline_platform.imports import import_apart
 from pipeline_platform.lake.ledger import Origin, Receive
-from pipeline_platform.model.options import Batcher, Splitter
+from pipeline_platform.lake.selection import Selection
+from pipeline_platform.model.options import Batcher, Splitter, shown
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin, resume
 from pipeline_platform.run.flow import Flow, no_source
 from pipeline_platform.run.lease import alive
 from pipeline_platform.run.standing import expect_finished
+from pipeline_platform.run.stopping import end_if_told, heeding
 from pipeline_platform.source.connection import ConnectedSource
 from pipeline_platform.source.contract import SourceError
 
@@ -49,10 +52,18 @@ class ReceiveConfig(dg.Config):
         description="Messages to take on, up to what a run may; as many if unset. A replay takes all in any case.",
     )
     context: dict[str, Any] = Field(default_factory=dict, description="Fields of the pipeline's context to change.")
+    although_paused: bool = Field(
+        default=False, description="Take on messages although the pipeline is paused. Unset, the run ends with nothing."
+    )
     producer: str | None = Field(
         default=None,
         description="Name of the producer to pull from, where the pipeline has several. Unset, it is what the run's "
         "tag says. Backfills and replays are of all producers.",
+    )
+    failures: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Of the open failures, those that a run on `failed` drives: `state` (`open`, dead ones included; "
+        "`waiting`, those not dead; `due`; `dead`), `kind`, `reason` (a part of it), `message_id`. Empty for all.",
     )
 
 
@@ -134,6 +145,7 @@ def flow_of(pipeline: type[Pipeline], context: dg.AssetExecutionContext, produce
             control=resources.control,
             session=lambda: resources.spark.spark_session,
             producer=producer,
+            dead_letters=getattr(resources, pipeline.dead_letters) if pipeline.dead_letters else None,
         )
     return flow
 
@@ -177,7 +189,8 @@ def _lineage(context: dg.AssetExecutionContext) -> Iterator[dg.DagsterRun]:
 def _op(pipeline: type[Pipeline], name: str, **options: Any) -> Callable[..., dg.OpDefinition]:
     """The decorator of an op that hands nothing over: what ops share lies in the lake under their receive."""
     sources = {producer.source for producer in pipeline.producers_of().values()}
-    keys = {*sources, "lake", "control", "spark", "acknowledger"}
+    letters = {pipeline.dead_letters} if pipeline.dead_letters else set()
+    keys = {*sources, *letters, "lake", "control", "spark", "acknowledger"}
     options = {"out": dg.Out(dg.Nothing), **options}
     return dg.op(name=f"{pipeline.name}__{name}", required_resource_keys=keys, **options)
 
@@ -204,17 +217,36 @@ def _receive_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
             windows=context.partition_keys,
             demand=config.demand,
             context=config.context,
+            selection=_selection(pipeline, config.failures),
+            although_paused=config.although_paused,
             log=context.log.info,
         )
         received = {tags.origin: origin, tags.demand: str(receive.demand), tags.receive_id: receive.receive_id}
         if producer:
             received[tags.producer] = producer
         context.instance.add_run_tags(context.run.run_id, received)
-        manifest = steps.receive_messages(flow, receive)
-        context.instance.add_run_tags(context.run.run_id, {tags.received: str(manifest.total("received"))})
-        settlement.report_received(context, receive, manifest)
+        with heeding(flow, receive):
+            manifest = steps.receive_messages(flow, receive)
+            context.instance.add_run_tags(context.run.run_id, {tags.received: str(manifest.total("received"))})
+            settlement.report_received(context, receive, manifest)
 
     return receive_messages
+
+
+def _selection(pipeline: type[Pipeline], given: dict[str, Any]) -> Selection:
+    """The failures that a run's configuration chooses.
+
+    Raises:
+        PipelineError: It names no such criterion, or one with another value.
+    """
+    try:
+        return Selection.model_validate(given)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise PipelineError(
+            f"{pipeline.name}: `failures` of the run config: {'.'.join(map(str, first['loc']))} is "
+            f"{shown(first['input'])}: {first['msg']}; there is {', '.join(Selection.model_fields)}"
+        ) from None
 
 
 def _expect_one_process(flow: Flow, context: dg.AssetExecutionContext) -> None:
@@ -244,7 +276,8 @@ def _step_op(pipeline: type[Pipeline], name: str, step: Step, description: str |
     def op(context: dg.AssetExecutionContext) -> None:
         flow, receive = at_work(pipeline, context)
         if receive is not None:
-            step(flow, receive, context)
+            with heeding(flow, receive):
+                step(flow, receive, context)
 
     return op
 
@@ -255,6 +288,8 @@ def _handle(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> 
     staged = sum(manifest.total(f"staged:{name}") for name in flow.pipeline.batchers)
     handled, failed = manifest.total("handled"), manifest.total("failed")
     context.log.info(f"handled {handled}, failed {failed}, to batch {staged}")
+    if given_back := manifest.total("given_back"):
+        context.log.warning(f"was told to stop: {given_back} messages were not begun, and are given back")
 
 
 def _handle_batches(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
@@ -290,7 +325,9 @@ def _acknowledge_op(pipeline: type[Pipeline], outs: Sequence[str]) -> dg.OpDefin
     @_op(pipeline, "acknowledge", ins={"committed": dg.In(dg.Nothing)}, out=out)
     def acknowledge(context: dg.AssetExecutionContext) -> Iterator[Any]:
         """Tells the source, in groups, what is decided and published; then settles the windows' figures."""
-        red, checks = settlement.settle(context, *at_work(pipeline, context), context.resources.acknowledger)
+        flow, receive = at_work(pipeline, context)
+        with nullcontext() if receive is None else heeding(flow, receive):
+            red, checks = settlement.settle(context, flow, receive, context.resources.acknowledger)
         if red:
             yield from checks
             context.instance.add_run_tags(context.run.run_id, {RunTags.of(pipeline).published: context.run.run_id})
@@ -300,5 +337,7 @@ def _acknowledge_op(pipeline: type[Pipeline], outs: Sequence[str]) -> dg.OpDefin
         for table in tables:
             yield dg.Output(None, output_name=table)
         yield from checks
+        if receive is not None:
+            end_if_told(receive)
 
     return acknowledge

@@ -9,6 +9,7 @@ from dagster._core.storage.tags import ASSET_PARTITION_RANGE_END_TAG, ASSET_PART
 
 from pipeline_platform.lake.ledger import Origin
 from pipeline_platform.lake.maintenance import maintain
+from pipeline_platform.lake.selection import ALL, Selection
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.pipeline import Pipeline
 
@@ -50,7 +51,14 @@ def named(pipeline: type[Pipeline], producer: str) -> str:
 
 def runs_of(pipeline: type[Pipeline], statuses: Sequence[dg.DagsterRunStatus]) -> dg.RunsFilter:
     """Filter a pipeline's runs of some statuses."""
-    return dg.RunsFilter(tags={RunTags.of(pipeline).origin: get_args(Origin)}, statuses=list(statuses))
+    return runs_by_origin(pipeline, statuses, get_args(Origin))
+
+
+def runs_by_origin(
+    pipeline: type[Pipeline], statuses: Sequence[dg.DagsterRunStatus], origins: Sequence[Origin]
+) -> dg.RunsFilter:
+    """Filter a pipeline's runs of some statuses by where they take their messages from."""
+    return dg.RunsFilter(tags={RunTags.of(pipeline).origin: list(origins)}, statuses=list(statuses))
 
 
 def runs_by_producer(pipeline: type[Pipeline], statuses: Sequence[dg.DagsterRunStatus], producer: str) -> dg.RunsFilter:
@@ -60,12 +68,15 @@ def runs_by_producer(pipeline: type[Pipeline], statuses: Sequence[dg.DagsterRunS
         return dg.RunsFilter(tags={tags.origin: "source", tags.producer: producer}, statuses=list(statuses))
     if not pipeline.producers:
         return runs_of(pipeline, statuses)
-    others = [origin for origin in get_args(Origin) if origin != "source"]
-    return dg.RunsFilter(tags={tags.origin: others}, statuses=list(statuses))
+    return runs_by_origin(pipeline, statuses, [origin for origin in get_args(Origin) if origin != "source"])
 
 
 def receive_config(
-    pipeline: type[Pipeline], origin: Origin, demand: int | None = None, producer: str = ""
+    pipeline: type[Pipeline],
+    origin: Origin,
+    demand: int | None = None,
+    producer: str = "",
+    selection: Selection = ALL,
 ) -> dict[str, Any]:
     """The run config of a run on some origin; without a demand it takes on what a run may."""
     config: dict[str, Any] = {"origin": origin}
@@ -73,6 +84,8 @@ def receive_config(
         config["demand"] = demand
     if producer:
         config["producer"] = producer
+    if chosen := selection.model_dump(mode="json", exclude_defaults=True):
+        config["failures"] = chosen
     return {"ops": {pipeline.name: {"ops": {"receive_messages": {"config": config}}}}}
 
 
@@ -84,18 +97,20 @@ def run_request(
     demand: int | None = None,
     run_key: str | None = None,
     producer: str = "",
+    selection: Selection = ALL,
 ) -> dg.RunRequest:
     """Ask for a run on neighbouring windows, in order.
 
     `expected` messages count as in flight until the run has claimed its room. It may take on `demand`, or what a run
-    may. The requests of one schedule's tick need a `run_key` each. Of several producers, a pull is from one.
+    may. The requests of one schedule's tick need a `run_key` each. Of several producers, a pull is from one. A backfill
+    may be about a `selection` of the open failures.
     """
     tags, partition = RunTags.of(pipeline), windows[0] if len(windows) == 1 else None
     bounds = {ASSET_PARTITION_RANGE_START_TAG: windows[0], ASSET_PARTITION_RANGE_END_TAG: windows[-1]}
     pulls_from = {tags.producer: producer} if producer else {}
     return dg.RunRequest(
         run_key,
-        receive_config(pipeline, origin, demand, producer),
+        receive_config(pipeline, origin, demand, producer, selection),
         {tags.origin: origin, tags.demand: str(expected), **pulls_from, **NO_RETRIES, **({} if partition else bounds)},
         partition_key=partition,
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from pipeline_platform.lake.failed import FailedMessages
+from pipeline_platform.lake.failed import NONE, Counts, FailedMessages
 from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.run import steps
@@ -32,7 +32,7 @@ def checks_of(pipeline: type[Pipeline]) -> tuple[dg.AssetCheckSpec, dg.AssetChec
         dg.AssetCheckSpec(
             "acknowledged",
             asset=dg.AssetKey([pipeline.name, "messages"]),
-            description="The source was told of every message that this run decided.",
+            description="The source was told of every message that this run decided, and dead ones were sent on.",
         ),
         dg.AssetCheckSpec(
             "no_open_failures",
@@ -71,6 +71,7 @@ def of_failures(manifest: Manifest) -> dict[str, Any]:
     counts = [{"reason": reason, "messages": count} for reason, count in reasons.most_common(10)]
     return {
         "failed": failed,
+        **({"became dead": dead} if (dead := manifest.total("dead")) else {}),
         "returned": returned,
         "reasons": _table(counts, "reason", "messages"),
         "failures": _table(sample, "message_id", "stage", "kind", "reason", "attempt"),
@@ -95,7 +96,7 @@ def settle(
             answer = steps.acknowledge(flow, receive, acknowledger)
         run = _of_run(receive, manifest)
     failed = FailedMessages(name=flow.source.name, lake=flow.lake, pipeline=flow.pipeline.name)
-    open_failures, red = failed.open_by_window(), _red(flow.pipeline, receive, manifest)
+    open_failures, red = failed.by_window(), _red(flow.pipeline, receive, manifest)
     _report(context, flow, manifest, {**_of_answer(answer), **run}, open_failures, is_red=red is not None)
     acknowledged, no_open_failures = checks_of(flow.pipeline)
     return red, [_check_answer(acknowledged, answer), check_open_failures(no_open_failures, open_failures)]
@@ -103,7 +104,10 @@ def settle(
 
 def _of_answer(answer: Acknowledgement | None) -> dict[str, Any]:
     answer = answer or Acknowledgement(0, 0, 0, [])
-    return {"acknowledged": answer.acknowledged, "unacknowledged": answer.unacknowledged, "lost": answer.lost}
+    told = {"acknowledged": answer.acknowledged, "unacknowledged": answer.unacknowledged, "lost": answer.lost}
+    letters = answer.letters
+    sent = {"dead letters": letters.sent, "dead letters, unsent": letters.unsent} if any(letters) else {}
+    return told | sent
 
 
 def _check_answer(spec: dg.AssetCheckSpec, answer: Acknowledgement | None) -> dg.AssetCheckResult:
@@ -111,23 +115,32 @@ def _check_answer(spec: dg.AssetCheckSpec, answer: Acknowledgement | None) -> dg
         return _result(spec, True, "Had nothing to tell the source.", _of_answer(answer))
     errors = {"errors": dg.MetadataValue.json(answer.errors)} if answer.errors else {}
     said = "The next run tells it again." if answer.unacknowledged else "Told the source of all."
-    return _result(spec, not answer.unacknowledged, said, {**_of_answer(answer), **errors})
+    if answer.letters.unsent:
+        said += f" {answer.letters.unsent} dead letters are not sent: the next run sends them."
+    passed = not answer.unacknowledged and not answer.letters.unsent
+    return _result(spec, passed, said, {**_of_answer(answer), **errors})
 
 
-def check_open_failures(spec: dg.AssetCheckSpec, waiting: Mapping[str, int]) -> dg.AssetCheckResult:
+def check_open_failures(spec: dg.AssetCheckSpec, waiting: Mapping[str, Counts]) -> dg.AssetCheckResult:
     """The result of `no_open_failures`, of all windows.
 
     A check shows its newest result alone: a run without failures would hide what an earlier one left.
     """
-    messages, windows = sum(waiting.values()), len(waiting)
+    messages, dead, windows = _sum(waiting, "open"), _sum(waiting, "dead"), len(waiting)
     if not messages:
-        return _result(spec, True, "None waits.", {"open": 0})
+        return _result(spec, True, "None waits.", {"open": 0, "dead": 0})
     them = "this window" if windows == 1 else f"these {windows} windows"
-    description = f"{messages} failed messages wait; materialise {them} to drive them once more."
+    also = f", {dead} of them dead" if dead else ""
+    description = f"{messages} failed messages wait{also}; materialise {them} to drive them once more."
     if windows > _NAMED:
         description += f" The oldest {_NAMED} are named."
-    named = [{"window": window, "open": waiting[window]} for window in sorted(waiting)[:_NAMED]]
-    return _result(spec, False, description, {"open": messages, "windows": _table(named, "window", "open")})
+    named = [{"window": window, **waiting[window]._asdict()} for window in sorted(waiting)[:_NAMED]]
+    table = _table(named, "window", "open", "dead")
+    return _result(spec, False, description, {"open": messages, "dead": dead, "windows": table})
+
+
+def _sum(waiting: Mapping[str, Counts], what: str) -> int:
+    return sum(getattr(counts, what) for counts in waiting.values())
 
 
 def _result(
@@ -148,7 +161,7 @@ def _report(
     flow: Flow,
     manifest: Manifest,
     run: Mapping[str, Any],
-    open_failures: Mapping[str, int],
+    open_failures: Mapping[str, Counts],
     *,
     is_red: bool,
 ) -> None:
@@ -169,12 +182,17 @@ def _report(
                 **{outcome: manifest.total(f"{outcome}@{window}") for outcome in _OUTCOMES},
                 **run,
                 **({"batch keys": dg.MetadataValue.json(keys)} if keys else {}),
-                **({"open": open_failures.get(window, 0)} if name == "failed" else {}),
+                **(_of_window(open_failures.get(window, NONE)) if name == "failed" else {}),
             }
             if is_red or name == "messages":
                 context.log_event(dg.AssetObservation(asset, partition=window, metadata=metadata))
             else:
                 context.add_asset_metadata(metadata, asset, window)
+
+
+def _of_window(counts: Counts) -> dict[str, int]:
+    """Running totals of a window's failures."""
+    return {"open": counts.open, "dead": counts.dead}
 
 
 def _of_run(receive: Receive, manifest: Manifest) -> dict[str, Any]:
@@ -223,11 +241,15 @@ def _batch_keys(manifest: Manifest, batchers: Sequence[str]) -> dict[str, int]:
 
 def _red(pipeline: type[Pipeline], receive: Receive | None, manifest: Manifest) -> str | None:
     """Why a run is to end red: a backfill left failures out, or more messages failed than the pipeline allows."""
-    if receive and receive.origin == "failed" and receive.demand < receive.asked:
+    # What a run of the retry sensor left out, that sensor asks for again.
+    is_asked_for = receive is not None and receive.origin == "failed" and receive.selection.state != "due"
+    if receive and is_asked_for and receive.demand < receive.asked:
         return (
             f"took on {receive.demand} of {receive.asked} open failures, which is what a run may, or what other runs "
             "left room for; what came of them is published. Materialise these windows again for the others"
         )
+    if receive and receive.origin == "failed" and (left := manifest.total("given_back")):
+        return f"was told to stop: {left} open failures were not begun. Materialise these windows again for them"
     failed, received, allowed = manifest.total("failed"), manifest.total("received"), pipeline.fail_run_on
     if allowed == "never" or not failed or (allowed != "any" and failed <= allowed * received):
         return None

@@ -1,8 +1,9 @@
-"""What a message that ends its worker costs the run that it is in.
+"""What a message that ends its worker costs the run that it is in, and what a limit on the time of calls costs.
 
-Run it as `python -m benchmarks.poison [--messages N] [--rounds N]`. Two pipelines handle the same messages on one
-warm Spark, in turns, in another order each round; the queue of one holds one more, in the middle, which kills it.
-The median of the rounds' ratios is printed, and the least and the greatest.
+Run it as `python -m benchmarks.poison [--messages N] [--rounds N]`. Three pipelines handle the same messages on one
+warm Spark, in turns, in another order each round. The queue of the second holds one more, in the middle, which kills
+its worker; the third has a `message_timeout`, and nothing takes long. The median of the rounds' ratios to the first is
+printed, and the least and the greatest.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ import argparse
 import os
 import random
 import signal
-import statistics
 import tempfile
 from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from benchmarks.events import Events, payloads
-from benchmarks.handling import Bench, timed
+from benchmarks.handling import Bench, ratio, timed
 from pipeline_platform.model.message import Message
 from pipeline_platform.run import steps
 from pipeline_platform.spark import server as spark_server
@@ -47,9 +48,16 @@ class Poisoned(Clean):
     name = "poisoned"
 
 
+class Timed(Clean):
+    """The same messages as the clean one's, and each call has a limit."""
+
+    name = "timed"
+    processors = Events.processors.model_copy(update={"message_timeout": timedelta(seconds=10)})
+
+
 def measure(messages: int, rounds: int) -> dict[str, list[float]]:
-    """Let both take turns; return their times in seconds, by round."""
-    times: dict[str, list[float]] = {"clean": [], "poisoned": []}
+    """Let them take turns; return their times in seconds, by round."""
+    times: dict[str, list[float]] = {"clean": [], "poisoned": [], "timed": []}
     chance = random.Random(messages)
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         root = Path(folder)
@@ -64,6 +72,7 @@ def measure(messages: int, rounds: int) -> dict[str, list[float]]:
                 received = {
                     "clean": bench.received(Clean, bench.queue("clean")),
                     "poisoned": bench.received(Poisoned, poisoned),
+                    "timed": bench.received(Timed, bench.queue("timed")),
                 }
                 for turn in range(rounds + 1):
                     for name in chance.sample(list(received), len(received)):
@@ -86,11 +95,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
     times = measure(given.messages, given.rounds)
-    ratios = [with_it / without for with_it, without in zip(times["poisoned"], times["clean"], strict=True)]
-    print(
-        f"\n{given.messages} messages and one that kills / {given.messages} messages: {statistics.median(ratios):.2f}, "
-        f"single rounds {min(ratios):.2f} to {max(ratios):.2f}"
-    )
+    print(f"\n{given.messages} messages and one that kills / without it: {ratio(times, 'poisoned', 'clean')}")
+    print(f"{given.messages} messages with a limit / without one: {ratio(times, 'timed', 'clean')}")
 
 
 if __name__ == "__main__":

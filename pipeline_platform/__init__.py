@@ -16,6 +16,7 @@ from pipeline_platform.model.options import (
     TableBatcher,
 )
 from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.model.retry import Backoff, Retry
 from pipeline_platform.source import calls
 from pipeline_platform.source.connection import ConnectedSource
 from pipeline_platform.source.contract import Backlog, Held, Refused, Share, Source, SourceAwayError, SourceError
@@ -24,6 +25,7 @@ from pipeline_platform.source.log import Extent, LogSource
 
 __all__ = [
     "Backlog",
+    "Backoff",
     "BatchInfo",
     "Batcher",
     "ConnectedSource",
@@ -40,6 +42,7 @@ __all__ = [
     "RateLimiting",
     "Refused",
     "Retention",
+    "Retry",
     "Share",
     "Source",
     "SourceAwayError",

@@ -10,12 +10,17 @@ import dagster as dg
 from assets.checks import backlog_check
 from assets.graph import pipeline_assets
 from assets.jobs import maintenance_job, pipeline_jobs
+from assets.limits import limits_job
 from pipeline_platform.model.checks import check_together
-from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.model.options import nearest
+from pipeline_platform.model.pipeline import Pipeline, PipelineError
+from pipeline_platform.source.contract import Source
 from resources.acknowledger import AcknowledgerResource
 from resources.lake import LakeIOManager
+from resources.source import connector_of
 from sensors.backlog import backlog_sensor
 from sensors.producer import producer_sensor
+from sensors.retry import retry_sensor
 from sensors.schedules import maintenance_schedule, pull_schedule, redrive_schedule
 
 
@@ -44,9 +49,12 @@ def platform_definitions(
         Definitions whose runs work in their own process: Spark starts once a run, not once a step.
 
     Raises:
-        PipelineError: Two pipelines have one name, or two producers one source, or there is no resource for a source.
+        PipelineError: Two pipelines have one name, or two producers one source, there is no resource for a source, or
+            dead letters cannot be sent where a pipeline says.
     """
     check_together(pipelines, resources)
+    for pipeline in pipelines:
+        check_dead_letters(pipeline, resources)
     BUILT.append(Built(tuple(pipelines), resources))
     io_manager = LakeIOManager(lake=resources["lake"], spark=resources["spark"])
     return dg.Definitions.merge(
@@ -59,6 +67,31 @@ def platform_definitions(
     )
 
 
+def check_dead_letters(pipeline: type[Pipeline], resources: Mapping[str, Any]) -> None:
+    """Refuse a pipeline whose dead letters can be sent nowhere, or would come back to it.
+
+    Raises:
+        PipelineError: `dead_letters` names no resource, none that is a source with `send`, or a source of the pipeline.
+    """
+    key = pipeline.dead_letters
+    if key is None:
+        return
+    own = [producer.source for producer in pipeline.producers_of().values()]
+    connector = connector_of(resources.get(key))
+    if key not in resources:
+        meant = nearest(key, resources, 0.6)
+        why = f"no resource has this key; {f'did you mean {meant!r}?' if meant else f'there is {sorted(resources)}'}"
+    elif connector is None:
+        why = "that resource is no source: make one of a connector by source_resource(...)"
+    elif connector.send is Source.send:
+        why = f"{connector.__name__} has no send(): name a source that takes messages"
+    elif key in own or resources[key] in [resources[one] for one in own]:
+        why = "the pipeline pulls from it, and would get its dead messages again: name another source"
+    else:
+        return
+    raise PipelineError(f"{pipeline.__qualname__}.dead_letters is {key!r}: {why}")
+
+
 def _definitions(pipeline: type[Pipeline]) -> dg.Definitions:
     """All that one pipeline is in Dagster, without its resources; each producer has its own sensors and schedule."""
     assets = pipeline_assets(pipeline)
@@ -67,10 +100,11 @@ def _definitions(pipeline: type[Pipeline]) -> dg.Definitions:
     return dg.Definitions(
         assets=[assets],
         asset_checks=[backlog_check(pipeline, name) for name in producers],
-        jobs=[pull, backfill, replay, maintenance],
+        jobs=[pull, backfill, replay, maintenance, limits_job(pipeline)],
         sensors=[
             *(producer_sensor(pipeline, pull, name) for name in producers),
             *(backlog_sensor(pipeline, name) for name in producers),
+            *([retry_sensor(pipeline, backfill)] if pipeline.retry else []),
         ],
         schedules=[
             *(pull_schedule(pipeline, pull, name) for name in producers),

@@ -12,7 +12,7 @@ from typing import Any, Self
 import pyarrow as pa
 from pydantic import Field, model_validator
 
-from pipeline_platform.model.settling import LEASED, Word, Words
+from pipeline_platform.model.settling import LEASED, Words
 from pipeline_platform.source import calls
 from pipeline_platform.source.contract import Backlog, Held, Refused, Share, SourceError
 from pipeline_platform.source.leased import LeasedSource
@@ -99,7 +99,7 @@ class PubsubSource(LeasedSource):
     @property
     def words(self) -> Words:
         """The delay is a deadline."""
-        return {**LEASED, "nack": Word(ends=False, longest_s=LONGEST_S)}
+        return {**LEASED, "nack": LEASED["nack"]._replace(longest_s=LONGEST_S)}
 
     @property
     def _path(self) -> str:
@@ -199,6 +199,10 @@ class PubsubSource(LeasedSource):
         del receive_id
         for subscription, ack_ids in held():
             self.release(subscription, ack_ids)
+
+    def labelled(self, labels: Mapping[str, str]) -> Mapping[str, Any]:
+        """As attributes."""
+        return {"attributes": dict(labels)}
 
     def send(self, payloads: Iterable[bytes], metadata: Iterable[Mapping[str, Any] | None] | None = None) -> int:
         """Publish to `topic`, in order; return how many, once Pub/Sub has them.

@@ -17,6 +17,9 @@ from pydantic.fields import FieldInfo
 
 from pipeline_platform.source.contract import Source
 
+_CONNECTORS: dict[type, type[Source]] = {}
+"""By the class of their resources."""
+
 _LOOKED_AT: dict[tuple[type[Source], str], Source] = {}
 """Sources that sensors and checks of this process look at, by their options."""
 
@@ -58,7 +61,13 @@ def source_resource(source: type[Source]) -> type[ConfigurableResourceFactory[So
         for name, field in fields.items()
     }
     made = create_model(f"{source.__name__}Resource", __base__=_SourceResource, __doc__=source.__doc__, **configured)
+    _CONNECTORS[made] = source
     return cast("type[ConfigurableResourceFactory[Source]]", made)
+
+
+def connector_of(resource: Any) -> type[Source] | None:
+    """The connector that `source_resource` made a resource of; None for another resource."""
+    return _CONNECTORS.get(type(resource))
 
 
 def source_of(resources: Any, key: str) -> Source:

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from pipeline_platform.model.settling import LEASED, Word, Words
+from pipeline_platform.model.settling import LEASED, Words
 from pipeline_platform.source import calls
 from pipeline_platform.source.contract import Backlog, Held, Refused, Share, SourceError
 from pipeline_platform.source.leased import LeasedSource
@@ -121,7 +121,7 @@ class SqsSource(LeasedSource):
     @property
     def words(self) -> Words:
         """The delay is what SQS hides a message for, less what its lease may have taken."""
-        return {**LEASED, "nack": Word(ends=False, longest_s=self._longest_delay_s)}
+        return {**LEASED, "nack": LEASED["nack"]._replace(longest_s=self._longest_delay_s)}
 
     @property
     def _longest_delay_s(self) -> int:
@@ -249,6 +249,16 @@ class SqsSource(LeasedSource):
                         f"number {first['Id']}: {said_of(first)}. {sent} were sent"
                     )
         return sent
+
+    def labelled(self, labels: Mapping[str, str]) -> Mapping[str, Any]:
+        """As message attributes; on a FIFO queue in a group of the pipeline, and known again by what they say."""
+        said: dict[str, Any] = {
+            "message_attributes": {name: {"DataType": "String", "StringValue": text} for name, text in labels.items()}
+        }
+        if self._is_fifo:
+            digest = hashlib.sha256("\0".join(labels.values()).encode()).hexdigest()
+            said["attributes"] = {"MessageGroupId": labels["pipeline"], "MessageDeduplicationId": digest}
+        return said
 
     @cached_property
     def _client(self) -> Any:

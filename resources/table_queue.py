@@ -128,6 +128,10 @@ class TableQueue(LeasedSource):
         with table.database.writing() as connection:
             return _copy_in(connection, table.queue, [column.name for column in columns], rows)
 
+    def labelled(self, labels: Mapping[str, str]) -> Mapping[str, Any] | None:
+        """As the JSON object of `metadata_column`, if there is one."""
+        return labels if self.metadata_column else None
+
     def send(self, payloads: Iterable[bytes], metadata: Iterable[Mapping[str, Any] | None] | None = None) -> int:
         """Add messages: see `enqueue`."""
         return self.enqueue(payloads, metadata)

@@ -13,6 +13,7 @@ from assets.windows import NoWindowError, window_now
 from pipeline_platform.control import demand
 from pipeline_platform.control.room import Room
 from pipeline_platform.control.store import Claim, ControlStore, ControlStoreError, interval_end
+from pipeline_platform.lake.ledger import Origin
 from pipeline_platform.launcher.run_process import RunProcess
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.source.contract import SourceError
@@ -92,13 +93,15 @@ def producer_sensor(pipeline: type[Pipeline], job: Any, producer: str = "") -> d
 
 def limits(pipeline: type[Pipeline], control: ControlStore, now: datetime, producer: str = "") -> demand.Limits:
     """Take the limits of this moment from the producer's options and the control store."""
-    options, key = pipeline.producers_of(producer)[producer], pipeline.limits_key(producer)
+    options, key = control.producer_of(pipeline, producer), pipeline.limits_key(producer)
     limit = control.rate_limiting(key, options.rate_limiting)
+    ahead = demand.permits_ahead(limit, options.interval) if limit else timedelta(0)
+    permits = control.spare(key, limit, ahead)
     return demand.Limits(
         options,
-        pipeline.processors,
-        permits=control.spare(key, limit, demand.RUN_LASTS),
-        permits_soon=control.spare(key, limit, options.interval),
+        control.processors_of(pipeline),
+        permits=permits,
+        permits_soon=None if permits is None else control.spare(key, limit, min(ahead, options.interval)),
         permits_at=interval_end(limit, now) if limit else None,
         paused=control.paused(key),
         batch_timeout=pipeline.batch_timeout(),
@@ -138,21 +141,30 @@ def _in_flight(
     have ended; a queued one counts until it ends.
     """
     key = pipeline.limits_key(producer)
-    claims = {claim.run_id: claim.messages for claim in control.in_flight(key)}
+    live = control.in_flight(key)
+    claims = {claim.run_id: claim.messages for claim in live}
+    own = pipeline.producers_of(producer).get(producer)
+    limit = control.rate_limiting(key, own.rate_limiting) if live and own else None
     known = {*claims, *(claim.run_id for claim in control.over(key))}
-    now, tags = datetime.now(UTC), RunTags.of(pipeline)
+    tags = RunTags.of(pipeline)
     to_lease = [
         (run.tags[tags.origin], int(run.tags[tags.demand]))
         for record in instance.get_run_records(runs_by_producer(pipeline, UNDER_WAY, producer))
-        if (run := record.dagster_run).run_id not in known
-        and not _is_dead(record, now)
-        and _is_to_lease(run, pipeline, instance)
+        if (run := record.dagster_run).run_id not in known and is_under_way(record, pipeline, instance)
     ]
     return demand.InFlight(
         messages=sum(claims.values()) + sum(wanted for _, wanted in to_lease),
         runs=len(claims) + len(to_lease),
         unleased=sum(wanted for origin, wanted in to_lease if origin == "source"),
+        permitted=demand.had_permits([(c.messages, c.started_at) for c in live], limit, datetime.now(UTC))
+        if limit
+        else 0,
     )
+
+
+def is_under_way(record: dg.RunRecord, pipeline: type[Pipeline], instance: dg.DagsterInstance) -> bool:
+    """Whether a run that holds no claim is going to ask for one."""
+    return not _is_dead(record, datetime.now(UTC)) and _is_to_lease(record.dagster_run, pipeline, instance)
 
 
 def _is_dead(record: dg.RunRecord, now: datetime) -> bool:
@@ -182,10 +194,14 @@ def _is_to_lease(run: dg.DagsterRun, pipeline: type[Pipeline], instance: dg.Dags
 
 
 def failed_in_a_row(
-    pipeline: type[Pipeline], instance: dg.DagsterInstance, now: datetime, producer: str
+    pipeline: type[Pipeline],
+    instance: dg.DagsterInstance,
+    now: datetime,
+    producer: str = "",
+    origin: Origin = "source",
 ) -> demand.FailedRuns:
-    """Look at the newest runs from the source; a red run that published all has not failed."""
-    tags, newest = RunTags.of(pipeline), _newest(pipeline, instance, producer)
+    """Look at the newest runs of an origin; a red run that published all has not failed."""
+    tags, newest = RunTags.of(pipeline), _newest(pipeline, instance, producer, origin)
 
     def has_failed(record: dg.RunRecord) -> bool:
         run = record.dagster_run
@@ -203,10 +219,12 @@ def empty_in_a_row(pipeline: type[Pipeline], instance: dg.DagsterInstance, produ
     return len(list(takewhile(lambda run: run.dagster_run.tags.get(tag) == "0", newest)))
 
 
-def _newest(pipeline: type[Pipeline], instance: dg.DagsterInstance, producer: str) -> Sequence[dg.RunRecord]:
-    """The newest runs from the source that have ended."""
+def _newest(
+    pipeline: type[Pipeline], instance: dg.DagsterInstance, producer: str, origin: Origin = "source"
+) -> Sequence[dg.RunRecord]:
+    """The newest runs of an origin that have ended."""
     ended = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE]
     tags = RunTags.of(pipeline)
     pulled_from = {tags.producer: producer} if producer else {}
-    from_source = dg.RunsFilter(tags={tags.origin: "source", **pulled_from}, statuses=ended)
-    return instance.get_run_records(from_source, limit=demand.LOOK_BACK)
+    of_origin = dg.RunsFilter(tags={tags.origin: origin, **pulled_from}, statuses=ended)
+    return instance.get_run_records(of_origin, limit=demand.LOOK_BACK)

@@ -8,6 +8,7 @@ from assets.jobs import named, run_request
 from assets.windows import NoWindowError, contiguous, window_now
 from pipeline_platform.control.store import ControlStore, ControlStoreError
 from pipeline_platform.lake.failed import FailedMessages
+from pipeline_platform.lake.selection import Selection
 from pipeline_platform.model.pipeline import Pipeline
 
 
@@ -35,14 +36,14 @@ def pull_schedule(pipeline: type[Pipeline], job: Any, producer: str = "") -> dg.
             window = window_now(pipeline, context.scheduled_execution_time)
         except NoWindowError as error:
             return dg.SkipReason(str(error))
-        expected = pipeline.processors.per_run
+        expected = context.resources.control.processors_of(pipeline).per_run
         return run_request(pipeline, "source", [window], expected=expected, producer=producer)
 
     return pull
 
 
 def redrive_schedule(pipeline: type[Pipeline], job: Any) -> dg.ScheduleDefinition:
-    """Build a schedule that drives open failures again, one run a contiguous range of windows.
+    """Build a schedule that drives failures that are not dead again, one run a contiguous range of windows.
 
     On by itself if the pipeline's `redrive` says when; else at three in the night, once somebody turns it on.
     """
@@ -52,16 +53,17 @@ def redrive_schedule(pipeline: type[Pipeline], job: Any) -> dg.ScheduleDefinitio
         job=job,
         cron_schedule=pipeline.redrive or "0 3 * * *",
         default_status=_on(pipeline.redrive),
-        description="Drives the open failures of all windows once more.",
+        description="Drives the failures of all windows once more, but for dead ones.",
         required_resource_keys={"lake", "control"},
     )
     def redrive(context: dg.ScheduleEvaluationContext) -> dg.SkipReason | list[dg.RunRequest]:
         if held := _held_back(pipeline.name, context):
             return held
-        failed = FailedMessages(name=pipeline.name, lake=context.resources.lake, pipeline=pipeline.name)
-        waiting, most = failed.open_by_window(), pipeline.processors.per_run
+        lake, chosen = context.resources.lake, Selection(state="waiting")
+        failed = FailedMessages(name=pipeline.name, lake=lake, pipeline=pipeline.name, selection=chosen)
+        waiting, most = failed.chosen_by_window(), context.resources.control.processors_of(pipeline).per_run
         if not waiting:
-            return dg.SkipReason("no failure is open")
+            return dg.SkipReason("no failure is waiting")
         return [
             run_request(
                 pipeline,
@@ -70,6 +72,7 @@ def redrive_schedule(pipeline: type[Pipeline], job: Any) -> dg.ScheduleDefinitio
                 expected=min(most, sum(waiting[window] for window in windows)),
                 demand=most,  # the next tick drives the rest
                 run_key=f"{context.scheduled_execution_time.isoformat()} {windows[0]}",
+                selection=chosen,
             )
             for windows in contiguous(pipeline, waiting)
         ]

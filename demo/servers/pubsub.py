@@ -92,12 +92,14 @@ def _run(folder: Path, *command: str) -> str:
     return done.stdout
 
 
-def subscribe(address: str, name: str) -> str:
+def subscribe(address: str, name: str, deadline_s: int = 600) -> str:
     """Create a topic of a local server with a subscription of the same name; return the subscription's full name."""
     from google.pubsub_v1 import PublisherClient, SubscriberClient
 
     topic, subscription = f"projects/{PROJECT}/topics/{name}", f"projects/{PROJECT}/subscriptions/{name}"
     with connected(PublisherClient, address) as publisher, connected(SubscriberClient, address) as subscriber:
         publisher.create_topic(name=topic)
-        subscriber.create_subscription(request={"name": subscription, "topic": topic, "ack_deadline_seconds": 600})
+        subscriber.create_subscription(
+            request={"name": subscription, "topic": topic, "ack_deadline_seconds": deadline_s}
+        )
     return subscription

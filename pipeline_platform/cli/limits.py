@@ -1,4 +1,4 @@
-"""`pipeline-platform pause`, `resume` and `limit`: what a pipeline, or a producer, may do, changed while it runs."""
+"""`pipeline-platform pause`, `resume`, `limit` and `scale`: what a pipeline may do, changed while it runs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipeline_platform.cli import deployment
-from pipeline_platform.model.options import PipelineError, RateLimiting
+from pipeline_platform.model.options import Overrides, PipelineError, RateLimiting
 
 if TYPE_CHECKING:
     from pipeline_platform.control.store import ControlStore
     from pipeline_platform.model.options import Producer
+    from pipeline_platform.model.pipeline import Pipeline
 
 _SHORTEST_S, _LONGEST_S = 0.001, 366 * 86_400
 
@@ -23,16 +24,23 @@ Of = Annotated[str, typer.Option("--producer", help="Of this producer alone, whe
 
 
 @contextmanager
-def _of(name: str, producer: str) -> Iterator[tuple[ControlStore, str, Mapping[str, Producer]]]:
-    """The control store, what it knows the producer or the whole pipeline by, and of which producers that is."""
+def chosen(name: str, producer: str) -> Iterator[tuple[deployment.Deployment, type[Pipeline]]]:
+    """The deployment, and the pipeline of this name, which has the producer."""
     with deployment.opened() as opened:
         pipeline = opened.pipeline(name)
         try:
-            producers = pipeline.producers_of(producer)
+            pipeline.producers_of(producer)
         except PipelineError as error:
             raise typer.BadParameter(str(error), param_hint="--producer") from None
         typer.echo(f"Control store: {opened.control}")
-        of_keys = {pipeline.limits_key(one): options for one, options in producers.items()}
+        yield opened, pipeline
+
+
+@contextmanager
+def _of(name: str, producer: str) -> Iterator[tuple[ControlStore, str, Mapping[str, Producer]]]:
+    """The control store, what it knows the producer or the whole pipeline by, and of which producers that is."""
+    with chosen(name, producer) as (opened, pipeline):
+        of_keys = {pipeline.limits_key(one): options for one, options in pipeline.producers_of(producer).items()}
         yield opened.control, pipeline.limits_key(producer), of_keys
 
 
@@ -41,7 +49,7 @@ def pause(
     reason: Annotated[str, typer.Option(help="What people will read meanwhile.")] = "paused on the command line",
     producer: Of = "",
 ) -> None:
-    """Ask for no more runs; those under way finish."""
+    """Let no more runs take on messages; those under way finish."""
     with _of(pipeline, producer) as (control, key, _):
         control.pause(key, reason)
         in_flight = control.in_flight(key) if producer else control.in_flight_of_all(key)
@@ -96,3 +104,32 @@ def limit(
         typer.echo(f"{key} has no rate limit.")
     else:
         typer.echo(f"{key} handles at most {holds.allowed_messages:,} messages in {holds.interval}.")
+
+
+def scale(
+    pipeline: Name,
+    concurrency: Annotated[int | None, typer.Option(help="Tasks that handle messages at once.")] = None,
+    max_demand: Annotated[int | None, typer.Option(help="Messages that one task takes on in a run.")] = None,
+    max_runs: Annotated[int | None, typer.Option(help="Runs that may be under way at once.")] = None,
+    reset: Annotated[bool, typer.Option("--reset", help="Back to the pipeline's own options.")] = False,
+    producer: Of = "",
+) -> None:
+    """Change options from the next run on, in place of the class's own; without options, say which are changed."""
+    given = {"concurrency": concurrency, "max_demand": max_demand, "max_runs": max_runs}
+    try:
+        changes = Overrides(**given)
+        if reset and any(value is not None for value in given.values()):
+            raise PipelineError("--reset goes back to the pipeline's own options; give it alone")
+        with chosen(pipeline, producer) as (opened, of):
+            if reset:
+                opened.control.reset_overrides(of, producer)
+            now, key = opened.control.override(of, changes, producer), of.limits_key(producer)
+    except PipelineError as error:
+        raise typer.BadParameter(str(error)) from None
+    typer.echo(f"{key}: {changed(now) or 'nothing is changed; its own options hold'}.")
+
+
+def changed(overrides: Overrides) -> str:
+    """Say which options are set at run time; empty where none is."""
+    said = overrides.model_dump(exclude_none=True)
+    return ", ".join(f"{name} {value:,}" for name, value in said.items())

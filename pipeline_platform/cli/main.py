@@ -8,6 +8,9 @@ from typing import Annotated
 import typer
 
 from pipeline_platform.cli import deployment, limits, spark, table_queue
+from pipeline_platform.cli.drain import drain
+from pipeline_platform.cli.push import push
+from pipeline_platform.cli.show import show
 from pipeline_platform.cli.status import status
 from pipeline_platform.control.store import ControlStoreError
 from pipeline_platform.source.contract import SourceError
@@ -19,7 +22,7 @@ app = typer.Typer(
 )
 app.add_typer(spark.app, name="spark")
 app.add_typer(table_queue.app, name="table-queue")
-for command in (status, limits.pause, limits.resume, limits.limit):
+for command in (status, show, limits.pause, limits.resume, drain, limits.limit, limits.scale, push):
     app.command()(command)
 
 

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline_platform.cli import deployment
+from pipeline_platform.cli.limits import changed
 
 if TYPE_CHECKING:
     from pipeline_platform.control.store import ControlStore
@@ -62,6 +63,8 @@ def _producers(opened: deployment.Deployment, pipeline: type[Pipeline]) -> Rows:
         }
         rows |= {f"{name}: {what}" if name else what: value for what, value in of_one.items()}
     if pipeline.producers:
+        at_run_time = changed(opened.control.overrides(pipeline.name))
+        rows |= {"set at run time": at_run_time} if at_run_time else {}
         of_all = {**_state(opened.control, pipeline.name), **_in_flight(opened.control, pipeline.name)}
         rows |= {f"backfills, replays: {what}": value for what, value in of_all.items()}
     return rows
@@ -86,12 +89,17 @@ def _backlog(source: Source, producer: Producer) -> Rows:
 
 
 def _state(control: ControlStore, key: str) -> Rows:
-    paused = control.paused(key)
-    return {"state": Text(f"paused: {paused}", style="yellow") if paused else "asks for runs"}
+    paused, stops_at = control.paused(key), control.draining(key)
+    if not paused:
+        return {"state": "asks for runs"}
+    drains = f", and drained: runs begin no message after {stops_at:%H:%M:%S} UTC" if stops_at else ""
+    return {"state": Text(f"paused: {paused}{drains}", style="yellow")}
 
 
 def _limits(control: ControlStore, key: str, producer: Producer) -> Rows:
     rows = _state(control, key)
+    if at_run_time := changed(control.overrides(key)):
+        rows["set at run time"] = at_run_time
     limit = control.rate_limiting(key, producer.rate_limiting)
     if limit is None:
         return {**rows, "rate limit": "none"}
@@ -157,11 +165,16 @@ def _receives(lake: Lake, pipeline: type[Pipeline]) -> Rows:
 def _failures(lake: Lake, pipeline: type[Pipeline]) -> Rows:
     from pipeline_platform.lake.failed import FailedMessages
 
-    waiting = FailedMessages(name=pipeline.name, lake=lake, pipeline=pipeline.name).open_by_window()
+    waiting = FailedMessages(name=pipeline.name, lake=lake, pipeline=pipeline.name).by_window()
     if not waiting:
         return {"open failures": "none"}
-    windows = {f"  window {window}": f"{count:,}" for window, count in waiting.items()}
-    return {"open failures": Text(f"{sum(waiting.values()):,}", style="yellow"), **windows}
+    windows = {f"  window {window}": _counted(counts.open, counts.dead) for window, counts in waiting.items()}
+    every = _counted(sum(one.open for one in waiting.values()), sum(one.dead for one in waiting.values()))
+    return {"open failures": Text(every, style="yellow"), **windows}
+
+
+def _counted(open_: int, dead: int) -> str:
+    return f"{open_:,}, {dead:,} of them dead" if dead else f"{open_:,}"
 
 
 def _seconds(seconds: float) -> str:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from pipeline_platform.control.database import Database
-from pipeline_platform.control.limits import SECOND, TABLES, as_time, lock, whole
+from pipeline_platform.control.limits import SECOND, TABLES, as_time, forget_stop, lock, whole
 
 _RECEIVES = sa.Table(
     "control_receives",
@@ -124,7 +124,10 @@ class Claims(Database):
             row = sa.delete(_RECEIVES).where(_is(receive_id))
             if if_over:
                 row = row.where(_RECEIVES.c.expires_at <= self.now(connection))
-            return connection.execute(row).rowcount == 1
+            ended = connection.execute(row).rowcount == 1
+            if ended:
+                forget_stop(connection, receive_id)
+            return ended
 
     def let_go(self, run_id: str) -> None:
         """End the leases of a run that works on nothing any more.

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from pydantic import AwareDatetime, BaseModel, ValidationError
 
-from pipeline_platform.model.options import Processors, Producer
+from pipeline_platform.model.options import Processors, Producer, RateLimiting
 from pipeline_platform.source.contract import Backlog
 
 RUN_LASTS = timedelta(seconds=60)
-"""A run may plan on the permits of the intervals that begin within it."""
+"""A run plans on the permits of the intervals that begin within it, at the most."""
+RUN_COSTS = timedelta(seconds=5)
+"""What a run takes beside its handling, from the sensor's look to the acknowledgement, on a warm Spark."""
+_WORTH = 9
+"""How long a run handles, at the least, for what goes unused between two: a tenth at the most is lost so."""
 
 LONGEST_PAUSE = timedelta(minutes=5)
 LONGEST_UNANSWERED = timedelta(minutes=1)
@@ -30,11 +34,19 @@ class Ask(NamedTuple):
 
 
 class InFlight(NamedTuple):
-    """Messages that runs under way hold, or will; `unleased` ones are not leased yet: the source still counts them."""
+    """Messages that runs under way hold, or will.
+
+    Attributes:
+        messages: How many.
+        runs: How many runs.
+        unleased: Those that are not leased yet: the source still counts them.
+        permitted: Those that had their permits, of intervals that are over.
+    """
 
     messages: int = 0
     runs: int = 0
     unleased: int = 0
+    permitted: int = 0
 
 
 NOTHING = InFlight()
@@ -86,6 +98,39 @@ class Limits:
     def capacity(self) -> int:
         """Messages that may be in flight at once, over all runs."""
         return self.producer.max_runs * self.per_run
+
+
+def permits_ahead(limit: RateLimiting, look: timedelta) -> timedelta:
+    """For how long ahead a run takes on permits: those of the current interval, and of the intervals that begin then.
+
+    A run handles what the current interval permits as soon as it starts. If the next run can start before the next
+    interval is over, no permit is lost by ending here, and what was handled is acknowledged. Intervals that are
+    shorter than a look of the sensor and the cost of a run go unused between two runs; then a run takes on as many
+    more of them as make that worth it, up to `RUN_LASTS`.
+
+    Args:
+        limit: The rate limit that holds.
+        look: How often the sensor looks.
+    """
+    unused = max(timedelta(0), look + RUN_COSTS - limit.interval)
+    return min(RUN_LASTS, _WORTH * unused)
+
+
+def had_permits(held: Iterable[tuple[int, datetime]], limit: RateLimiting, now: datetime) -> int:
+    """Count the messages in flight that took their permits in intervals that are over, by when their runs began.
+
+    A run may not have come to it: then it and a run that is asked for now wait for permits, as all do that handle.
+
+    Args:
+        held: Messages of each run, and since when.
+        limit: The rate limit that holds.
+        now: The time.
+    """
+    begun, permitted = now.timestamp() // limit.interval.total_seconds(), 0
+    for messages, since in held:
+        intervals = max(0, begun - since.timestamp() // limit.interval.total_seconds())
+        permitted += min(messages, int(intervals) * limit.allowed_messages)
+    return permitted
 
 
 class Waiting(BaseModel, frozen=True):
@@ -168,7 +213,7 @@ def decide(backlog: Backlog, limits: Limits, in_flight: InFlight, waited: timede
         return Ask(0, hindrance)
     most = min(limits.per_run, limits.capacity - in_flight.messages)
     if limits.permits is not None:  # messages in flight take their permits out of the same intervals
-        most = min(most, limits.permits - in_flight.messages)
+        most = min(most, limits.permits - in_flight.messages + in_flight.permitted)
     patience = limits.patience
     if waiting is None:
         patience = empty_pause(patience, limits.empty_runs)
@@ -198,8 +243,8 @@ def decide_all(backlog: Backlog, limits: Limits, in_flight: InFlight, waited: ti
         if not ask.demand:
             return asks or [ask]
         asks.append(ask)
-        messages, runs, unleased = in_flight
-        in_flight = InFlight(messages + ask.demand, runs + 1, unleased + ask.demand)
+        messages, runs, unleased, permitted = in_flight
+        in_flight = InFlight(messages + ask.demand, runs + 1, unleased + ask.demand, permitted)
         waited = timedelta(0)  # the patience of what waited is satisfied; the rest has to be worth a run of its own
 
 
@@ -238,8 +283,8 @@ def _hindrance(backlog: Backlog, limits: Limits, in_flight: InFlight, waiting: i
         return f"{count(held)} in flight fill the capacity of {limits.capacity}"
     if runs >= limits.producer.max_runs:
         return f"{runs} {'run' if runs == 1 else 'runs'} under way; max_runs allows {limits.producer.max_runs}"
-    if limits.permits and limits.permits <= held:
-        return f"the rate limit gives {limits.permits} while a run lasts, and {count(held)} in flight need them"
+    if limits.permits and limits.permits <= (need := held - in_flight.permitted):
+        return f"the rate limit gives {limits.permits} while a run lasts, and {count(need)} in flight need them"
     if limits.permits == 0 or limits.permits_soon == 0:
         return (
             f"the rate limit leaves nothing {f'until {_clock(limits.permits_at)}' if limits.permits_at else 'for now'}"

@@ -1,4 +1,4 @@
-"""What a pipeline may do at this moment: its rate limit and the permits of it, and its pause.
+"""What a pipeline may do at this moment: its rate limit and the permits of it, its pause, and its drain.
 
 Where it has several producers, each has limits of its own: what is called `pipeline` here is then its name, and for a
 producer `<pipeline>/<producer>`.
@@ -7,7 +7,7 @@ producer `<pipeline>/<producer>`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
@@ -39,6 +39,14 @@ _INTERVALS = sa.Table(
     sa.Column("used", sa.BigInteger, nullable=False),
 )
 
+STOPS = sa.Table(
+    "control_stops",
+    TABLES,
+    sa.Column("key", sa.Text, primary_key=True),
+    sa.Column("stops_at", sa.BigInteger, nullable=False),
+)
+"""When runs under way begin no message any more: those of a pipeline or a producer, or the run of a receive."""
+
 SECOND = 1_000_000
 _KEPT_US = 60 * SECOND  # a clock set back by less than this finds its interval as it left it
 
@@ -46,11 +54,13 @@ _KEPT_US = 60 * SECOND  # a clock set back by less than this finds its interval 
 class Grant(NamedTuple):
     """How many messages may be handled, and for how many seconds from before the call, infinite without a limit.
 
-    Where the interval has no permit left, 0 messages, and the seconds until the next one begins.
+    Where the interval has no permit left, 0 messages, and the seconds until the next one begins. No message may begin
+    once `stop_s` seconds are over, infinite where nobody drains.
     """
 
     messages: int
     seconds: float
+    stop_s: float = math.inf
 
 
 class Throttle(Database):
@@ -59,7 +69,7 @@ class Throttle(Database):
     Where a method takes the pipeline's own option of a rate limit, one that is set at run time comes before it.
     """
 
-    def take(self, pipeline: str, rate_limiting: RateLimiting | None, wanted: int) -> Grant:
+    def take(self, pipeline: str, rate_limiting: RateLimiting | None, wanted: int, stops: Sequence[str] = ()) -> Grant:
         """Take up to `wanted` permits of the current interval; what is not used by its end is gone.
 
         Tasks take them when they handle. A run that is late, or stalls, never adds its permits to those of an
@@ -69,10 +79,15 @@ class Throttle(Database):
             ControlStoreError: The database does not answer; nothing may be handled.
             ValueError: `wanted` is below 1.
         """
-        return self.take_of_each({pipeline: rate_limiting}, wanted)
+        return self.take_of_each({pipeline: rate_limiting}, wanted, stops)
 
-    def take_of_each(self, limits: Mapping[str, RateLimiting | None], wanted: int) -> Grant:
+    def take_of_each(self, limits: Mapping[str, RateLimiting | None], wanted: int, stops: Sequence[str] = ()) -> Grant:
         """Take as many permits of each of several limits, by what they limit: for messages that all of them hold for.
+
+        Args:
+            limits: The pipeline's own options.
+            wanted: Permits at the most.
+            stops: What may be stopped, by `drain` or `stop`, for these messages not to begin.
 
         Raises:
             ControlStoreError: The database does not answer; nothing may be handled.
@@ -82,9 +97,13 @@ class Throttle(Database):
             raise ValueError(f"wanted is {wanted}; ask for one permit at least")
         with self.writing() as connection:
             hold = {key: limit for key in sorted(limits) if (limit := _limit(connection, key, limits[key]))}
-            if not hold:
+            stops_at = _stops_at(connection, stops)
+            if not hold and stops_at is None:
                 return Grant(wanted, math.inf)
             now = self.now(connection)
+            stop_s = math.inf if stops_at is None else (stops_at - now) / SECOND
+            if not hold or stop_s <= 0:
+                return Grant(wanted if stop_s > 0 else 0, math.inf, stop_s)
             # In order, so that no two takers wait for each other's rows.
             left = {key: limit.allowed_messages - _used(connection, key, limit, now) for key, limit in hold.items()}
             messages = max(0, min(wanted, *left.values()))
@@ -93,7 +112,7 @@ class Throttle(Database):
                 connection.execute(taken.values(used=_INTERVALS.c.used + messages))
         ends = {key: _bounds(limit, now)[1] for key, limit in hold.items()}
         until = min(ends.values()) if messages else max(ends[key] for key in hold if left[key] <= 0)
-        return Grant(messages, (until - now) / SECOND)
+        return Grant(messages, (until - now) / SECOND, stop_s)
 
     def spare(self, pipeline: str, rate_limiting: RateLimiting | None, horizon: timedelta) -> int | None:
         """Count the permits that the intervals which begin within `horizon` from now would still give.
@@ -153,17 +172,39 @@ class Throttle(Database):
         return after
 
     def pause(self, pipeline: str, reason: str) -> None:
-        """Ask for no more runs of this pipeline, for a reason that people read. Runs under way finish.
+        """Let no more runs of this pipeline take on messages, for a reason that people read. Runs under way finish.
 
-        A pause of a pipeline holds for each of its producers.
+        A pause of a pipeline holds for each of its producers. It takes the place of a drain.
         """
         with self.writing() as connection:
             _set(connection, pipeline, paused=reason or "no reason given")
+            forget_stop(connection, pipeline)
 
     def resume(self, pipeline: str) -> None:
         """Ask for runs again; nothing happens to a pipeline that is not paused."""
         with self.writing() as connection:
             _set(connection, pipeline, paused=None)
+            forget_stop(connection, pipeline)
+
+    def drain(self, pipeline: str, reason: str, within: timedelta) -> None:
+        """Pause, and have runs under way begin no message once `within` is over; they give back the rest.
+
+        Runs that find out late begin none from then on: a task looks every five seconds.
+        """
+        with self.writing() as connection:
+            _set(connection, pipeline, paused=reason or "no reason given")
+            _stop(connection, pipeline, self.now(connection) + _us(within))
+
+    def stop(self, receive_id: str, within: timedelta) -> None:
+        """Have one run begin no message of what it received once `within` is over; it gives back the rest."""
+        with self.writing() as connection:
+            _stop(connection, receive_id, self.now(connection) + _us(within))
+
+    def draining(self, pipeline: str) -> datetime | None:
+        """Return when runs under way begin no message any more; None where nobody drains the pipeline or producer."""
+        with self.reading() as connection:
+            stops_at = _stops_at(connection, (whole(pipeline), pipeline))
+        return None if stops_at is None else as_time(stops_at)
 
     def paused(self, pipeline: str) -> str | None:
         """Return why the pipeline is paused, or of a producer why it or its pipeline is; None where it is not."""
@@ -205,6 +246,24 @@ def _limit(connection: sa.Connection, pipeline: str, default: RateLimiting | Non
 def _set_limit(connection: sa.Connection, pipeline: str, limit: RateLimiting | None) -> None:
     interval = _us(limit.interval) if limit else None
     _set(connection, pipeline, allowed_messages=limit.allowed_messages if limit else None, interval_us=interval)
+
+
+def _stop(connection: sa.Connection, key: str, at: int) -> None:
+    upsert = insert(connection, STOPS).values(key=key, stops_at=at)
+    connection.execute(upsert.on_conflict_do_update(index_elements=["key"], set_={"stops_at": at}))
+
+
+def forget_stop(connection: sa.Connection, key: str) -> None:
+    """Lift a stop, if there is one."""
+    connection.execute(sa.delete(STOPS).where(STOPS.c.key == key))
+
+
+def _stops_at(connection: sa.Connection, keys: Sequence[str]) -> int | None:
+    if not keys:
+        return None
+    query = sa.select(sa.func.min(STOPS.c.stops_at)).where(STOPS.c.key.in_(keys))
+    stops_at: int | None = connection.execute(query).scalar()
+    return stops_at
 
 
 def _set(connection: sa.Connection, pipeline: str, **values: str | int | None) -> None:

@@ -44,6 +44,7 @@ class Pace:
         pipeline: Name of the pipeline.
         rate_limiting: The pipeline's own option; one that is set at run time in the store comes before it.
         beside: Other limits that the same messages take permits of, by what they limit.
+        stops: What may be stopped for its messages not to begin any more: its pipeline, its producer, its receive.
         sleep: Waits, in seconds; with `monotonic`, the clock of all deadlines, and `jitter`, from 0 to 1, for tests.
     """
 
@@ -53,13 +54,15 @@ class Pace:
         pipeline: str,
         rate_limiting: RateLimiting | None = None,
         beside: Mapping[str, RateLimiting | None] | None = None,
+        stops: Sequence[str] = (),
         *,
         sleep: Callable[[float], None] = time.sleep,
         monotonic: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._store, self._pipeline, self._rate_limiting = store, pipeline, rate_limiting
-        self._beside = beside
+        self._beside, self._stops = beside, tuple(stops)
+        self._stop_at = math.inf
         self._sleep, self._monotonic, self._jitter = sleep, monotonic, jitter
         self._most = 1
         self._granted: tuple[int, float, float] | None = None  # messages, since, until
@@ -68,7 +71,7 @@ class Pace:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy what it was built from: a monotonic clock means nothing to another process."""
-        return Pace, (self._store, self._pipeline, self._rate_limiting, self._beside)
+        return Pace, (self._store, self._pipeline, self._rate_limiting, self._beside, self._stops)
 
     def permitted(self, wanted: int, until: float = math.inf) -> tuple[int, float]:
         """Wait until messages may be handled, and return how many and until when.
@@ -82,17 +85,21 @@ class Pace:
 
         Returns:
             How many, and the deadline on the monotonic clock, never after `until`. Where there is no limit, all of
-            them until it is time to look for one; with no store either, `until`. 0 only once `until` has passed.
+            them until it is time to look for one; with no store either, `until`. 0 only once `until` has passed, or
+            where no message may begin any more: then it stays so.
 
         Raises:
             ControlStoreError: The store has not answered for a minute.
         """
         self._learn(self._monotonic())
-        while (before := self._monotonic()) < until:
+        while (before := self._monotonic()) < (until := min(until, self._stop_at)):
             if self._store is None or before < self.unlimited_until:
                 return wanted, min(self.unlimited_until, until)
             grant = self._take(self._store, min(wanted, self._most))
-            now = self._monotonic()
+            now, self._stop_at = self._monotonic(), before + grant.stop_s
+            until = min(until, self._stop_at)
+            if grant.stop_s <= 0:
+                break
             if grant.seconds == math.inf:
                 self.unlimited_until = now + _LOOK_S
                 return wanted, min(self.unlimited_until, until)
@@ -106,7 +113,7 @@ class Pace:
         return 0, until
 
     def each(self, messages: Sequence[T], until: float = math.inf) -> Iterator[T]:
-        """Yield messages one by one, each when it may be handled; fewer than all only once `until` has passed.
+        """Yield messages one by one, each when it may be handled; fewer than all where `permitted` gives 0.
 
         Raises:
             ControlStoreError: The store has not answered for a minute.
@@ -144,5 +151,6 @@ class Pace:
             reraise=True,
         )
         if self._beside:
-            return again(store.take_of_each, {self._pipeline: self._rate_limiting, **self._beside}, wanted)
-        return again(store.take, self._pipeline, self._rate_limiting, wanted)
+            limits = {self._pipeline: self._rate_limiting, **self._beside}
+            return again(store.take_of_each, limits, wanted, self._stops)
+        return again(store.take, self._pipeline, self._rate_limiting, wanted, self._stops)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pipeline_platform.control.demand import RUN_LASTS, Limits
+from pipeline_platform.control.demand import RUN_LASTS
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.model.pipeline import Pipeline
 
@@ -30,13 +30,15 @@ class Room:
     @property
     def per_run(self) -> int:
         """Messages that one run takes on at most; a replay may take on more."""
-        return self.pipeline.processors.per_run
+        return self.control.processors_of(self.pipeline).per_run
 
     @property
     def capacity(self) -> int:
         """Messages that all runs may hold at once."""
-        producers = self.pipeline.producers_of(self.producer).values()
-        return sum(Limits(producer, self.pipeline.processors).capacity for producer in producers)
+        producers = [
+            self.control.producer_of(self.pipeline, name) for name in self.pipeline.producers_of(self.producer)
+        ]
+        return self.per_run * sum(producer.max_runs for producer in producers)
 
     def for_a_pull(self) -> int:
         """What a pull without a demand takes on: a run's most, or what its rate limit permits while it should last."""

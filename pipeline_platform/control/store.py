@@ -10,17 +10,21 @@ import sqlalchemy as sa
 from pipeline_platform.control.claims import Claim, Claims
 from pipeline_platform.control.database import transaction
 from pipeline_platform.control.limits import TABLES, Grant, Throttle, interval_end
+from pipeline_platform.control.overrides import Overriding
 from pipeline_platform.control.positions import LogPositions
 
 __all__ = ["Claim", "ControlStore", "ControlStoreError", "Grant", "interval_end"]
 
 _VERSION = sa.Table("control_version", TABLES, sa.Column("version", sa.Integer, primary_key=True))
 
-STEPS: Final[list[Callable[[sa.Connection], None]]] = []
+STEPS: Final[list[Callable[[sa.Connection], None]]] = [
+    lambda _: None,  # control_stops and control_overrides
+]
 """The first step changes the tables of version 1, with what is in them, to those of version 2; and so on.
 
 A new store has the tables that the code names, and the newest version. A store that names no version has version 1.
-A step runs once, inside one transaction with the others. Tables that are new need no step.
+A step runs once, inside one transaction with the others. Tables that are new are made before; the step that counts
+them does nothing.
 """
 
 _DAMAGED: Final = (
@@ -36,7 +40,7 @@ class ControlStoreError(Exception):
     """The control store cannot be used: the message names the store, without the password, and the way out."""
 
 
-class ControlStore(Throttle, Claims, LogPositions):
+class ControlStore(Throttle, Claims, Overriding, LogPositions):
     """What runs, tasks and sensors of all machines agree on; safe over threads and processes, and picklable.
 
     Connections and tables are made at the first use, in the process that uses it. A store of an earlier version is

@@ -1,25 +1,26 @@
-"""Failed messages as a source: the open failures of some windows, given out to be handled once more."""
+"""Failed messages as a source: open failures of some windows, given out to be handled once more."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
+from pipeline_platform.lake import events
+from pipeline_platform.lake.events import open_failures
 from pipeline_platform.lake.manifest import File
-from pipeline_platform.lake.reader import keys_of, row_groups
+from pipeline_platform.lake.selection import ALL, Selection
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import FAILED, Table
 from pipeline_platform.model.message import DELIVERIES
 from pipeline_platform.model.settling import Words
 from pipeline_platform.source.contract import Backlog, Refused, Share, Source
 
-_KEY = ("source", "message_id")
-_EVENT = (*_KEY, "attempt", "state")
 _COUNTED = "_open_failures.json"
 
 
@@ -60,6 +61,31 @@ class LakeSource(Source):
         return []
 
 
+class Counts(NamedTuple):
+    """The failures of a window.
+
+    Attributes:
+        open: Those that are not closed.
+        dead: Those of them that nothing drives again by itself.
+        due: When the first of the others is due, as `events.seconds`; None where none ever is.
+    """
+
+    open: int
+    dead: int
+    due: int | None
+
+    def at_most(self, selection: Selection) -> int:
+        """How many of them a selection may be about; that many, if it goes by the state alone and not by the time."""
+        waiting = self.open - self.dead
+        is_due = self.due is not None and self.due <= events.seconds(selection.due_by)
+        return {"open": self.open, "waiting": waiting, "due": waiting if is_due else 0, "dead": self.dead}[
+            selection.state
+        ]
+
+
+NONE = Counts(0, 0, None)
+
+
 class FailedMessages(LakeSource):
     """The open failures of a pipeline: those whose latest event is a failure.
 
@@ -67,47 +93,79 @@ class FailedMessages(LakeSource):
     closes it. Of two receives that drive the same failure, one decides it.
     """
 
+    selection: Selection = Field(ALL, description="Which of them.")
+
     def _paths(self) -> dict[str, list[str]]:
         return {window: [file.path for file in files] for window, files in self._files("failed", FAILED).items()}
 
-    def open_by_window(self) -> dict[str, int]:
-        """How many failures are open, by window; windows without any are left out."""
-        return self._count(self._paths())
+    def by_window(self) -> dict[str, Counts]:
+        """The failures of each window with open ones, whatever the selection."""
+        return {window: counts for window, counts in self._count(self._paths()).items() if counts.open}
 
-    def _count(self, files: Mapping[str, Sequence[str]]) -> dict[str, int]:
-        """Count the open failures of each window whose files are not those that somebody counted before."""
+    def open_by_window(self) -> dict[str, int]:
+        """How many failures are open, dead ones included, by window; windows without any are left out."""
+        return {window: counts.open for window, counts in self.by_window().items()}
+
+    def chosen_by_window(self) -> dict[str, int]:
+        """How many failures the selection is about, by window; windows without any are left out."""
+        return self._chosen(self._paths())
+
+    def _chosen(self, files: Mapping[str, Sequence[str]]) -> dict[str, int]:
+        selection, chosen = self.selection, {}
+        for window, counts in self._count(files).items():
+            count = counts.at_most(selection)
+            if count and (selection.by_words or selection.message_id is not None or selection.state == "due"):
+                count = sum(rows.num_rows for rows in self._rows(files[window]))
+            if count:
+                chosen[window] = count
+        return chosen
+
+    def _rows(self, paths: Sequence[str], *columns: str) -> Iterator[pa.Table]:
+        """Rows that the selection is about; ranks alone where nothing else is asked for."""
+        some = events.chosen(self.lake, paths, self.selection)
+        if not columns and not self.selection.by_words:
+            return iter([some])
+        return events.rows_of(self.lake, paths, some, self.selection, *columns)
+
+    def _count(self, files: Mapping[str, Sequence[str]]) -> dict[str, Counts]:
+        """Count the failures of each window whose files are not those that somebody counted before."""
         known = self._counted()
-        counts = {}
+        counted = {}
         for window, paths in sorted(files.items()):
             digest = sha256("\0".join(sorted(paths)).encode()).hexdigest()
-            counted, count = known.get(window, ("", 0))
-            counts[window] = digest, count if counted == digest else open_failures(self.lake, paths).num_rows
-        if counts.items() - known.items():
+            before, counts = known.get(window, ("", NONE))
+            if before != digest:
+                counts = Counts(*events.counts(open_failures(self.lake, paths)))
+            counted[window] = digest, counts
+        if counted.items() - known.items():
             others = {} if self.windows is None else known
-            self.lake.write(f"{self.pipeline}/{_COUNTED}", json.dumps(others | counts).encode())
-        return {window: count for window, (_, count) in counts.items() if count}
+            self.lake.write(f"{self.pipeline}/{_COUNTED}", json.dumps(others | counted).encode())
+        return {window: counts for window, (_, counts) in counted.items()}
 
-    def _counted(self) -> dict[str, tuple[str, int]]:
-        """The count of each window when somebody last counted, under a digest of the files that were counted.
+    def _counted(self) -> dict[str, tuple[str, Counts]]:
+        """The counts of each window when somebody last counted, under a digest of the files that were counted.
 
-        Other files, another count: so the last one to write it is right, and it may be lost or unreadable.
+        Other files, other counts: so the last one to write them is right, and they may be lost or unreadable.
         """
         try:
             counted = json.loads(self.lake.read(f"{self.pipeline}/{_COUNTED}") or b"{}")
-            return {window: (str(digest), int(count)) for window, (digest, count) in counted.items()}
+            return {
+                window: (str(digest), Counts(int(count), int(dead), None if due is None else int(due)))
+                for window, (digest, (count, dead, due)) in counted.items()
+            }
         except (ValueError, TypeError, AttributeError):
             return {}
 
     def backlog(self) -> Backlog:
-        """Count the open failures."""
-        return Backlog(sum(self.open_by_window().values()))
+        """Count the failures that the selection is about."""
+        return Backlog(sum(self.chosen_by_window().values()))
 
     def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]:
-        """Share out the windows with open failures, oldest first; a window is never divided."""
+        """Share out the windows with such failures, oldest first; a window is never divided."""
         del concurrency, receive_id
         shares = []
         paths = self._paths()
-        for window, count in self._count(paths).items():
+        for window, count in self._chosen(paths).items():
             taken = min(count, demand)
             if taken > 0:
                 shares.append(Share(at={"paths": paths[window]}, window=window, messages=taken))
@@ -115,35 +173,17 @@ class FailedMessages(LakeSource):
         return shares
 
     def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
-        """Read the payloads of a window's open failures, each with the attempt that is to come."""
+        """Read the payloads of a window's failures, each with the attempt that is to come."""
         del receive_id
-        wanted = keys_of(open_failures(self.lake, share.at["paths"]), *_EVENT[:3])
         left = share.messages
-        for path in share.at["paths"]:
-            for rows in row_groups(self.lake, path, *_EVENT, "data", "metadata"):
-                mine = pc.and_(pc.equal(rows["state"], "open"), pc.is_in(keys_of(rows, *_EVENT[:3]), wanted))
-                driven = rows.filter(mine).slice(0, left)
-                left -= driven.num_rows
-                yield from self._deliveries(
-                    driven,
-                    ack_ref=pa.repeat(self.name, driven.num_rows),
-                    ack_id=driven["message_id"],
-                    attempt=pc.add(driven["attempt"], pa.scalar(1, pa.int32())),
-                )
-                if not left:
-                    return
-
-
-def open_failures(lake: Lake, paths: Sequence[str]) -> pa.Table:
-    """The open failures in all files of one window: `source`, `message_id` and `attempt` of the latest event."""
-    events = (_ranked(rows) for path in paths for rows in row_groups(lake, path, *_EVENT))
-    latest = pa.concat_tables(events).group_by(list(_KEY)).aggregate([("rank", "max")])
-    latest = latest.filter(pc.equal(pc.bit_wise_and(latest["rank_max"], 1), 0))
-    return latest.append_column("attempt", pc.shift_right(latest["rank_max"], 1)).drop_columns("rank_max")
-
-
-def _ranked(events: pa.Table) -> pa.Table:
-    """Number the events of a message: a later attempt wins, and at the same attempt its end."""
-    closed = pc.cast(pc.equal(events["state"], "closed"), pa.int32())
-    rank = pc.cast(pc.add(pc.multiply(events["attempt"], 2), closed), pa.int32())
-    return events.select(list(_KEY)).append_column("rank", rank)
+        for rows in self._rows(share.at["paths"], "data", "metadata"):
+            driven = rows.slice(0, left)
+            left -= driven.num_rows
+            yield from self._deliveries(
+                driven,
+                ack_ref=pa.repeat(self.name, driven.num_rows),
+                ack_id=driven["message_id"],
+                attempt=pc.add(driven["attempt"], pa.scalar(1, pa.int32())),
+            )
+            if not left:
+                return

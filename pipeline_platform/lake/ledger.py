@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 from pydantic import BaseModel, ValidationError
 
 from pipeline_platform.lake.manifest import File, Manifest
+from pipeline_platform.lake.selection import ALL, Selection
 from pipeline_platform.lake.storage import Lake
 
 Origin = Literal["source", "failed", "messages"]
@@ -41,6 +42,7 @@ class Receive(BaseModel, frozen=True):
         started_at: When.
         owner: Which of the runs that took it over holds it, by `lake.decision`; 0 for the run that began it.
         producer: Name of the producer it pulls from; empty for the only one, and where it pulls from none.
+        selection: Of the open failures, those that a backfill drives.
     """
 
     receive_id: str
@@ -56,6 +58,7 @@ class Receive(BaseModel, frozen=True):
     started_at: datetime
     owner: int = 0
     producer: str = ""
+    selection: Selection = ALL
 
     @property
     def window(self) -> str:

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from pipeline_platform.model import cron
 from pipeline_platform.model.options import (
+    SPAN,
     Batcher,
     PipelineError,
     Processors,
@@ -21,18 +22,22 @@ from pipeline_platform.model.options import (
     Retention,
     Splitter,
     TableBatcher,
+    did_you_mean,
+    is_span,
     nearest,
     shown,
 )
+from pipeline_platform.model.retry import Retry
 from pipeline_platform.model.schema import ColumnError, arrow_schema
 
 _Class = type[Any]
 """A pipeline's, while it is built: nothing is known of its attributes yet."""
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
+_NAMED = "lower-case letters, digits and _, a letter first, 63 at the most"
 _OWNER = re.compile(r"team:.+|[\w.%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,7}")  # Dagster's own rule
 _WITHIN = {
     field.alias or name: model.__name__
-    for model in (Retention, TableBatcher, Batcher, RateLimiting, Processors, Producer)
+    for model in (Retry, Retention, TableBatcher, Batcher, RateLimiting, Processors, Producer)
     for name, field in model.model_fields.items()
 }
 """Options within others: as attributes of the class they would do nothing."""
@@ -60,7 +65,7 @@ def _is_share(value: Any) -> bool:
 _OPTIONS: Mapping[str, tuple[Callable[[Any], object], str]] = {
     "name": (
         lambda value: isinstance(value, str) and _NAME.fullmatch(value),
-        "lower-case letters, digits and _ only, beginning with a letter: it names tables and assets",
+        f"it must be {_NAMED}: it names tables and assets",
     ),
     "producer": (_is(Producer | None), "it must be a Producer(...)"),
     "producers": (_is(Mapping), "it must be a dict of Producer(...) by name"),
@@ -69,7 +74,13 @@ _OPTIONS: Mapping[str, tuple[Callable[[Any], object], str]] = {
     "context": (_is(BaseModel | None), "it must be an instance of a pydantic model, whose fields a run can override"),
     "fail_run_on": (_is_share, "it is 'never', 'any', or a share of failures from 0.0 to 1.0"),
     "window_cron": (cron.is_cron, cron.WAY_OUT),
+    "retry": (_is(Retry | None), "it must be a Retry(max_attempts=...)"),
+    "dead_letters": (
+        lambda value: value is None or (type(value) is str and value),
+        "it must be the key of a resource that is a source, 'orders_dead'",
+    ),
     "redrive": (lambda value: value is None or cron.is_cron(value), f"{cron.WAY_OUT}, or leave it out"),
+    "shutdown": (is_span, SPAN),
     "first_window": (
         lambda value: isinstance(value, datetime) and value.utcoffset() is not None,
         "it must be a time with its zone: datetime(2026, 1, 1, tzinfo=UTC)",
@@ -116,17 +127,20 @@ def check_together(pipelines: Sequence[_Class], resources: Mapping[str, Any]) ->
         resources: Its resources by key.
 
     Raises:
-        PipelineError: Two have one name or one source, or there is no resource for a source.
+        PipelineError: Two have one name or one source, there is no resource for a source, or one is no class.
     """
     names: dict[str, _Class] = {}
     pulling: list[_Pulling] = []
     for pipeline in pipelines:
+        if not isinstance(pipeline, type):
+            raise PipelineError(f"pipelines has an instance of {type(pipeline).__qualname__}: give the class itself")
+        if not hasattr(pipeline, "name"):
+            raise PipelineError(f"pipelines has {pipeline.__qualname__}, an abstract base: give what is built on it")
         for name, producer in pipeline.producers_of().items():
             option = f"producers[{name!r}]" if name else "producer"
             one = _Pulling(pipeline, option, producer.source, pipeline.limits_key(name).replace("/", "_"))
             if one.key not in resources:
-                meant = nearest(one.key, resources, 0.6)
-                hint = f"did you mean {meant!r}?" if meant else f"there is {', '.join(sorted(resources))}"
+                hint = did_you_mean(one.key, sorted(resources))
                 _refuse(pipeline, f"{option}.source", one.key, f"no resource has this key; {hint}")
             if other := names.get(pipeline.name):
                 why = f"{other.__qualname__} has this name too, and tables and limits are by name: rename one"
@@ -253,14 +267,13 @@ def _misfit(called: Callable[..., Any], arguments: Sequence[str]) -> str | None:
 def _check_producers(cls: _Class) -> None:
     has_one = getattr(cls, "producer", None) is not None
     if has_one and cls.producers:
-        why = "write either producer or producers; what a base sets is unset by producer = None or producers = {}"
-        _refuse(cls, "producer", "both", why)
+        why = "write one of them; what a base sets is unset by producer = None or producers = {}"
+        raise PipelineError(f"{cls.__qualname__} has both producer and producers: {why}")
     if not has_one and not cls.producers:
         _refuse(cls, "producer", None, "it must be a Producer(...), or producers a dict of them by name")
     for name, producer in cls.producers.items():
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            why = "not the name of a producer: [a-z][a-z0-9_]*, for it names a sensor and limits"
-            _refuse(cls, "producers", name, why)
+            _refuse(cls, "producers", name, f"a name must be {_NAMED}: it names a sensor and limits")
         if not isinstance(producer, Producer):
             _refuse(cls, f"producers[{name!r}]", producer, "it must be a Producer(...)")
 
@@ -268,8 +281,13 @@ def _check_producers(cls: _Class) -> None:
 def _check_lane(cls: _Class, base: _Class) -> None:
     one = _is_written(cls, base, "handle_message")
     if one == cls.uses_columns():
-        _refuse(cls, "handle_message", "both" if one else None, "write either handle_message or handle_messages")
+        has = "both handle_message and" if one else "neither handle_message nor"
+        raise PipelineError(f"{cls.__qualname__} has {has} handle_messages: write one of them")
     if cls.uses_columns():
+        timeout = cls.processors.message_timeout
+        if timeout is not None and not _is_written(cls, base, "handle_failed"):
+            why = "a query of Spark cannot be timed, and there is no handle_failed that could: leave it out"
+            _refuse(cls, "processors.message_timeout", timeout, why)
         for callback in ("transform", "prepare_messages"):
             if _is_written(cls, base, callback):
                 why = "is never called beside handle_messages: do it there, or write handle_message instead"
@@ -280,7 +298,7 @@ def _check_batchers(cls: _Class, base: _Class) -> None:
     for batcher, options in cls.batchers.items():
         key = f"batchers[{batcher!r}]"
         if not isinstance(batcher, str) or not _NAME.fullmatch(batcher) or batcher in RESERVED_TABLES:
-            why = f"not the name of a batcher: [a-z][a-z0-9_]*, and none of {sorted(RESERVED_TABLES)}"
+            why = f"a name must be {_NAMED}, and none of {', '.join(sorted(RESERVED_TABLES))}: it names a table"
             _refuse(cls, "batchers", batcher, why)
         if not isinstance(options, Batcher | TableBatcher):
             _refuse(cls, key, options, "it must be a Batcher(...) or a TableBatcher(schema=...)")
@@ -288,7 +306,8 @@ def _check_batchers(cls: _Class, base: _Class) -> None:
         if model is not None and (misfit := _unfit(model, columns=cls.uses_columns())):
             _refuse(cls, f"{key}.schema", model.__name__, misfit)
         if isinstance(options, Batcher) and not _is_written(cls, base, "handle_batch"):
-            _refuse(cls, key, "Batcher", "the class has no handle_batch; write one, or use TableBatcher")
+            why = "the class has no handle_batch; write it, or use TableBatcher(schema=...)"
+            _refuse(cls, key, options, why)
         if isinstance(options, Batcher) and isinstance(options.batch_size, Splitter):
             _check_called(f"{cls.__qualname__}.{key}.batch_size.step", options.batch_size.step, ("message", "acc"))
     # A class may inherit one that is for others who share the base.

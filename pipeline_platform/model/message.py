@@ -113,9 +113,11 @@ class Message:
         self._standing = standing
 
     @classmethod
-    def each(cls, batch: pa.RecordBatch, settling: Settling = SETTLING) -> Iterator[Message]:
+    def each(
+        cls, batch: pa.RecordBatch, settling: Settling = SETTLING, batch_mode: BatchMode = BULK
+    ) -> Iterator[Message]:
         """The messages of an Arrow batch with the columns of `MESSAGES` (or at least `data`), in order."""
-        standing = Standing(Delivery(batch, settling))
+        standing = Standing(Delivery(batch, settling), batch_mode)
         return map(cls, batch.column("data").to_pylist(), range(batch.num_rows), repeat(standing))
 
     @property
@@ -253,12 +255,13 @@ class Message:
             raise ValueError(f"a batch mode is 'bulk' or 'flush', not {batch_mode!r}")
         return self._but(batch_mode=mode)
 
-    def failed(self, reason: object) -> Message:
-        """Mark it failed, for a reason that people will read."""
+    def failed(self, reason: object, *, retry: bool = True) -> Message:
+        """Mark it failed, for a reason that people will read. Without `retry` it is dead: only people drive it."""
         if isinstance(reason, Failure):
-            return self._but(failure=Failure(*map(words, reason)))
+            kind, text, trace, stage = map(words, reason[:4])
+            return self._but(failure=Failure(kind, text, trace, stage, bool(reason.retry and retry)))
         text = reason_of(reason) if isinstance(reason, BaseException) else words(reason, 2_000)
-        return self._but(failure=Failure("failed", text))
+        return self._but(failure=Failure("failed", text, retry=bool(retry)))
 
     def configure_ack(self, *, on_success: str | None = None, on_failure: str | None = None) -> Message:
         """Say how this message alone is settled, in the words of its source. What is not given stays.

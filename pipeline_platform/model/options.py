@@ -25,6 +25,7 @@ from pipeline_platform.model import cron
 from pipeline_platform.model.message import Message
 
 if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
     from pydantic_core import ErrorDetails
 
 BATCH_BYTES = 128 * 2**20
@@ -44,15 +45,38 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.8) -> str | None:
     return next(iter(difflib.get_close_matches(name, list(known), 1, cutoff)), None)
 
 
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Name the known name that is meant, or all there are."""
+    known = list(known)
+    meant = nearest(name, known, 0.6)
+    return f"did you mean {meant!r}?" if meant else f"there is {', '.join(known)}"
+
+
+def without_prefix(said: str) -> str:
+    """What pydantic says of a value, as the end of a sentence."""
+    return re.sub("^(Input|String) should ", "it should ", said).removeprefix("Value error, ")
+
+
 def shown(value: object) -> str:
     """Show a value in an error: on one line, and not the whole of a long one."""
-    text = " ".join(repr(value).split())
+    try:
+        text = " ".join(repr(value).split())
+    except Exception as error:  # it must not hide what is wrong with the option
+        text = f"a {type(value).__name__}, whose repr raises {type(error).__name__}"
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
+SPAN = f"it must be longer than nothing and at most {_LONGEST.days:,} days"
+
+
+def is_span(value: object) -> bool:
+    """Whether a value is a length of time that an option may have."""
+    return isinstance(value, timedelta) and timedelta(0) < value <= _LONGEST
+
+
 def _span(span: timedelta) -> timedelta:
-    if not timedelta(0) < span <= _LONGEST:
-        raise ValueError(f"it must be longer than nothing and at most {_LONGEST.days:,} days")
+    if not is_span(span):
+        raise ValueError(SPAN)
     return span
 
 
@@ -77,28 +101,48 @@ class Options(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, arbitrary_types_allowed=True)
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, /, *unnamed: Any, **options: Any) -> None:
+        kind = type(self)
+        if unnamed:
+            there_is = ", ".join(_by_name(kind))
+            raise PipelineError(f"{kind.__name__} is given {shown(unnamed[0])} without a name; there is {there_is}")
         try:
             super().__init__(**options)
         except ValidationError as error:
             refused = error.errors(include_url=False)
-            raise PipelineError("; ".join(_refusal(type(self), each) for each in refused)) from None
+            raise PipelineError("; ".join(_refusal(kind, each) for each in refused)) from None
+
+
+_MUST_BE = {
+    "string_type": "text",
+    "string_too_short": "text that is not empty",
+    "time_delta_type": "a timedelta, such as timedelta(seconds=30)",
+    "is_subclass_of": "the class of a pydantic model",
+}
+"""What an option must be, where pydantic refuses its type."""
+
+
+def _by_name(model: type[Options]) -> dict[str, FieldInfo]:
+    """The options as authors name them."""
+    return {field.alias or name: field for name, field in model.model_fields.items()}
 
 
 def _refusal(model: type[Options], refused: ErrorDetails) -> str:
     """Say on one line what pydantic refused."""
-    option = ".".join(map(str, refused["loc"]))
-    fields = {field.alias or name: field for name, field in model.model_fields.items()}
+    option, kind = ".".join(map(str, refused["loc"])), refused["type"]
+    fields = _by_name(model)
     path = f"{model.__name__}.{option}" if option else model.__name__
-    if refused["type"] == "extra_forbidden":
-        meant = nearest(option, fields, 0.6)
-        hint = f"did you mean {meant!r}?" if meant else f"there is {', '.join(fields)}"
-        return f"{path} is {shown(refused['input'])}: there is no such option; {hint}"
-    if refused["type"] == "missing":
+    if kind == "extra_forbidden":
+        return f"{path} is {shown(refused['input'])}: there is no such option; {did_you_mean(option, fields)}"
+    if kind == "missing":
         return f"{path} is missing: {fields[option].description}"
-    why = re.sub("^(Input|String) should ", "it should ", refused["msg"]).removeprefix("Value error, ")
+    why = without_prefix(refused["msg"])
     if not option:  # of several options together, which it names itself
         return f"{path}.{why}"
+    if kind in _MUST_BE:
+        why = f"it must be {_MUST_BE[kind]}"
+    elif kind == "model_type":
+        why = f"it must be a {refused['ctx']['class_name']}(...)"
     bounds = fields[option].metadata if option in fields else []
     least = next((bound.ge for bound in bounds if isinstance(bound, Ge)), None)
     most = next((bound.le for bound in bounds if isinstance(bound, Le)), None)
@@ -173,6 +217,13 @@ class Processors(Options):
         description="Bytes of payload that a message may have; a larger one fails, with its payload kept. A task "
         "holds some copies of a message: give its worker as much memory before raising this.",
     )
+    message_timeout: Span | None = Field(
+        None,
+        description="How long one call may take: of handle_message, transform or a serializer (its message fails), of "
+        "prepare_messages or handle_failed (its chunk fails). Callbacks are then called in forks, a chunk in each, "
+        "with an instance of the pipeline of its own. In the fast lane it holds for handle_failed alone: a query of "
+        "Spark cannot be timed. None waits for ever.",
+    )
 
     @model_validator(mode="after")
     def _asks_only_when_worthwhile(self) -> Self:
@@ -193,6 +244,26 @@ class Processors(Options):
         """Messages that make a run worth its fixed cost."""
         least = self.max_demand // 2 if self.min_demand is None else self.min_demand
         return self.concurrency * (self.max_demand - least)
+
+
+class Overrides(Options):
+    """Options that are changed at run time, in the control store; None leaves the class's own."""
+
+    concurrency: int | None = Field(None, ge=1, le=10_000, description="In place of `processors.concurrency`.")
+    max_demand: int | None = Field(None, ge=1, le=10**8, description="In place of `processors.max_demand`.")
+    max_runs: int | None = Field(None, ge=1, le=1_000, description="In place of the producer's `max_runs`.")
+
+    def processors(self, own: Processors) -> Processors:
+        """The options that hold; a `min_demand` that is not below the changed `max_demand` counts as unset."""
+        changed = {name: value for name in ("concurrency", "max_demand") if (value := getattr(self, name)) is not None}
+        most = changed.get("max_demand", own.max_demand)
+        if own.min_demand is not None and own.min_demand >= most:
+            changed["min_demand"] = None
+        return own.model_copy(update=changed) if changed else own
+
+    def producer(self, own: Producer) -> Producer:
+        """The options that hold."""
+        return own if self.max_runs is None else own.model_copy(update={"max_runs": self.max_runs})
 
 
 class Splitter(Options):
@@ -263,6 +334,12 @@ class Batcher(Options):
         None,
         description="How long messages wait at the source for a batch to fill: the sensor's `patience` is no longer "
         "than this.",
+    )
+    message_timeout: Span | None = Field(
+        None,
+        description="How long one call may take: of handle_batch (its batch fails), a splitter, a decoder or a "
+        "serializer (its message fails), handle_failed (its chunk fails). Each batch is then handled in a fork, with "
+        "an instance of the pipeline of its own. None waits for ever.",
     )
     table_schema: type[BaseModel] | None = Field(
         None,

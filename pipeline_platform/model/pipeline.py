@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import BaseModel
 
 from pipeline_platform.model.checks import check_class
+from pipeline_platform.model.context import overridden
 from pipeline_platform.model.message import BatchInfo, Message
 from pipeline_platform.model.options import (
     Batcher,
@@ -18,8 +19,10 @@ from pipeline_platform.model.options import (
     Producer,
     Retention,
     TableBatcher,
-    nearest,
+    did_you_mean,
+    shown,
 )
+from pipeline_platform.model.retry import Retry
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -51,7 +54,12 @@ class Pipeline:
         retention: How long windows are kept.
         fail_run_on: `never`, `any`, or the share of failed messages (0 to 1) above which a run ends red, after
             everything is published and acknowledged.
-        redrive: When open failures are driven once more by themselves: a cron schedule in UTC; not at all by default.
+        retry: Drives each failure again by itself after a pause, up to so many attempts; then it is dead. Not at all by
+            default.
+        dead_letters: Key of a source that dead messages are sent to, with the reason; nowhere by default.
+        redrive: When all failures that are not dead are driven once more by themselves: a cron schedule in UTC; not at
+            all by default.
+        shutdown: How long a run that is to stop (`pipeline-platform drain`, a termination) still begins messages.
         owners: Of the assets: e-mail addresses or `team:<name>`.
     """
 
@@ -65,6 +73,9 @@ class Pipeline:
     first_window: ClassVar[datetime] = datetime(2026, 1, 1, tzinfo=UTC)
     retention: ClassVar[Retention] = Retention()
     fail_run_on: ClassVar[Literal["never", "any"] | float] = "never"
+    retry: ClassVar[Retry | None] = None
+    dead_letters: ClassVar[str | None] = None
+    shutdown: ClassVar[timedelta] = timedelta(seconds=30)
     redrive: ClassVar[str | None] = None
     owners: ClassVar[Sequence[str]] = ()
 
@@ -146,13 +157,8 @@ class Pipeline:
         if not name:
             return cls.producers
         if name not in cls.producers:
-            meant = nearest(name, cls.producers, 0.6)
-            there_is = (
-                f"there is {', '.join(cls.producers)}" if cls.producers else "its only one has no name: give none"
-            )
-            raise PipelineError(
-                f"{cls.name}: no producer has the name {name!r}; {f'did you mean {meant!r}?' if meant else there_is}"
-            )
+            hint = did_you_mean(name, cls.producers) if cls.producers else "its only one has no name: give none"
+            raise PipelineError(f"{cls.name}: no producer has the name {name!r}; {hint}")
         return {name: cls.producers[name]}
 
     @classmethod
@@ -178,17 +184,11 @@ class Pipeline:
         Raises:
             PipelineError: The pipeline has no context, or a field is unknown or does not fit.
         """
-        if not overrides:
+        if overrides is None or overrides == {}:
             return cls.context
+        if not isinstance(overrides, Mapping):
+            raise PipelineError(f"{cls.__qualname__}.context is overridden by {shown(overrides)}: give fields by name")
         if cls.context is None:
-            raise PipelineError(
-                f"{cls.name}: the run sets context {sorted(overrides)}, but the pipeline has no context"
-            )
-        model = type(cls.context)
-        unknown = sorted(set(overrides) - set(model.model_fields))
-        if unknown:
-            raise PipelineError(f"{cls.name}: context has no field {unknown}; it has {sorted(model.model_fields)}")
-        try:
-            return model.model_validate({**cls.context.model_dump(), **overrides})
-        except ValueError as error:
-            raise PipelineError(f"{cls.name}: context {dict(overrides)!r} does not fit: {error}") from error
+            fields = ", ".join(map(str, overrides))
+            raise PipelineError(f"{cls.__qualname__}.context is None: there is nothing to override by {fields}")
+        return overridden(cls.context, overrides, f"{cls.__qualname__}.context")

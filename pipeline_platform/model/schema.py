@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from functools import lru_cache
+from operator import itemgetter
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from uuid import UUID
 
@@ -186,7 +187,7 @@ class RowType:
         """
         rows = self._rows(data)
         for field in self._integers:
-            for number in _cut(field.type, [row[field.name] for row in rows]):
+            for number in _cut(field.type, list(map(itemgetter(field.name), rows))):
                 raise ColumnError(f"{field.name} is {number!r}, which is no int")
         try:
             # All at once: another pass over the rows costs as much as building a column.
@@ -202,7 +203,7 @@ class RowType:
         if self._is_plain and (kinds := set(map(type, data))) <= {self.model, dict} and len(kinds) == 1:
             rows = data if kinds == {dict} else [one.__dict__ for one in data]
             names = self.model.model_fields.keys()
-            if all(row.keys() == names for row in rows):
+            if all(map(names.__eq__, map(dict.keys, rows))):
                 return rows  # without a copy
         rows = [fields_of(one, self.model) for one in data]
         return rows if self._is_plain else [_plain(row) for row in rows]

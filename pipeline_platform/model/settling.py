@@ -14,16 +14,22 @@ class Word(NamedTuple):
         ends: Whether the message is done with at the source. If not, it comes back.
         longest_s: Seconds that may follow the word after a colon; None where none may.
         again: The word that takes its place for a message that was delivered before; None for the same.
+        gives_back: Whether the message is delivered again at once, as one is that nobody began to handle.
     """
 
     ends: bool
     longest_s: int | None = None
     again: str | None = None
+    gives_back: bool = False
 
 
 Words = Mapping[str, Word]
 
-LEASED: Words = {"ack": Word(ends=True), "noop": Word(ends=False), "nack": Word(ends=False, longest_s=999_999)}
+LEASED: Words = {
+    "ack": Word(ends=True),
+    "noop": Word(ends=False),
+    "nack": Word(ends=False, longest_s=999_999, gives_back=True),
+}
 """`ack` is done with, `noop` left alone until its lease runs out, `nack` given back now, `nack:<s>` after a delay."""
 
 
@@ -70,6 +76,11 @@ class Settling(NamedTuple):
         """The action for one delivery, where a word means another thing the second time."""
         word = self.words.get(action.partition(":")[0])
         return (word.again if redelivered and word is not None else None) or action
+
+    @property
+    def giving_back(self) -> str | None:
+        """The action for a message that nobody began to handle; None where the source takes none back."""
+        return next((word for word, one in self.words.items() if one.gives_back), None)
 
     @property
     def _choices(self) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from pipeline_platform.lake.decision import take_over
 from pipeline_platform.lake.ledger import Origin, Receive
+from pipeline_platform.lake.selection import ALL, Selection
 from pipeline_platform.model.pipeline import PipelineError
 from pipeline_platform.run import lease
 from pipeline_platform.run.clear_up import clear_up
@@ -28,9 +29,13 @@ def begin(
     windows: Sequence[str],
     demand: int | None = None,
     context: Mapping[str, Any] | None = None,
+    selection: Selection = ALL,
+    although_paused: bool = False,
     log: Callable[[str], None] = _LOG.info,
 ) -> Receive:
     """Begin a receive. Everything that could refuse it later is asked now.
+
+    Where the pipeline or its producer is paused, the receive is of no messages.
 
     Args:
         flow: The pipeline and its resources.
@@ -39,51 +44,65 @@ def begin(
         windows: Partition keys the run is about, in order.
         demand: Messages wanted; None for as many as the pipeline allows a run.
         context: What the run changes in the pipeline's context.
+        selection: Of the open failures, those that a backfill drives.
+        although_paused: Whether to take on messages all the same. Not while runs under way are drained.
         log: Hears what was cleared up, and why the demand is less than wanted.
 
     Raises:
         PipelineError: The context does not fit; the windows are others than those of the data; it pulls from no
-            producer, or drives what all of them received from one; or there is no room for a backfill, or for all of
-            a replay.
+            producer, or drives what all of them received from one; it selects failures and drives none; there is no
+            room for a backfill, or for all of a replay; or the pipeline is drained.
         SchemaChangeError: A model no longer fits its table.
         SourceError: The source cannot be reached, or is not there.
     """
     _check_producer(flow, INTAKES[origin])
+    if origin != "failed" and selection != ALL:
+        raise PipelineError(
+            f"{flow.pipeline.name}: a {INTAKES[origin].name} drives no failures: leave `failures` out of the run config"
+        )
     flow.pipeline.context_of(context)
+    receive = Receive(
+        receive_id=uuid.uuid4().hex,
+        pipeline=flow.pipeline.name,
+        origin=origin,
+        run_id=run_id,
+        windows=tuple(windows),
+        demand=0,
+        asked=0,
+        context=dict(context or {}),
+        base=0,
+        started_at=datetime.now(UTC),
+        producer=flow.producer,
+    )
+    if _is_held_back(flow, log, although_paused=although_paused):
+        return receive
     flow.tables.ensure()
     base = flow.tables["outcomes"].version()
-    intake = INTAKES[origin](flow, tuple(windows), base)
+    selection = selection.at(datetime.now(UTC))
+    intake = INTAKES[origin](flow, tuple(windows), base, selection)
     if intake.is_outside:
         patiently(intake.source.check_ready, intake.source.patience)
     if cleared := clear_up(flow, log):
         log(f"cleared up after runs that died or left something unacknowledged: receives {', '.join(cleared)}")
-    receive_id = uuid.uuid4().hex
     asked = intake.asked(demand)
     # Before the claim, which nobody renews yet: over many windows it takes longer than a lease.
     replaces = intake.replaces()
     wanted = intake.wanted(asked, log)
+    receive_id, within_s = receive.receive_id, intake.room_within_s
     try:
-        granted = flow.room.claim(receive_id, run_id, wanted, log, lease_s=lease.CLAIM_S, within_s=intake.room_within_s)
+        granted = flow.room.claim(receive_id, run_id, wanted, log, lease_s=lease.CLAIM_S, within_s=within_s)
+        # Once more: who pauses either sees this claim as one under way, or is seen here.
+        if granted and _is_held_back(flow, log, although_paused=although_paused):
+            flow.control.end(receive_id)
+            return receive
         if not intake.is_enough(granted, wanted):
             raise PipelineError(
                 f"{flow.pipeline.name}: room for {granted} of the {wanted} messages of this {intake.name}, for other "
                 f"runs hold the rest of {flow.room.capacity}: start it again when they are done, or pause the pipeline "
-                "meanwhile"
+                "meanwhile and start it with `although_paused` in its run config"
             )
-        receive = Receive(
-            receive_id=receive_id,
-            pipeline=flow.pipeline.name,
-            origin=origin,
-            run_id=run_id,
-            windows=tuple(windows),
-            demand=granted,
-            asked=asked,
-            context=dict(context or {}),
-            base=base,
-            replaces=replaces,
-            started_at=datetime.now(UTC),
-            producer=flow.producer,
-        )
+        taken = {"demand": granted, "asked": asked, "base": base, "replaces": replaces, "selection": selection}
+        receive = receive.model_copy(update={**taken, "started_at": datetime.now(UTC)})
         if granted:
             flow.ledger.begin(receive)
     except BaseException:
@@ -91,6 +110,26 @@ def begin(
         raise
     lease.begun(flow, receive)
     return receive
+
+
+def _is_held_back(flow: Flow, log: Callable[[str], None], *, although_paused: bool) -> bool:
+    """Whether the run is to take on nothing.
+
+    Raises:
+        PipelineError: It is forced to, and would be stopped at once: the pipeline is drained.
+    """
+    key = flow.room.key
+    reason = flow.control.paused(key)
+    if reason is None:
+        return False
+    if not although_paused:
+        log(f"takes on nothing: {key} is paused: {reason}. Resume it, or start a run with `although_paused`")
+    elif flow.control.draining(key) is not None:
+        raise PipelineError(
+            f"{key}: although_paused is set, but runs under way are drained ({reason}): wait for the end of "
+            "`pipeline-platform drain`, or give `pipeline-platform pause` in its place"
+        )
+    return not although_paused
 
 
 def _check_producer(flow: Flow, intake: type[Intake]) -> None:

@@ -36,7 +36,7 @@ def clear_up(flow: Flow, log: Callable[[str], None] = _LOG.info) -> list[str]:
     cleared = []
     for receive_id in unfinished:
         try:
-            if _clear_up(flow, receive_id, is_live=receive_id in live):
+            if _clear_up(flow, receive_id, log, is_live=receive_id in live):
                 cleared.append(receive_id)
         except Exception as error:  # whatever is wrong with one receive, it keeps no run from beginning
             log(steps.unfinishable(receive_id, error))
@@ -47,7 +47,7 @@ def clear_up(flow: Flow, log: Callable[[str], None] = _LOG.info) -> list[str]:
     return cleared
 
 
-def _clear_up(flow: Flow, receive_id: str, *, is_live: bool) -> bool:
+def _clear_up(flow: Flow, receive_id: str, log: Callable[[str], None], *, is_live: bool) -> bool:
     """Clear up one receive; return whether that ended it."""
     receive = flow.ledger.get(receive_id)
     if receive is None:
@@ -64,7 +64,9 @@ def _clear_up(flow: Flow, receive_id: str, *, is_live: bool) -> bool:
             _expect_producer(flow, receive)
         return False
     if done:
-        steps.acknowledge(flow, done)
+        if (letters := steps.acknowledge(flow, done).letters).error:
+            log(f"receive {receive_id} is kept until its {letters.unsent} dead letters are sent: {letters.error}")
+            return False
     elif not fence(flow.tables, receive_id):
         return False
     else:

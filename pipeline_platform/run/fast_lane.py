@@ -97,9 +97,9 @@ class FastLane:
         return self.pipeline.context_of(self.receive.context)
 
     def _set_aside(self, rows: Sequence[Range], failure: Failure | None = None) -> Manifest:
-        parts = spread(rows, self.pipeline.processors.concurrency)
+        parts = spread(rows, self.flow.processors.concurrency)
         task = SetAside(**common(self.flow, self.receive), parts=parts, repeats=self.repeats, failure=failure)
-        return self.work.run(task, len(parts))
+        return carefully(lambda task: self.work.run(task, len(parts)), task)
 
     def _handled(self, rows: Sequence[Range], aside: Manifest, *, as_they_lie: bool) -> Manifest:
         """Put rows through the query, and hold it to its contract: each that was not set aside once, and no more."""
@@ -122,7 +122,7 @@ class FastLane:
                 for file in manifest
                 if file.table == "outcomes" or file.table.startswith(f"_receives/{receive_id}")
             ]
-            ids = self.work.scan(divide(seen, name, self.pipeline.processors.concurrency), "source", "message_id")
+            ids = self.work.scan(divide(seen, name, self.flow.processors.concurrency), "source", "message_id")
             manifest += self.work.write(column_lane.not_returned(self.pipeline, received, ids), write)
         left = checksum_of_all(self._rows) - aside.total("aside_checksum")
         if manifest.total("returned_rows") != expected or (manifest.total("checksum") - left) % 2**64:
@@ -137,7 +137,7 @@ class FastLane:
         return column_lane.taken(self.pipeline, handled)
 
     def _read(self, rows: Sequence[Range], pace: Pace) -> DataFrame:
-        parts = spread(rows, self.pipeline.processors.concurrency)
+        parts = spread(rows, self.flow.processors.concurrency)
         read = column_lane.ReadColumns(self.work.lake, parts, self.pipeline.processors, pace, self.repeats)
         return engine.frame(self.work.spark, read, len(parts), column_lane.RECEIVED)
 

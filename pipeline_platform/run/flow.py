@@ -14,7 +14,7 @@ from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.ledger import Ledger
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
-from pipeline_platform.model.options import Producer, RateLimiting
+from pipeline_platform.model.options import Processors, Producer, RateLimiting
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.run.spark_work import SparkWork
 from pipeline_platform.source.contract import Source
@@ -37,6 +37,7 @@ class Flow:
         session: Gives the Spark session. Steps ask for it only when they have work for Spark.
         beats: When each lease was last renewed here, by `time.monotonic`; see `run.lease`.
         producer: Its name; empty for the only one, and for none.
+        dead_letters: Where dead messages are sent; None for nowhere.
     """
 
     pipeline: type[Pipeline]
@@ -46,10 +47,13 @@ class Flow:
     session: Callable[[], SparkSession]
     beats: dict[str, float] = field(default_factory=dict)
     producer: str = ""
+    dead_letters: Source | None = None
 
     def __post_init__(self) -> None:
-        """Let the source know who remembers what receives hold."""
+        """Let the sources know who remembers what receives hold."""
         self.source.open(self.control)
+        if self.dead_letters is not None:
+            self.dead_letters.open(self.control)
 
     @cached_property
     def tables(self) -> Tables:
@@ -77,6 +81,11 @@ class Flow:
         return self.producer in self.producers
 
     @property
+    def processors(self) -> Processors:
+        """How much its runs take on now: the pipeline's own options, but for what is set at run time."""
+        return self.control.processors_of(self.pipeline)
+
+    @property
     def concurrency(self) -> int:
         """Tasks that read, or settle, at once."""
         return max(producer.concurrency for producer in self.producers.values())
@@ -87,10 +96,15 @@ class Flow:
         limits_key = self.pipeline.limits_key
         return {limits_key(name): producer.rate_limiting for name, producer in self.producers.items()}
 
-    def pace(self) -> Pace:
-        """The pace of a task that handles its messages: each message takes a permit of each limit."""
+    def pace(self, receive_id: str | None = None) -> Pace:
+        """The pace of a task that handles its messages: each message takes a permit of each limit.
+
+        Args:
+            receive_id: Of a receive that may give back what is not begun, when it or its pipeline is to stop.
+        """
         (key, limit), *others = self.rate_limits.items()
-        return Pace(self.control, key, limit, dict(others))
+        stops = (self.pipeline.name, self.room.key, receive_id) if receive_id else ()
+        return Pace(self.control, key, limit, dict(others), stops)
 
     def work(self, receive_id: str) -> SparkWork:
         """The Spark work of a receive."""

@@ -10,7 +10,7 @@ from pipeline_platform.lake.manifest import File, Manifest
 from pipeline_platform.lake.reader import Range, divide
 from pipeline_platform.run.fast_lane import FastLane
 from pipeline_platform.run.flow import Flow
-from pipeline_platform.run.intake import common
+from pipeline_platform.run.intake import common, intake_of
 from pipeline_platform.run.spark_work import carefully
 from pipeline_platform.tasks import lookup
 from pipeline_platform.tasks.handle import Handle
@@ -25,11 +25,11 @@ def handle(flow: Flow, receive: Receive, received: Manifest) -> Manifest:
     repeats = _look_up(flow, receive, files, _oldest(received)) if received.total("redelivered") else []
     if flow.pipeline.uses_columns():
         return FastLane(flow, receive, files, repeats).handle(received.most("largest"))
-    parts = divide(files, flow.pipeline.name, flow.pipeline.processors.concurrency)
+    parts = divide(files, flow.pipeline.name, flow.processors.concurrency)
     task = Handle(
         **common(flow, receive),
         parts=parts,
-        pace=flow.pace(),
+        pace=flow.pace(receive.receive_id if intake_of(flow, receive).gives_back else None),
         repeats=repeats,
     )
     work = flow.work(receive.receive_id)
@@ -39,7 +39,7 @@ def handle(flow: Flow, receive: Receive, received: Manifest) -> Manifest:
 def _look_up(flow: Flow, receive: Receive, files: Sequence[File], published: datetime | None) -> list[Range]:
     """Look up what may have come before, published at this time or later; return where the answer lies."""
     pipeline, work = flow.pipeline, flow.work(receive.receive_id)
-    concurrency = pipeline.processors.concurrency
+    concurrency = flow.processors.concurrency
     # By when they were decided, not by their window: one may pull into a window of long ago.
     now = datetime.now(UTC)
     oldest = now - max(producer.deduplicate_for for producer in flow.producers.values())

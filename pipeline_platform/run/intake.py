@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.ledger import Origin, Receive
 from pipeline_platform.lake.replay import ReplayedMessages
+from pipeline_platform.lake.selection import ALL, Selection
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.source.contract import Source
 
@@ -22,6 +23,7 @@ class Intake(ABC):
         flow: The pipeline and its resources.
         windows: Of the run.
         version: Of `outcomes`, which the run goes by.
+        selection: Of the open failures, those that a backfill drives.
         name: For people.
         room_within_s: How long a run waits for room, before it takes on what there is: nobody asks for it again.
         is_outside: Whether messages come from outside the lake: that source may be away, and waits for the
@@ -31,6 +33,7 @@ class Intake(ABC):
     flow: Flow
     windows: tuple[str, ...]
     version: int
+    selection: Selection = ALL
 
     name: ClassVar[str]
     room_within_s: ClassVar[float] = 60.0
@@ -40,6 +43,14 @@ class Intake(ABC):
     @abstractmethod
     def source(self) -> Source:
         """Gives the messages."""
+
+    @property
+    def gives_back(self) -> bool:
+        """Whether messages that were not begun may be given back, where the run is to stop.
+
+        The fast lane is one query, which begins them all.
+        """
+        return not self.flow.pipeline.uses_columns()
 
     @abstractmethod
     def asked(self, demand: int | None) -> int:
@@ -72,13 +83,18 @@ class Pull(Intake):
         """The producer's."""
         return self.flow.source
 
+    @property
+    def gives_back(self) -> bool:
+        """Where the source has a word for it; a log has none, and is read to the end of the run's spans."""
+        return super().gives_back and self.source.settling.giving_back is not None
+
     def asked(self, demand: int | None) -> int:
         """The demand; without one, what a run takes on."""
         return self.flow.room.for_a_pull() if demand is None else demand
 
 
 class Backfill(Intake):
-    """The open failures of the windows, driven once more."""
+    """Open failures of the windows, driven once more: all, or those of a selection."""
 
     name = "backfill"
 
@@ -86,10 +102,16 @@ class Backfill(Intake):
     def source(self) -> FailedMessages:
         """The table of failed messages."""
         flow = self.flow
-        return FailedMessages(name=flow.source.name, lake=flow.lake, pipeline=flow.pipeline.name, windows=self.windows)
+        return FailedMessages(
+            name=flow.source.name,
+            lake=flow.lake,
+            pipeline=flow.pipeline.name,
+            windows=self.windows,
+            selection=self.selection,
+        )
 
     def asked(self, demand: int | None) -> int:
-        """The open failures, up to the demand."""
+        """These failures, up to the demand."""
         waiting = self.source.backlog().messages or 0
         return waiting if demand is None else min(demand, waiting)
 
@@ -97,7 +119,7 @@ class Backfill(Intake):
         """As many as a run takes on."""
         wanted = super().wanted(asked, log)
         if not asked:
-            log(f"no failure is open in {', '.join(self.windows)}")
+            log(f"no failure is {self.selection.state} in {', '.join(self.windows)}")
         elif wanted < asked:
             log(f"{asked} failures are open, and a run takes on {wanted}: materialise these windows again for others")
         return wanted
@@ -119,6 +141,11 @@ class Replay(Intake):
         return ReplayedMessages(
             name=flow.source.name, lake=flow.lake, pipeline=flow.pipeline.name, windows=self.windows, version=version
         )
+
+    @property
+    def gives_back(self) -> bool:
+        """Never: its rows take the place of all that the windows have."""
+        return False
 
     def asked(self, demand: int | None) -> int:
         """All, whatever the demand."""
@@ -156,4 +183,4 @@ def common(flow: Flow, receive: Receive) -> dict[str, Any]:
 
 def intake_of(flow: Flow, receive: Receive) -> Intake:
     """Where the messages of a receive come from."""
-    return INTAKES[receive.origin](flow, receive.windows, receive.base)
+    return INTAKES[receive.origin](flow, receive.windows, receive.base, receive.selection)

@@ -58,12 +58,13 @@ def renew(flow: Flow, receive: Receive) -> bool:
 
     A source whose leases do not run out is asked each time: it may know that it lost them.
 
-    It waits for a source that is away. At some sources an extension takes a request for each few messages, and a
-    decision asks before each of its tries.
+    It waits for a source that is away, as that source's `patience` says. At some sources an extension takes a request
+    for each few messages, and a decision asks before each of its tries.
     """
-    every_s = intake_of(flow, receive).source.extend_every_s
+    source = intake_of(flow, receive).source
+    every_s = source.extend_every_s
     is_due = every_s is None or time.monotonic() >= flow.beats.get(_messages(receive), -math.inf) + every_s
-    return beat(flow, receive) and (not is_due or patiently(lambda: _extend(flow, receive)))
+    return beat(flow, receive) and (not is_due or patiently(lambda: _extend(flow, receive), source.patience))
 
 
 def expect_ours(flow: Flow, receive: Receive) -> None:

@@ -17,7 +17,8 @@ from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.reader import divide
 from pipeline_platform.lake.rewriting import DROPPED
 from pipeline_platform.model.options import Batcher
-from pipeline_platform.run import batching, handling
+from pipeline_platform.run import batching, dead_letters, handling
+from pipeline_platform.run.dead_letters import Letters
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import intake_of
 from pipeline_platform.run.lease import alive, expect_ours, renew
@@ -38,12 +39,14 @@ class Acknowledgement(NamedTuple):
         lost: Messages that another receive holds by now, which will find them decided.
         unacknowledged: Messages that it would not take: the next run tells it again.
         errors: In words, a sample.
+        letters: What became of dead messages.
     """
 
     acknowledged: int
     lost: int
     unacknowledged: int
     errors: list[str]
+    letters: Letters = Letters()
 
 
 def receive_messages(flow: Flow, receive: Receive) -> Manifest:
@@ -135,7 +138,9 @@ def publish(flow: Flow, receive: Receive) -> dict[str, int]:
 
 
 def acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger = ONCE) -> Acknowledgement:
-    """Tell the source, then forget the receive. It stays for the next run where the source would not take something.
+    """Send dead letters, tell the source, then forget the receive.
+
+    It stays for the next run where the source would not take something, or dead letters could not be sent.
 
     Args:
         flow: The pipeline and its resources.
@@ -157,6 +162,7 @@ def acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger = ONCE)
             f"receive {receive.receive_id} did not come to the end of `receive_messages`, and may hold messages: "
             "execute all steps again, and it receives anew. The next run gives this receive up"
         )
+    letters = dead_letters.send(flow, receive, manifest)
     unpublished = _publish_others(flow) if manifest.total("duplicates") or manifest.total(DROPPED) else []
     answer, messages = Manifest(), sum(file.rows for file in files)
     source = intake.source
@@ -168,20 +174,21 @@ def acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger = ONCE)
         work = flow.work(receive.receive_id)
         answer = work.run(task, len(parts), messages if source.in_tasks else 0)
     left, is_told = messages - answer.total("acknowledged") - answer.total("lost"), True
-    errors = [error for notes in answer.notes for error in notes["errors"]]
+    errors = [*([letters.error] if letters.error else []), *(one for notes in answer.notes for one in notes["errors"])]
     if left == answer.total("withheld"):  # those are delivered again
         try:
             patiently(lambda: source.finish(receive.receive_id), source.patience)
-            flow.ledger.remove(receive.receive_id)
+            if not letters.unsent:
+                flow.ledger.remove(receive.receive_id)
         except SourceError as error:
             left, errors, is_told = messages, [*errors, str(error)], False
-    if is_told:
+    if is_told and not letters.unsent:
         flow.control.end(receive.receive_id)
     else:  # nothing of it waits at the source: the sensor asks for a run to finish it by its claim alone
         flow.control.beat(receive.receive_id, 0)
     refusals = [f"{one['ack_id']}: {one['reason']}" for notes in answer.notes for one in notes["refusals"]]
     return Acknowledgement(
-        answer.total("acknowledged"), answer.total("lost"), left, [*unpublished, *errors, *refusals][:10]
+        answer.total("acknowledged"), answer.total("lost"), left, [*unpublished, *errors, *refusals][:10], letters
     )
 
 

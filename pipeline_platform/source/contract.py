@@ -268,6 +268,13 @@ class Source(BaseModel, ABC):
         del payloads, metadata
         raise SourceError(f"source {self.name!r} takes no messages: {type(self).__name__} has no send()")
 
+    def labelled(self, labels: Mapping[str, str]) -> Mapping[str, Any] | None:
+        """The metadata by which `send` gives a message these labels; None where the source has no place for them.
+
+        Each label is one line of text; there are up to eight, of 500 characters at most.
+        """
+        return labels
+
     def check_ready(self) -> None:
         """Raise `SourceError` if a receive is bound to fail. A run calls it before it leases anything."""
         self.backlog()

@@ -17,11 +17,13 @@ import pyarrow.parquet as pq
 from pipeline_platform.lake.reader import Range
 from pipeline_platform.model.failure import Failure, words
 from pipeline_platform.model.message import BatchInfo, Message
+from pipeline_platform.model.options import Batcher
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks import cut
 from pipeline_platform.tasks.by_position import ByPosition
+from pipeline_platform.tasks.fork import Death, Limit
 from pipeline_platform.tasks.handle import checked, rare_collections
-from pipeline_platform.tasks.isolate import Death, Isolation
+from pipeline_platform.tasks.isolate import Isolation
 from pipeline_platform.tasks.outcomes import Outcomes
 from pipeline_platform.tasks.progress import UNWATCHED
 from pipeline_platform.tasks.staging import STAGED, staged_messages
@@ -73,17 +75,22 @@ class HandleBatches(Step):
         """Run task `index`."""
         started, count = time.monotonic(), 0
         with self.writer(f"{self.batcher}-{index}") as writer:
-            isolation = Isolation(self, writer, careful=self.careful)
+            isolation = Isolation(self, writer, careful=self.careful, limit=self._limit())
             with rare_collections():
                 for batch in self._batches(index):
                     if isolation.forks:
                         self._handle_in_forks(batch, isolation)
                     else:
-                        self._handle(batch, _killers(batch), frozenset(), isolation.outcomes)
+                        self.handle(batch, isolation.outcomes)
                     count += batch.failure is None
             notes = {"batches": count, "seconds": time.monotonic() - started, "task": index}
             manifest = writer.close(**isolation.outcomes.tally.notes(), **notes)
         yield from manifest.to_arrow().to_batches()
+
+    def _limit(self) -> Limit | None:
+        options = self.pipeline.batchers[self.batcher]
+        span = options.message_timeout if isinstance(options, Batcher) else None
+        return Limit.of(f"batchers[{self.batcher!r}].message_timeout", span)
 
     def _batches(self, index: int) -> Iterator[Batch]:
         rows = ByPosition(self.lake, self.staged)
@@ -92,7 +99,7 @@ class HandleBatches(Step):
             messages, first = pa.RecordBatch.from_arrays(rows.take(STAGED.names, wanted), schema=STAGED), 0
             for batch in group:
                 count = len(batch["rows"])
-                yield self._batch(batch, messages.slice(first, count))
+                yield self.batch(batch, messages.slice(first, count))
                 first += count
 
     def _planned(self, index: int) -> Iterator[dict[str, pa.Scalar]]:
@@ -106,7 +113,8 @@ class HandleBatches(Step):
         with self.lake.open_input(file.path) as opened:
             return pq.read_table(opened, schema=cut.BATCHES)
 
-    def _batch(self, planned: Mapping[str, pa.Scalar], messages: pa.RecordBatch) -> Batch:
+    def batch(self, planned: Mapping[str, pa.Scalar], messages: pa.RecordBatch) -> Batch:
+        """A batch: a row of `cut.BATCHES`, and the messages that it names."""
         window, partition, key, number, trigger, failure = (
             planned[name].as_py() for name in ("window", "partition", "batch_key", "number", "trigger", "failure")
         )
@@ -116,14 +124,18 @@ class HandleBatches(Step):
         info = BatchInfo(self.batcher, key, partition, messages.num_rows, trigger, batch_id)
         return Batch(window, info, messages, failure and Failure(*failure))
 
+    def handle(self, batch: Batch, outcomes: Outcomes) -> None:
+        """Handle a batch and record it."""
+        self._handle(batch, _killers(batch), frozenset(), outcomes)
+
     def _handle(self, batch: Batch, killers: Mapping[int, Failure], mute: Set[int], outcomes: Outcomes) -> None:
         """Handle a batch and record it, but for the mute rows. Known killers only fail."""
         model = self.pipeline.batchers[self.batcher].table_schema
         decoded = list(staged_messages(batch.messages, self.batcher, self.settling, model, killers, outcomes.watch))
         ok = [message for message in decoded if message.failure is None]
-        outcomes.watch.busy("handle_batch", ok)
         assert outcomes.pipeline is not None
-        handled = handle_batch(outcomes.pipeline, self.batcher, ok, batch.info, self.context) if ok else []
+        with outcomes.watch.busy("handle_batch", ok):
+            handled = handle_batch(outcomes.pipeline, self.batcher, ok, batch.info, self.context) if ok else []
         by_row = {message._row: message for message in handled}
         messages = [by_row.get(message._row, message) for message in decoded if message._row not in mute]
         rows = batch.messages
@@ -137,12 +149,15 @@ class HandleBatches(Step):
         Messages that `handle_failed` dies of are recorded without it.
         """
         rows, killers, mute = batch.messages.num_rows, _killers(batch), set[int]()
-        deaths = 0
+        deaths, exact = 0, False
         while len(mute) < rows:
-            death = isolation.fork(partial(self._handle, batch, killers, mute), rows)
+            death = isolation.fork(partial(self._handle, batch, killers, mute), rows, exact=exact)
             if not isinstance(death, Death):
                 break
             deaths, known = deaths + 1, len(killers)
+            if death.has_several and not exact:
+                exact = True
+                continue
             # Each time `handle_batch` is called once more: soon it is the batch that is to blame.
             blamed = death.rows if death.rows and deaths <= DEATHS else range(rows)
             killers |= {row: death.failure("handle_batch") for row in blamed if row not in killers}

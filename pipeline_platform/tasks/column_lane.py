@@ -20,8 +20,9 @@ from pipeline_platform.model.options import Processors, TableBatcher
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from pipeline_platform.model.schema import ColumnError, arrow_schema, refuse_nulls
 from pipeline_platform.tasks.by_position import DELIVERY, PAYLOAD, ByPosition, Positions, checksum
+from pipeline_platform.tasks.fork import Death, Limit
 from pipeline_platform.tasks.handle import oversized
-from pipeline_platform.tasks.isolate import Death, Isolation
+from pipeline_platform.tasks.isolate import Isolation
 from pipeline_platform.tasks.lookup import Repeats
 from pipeline_platform.tasks.outcomes import Outcomes
 from pipeline_platform.tasks.step import Step
@@ -167,13 +168,14 @@ class WriteColumns(Step):
         started, count, total = time.monotonic(), 0, 0
         with self.writer(f"handle-{uuid.uuid4().hex[:4]}") as writer:
             received = ByPosition(self.lake, self.received)
-            isolation = Isolation(self, writer, careful=self.careful)
+            limit = Limit.of("processors.message_timeout", self.pipeline.processors.message_timeout)
+            isolation = Isolation(self, writer, careful=self.careful, limit=limit)
             for batch in filter(len, batches):
                 for window, rows in _by_window(received, batch):
                     positions = rows.column("position").to_numpy()
                     count, total = count + len(positions), (total + checksum(positions)) % 2**64
                     lane = _Rows(self, received, window)
-                    isolation.deal(rows, lane.write, lane.record_death, knows_rows=False)
+                    isolation.deal(rows, lane.write, lane.record_death, places=positions.tolist())
             notes = {"returned_rows": count, "checksum": total, "seconds": time.monotonic() - started}
             manifest = writer.close(**isolation.outcomes.tally.notes(), **notes)
         yield from manifest.to_arrow().to_batches()
@@ -281,6 +283,7 @@ class _Rows:
             delivered = self._as_received(some.column("position").to_numpy())
             done = 0
             for part in bounded(delivered, options.chunk_bytes):
+                self._outcomes.watch.name(some["position"].slice(done, part.num_rows).to_pylist())
                 yield some.slice(done, part.num_rows), part
                 done += part.num_rows
             start += some.num_rows

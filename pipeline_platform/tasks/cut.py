@@ -43,7 +43,7 @@ BATCHES = pa.schema(
 )
 """A batch: its number within its group, why it ends, its bytes, and the rows it is made of.
 
-A message that a splitter fails is a row by itself, with the parts of its `Failure`. It is in no batch.
+A message that a splitter fails is a row by itself, with the texts of its `Failure`. It is in no batch.
 """
 
 _GROUP = ["window", "partition", "batch_key"]
@@ -224,6 +224,6 @@ def _table(ordered: pa.Table, order: pa.Array, groups: Any, ends: _Ends) -> pa.T
         "number": pa.repeat(pa.scalar(-1, pa.int64()), len(at)),
         "trigger": pa.repeat("size", len(at)),
         "rows": pa.array([[row] for row in order.take(at).to_pylist()]),
-        "failure": [list(failure) for failure in ends.failures.values()],
+        "failure": [list(failure[:4]) for failure in ends.failures.values()],
     }
     return pa.concat_tables([made, pa.Table.from_pydict(alone, schema=BATCHES)]).combine_chunks()

@@ -17,6 +17,7 @@ from pipeline_platform.tasks.step import Sink, Step
 from pipeline_platform.tasks.tally import Tally
 
 IDENTITY = ["source", "message_id", "attempt"]
+_WORDS = ("kind", "reason", "traceback", "stage")
 
 
 class Failures:
@@ -40,18 +41,18 @@ class Failures:
         return [message for chunk in chunks for message in self._shown(chunk, pipeline)]
 
     def _shown(self, messages: Sequence[Message], pipeline: Pipeline) -> list[Message]:
-        self._watch.busy("handle_failed", messages)
         given = {message._row: message for message in messages}
         returned: dict[int, Message] = {}
-        try:
-            for message in pipeline.handle_failed(list(messages), self._step.context):
-                if message.__class__ is not Message or not message.is_same(given.get(message._row)):
-                    raise TypeError("handle_failed must return the messages that it was given; it returned others")
-                returned.setdefault(message._row, message)
-            if len(returned) < len(given):
-                raise TypeError(f"handle_failed must return all {len(given)} messages; it returned {len(returned)}")
-        except BaseException as error:
-            self._count_error(error)
+        with self._watch.busy("handle_failed", messages):
+            try:
+                for message in pipeline.handle_failed(list(messages), self._step.context):
+                    if message.__class__ is not Message or not message.is_same(given.get(message._row)):
+                        raise TypeError("handle_failed must return the messages that it was given; it returned others")
+                    returned.setdefault(message._row, message)
+                if len(returned) < len(given):
+                    raise TypeError(f"handle_failed must return all {len(given)} messages; it returned {len(returned)}")
+            except BaseException as error:
+                self._count_error(error)
         # A failed message stays failed, and one that the callback left out stays as it was.
         return [self._still_failed(message, returned.get(row, message)) for row, message in given.items()]
 
@@ -71,23 +72,43 @@ class Failures:
         self._tally.reason(f"handle_failed itself: {type(error).__name__}: {reason_of(error)}")
 
     def record(self, rows: pa.RecordBatch, window: str, messages: Sequence[Message]) -> None:
-        """Write an `open` event for each row, with its payload."""
+        """Write an `open` or `dead` event for each row, with its payload."""
         failed = [(message, message.failure or Failure("failed", "")) for message in messages]
         texts: dict[str, list[str]] = {
-            name: [words(getattr(failure, name)) for _, failure in failed] for name in Failure._fields
+            name: [words(getattr(failure, name)) for _, failure in failed] for name in _WORDS
         }
         texts |= {name: [words(getattr(message, name)) for message, _ in failed] for name in ("batcher", "batch_key")}
-        self._write(rows, window, "open", **texts, data=rows.column("data"), metadata=rows.column("metadata"))
+        retry, at = self._step.pipeline.retry, datetime.now(UTC)
+        sources, ids, attempts = (rows.column(name).to_pylist() for name in IDENTITY)
+        dead = [
+            not failure.retry or (retry is not None and retry.is_last(attempt))
+            for (_, failure), attempt in zip(failed, attempts, strict=True)
+        ]
+        due = [
+            None if is_dead or retry is None else retry.due_at(source, message_id, attempt, at)
+            for source, message_id, attempt, is_dead in zip(sources, ids, attempts, dead, strict=True)
+        ]
+        self._tally.outcome("dead", window, sum(dead))
+        self._write(
+            rows,
+            window,
+            at,
+            ["dead" if is_dead else "open" for is_dead in dead],
+            **texts,
+            data=rows.column("data"),
+            metadata=rows.column("metadata"),
+            due_at=pa.array(due, FAILED.field("due_at").type),
+        )
 
     def close(self, rows: pa.RecordBatch, window: str) -> None:
         """Write a `closed` event for each row: a failure that was driven again and is handled."""
-        self._write(rows, window, "closed")
+        self._write(rows, window, datetime.now(UTC), ["closed"] * rows.num_rows)
 
-    def _write(self, rows: pa.RecordBatch, window: str, state: str, **columns: Any) -> None:
+    def _write(self, rows: pa.RecordBatch, window: str, at: datetime, states: Sequence[str], **columns: Any) -> None:
         count = rows.num_rows
         columns |= {name: rows.column(name) for name in IDENTITY}
-        columns["state"] = pa.repeat(state, count)
-        columns["at"] = pa.repeat(pa.scalar(datetime.now(UTC), FAILED.field("at").type), count)
+        columns["state"] = pa.array(states, pa.string())
+        columns["at"] = pa.repeat(pa.scalar(at, FAILED.field("at").type), count)
         columns["receive_id"] = pa.repeat(self._step.receive_id, count)
         schema = pa.schema([field for field in FAILED if field.name != "window"])
         missing = {field.name: pa.nulls(count, field.type) for field in schema if field.name not in columns}

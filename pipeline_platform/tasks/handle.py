@@ -16,10 +16,11 @@ import pyarrow.compute as pc
 
 from pipeline_platform.lake.reader import Range, read_ranges
 from pipeline_platform.model.failure import Failure
-from pipeline_platform.model.message import MESSAGES, SETTLING, Message
+from pipeline_platform.model.message import BULK, MESSAGES, SETTLING, BatchMode, Message
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.settling import Settling
-from pipeline_platform.tasks.isolate import Death, Isolation
+from pipeline_platform.tasks.fork import Death, Limit
+from pipeline_platform.tasks.isolate import Isolation
 from pipeline_platform.tasks.lookup import Repeats
 from pipeline_platform.tasks.outcomes import Outcomes
 from pipeline_platform.tasks.progress import UNWATCHED, Watch
@@ -52,6 +53,7 @@ class Handler:
         settling: Settling = SETTLING,
         paced: _Paced | None = None,
         watch: Watch = UNWATCHED,
+        batch_mode: BatchMode = BULK,
     ) -> None:
         """Prepare to handle.
 
@@ -61,9 +63,10 @@ class Handler:
             settling: How the source is told of the messages.
             paced: Yields messages when they may be handled. If it ends early, the last ones are not handled.
             watch: Learns which callback is called.
+            batch_mode: That of each message, at first.
         """
         self._pipeline, self._context, self._settling = pipeline, context, settling
-        self._paced, self._watch = paced, watch
+        self._paced, self._watch, self._batch_mode = paced, watch, batch_mode
         kind = type(pipeline)
         self._transforms = kind.transform is not Pipeline.transform
         self._prepares = kind.prepare_messages is not Pipeline.prepare_messages
@@ -71,7 +74,7 @@ class Handler:
     def handle(self, batch: pa.RecordBatch) -> list[Message]:
         """Handle the messages of a batch; return one for each row, in order, ok or failed."""
         options = self._pipeline.processors
-        messages = list(Message.each(batch, self._settling))
+        messages = list(Message.each(batch, self._settling, self._batch_mode))
         for row in oversized(batch, options.max_message_bytes):
             messages[row] = messages[row].failed(too_large(messages[row].data, options.max_message_bytes))
         if self._transforms:
@@ -121,19 +124,19 @@ class Handler:
         waiting = [message for message in messages if message.failure is None]
         if not waiting:
             return messages
-        self._watch.busy("prepare_messages", waiting)
-        try:
-            prepared = list(self._pipeline.prepare_messages(list(waiting), self._context))
-            if len(prepared) != len(waiting) or not all(map(Message.is_same, waiting, prepared)):
-                raise TypeError(
-                    f"prepare_messages got {len(waiting)} messages and must return each of them, in order; "
-                    f"it returned {len(prepared)}"
-                )
-        except BaseException as error:
-            failure = Failure.of(error, "prepare_messages")
-            prepared = [message._rejected(failure) for message in waiting]
-        else:
-            prepared = [checked(*pair, "prepare_messages") for pair in zip(waiting, prepared, strict=True)]
+        with self._watch.busy("prepare_messages", waiting):
+            try:
+                prepared = list(self._pipeline.prepare_messages(list(waiting), self._context))
+                if len(prepared) != len(waiting) or not all(map(Message.is_same, waiting, prepared)):
+                    raise TypeError(
+                        f"prepare_messages got {len(waiting)} messages and must return each of them, in order; "
+                        f"it returned {len(prepared)}"
+                    )
+            except BaseException as error:
+                failure = Failure.of(error, "prepare_messages")
+                prepared = [message._rejected(failure) for message in waiting]
+            else:
+                prepared = [checked(*pair, "prepare_messages") for pair in zip(waiting, prepared, strict=True)]
         by_row = {message._row: message for message in prepared}
         return [by_row.get(message._row, message) for message in messages]
 
@@ -161,7 +164,7 @@ def oversized(batch: pa.RecordBatch, most_bytes: int) -> list[int]:
 def too_large(payload: bytes, most_bytes: int) -> Failure:
     """Why a message fails that is larger than its pipeline takes."""
     reason = f"its payload has {len(payload):,} bytes, and processors.max_message_bytes allows {most_bytes:,}"
-    return Failure("too large", reason, "", "receive_messages")
+    return Failure("too large", reason, "", "receive_messages", retry=False)
 
 
 @dataclass(frozen=True)
@@ -170,7 +173,7 @@ class Handle(Step):
 
     Attributes:
         repeats: Files that say which deliveries are not to be handled.
-        pace: The rate limit, if there is one.
+        pace: The rate limit, and whether messages may begin at all; None where nothing holds.
         careful: Call callbacks in forks, as a task does that is tried again.
     """
 
@@ -184,7 +187,8 @@ class Handle(Step):
         started, options = time.monotonic(), self.pipeline.processors
         repeats = Repeats.read(self.lake, self.repeats)
         with self.writer(f"handle-{index}") as writer:
-            isolation = Isolation(self, writer, careful=self.careful)
+            limit = Limit.of("processors.message_timeout", options.message_timeout)
+            isolation = Isolation(self, writer, careful=self.careful, limit=limit)
             outcomes = isolation.outcomes
             rows = options.chunk_size if isolation.forks else max(options.chunk_size, BLOCK_ROWS)
             with rare_collections():
@@ -193,7 +197,7 @@ class Handle(Step):
                     outcomes.duplicates(decided, window, decided=True)
                     outcomes.duplicates(copies, window, decided=False)
                     work, fail = partial(self._handle, window), partial(self._fail, window)
-                    isolation.deal(fresh, work, fail, self._permitted)
+                    isolation.deal(fresh, work, fail, self._permitted, partial(self._give_back, window))
             manifest = writer.close(**outcomes.tally.notes(), seconds=time.monotonic() - started, task=index)
         yield from manifest.to_arrow().to_batches()
 
@@ -208,6 +212,9 @@ class Handle(Step):
 
     def _fail(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes, death: Death) -> None:
         outcomes.failed(rows, window, [death.failure("handle_message")] * rows.num_rows)
+
+    def _give_back(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes) -> None:
+        outcomes.given_back(rows, window)
 
     def _permitted(self, wanted: int) -> tuple[int, float]:
         if self.pace is None:

@@ -32,8 +32,11 @@ _SETTLED = [*IDENTITY, "ack_ref", "ack_id"]
 
 
 @dataclass(frozen=True)
-class _Block:
-    """Messages that a callback is done with, one for each row, and the indexes of those that are at their end."""
+class Block:
+    """Messages that a callback is done with, one for each row, and the indexes of those that are at their end.
+
+    A message takes the place of what it was before: of one that fails, and of one that `handle_failed` made of it.
+    """
 
     rows: pa.RecordBatch
     window: str
@@ -42,6 +45,7 @@ class _Block:
     failed: list[int] = field(default_factory=list)
 
     def fail(self, index: int, failure: Failure) -> None:
+        """Let a message fail."""
         self.messages[index] = self.messages[index].failed(failure)
         self.failed.append(index)
 
@@ -70,7 +74,7 @@ class Outcomes:
 
     def handled(self, batch: pa.RecordBatch, window: str, messages: list[Message]) -> None:
         """Record messages that `handle_message` is done with, one for each row of `batch`, in its order."""
-        block, groups = _Block(batch, window, messages), {name: list[int]() for name in self._batchers}
+        block, groups = Block(batch, window, messages), {name: list[int]() for name in self._batchers}
         for index, message in enumerate(messages):
             if message._standing.failure is not None:
                 block.failed.append(index)
@@ -85,22 +89,22 @@ class Outcomes:
                 self._write_rows(name, block, indexes)
             elif indexes:
                 self._stage(name, block, indexes)
-        self._settle(block)
+        self.settle(block)
 
     def batched(self, name: str, batch: pa.RecordBatch, window: str, messages: list[Message], batch_id: str) -> None:
         """Record one batch that `handle_batch` is done with, one message for each row of `batch`, in its order."""
-        block = _Block(batch, window, messages)
+        block = Block(batch, window, messages)
         block.failed.extend(index for index, message in enumerate(messages) if message.failure is not None)
         if done := [index for index, message in enumerate(messages) if message.failure is None]:
             self._write_rows(name, block, done, batch_id)
-        self._settle(block)
+        self.settle(block)
 
     def failed(self, batch: pa.RecordBatch, window: str, failures: Sequence[Failure]) -> None:
         """Record rows that fail, each for its own reason."""
         messages = [
             message.failed(why) for message, why in zip(Message.each(batch, self._step.settling), failures, strict=True)
         ]
-        self._settle(_Block(batch, window, messages, failed=list(range(len(messages)))))
+        self.settle(Block(batch, window, messages, failed=list(range(len(messages)))))
 
     def columns(self, name: str, rows: pa.RecordBatch, window: str, columns: Sequence[pa.Array]) -> None:
         """Record rows of one batcher that the fast lane made columns of."""
@@ -123,12 +127,18 @@ class Outcomes:
         self.tally.outcome("duplicates", window, rows.num_rows)
         self._write_outcomes(rows, window, "duplicate", self._step.settling.on_success if decided else "noop")
 
+    def given_back(self, rows: pa.RecordBatch, window: str) -> None:
+        """Record messages that nobody began to handle: the source delivers them again, and open failures stay open."""
+        self.tally.counts["given_back"] += rows.num_rows
+        self.tally.outcome("returned", window, rows.num_rows)
+        self._write_outcomes(rows, window, "returned", self._step.settling.giving_back or "noop")
+
     def no_batcher(self, batcher: str, stage: str) -> Failure:
         """Why a message fails that is to go where no batcher is."""
         reason = f"no batcher {words(batcher, 200)}; there are {sorted(self._batchers)}"
         return Failure("unknown batcher", reason, "", stage)
 
-    def _write_rows(self, name: str, block: _Block, indexes: list[int], batch_id: str | None = None) -> None:
+    def _write_rows(self, name: str, block: Block, indexes: list[int], batch_id: str | None = None) -> None:
         row_type = self._row_types.get(name)
 
         def build(some: list[Message]) -> list[pa.Array]:
@@ -154,7 +164,7 @@ class Outcomes:
         table["receive_id"] = pa.repeat(self._step.receive_id, count)
         self._sink.write(name, window, pa.RecordBatch.from_pydict(table))
 
-    def _stage(self, name: str, block: _Block, indexes: list[int]) -> None:
+    def _stage(self, name: str, block: Block, indexes: list[int]) -> None:
         """Write the messages of a batcher with a callback to where they wait for their batch."""
         model = self._batchers[name].table_schema
         columns, fitting = self._fitting(lambda some: handled_columns(some, model), block, indexes)
@@ -164,27 +174,28 @@ class Outcomes:
             self._sink.write(staged_table(self._step.receive_id, name), block.window, rows)
 
     def _fitting(
-        self, build: Callable[[list[Message]], list[pa.Array]], block: _Block, indexes: list[int]
+        self, build: Callable[[list[Message]], list[pa.Array]], block: Block, indexes: list[int]
     ) -> tuple[list[pa.Array], list[int]]:
         """Build the columns of the messages that fit; one by one only if one does not.
 
         Building runs code of the models' own, which may raise anything.
         """
+        messages = [block.messages[index] for index in indexes]
         if not self.watch.exact:
-            with suppress(BaseException):
-                return build([block.messages[index] for index in indexes]), indexes
-        fitting = []
-        for index in indexes:
-            self.watch.busy("lake", [block.messages[index]])
-            try:
-                build([block.messages[index]])
-            except BaseException as error:
-                block.fail(index, Failure.of(error, "lake"))
-            else:
-                fitting.append(index)
-        return (build([block.messages[index] for index in fitting]) if fitting else []), fitting
+            with self.watch.busy("lake", messages), suppress(BaseException):
+                return build(messages), indexes
+        fitting, built = [], []
+        for index, message in zip(indexes, messages, strict=True):
+            with self.watch.busy("lake", [message]):
+                try:
+                    built.append(build([message]))
+                except BaseException as error:
+                    block.fail(index, Failure.of(error, "lake"))
+                else:
+                    fitting.append(index)
+        return [pa.concat_arrays(column) for column in zip(*built, strict=True)], fitting
 
-    def _settle(self, block: _Block) -> None:
+    def settle(self, block: Block) -> None:
         """Write the outcomes of messages that are handled or failed, and record the failures."""
         settling, done, failed = self._step.settling, sorted(block.done), sorted(block.failed)
         if done:
@@ -197,6 +208,8 @@ class Outcomes:
         losers = [block.messages[index] for index in failed]
         if self.pipeline is not None:
             losers = self._failures.shown(losers, self.pipeline)
+            for index, message in zip(failed, losers, strict=True):
+                block.messages[index] = message
         again = block.rows.column("redelivered").take(pa.array(failed, pa.int64())).to_pylist()
         actions = [
             settling.of_delivery((message.actions or (None, None))[1] or settling.on_failure, redelivered=redelivered)

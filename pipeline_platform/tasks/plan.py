@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline_platform.lake.reader import Range
@@ -20,9 +19,10 @@ from pipeline_platform.model.options import Batcher, Splitter
 from pipeline_platform.model.settling import Settling
 from pipeline_platform.tasks import cut
 from pipeline_platform.tasks.by_position import ByPosition
-from pipeline_platform.tasks.isolate import Death, Written, in_a_fork, tries_before
+from pipeline_platform.tasks.fork import Death, Limit, Written, in_a_fork
+from pipeline_platform.tasks.isolate import tries_before
 from pipeline_platform.tasks.progress import UNWATCHED, Progress, Watch
-from pipeline_platform.tasks.staging import STAGED, staged_messages, staged_table
+from pipeline_platform.tasks.staging import CUT_BY, STAGED, staged_messages, staged_table, to_be_cut
 
 SPLIT_ROWS, SPLIT_BYTES = 8_192, 16 * 2**20
 """Messages that are read together for a splitter."""
@@ -39,7 +39,7 @@ class CutBatches:
         settling: How the source is told of messages.
         staged: Whole files, in the order of their positions.
         rest: The trigger of what is left when no more messages come.
-        careful: Call a splitter in a fork, as a task does that is tried again.
+        careful: Call a splitter in a fork, as a task does that is tried again, or whose calls have a limit.
     """
 
     lake: Lake
@@ -56,8 +56,9 @@ class CutBatches:
         """Run the only task."""
         known = pa.concat_tables(map(self._known, self.staged)).combine_chunks()
         splits = isinstance(self.options.batch_size, Splitter)
-        if splits and (self.careful or tries_before()):
-            batches = self._cut_in_forks(known)
+        limit = Limit.of(f"batchers[{self.batcher!r}].message_timeout", self.options.message_timeout)
+        if splits and (self.careful or limit or tries_before()):
+            batches = self._cut_in_forks(known, limit)
         else:
             batches = self._cut(known, {}, UNWATCHED)
         with Writer(self.lake, self.pipeline, f"{self.receive_id}-{self.batcher}-cut-{index}") as writer:
@@ -68,10 +69,7 @@ class CutBatches:
 
     def _known(self, file: Range) -> pa.Table:
         with self.lake.open_input(file.path) as opened:
-            rows = pq.read_table(opened, columns=["batch_key", "position", "size", "batch_mode"])
-        rows = rows.append_column("window", pa.repeat(file.window, rows.num_rows))
-        rows = rows.append_column("flush", pc.equal(rows["batch_mode"], "flush"))
-        return rows.select([name for name in cut.MESSAGES.names if name in rows.schema.names])
+            return to_be_cut(pq.read_table(opened, columns=CUT_BY), file.window)
 
     def _cut(self, known: pa.Table, killers: Mapping[int, Failure], watch: Watch) -> pa.Table:
         options, read = self.options, partial(self._messages, known["size"].to_numpy(), killers, watch)
@@ -85,15 +83,15 @@ class CutBatches:
         for some in _portions(sizes, rows):
             read = pa.RecordBatch.from_arrays(staged.take(STAGED.names, np.array(some)), schema=STAGED)
             known = {place - first: why for place, why in killers.items() if 0 <= place - first < len(some)}
-            within = _Within(watch, first)
-            decoded = staged_messages(read, self.batcher, self.settling, model, known, within)
-            for message in decoded:
-                within.busy("batch_size", [message])
-                yield message
+            watch.name(range(first, first + len(some)))
+            decoded = staged_messages(read, self.batcher, self.settling, model, known, _Named(watch))
+            for message in list(decoded):
+                with watch.busy("batch_size", [message]):
+                    yield message
             first += len(some)
 
-    def _cut_in_forks(self, known: pa.Table) -> pa.Table:
-        """Cut until a fork lives: each message that one dies of fails alone."""
+    def _cut_in_forks(self, known: pa.Table, limit: Limit | None) -> pa.Table:
+        """Cut until a fork lives: each message that one dies of, or that takes too long, fails alone."""
         killers = dict[int, Failure]()
 
         def child(progress: Progress) -> Written:
@@ -102,24 +100,24 @@ class CutBatches:
                 written.write("", "", batch)
             return written
 
-        while isinstance(answer := in_a_fork(child, known.num_rows), Death):
+        while isinstance(answer := in_a_fork(child, known.num_rows, limit=limit), Death):
             # Where nobody knows which message it was, each may be to blame.
             blamed = {*answer.rows} - killers.keys() or range(known.num_rows)
             killers |= {place: answer.failure("batch_size") for place in blamed if place not in killers}
         return pa.Table.from_batches([batch for *_, batch in answer.batches], cut.BATCHES)
 
 
-class _Within(Watch):
-    """A watch of messages that are numbered within a part of all: it tells another one their places among all."""
+class _Named(Watch):
+    """Tells a watch of each message by the place that `Watch.name` gave it."""
 
-    def __init__(self, watch: Watch, first: int) -> None:
-        self._watch, self._first = watch, first
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
 
-    def busy(self, callback: str, messages: Sequence[Message]) -> None:
-        """A callback begins with these messages."""
-        if self._watch is not UNWATCHED:
-            placed = [Message(None, self._first + one._row, one._standing) for one in messages]
-            self._watch.busy(callback, placed)
+    def each(self, callback: str, messages: Iterable[Message]) -> Iterator[Message]:
+        """Yield messages, each as its callback begins."""
+        for message in messages:
+            with self._watch.busy(callback, [message]):
+                yield message
 
 
 def _portions(sizes: np.ndarray, rows: list[int]) -> Iterator[list[int]]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 
 from pipeline_platform.lake.reader import Range, read_ranges
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.tasks.by_position import checksum
+from pipeline_platform.tasks.fork import Death, Limit
 from pipeline_platform.tasks.handle import READ, oversized, too_large
-from pipeline_platform.tasks.isolate import tries_before
+from pipeline_platform.tasks.isolate import Isolation
 from pipeline_platform.tasks.lookup import Repeats
 from pipeline_platform.tasks.outcomes import Outcomes
 from pipeline_platform.tasks.step import Step
@@ -21,30 +23,32 @@ from pipeline_platform.tasks.step import Step
 class SetAside(Step):
     """Task `n` writes the outcomes of those of the rows `parts[n]` that the query is not to see.
 
-    A task that is tried again does not call `handle_failed`: it may have died of it.
-
     Attributes:
         repeats: Files that say which deliveries are not to be handled.
         failure: What every other row fails with; None where only those fail that are too large.
+        careful: Call `handle_failed` in forks, as a task does that is tried again.
     """
 
     parts: Sequence[Sequence[Range]]
     repeats: Sequence[Range]
     failure: Failure | None = None
+    careful: bool = False
 
     def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
         """Run task `index`; note how many rows it set aside, and which, by their checksum."""
         repeats, options, aside = Repeats.read(self.lake, self.repeats), self.pipeline.processors, list[pa.Array]()
         with self.writer(f"aside-{index}") as writer:
-            outcomes = Outcomes(self, writer, None if tries_before() else self.pipeline())
+            limit = Limit.of("processors.message_timeout", options.message_timeout)
+            isolation = Isolation(self, writer, careful=self.careful, limit=limit)
+            outcomes = isolation.outcomes
             for _, chunk in read_ranges(self.lake, self.parts[index], READ, options.chunk_size, options.chunk_bytes):
                 window, (fresh, decided, copies) = chunk.column("window")[0].as_py(), repeats.split(chunk)
                 if self.failure is None:
                     outcomes.duplicates(decided, window, decided=True)
                     outcomes.duplicates(copies, window, decided=False)
                     aside += [decided["position"], copies["position"]]
-                rows, failures = self._failed(fresh)
-                outcomes.failed(rows, window, failures)
+                rows = self._failing(fresh)
+                isolation.deal(rows, partial(self._fail, window), partial(self._fail_dead, window))
                 aside.append(rows["position"])
             positions = [column.to_numpy() for column in aside]
             manifest = writer.close(
@@ -55,12 +59,19 @@ class SetAside(Step):
             )
         yield from manifest.to_arrow().to_batches()
 
-    def _failed(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, list[Failure]]:
-        """The rows that fail, and why. Those that are too large failed in a task before the query."""
-        most = self.pipeline.processors.max_message_bytes
-        large = oversized(rows, most)
+    def _failing(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows that fail. Those that are too large failed in a task before the query."""
+        large = oversized(rows, self.pipeline.processors.max_message_bytes)
         if self.failure is None:
-            failed = rows.take(pa.array(large, pa.int64()))
-            return failed, [too_large(data, most) for data in failed.column("data").to_pylist()]
-        failed = rows.take(pa.array(sorted(set(range(rows.num_rows)) - set(large)), pa.int64()))
-        return failed, [self.failure] * failed.num_rows
+            return rows.take(pa.array(large, pa.int64()))
+        return rows.take(pa.array(sorted(set(range(rows.num_rows)) - set(large)), pa.int64()))
+
+    def _fail(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes, until: float | None) -> int:
+        del until  # no permits: nothing is handled
+        most = self.pipeline.processors.max_message_bytes
+        failures = [self.failure or too_large(data, most) for data in rows.column("data").to_pylist()]
+        outcomes.failed(rows, window, failures)
+        return int(rows.num_rows)
+
+    def _fail_dead(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes, death: Death) -> None:
+        outcomes.failed(rows, window, [death.failure("handle_failed")] * rows.num_rows)

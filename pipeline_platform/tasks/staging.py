@@ -12,6 +12,7 @@ from pipeline_platform.model.crossing import decode, encode
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import BULK, Delivery, Message, Standing
 from pipeline_platform.model.settling import Settling
+from pipeline_platform.tasks import cut
 from pipeline_platform.tasks.progress import Watch
 
 STAGED = pa.schema(
@@ -36,6 +37,9 @@ STAGED = pa.schema(
     ]
 )
 """The delivery, and what handling made of its data. `size` is the bytes of both payloads: batches are cut by it."""
+
+CUT_BY = ["batch_key", "position", "size", "batch_mode"]
+"""What cutting reads of it."""
 
 DELIVERY = STAGED.names[: STAGED.names.index("position") + 1]
 _HANDLED = STAGED.names[len(DELIVERY) : -1]
@@ -66,6 +70,13 @@ def staged_rows(delivered: pa.RecordBatch, handled: Sequence[pa.Array]) -> pa.Re
     return pa.RecordBatch.from_arrays([*delivered.columns, *handled, pc.add(*sizes)], schema=STAGED)
 
 
+def to_be_cut(rows: pa.Table, window: str) -> pa.Table:
+    """What `cut` takes, of the columns `CUT_BY` of staged rows."""
+    rows = rows.append_column("window", pa.repeat(window, rows.num_rows))
+    rows = rows.append_column("flush", pc.equal(rows["batch_mode"], "flush"))
+    return rows.select([name for name in cut.MESSAGES.names if name in rows.schema.names])
+
+
 def staged_messages(
     rows: pa.RecordBatch,
     batcher: str,
@@ -75,19 +86,24 @@ def staged_messages(
     watch: Watch,
 ) -> Iterator[Message]:
     """Yield the message of each row. One in `failures` fails undecoded, and so does one that cannot be decoded."""
+    messages = watch.each("decode", _undecoded(rows, batcher, settling))
+    for message, encoding in zip(messages, rows.column("encoding").to_pylist(), strict=True):
+        try:
+            if message._row not in failures:
+                message.data = decode(message.data, encoding, model)
+        except BaseException as error:  # code of the model's own, an enum's say, may raise anything
+            yield message.failed(Failure.of(error, "lake"))
+        else:
+            yield message.failed(failures[message._row]) if message._row in failures else message
+
+
+def _undecoded(rows: pa.RecordBatch, batcher: str, settling: Settling) -> Iterator[Message]:
     standing = Standing(Delivery(rows, settling))
-    for row, cells in enumerate(zip(*(rows.column(name).to_pylist() for name in _HANDLED), strict=True)):
-        value, encoding, key, mode, on_success, on_failure = cells
+    names = [name for name in _HANDLED if name != "encoding"]
+    for row, cells in enumerate(zip(*(rows.column(name).to_pylist() for name in names), strict=True)):
+        value, key, mode, on_success, on_failure = cells
         message = Message(value, row, standing if mode == BULK else standing._replace(batch_mode=mode))
         message.batcher, message.batch_key = batcher, key
         if on_success is not None or on_failure is not None:
             message = message.configure_ack(on_success=on_success, on_failure=on_failure)
-        if row in failures:
-            yield message.failed(failures[row])
-            continue
-        watch.busy("decode", [message])
-        try:
-            message.data = decode(value, encoding, model)
-        except BaseException as error:  # code of the model's own, an enum's say, may raise anything
-            message = message.failed(Failure.of(error, "lake"))
         yield message

@@ -1,7 +1,25 @@
-"""Try what you wrote without Spark, Dagster or pytest: `check_source` asks a connector for all that it promises."""
+"""Try what you wrote without Spark, Dagster or pytest.
+
+`test_message` and `test_batch` give messages to a pipeline's callbacks; `check_source` asks a connector for all that it
+promises; a `DummySource` takes the place of a source in definitions.
+"""
 
 from pipeline_platform.testing.check import Report, check_source, promises_of
+from pipeline_platform.testing.dummy import DummySource
+from pipeline_platform.testing.pipelines import Acknowledged, test_batch, test_message
 from pipeline_platform.testing.promise import BrokenPromiseError
 from pipeline_platform.testing.server import PAYLOADS, TEXTS, Server
 
-__all__ = ["PAYLOADS", "TEXTS", "BrokenPromiseError", "Report", "Server", "check_source", "promises_of"]
+__all__ = [
+    "PAYLOADS",
+    "TEXTS",
+    "Acknowledged",
+    "BrokenPromiseError",
+    "DummySource",
+    "Report",
+    "Server",
+    "check_source",
+    "promises_of",
+    "test_batch",
+    "test_message",
+]

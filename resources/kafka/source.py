@@ -121,6 +121,10 @@ class KafkaSource(KafkaOptions):
                 "in it. Stop them, or give this source a group of its own"
             )
 
+    def labelled(self, labels: Mapping[str, str]) -> Mapping[str, Any]:
+        """As headers, with the message's id as key."""
+        return {"headers": dict(labels), "key": labels.get("message_id")}
+
     def send(self, payloads: Iterable[bytes], metadata: Iterable[Mapping[str, Any] | None] | None = None) -> int:
         """Put messages into a topic; return how many, once all replicas that have to have them do.
 

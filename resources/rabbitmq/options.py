@@ -22,7 +22,7 @@ STREAM = (
 WORDS: Words = {
     "ack": Word(ends=True),
     "reject": Word(ends=True),
-    "reject_and_requeue": Word(ends=False),
+    "reject_and_requeue": Word(ends=False, gives_back=True),
     "reject_and_requeue_once": Word(ends=False, again="reject"),
     "noop": Word(ends=False),
 }

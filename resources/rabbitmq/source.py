@@ -159,6 +159,10 @@ class RabbitmqSource(RabbitmqOptions):
         if here is not None and here.connection is not None:
             here.connection.close()
 
+    def labelled(self, labels: Mapping[str, str]) -> Mapping[str, Any]:
+        """As headers."""
+        return {"headers": dict(labels)}
+
     def send(self, payloads: Iterable[bytes], metadata: Iterable[Mapping[str, Any] | None] | None = None) -> int:
         """Publish messages; the server has confirmed each one when this returns.
 

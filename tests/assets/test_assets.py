@@ -193,7 +193,7 @@ def test_a_run_may_change_the_context_and_a_wrong_one_is_refused_before_anything
 
     wrong = location.run("told_pull", context={"forgivng": True})
     assert wrong.status == FAILURE
-    assert "context has no field ['forgivng']; it has ['forgiving']" in location.log(wrong)
+    assert "context.forgivng: there is no such field; did you mean 'forgiving'?" in location.log(wrong)
     assert location.waiting() == 1
     right = location.run("told_pull", context={"forgiving": True})
 

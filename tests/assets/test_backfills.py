@@ -5,6 +5,7 @@ import pytest
 
 from assets import settlement
 from assets.jobs import RunTags
+from pipeline_platform.lake.failed import Counts
 from pipeline_platform.run import lease
 from pipeline_platform.run.intake import Intake
 from tests.fixtures.dagster import LAST, NEXT, WINDOW, Location, figures, rows_of
@@ -85,12 +86,13 @@ def test_the_check_warns_of_open_failures_of_any_window_until_they_are_driven(lo
 
 
 def test_of_many_windows_with_open_failures_the_oldest_are_named() -> None:
-    waiting = {f"2025-03-{day:02}T0000": day for day in range(31, 0, -1)}
+    waiting = {f"2025-03-{day:02}T0000": Counts(day, 1, None) for day in range(31, 0, -1)}
 
     told = settlement.check_open_failures(settlement.checks_of(Told)[1], waiting)
 
     assert told.description == (
-        "496 failed messages wait; materialise these 31 windows to drive them once more. The oldest 20 are named."
+        "496 failed messages wait, 31 of them dead; materialise these 31 windows to drive them once more. "
+        "The oldest 20 are named."
     )
     assert [row["window"] for row in rows_of(told.metadata["windows"])] == sorted(waiting)[:20]
 
@@ -104,6 +106,30 @@ def test_what_fails_again_stays_open_with_one_attempt_more(location: Location) -
         assert run.status == SUCCESS
         assert location.rows("failed")["attempt"].max() == attempt
         assert location.open_failures() == {WINDOW: 1}
+
+
+def test_a_backfill_of_some_failures_leaves_the_others(location: Location) -> None:
+    three_windows_with_failures(location)
+    failures = {"reason": "told to"}
+
+    run = location.run("told_backfill", WINDOW, LAST, context={"forgiving": True}, failures=failures)
+
+    assert run.status == SUCCESS
+    assert location.open_failures() == {LAST: 1}, "the letter failed for another reason"
+
+
+@pytest.mark.parametrize(
+    ("failures", "said"),
+    [
+        ({"state": "closed"}, "`failures` of the run config: state is 'closed': Input should be 'open', 'waiting'"),
+        ({"window": "x"}, "window is 'x': Extra inputs are not permitted; there is state, message_id, kind"),
+    ],
+)
+def test_a_selection_that_does_not_exist_is_refused(location: Location, failures: dict[str, str], said: str) -> None:
+    run = location.run("told_backfill", failures=failures)
+
+    assert run.status == FAILURE
+    assert said in location.log(run)
 
 
 def test_a_backfill_of_windows_without_open_failures_says_so(location: Location) -> None:

@@ -9,6 +9,7 @@ import dagster as dg
 import pytest
 from dagster._core.events import DagsterEvent
 
+from pipeline_platform.control.demand import InFlight
 from pipeline_platform.launcher.run_process import PROCESS_TAG, RunProcess
 from sensors.producer import in_flight
 from tests.fixtures.sensor import TAGS, Asked, Place, tags
@@ -37,7 +38,7 @@ def test_a_run_that_leased_counts_as_what_it_holds(place: Place) -> None:
     run = place.queued(tags(100, **{TAGS.receive_id: "r"}), dg.DagsterRunStatus.STARTED)
     place.control.claim("asked", "r", run.run_id, wanted=7, capacity=200, lease_s=60)
 
-    assert in_flight(Asked, place.instance, place.control) == (7, 1, 0)
+    assert in_flight(Asked, place.instance, place.control) == InFlight(7, 1, 0)
 
 
 def test_a_dead_run_does_not_count_once_its_claim_is_over(place: Place) -> None:
@@ -46,7 +47,7 @@ def test_a_dead_run_does_not_count_once_its_claim_is_over(place: Place) -> None:
     time.sleep(0.1)
     place.enqueue(200)
 
-    assert in_flight(Asked, place.instance, place.control) == (0, 0, 0)
+    assert in_flight(Asked, place.instance, place.control) == InFlight()
     assert place.asked() == [100, 100]
 
 
@@ -54,7 +55,7 @@ def test_a_backfill_takes_room_but_nothing_of_what_waits_at_the_source(place: Pl
     place.queued({**tags(100), TAGS.origin: "failed"})
     place.enqueue(60)
 
-    assert in_flight(Asked, place.instance, place.control) == (100, 1, 0)
+    assert in_flight(Asked, place.instance, place.control) == InFlight(100, 1, 0)
     assert place.asked() == [60]
 
 
@@ -62,10 +63,10 @@ def test_a_re_execution_of_all_steps_counts_as_what_it_will_lease(place: Place) 
     parent = place.queued(tags(80, **{TAGS.receive_id: "r"}), dg.DagsterRunStatus.FAILURE)
 
     again = place.queued(parent.tags, parent_run_id=parent.run_id, root_run_id=parent.run_id)
-    assert in_flight(Asked, place.instance, place.control) == (80, 1, 80)
+    assert in_flight(Asked, place.instance, place.control) == InFlight(80, 1, 80)
 
     place.instance.add_run_tags(again.run_id, {TAGS.receive_id: "its own"})
-    assert in_flight(Asked, place.instance, place.control) == (0, 0, 0), "it has had its own, and ended the claim"
+    assert in_flight(Asked, place.instance, place.control) == InFlight(), "it has had its own, and ended the claim"
 
 
 def test_a_re_execution_from_failure_leases_nothing(place: Place) -> None:
@@ -78,7 +79,7 @@ def test_a_re_execution_from_failure_leases_nothing(place: Place) -> None:
         step_keys_to_execute=["asked.commit", "asked.acknowledge"],
     )
 
-    assert in_flight(Asked, place.instance, place.control) == (0, 0, 0)
+    assert in_flight(Asked, place.instance, place.control) == InFlight()
 
 
 # Runs that have not claimed yet, and may never
@@ -107,12 +108,12 @@ def test_a_run_that_was_killed_before_it_claimed_stops_counting_at_once(
     place: Place, process: subprocess.Popen[bytes], status: dg.DagsterRunStatus
 ) -> None:
     run_in(process, place, status)
-    assert in_flight(Asked, place.instance, place.control) == (100, 1, 100)
+    assert in_flight(Asked, place.instance, place.control) == InFlight(100, 1, 100)
 
     process.kill()
     process.wait()
 
-    assert in_flight(Asked, place.instance, place.control) == (0, 0, 0)
+    assert in_flight(Asked, place.instance, place.control) == InFlight()
 
 
 @pytest.mark.parametrize("status", [STARTING, STARTED])
@@ -123,7 +124,7 @@ def test_a_run_whose_process_lives_counts_however_slowly_it_starts(
 
     at(timedelta(hours=1))
 
-    assert in_flight(Asked, place.instance, place.control) == (100, 1, 100)
+    assert in_flight(Asked, place.instance, place.control) == InFlight(100, 1, 100)
 
 
 def test_a_run_whose_process_nobody_here_can_ask_counts_for_a_quarter_of_an_hour(
@@ -132,9 +133,9 @@ def test_a_run_whose_process_nobody_here_can_ask_counts_for_a_quarter_of_an_hour
     place.queued(tags(100), STARTING)
 
     at(timedelta(minutes=14))
-    assert in_flight(Asked, place.instance, place.control) == (100, 1, 100)
+    assert in_flight(Asked, place.instance, place.control) == InFlight(100, 1, 100)
     at(timedelta(minutes=16))
-    assert in_flight(Asked, place.instance, place.control) == (0, 0, 0)
+    assert in_flight(Asked, place.instance, place.control) == InFlight()
 
 
 def test_a_re_execution_is_not_judged_by_the_process_of_its_parent(
@@ -148,4 +149,4 @@ def test_a_re_execution_is_not_judged_by_the_process_of_its_parent(
 
     place.queued(copied.tags, STARTED, parent_run_id=parent.run_id, root_run_id=parent.run_id)
 
-    assert in_flight(Asked, place.instance, place.control) == (100, 1, 100)
+    assert in_flight(Asked, place.instance, place.control) == InFlight(100, 1, 100)

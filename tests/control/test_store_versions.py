@@ -69,7 +69,7 @@ def test_two_processes_at_once_open_a_live_store_of_the_first_release(control_ur
     assert [(paused, limit, alive) for paused, limit, _, _, alive in seen] == [("the lake is full", DAY, True)] * 2
     assert sum(taken for _, _, taken, _, _ in seen) == 3, "of ten a day, seven were taken"  # type: ignore[misc]
     assert sum(granted for _, _, _, granted, _ in seen) == 40, "of a hundred in flight, sixty are"  # type: ignore[misc]
-    assert version(control_url) == [(1,)]
+    assert version(control_url) == [(2,)]
 
 
 @pytest.mark.parametrize("steps_known", [1, 2])
@@ -104,7 +104,7 @@ def test_a_step_that_fails_leaves_the_store_as_it_was(control_url: str, monkeypa
             ControlStore(control_url).paused("flights")
 
     assert look(control_url)[0] == "the lake is full"
-    assert version(control_url) == [(1,)]
+    assert version(control_url) == [(2,)]
 
 
 def test_a_new_store_needs_no_step(control_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,9 +121,9 @@ def test_a_store_of_a_later_release_is_refused_with_the_way_out(control_url: str
     for _ in range(2):
         with pytest.raises(ControlStoreError) as refused:
             ControlStore(control_url).paused("flights")
-    assert "its tables have version 7, and this code knows those up to 1. Upgrade pipeline-platform" in str(
+    assert "its tables have version 7, and this code knows those up to 2. Upgrade pipeline-platform" in str(
         refused.value
     )
     assert "or name another store" in str(refused.value)
-    run(control_url, "UPDATE control_version SET version = 1")
+    run(control_url, "UPDATE control_version SET version = 2")
     assert ControlStore(control_url).paused("flights") == "why"

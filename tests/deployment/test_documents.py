@@ -12,15 +12,12 @@ import pytest
 
 import definitions
 from pipeline_platform.cli.main import app
-from pipeline_platform.model.message import BatchInfo, Message
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.source.contract import Source
-from pipeline_platform.tasks.batch import handle_batch
-from pipeline_platform.tasks.handle import Handler
+from pipeline_platform.testing import test_batch
 from resources.source import source_resource
 from resources.table_queue import TableQueue
 from tests.fixtures.installed import needed_by, plain
-from tests.fixtures.small_lake import batch_of
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
@@ -49,16 +46,17 @@ def test_the_pipeline_of_the_readme_handles_flights_and_fails_the_cancelled(caps
         b"no flight",
     ]
 
-    handled: list[Message] = Handler(pipeline(), None).handle(batch_of(*payloads))
+    done = test_batch(pipeline, payloads)
 
-    assert [(message.batcher, message.batch_key) for message in handled[:2]] == [("lake", "UA"), ("alerts", "default")]
-    reasons = [message.failure.reason for message in handled[2:] if message.failure]
-    assert reasons[0] == "cancelled: no departure time"
-    assert "Invalid JSON" in reasons[1]
-    info = BatchInfo("alerts", "default", None, 1, "flush", "the-batch")
-    (alert,) = handle_batch(pipeline(), "alerts", handled[1:2], info, None)
-    assert alert.status == "ok"
-    assert capsys.readouterr().out == "1 late flights, told once by the-batch\n"
+    assert [(message.batcher, message.batch_key) for message in done.successful] == [
+        ("lake", "UA"),
+        ("alerts", "default"),
+    ]
+    cancelled, broken = (str(message.reason) for message in done.failed)
+    assert cancelled == "cancelled: no departure time"
+    assert "Invalid JSON" in broken
+    (info,) = done.batches
+    assert capsys.readouterr().out == f"1 late flights, told once by {info.batch_id}\n"
 
 
 def test_the_pipeline_of_the_readme_takes_the_place_of_the_demo_s_with_the_assets_that_it_names() -> None:

@@ -52,6 +52,8 @@ def test_the_url_is_printed_nowhere() -> None:
         ({"consume_options": {"no_ack": True}}, r"consume_options.no_ack\n.*Extra inputs"),
         ({"backoff_type": "linear"}, r"backoff_type\n.*'exp', 'rand', 'rand_exp' or 'stop'"),
         ({"backoff_min_s": 0}, r"backoff_min_s\n.*greater than 0"),
+        ({"backoff_min_s": "soon"}, r"backoff_min_s\n.*valid number"),
+        ({"backoff_max_s": 0}, r"backoff_max_s\n.*greater than 0"),
         ({"backoff_max_s": -1}, r"backoff_max_s\n.*greater than 0"),
         ({"backoff_min_s": 31}, r"backoff_min_s is 31, above backoff_max_s \(30\)"),
         ({"colour": "red"}, r"colour\n.*Extra inputs"),

@@ -13,6 +13,7 @@ import pytest
 from tests.fixtures import fault_run
 from tests.fixtures.fault_ground import Ground, assert_each_message_once, filled_table, join
 from tests.fixtures.fault_run import LEASE_S, POINTS
+from tests.fixtures.processes import wait_until_stopped
 from tests.fixtures.spark import WarmSpark
 
 COUNT = 200
@@ -99,16 +100,6 @@ def test_a_stalled_run_that_is_executed_again_meanwhile_ends_red_when_it_wakes(t
         ("FencedError", "TaskError", "FileNotFoundError") if point == "handling" else "FencedError"
     )
     assert_each_message_once(table, COUNT)
-
-
-def wait_until_stopped(process: BaseProcess) -> None:
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
-        state = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
-        if state == "T":
-            return
-        time.sleep(0.05)
-    raise AssertionError("the run was not stopped: the point is gone")
 
 
 def stop_without_a_lock(process: BaseProcess, folder: Path) -> None:

@@ -14,6 +14,7 @@ from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin
 from pipeline_platform.run.clear_up import clear_up
 from pipeline_platform.run.flow import Flow
+from pipeline_platform.run.lease import alive
 from tests.fixtures.flow import WINDOW, kinds, rows, run, worked
 from tests.fixtures.flow_pipelines import Obedient
 from tests.fixtures.kafka_source import Open, lag, set_group, until
@@ -111,9 +112,10 @@ def test_what_a_killed_run_left_is_finished_or_given_back_by_the_next(flow: Flow
 def test_a_receive_that_stays_open_holds_back_no_other_and_the_position_follows_it(flow: Flow) -> None:
     send(flow, *numbers(0, 30))
     slow = worked(flow)
-    for first in (30, 60):
-        send(flow, *numbers(first, first + 30))
-        run(flow)
+    with alive(flow, slow):
+        for first in (30, 60):
+            send(flow, *numbers(first, first + 30))
+            run(flow)
     assert sorted(rows(flow, "words")["word"]) == numbers(30, 90)
     assert lags(flow) == [30, 30, 30]
 

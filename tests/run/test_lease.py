@@ -8,8 +8,9 @@ from pipeline_platform.control.store import ControlStore, ControlStoreError
 from pipeline_platform.run import lease, steps
 from pipeline_platform.run.begin import begin
 from pipeline_platform.run.lease import alive
+from pipeline_platform.source.contract import Patience, SourceAwayError
 from resources.table_queue import TableQueue
-from tests.fixtures.flow import WINDOW, Filled
+from tests.fixtures.flow import WINDOW, Filled, worked
 from tests.fixtures.flow_pipelines import Obedient
 
 
@@ -52,3 +53,24 @@ def test_leases_are_renewed_when_they_are_due_however_many_steps_there_are(
         time.sleep(0.2)
 
     assert set(beaten) == {"claim"}
+
+
+def test_a_decision_waits_for_a_source_that_is_away_only_as_long_as_that_source_says(
+    filled: Filled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = filled(Obedient, [b"one"])
+    receive = worked(flow)
+    asked: list[str] = []
+
+    def away(queue: TableQueue, receive_id: str, held: object) -> bool:
+        asked.append(receive_id)
+        raise SourceAwayError("it does not answer")
+
+    monkeypatch.setattr(TableQueue, "extend", away)
+    monkeypatch.setattr(TableQueue, "patience", Patience("stop"))
+    flow.beats.clear()  # both leases are due
+
+    with pytest.raises(SourceAwayError):
+        steps.decide(flow, receive)
+
+    assert asked == [receive.receive_id]

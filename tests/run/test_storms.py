@@ -3,9 +3,11 @@
 import os
 import random
 import signal
+import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -13,14 +15,15 @@ from typing import Any
 
 import pytest
 
+from demo.servers.server import Server
 from tests.fixtures import fault_run
-from tests.fixtures.fault_ground import Ground, assert_each_message_once, filled_sqs, filled_table, twice
+from tests.fixtures.fault_ground import FILLED, Ground, assert_each_message_once, filled_sqs, filled_table, twice
 from tests.fixtures.fault_run import LEASE_S
 from tests.fixtures.spark import WarmSpark
 
 
-def storm(ground: Ground, seed: int, runs: int) -> None:
-    """Keep four runs going; kill, or stall for longer than a lease, most of them at random."""
+def storm(ground: Ground, seed: int, runs: int, spared_s: float = 4.0) -> None:
+    """Keep four runs going; kill, or stall for longer than a lease, most of them within `spared_s` seconds."""
     chance = random.Random(seed)
     living: list[tuple[BaseProcess, float]] = []
     asleep: list[tuple[BaseProcess, float]] = []
@@ -28,7 +31,7 @@ def storm(ground: Ground, seed: int, runs: int) -> None:
     while started < runs or living or asleep:
         now = time.monotonic()
         while started < runs and len(living) + len(asleep) < 4:
-            living.append((ground.start(), now + chance.uniform(0.3, 4.0)))
+            living.append((ground.start(), now + chance.uniform(0.3, spared_s)))
             started += 1
         for process, hit_at in list(living):
             if not process.is_alive():
@@ -53,6 +56,27 @@ def send(process: BaseProcess, sent: int) -> None:
     """Send a signal to a run, if it has not ended this very moment."""
     with suppress(ProcessLookupError):
         os.kill(process.pid or 0, sent)
+
+
+@contextmanager
+def failing(server: Server, seed: int) -> Iterator[None]:
+    """Stop or kill a server now and then, each time for a moment; in the end it runs."""
+    chance, is_over = random.Random(seed), threading.Event()
+    ways = [server.stop, getattr(server, "kill", server.stop)]
+
+    def fail() -> None:
+        while not is_over.wait(chance.uniform(1.0, 6.0)):
+            chance.choice(ways)()
+            is_over.wait(chance.uniform(0.0, 3.0))
+            server.start()
+
+    with ThreadPoolExecutor(1) as thread:
+        failed = thread.submit(fail)
+        try:
+            yield
+        finally:
+            is_over.set()
+    failed.result()
 
 
 def seeds(few: int, many: int) -> list[Any]:
@@ -108,6 +132,21 @@ def test_a_storm_of_kills_and_stalls_over_sqs(
     fault_run.settle(replace(ground.place, source=lasting), ground.left)
 
     assert_each_message_once(ground, kind.messages)
+
+
+@pytest.mark.parametrize("seed", seeds(1, 20))
+@pytest.mark.parametrize("server", FILLED)
+def test_a_storm_of_kills_and_stalls_over_a_server_that_fails_now_and_then(
+    request: pytest.FixtureRequest, tmp_path: Path, warm_spark: WarmSpark, server: str, seed: int
+) -> None:
+    own: Server = request.getfixturevalue(f"own_{server}_server")
+    ground = FILLED[server](tmp_path, warm_spark, own.address, 1_500)
+
+    with failing(own, seed):
+        storm(ground, seed, runs=10, spared_s=15.0)
+    fault_run.settle(ground.place, ground.left)
+
+    assert_each_message_once(ground, 1_500)
 
 
 @pytest.mark.soak

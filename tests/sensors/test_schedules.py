@@ -51,10 +51,10 @@ def test_the_pulling_schedule_asks_for_as_much_as_a_run_takes(place: Place) -> N
 
 
 def test_the_redriving_schedule_asks_for_a_run_per_contiguous_range_of_open_failures(place: Place) -> None:
-    assert scheduled("asked_redrive_schedule", place).skip_message == "no failure is open"
+    assert scheduled("asked_redrive_schedule", place).skip_message == "no failure is waiting"
     waiting = {"2025-03-01T0000": 2, "2025-03-01T0100": 3, "2025-03-01T0400": 4_000}
 
-    with mock.patch("sensors.schedules.FailedMessages.open_by_window", return_value=waiting):
+    with mock.patch("sensors.schedules.FailedMessages.chosen_by_window", return_value=waiting):
         requests = scheduled("asked_redrive_schedule", place).run_requests
 
     two, one = requests
@@ -62,6 +62,8 @@ def test_the_redriving_schedule_asks_for_a_run_per_contiguous_range_of_open_fail
     assert (bounds, one.partition_key) == (["2025-03-01T0000", "2025-03-01T0100"], "2025-03-01T0400")
     assert [r.tags[TAGS.demand] for r in requests] == ["5", "100"], "a run takes on no more"
     assert {r.tags[TAGS.origin] for r in requests} == {"failed"}
+    driven = two.run_config["ops"]["asked"]["ops"]["receive_messages"]["config"]["failures"]
+    assert driven == {"state": "waiting"}, "dead ones are left to people"
 
 
 def test_the_keeping_of_tables_just_runs_its_job(place: Place) -> None:
@@ -74,7 +76,7 @@ def test_the_keeping_of_tables_just_runs_its_job(place: Place) -> None:
 def test_a_pause_holds_for_the_clock_too(place: Place, schedule: str) -> None:
     place.control.pause("asked", "new schema on Monday")
 
-    with mock.patch("sensors.schedules.FailedMessages.open_by_window", return_value={"2025-03-01T0000": 2}):
+    with mock.patch("sensors.schedules.FailedMessages.chosen_by_window", return_value={"2025-03-01T0000": 2}):
         told = scheduled(schedule, place)
         place.control.resume("asked")
         resumed = scheduled(schedule, place)

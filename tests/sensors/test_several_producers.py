@@ -8,6 +8,7 @@ import dagster as dg
 import pytest
 
 from assets.jobs import RunTags
+from pipeline_platform.control.demand import InFlight
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.deployment import platform_definitions
 from pipeline_platform.model.options import Producer, RateLimiting
@@ -127,18 +128,18 @@ def test_what_one_has_in_flight_takes_nothing_from_the_other(
 
 
 def test_a_backfill_takes_of_a_producer_s_room_what_the_others_do_not_leave_it(place: Place) -> None:
-    def counted(producer: str) -> tuple[int, int, int]:
+    def counted(producer: str) -> InFlight:
         return in_flight(Coasts, place.instance, place.control, producer)
 
     place.control.claim("coasts", "backfill", "run", wanted=80, capacity=300, lease_s=60)
-    assert (counted("east"), counted("west")) == ((0, 0, 0), (0, 0, 0)), "it has room beside either"
+    assert (counted("east"), counted("west")) == (InFlight(), InFlight()), "it has room beside either"
 
     place.queued(tags("source", 200, "east"))
-    assert counted("east") == (200, 1, 200)
-    assert counted("west") == (80, 0, 0)
+    assert counted("east") == InFlight(200, 1, 200)
+    assert counted("west") == InFlight(80, 0, 0)
 
     place.queued(tags("failed", 50))
-    assert counted("west") == (130, 0, 0)
+    assert counted("west") == InFlight(130, 0, 0)
 
 
 def test_limits_and_pauses_are_each_one_s_own(place: Place, west: TableQueue) -> None:
@@ -203,7 +204,7 @@ def test_each_has_a_sensor_a_schedule_and_a_check_of_its_own_and_the_rest_is_the
         "mixed_redrive_schedule",
     }
     jobs = {job.name for job in location.get_all_jobs() if not job.name.startswith("__")}
-    assert jobs == {"mixed_pull", "mixed_backfill", "mixed_replay", "mixed_maintenance"}
+    assert jobs == {"mixed_pull", "mixed_backfill", "mixed_replay", "mixed_maintenance", "mixed_limits"}
     checks = {key.name for key in location.asset_graph.asset_check_keys}
     assert checks == {"acknowledged", "no_open_failures", "backlog_east", "backlog_west"}
 

@@ -1,14 +1,15 @@
 """What every source promises, asked of each of them on a real server, a promise a test.
 
 A new connector joins by one row in `SOURCES`: its class, and a function that builds sources and says what `Server`
-wants to know. It may ask pytest for the fixtures of its server. The lease is as short as the server has one.
+wants to know. It may ask pytest for the fixtures of its server.
 """
 
 import pickle
 import socket
+import warnings
 from collections.abc import Callable
-from itertools import count
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from pydantic import Field
@@ -16,25 +17,29 @@ from pydantic import Field
 from demo.servers import sqs
 from pipeline_platform import Source
 from pipeline_platform.control.store import ControlStore
+from pipeline_platform.source.leased import LeasedSource
 from pipeline_platform.source.patience import patiently
-from pipeline_platform.testing import TEXTS, Server, check_source, promises_of
+from pipeline_platform.testing import TEXTS, BrokenPromiseError, Server, check_source, promises_of
 from resources.kafka import KafkaSource
 from resources.pubsub import PubsubSource
 from resources.rabbitmq import RabbitmqSource
 from resources.sqs import SqsSource
 from resources.table_queue import TableQueue
 
-LEASE_S = 2
+SHORT_S, LONG_S = 2, 15
+"""Seconds of a lease: most promises are kept within a short one. A machine under load may take longer than that for
+what has to be done within a lease, and gets a long one: a promise is broken if neither sees it kept."""
 
 Row = tuple[Callable[[], Source], Server]
 """What makes a source of a new, empty queue, and what is known of its server."""
+Built = Callable[[pytest.FixtureRequest, int], Row]
+"""Takes the seconds of a lease, which a server without any leaves out."""
 
 
-def tables(url: str) -> Row:
-    names = (f"queue_{number}" for number in count())
-
+def tables(url: str, lease_s: int) -> Row:
     def new() -> TableQueue:
-        queue = TableQueue(name="contract", url=url, table=next(names), created_column="created", lease_s=LEASE_S)
+        table = f"queue_{uuid4().hex[:8]}"
+        queue = TableQueue(name="contract", url=url, table=table, created_column="created", lease_s=lease_s)
         queue.create()
         return queue
 
@@ -42,21 +47,21 @@ def tables(url: str) -> Row:
     return new, Server(missing=lambda: missing)
 
 
-def sqlite(request: pytest.FixtureRequest) -> Row:
+def sqlite(request: pytest.FixtureRequest, lease_s: int) -> Row:
     folder: Path = request.getfixturevalue("tmp_path")
-    return tables(f"sqlite:///{folder}/queue.sqlite")
+    return tables(f"sqlite:///{folder}/queue.sqlite", lease_s)
 
 
-def postgresql(request: pytest.FixtureRequest) -> Row:
-    return tables(request.getfixturevalue("postgres_url"))
+def postgresql(request: pytest.FixtureRequest, lease_s: int) -> Row:
+    return tables(request.getfixturevalue("postgres_url"), lease_s)
 
 
-def amazon_sqs(request: pytest.FixtureRequest) -> Row:
+def amazon_sqs(request: pytest.FixtureRequest, lease_s: int) -> Row:
     endpoint: str = request.getfixturevalue("sqs_server")
     create: Callable[..., str] = request.getfixturevalue("sqs_queue")
 
     def at(url: str) -> SqsSource:
-        return SqsSource(name="contract", queue_url=url, visibility_timeout=LEASE_S, endpoint_url=endpoint)
+        return SqsSource(name="contract", queue_url=url, visibility_timeout=lease_s, endpoint_url=endpoint)
 
     def send(source: SqsSource, payloads: list[bytes]) -> None:
         sqs.fill(source.queue_url, payloads)
@@ -67,19 +72,19 @@ def amazon_sqs(request: pytest.FixtureRequest) -> Row:
 class Hasty(PubsubSource):
     """With deadlines that the local server takes; Google's are 10 s at least."""
 
-    ack_deadline_s: int = Field(LEASE_S, ge=1)
+    ack_deadline_s: int = Field(SHORT_S, ge=1)
 
 
-def google_pubsub(request: pytest.FixtureRequest) -> Row:
+def google_pubsub(request: pytest.FixtureRequest, lease_s: int) -> Row:
     subscribed: Callable[..., PubsubSource] = request.getfixturevalue("subscribed")
 
     def new() -> PubsubSource:
-        return subscribed(name="contract", kind=Hasty)
+        return subscribed(name="contract", kind=Hasty, ack_deadline_s=lease_s)
 
     return new, Server(missing=lambda: new().model_copy(update={"subscription": "not-there"}))
 
 
-def rabbitmq(request: pytest.FixtureRequest) -> Row:
+def rabbitmq(request: pytest.FixtureRequest, _: int) -> Row:
     build: Callable[..., RabbitmqSource] = request.getfixturevalue("rabbitmq")
 
     def cut(source: RabbitmqSource) -> None:
@@ -90,7 +95,7 @@ def rabbitmq(request: pytest.FixtureRequest) -> Row:
     return lambda: build(name="contract"), Server(missing=lambda: build("not-there", name="contract"), cut=cut)
 
 
-def kafka(request: pytest.FixtureRequest) -> Row:
+def kafka(request: pytest.FixtureRequest, _: int) -> Row:
     address: str = request.getfixturevalue("kafka_server")
     create: Callable[..., str] = request.getfixturevalue("kafka_topic")
 
@@ -115,7 +120,7 @@ EXACTLY_ONCE = ("settling_late_touches_nothing", "extending_what_is_lost_says_so
 """What Pub/Sub promises of subscriptions with exactly-once delivery alone; the local server has none."""
 
 
-def marks(row: Callable[[pytest.FixtureRequest], Row], promise: str) -> list[pytest.MarkDecorator]:
+def marks(row: Built, promise: str) -> list[pytest.MarkDecorator]:
     is_beyond = row is google_pubsub and promise in EXACTLY_ONCE
     return [pytest.mark.skip("Pub/Sub keeps it with exactly-once delivery alone")] if is_beyond else []
 
@@ -128,17 +133,19 @@ PROMISES = [
 
 
 @pytest.mark.parametrize(("row", "promise"), PROMISES)
-def test_it_keeps(row: Callable[[pytest.FixtureRequest], Row], promise: str, request: pytest.FixtureRequest) -> None:
-    source, server = row(request)
-
-    check_source(source, server, only=promise)
+def test_it_keeps(row: Built, promise: str, request: pytest.FixtureRequest) -> None:
+    try:
+        check_source(*row(request, SHORT_S), only=promise)
+    except BrokenPromiseError as error:
+        if not issubclass(SOURCES[row], LeasedSource):
+            raise
+        warnings.warn(f"not within a lease of {SHORT_S} s: {error}", stacklevel=1)
+        check_source(*row(request, LONG_S), only=promise)
 
 
 @pytest.mark.parametrize("row", SOURCES, ids=lambda row: row.__name__)
-def test_as_many_messages_come_as_are_asked_for(
-    row: Callable[[pytest.FixtureRequest], Row], request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    build, server = row(request)
+def test_as_many_messages_come_as_are_asked_for(row: Built, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    build, server = row(request, SHORT_S)
     source = build()
     source.open(ControlStore(f"sqlite:///{tmp_path}/control.sqlite"))
     send = server.sender(source)

@@ -1,0 +1,68 @@
+"""`pipeline-platform show`: what a pipeline is made of, with what is changed of it at run time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pipeline_platform.cli import deployment
+from pipeline_platform.cli.limits import changed
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from pipeline_platform.control.store import ControlStore
+    from pipeline_platform.model.pipeline import Pipeline
+
+
+def show(
+    pipeline: Annotated[str | None, typer.Argument(help="This pipeline only.", show_default=False)] = None,
+) -> None:
+    """Show sources, processors, batchers, tables and limits of pipelines, as they hold now."""
+    with deployment.opened() as opened:
+        chosen = [opened.pipeline(pipeline)] if pipeline else list(opened.pipelines.values())
+        typer.echo(f"Control store: {opened.control}\nLake: {opened.lake.root}")
+        for one in chosen:
+            typer.echo("\n".join(["", one.name, *(f"  {line}" for line in _lines(opened, one))]))
+
+
+def _lines(opened: deployment.Deployment, pipeline: type[Pipeline]) -> list[str]:
+    control, lines = opened.control, []
+    for name, own in pipeline.producers_of().items():
+        kind = type(opened.sources[own.source]).__name__
+        options = _options(control.producer_of(pipeline, name), "source", "rate_limiting")
+        lines.append(f"producer {name}: " if name else "producer: ")
+        lines[-1] += f"{own.source} ({kind}), {options}"
+        lines += [f"  {line}" for line in _limits(control, pipeline, name)]
+    lane = "handle_messages, by columns" if pipeline.uses_columns() else "handle_message"
+    lines.append(f"processors: {lane}; {_options(control.processors_of(pipeline))}")
+    if at_run_time := changed(control.overrides(pipeline.name)):
+        lines.append(f"  set at run time: {at_run_time}")
+    for name, batcher in pipeline.batchers.items():
+        model = batcher.table_schema.__name__ if batcher.table_schema else "JSON"
+        lines.append(f"batcher {name}: {type(batcher).__name__} of {model}, {_options(batcher, 'table_schema')}")
+    tables = ["messages", "outcomes", *pipeline.batchers, "failed"]
+    lines.append(f"tables: {', '.join(f'{pipeline.name}/{table}' for table in tables)}")
+    return [*lines, f"windows: {pipeline.window_cron} (UTC), shutdown: {pipeline.shutdown}"]
+
+
+def _limits(control: ControlStore, pipeline: type[Pipeline], producer: str) -> list[str]:
+    key, own = pipeline.limits_key(producer), pipeline.producers_of(producer)[producer].rate_limiting
+    limit, lines = control.rate_limiting(key, own), []
+    if limit:
+        origin = "" if limit == own else ", set at run time"
+        lines.append(f"rate limit: {limit.allowed_messages:,} every {limit.interval}{origin}")
+    if producer and (at_run_time := changed(control.overrides(key))):
+        lines.append(f"set at run time: {at_run_time}")
+    if paused := control.paused(key):
+        lines.append(f"paused: {paused}")
+    return lines
+
+
+def _options(options: BaseModel, *but: str) -> str:
+    """Options by name, without those that are unset."""
+    said = options.model_dump(exclude=set(but), exclude_none=True)
+    return ", ".join(
+        f"{name} {value:,}" if isinstance(value, int) else f"{name} {value}" for name, value in said.items()
+    )

@@ -1,0 +1,64 @@
+"""Draining: no new runs, and those under way give back what they have not begun; until nothing is under way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from pipeline_platform.control.claims import Claim
+from pipeline_platform.control.demand import count
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.model.pipeline import Pipeline
+
+
+def drain(
+    store: ControlStore,
+    pipeline: type[Pipeline],
+    reason: str,
+    producer: str = "",
+    *,
+    log: Callable[[str], None],
+    sleep: Callable[[float], None] = time.sleep,
+) -> str:
+    """Drain a pipeline or one of its producers, and wait until nothing is under way; it stays paused.
+
+    A run that has not claimed its room yet ends with nothing. What cannot be given back (a replay, a log, the fast
+    lane) is handled to its end.
+
+    Args:
+        store: The control store.
+        pipeline: The class; its `shutdown` says for how long runs under way still begin messages.
+        reason: What people read meanwhile.
+        producer: Of this one alone; backfills and replays, which are of all, go on.
+        log: Hears what is under way, each time that it changed.
+        sleep: Waits, in seconds; for tests.
+
+    Returns:
+        In words, what it came to.
+    """
+    key = pipeline.limits_key(producer)
+    store.drain(key, reason, pipeline.shutdown)
+    said = ""
+    while live := under_way(store, key):
+        now, stops_at = datetime.now(UTC), store.draining(key)
+        if stops_at is None:
+            return f"{key}: somebody resumed or paused it meanwhile, and {_held(live)} go on"
+        until = f"begin messages for {(stops_at - now).total_seconds():.0f} s more" if now < stops_at else "begin none"
+        if said != (said := f"{_held(live)}, which {until}"):
+            log(f"{key}: {said}")
+        sleep(1.0)
+    store.pause(key, reason)
+    dead = store.over(key)
+    left = f"; {_held(dead)} died, and the next run after `resume` finishes what they left" if dead else ""
+    return f"{key} is drained, and paused: {reason}{left}"
+
+
+def under_way(store: ControlStore, key: str) -> list[Claim]:
+    """The live claims of a pipeline with all its producers, or of one producer."""
+    return store.in_flight(key) if "/" in key else store.in_flight_of_all(key)
+
+
+def _held(claims: list[Claim]) -> str:
+    runs = "1 run" if len(claims) == 1 else f"{len(claims)} runs"
+    return f"{count(sum(claim.messages for claim in claims))} in {runs}"

@@ -1,0 +1,107 @@
+"""The events of failed messages, and which of a message's events is the latest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline_platform.lake.reader import keys_of, row_groups
+from pipeline_platform.lake.selection import ALL, Selection
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.tables import FAILED
+
+KEY = ("source", "message_id")
+RANKED = (*KEY, "attempt", "state", "due_at")
+"""What says which event of a message is the latest, and what it says."""
+
+_SINCE = datetime(2020, 1, 1, tzinfo=UTC)
+_DUE_BITS, _STATE_BITS = 32, 2
+_NEVER = 2**_DUE_BITS - 1
+_OPEN, _DEAD, _CLOSED = range(3)
+
+
+def events(lake: Lake, path: str, *columns: str) -> Iterator[pa.Table]:
+    """Columns of the events in a file, some at a time. A file of an earlier release lacks columns: they are null."""
+    for rows in row_groups(lake, path, *columns):
+        missing = {name: pa.nulls(rows.num_rows, FAILED.field(name).type) for name in columns}
+        there = {name: rows[name] for name in rows.column_names}
+        yield pa.table(missing | there)
+
+
+def latest(lake: Lake, paths: Sequence[str], message_id: str | None = None) -> pa.Table:
+    """The latest event of each message in all files of one window: `source`, `message_id` and its `rank`."""
+    ranks = []
+    for path in paths:
+        for rows in events(lake, path, *RANKED):
+            some = rows if message_id is None else rows.filter(pc.equal(rows["message_id"], message_id))
+            ranks.append(some.select(KEY).append_column("rank", rank(some)))
+    return pa.concat_tables(ranks).group_by(list(KEY)).aggregate([("rank", "max")]).rename_columns([*KEY, "rank"])
+
+
+def open_failures(lake: Lake, paths: Sequence[str]) -> pa.Table:
+    """The open failures in all files of one window, dead ones included."""
+    found = latest(lake, paths)
+    return found.filter(pc.not_equal(_state(found["rank"]), _CLOSED))
+
+
+def chosen(lake: Lake, paths: Sequence[str], selection: Selection = ALL) -> pa.Table:
+    """The open failures in all files of one window that a selection is about, as far as ranks and ids tell."""
+    found = latest(lake, paths, selection.message_id)
+    ranks = found["rank"]
+    is_open, is_dead = pc.not_equal(_state(ranks), _CLOSED), pc.equal(_state(ranks), _DEAD)
+    wanted = {
+        "open": is_open,
+        "dead": is_dead,
+        "waiting": pc.and_not(is_open, is_dead),
+        "due": pc.less_equal(_due(ranks), seconds(selection.due_by)),
+    }
+    return found.filter(wanted[selection.state])
+
+
+def rows_of(
+    lake: Lake, paths: Sequence[str], some: pa.Table, selection: Selection, *columns: str
+) -> Iterator[pa.Table]:
+    """Columns of the rows that hold these latest events, some at a time, as far as a selection is about them."""
+    wanted = keys_of(some, *KEY, "rank")
+    names = list(dict.fromkeys([*RANKED, *columns, *(["kind", "reason"] if selection.by_words else [])]))
+    for path in paths:
+        for rows in events(lake, path, *names):
+            mine = pc.is_in(keys_of(rows.append_column("rank", rank(rows)), *KEY, "rank"), wanted)
+            yield rows.filter(pc.and_(mine, selection.matches(rows)) if selection.by_words else mine)
+
+
+def counts(failures: pa.Table) -> tuple[int, int, int | None]:
+    """How many failures are open, how many of them dead, and when the first of the others is due, as `seconds`."""
+    ranks = failures["rank"]
+    first = pc.min(_due(ranks)).as_py()
+    return failures.num_rows, pc.sum(pc.equal(_state(ranks), _DEAD)).as_py() or 0, None if first == _NEVER else first
+
+
+def rank(rows: pa.Table) -> pa.ChunkedArray:
+    """Number events so that a message's latest is the greatest: a later attempt wins; at the same attempt its end.
+
+    The lowest bits say when an open one is due.
+    """
+    is_open = pc.equal(rows["state"], "open")
+    state = pc.if_else(is_open, _OPEN, pc.if_else(pc.equal(rows["state"], "dead"), _DEAD, _CLOSED))
+    micros = pc.subtract(pc.cast(rows["due_at"], pa.int64()), round(_SINCE.timestamp()) * 10**6)
+    due = pc.divide(pc.add(pc.max_element_wise(micros, 0, skip_nulls=False), 999_999), 10**6)
+    due = pc.if_else(is_open, pc.fill_null(pc.min_element_wise(due, _NEVER - 1, skip_nulls=False), _NEVER), _NEVER)
+    standing = pc.add(pc.shift_left(pc.cast(rows["attempt"], pa.int64()), _STATE_BITS), pc.cast(state, pa.int64()))
+    return pc.add(pc.shift_left(standing, _DUE_BITS), due)
+
+
+def seconds(time: datetime | None) -> int:
+    """A time as ranks have it; before all others where there is none."""
+    return -1 if time is None else min(_NEVER - 1, int((time - _SINCE).total_seconds()))
+
+
+def _state(ranks: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pc.bit_wise_and(pc.shift_right(ranks, _DUE_BITS), 2**_STATE_BITS - 1)
+
+
+def _due(ranks: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pc.bit_wise_and(ranks, _NEVER)

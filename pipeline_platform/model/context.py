@@ -1,0 +1,44 @@
+"""The context of a run: the class's own, with some fields overridden."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ValidationError
+
+from pipeline_platform.model.options import PipelineError, did_you_mean, shown, without_prefix
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+
+def overridden(context: BaseModel, values: Mapping[str, Any], path: str) -> BaseModel:
+    """A copy of a context with other values in some fields.
+
+    Args:
+        context: As the class has it.
+        values: By field.
+        path: What errors call the context.
+
+    Raises:
+        PipelineError: A field is unknown, or a value does not fit.
+    """
+    model = type(context)
+    for name in values:
+        if name not in model.model_fields:
+            raise PipelineError(f"{path}.{name}: there is no such field; {did_you_mean(str(name), model.model_fields)}")
+    try:
+        return model.model_validate({**context.model_dump(), **values})
+    except ValidationError as error:
+        refused = error.errors(include_url=False)
+    raise PipelineError("; ".join(_refusal(model, each, path) for each in refused))
+
+
+def _refusal(model: type[BaseModel], refused: ErrorDetails, path: str) -> str:
+    """Say on one line what pydantic refused, without a value that the model keeps to itself."""
+    place, why = ".".join([path, *map(str, refused["loc"])]), without_prefix(refused["msg"])
+    field = model.model_fields.get(str(refused["loc"][0])) if refused["loc"] else None
+    if field is None or not field.repr or "Secret" in str(field.annotation):
+        return f"{place}: {why}"
+    return f"{place} is {shown(refused['input'])}: {why}"

@@ -1,0 +1,83 @@
+"""A run that is terminated: like one that is drained, it begins no more messages, and ends once the rest is settled."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from pipeline_platform.control.store import ControlStoreError
+from pipeline_platform.lake.ledger import Receive
+from pipeline_platform.run.flow import Flow
+from pipeline_platform.run.intake import intake_of
+
+_LOG = logging.getLogger(__name__)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+_TOLD: dict[str, threading.Timer] = {}
+"""Of each receive of this process whose run was told to end: what ends it all the same when it takes too long."""
+
+
+@contextmanager
+def heeding(flow: Flow, receive: Receive) -> Iterator[None]:
+    """Have the first signal to end stop a receive while a step works, where it can give back what is not begun.
+
+    Messages begin for `shutdown` more. A second signal interrupts the step, and so does twice that time: a callback
+    that hangs must not keep its run alive.
+    """
+    is_main = threading.current_thread() is threading.main_thread()  # only there may handlers be set
+    if not is_main or not intake_of(flow, receive).gives_back:
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+
+    def told(number: int, frame: FrameType | None) -> None:
+        if receive.receive_id in _TOLD:
+            _call(before[signal.Signals(number)], number, frame)
+            return
+        last = threading.Timer(2 * flow.pipeline.shutdown.total_seconds(), os.kill, (os.getpid(), number))
+        last.daemon = True
+        _TOLD[receive.receive_id] = last
+        last.start()
+        # Not here: the signal may have come while this thread is at the store.
+        threading.Thread(target=_stop, args=(flow, receive), daemon=True).start()
+
+    for number in _SIGNALS:
+        signal.signal(number, told)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def end_if_told(receive: Receive) -> None:
+    """End the run of a receive that is settled, if it was told to end meanwhile; whoever handles signals does it."""
+    if last := _TOLD.pop(receive.receive_id, None):
+        last.cancel()
+        signal.raise_signal(signal.SIGINT)
+
+
+def _stop(flow: Flow, receive: Receive) -> None:
+    shutdown = flow.pipeline.shutdown
+    _LOG.warning(
+        "told to end: receive %s begins no message after %s, and gives back the rest", receive.receive_id, shutdown
+    )
+    try:
+        flow.control.stop(receive.receive_id, shutdown)
+    except ControlStoreError:
+        _LOG.exception(
+            "could not stop receive %s; its run ends when all is handled, or is interrupted", receive.receive_id
+        )
+
+
+def _call(handler: object, number: int, frame: FrameType | None) -> None:
+    if callable(handler):
+        handler(number, frame)
+    elif handler == signal.SIG_DFL:
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)

@@ -1,0 +1,68 @@
+"""Messages through the functions that tasks run, and what these record kept in memory in place of files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from pipeline_platform.model.message import BatchInfo, BatchMode, Message
+from pipeline_platform.model.options import Batcher
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.tasks import cut
+from pipeline_platform.tasks.batch import Batch, HandleBatches
+from pipeline_platform.tasks.fork import Written
+from pipeline_platform.tasks.handle import Handler
+from pipeline_platform.tasks.outcomes import Block, Outcomes
+from pipeline_platform.tasks.staging import CUT_BY, staged_messages, staged_table, to_be_cut
+from pipeline_platform.tasks.step import Step
+
+
+class Kept(Outcomes):
+    """Outcomes in memory, and the messages that they are of.
+
+    Attributes:
+        ended: Messages that are handled or failed, by position.
+    """
+
+    def __init__(self, step: Step, instance: Pipeline) -> None:
+        self._files = Written()
+        super().__init__(step, self._files, instance)
+        self._instance, self.ended = instance, dict[int, Message]()
+
+    def settle(self, block: Block) -> None:
+        """Record messages, and keep them."""
+        super().settle(block)
+        positions = block.rows.column("position").to_pylist()
+        self.ended |= {positions[index]: block.messages[index] for index in (*block.done, *block.failed)}
+
+    def written(self, table: str) -> pa.Table:
+        """What was recorded in a table; there has to be something."""
+        return pa.Table.from_batches([rows for name, _, rows in self._files.batches if name == table]).combine_chunks()
+
+    def handle(self, rows: pa.RecordBatch, window: str, batch_mode: BatchMode) -> list[BatchInfo]:
+        """Handle the messages of a receive, and then their batches; return what is known of these."""
+        handler = Handler(self._instance, self._step.context, self._step.settling, batch_mode=batch_mode)
+        self.handled(rows, window, handler.handle(rows))
+        infos = []
+        for name, options in self._step.pipeline.batchers.items():
+            if isinstance(options, Batcher) and self.tally.counts[f"staged:{name}"]:
+                task = HandleBatches(**vars(self._step), batcher=name, staged=(), plan=())
+                for batch in self._cut(task, window, options):
+                    task.handle(batch, self)
+                    infos += [] if batch.failure else [batch.info]
+        return infos
+
+    def _cut(self, task: HandleBatches, window: str, options: Batcher) -> Iterator[Batch]:
+        waiting = self.written(staged_table(task.receive_id, task.batcher))
+
+        def read(rows: list[int]) -> Iterator[Message]:
+            (batch,) = waiting.take(rows).combine_chunks().to_batches()
+            return staged_messages(batch, task.batcher, task.settling, options.table_schema, {}, self.watch)
+
+        known = to_be_cut(waiting.select(CUT_BY), window)
+        plan = cut.cut(known, options.batch_size, options.batch_bytes, rest="timeout", read=read)
+        for row in range(plan.num_rows):
+            planned = {column: plan[column][row] for column in plan.column_names}
+            (messages,) = waiting.take(planned["rows"].values).combine_chunks().to_batches()
+            yield task.batch(planned, messages)

@@ -1,0 +1,126 @@
+"""A drain: who begins no more messages, from when on, and when it is over."""
+
+import math
+from datetime import timedelta
+
+import pytest
+
+from pipeline_platform.control.drain import drain
+from pipeline_platform.control.pace import Pace
+from pipeline_platform.control.store import ControlStore
+from tests.fixtures.control import TEN_A_MINUTE
+from tests.fixtures.pipelines_under_test import Coasts, Told
+
+SOON = timedelta(seconds=30)
+
+
+@pytest.fixture
+def sqlite(tmp_path, clock):
+    store = ControlStore(f"sqlite:///{tmp_path}/control.sqlite", now=clock)
+    yield store
+    store.close()
+
+
+def paced(store, clock, limit=None, stops=("told", "r")):
+    def sleep(seconds: float) -> None:
+        clock.now += seconds
+
+    return Pace(store, "told", limit, None, stops, sleep=sleep, monotonic=clock, jitter=lambda: 0.0)
+
+
+def test_messages_begin_until_the_drain_s_time_is_over_and_never_again(store, clock):
+    pace = paced(store, clock)
+    store.drain("told", "why", SOON)
+    ends = clock.now + 30
+
+    begun = 0
+    for _ in pace.each(range(1_000)):
+        begun += 1
+        clock.now += 1
+
+    assert (begun, clock.now) == (30, ends)
+    assert pace.permitted(5)[0] == 0
+    store.resume("told")
+    assert pace.permitted(5)[0] == 0, "what this task gave back must not be begun by it"
+    assert paced(store, clock).permitted(5)[0] == 5, "the next run is another"
+
+
+def test_a_task_without_a_limit_notices_a_drain_within_seconds(store, clock):
+    begun = 0
+    for _ in paced(store, clock).each(range(1_000)):
+        begun += 1
+        clock.now += 1
+        if begun == 2:
+            store.drain("told", "why", timedelta(microseconds=1))
+
+    assert begun == 5
+
+
+def test_a_task_that_waits_for_its_interval_gives_up_when_the_drain_s_time_is_over(store, clock):
+    store.take("told", TEN_A_MINUTE, 10)
+    store.drain("told", "why", timedelta(seconds=12))
+    ends = clock.now + 12
+
+    assert paced(store, clock, TEN_A_MINUTE).permitted(5)[0] == 0
+    assert clock.now == ends, "the next interval begins later"
+    assert store.spare("told", TEN_A_MINUTE, timedelta(minutes=1)) == 10, "no permit is taken for nothing"
+
+
+@pytest.mark.parametrize(("stops", "begins"), [(("told", "r"), 0), (("told", "other"), 9), ((), 9)])
+def test_a_run_that_is_stopped_stops_alone(store, clock, stops, begins):
+    store.stop("r", timedelta(microseconds=1))
+    clock.now += 1
+
+    assert paced(store, clock, stops=stops).permitted(9)[0] == begins
+
+
+def test_a_drain_pauses_and_is_lifted_by_a_pause_a_resume_or_the_end_of_the_receive(store, clock):
+    store.drain("told", "why", SOON)
+    assert store.paused("told") == "why"
+    assert (store.draining("told").timestamp(), store.draining("other")) == (clock.now + 30, None)
+    store.pause("told", "still")
+    assert (store.paused("told"), store.draining("told")) == ("still", None)
+    store.drain("told", "", SOON)
+    store.resume("told")
+    assert (store.paused("told"), store.draining("told")) == (None, None)
+
+    store.claim("told", "r", "run", wanted=1, capacity=1, lease_s=60)
+    store.stop("r", SOON)
+    store.end("r")
+    assert store.take("told", None, 1, ["r"]).stop_s == math.inf
+
+
+def test_a_drain_of_a_pipeline_holds_for_its_producers_and_one_s_for_no_other(store, clock):
+    store.drain("coasts/east", "moves", timedelta(microseconds=1))
+    clock.now += 1
+    east, west, backfill = ("coasts", "coasts/east"), ("coasts", "coasts/west"), ("coasts",)
+
+    assert [paced(store, clock, stops=stops).permitted(1)[0] for stops in (east, west, backfill)] == [0, 1, 1]
+    store.drain("coasts", "all", timedelta(microseconds=1))
+    clock.now += 1
+    assert [paced(store, clock, stops=stops).permitted(1)[0] for stops in (east, west, backfill)] == [0, 0, 0]
+
+
+def test_it_waits_until_nothing_is_under_way_and_says_what_is(sqlite, clock):
+    sqlite.claim("told", "a", "run", wanted=7, capacity=100, lease_s=6_000)
+    sqlite.claim("told", "b", "run", wanted=5, capacity=100, lease_s=6_000)
+    said = []
+
+    def sleep(seconds: float) -> None:
+        clock.now += seconds
+        sqlite.end("ab"[len(said) - 1])
+
+    assert drain(sqlite, Told, "moves", log=said.append, sleep=sleep) == "told is drained, and paused: moves"
+    assert said[0].startswith("told: 12 messages in 2 runs, which begin ")
+    assert said[1].startswith("told: 5 messages in 1 run, which begin ")
+    assert (sqlite.paused("told"), sqlite.draining("told")) == ("moves", None)
+
+
+def test_it_says_what_dead_runs_left_and_ends_when_somebody_resumes(sqlite, clock):
+    sqlite.claim("coasts/east", "dead", "run", wanted=3, capacity=100, lease_s=-1)
+    said = drain(sqlite, Coasts, "moves", "east", log=print)
+    assert said.endswith("; 3 messages in 1 run died, and the next run after `resume` finishes what they left")
+
+    sqlite.claim("coasts/west", "live", "run", wanted=2, capacity=100, lease_s=60)
+    said = drain(sqlite, Coasts, "moves", log=print, sleep=lambda _: sqlite.resume("coasts"))
+    assert said == "coasts: somebody resumed or paused it meanwhile, and 2 messages in 1 run go on"

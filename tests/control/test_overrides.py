@@ -1,0 +1,88 @@
+"""Options that are changed at run time: what holds, for whom, and what is refused."""
+
+import pytest
+
+from assets.limits import Activity, LimitsConfig, change
+from pipeline_platform.control.room import Room
+from pipeline_platform.model.options import Overrides, PipelineError, Processors, Producer
+from tests.fixtures.pipelines_under_test import Coasts, Told
+
+
+def test_what_is_changed_holds_until_it_is_taken_back(store):
+    store.override(Told, Overrides(concurrency=5, max_runs=3))
+    assert store.override(Told, Overrides(max_demand=7)) == Overrides(concurrency=5, max_demand=7, max_runs=3)
+
+    assert (store.processors_of(Told).per_run, Room(Told, store).capacity) == (35, 105)
+    assert store.producer_of(Told).oldest_allowed == Told.producer.oldest_allowed, "all else is the class's own"
+
+    store.reset_overrides(Told)
+    assert store.processors_of(Told) is Told.processors
+    assert store.producer_of(Told) is Told.producer
+
+
+def test_each_producer_has_runs_of_its_own_and_the_pipeline_its_tasks(store):
+    store.override(Coasts, Overrides(max_runs=9), "east")
+    store.override(Coasts, Overrides(concurrency=1))
+
+    assert [store.producer_of(Coasts, name).max_runs for name in ("east", "west")] == [9, 1]
+    assert [Room(Coasts, store, name).capacity for name in ("east", "west", "")] == [450, 50, 500]
+    store.reset_overrides(Coasts)
+    assert store.producer_of(Coasts, "east").max_runs == 2
+    assert store.processors_of(Coasts) is Coasts.processors
+
+
+@pytest.mark.parametrize(
+    ("changes", "producer", "said"),
+    [
+        (Overrides(max_runs=2), "", "max_runs is of one producer: choose one of east, west"),
+        (Overrides(concurrency=2), "east", "concurrency and max_demand are of the whole pipeline: leave out producer"),
+    ],
+)
+def test_an_option_of_another_is_refused(store, changes, producer, said):
+    with pytest.raises(PipelineError, match=said):
+        store.override(Coasts, changes, producer)
+    assert store.overrides(Coasts.limits_key(producer)) == Overrides()
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "bounds"),
+    [("max_runs", 0, "1 to 1,000"), ("concurrency", 10_001, "1 to 10,000"), ("max_demand", -1, "1 to 100,000,000")],
+)
+def test_a_value_out_of_bounds_is_refused_with_them(option, value, bounds):
+    with pytest.raises(
+        PipelineError, match=rf"Overrides\.{option} is {value}: it must be a whole number from {bounds}"
+    ):
+        Overrides(**{option: value})
+
+
+def test_a_min_demand_that_would_have_every_look_start_a_run_counts_as_unset():
+    own = Processors(concurrency=1, max_demand=100, min_demand=80)
+
+    assert Overrides(max_demand=50).processors(own).worthwhile == 25
+    assert Overrides(max_demand=90).processors(own).worthwhile == 10
+    assert Overrides().producer(own := Producer(source="queue")) is own
+
+
+# In the UI
+
+
+def test_the_ui_s_job_changes_what_its_config_says(store):
+    said = []
+    config = LimitsConfig(allowed_messages=5, interval_s=2.0, max_runs=4, activity=Activity.pause, reason="moves")
+
+    change(Told, store, config, said.append)
+    change(Told, store, LimitsConfig(allowed_messages=6), said.append)
+
+    limit = store.rate_limiting("told", None)
+    assert (limit.allowed_messages, limit.interval.total_seconds()) == (6, 2.0)
+    assert (store.paused("told"), store.overrides("told").max_runs) == ("moves", 4)
+
+    change(Told, store, LimitsConfig(reset=True, activity=Activity.resume), said.append)
+    assert (store.rate_limiting("told", None), store.paused("told")) == (None, None)
+    assert store.overrides("told") == Overrides()
+
+
+def test_the_ui_s_job_refuses_a_limit_of_several_producers_before_it_changes_anything(store):
+    with pytest.raises(PipelineError, match="each producer has a rate limit of its own: choose one of east, west"):
+        change(Coasts, store, LimitsConfig(allowed_messages=5, interval_s=1.0, concurrency=1), print)
+    assert store.overrides("coasts") == Overrides()

@@ -1,0 +1,194 @@
+"""Failures that a run chooses: by state, by time, by what is said of them."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pydantic import ValidationError
+
+from pipeline_platform.lake.failed import Counts, FailedMessages
+from pipeline_platform.lake.selection import Selection
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.tables import FAILED, Table, Tables
+from pipeline_platform.model.retry import Retry
+from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Run, put, visible
+
+LATER = "2026-01-01T0100"
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+MINUTE = timedelta(minutes=1)
+OLD = pa.schema([field for field in FAILED if field.name != "due_at"])
+
+
+def event(name: str, attempt: int = 1, state: str = "open", **more: Any) -> dict[str, Any]:
+    said = {"kind": "ValueError", "reason": "no price: 7", "data": f"{name}:{attempt}".encode(), **more}
+    return {"source": "memory", "message_id": name, "attempt": attempt, "state": state, "at": NOON, **said}
+
+
+def record(lake: Lake, receive_id: str, *events: dict[str, Any], schema: pa.Schema = FAILED, **where: str) -> None:
+    table = Table(lake, "keeping", "failed", schema)
+    table.ensure()
+    put(table, receive_id, *({**one, "receive_id": receive_id} for one in events), **where)
+
+
+def failures(lake: Lake, windows: tuple[str, ...] | None = None, **selection: Any) -> FailedMessages:
+    chosen = Selection(**selection)
+    return FailedMessages(name="memory", lake=lake, pipeline="keeping", windows=windows, selection=chosen)
+
+
+def chosen(lake: Lake, **selection: Any) -> list[str]:
+    """The payloads that a run would get, which are as many as were counted."""
+    source = failures(lake, **selection)
+    shares = source.plan(100, 1, "r")
+    rows = [row for share in shares for batch in source.read(share, "r") for row in batch.to_pylist()]
+    assert len(rows) == source.backlog().messages
+    return sorted(row["data"].decode() for row in rows)
+
+
+@pytest.fixture
+def mixed(lake: Lake) -> Lake:
+    """Failures of all states, over two windows and several files."""
+    record(
+        lake,
+        "r1",
+        event("soon", due_at=NOON + MINUTE),
+        event("late", due_at=NOON + timedelta(days=400)),
+        event("unsaid"),
+        event("again", due_at=NOON - 60 * MINUTE),
+        event("done"),
+    )
+    record(lake, "r2", event("again", 2, due_at=NOON + 10 * MINUTE), event("done", 2, "closed", data=None))
+    record(lake, "r3", event("gone", 3, "dead"), event("other", due_at=NOON), window=LATER)
+    return lake
+
+
+@pytest.mark.parametrize(
+    ("selection", "payloads"),
+    [
+        ({}, ["again:2", "gone:3", "late:1", "other:1", "soon:1", "unsaid:1"]),
+        ({"state": "waiting"}, ["again:2", "late:1", "other:1", "soon:1", "unsaid:1"]),
+        ({"state": "dead"}, ["gone:3"]),
+        ({"state": "due", "due_by": NOON - MINUTE}, []),
+        ({"state": "due", "due_by": NOON}, ["other:1"]),
+        ({"state": "due", "due_by": NOON + 9 * MINUTE}, ["other:1", "soon:1"]),
+        ({"state": "due", "due_by": NOON + 10 * MINUTE}, ["again:2", "other:1", "soon:1"]),
+        ({"state": "due", "due_by": NOON + timedelta(days=40_000)}, ["again:2", "late:1", "other:1", "soon:1"]),
+        ({"message_id": "again"}, ["again:2"]),
+        ({"message_id": "done"}, []),
+        ({"message_id": "nobody"}, []),
+        ({"message_id": "gone", "state": "waiting"}, []),
+    ],
+)
+def test_failures_are_chosen_by_state_time_and_id(mixed, selection, payloads):
+    assert chosen(mixed, **selection) == payloads
+
+
+def test_a_dead_failure_that_fails_again_or_is_closed_is_no_longer_that_one(mixed):
+    record(mixed, "r4", event("gone", 4, "dead"), window=LATER)
+    assert chosen(mixed, state="dead") == ["gone:4"]
+
+    record(mixed, "r5", event("gone", 5, "closed", data=None), window=LATER)
+    assert chosen(mixed, state="dead") == []
+
+
+def test_failures_are_chosen_by_what_is_said_of_the_latest(lake):
+    record(
+        lake,
+        "r1",
+        event("a", kind="KeyError", reason="'price'"),
+        event("b"),
+        event("c", reason="no date"),
+        event("d", reason=None, kind=None),
+        event("e", kind="KeyError"),
+        event("f", state="dead"),
+    )
+    record(lake, "r2", event("e", 2, kind="OSError", reason="no price: 8"))
+
+    assert chosen(lake, kind="KeyError") == ["a:1"]
+    assert chosen(lake, kind="Key") == []
+    assert chosen(lake, reason="no price") == ["b:1", "e:2", "f:1"]
+    assert chosen(lake, reason="no price", kind="ValueError") == ["b:1", "f:1"]
+    assert chosen(lake, reason="no price", kind="ValueError", state="dead") == ["f:1"]
+    assert chosen(lake, reason="no price", message_id="e") == ["e:2"]
+    assert chosen(lake, reason="no p.*") == [], "text, no pattern"
+    assert chosen(lake, reason="") == ["a:1", "b:1", "c:1", "e:2", "f:1"]
+
+
+def test_each_window_is_counted_with_its_dead_and_when_the_first_is_due(mixed):
+    first, second = failures(mixed).by_window().items()
+
+    assert first == (WINDOW, Counts(4, 0, failures_at(NOON + MINUTE)))
+    assert second == (LATER, Counts(2, 1, failures_at(NOON)))
+    assert failures(mixed).by_window() == dict([first, second]), "the same from what was counted before"
+
+
+def failures_at(time: datetime) -> int:
+    return int((time - datetime(2020, 1, 1, tzinfo=UTC)).total_seconds())
+
+
+def test_windows_where_nothing_is_due_are_not_read(mixed, monkeypatch):
+    failures(mixed).by_window()
+    read: list[list[str]] = []
+    from pipeline_platform.lake import events
+
+    look = events.chosen
+    monkeypatch.setattr(events, "chosen", lambda lake, paths, *more: read.append(paths) or look(lake, paths, *more))
+
+    assert failures(mixed, state="due", due_by=NOON).chosen_by_window() == {LATER: 1}
+    assert [path for paths in read for path in paths if WINDOW in path] == []
+
+
+@pytest.mark.parametrize(("demand", "count"), [(1, 1), (2, 2), (9, 3)])
+def test_no_more_is_given_out_than_asked_for(mixed, demand, count):
+    source = failures(mixed, state="due", due_by=NOON + 10 * MINUTE)
+
+    given = [batch for share in source.plan(demand, 1, "r") for batch in source.read(share, "r")]
+
+    assert sum(batch.num_rows for batch in given) == count
+
+
+def test_a_table_of_an_earlier_release_gains_the_column_and_its_failures_are_never_due(lake):
+    record(lake, "r1", event("old"), schema=OLD)
+    assert chosen(lake) == ["old:1"], "read before anything widens the table"
+
+    record(lake, "r2", event("new", due_at=NOON))
+
+    assert chosen(lake) == ["new:1", "old:1"]
+    assert chosen(lake, state="due", due_by=NOON) == ["new:1"]
+    assert chosen(lake, state="waiting", kind="ValueError") == ["new:1", "old:1"]
+
+
+class Patient(Keeping):
+    """Tries three times, an hour apart."""
+
+    retry = Retry(max_attempts=3, backoff=60 * MINUTE)
+
+
+def test_a_failure_is_driven_when_it_is_due_until_it_is_dead(lake):
+    tables = Tables(lake, Patient)
+    Run(tables, Memory(deliveries_=(("bad", b"fail"), ("good", b"fine"))), "r1").finish()
+    now = datetime.now(UTC)
+
+    assert failures(lake, state="due", due_by=now + 59 * MINUTE).backlog().messages == 0
+    for attempt in (2, 3):
+        due = failures(lake, state="due", due_by=now + 80 * MINUTE)
+        assert due.backlog().messages == 1
+        Run(tables, due, f"r{attempt}", origin="failed").finish()
+
+    assert failures(lake, state="due", due_by=now + timedelta(days=1_000)).backlog().messages == 0
+    assert failures(lake).by_window() == {WINDOW: Counts(1, 1, None)}
+    assert [row["state"] for row in sorted(visible(tables, "failed"), key=lambda row: row["attempt"])] == [
+        "open",
+        "open",
+        "dead",
+    ]
+
+    Run(tables, failures(lake), "r4", origin="failed").finish()
+
+    assert failures(lake, state="dead").backlog().messages == 1, "people may drive it, and it is dead again"
+
+
+@pytest.mark.parametrize("wrong", [{"state": "closed"}, {"window": "w"}, {"message_id": 7}, {"kind": ["a"]}])
+def test_a_selection_by_what_does_not_exist_is_refused(wrong):
+    with pytest.raises(ValidationError):
+        Selection(**wrong)

@@ -1,0 +1,68 @@
+"""Retries: when the next attempt is due, and which is the last."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from pipeline_platform.model.options import PipelineError
+from pipeline_platform.model.retry import Backoff, Retry
+
+FAILED_AT = datetime(2026, 1, 1, tzinfo=UTC)
+SECOND = timedelta(seconds=1)
+DOUBLING = Backoff(first=10 * SECOND, factor=2.0, most=60 * SECOND)
+
+
+def pauses(retry: Retry, *attempts: int, message_id: str = "m") -> list[float]:
+    return [(retry.due_at("q", message_id, one, FAILED_AT) - FAILED_AT).total_seconds() for one in attempts]
+
+
+@pytest.mark.parametrize(
+    ("backoff", "expected"),
+    [
+        (7 * SECOND, [7, 7, 7, 7, 7]),
+        (DOUBLING, [10, 20, 40, 60, 60]),
+        (Backoff(first=SECOND, factor=1, most=SECOND), [1, 1, 1, 1, 1]),
+        (Backoff(first=SECOND, factor=100.0, most=timedelta(days=36_500)), [1, 100, 10_000, 10**6, 10**8]),
+    ],
+)
+def test_a_pause_grows_up_to_the_longest_and_at_most_a_quarter_is_added(backoff, expected):
+    for pause, least in zip(pauses(Retry(max_attempts=9, backoff=backoff), 1, 2, 3, 4, 5), expected, strict=True):
+        assert least - 0.001 <= pause <= least * 1.25
+
+
+def test_a_pause_of_any_attempt_is_within_bounds():
+    (pause,) = pauses(Retry(max_attempts=1_000, backoff=DOUBLING), 2**31 - 1)
+
+    assert 60 <= pause <= 75
+
+
+def test_what_is_added_is_the_same_at_each_try_and_differs_between_messages():
+    retry = Retry(max_attempts=3, backoff=DOUBLING)
+
+    assert pauses(retry, 1) == pauses(retry, 1)
+    assert len({pauses(retry, 1, message_id=str(number))[0] for number in range(100)}) == 100
+
+
+@pytest.mark.parametrize(("attempt", "last"), [(1, False), (2, False), (3, True), (4, True)])
+def test_the_last_attempt_is_that_of_the_option_and_each_after_it(attempt, last):
+    assert Retry(max_attempts=3).is_last(attempt) == last
+
+
+@pytest.mark.parametrize(
+    ("build", "why"),
+    [
+        (Retry, "Retry.max_attempts is missing"),
+        (lambda: Retry(max_attempts=0), "max_attempts is 0: it must be a whole number from 1 to 1,000"),
+        (lambda: Retry(max_attempts="3"), "max_attempts is '3'"),
+        (lambda: Retry(max_attempts=3, backoff=timedelta(0)), "longer than nothing"),
+        (lambda: Retry(max_attempts=3, backoff=5), "backoff"),
+        (lambda: Retry(max_attempts=3, backof=SECOND), "did you mean 'backoff'"),
+        (lambda: Backoff(first=2 * SECOND, most=SECOND), "most is 0:00:01, less than first"),
+        (lambda: Backoff(first=SECOND, factor=0.5), "factor"),
+        (lambda: Backoff(first=SECOND, factor=float("nan")), "factor"),
+    ],
+)
+def test_options_that_cannot_work_are_refused_on_one_line(build, why):
+    with pytest.raises(PipelineError, match=why) as refused:
+        build()
+    assert "\n" not in str(refused.value)

@@ -1,0 +1,53 @@
+"""A source that has nothing: it takes the place of one in definitions, and keeps what a source without messages can."""
+
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from pipeline_platform import Backlog, Refused, SourceError
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.deployment import platform_definitions
+from pipeline_platform.testing import DummySource, check_source
+from resources.source import source_resource
+from tests.fixtures.jobs_under_test import resources_at
+from tests.fixtures.pipelines_under_test import Told
+
+
+@pytest.mark.parametrize(
+    "promise",
+    [
+        "columns_are_as_said",
+        "shares_fit_the_tasks",
+        "shares_say_their_size",
+        "a_second_planner_gets_others",
+        "closing_unused_is_harmless",
+        "unknown_actions_are_refused",
+    ],
+)
+def test_it_keeps_all_promises_that_are_not_about_a_message(promise: str) -> None:
+    assert check_source(lambda: DummySource(name="dummy"), only=promise).kept == [promise]
+
+
+def test_it_has_nothing_takes_nothing_and_knows_no_message() -> None:
+    source = DummySource(name="dummy")
+
+    assert (source.backlog(), source.plan(10, 2, "r")) == (Backlog(0), [])
+    for action in ("ack", "nack:5"):
+        assert source.settle(action, "q", ["1"]) == [Refused("1", "a DummySource gives nothing out", lost=True)]
+    with pytest.raises(SourceError, match=r"source 'dummy' takes no messages: DummySource has no send\(\)"):
+        source.send([b"1"])
+
+
+def test_definitions_load_with_it_and_their_sensor_finds_nothing(tmp_path: Path) -> None:
+    resources = resources_at(str(tmp_path), "nowhere") | {"queue": source_resource(DummySource)(name="queue")}
+
+    defined = platform_definitions([Told], resources)
+
+    dg.Definitions.validate_loadable(defined)
+    given = {"queue": DummySource(name="queue"), "control": ControlStore(f"sqlite:///{tmp_path}/control.sqlite")}
+    with dg.instance_for_test() as instance:
+        tick = defined.resolve_sensor_def("told_producer").evaluate_tick(
+            dg.build_sensor_context(instance=instance, resources=given, definitions=defined)
+        )
+    assert (tick.skip_message, tick.run_requests) == ("the queue is empty", [])

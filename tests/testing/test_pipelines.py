@@ -1,0 +1,349 @@
+"""`test_message` and `test_batch`: callbacks tried by hand do what they do in a run."""
+
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from pipeline_platform import Batcher, Message, Pipeline, Processors, Producer, Splitter, TableBatcher
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.settling import Word, Words
+from pipeline_platform.tasks.batch import HandleBatches
+from pipeline_platform.tasks.plan import CutBatches, plan_table
+from pipeline_platform.tasks.staging import staged_table
+from pipeline_platform.testing import Acknowledged, DummySource, test_batch, test_message
+from tests.fixtures.obedient import Obedient
+from tests.fixtures.small_lake import Memory, handled, ranges, returned, rows_of
+from tests.tasks.test_handle import FAULTS
+
+
+class Stop(BaseModel):
+    name: str
+    minutes: int = 0
+
+
+class Rules(BaseModel):
+    limit: int = 3
+
+
+def at_each_half(message: Message, acc: None) -> Any:
+    if message.data["name"] == "broken":
+        raise ValueError("as told")
+    return ("emit" if message.data["name"] == "half" else "cont"), acc
+
+
+class Stops(Pipeline):
+    """A batch of stops does what the name of one says."""
+
+    name = "stops"
+    producer = Producer(source="memory")
+    processors = Processors(chunk_size=2, max_message_bytes=100)
+    batchers = {"lake": TableBatcher(schema=Stop), "typed": Batcher(schema=Stop, batch_size=2), "plain": Batcher()}
+    context = Rules()
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def transform(self, event: Message) -> Message:
+        return event.put_data(event.data.strip())
+
+    def prepare_messages(self, messages: list[Message], context: Any) -> list[Message]:
+        self.calls.append(["prepare", *(message.data for message in messages)])
+        return messages
+
+    def handle_message(self, message: Message, context: Any) -> Message:
+        batcher, _, name = message.data.decode().partition(" ")
+        if name == "over" and context.limit < 5:
+            return message.failed(f"over {context.limit}")
+        if name == "now":
+            message = message.put_batch_mode("flush")
+        if name == "misfit":
+            return message.put({"title": "x"}, batcher=batcher)
+        if name.startswith("not"):
+            message = message.configure_ack(on_success="noop", on_failure="nack:5")
+        data = Stop(name=name) if batcher == "typed" else {"name": name, "at": (1, 2)}
+        return message.put({"name": name} if batcher == "lake" else data, batcher=batcher)
+
+    def handle_batch(self, batcher: str, messages: list[Message], batch_info: Any, context: Any) -> list[Message]:
+        self.calls.append([batcher, *(message.data for message in messages)])
+        names = [getattr(message.data, "name", "") for message in messages]
+        if "raise" in names:
+            raise ConnectionError("no answer")
+        return [
+            message.failed("too late") if name.endswith("late") else message
+            for name, message in zip(names, messages, strict=True)
+            if name != "lose"
+        ]
+
+    def handle_failed(self, messages: list[Message], context: Any) -> list[Message]:
+        self.calls.append(["failed", *(message.reason for message in messages)])
+        if any(message.reason == "over 4" for message in messages):
+            raise OSError("no mail")
+        return [message.put_data("told") for message in messages]
+
+
+def data_of(messages: Sequence[Message]) -> list[Any]:
+    return [message.data for message in messages]
+
+
+def reasons_of(done: Acknowledged) -> list[str | None]:
+    return [message.reason for message in done.failed]
+
+
+# As in a run
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_fails_its_message_for_the_reason_of_a_run(tmp_path: Path, fault: str) -> None:
+    payloads = [b"1", fault.encode(), b"3"]
+    lake = Lake(root=str(tmp_path))
+    (recorded,) = rows_of(lake, "obedient", handled(lake, Obedient, *payloads), "failed")
+
+    done = test_batch(Obedient, payloads)
+
+    (failed,) = done.failed
+    assert data_of(done.successful) == [{"text": "1"}, {"text": "3"}]
+    assert failed.failure is not None
+    kind, reason, _, stage = failed.failure
+    assert (kind, reason, stage) == (recorded["kind"], recorded["reason"], recorded["stage"])
+
+
+def in_a_run(lake: Lake, payloads: Sequence[bytes]) -> Iterator[dict[str, Any]]:
+    """The outcomes that a run of `Stops` writes."""
+    first = handled(lake, Stops, *payloads, context=Rules())
+    yield from rows_of(lake, "stops", first, "outcomes")
+    for batcher in ("typed", "plain"):
+        options = Stops.batchers[batcher]
+        assert isinstance(options, Batcher)
+        staged = ranges(first, "stops", staged_table("r1", batcher))
+        planned = returned(CutBatches(lake, "stops", "r1", batcher, options, Memory().settling, staged)(0))
+        plan = ranges(planned, "stops", plan_table("r1", batcher))
+        task = HandleBatches(Stops, Rules(), Memory().settling, "source", lake, "r1", batcher, staged, plan)
+        yield from rows_of(lake, "stops", returned(task(0)), "outcomes")
+
+
+def test_what_is_acknowledged_is_what_a_run_acknowledges(tmp_path: Path) -> None:
+    names = ["", "over", "misfit", "now", "not now", "late", "not late", "raise", "lose"]
+    payloads = [f"{batcher} {name}".encode() for name in names for batcher in ("lake", "typed", "plain", "nowhere")]
+    actions = {row["message_id"]: row["action"] for row in in_a_run(Lake(root=str(tmp_path)), payloads)}
+
+    done = test_batch(Stops, payloads)
+
+    assert done.actions == [actions[f"m{number}"] for number in range(len(payloads))]
+    assert {"ack", "noop", "nack:5"} == set(done.actions)
+    assert len(done.successful) + len(done.failed) == len(payloads)
+
+
+# Callbacks
+
+
+def test_every_callback_is_called_as_in_a_run_and_batches_get_what_crossed() -> None:
+    stops = Stops()
+
+    done = test_batch(stops, [" lake a", b"typed b", "plain c", "lake over", "typed late"])
+
+    assert stops.calls == [
+        ["prepare", b"lake a", b"typed b"],
+        ["prepare", b"plain c", b"lake over"],
+        ["prepare", b"typed late"],
+        ["failed", "over 3"],
+        ["typed", Stop(name="b"), Stop(name="late")],
+        ["failed", "too late"],
+        ["plain", {"name": "c", "at": [1, 2]}],
+    ]
+    assert data_of(done.successful) == [{"name": "a"}, Stop(name="b"), {"name": "c", "at": [1, 2]}]
+    assert reasons_of(done) == ["over 3", "too late"]
+    assert data_of(done.failed) == ["told", "told"], "as handle_failed left them"
+    assert [(info.batcher, info.size, info.trigger) for info in done.batches] == [
+        ("typed", 2, "size"),
+        ("plain", 1, "timeout"),
+    ]
+
+
+def test_a_message_alone_is_delivered_at_once() -> None:
+    done = test_message(Stops, "typed a")
+
+    (message,), (info,) = done.successful, done.batches
+    assert (message.status, message.batch_mode) == ("ok", "flush")
+    assert (info.size, info.trigger) == (1, "flush")
+
+
+def test_batches_are_filled_or_each_message_is_delivered_at_once() -> None:
+    payloads = ["typed a", "typed b", "typed c"]
+
+    assert [info.size for info in test_batch(Stops, payloads).batches] == [2, 1]
+    assert [info.size for info in test_batch(Stops, payloads, "flush").batches] == [1, 1, 1]
+    triggers = [info.trigger for info in test_batch(Stops, ["plain a", "plain now", "plain b"]).batches]
+    assert triggers == ["flush", "timeout"], "as in a run that pulls"
+
+
+class Halves(Stops):
+    """Ends a batch at each `half`."""
+
+    name = "halves"
+    batchers = {**Stops.batchers, "plain": Batcher(batch_size=Splitter(initial=None, step=at_each_half))}
+
+
+def test_a_splitter_ends_batches_as_in_a_run() -> None:
+    done = test_batch(Halves, ["plain a", "plain half", "plain broken", "plain b"])
+
+    assert [(info.size, info.trigger) for info in done.batches] == [(2, "size"), (1, "timeout")]
+    assert reasons_of(done) == ["as told"]
+
+
+def test_a_payload_that_is_too_large_fails() -> None:
+    assert reasons_of(test_message(Stops, "lake " + "x" * 96)) == [
+        "its payload has 101 bytes, and processors.max_message_bytes allows 100"
+    ]
+
+
+def test_a_failure_handler_that_raises_is_in_the_notes() -> None:
+    done = test_message(Stops, "lake over", context={"limit": 4})
+
+    assert reasons_of(done) == ["over 4"]
+    assert done.notes["handle_failed_errors"] == 1
+    assert "handle_failed itself: OSError: no mail" in done.notes["reasons"]
+
+
+def test_nothing_gives_nothing() -> None:
+    assert test_batch(Stops, [], acknowledger=lambda *told: pytest.fail("nobody is told")) == Acknowledged()
+
+
+# What is given
+
+
+class Seeing(Pipeline):
+    """Keeps what a message says of itself."""
+
+    name = "seeing"
+    producers = {"east": Producer(source="east_queue"), "west": Producer(source="west_queue")}
+
+    def handle_message(self, message: Message, context: Any) -> Message:
+        return message.put((message.data, message.metadata, message.attempt, message.message_id))
+
+
+def test_metadata_are_for_all_or_for_each() -> None:
+    both, each = {"to": "JFK"}, [{"to": "JFK"}, None, {"to": "LGA"}]
+
+    assert [data[1] for data in data_of(test_batch(Seeing, ["a", "b"], metadata=both).successful)] == [both, both]
+    told = test_batch(Seeing, ["a", "b", "c"], metadata=each)
+    assert [data[1] for data in data_of(told.successful)] == [{"to": "JFK"}, {}, {"to": "LGA"}]
+    assert data_of(test_message(Seeing, "a", both).successful)[0][1] == both
+
+
+def test_payloads_are_bytes_as_a_source_delivers_them() -> None:
+    (done,) = test_message(Seeing, "Zoë", attempt=3).successful
+
+    assert done.data == ("Zoë".encode(), {}, 3, "0")
+
+
+def test_fields_of_the_context_are_overridden_as_by_a_run() -> None:
+    assert reasons_of(test_message(Stops, "lake over")) == ["over 3"]
+    assert reasons_of(test_message(Stops, "lake over", context={"limit": 5})) == []
+
+
+def test_the_acknowledger_is_told_once_of_all() -> None:
+    told: list[Any] = []
+
+    test_batch(Stops, ["lake a", "lake over", "typed b"], acknowledger=lambda *one: told.append(one))
+
+    ((ack_ref, successful, failed),) = told
+    assert isinstance(ack_ref, str)
+    assert data_of(successful) == [{"name": "a"}, Stop(name="b")]
+    assert [message.reason for message in failed] == ["over 3"]
+
+
+class Channel(DummySource):
+    """Rejects by a word of its own, and once only."""
+
+    @property
+    def words(self) -> Words:
+        return {"ack": Word(ends=True), "drop": Word(ends=True), "once": Word(ends=False, again="drop")}
+
+
+class Choosy(Seeing):
+    name = "choosy"
+
+    def handle_message(self, message: Message, context: Any) -> Message:
+        return message.configure_ack(on_failure=message.data.decode()).failed("as told")
+
+
+def test_a_source_lends_its_words() -> None:
+    channel = Channel(name="channel", on_failure="once")
+
+    assert test_batch(Choosy, ["drop", "once", "nack"], source=channel).actions == ["drop", "once", "once"]
+    assert test_batch(Choosy, ["drop", "once"], source=channel, redelivered=True).actions == ["drop", "drop"]
+    (failed,) = test_message(Choosy, "drop").failed
+    assert failed.reason is not None
+    assert failed.reason.startswith("east_queue settles a message by 'ack', 'noop', 'nack'"), "the source's name"
+
+
+class Columns(Pipeline):
+    name = "columns"
+    producer = Producer(source="memory")
+
+    def handle_messages(self, messages: Any, context: Any) -> Any:
+        return messages
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: test_message(Stops, {"a": 1}), r"data is dict: .* json.dumps\(...\) makes text of a dict"),
+        (lambda: test_message(Stops, None), "data is NoneType"),
+        (lambda: test_batch(Stops, [b"1", bytearray(b"2")]), "data is bytearray"),
+        (lambda: test_batch(Stops, b"1"), "data is bytes: test_batch takes a list of payloads"),
+        (lambda: test_batch(Stops, {"a": 1}), "data is dict: test_batch takes a list of payloads"),
+        (lambda: test_message(Stops, "a", [{}]), "metadata is list: give a dict"),
+        (lambda: test_batch(Stops, ["a"], metadata=["x"]), "metadata is str: give a dict, or a list"),
+        (lambda: test_batch(Stops, ["a", "b"], metadata=[{}]), "metadata has 1 entries for 2 messages"),
+        (lambda: test_batch(Stops, ["a"], "bluk"), "batch_mode is 'bluk': it is 'bulk' or 'flush'"),
+        (lambda: test_message(Stops, "a", attempt=0), "attempt is 0: it is 1 when first received"),
+        (lambda: test_message(Stops, "a", attempt=2**40), "attempt is 1099511627776: it is 1"),
+        (lambda: test_message(Stops, "a", context={"limt": 1}), r"Stops.context.limt: .* did you mean 'limit'\?"),
+        (lambda: test_message(Stops, "a", contxt={}), "unexpected keyword argument 'contxt'"),
+        (lambda: test_message(Pipeline, "a"), "Pipeline is no pipeline: give a class that is built on Pipeline"),
+        (lambda: test_message(Rules(), "a"), "Rules is no pipeline"),
+        (lambda: test_message(Columns, "a"), "Columns.handle_messages needs Spark, .* of your own Spark session"),
+    ],
+)
+def test_what_cannot_be_tried_is_refused_with_the_way_out(call: Any, words: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=words):
+        call()
+
+
+# Where it is used
+
+TRIED = """
+import sys
+import pipeline_platform.testing as kit
+from pipelines.flights import Flights
+assert kit.test_message(Flights, "no flight").failed[0].reason
+heavy = {"pyspark", "dagster", "pytest", "deltalake", "sqlalchemy", "polars"}
+print(*sorted(heavy & {name.partition(".")[0] for name in sys.modules}))
+"""
+
+
+def test_it_loads_nothing_heavy_and_writes_no_file(tmp_path: Path) -> None:
+    path = {"PYTHONPATH": ":".join(sys.path), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", TRIED], capture_output=True, text=True, cwd=tmp_path, env=path, check=True
+    )
+
+    assert done.stdout.split() == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pytest_does_not_take_it_for_tests(tmp_path: Path) -> None:
+    module = tmp_path / "test_of_an_author.py"
+    module.write_text("from pipeline_platform.testing import *\n\ndef test_mine():\n    pass\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--collect-only", str(module)]
+
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+
+    assert "1 test collected" in done.stdout, done.stdout
+    assert "warning" not in done.stdout
