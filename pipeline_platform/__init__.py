@@ -15,6 +15,7 @@ from pipeline_platform.model.options import (
     Splitter,
     TableBatcher,
 )
+from pipeline_platform.model.payload import PayloadError
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.retry import Backoff, Retry
 from pipeline_platform.source import calls
@@ -35,6 +36,7 @@ __all__ = [
     "LeasedSource",
     "LogSource",
     "Message",
+    "PayloadError",
     "Pipeline",
     "PipelineError",
     "Processors",

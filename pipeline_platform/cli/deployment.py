@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
 import typer
 import yaml
 
@@ -20,6 +19,10 @@ if TYPE_CHECKING:
     from pipeline_platform.lake.storage import Lake
     from pipeline_platform.model.pipeline import Pipeline
     from pipeline_platform.source.contract import Source
+
+
+_CHOSEN: dict[str, str] = {}
+"""What `-m` names, in this process."""
 
 
 class SetUpError(Exception):
@@ -55,8 +58,11 @@ class Deployment:
 
 
 @contextmanager
-def opened() -> Iterator[Deployment]:
+def opened(module: str | None = None) -> Iterator[Deployment]:
     """Load the deployment and set up what the command line looks at; no Spark.
+
+    Args:
+        module: Its module; by default what the command line names, or `workspace.yaml`.
 
     Raises:
         SetUpError: There is none here; or a variable that a resource is configured by is not set, or a value is wrong.
@@ -65,7 +71,7 @@ def opened() -> Iterator[Deployment]:
 
     from pipeline_platform.deployment import BUILT
 
-    module = _module()
+    module = module or chosen() or _of_workspace()
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     importlib.import_module(module)
@@ -88,11 +94,19 @@ def opened() -> Iterator[Deployment]:
         )
 
 
-def _module() -> str:
-    """The module that the command line names by `-m`, or the one of `workspace.yaml`."""
-    context = click.get_current_context(silent=True)
-    if context and (named := context.find_root().params.get("module")):
-        return str(named)
+def choose(module: str | None) -> None:
+    """Work on this module from now on; without one on that of `workspace.yaml`."""
+    _CHOSEN.clear()
+    if module is not None:
+        _CHOSEN["module"] = module
+
+
+def chosen() -> str | None:
+    """The module that was chosen; None for that of `workspace.yaml`."""
+    return _CHOSEN.get("module")
+
+
+def _of_workspace() -> str:
     workspace = Path("workspace.yaml")
     if not workspace.is_file():
         raise SetUpError(f"there is no workspace.yaml in {Path.cwd()}: go where it lies, or name a module with -m")

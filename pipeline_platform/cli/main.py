@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from pipeline_platform.cli import deployment, limits, spark, table_queue
+from pipeline_platform.cli import deployment, failures, limits, spark, table_queue
 from pipeline_platform.cli.drain import drain
 from pipeline_platform.cli.push import push
 from pipeline_platform.cli.show import show
@@ -22,6 +22,7 @@ app = typer.Typer(
 )
 app.add_typer(spark.app, name="spark")
 app.add_typer(table_queue.app, name="table-queue")
+app.add_typer(failures.app, name="failures")
 for command in (status, show, limits.pause, limits.resume, drain, limits.limit, limits.scale, push):
     app.command()(command)
 
@@ -34,7 +35,7 @@ def options(
     ] = None,
 ) -> None:
     """Pull messages, handle and batch them on Spark, acknowledge what is safe."""
-    del module  # `deployment.opened` looks it up
+    deployment.choose(module)
 
 
 def main() -> None:

@@ -47,6 +47,12 @@ def open_failures(lake: Lake, paths: Sequence[str]) -> pa.Table:
     return found.filter(pc.not_equal(_state(found["rank"]), _CLOSED))
 
 
+def closed(lake: Lake, paths: Sequence[str]) -> pa.Table:
+    """The closed failures in all files of one window."""
+    found = latest(lake, paths)
+    return found.filter(pc.equal(_state(found["rank"]), _CLOSED))
+
+
 def chosen(lake: Lake, paths: Sequence[str], selection: Selection = ALL) -> pa.Table:
     """The open failures in all files of one window that a selection is about, as far as ranks and ids tell."""
     found = latest(lake, paths, selection.message_id)

@@ -95,12 +95,13 @@ class FailedMessages(LakeSource):
 
     selection: Selection = Field(ALL, description="Which of them.")
 
-    def _paths(self) -> dict[str, list[str]]:
+    def paths(self) -> dict[str, list[str]]:
+        """The files of the table by window."""
         return {window: [file.path for file in files] for window, files in self._files("failed", FAILED).items()}
 
     def by_window(self) -> dict[str, Counts]:
         """The failures of each window with open ones, whatever the selection."""
-        return {window: counts for window, counts in self._count(self._paths()).items() if counts.open}
+        return {window: counts for window, counts in self._count(self.paths()).items() if counts.open}
 
     def open_by_window(self) -> dict[str, int]:
         """How many failures are open, dead ones included, by window; windows without any are left out."""
@@ -108,7 +109,7 @@ class FailedMessages(LakeSource):
 
     def chosen_by_window(self) -> dict[str, int]:
         """How many failures the selection is about, by window; windows without any are left out."""
-        return self._chosen(self._paths())
+        return self._chosen(self.paths())
 
     def _chosen(self, files: Mapping[str, Sequence[str]]) -> dict[str, int]:
         selection, chosen = self.selection, {}
@@ -164,7 +165,7 @@ class FailedMessages(LakeSource):
         """Share out the windows with such failures, oldest first; a window is never divided."""
         del concurrency, receive_id
         shares = []
-        paths = self._paths()
+        paths = self.paths()
         for window, count in self._chosen(paths).items():
             taken = min(count, demand)
             if taken > 0:

@@ -117,6 +117,7 @@ def check_class(cls: _Class, base: _Class) -> None:
         _check_shape(cls, "__init__", ())
     _check_lane(cls, base)
     _check_batchers(cls, base)
+    _check_rescue(cls, base)
 
 
 def check_together(pipelines: Sequence[_Class], resources: Mapping[str, Any]) -> None:
@@ -292,6 +293,20 @@ def _check_lane(cls: _Class, base: _Class) -> None:
             if _is_written(cls, base, callback):
                 why = "is never called beside handle_messages: do it there, or write handle_message instead"
                 raise PipelineError(f"{cls.__qualname__}.{callback} {why}")
+        if (threads := cls.processors.threads) > 1:
+            why = "handle_messages is called for all messages together: write handle_message instead, or leave it at 1"
+            _refuse(cls, "processors.threads", threads, why)
+        if cls.processors.rescue:
+            why = "a row of handle_messages has no way on of its own: write handle_message instead, or leave it out"
+            _refuse(cls, "processors.rescue", True, why)
+
+
+def _check_rescue(cls: _Class, base: _Class) -> None:
+    rescuing = {f"batchers[{name!r}].rescue": options for name, options in cls.batchers.items()}
+    for path, options in {"processors.rescue": cls.processors, **rescuing}.items():
+        if getattr(options, "rescue", False) and not _is_written(cls, base, "handle_failed"):
+            why = "the class has no handle_failed to bring a message back: write one, or leave it out"
+            _refuse(cls, path, True, why)
 
 
 def _check_batchers(cls: _Class, base: _Class) -> None:
@@ -306,8 +321,8 @@ def _check_batchers(cls: _Class, base: _Class) -> None:
         if model is not None and (misfit := _unfit(model, columns=cls.uses_columns())):
             _refuse(cls, f"{key}.schema", model.__name__, misfit)
         if isinstance(options, Batcher) and not _is_written(cls, base, "handle_batch"):
-            why = "the class has no handle_batch; write it, or use TableBatcher(schema=...)"
-            _refuse(cls, key, options, why)
+            why = "is a Batcher(...), and the class has no handle_batch; write it, or use TableBatcher(schema=...)"
+            raise PipelineError(f"{cls.__qualname__}.{key} {why}")
         if isinstance(options, Batcher) and isinstance(options.batch_size, Splitter):
             _check_called(f"{cls.__qualname__}.{key}.batch_size.step", options.batch_size.step, ("message", "acc"))
     # A class may inherit one that is for others who share the base.

@@ -6,16 +6,19 @@ import json
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from itertools import repeat
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, TypeVar, cast, overload
 
 import pyarrow as pa
+from pydantic import BaseModel
 
+from pipeline_platform.model import payload
 from pipeline_platform.model.failure import Failure, reason_of, words
 from pipeline_platform.model.settling import Settling
 
 Status = Literal["ok", "failed"]
 BatchMode = Literal["bulk", "flush"]
 Trigger = Literal["size", "flush", "timeout"]
+Model = TypeVar("Model", bound=BaseModel)
 
 DEFAULT = "default"
 """The batcher and the batch key at first, as in Broadway."""
@@ -171,6 +174,26 @@ class Message:
         """The partition key it belongs to."""
         return str(self._standing.delivery.value("window", self._row))
 
+    @overload
+    def json(self) -> Any: ...
+
+    @overload
+    def json(self, model: type[Model]) -> Model: ...
+
+    def json(self, model: type[Model] | None = None) -> Any:
+        """Decode the payload: plain Python, or an instance of a model, as strict as its `model_validate_json`.
+
+        Without a model whole numbers come back exactly, of two members of one name the last one counts, and NaN,
+        infinities, numbers that no float holds, halves of surrogate pairs, a byte order mark and bytes that are no
+        UTF-8 are refused. A model decides on NaN and infinities itself.
+
+        Raises:
+            PayloadError: It is no JSON; says where, and quotes nothing of it.
+            ValidationError: The model refuses it.
+            TypeError: `data` is no bytes any more, and no model says what it is.
+        """
+        return payload.decoded(self.data) if model is None else model.model_validate_json(self.data)
+
     def _copy(self) -> Message:
         new = Message(self.data, self._row, self._standing)
         new.batcher, new.batch_key = self.batcher, self.batch_key
@@ -262,6 +285,10 @@ class Message:
             return self._but(failure=Failure(kind, text, trace, stage, bool(reason.retry and retry)))
         text = reason_of(reason) if isinstance(reason, BaseException) else words(reason, 2_000)
         return self._but(failure=Failure("failed", text, retry=bool(retry)))
+
+    def rescued(self) -> Message:
+        """Take back its failure, in `handle_failed`. It stays failed unless the option `rescue` lets it."""
+        return self._but(failure=None)
 
     def configure_ack(self, *, on_success: str | None = None, on_failure: str | None = None) -> Message:
         """Say how this message alone is settled, in the words of its source. What is not given stays.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from datetime import timedelta
+from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from annotated_types import Ge, Le
@@ -109,8 +110,9 @@ class Options(BaseModel):
         try:
             super().__init__(**options)
         except ValidationError as error:
-            refused = error.errors(include_url=False)
-            raise PipelineError("; ".join(_refusal(kind, each) for each in refused)) from None
+            refused = groupby(error.errors(include_url=False), lambda each: str(each["loc"][0]) if each["loc"] else "")
+            said = [_refusal(kind, option, list(each)) for option, each in refused]
+            raise PipelineError("; ".join(said)) from None
 
 
 _MUST_BE = {
@@ -127,28 +129,31 @@ def _by_name(model: type[Options]) -> dict[str, FieldInfo]:
     return {field.alias or name: field for name, field in model.model_fields.items()}
 
 
-def _refusal(model: type[Options], refused: ErrorDetails) -> str:
-    """Say on one line what pydantic refused."""
-    option, kind = ".".join(map(str, refused["loc"])), refused["type"]
-    fields = _by_name(model)
-    path = f"{model.__name__}.{option}" if option else model.__name__
+def _refusal(model: type[Options], option: str, refused: Sequence[ErrorDetails]) -> str:
+    """Say on one line why pydantic refused an option: for one reason, or one for each kind of value that it takes."""
+    kind, value, fields = refused[0]["type"], shown(refused[0]["input"]), _by_name(model)
+    path = f"{model.__name__}.{option}"
     if kind == "extra_forbidden":
-        return f"{path} is {shown(refused['input'])}: there is no such option; {did_you_mean(option, fields)}"
+        return f"{path} is {value}: there is no such option; {did_you_mean(option, fields)}"
     if kind == "missing":
         return f"{path} is missing: {fields[option].description}"
-    why = without_prefix(refused["msg"])
     if not option:  # of several options together, which it names itself
-        return f"{path}.{why}"
-    if kind in _MUST_BE:
-        why = f"it must be {_MUST_BE[kind]}"
-    elif kind == "model_type":
-        why = f"it must be a {refused['ctx']['class_name']}(...)"
-    bounds = fields[option].metadata if option in fields else []
-    least = next((bound.ge for bound in bounds if isinstance(bound, Ge)), None)
-    most = next((bound.le for bound in bounds if isinstance(bound, Le)), None)
+        return f"{path}{without_prefix(refused[0]['msg'])}"
+    why, *others = (_why(fields[option], each) for each in refused)
+    return f"{path} is {value}: {', or '.join([why, *(other.removeprefix('it must be ') for other in others)])}"
+
+
+def _why(field: FieldInfo, refused: ErrorDetails) -> str:
+    least = next((bound.ge for bound in field.metadata if isinstance(bound, Ge)), None)
+    most = next((bound.le for bound in field.metadata if isinstance(bound, Le)), None)
     if least is not None and most is not None:
-        why = f"it must be a whole number from {least:,} to {most:,}"
-    return f"{path} is {shown(refused['input'])}: {why}"
+        number = "number" if field.annotation is float else "whole number"
+        return f"it must be a {number} from {least:,} to {most:,}"
+    if refused["type"] == "model_type":
+        return f"it must be a {refused['ctx']['class_name']}(...)"
+    if refused["type"] in _MUST_BE:
+        return f"it must be {_MUST_BE[refused['type']]}"
+    return without_prefix(refused["msg"])
 
 
 class RateLimiting(Options):
@@ -217,10 +222,21 @@ class Processors(Options):
         description="Bytes of payload that a message may have; a larger one fails, with its payload kept. A task "
         "holds some copies of a message: give its worker as much memory before raising this.",
     )
+    threads: int = Field(
+        1,
+        ge=1,
+        le=1_000,
+        description="Messages that a task gives to handle_message at once: for one that waits, for a server say. They "
+        "share the task's instance of the pipeline.",
+    )
+    rescue: bool = Field(
+        False,
+        description="Whether handle_failed may bring back messages that failed before their batcher: they go on to it.",
+    )
     message_timeout: Span | None = Field(
         None,
         description="How long one call may take: of handle_message, transform or a serializer (its message fails), of "
-        "prepare_messages or handle_failed (its chunk fails). Callbacks are then called in forks, a chunk in each, "
+        "prepare_messages or handle_failed (its chunk fails). Callbacks are then called in forks, some chunks in each, "
         "with an instance of the pipeline of its own. In the fast lane it holds for handle_failed alone: a query of "
         "Spark cannot be timed. None waits for ever.",
     )
@@ -346,6 +362,10 @@ class Batcher(Options):
         alias="schema",
         description="Model of the data: typed columns in the table, and models in handle_batch. Without it data is one "
         "column of JSON, and plain JSON in handle_batch.",
+    )
+    rescue: bool = Field(
+        False,
+        description="Whether handle_failed may bring back messages that failed in handle_batch: they count as handled.",
     )
 
 

@@ -135,7 +135,10 @@ class Pipeline:
     def handle_failed(self, messages: list[Message], context: Any) -> list[Message]:
         """Look at the messages that failed, before they are recorded: notify, count, `configure_ack`.
 
-        They stay failed. Raising, or returning something else, leaves them as they were.
+        What it changes is recorded with the failure: reason, batcher, batch key. The data is not: the table `failed`
+        keeps the payload as it was delivered, to be driven again. A message that it gives back as `rescued()` goes on
+        as if it had not failed, where `Processors(rescue=True)` or the batcher's `Batcher(rescue=True)` says so; else
+        it stays failed. Raising, or returning something else, leaves messages as they were.
         """
         del context
         return messages

@@ -74,9 +74,9 @@ def begin(
         started_at=datetime.now(UTC),
         producer=flow.producer,
     )
+    flow.tables.ensure()
     if _is_held_back(flow, log, although_paused=although_paused):
         return receive
-    flow.tables.ensure()
     base = flow.tables["outcomes"].version()
     selection = selection.at(datetime.now(UTC))
     intake = INTAKES[origin](flow, tuple(windows), base, selection)

@@ -26,6 +26,7 @@ from pipeline_platform.tasks.handle import checked, rare_collections
 from pipeline_platform.tasks.isolate import Isolation
 from pipeline_platform.tasks.outcomes import Outcomes
 from pipeline_platform.tasks.progress import UNWATCHED
+from pipeline_platform.tasks.said import heard
 from pipeline_platform.tasks.staging import STAGED, staged_messages
 from pipeline_platform.tasks.step import Step
 
@@ -74,7 +75,7 @@ class HandleBatches(Step):
     def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
         """Run task `index`."""
         started, count = time.monotonic(), 0
-        with self.writer(f"{self.batcher}-{index}") as writer:
+        with self.writer(f"{self.batcher}-{index}") as writer, heard() as said:
             isolation = Isolation(self, writer, careful=self.careful, limit=self._limit())
             with rare_collections():
                 for batch in self._batches(index):
@@ -84,7 +85,7 @@ class HandleBatches(Step):
                         self.handle(batch, isolation.outcomes)
                     count += batch.failure is None
             notes = {"batches": count, "seconds": time.monotonic() - started, "task": index}
-            manifest = writer.close(**isolation.outcomes.tally.notes(), **notes)
+            manifest = writer.close(**isolation.outcomes.tally.notes(), **said.notes(), **notes)
         yield from manifest.to_arrow().to_batches()
 
     def _limit(self) -> Limit | None:
@@ -141,7 +142,7 @@ class HandleBatches(Step):
         rows = batch.messages
         if mute:
             rows = rows.take(pa.array([message._row for message in messages], pa.int64()))
-        outcomes.batched(self.batcher, rows, batch.window, messages, batch.info.batch_id)
+        outcomes.batched(self.batcher, rows, batch.window, messages, batch.info.batch_id, by_row.keys())
 
     def _handle_in_forks(self, batch: Batch, isolation: Isolation) -> None:
         """Handle a batch until a fork lives: a killer of its own callback fails alone, one of `handle_batch` with all.

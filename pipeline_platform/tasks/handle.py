@@ -24,7 +24,9 @@ from pipeline_platform.tasks.isolate import Isolation
 from pipeline_platform.tasks.lookup import Repeats
 from pipeline_platform.tasks.outcomes import Outcomes
 from pipeline_platform.tasks.progress import UNWATCHED, Watch
+from pipeline_platform.tasks.said import heard
 from pipeline_platform.tasks.step import Step
+from pipeline_platform.tasks.threads import at_once
 
 if TYPE_CHECKING:
     from pipeline_platform.control.pace import Pace
@@ -90,16 +92,24 @@ class Handler:
         return handled
 
     def _handle(self, messages: Sequence[Message]) -> list[Message]:
-        return self._each(
-            self._pipeline.handle_message, self._paced(messages) if self._paced else messages, "handle_message"
-        )
+        paced: Iterable[Message] = self._paced(messages) if self._paced else messages
+        callback, stage = self._pipeline.handle_message, "handle_message"
+        threads = min(self._pipeline.processors.threads, len(messages))
+        if threads <= 1:
+            return self._each(callback, paced, stage)
+        watches = self._watch.of_threads(stage, threads)
+        return at_once(paced, [partial(self._each, callback, stage=stage, watch=watch) for watch in watches])
 
     def _each(
-        self, callback: Callable[[Message, Any], Message], messages: Iterable[Message], stage: str
+        self,
+        callback: Callable[[Message, Any], Message],
+        messages: Iterable[Message],
+        stage: str,
+        watch: Watch | None = None,
     ) -> list[Message]:
         # The hot loop: one call, one check and one append a message. To unpack arguments would cost twice the call.
         context, handled = self._context, []
-        for message in self._watch.each(stage, messages):
+        for message in (watch or self._watch).each(stage, messages):
             if message._standing.failure is not None:
                 handled.append(message)
                 continue
@@ -186,11 +196,11 @@ class Handle(Step):
         """Run task `index`."""
         started, options = time.monotonic(), self.pipeline.processors
         repeats = Repeats.read(self.lake, self.repeats)
-        with self.writer(f"handle-{index}") as writer:
+        with self.writer(f"handle-{index}") as writer, heard() as said:
             limit = Limit.of("processors.message_timeout", options.message_timeout)
             isolation = Isolation(self, writer, careful=self.careful, limit=limit)
             outcomes = isolation.outcomes
-            rows = options.chunk_size if isolation.forks else max(options.chunk_size, BLOCK_ROWS)
+            rows = max(options.chunk_size, BLOCK_ROWS)
             with rare_collections():
                 for _, block in read_ranges(self.lake, self.parts[index], READ, rows, options.chunk_bytes):
                     window, (fresh, decided, copies) = block.column("window")[0].as_py(), repeats.split(block)
@@ -198,7 +208,8 @@ class Handle(Step):
                     outcomes.duplicates(copies, window, decided=False)
                     work, fail = partial(self._handle, window), partial(self._fail, window)
                     isolation.deal(fresh, work, fail, self._permitted, partial(self._give_back, window))
-            manifest = writer.close(**outcomes.tally.notes(), seconds=time.monotonic() - started, task=index)
+            seconds = time.monotonic() - started
+            manifest = writer.close(**outcomes.tally.notes(), **said.notes(), seconds=seconds, task=index)
         yield from manifest.to_arrow().to_batches()
 
     def _handle(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes, until: float | None) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import compress
@@ -19,7 +19,7 @@ from pipeline_platform.lake.tables import OUTCOMES
 from pipeline_platform.model.crossing import encode
 from pipeline_platform.model.failure import Failure, words
 from pipeline_platform.model.message import DEFAULT, Message
-from pipeline_platform.model.options import TableBatcher
+from pipeline_platform.model.options import Batcher, TableBatcher
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.schema import RowType
 from pipeline_platform.tasks.failures import IDENTITY, Failures
@@ -74,8 +74,15 @@ class Outcomes:
 
     def handled(self, batch: pa.RecordBatch, window: str, messages: list[Message]) -> None:
         """Record messages that `handle_message` is done with, one for each row of `batch`, in its order."""
-        block, groups = Block(batch, window, messages), {name: list[int]() for name in self._batchers}
-        for index, message in enumerate(messages):
+        block = Block(batch, window, messages)
+        self._route(block, enumerate(messages))
+        can_rescue = self._step.pipeline.processors.rescue
+        self._finish(block, lambda _: can_rescue, lambda rescued: self._route(block, rescued))
+
+    def _route(self, block: Block, messages: Iterable[tuple[int, Message]]) -> None:
+        """Write messages of a block for their batchers."""
+        groups = {name: list[int]() for name in self._batchers}
+        for index, message in messages:
             if message._standing.failure is not None:
                 block.failed.append(index)
             elif (group := groups.get(message.batcher)) is not None:
@@ -89,22 +96,43 @@ class Outcomes:
                 self._write_rows(name, block, indexes)
             elif indexes:
                 self._stage(name, block, indexes)
-        self.settle(block)
 
-    def batched(self, name: str, batch: pa.RecordBatch, window: str, messages: list[Message], batch_id: str) -> None:
-        """Record one batch that `handle_batch` is done with, one message for each row of `batch`, in its order."""
-        block = Block(batch, window, messages)
+    def batched(
+        self,
+        name: str,
+        batch: pa.RecordBatch,
+        window: str,
+        messages: list[Message],
+        batch_id: str,
+        called: Container[int] = (),
+    ) -> None:
+        """Record one batch that `handle_batch` is done with, one message for each row of `batch`, in its order.
+
+        Args:
+            name: The batcher.
+            batch: The rows.
+            window: Theirs.
+            messages: Ok or failed.
+            batch_id: Of the batch.
+            called: Numbers of the messages that `handle_batch` got: the data of others is not decoded.
+        """
+        block, options = Block(batch, window, messages), self._batchers[name]
         block.failed.extend(index for index, message in enumerate(messages) if message.failure is not None)
         if done := [index for index, message in enumerate(messages) if message.failure is None]:
             self._write_rows(name, block, done, batch_id)
-        self.settle(block)
+        can_rescue = isinstance(options, Batcher) and options.rescue
+        self._finish(
+            block,
+            lambda message: can_rescue and message._row in called,
+            lambda rescued: self._write_rows(name, block, [index for index, _ in rescued], batch_id),
+        )
 
     def failed(self, batch: pa.RecordBatch, window: str, failures: Sequence[Failure]) -> None:
-        """Record rows that fail, each for its own reason."""
+        """Record rows that fail for good, each for its own reason."""
         messages = [
             message.failed(why) for message, why in zip(Message.each(batch, self._step.settling), failures, strict=True)
         ]
-        self.settle(Block(batch, window, messages, failed=list(range(len(messages)))))
+        self._finish(Block(batch, window, messages, failed=list(range(len(messages)))))
 
     def columns(self, name: str, rows: pa.RecordBatch, window: str, columns: Sequence[pa.Array]) -> None:
         """Record rows of one batcher that the fast lane made columns of."""
@@ -195,6 +223,34 @@ class Outcomes:
                     fitting.append(index)
         return [pa.concat_arrays(column) for column in zip(*built, strict=True)], fitting
 
+    def _finish(
+        self,
+        block: Block,
+        may_rescue: Callable[[Message], bool] = lambda _: False,
+        take_back: Callable[[list[tuple[int, Message]]], None] = lambda _: None,
+    ) -> None:
+        """Show `handle_failed` what failed, let it rescue what it may, and settle all.
+
+        Args:
+            block: The messages.
+            may_rescue: Whether `handle_failed` may bring this one back.
+            take_back: Writes those that it brought back, each with its index. What fails then fails for good.
+        """
+        if block.failed and self.pipeline is not None:
+            losers = [(index, block.messages[index]) for index in sorted(block.failed)]
+            shown = self._failures.shown([message for _, message in losers], self.pipeline, may_rescue)
+            block.failed.clear()
+            rescued = []
+            for (index, _), message in zip(losers, shown, strict=True):
+                block.messages[index] = message
+                if message.failure is None:
+                    rescued.append((index, message))
+                else:
+                    block.failed.append(index)
+            if rescued:
+                take_back(rescued)
+        self.settle(block)
+
     def settle(self, block: Block) -> None:
         """Write the outcomes of messages that are handled or failed, and record the failures."""
         settling, done, failed = self._step.settling, sorted(block.done), sorted(block.failed)
@@ -206,10 +262,6 @@ class Outcomes:
         if not failed:
             return
         losers = [block.messages[index] for index in failed]
-        if self.pipeline is not None:
-            losers = self._failures.shown(losers, self.pipeline)
-            for index, message in zip(failed, losers, strict=True):
-                block.messages[index] = message
         again = block.rows.column("redelivered").take(pa.array(failed, pa.int64())).to_pylist()
         actions = [
             settling.of_delivery((message.actions or (None, None))[1] or settling.on_failure, redelivered=redelivered)

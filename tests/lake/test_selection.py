@@ -7,33 +7,15 @@ import pyarrow as pa
 import pytest
 from pydantic import ValidationError
 
-from pipeline_platform.lake.failed import Counts, FailedMessages
+from pipeline_platform.lake.failed import Counts
 from pipeline_platform.lake.selection import Selection
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.lake.tables import FAILED, Table, Tables
+from pipeline_platform.lake.tables import FAILED, Tables
 from pipeline_platform.model.retry import Retry
-from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Run, put, visible
+from tests.fixtures.failures import LATER, MINUTE, NOON, event, failures, record
+from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Run, visible
 
-LATER = "2026-01-01T0100"
-NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
-MINUTE = timedelta(minutes=1)
 OLD = pa.schema([field for field in FAILED if field.name != "due_at"])
-
-
-def event(name: str, attempt: int = 1, state: str = "open", **more: Any) -> dict[str, Any]:
-    said = {"kind": "ValueError", "reason": "no price: 7", "data": f"{name}:{attempt}".encode(), **more}
-    return {"source": "memory", "message_id": name, "attempt": attempt, "state": state, "at": NOON, **said}
-
-
-def record(lake: Lake, receive_id: str, *events: dict[str, Any], schema: pa.Schema = FAILED, **where: str) -> None:
-    table = Table(lake, "keeping", "failed", schema)
-    table.ensure()
-    put(table, receive_id, *({**one, "receive_id": receive_id} for one in events), **where)
-
-
-def failures(lake: Lake, windows: tuple[str, ...] | None = None, **selection: Any) -> FailedMessages:
-    chosen = Selection(**selection)
-    return FailedMessages(name="memory", lake=lake, pipeline="keeping", windows=windows, selection=chosen)
 
 
 def chosen(lake: Lake, **selection: Any) -> list[str]:

@@ -1,0 +1,112 @@
+"""Runs that drive failures again, launched on the deployment's Dagster instance: for the commands and for Python."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from pipeline_platform.cli import deployment
+
+if TYPE_CHECKING:
+    from pipeline_platform.lake.selection import Selection, State
+    from pipeline_platform.model.pipeline import Pipeline
+
+
+class Launched(NamedTuple):
+    """A run that was launched.
+
+    Attributes:
+        run_id: Of Dagster.
+        windows: Those that it is about, which are neighbours.
+        messages: How many failures it is to drive.
+    """
+
+    run_id: str
+    windows: list[str]
+    messages: int
+
+
+def retry_failures(
+    pipeline: str,
+    *,
+    state: State = "open",
+    kind: str | None = None,
+    reason: str | None = None,
+    message_id: str | None = None,
+    windows: Sequence[str] = (),
+    module: str | None = None,
+) -> list[Launched]:
+    """Launch runs that drive failures again: without criteria all that are open, dead ones included.
+
+    Args:
+        pipeline: Its name.
+        state: `open`; `waiting`, those not dead; `due`; or `dead`.
+        kind: Of this kind, exactly.
+        reason: Whose reason contains this text.
+        message_id: Of this message alone.
+        windows: Of these windows alone; all if empty.
+        module: Of the deployment; by default what `workspace.yaml` names.
+
+    Returns:
+        A run for each range of neighbouring windows; none where no failure is such.
+
+    Raises:
+        SetUpError: There is no deployment here, or Dagster would not launch a run.
+    """
+    from pipeline_platform.lake.selection import Selection
+
+    selection = Selection(state=state, kind=kind, reason=reason, message_id=message_id)
+    with deployment.opened(module) as opened:
+        return list(launch(opened, opened.pipeline(pipeline), selection, windows, module))
+
+
+def launch(
+    opened: deployment.Deployment,
+    pipeline: type[Pipeline],
+    selection: Selection,
+    windows: Sequence[str] = (),
+    module: str | None = None,
+) -> Iterator[Launched]:
+    """Launch them, and tell of each as it is launched; see `retry_failures`."""
+    from datetime import UTC, datetime
+
+    from assets.jobs import run_request
+    from assets.windows import contiguous
+    from pipeline_platform.lake.failed import FailedMessages
+
+    if not os.environ.get("DAGSTER_HOME"):
+        raise deployment.SetUpError("DAGSTER_HOME is not set: name the folder of the instance that is to run it")
+    failed = FailedMessages(
+        name=pipeline.name,
+        lake=opened.lake,
+        pipeline=pipeline.name,
+        windows=tuple(windows) or None,
+        selection=selection.at(datetime.now(UTC)),
+    )
+    waiting = failed.chosen_by_window()
+    for neighbours in contiguous(pipeline, waiting):
+        messages = sum(waiting[window] for window in neighbours)
+        expected = min(messages, pipeline.processors.per_run)
+        request = run_request(pipeline, "failed", neighbours, expected=expected, selection=selection)
+        partition = {"dagster/partition": request.partition_key} if request.partition_key else {}
+        tags, of_module = {**request.tags, **partition}, module or deployment.chosen()
+        run_id = _launch(f"{pipeline.name}_backfill", request.run_config, tags, of_module)
+        yield Launched(run_id, neighbours, messages)
+
+
+def _launch(job: str, config: object, tags: object, module: str | None) -> str:
+    """Have Dagster's own command line launch a job; return the run's id."""
+    run_id = str(uuid.uuid4())
+    where = ["--workspace", "workspace.yaml"] if module is None else ["--module-name", module]
+    command = [sys.executable, "-m", "dagster", "job", "launch", "--job", job, "--run-id", run_id, *where]
+    given = ["--config-json", json.dumps(config), "--tags", json.dumps(tags)]
+    done = subprocess.run([*command, *given], capture_output=True, text=True, check=False)  # noqa: S603 - no shell
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip().splitlines()
+        raise deployment.SetUpError(f"Dagster did not launch {job}: {said[-1] if said else 'it said nothing'}")
+    return run_id

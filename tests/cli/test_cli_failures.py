@@ -1,0 +1,209 @@
+"""`pipeline-platform failures`: what failed, one of them in full, and what is launched to drive them again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from pipeline_platform.cli import launch
+from pipeline_platform.cli.deployment import Deployment
+from pipeline_platform.cli.main import app
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.lake.storage import Lake
+from tests.fixtures.failures import LATER, NOON, event, record
+from tests.fixtures.small_lake import WINDOW, Keeping, Memory
+
+Cli = Callable[..., Result]
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    lake = Lake(root=str(tmp_path / "lake"))
+    record(
+        lake, "r1", event("a", due_at=NOON), event("b", kind="KeyError", reason="'price'"), event("gone", data=b"\xff")
+    )
+    record(lake, "r2", event("gone", 2, "dead", data=b"\xff\x00", metadata='{"k": 1}', stage="handle_message"))
+    record(lake, "r3", event("later"), event("done"), event("done", 2, "closed"), window=LATER)
+    return lake
+
+
+@pytest.fixture
+def cli(lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    control = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
+    deployment = Deployment({"keeping": Keeping}, control, lake, {"memory": Memory()})
+    monkeypatch.setattr("pipeline_platform.cli.deployment.opened", lambda *_: nullcontext(deployment))
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+
+    def call(*arguments: str) -> Result:
+        return CliRunner(env={"COLUMNS": "200"}).invoke(app, ["failures", *arguments])
+
+    return call
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any]]:
+    """The run config and the tags of what would be launched."""
+    runs: list[tuple[Any, Any]] = []
+
+    def launch_one(job: str, config: Any, tags: Any, module: str | None) -> str:
+        assert job == "keeping_backfill"
+        runs.append((config["ops"]["keeping"]["ops"]["receive_messages"]["config"], tags))
+        return f"run-{len(runs)}"
+
+    monkeypatch.setattr(launch, "_launch", launch_one)
+    return runs
+
+
+def listed(answer: Result) -> list[tuple[str, str, int, list[str]]]:
+    assert answer.exit_code == 0, answer.output
+    return [(one["window"], one["state"], one["messages"], one["ids"]) for one in json.loads(answer.stdout)]
+
+
+def test_failures_are_listed_in_groups(cli: Cli) -> None:
+    said = cli("list", "keeping").stdout
+
+    (row,) = [line.split() for line in said.splitlines() if "KeyError" in line]
+    assert row == [WINDOW, "waiting", "1", "KeyError", "'price'", "b"]
+    assert "4 failures are open." in said
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ([], {"a": "due", "b": "waiting", "gone": "dead", "later": "waiting"}),
+        (["--state", "waiting"], {"a": "due", "b": "waiting", "later": "waiting"}),
+        (["--state", "due"], {"a": "due"}),
+        (["--state", "dead"], {"gone": "dead"}),
+        (["--state", "closed"], {"done": "closed"}),
+        (["--kind", "KeyError"], {"b": "waiting"}),
+        (["--reason", "no price"], {"a": "due", "gone": "dead", "later": "waiting"}),
+        (["--window", LATER], {"later": "waiting"}),
+        (["--window", LATER, "--window", WINDOW, "--state", "dead"], {"gone": "dead"}),
+        (["--window", "2030-01-01T0000"], {}),
+    ],
+)
+def test_failures_are_listed_by_criteria_for_programs(cli: Cli, options: list[str], expected: dict[str, str]) -> None:
+    assert {one: state for _, state, _, ids in listed(cli("list", "keeping", "--json", *options)) for one in ids} == (
+        expected
+    )
+
+
+def test_what_a_list_leaves_out_is_said(cli: Cli) -> None:
+    said = cli("list", "keeping", "--limit", "1").stdout
+
+    assert "3 groups of them are not shown" in said
+
+
+def test_a_message_is_shown_with_all_that_became_of_it(cli: Cli) -> None:
+    said = cli("show", "keeping", "gone").stdout
+
+    assert said.splitlines()[0] == f"message gone of memory, in window {WINDOW}: dead"
+    assert "attempt 1: open" in said
+    assert "attempt 2: dead in handle_message, ValueError: no price: 7; receive r2" in said
+    assert 'metadata: {"k": 1}' in said
+    assert "payload: 2 bytes, as hex:\nff00" in said
+
+
+@pytest.mark.parametrize(
+    ("data", "shown"),
+    [
+        (b"", "payload: 0 bytes, as text:\n\n"),
+        (b"a\x1b[2J\nb", "as text:\na\\x1b[2J\nb\n"),
+        ("é".encode() * 4_000, f"payload: 8,000 bytes, the first 4,000 of them, as text:\n{'é' * 2_000}\n"),
+        (b"x" + "é".encode() * 4_000, f"as text:\nx{'é' * 1_999}\n"),
+        (b"\xff" * 4_001, f"payload: 4,001 bytes, the first 4,000 of them, as hex:\n{'ff' * 4_000}\n"),
+    ],
+)
+def test_a_payload_is_bounded_and_cannot_steer_a_terminal(cli: Cli, lake: Lake, data: bytes, shown: str) -> None:
+    record(lake, "r9", event("odd", data=data))
+
+    assert shown in cli("show", "keeping", "odd").stdout
+
+
+def test_a_message_is_shown_to_programs(cli: Cli) -> None:
+    events = json.loads(cli("show", "keeping", "gone", "--json").stdout)
+
+    assert [(one["attempt"], one["state"], one["data"]) for one in events] == [
+        (1, "open", {"bytes": 1, "hex": "ff"}),
+        (2, "dead", {"bytes": 2, "hex": "ff00"}),
+    ]
+
+
+def test_a_message_that_has_not_failed_is_not_there(cli: Cli) -> None:
+    answer = cli("show", "keeping", "nobody")
+
+    assert answer.exit_code == 2
+    assert "no message 'nobody' of keeping has failed" in answer.output
+
+
+@pytest.mark.parametrize(
+    ("options", "selection", "messages"),
+    [
+        (["--id", "gone"], {"message_id": "gone"}, [1]),
+        (["--kind", "KeyError"], {"kind": "KeyError"}, [1]),
+        (["--reason", "no price"], {"reason": "no price"}, [3]),
+        (["--state", "dead"], {"state": "dead"}, [1]),
+        (["--state", "due"], {"state": "due"}, [1]),
+        (["--window", LATER], {}, [1]),
+        (["--all"], {}, [4]),
+        (["--id", "done"], {}, []),
+    ],
+)
+def test_failures_are_driven_by_criteria_that_travel_in_the_run_config(
+    cli: Cli,
+    launched: list[tuple[Any, Any]],
+    options: list[str],
+    selection: dict[str, Any],
+    messages: list[int],
+) -> None:
+    answer = cli("retry", "keeping", *options)
+
+    assert answer.exit_code == 0, answer.output
+    assert [int(tags["pipeline_platform.demand/keeping"]) for _, tags in launched] == messages
+    for config, tags in launched:
+        assert config == {"origin": "failed", **({"failures": selection} if selection else {})}
+        assert tags["pipeline_platform.origin/keeping"] == "failed"
+
+
+def test_each_range_of_windows_is_a_run_of_its_own(cli: Cli, lake: Lake, launched: list[tuple[Any, Any]]) -> None:
+    record(lake, "r9", event("far"), window="2026-01-02T0000")
+
+    said = cli("retry", "keeping", "--all").stdout.splitlines()
+
+    assert said == [
+        f"run run-1 drives 4 failures of {WINDOW} to {LATER}",
+        "run run-2 drives 1 failures of 2026-01-02T0000",
+        "5 failures in 2 runs.",
+    ]
+    (_, first), (_, second) = launched
+    assert first["dagster/asset_partition_range_end"] == LATER
+    assert second["dagster/partition"] == "2026-01-02T0000"
+
+
+@pytest.mark.parametrize("options", [[], ["--all", "--kind", "KeyError"]])
+def test_which_failures_has_to_be_said(cli: Cli, launched: list[tuple[Any, Any]], options: list[str]) -> None:
+    answer = cli("retry", "keeping", *options)
+
+    assert (answer.exit_code, launched) == (2, [])
+    assert "say which failures" in answer.output
+
+
+def test_without_an_instance_nothing_is_launched(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DAGSTER_HOME")
+
+    assert "DAGSTER_HOME is not set" in str(cli("retry", "keeping", "--all").exception)
+
+
+def test_python_does_the_same(cli: Cli, launched: list[tuple[Any, Any]]) -> None:
+    (run,) = launch.retry_failures("keeping", kind="KeyError", windows=[WINDOW])
+
+    assert run == launch.Launched("run-1", [WINDOW], 1)
+    assert launched[0][0]["failures"] == {"kind": "KeyError"}
+    assert launch.retry_failures("keeping", message_id="nobody") == []

@@ -1,0 +1,62 @@
+"""Failures that are driven from the command line: by a real Dagster instance, with `workspace.yaml` or `-m`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from assets.windows import window_now
+from pipeline_platform.lake.storage import Lake
+from pipelines.flights import Flights
+from tests.fixtures.failures import event, record
+
+ROOT = Path(__file__).parents[2]
+QUEUE = "run_coordinator: {module: dagster._core.run_coordinator, class: QueuedRunCoordinator}"
+
+Cli = Callable[..., str]
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    """The command line on this repository's deployment, whose runs are queued and nobody takes them on."""
+    (tmp_path / "dagster.yaml").write_text(f"telemetry: {{enabled: false}}\n{QUEUE}")
+    variables = {"DAGSTER_HOME": str(tmp_path), "PIPELINE_PLATFORM_HOME": str(tmp_path)}
+
+    def call(*arguments: str) -> str:
+        command = [sys.executable, "-m", "pipeline_platform.cli.main", *arguments]
+        done = subprocess.run(
+            command, cwd=ROOT, env=os.environ | variables, capture_output=True, text=True, timeout=180, check=False
+        )
+        assert not done.returncode, done.stderr
+        return done.stdout
+
+    return call
+
+
+@pytest.mark.parametrize("where", [[], ["-m", "definitions"]], ids=["workspace", "module"])
+def test_failures_are_driven_by_a_run_in_the_queue_of_the_instance(cli: Cli, tmp_path: Path, where: list[str]) -> None:
+    window, lake = window_now(Flights, datetime.now(UTC)), Lake(root=str(tmp_path / "lake"))
+    record(lake, "r1", event("a", kind="KeyError"), event("b"), window=window, pipeline="flights")
+
+    said = cli(*where, "failures", "retry", "flights", "--kind", "KeyError")
+
+    with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
+        (run,) = instance.get_runs()
+    assert said.splitlines() == [f"run {run.run_id} drives 1 failures of {window}", "1 failures in 1 runs."]
+    assert (run.job_name, run.status) == ("flights_backfill", dg.DagsterRunStatus.QUEUED)
+    receive = run.run_config["ops"]["flights"]["ops"]["receive_messages"]["config"]
+    assert receive == {"origin": "failed", "failures": {"kind": "KeyError"}}
+    assert run.tags["dagster/partition"] == window
+    assert run.tags["pipeline_platform.origin/flights"] == "failed"
+
+
+def test_a_module_that_is_named_is_the_one_that_is_loaded(cli: Cli) -> None:
+    with pytest.raises(AssertionError, match="No module named 'elsewhere'"):
+        cli("-m", "elsewhere", "status")
