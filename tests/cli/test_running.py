@@ -45,7 +45,7 @@ def test_show_tells_what_a_pipeline_is_made_of(cli):
 
     begins = [
         "told",
-        "  producer: queue (Memory), concurrency 2, max_runs 2, patience 0:00:30, interval 0:00:05, oldest_allowed 0:05:00",
+        "  producer: queue (Memory), concurrency 2, max_runs 2, patience 0:00:30, interval 0:00:05, ",
         "  processors: handle_message; concurrency 2, max_demand 50, chunk_size 1,000, ",
         "  batcher lines: TableBatcher of Line, batch_size 1,000,000",
         "  batcher letters: Batcher of JSON, concurrency 1, batch_size 3",
