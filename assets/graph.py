@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError
 
 from assets import settlement
 from assets.jobs import RunTags
+from assets.said import log_said
 from assets.windows import windows_of
 from pipeline_platform.imports import import_apart
 from pipeline_platform.lake.ledger import Origin, Receive
@@ -279,6 +280,7 @@ def _step_op(pipeline: type[Pipeline], name: str, step: Step, description: str |
 def _handle(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
     """Gives each message to `handle_message`, in Spark tasks; a failure is its message's alone."""
     manifest = steps.handle_messages(flow, receive)
+    log_said(context, manifest)
     staged = sum(manifest.total(f"staged:{name}") for name in flow.pipeline.batchers)
     handled, failed = manifest.total("handled"), manifest.total("failed")
     context.log.info(f"handled {handled}, failed {failed}, to batch {staged}")
@@ -289,6 +291,7 @@ def _handle(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> 
 def _batch_op(pipeline: type[Pipeline], batcher: str) -> dg.OpDefinition:
     def batch(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
         manifest = steps.batch_messages(flow, receive, batcher)
+        log_said(context, manifest)
         context.log.info(f"{manifest.total('batches')} batches, {manifest.total('handled')} messages")
 
     description = f"Gives batches of messages for `{batcher}` to `handle_batch`."
@@ -297,8 +300,16 @@ def _batch_op(pipeline: type[Pipeline], batcher: str) -> dg.OpDefinition:
 
 def _handle_failed(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
     """Brings the failures of all stages together: kept as failed messages, or given back to the source."""
-    if figures := settlement.of_failures(flow.ledger.manifest(receive)):
+    manifest = flow.ledger.manifest(receive)
+    if figures := settlement.of_failures(manifest):
         context.add_output_metadata(figures)
+    if rescued := manifest.total("rescued"):
+        context.log.info(f"handle_failed rescued {rescued} messages")
+    if kept := manifest.total("not_rescued"):
+        context.log.warning(
+            f"handle_failed gave back {kept} failed messages as ok, and they stay failed: it may rescue where "
+            "Processors(rescue=True), or Batcher(rescue=True) of their batcher, says so, never what ended its worker"
+        )
 
 
 def _commit(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:

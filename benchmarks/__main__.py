@@ -5,7 +5,9 @@ import sys
 from benchmarks import (
     crossing,
     driver_memory,
+    fairness,
     handling,
+    json_payloads,
     kafka,
     latency,
     poison,
@@ -19,8 +21,10 @@ from benchmarks import (
 
 IN_TURN = (
     handling,
+    json_payloads,
     crossing,
     poison,
+    fairness,
     table_queue,
     skip_locked,
     sqs,

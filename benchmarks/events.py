@@ -1,8 +1,11 @@
-"""What the benchmarks handle: clicks and views of 250 bytes of JSON, into two typed tables."""
+"""What the benchmarks handle: clicks and views of 250 bytes of JSON, into two typed tables; and what waits."""
 
 from __future__ import annotations
 
 import json
+import os
+import threading
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -66,6 +69,27 @@ class LongKnown(Events):
 
     name = "long_known"
     producer = Producer(source="queue", deduplicate_for=timedelta(days=4))
+
+
+class Worker(BaseModel):
+    """Who handled a message."""
+
+    process: int
+    thread: int
+
+
+class Waiting(Pipeline):
+    """Waits, then tells who it was: ten at once, in two tasks."""
+
+    name = "waiting"
+    producer = Producer(source="queue")
+    processors = Processors(concurrency=2, threads=5, max_demand=5)
+    batchers = {"workers": TableBatcher(schema=Worker)}
+
+    def handle_message(self, message: Message, context: Any) -> Message:
+        """Wait."""
+        time.sleep(0.03)
+        return message.put(Worker(process=os.getpid(), thread=threading.get_native_id()), batcher="workers")
 
 
 class EventColumns(Pipeline):

@@ -14,6 +14,7 @@ from pipeline_platform.model.options import (
     Retention,
     TableBatcher,
 )
+from pipeline_platform.model.payload import PayloadError
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.retry import Backoff, Retry
 from pipeline_platform.source import calls
@@ -34,6 +35,7 @@ __all__ = [
     "LeasedSource",
     "LogSource",
     "Message",
+    "PayloadError",
     "Pipeline",
     "PipelineError",
     "Processors",

@@ -79,7 +79,7 @@ class Flights(Pipeline):
 
     def handle_message(self, message: Message, context: Rules) -> Message:
         """Route a flight by its delay; a cancelled one fails unless the rules say otherwise."""
-        flight = Flight.model_validate_json(message.data)
+        flight = message.json(Flight)
         if flight.dep_time is None and not context.cancelled_is_valid:
             return message.failed("cancelled: no departure time")
         if flight.dep_delay is not None and flight.dep_delay > LONG_DELAY:

@@ -119,6 +119,11 @@ class SqsSource(LeasedSource):
         return self
 
     @property
+    def leases_partitions(self) -> bool:  # type: ignore[override]
+        """SQS gives out nothing of a group of which something is in flight."""
+        return self._is_fifo
+
+    @property
     def words(self) -> Words:
         """The delay is what SQS hides a message for, less what its lease may have taken."""
         return {**LEASED, "nack": LEASED["nack"]._replace(longest_s=self._longest_delay_s)}

@@ -77,6 +77,11 @@ class TableQueue(LeasedSource):
             raise ValueError("one_receive_per_partition needs partition_column: name the column")
         return self
 
+    @property
+    def leases_partitions(self) -> bool:  # type: ignore[override]
+        """By its option."""
+        return self.one_receive_per_partition
+
     def create(self, payload: Payload = "bytes") -> None:
         """Make the tables that are not there yet; on SQLite the file and its folders, too.
 

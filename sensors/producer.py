@@ -61,6 +61,8 @@ def producer_sensor(pipeline: type[Pipeline], job: Any, producer: str = "") -> d
             if backlog.messages is None:
                 bounds = replace(bounds, empty_runs=empty_in_a_row(pipeline, context.instance, producer))
             left = _left(pipeline, control, producer)
+            alone = pipeline.takes_turns(leases_partitions=source.leases_partitions)
+            turn = _awaits_turn(pipeline, control, alone=alone)
         except SourceError as error:
             waiting = waiting.without_answer(now, options.interval)
             reason = f"{options.source} does not answer: {error}"
@@ -71,6 +73,10 @@ def producer_sensor(pipeline: type[Pipeline], job: Any, producer: str = "") -> d
         held = sum(max(1, claim.messages) for claim in left)
         backlog = demand.with_left(backlog, held)
         asks = demand.decide_all(backlog, bounds, under_way, waiting.waited(now))
+        if asks[0].demand and turn:
+            asks = [demand.Ask(0, turn)]
+        elif alone:
+            del asks[1:]
         if asks[0].demand:
             failed = failed_in_a_row(pipeline, context.instance, now, producer)
             held_back = demand.hold_back(failed, options.interval, now)
@@ -105,6 +111,14 @@ def limits(pipeline: type[Pipeline], control: ControlStore, now: datetime, produ
         permits_at=interval_end(limit, now) if limit else None,
         paused=control.paused(key),
     )
+
+
+def _awaits_turn(pipeline: type[Pipeline], control: ControlStore, *, alone: bool) -> str | None:
+    """Why a run asked for now would get nothing, where messages keep their order over runs; or None."""
+    if not pipeline.takes_turns():
+        return None
+    others = [claim for claim in control.in_flight_of_all(pipeline.name) if alone or claim.alone]
+    return f"run {others[0].run_id} is under way, and runs take turns: messages keep their order" if others else None
 
 
 def _left(pipeline: type[Pipeline], control: ControlStore, producer: str) -> list[Claim]:

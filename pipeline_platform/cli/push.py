@@ -82,7 +82,7 @@ def _push(source: Source, file: IO[bytes], most_bytes: int, from_line: int, *, h
         if not some:
             return sent
         try:
-            notes = [line.metadata for line in some] if has_metadata else None
+            notes = [line.metadata for line in some] if any(line.metadata for line in some) else None
             sent += source.send([line.payload for line in some], notes)
         except SourceError as error:
             where = f"lines {some[0].number:,} to {some[-1].number:,}"

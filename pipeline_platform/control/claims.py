@@ -3,6 +3,9 @@
 Where a pipeline has several producers, each has a capacity of its own for what it pulls: what is called `pipeline` here
 is then `<pipeline>/<producer>`. Backfills and replays claim for the pipeline itself, whose capacity is that of all its
 producers: together with what those hold, they never hold more. While they hold something, a producer obeys both.
+
+A claim may be `alone`, where messages keep an order over runs: it is granted nothing beside another claim of the
+pipeline, and no other claim is granted anything beside it.
 """
 
 from __future__ import annotations
@@ -25,23 +28,38 @@ _RECEIVES = sa.Table(
     sa.Column("capacity", sa.BigInteger, nullable=False),
     sa.Column("started_at", sa.BigInteger, nullable=False),
     sa.Column("expires_at", sa.BigInteger, nullable=False),
+    sa.Column("alone", sa.Boolean, nullable=False, server_default=sa.false()),
 )
 
 
 class Claim(NamedTuple):
-    """Messages that one receive has in flight, by the run that claimed last, until when they count unless renewed."""
+    """Messages that one receive has in flight, by the run that claimed last, until when they count unless renewed.
+
+    `alone` says that no other receive of the pipeline may hold any meanwhile.
+    """
 
     receive_id: str
     run_id: str
     messages: int
     expires_at: datetime
     started_at: datetime
+    alone: bool = False
 
 
 class Claims(Database):
     """The part of the control store that knows what is in flight."""
 
-    def claim(self, pipeline: str, receive_id: str, run_id: str, *, wanted: int, capacity: int, lease_s: float) -> int:
+    def claim(
+        self,
+        pipeline: str,
+        receive_id: str,
+        run_id: str,
+        *,
+        wanted: int,
+        capacity: int,
+        lease_s: float,
+        alone: bool = False,
+    ) -> int:
         """Claim room for a receive, before it leases anything.
 
         A claim of the same receive again (a re-execution) takes the place of the former one. It may be granted less
@@ -54,6 +72,7 @@ class Claims(Database):
             wanted: Messages it would lease.
             capacity: Messages of the pipeline that may be in flight at once, over all receives.
             lease_s: Seconds until the claim stops counting, unless `beat` renews it.
+            alone: Whether no other receive of the pipeline, and of its producers, may hold anything meanwhile.
 
         Returns:
             Messages granted, from 0 to `wanted`.
@@ -70,10 +89,11 @@ class Claims(Database):
             owner = connection.execute(sa.select(_RECEIVES.c.pipeline).where(_is(receive_id))).scalar()
             if owner not in (None, pipeline):
                 raise ValueError(f"receive {receive_id} belongs to pipeline {owner}, not {pipeline}")
-            messages = max(0, min(wanted, _room(connection, pipeline, capacity, now, but=receive_id)))
+            room = _room(connection, pipeline, capacity, now, but=receive_id, alone=alone)
+            messages = max(0, min(wanted, room))
             connection.execute(sa.delete(_RECEIVES).where(_is(receive_id)))
             if messages:
-                values = (receive_id, pipeline, run_id, messages, capacity, now, now + round(lease_s * SECOND))
+                values = (receive_id, pipeline, run_id, messages, capacity, now, now + round(lease_s * SECOND), alone)
                 connection.execute(sa.insert(_RECEIVES).values(values))
         return messages
 
@@ -110,8 +130,10 @@ class Claims(Database):
             if mine is None or run_id not in (None, mine.run_id):
                 return False
             is_over = mine.expires_at <= now
-            if is_over and mine.messages > _room(connection, pipeline, mine.capacity, now, but=receive_id):
-                return False
+            if is_over:
+                room = _room(connection, pipeline, mine.capacity, now, but=receive_id, alone=mine.alone)
+                if mine.messages > room:
+                    return False
             renewed = sa.update(_RECEIVES).where(_is(receive_id)).values(expires_at=now + round(lease_s * SECOND))
             return connection.execute(renewed).rowcount == 1
 
@@ -160,7 +182,10 @@ class Claims(Database):
             state = _RECEIVES.c.expires_at > now if live else _RECEIVES.c.expires_at <= now
             query = sa.select(_RECEIVES).where(whose, state)
             rows = connection.execute(query.order_by(_RECEIVES.c.started_at, _RECEIVES.c.receive_id)).all()
-        return [Claim(r.receive_id, r.run_id, r.messages, as_time(r.expires_at), as_time(r.started_at)) for r in rows]
+        return [
+            Claim(r.receive_id, r.run_id, r.messages, as_time(r.expires_at), as_time(r.started_at), r.alone)
+            for r in rows
+        ]
 
 
 def _is(receive_id: str) -> sa.ColumnElement[bool]:
@@ -172,9 +197,12 @@ def _is_of(pipeline: str) -> sa.ColumnElement[bool]:
     return (_RECEIVES.c.pipeline == pipeline) | _RECEIVES.c.pipeline.startswith(f"{pipeline}/", autoescape=True)
 
 
-def _room(connection: sa.Connection, pipeline: str, capacity: int, now: int, *, but: str) -> int:
+def _room(connection: sa.Connection, pipeline: str, capacity: int, now: int, *, but: str, alone: bool) -> int:
     """Count the messages that a claim may hold beside the live ones, but for one."""
     live = sa.and_(_is_of(whole(pipeline)), _RECEIVES.c.receive_id != but, _RECEIVES.c.expires_at > now)
+    in_the_way = sa.select(_RECEIVES.c.receive_id).where(live if alone else live & _RECEIVES.c.alone)
+    if connection.execute(in_the_way.limit(1)).first():
+        return 0
     columns = _RECEIVES.c.pipeline, sa.func.sum(_RECEIVES.c.messages), sa.func.max(_RECEIVES.c.capacity)
     others = connection.execute(sa.select(*columns).where(live).group_by(_RECEIVES.c.pipeline)).all()
     held = {key: int(messages) for key, messages, _ in others}

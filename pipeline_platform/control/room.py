@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from pipeline_platform.control.demand import RUN_LASTS
 from pipeline_platform.control.store import ControlStore
@@ -48,16 +49,25 @@ class Room:
         return self.per_run if spare is None else min(self.per_run, spare)
 
     def claim(
-        self, receive_id: str, run_id: str, wanted: int, log: Callable[[str], None], *, lease_s: float, within_s: float
+        self,
+        receive_id: str,
+        run_id: str,
+        wanted: int,
+        log: Callable[[str], None],
+        *,
+        lease_s: float,
+        within_s: float,
+        alone: bool = False,
     ) -> int:
         """Claim room for a receive, and wait for what is missing, up to `within_s` seconds; return what it got.
 
         It keeps meanwhile what it has. `log` hears while it waits, and if it gets less. The claim lasts `lease_s`
-        seconds unless it is renewed.
+        seconds unless it is renewed. If `alone`, there is none while any other run of the pipeline holds some.
         """
-        key, capacity, began, waits = self.key, self.capacity, time.monotonic(), False
+        key, began, waits = self.key, time.monotonic(), False
+        bounds: dict[str, Any] = {"capacity": self.capacity, "lease_s": lease_s, "alone": alone}
         while True:
-            granted = self.control.claim(key, receive_id, run_id, wanted=wanted, capacity=capacity, lease_s=lease_s)
+            granted = self.control.claim(key, receive_id, run_id, wanted=wanted, **bounds)
             if granted == wanted:
                 return granted
             room = f"room for {granted} of {wanted} messages"

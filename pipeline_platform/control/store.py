@@ -17,8 +17,14 @@ __all__ = ["Claim", "ControlStore", "ControlStoreError", "Grant", "interval_end"
 
 _VERSION = sa.Table("control_version", TABLES, sa.Column("version", sa.Integer, primary_key=True))
 
+
+def _add_alone(connection: sa.Connection) -> None:
+    connection.exec_driver_sql("ALTER TABLE control_receives ADD COLUMN alone BOOLEAN DEFAULT FALSE NOT NULL")
+
+
 STEPS: Final[list[Callable[[sa.Connection], None]]] = [
     lambda _: None,  # control_stops and control_overrides
+    _add_alone,
 ]
 """The first step changes the tables of version 1, with what is in them, to those of version 2; and so on.
 

@@ -32,14 +32,14 @@ class LakeSource(Source):
     windows: tuple[str, ...] | None = Field(None, description="Of these windows only; None for all.")
 
     def _files(self, name: str, schema: pa.Schema, version: int | None = None) -> dict[str, list[File]]:
-        """The files of a table by window, with their paths under the lake's root; none where it is not there yet."""
+        """The files of a table by window, oldest first, by their paths under the lake's root; none without a table."""
         table = Table(self.lake, self.pipeline, name, schema)
         files: dict[str, list[File]] = {}
         if table.exists():
             handle = table.open()
             if version is not None:
                 handle.load_as_version(version)
-            for file in table.files(handle, self.windows):
+            for file in sorted(table.files(handle, self.windows), key=lambda file: (file.committed_at, file.path)):
                 files.setdefault(file.window, []).append(file._replace(path=table.path(file.path)))
         return files
 
@@ -177,7 +177,7 @@ class FailedMessages(LakeSource):
         """Read the payloads of a window's failures, each with the attempt that is to come."""
         del receive_id
         left = share.messages
-        for rows in self._rows(share.at["paths"], "data", "metadata"):
+        for rows in self._rows(share.at["paths"], "data", "metadata", "partition", "sequence"):
             driven = rows.slice(0, left)
             left -= driven.num_rows
             yield from self._deliveries(

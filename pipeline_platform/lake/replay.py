@@ -83,12 +83,15 @@ class ReplayedMessages(LakeSource):
     def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
         """Read one bucket of one window; of the others' messages no more than a batch at a time.
 
+        A message that its source gave no `sequence` gets its place in the window's raw log: other buckets are read by
+        other tasks.
+
         Raises:
             SourceError: The raw log does not hold all of it.
         """
         del receive_id
         decided = self._decided(share.at["outcomes"], share.at["bucket"], share.at["of"])
-        mine = set(keys_of(decided, *_IDENTITY).to_pylist())
+        mine, first = set(keys_of(decided, *_IDENTITY).to_pylist()), 0
         for path in share.at["messages"]:
             for batch in self._batches(path, [*DELIVERIES.names, "receive_id"]):
                 chosen = []
@@ -97,7 +100,12 @@ class ReplayedMessages(LakeSource):
                         mine.remove(key)
                         chosen.append(row)
                 if chosen:
-                    yield from self._deliveries(pa.table(batch.take(pa.array(chosen, pa.int64()))))
+                    rows, place = (
+                        pa.table(batch.take(pa.array(chosen, pa.int64()))),
+                        pa.array([first + n for n in chosen]),
+                    )
+                    yield from self._deliveries(rows, sequence=pc.coalesce(rows["sequence"], place))
+                first += batch.num_rows
         if mine:
             raise SourceError(
                 f"of the messages decided in {share.window} the raw log lacks {len(mine)} in one of {share.at['of']} "

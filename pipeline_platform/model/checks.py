@@ -26,6 +26,7 @@ from pipeline_platform.model.options import (
     nearest,
     shown,
 )
+from pipeline_platform.model.partition import ALLOWED, SOURCE, is_partitioning
 from pipeline_platform.model.retry import Retry
 from pipeline_platform.model.schema import ColumnError, arrow_schema
 
@@ -86,6 +87,7 @@ _OPTIONS: Mapping[str, tuple[Callable[[Any], object], str]] = {
     ),
     "owners": (_is(list | tuple), "it must be a tuple of owners, ('team:data',)"),
     "batchers": (_is(Mapping), "it must be a dict of Batcher(...) and TableBatcher(schema=...) by name"),
+    "partition_by": (is_partitioning, ALLOWED),
 }
 """What each option of the class must be, and the words for what is allowed."""
 
@@ -116,6 +118,8 @@ def check_class(cls: _Class, base: _Class) -> None:
         _check_shape(cls, "__init__", ())
     _check_lane(cls, base)
     _check_batchers(cls, base)
+    _check_order(cls)
+    _check_rescue(cls, base)
 
 
 def check_together(pipelines: Sequence[_Class], resources: Mapping[str, Any]) -> None:
@@ -286,6 +290,20 @@ def _check_lane(cls: _Class, base: _Class) -> None:
             if _is_written(cls, base, callback):
                 why = "is never called beside handle_messages: do it there, or write handle_message instead"
                 raise PipelineError(f"{cls.__qualname__}.{callback} {why}")
+        if (threads := cls.processors.threads) > 1:
+            why = "handle_messages is called for all messages together: write handle_message instead, or leave it at 1"
+            _refuse(cls, "processors.threads", threads, why)
+        if cls.processors.rescue:
+            why = "a row of handle_messages has no way on of its own: write handle_message instead, or leave it out"
+            _refuse(cls, "processors.rescue", True, why)
+
+
+def _check_rescue(cls: _Class, base: _Class) -> None:
+    rescuing = {f"batchers[{name!r}].rescue": options for name, options in cls.batchers.items()}
+    for path, options in {"processors.rescue": cls.processors, **rescuing}.items():
+        if getattr(options, "rescue", False) and not _is_written(cls, base, "handle_failed"):
+            why = "the class has no handle_failed to bring a message back: write one, or leave it out"
+            _refuse(cls, path, True, why)
 
 
 def _check_batchers(cls: _Class, base: _Class) -> None:
@@ -300,12 +318,29 @@ def _check_batchers(cls: _Class, base: _Class) -> None:
         if model is not None and (misfit := _unfit(model, columns=cls.uses_columns())):
             _refuse(cls, f"{key}.schema", model.__name__, misfit)
         if isinstance(options, Batcher) and not _is_written(cls, base, "handle_batch"):
-            why = "the class has no handle_batch; write it, or use TableBatcher(schema=...)"
-            _refuse(cls, key, options, why)
+            why = "is a Batcher(...), and the class has no handle_batch; write it, or use TableBatcher(schema=...)"
+            raise PipelineError(f"{cls.__qualname__}.{key} {why}")
     # A class may inherit one that is for others who share the base.
     if "handle_batch" in vars(cls) and not any(isinstance(options, Batcher) for options in cls.batchers.values()):
         why = "is never called: no batcher is a Batcher(...), and a TableBatcher has no callback"
         raise PipelineError(f"{cls.__qualname__}.handle_batch {why}")
+
+
+def _check_order(cls: _Class) -> None:
+    if cls.uses_columns() and cls.partitioning() is not None:
+        option = "partition_by" if cls.processors.partition_by is None else "processors.partition_by"
+        why = "handle_messages is one query, which has no order: give it to a Batcher(...), or write handle_message"
+        _refuse(cls, option, cls.partitioning(), why)
+    if cls.processors.threads > 1 and cls.partitioning() is not None:
+        why = "threads would handle messages of one partition at once: leave it at 1, and raise concurrency"
+        _refuse(cls, "processors.threads", cls.processors.threads, why)
+    if not cls.takes_turns(leases_partitions=True):
+        return
+    for name, producer in cls.producers_of().items():
+        if producer.max_runs > 1:
+            option = f"producers[{name!r}].max_runs" if name else "producer.max_runs"
+            why = f"with a function as partition_by runs take turns: leave it at 1, or partition by {SOURCE!r}"
+            _refuse(cls, option, producer.max_runs, why)
 
 
 def _unfit(model: type[BaseModel], *, columns: bool) -> str | None:

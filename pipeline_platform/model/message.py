@@ -6,15 +6,18 @@ import json
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from itertools import repeat
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, TypeVar, cast, overload
 
 import pyarrow as pa
+from pydantic import BaseModel
 
+from pipeline_platform.model import payload
 from pipeline_platform.model.failure import Failure, reason_of, words
 from pipeline_platform.model.settling import Settling
 
 Status = Literal["ok", "failed"]
 BatchMode = Literal["bulk", "flush"]
+Model = TypeVar("Model", bound=BaseModel)
 
 DEFAULT = "default"
 """The batcher and the batch key at first, as in Broadway."""
@@ -170,6 +173,26 @@ class Message:
         """The partition key it belongs to."""
         return str(self._standing.delivery.value("window", self._row))
 
+    @overload
+    def json(self) -> Any: ...
+
+    @overload
+    def json(self, model: type[Model]) -> Model: ...
+
+    def json(self, model: type[Model] | None = None) -> Any:
+        """Decode the payload: plain Python, or an instance of a model, as strict as its `model_validate_json`.
+
+        Without a model whole numbers come back exactly, of two members of one name the last one counts, and NaN,
+        infinities, numbers that no float holds, halves of surrogate pairs, a byte order mark and bytes that are no
+        UTF-8 are refused. A model decides on NaN and infinities itself.
+
+        Raises:
+            PayloadError: It is no JSON; says where, and quotes nothing of it.
+            ValidationError: The model refuses it.
+            TypeError: `data` is no bytes any more, and no model says what it is.
+        """
+        return payload.decoded(self.data) if model is None else model.model_validate_json(self.data)
+
     def _copy(self) -> Message:
         new = Message(self.data, self._row, self._standing)
         new.batcher, new.batch_key = self.batcher, self.batch_key
@@ -262,6 +285,10 @@ class Message:
         text = reason_of(reason) if isinstance(reason, BaseException) else words(reason, 2_000)
         return self._but(failure=Failure("failed", text, retry=bool(retry)))
 
+    def rescued(self) -> Message:
+        """Take back its failure, in `handle_failed`. It stays failed unless the option `rescue` lets it."""
+        return self._but(failure=None)
+
     def configure_ack(self, *, on_success: str | None = None, on_failure: str | None = None) -> Message:
         """Say how this message alone is settled, in the words of its source. What is not given stays.
 
@@ -291,7 +318,7 @@ class BatchInfo(NamedTuple):
     Attributes:
         batcher: Name of the batcher.
         batch_key: The key that all its messages share.
-        partition: The partition that they share; always None, since nothing partitions them yet.
+        partition: The partition that they share, as `partition_by` returned it or the source named it; None without.
         size: How many messages.
         trigger: Why it is delivered: `size` (full) or `flush` (no more to come, or a message asked for it).
         batch_id: The same at each try of the same batch of one receive: make outside effects idempotent by it.
@@ -299,7 +326,7 @@ class BatchInfo(NamedTuple):
 
     batcher: str
     batch_key: str
-    partition: int | None
+    partition: int | str | None
     size: int
     trigger: Literal["size", "flush"]
     batch_id: str

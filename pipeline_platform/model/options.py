@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
+from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from annotated_types import Ge, Le
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from pipeline_platform.model import cron
+from pipeline_platform.model.partition import PartitionBy
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -51,7 +53,7 @@ def shown(value: object) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
-SPAN = f"it must be longer than nothing and at most {_LONGEST.days:,} days"
+SPAN = f"it must be a timedelta, such as timedelta(seconds=30), longer than nothing and at most {_LONGEST.days:,} days"
 
 
 def is_span(value: object) -> bool:
@@ -94,17 +96,18 @@ class Options(BaseModel):
         try:
             super().__init__(**options)
         except ValidationError as error:
-            refused = error.errors(include_url=False)
-            raise PipelineError("; ".join(_refusal(kind, each) for each in refused)) from None
+            refused = groupby(error.errors(include_url=False), lambda each: str(each["loc"][0]) if each["loc"] else "")
+            said = [_refusal(kind, option, list(each)) for option, each in refused]
+            raise PipelineError("; ".join(said)) from None
 
 
-_MUST_BE = {
-    "string_type": "text",
-    "string_too_short": "text that is not empty",
-    "time_delta_type": "a timedelta, such as timedelta(seconds=30)",
-    "is_subclass_of": "the class of a pydantic model",
+_ALLOWED = {
+    "string_type": "it must be text",
+    "string_too_short": "it must be text that is not empty",
+    "time_delta_type": SPAN,
+    "is_subclass_of": "it must be the class of a pydantic model",
 }
-"""What an option must be, where pydantic refuses its type."""
+"""What an option must be, by what pydantic calls its refusal."""
 
 
 def _by_name(model: type[Options]) -> dict[str, FieldInfo]:
@@ -112,28 +115,29 @@ def _by_name(model: type[Options]) -> dict[str, FieldInfo]:
     return {field.alias or name: field for name, field in model.model_fields.items()}
 
 
-def _refusal(model: type[Options], refused: ErrorDetails) -> str:
-    """Say on one line what pydantic refused."""
-    option, kind = ".".join(map(str, refused["loc"])), refused["type"]
-    fields = _by_name(model)
-    path = f"{model.__name__}.{option}" if option else model.__name__
+def _refusal(model: type[Options], option: str, refused: Sequence[ErrorDetails]) -> str:
+    """Say on one line why pydantic refused an option: for one reason, or one for each kind of value that it takes."""
+    kind, value, fields = refused[0]["type"], shown(refused[0]["input"]), _by_name(model)
+    path = f"{model.__name__}.{option}"
     if kind == "extra_forbidden":
-        return f"{path} is {shown(refused['input'])}: there is no such option; {did_you_mean(option, fields)}"
+        return f"{path} is {value}: there is no such option; {did_you_mean(option, fields)}"
     if kind == "missing":
         return f"{path} is missing: {fields[option].description}"
-    why = without_prefix(refused["msg"])
     if not option:  # of several options together, which it names itself
-        return f"{path}.{why}"
-    if kind in _MUST_BE:
-        why = f"it must be {_MUST_BE[kind]}"
-    elif kind == "model_type":
-        why = f"it must be a {refused['ctx']['class_name']}(...)"
-    bounds = fields[option].metadata if option in fields else []
-    least = next((bound.ge for bound in bounds if isinstance(bound, Ge)), None)
-    most = next((bound.le for bound in bounds if isinstance(bound, Le)), None)
+        return f"{path}{without_prefix(refused[0]['msg'])}"
+    why, *others = (_why(fields[option], each) for each in refused)
+    return f"{path} is {value}: {', or '.join([why, *(other.removeprefix('it must be ') for other in others)])}"
+
+
+def _why(field: FieldInfo, refused: ErrorDetails) -> str:
+    least = next((bound.ge for bound in field.metadata if isinstance(bound, Ge)), None)
+    most = next((bound.le for bound in field.metadata if isinstance(bound, Le)), None)
     if least is not None and most is not None:
-        why = f"it must be a whole number from {least:,} to {most:,}"
-    return f"{path} is {shown(refused['input'])}: {why}"
+        number = "number" if field.annotation is float else "whole number"
+        return f"it must be a {number} from {least:,} to {most:,}"
+    if refused["type"] == "model_type":
+        return f"it must be a {refused['ctx']['class_name']}(...)"
+    return _ALLOWED.get(refused["type"]) or without_prefix(refused["msg"])
 
 
 class RateLimiting(Options):
@@ -202,12 +206,28 @@ class Processors(Options):
         description="Bytes of payload that a message may have; a larger one fails, with its payload kept. A task "
         "holds some copies of a message: give its worker as much memory before raising this.",
     )
+    partition_by: PartitionBy = Field(
+        None,
+        description="Messages of one partition are handled by one task, in the order of their source; "
+        "the pipeline's partition_by if unset.",
+    )
+    threads: int = Field(
+        1,
+        ge=1,
+        le=1_000,
+        description="Messages that a task gives to handle_message at once: for one that waits, for a server say. They "
+        "share the task's instance of the pipeline.",
+    )
+    rescue: bool = Field(
+        False,
+        description="Whether handle_failed may bring back messages that failed before their batcher: they go on to it.",
+    )
     message_timeout: Span | None = Field(
         None,
-        description="How long one call may take: of handle_message, transform or a serializer (its message fails), of "
-        "prepare_messages or handle_failed (its chunk fails). Callbacks are then called in forks, a chunk in each, "
-        "with an instance of the pipeline of its own. In the fast lane it holds for handle_failed alone: a query of "
-        "Spark cannot be timed. None waits for ever.",
+        description="How long one call may take: of handle_message, transform, partition_by or a serializer (its "
+        "message fails), of prepare_messages or handle_failed (its chunk fails). Callbacks are then called in forks, "
+        "some chunks in each, with an instance of the pipeline of its own. In the fast lane it holds for handle_failed "
+        "alone: a query of Spark cannot be timed. None waits for ever.",
     )
 
     @model_validator(mode="after")
@@ -263,6 +283,11 @@ class Batcher(Options):
 
     concurrency: int = Field(1, ge=1, le=10_000, description="Batches handled at once.")
     batch_size: int = Field(100, ge=1, le=10**6, description="Messages in a batch, at the most.")
+    partition_by: PartitionBy = Field(
+        None,
+        description="Batches hold messages of one partition, and those of a partition are handled by one task, in the "
+        "order of their source; the pipeline's partition_by if unset.",
+    )
     message_timeout: Span | None = Field(
         None,
         description="How long one call may take: of handle_batch (its batch fails), of a decoder or serializer (its "
@@ -274,6 +299,10 @@ class Batcher(Options):
         alias="schema",
         description="Model of the data: typed columns in the table, and models in handle_batch. Without it data is one "
         "column of JSON, and plain JSON in handle_batch.",
+    )
+    rescue: bool = Field(
+        False,
+        description="Whether handle_failed may bring back messages that failed in handle_batch: they count as handled.",
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -22,6 +22,7 @@ from pipeline_platform.model.options import (
     did_you_mean,
     shown,
 )
+from pipeline_platform.model.partition import SOURCE
 from pipeline_platform.model.retry import Retry
 
 if TYPE_CHECKING:
@@ -48,6 +49,11 @@ class Pipeline:
             runs of its own, within limits of its own. Never change a name while something of its runs is unfinished.
         processors: How many are handled at once.
         batchers: By name. Without any, a handled message leaves only its outcome.
+        partition_by: Which messages keep their order: `"source"` for those of a partition that the source names, or a
+            function of a message that returns its partition, an int of 0 or more. `processors` and each `Batcher` may
+            have one of their own. A function is called with what `transform` made of the message, by a `Batcher` with
+            what `handle_message` made of it; what it raises fails that message alone. A lambda, a function of the
+            module or a `staticmethod`.
         context: A pydantic model with defaults, handed to every callback; a run can override its fields.
         window_cron: When a window begins, in UTC; hourly by default. Once there is data, another one is refused.
         first_window: When the first one begins, with its time zone; later than there is data is refused.
@@ -68,6 +74,7 @@ class Pipeline:
     producers: ClassVar[Mapping[str, Producer]] = {}
     processors: ClassVar[Processors] = Processors()
     batchers: ClassVar[Mapping[str, Batcher | TableBatcher]] = {}
+    partition_by: ClassVar[Callable[[Message], int] | Literal["source"] | None] = None
     context: ClassVar[BaseModel | None] = None
     window_cron: ClassVar[str] = "0 * * * *"
     first_window: ClassVar[datetime] = datetime(2026, 1, 1, tzinfo=UTC)
@@ -134,7 +141,10 @@ class Pipeline:
     def handle_failed(self, messages: list[Message], context: Any) -> list[Message]:
         """Look at the messages that failed, before they are recorded: notify, count, `configure_ack`.
 
-        They stay failed. Raising, or returning something else, leaves them as they were.
+        What it changes is recorded with the failure: reason, batcher, batch key. The data is not: the table `failed`
+        keeps the payload as it was delivered, to be driven again. A message that it gives back as `rescued()` goes on
+        as if it had not failed, where `Processors(rescue=True)` or the batcher's `Batcher(rescue=True)` says so; else
+        it stays failed. Raising, or returning something else, leaves messages as they were.
         """
         del context
         return messages
@@ -143,6 +153,24 @@ class Pipeline:
     def uses_columns(cls) -> bool:
         """True where the author chose the fast lane."""
         return cls.handle_messages is not Pipeline.handle_messages
+
+    @classmethod
+    def partitioning(cls, batcher: str | None = None) -> Any:
+        """How the messages of a batcher, or those to be handled, are partitioned; None where they keep no order."""
+        options = cls.processors if batcher is None else cls.batchers[batcher]
+        if isinstance(options, TableBatcher):
+            return None
+        return cls.partition_by if options.partition_by is None else options.partition_by
+
+    @classmethod
+    def takes_turns(cls, *, leases_partitions: bool = False) -> bool:
+        """Whether its runs come one after the other, or messages would not keep their order.
+
+        Args:
+            leases_partitions: Whether the source of a run gives a partition to one receive at a time.
+        """
+        used = [one for name in (None, *cls.batchers) if (one := cls.partitioning(name)) is not None]
+        return bool(used) and not (leases_partitions and all(one == SOURCE for one in used))
 
     @classmethod
     def producers_of(cls, name: str = "") -> Mapping[str, Producer]:

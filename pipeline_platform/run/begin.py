@@ -15,7 +15,7 @@ from pipeline_platform.model.pipeline import PipelineError
 from pipeline_platform.run import lease
 from pipeline_platform.run.clear_up import clear_up
 from pipeline_platform.run.flow import Flow
-from pipeline_platform.run.intake import INTAKES, Intake
+from pipeline_platform.run.intake import INTAKES, Intake, intake_of
 from pipeline_platform.source.patience import patiently
 
 _LOG = logging.getLogger(__name__)
@@ -74,27 +74,31 @@ def begin(
         started_at=datetime.now(UTC),
         producer=flow.producer,
     )
+    flow.tables.ensure()
     if _is_held_back(flow, log, although_paused=although_paused):
         return receive
-    flow.tables.ensure()
     base = flow.tables["outcomes"].version()
     selection = selection.at(datetime.now(UTC))
     intake = INTAKES[origin](flow, tuple(windows), base, selection)
     if intake.is_outside:
         patiently(intake.source.check_ready, intake.source.patience)
-    if cleared := clear_up(flow, log):
-        log(f"cleared up after runs that died or left something unacknowledged: receives {', '.join(cleared)}")
+    _clear_up(flow, log)
     asked = intake.asked(demand)
     # Before the claim, which nobody renews yet: over many windows it takes longer than a lease.
     replaces = intake.replaces()
     wanted = intake.wanted(asked, log)
-    receive_id, within_s = receive.receive_id, intake.room_within_s
+    receive_id = receive.receive_id
+    # Nobody asks again at once for a run that waits for its turn.
+    within_s = Intake.room_within_s if intake.is_alone else intake.room_within_s
     try:
-        granted = flow.room.claim(receive_id, run_id, wanted, log, lease_s=lease.CLAIM_S, within_s=within_s)
+        bounds: dict[str, Any] = {"lease_s": lease.CLAIM_S, "within_s": within_s, "alone": intake.is_alone}
+        granted = flow.room.claim(receive_id, run_id, wanted, log, **bounds)
         # Once more: who pauses either sees this claim as one under way, or is seen here.
         if granted and _is_held_back(flow, log, although_paused=although_paused):
             flow.control.end(receive_id)
             return receive
+        if granted and intake.is_alone:
+            _clear_up(flow, log)  # a run that it waited for may have died, and its tasks would handle on
         if not intake.is_enough(granted, wanted):
             raise PipelineError(
                 f"{flow.pipeline.name}: room for {granted} of the {wanted} messages of this {intake.name}, for other "
@@ -110,6 +114,11 @@ def begin(
         raise
     lease.begun(flow, receive)
     return receive
+
+
+def _clear_up(flow: Flow, log: Callable[[str], None]) -> None:
+    if cleared := clear_up(flow, log):
+        log(f"cleared up after runs that died or left something unacknowledged: receives {', '.join(cleared)}")
 
 
 def _is_held_back(flow: Flow, log: Callable[[str], None], *, although_paused: bool) -> bool:
@@ -162,7 +171,9 @@ def resume(flow: Flow, receive: Receive, run_id: str) -> Receive:
         return receive
     held = min(flow.ledger.manifest(receive, "receive").rows("messages"), receive.demand)
     within_s = Intake.room_within_s
-    granted = flow.room.claim(receive.receive_id, run_id, held, _LOG.info, lease_s=lease.CLAIM_S, within_s=within_s)
+    bounds: dict[str, Any] = {"lease_s": lease.CLAIM_S, "within_s": within_s}
+    bounds["alone"] = intake_of(flow, receive).is_alone
+    granted = flow.room.claim(receive.receive_id, run_id, held, _LOG.info, **bounds)
     if granted < held:
         raise PipelineError(
             f"{flow.pipeline.name}: no room for the {held} messages of receive {receive.receive_id} while other "

@@ -14,6 +14,7 @@ from pipeline_platform.run.intake import common, intake_of
 from pipeline_platform.run.spark_work import carefully
 from pipeline_platform.tasks import lookup
 from pipeline_platform.tasks.handle import Handle
+from pipeline_platform.tasks.in_order import DealPartitions, FindPartitions, HandleInOrder, found_table
 
 CLOCKS = timedelta(minutes=15)
 """How far a run's clock may be behind its source's. AWS refuses requests by a clock that is off by as much."""
@@ -25,6 +26,8 @@ def handle(flow: Flow, receive: Receive, received: Manifest) -> Manifest:
     repeats = _look_up(flow, receive, files, _oldest(received)) if received.total("redelivered") else []
     if flow.pipeline.uses_columns():
         return FastLane(flow, receive, files, repeats).handle(received.most("largest"))
+    if flow.pipeline.partitioning() is not None:
+        return _in_order(flow, receive, files, repeats)
     parts = divide(files, flow.pipeline.name, flow.processors.concurrency)
     task = Handle(
         **common(flow, receive),
@@ -34,6 +37,23 @@ def handle(flow: Flow, receive: Receive, received: Manifest) -> Manifest:
     )
     work = flow.work(receive.receive_id)
     return carefully(lambda task: work.run(task, len(parts)), task)
+
+
+def _in_order(flow: Flow, receive: Receive, files: Sequence[File], repeats: Sequence[Range]) -> Manifest:
+    """Handle each partition by one task; see `tasks.in_order`."""
+    name, receive_id, concurrency = flow.pipeline.name, receive.receive_id, flow.processors.concurrency
+    work, parts = flow.work(receive_id), divide(files, name, concurrency)
+    find = FindPartitions(**common(flow, receive), parts=parts, repeats=repeats)
+    manifest = carefully(lambda task: work.run(task, len(parts)), find)
+    found = manifest.of_table(found_table(receive_id))
+    manifest = Manifest([file for file in manifest if file not in found], manifest.notes)
+    if not found:
+        return manifest
+    messages = sum(file.rows for file in found)
+    deal = DealPartitions(flow.lake, name, receive_id, divide(found, name, 1)[0], concurrency)
+    (plan,) = divide(work.run(deal, 1, messages).files, name, 1)
+    task = HandleInOrder(**common(flow, receive), parts=divide(files, name, 1), plan=plan, pace=flow.pace())
+    return manifest + carefully(lambda task: work.run(task, min(concurrency, messages)), task)
 
 
 def _look_up(flow: Flow, receive: Receive, files: Sequence[File], published: datetime | None) -> list[Range]:

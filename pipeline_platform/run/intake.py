@@ -28,6 +28,8 @@ class Intake(ABC):
         room_within_s: How long a run waits for room, before it takes on what there is: nobody asks for it again.
         is_outside: Whether messages come from outside the lake: that source may be away, and waits for the
             acknowledgement.
+        is_alone: Whether no other run of the pipeline may be under way meanwhile, or messages would not keep their
+            order.
     """
 
     flow: Flow
@@ -43,6 +45,11 @@ class Intake(ABC):
     @abstractmethod
     def source(self) -> Source:
         """Gives the messages."""
+
+    @property
+    def is_alone(self) -> bool:
+        """A source that gives a partition to one receive at a time keeps its order by itself."""
+        return self.flow.pipeline.takes_turns(leases_partitions=self.source.leases_partitions)
 
     @property
     def gives_back(self) -> bool:

@@ -103,7 +103,8 @@ def batch_messages(flow: Flow, receive: Receive, batcher: str) -> Manifest:
     (whole,) = divide(staged, flow.pipeline.name, 1)
     with alive(flow, receive):
         work = flow.work(receive_id)
-        cut = batch.CutBatches(flow.lake, flow.pipeline.name, receive_id, batcher, options.batch_size, whole)
+        names = flow.pipeline.name, receive_id, batcher
+        cut = batch.CutBatches(flow.lake, *names, options.batch_size, whole, options.concurrency)
         planned = work.run(cut, 1, sum(file.rows for file in staged))
         (plan,) = divide(planned.files, flow.pipeline.name, 1)
         tasks = min(options.concurrency, sum(file.rows for file in planned))

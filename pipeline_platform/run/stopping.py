@@ -18,6 +18,9 @@ from pipeline_platform.run.intake import intake_of
 _LOG = logging.getLogger(__name__)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
+_FINISH_S = 10.0
+"""Beside the pipeline's `shutdown`, twice: tasks look each five seconds whether to stop, then all is published."""
+
 _TOLD: dict[str, threading.Timer] = {}
 """Of each receive of this process whose run was told to end: what ends it all the same when it takes too long."""
 
@@ -26,8 +29,8 @@ _TOLD: dict[str, threading.Timer] = {}
 def heeding(flow: Flow, receive: Receive) -> Iterator[None]:
     """Have the first signal to end stop a receive while a step works, where it can give back what is not begun.
 
-    Messages begin for `shutdown` more. A second signal interrupts the step, and so does twice that time: a callback
-    that hangs must not keep its run alive.
+    Messages begin for `shutdown` more. A second signal interrupts the step, and so does the time of two `shutdown` and
+    ten seconds: a callback that hangs must not keep its run alive.
     """
     is_main = threading.current_thread() is threading.main_thread()  # only there may handlers be set
     if not is_main or not intake_of(flow, receive).gives_back:
@@ -39,7 +42,7 @@ def heeding(flow: Flow, receive: Receive) -> Iterator[None]:
         if receive.receive_id in _TOLD:
             _call(before[signal.Signals(number)], number, frame)
             return
-        last = threading.Timer(2 * flow.pipeline.shutdown.total_seconds(), os.kill, (os.getpid(), number))
+        last = threading.Timer(_FINISH_S + 2 * flow.pipeline.shutdown.total_seconds(), _signal, (number,))
         last.daemon = True
         _TOLD[receive.receive_id] = last
         last.start()
@@ -60,6 +63,10 @@ def end_if_told(receive: Receive) -> None:
     if last := _TOLD.pop(receive.receive_id, None):
         last.cancel()
         signal.raise_signal(signal.SIGINT)
+
+
+def _signal(number: int) -> None:
+    os.kill(os.getpid(), number)
 
 
 def _stop(flow: Flow, receive: Receive) -> None:

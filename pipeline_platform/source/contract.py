@@ -122,6 +122,8 @@ class Source(BaseModel, ABC):
     """Whether reading the same share twice gives the same messages."""
     settles_by_id: ClassVar[bool] = True
     """Whether `settle` does anything. If not, `finish` does it for a whole receive."""
+    leases_partitions: ClassVar[bool] = False
+    """Whether a partition is given to one receive at a time, until its messages are settled."""
     in_tasks: ClassVar[bool] = True
     """Whether Spark tasks read and settle. If not, the run's own process does."""
 

@@ -54,6 +54,11 @@ class LogSource(Source):
     _positions: Positions | None = PrivateAttr(default=None)
 
     @property
+    def leases_partitions(self) -> bool:  # type: ignore[override]
+        """By its option."""
+        return self.one_receive_per_partition
+
+    @property
     def words(self) -> Words:
         """An offset is settled or not, so all is acknowledged."""
         return {"ack": Word(ends=True)}

@@ -20,6 +20,7 @@ from pipeline_platform.lake.writer import Writer
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import BatchInfo, Message
 from pipeline_platform.model.options import Batcher
+from pipeline_platform.model.partition import as_given
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks import cut
 from pipeline_platform.tasks.by_position import ByPosition
@@ -28,6 +29,7 @@ from pipeline_platform.tasks.handle import checked, rare_collections
 from pipeline_platform.tasks.isolate import Isolation
 from pipeline_platform.tasks.outcomes import Outcomes
 from pipeline_platform.tasks.progress import UNWATCHED
+from pipeline_platform.tasks.said import heard
 from pipeline_platform.tasks.staging import CUT_BY, STAGED, staged_messages, staged_table, to_be_cut
 from pipeline_platform.tasks.step import Step
 
@@ -46,6 +48,7 @@ class CutBatches:
 
     Attributes:
         staged: Whole files, in the order of their positions.
+        tasks: Tasks that partitions are dealt to.
     """
 
     lake: Lake
@@ -54,10 +57,12 @@ class CutBatches:
     batcher: str
     batch_size: int
     staged: Sequence[Range]
+    tasks: int = 1
 
     def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
         """Run the only task."""
-        batches = cut.cut(pa.concat_tables(map(self._known, self.staged)), self.batch_size)
+        messages = pa.concat_tables(map(self._known, self.staged))
+        batches = cut.cut_and_deal(messages, self.batch_size, self.tasks)
         with Writer(self.lake, self.pipeline, f"{self.receive_id}-{self.batcher}-cut-{index}") as writer:
             for batch in batches.combine_chunks().to_batches():
                 writer.write(plan_table(self.receive_id, self.batcher), self.staged[0].window, batch)
@@ -90,7 +95,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class HandleBatches(Step):
-    """Task `n` of `tasks` handles each `tasks`-th batch.
+    """Task `n` of `tasks` handles the batches that were dealt to it, and each `tasks`-th of those that were not.
 
     Attributes:
         batcher: Whose batches.
@@ -108,7 +113,7 @@ class HandleBatches(Step):
     def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
         """Run task `index`."""
         started, count = time.monotonic(), 0
-        with self.writer(f"{self.batcher}-{index}") as writer:
+        with self.writer(f"{self.batcher}-{index}") as writer, heard() as said:
             isolation = Isolation(self, writer, careful=self.careful, limit=self._limit())
             with rare_collections():
                 for batch in self._batches(index):
@@ -118,7 +123,7 @@ class HandleBatches(Step):
                         self.handle(batch, isolation.outcomes)
                     count += 1
             notes = {"batches": count, "seconds": time.monotonic() - started, "task": index}
-            manifest = writer.close(**isolation.outcomes.tally.notes(), **notes)
+            manifest = writer.close(**isolation.outcomes.tally.notes(), **said.notes(), **notes)
         yield from manifest.to_arrow().to_batches()
 
     def _limit(self) -> Limit | None:
@@ -142,16 +147,20 @@ class HandleBatches(Step):
             with self.lake.open_input(file.path) as opened:
                 for batch in pq.ParquetFile(opened).iter_batches(1_024):
                     for row in range(batch.num_rows):
-                        if number % self.tasks == index:
+                        task = batch.column("task")[row].as_py()
+                        if (number % self.tasks if task is None else task) == index:
                             yield {name: batch.column(name)[row] for name in cut.BATCHES.names}
                         number += 1
 
     def batch(self, planned: Mapping[str, pa.Scalar], messages: pa.RecordBatch) -> Batch:
         """A batch: a row of `cut.BATCHES`, and the messages that it names."""
         window, key, number, full = (planned[name].as_py() for name in ("window", "batch_key", "number", "full"))
-        batch_id = str(uuid.uuid5(_NAMESPACE, "\0".join((self.receive_id, self.batcher, window, key, str(number)))))
+        partition = planned["partition"].as_py()
+        named = [self.receive_id, self.batcher, window, key, str(number), *([] if partition is None else [partition])]
+        batch_id = str(uuid.uuid5(_NAMESPACE, "\0".join(named)))
         trigger: Literal["size", "flush"] = "size" if full else "flush"
-        return Batch(window, BatchInfo(self.batcher, key, None, messages.num_rows, trigger, batch_id), messages)
+        own = as_given(self.pipeline.partitioning(self.batcher), partition)
+        return Batch(window, BatchInfo(self.batcher, key, own, messages.num_rows, trigger, batch_id), messages)
 
     def handle(self, batch: Batch, outcomes: Outcomes) -> None:
         """Handle a batch and record it."""
@@ -170,7 +179,7 @@ class HandleBatches(Step):
         rows = batch.messages
         if mute:
             rows = rows.take(pa.array([message._row for message in messages], pa.int64()))
-        outcomes.batched(self.batcher, rows, batch.window, messages, batch.info.batch_id)
+        outcomes.batched(self.batcher, rows, batch.window, messages, batch.info.batch_id, by_row.keys())
 
     def _handle_in_forks(self, batch: Batch, isolation: Isolation) -> None:
         """Handle a batch until a fork lives: a killer of its own callback fails alone, one of `handle_batch` with all.

@@ -15,7 +15,7 @@ from pipeline_platform.lake.reader import Range
 from pipeline_platform.lake.storage import Lake
 
 DELIVERY = ("source", "message_id", "ack_ref", "ack_id", "attempt", "redelivered", "received_at")
-PAYLOAD = ("data", "metadata")
+PAYLOAD = ("data", "metadata", "partition", "sequence")
 
 _HELD_BYTES = 64 * 2**20
 """Row groups held at once: rows come in order, unless the query moved them between partitions."""

@@ -25,6 +25,7 @@ from pipeline_platform.tasks.handle import oversized
 from pipeline_platform.tasks.isolate import Isolation
 from pipeline_platform.tasks.lookup import Repeats
 from pipeline_platform.tasks.outcomes import Outcomes
+from pipeline_platform.tasks.said import heard
 from pipeline_platform.tasks.step import Step
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ class WriteColumns(Step):
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write one partition; return its manifest."""
         started, count, total = time.monotonic(), 0, 0
-        with self.writer(f"handle-{uuid.uuid4().hex[:4]}") as writer:
+        with self.writer(f"handle-{uuid.uuid4().hex[:4]}") as writer, heard() as said:
             received = ByPosition(self.lake, self.received)
             limit = Limit.of("processors.message_timeout", self.pipeline.processors.message_timeout)
             isolation = Isolation(self, writer, careful=self.careful, limit=limit)
@@ -177,7 +178,7 @@ class WriteColumns(Step):
                     lane = _Rows(self, received, window)
                     isolation.deal(rows, lane.write, lane.record_death, places=positions.tolist())
             notes = {"returned_rows": count, "checksum": total, "seconds": time.monotonic() - started}
-            manifest = writer.close(**isolation.outcomes.tally.notes(), **notes)
+            manifest = writer.close(**isolation.outcomes.tally.notes(), **said.notes(), **notes)
         yield from manifest.to_arrow().to_batches()
 
 

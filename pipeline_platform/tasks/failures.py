@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,6 +17,7 @@ from pipeline_platform.tasks.step import Sink, Step
 from pipeline_platform.tasks.tally import Tally
 
 IDENTITY = ["source", "message_id", "attempt"]
+PAYLOAD = ["data", "metadata", "partition", "sequence"]
 _WORDS = ("kind", "reason", "traceback", "stage")
 
 
@@ -34,13 +35,20 @@ class Failures:
         self._step, self._sink, self._tally, self._watch = step, sink, tally, watch
         self._chunk_size = 1 if watch.exact else step.pipeline.processors.chunk_size
 
-    def shown(self, messages: Sequence[Message], pipeline: Pipeline) -> list[Message]:
-        """Show failed messages to `handle_failed`, a chunk at a time; return them, with what it made of each."""
+    def shown(
+        self, messages: Sequence[Message], pipeline: Pipeline, may_rescue: Callable[[Message], bool]
+    ) -> list[Message]:
+        """Show failed messages to `handle_failed`, a chunk at a time; return them, with what it made of each.
+
+        Those that it gives back as ok stay failed, but for those that it may rescue.
+        """
         size = self._chunk_size
         chunks = (messages[start : start + size] for start in range(0, len(messages), size))
-        return [message for chunk in chunks for message in self._shown(chunk, pipeline)]
+        return [message for chunk in chunks for message in self._shown(chunk, pipeline, may_rescue)]
 
-    def _shown(self, messages: Sequence[Message], pipeline: Pipeline) -> list[Message]:
+    def _shown(
+        self, messages: Sequence[Message], pipeline: Pipeline, may_rescue: Callable[[Message], bool]
+    ) -> list[Message]:
         given = {message._row: message for message in messages}
         returned: dict[int, Message] = {}
         with self._watch.busy("handle_failed", messages):
@@ -53,10 +61,10 @@ class Failures:
                     raise TypeError(f"handle_failed must return all {len(given)} messages; it returned {len(returned)}")
             except BaseException as error:
                 self._count_error(error)
-        # A failed message stays failed, and one that the callback left out stays as it was.
-        return [self._still_failed(message, returned.get(row, message)) for row, message in given.items()]
+        # One that the callback left out stays as it was.
+        return [self._looked_at(message, returned.get(row, message), may_rescue) for row, message in given.items()]
 
-    def _still_failed(self, given: Message, returned: Message) -> Message:
+    def _looked_at(self, given: Message, returned: Message, may_rescue: Callable[[Message], bool]) -> Message:
         before = given.failure
         assert before is not None
         try:
@@ -64,6 +72,11 @@ class Failures:
         except BaseException as error:
             self._count_error(error)
             return returned._rejected(before)
+        if returned.failure is None:
+            rescued = may_rescue(given)
+            self._tally.counts["rescued" if rescued else "not_rescued"] += 1
+            if rescued:
+                return returned
         after = returned.failure or before
         return returned._but(failure=after._replace(traceback=after.traceback or before.traceback))
 
@@ -72,7 +85,7 @@ class Failures:
         self._tally.reason(f"handle_failed itself: {type(error).__name__}: {reason_of(error)}")
 
     def record(self, rows: pa.RecordBatch, window: str, messages: Sequence[Message]) -> None:
-        """Write an `open` or `dead` event for each row, with its payload."""
+        """Write an `open` or `dead` event for each row, with its payload as delivered, whatever became of it."""
         failed = [(message, message.failure or Failure("failed", "")) for message in messages]
         texts: dict[str, list[str]] = {
             name: [words(getattr(failure, name)) for _, failure in failed] for name in _WORDS
@@ -95,8 +108,7 @@ class Failures:
             at,
             ["dead" if is_dead else "open" for is_dead in dead],
             **texts,
-            data=rows.column("data"),
-            metadata=rows.column("metadata"),
+            **{name: rows.column(name) for name in PAYLOAD},
             due_at=pa.array(due, FAILED.field("due_at").type),
         )
 

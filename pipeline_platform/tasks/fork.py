@@ -147,19 +147,18 @@ def _status_in_time(child: int, progress: Progress, limit: Limit) -> int | Death
     """
     seconds = limit.span.total_seconds()
     nap = max(min(seconds / _LOOKS, _NAP_S), 0.001)
-    spent, before = 0.0, 0
+    spent: dict[int, float] = {}
     while (status := _status(child, nap)) is None:
-        call = progress.call
-        spent = spent + nap if call and call == before else 0.0
-        before = call
-        if spent < seconds:
+        spent = {call: spent[call] + nap if call in spent else 0.0 for call in progress.calls}
+        late = next((call for call, since in spent.items() if since >= seconds), None)
+        if late is None:
             continue
-        late = Death(f"{limit.option} ({seconds:g} s)", progress.callback, progress.rows, in_time=False)
-        if progress.call == call:  # else it is over, and what was read may be the next one's
+        death = Death(f"{limit.option} ({seconds:g} s)", progress.callback, progress.rows_of(late), in_time=False)
+        if late in progress.calls:  # else it is over, and what was read may be the next one's
             # With the processes that it started: a callback may hang because it waits for one.
             (os.killpg if sys.platform == "linux" else os.kill)(child, signal.SIGKILL)
             os.waitpid(child, 0)
-            return late
+            return death
     return status
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,12 +24,14 @@ from pipeline_platform.tasks.isolate import Isolation
 from pipeline_platform.tasks.lookup import Repeats
 from pipeline_platform.tasks.outcomes import Outcomes
 from pipeline_platform.tasks.progress import UNWATCHED, Watch
+from pipeline_platform.tasks.said import heard
 from pipeline_platform.tasks.step import Step
+from pipeline_platform.tasks.threads import at_once
 
 if TYPE_CHECKING:
     from pipeline_platform.control.pace import Pace
 
-_UNREAD = {"receive_id", "published_at", "partition", "sequence"}
+_UNREAD = {"receive_id", "published_at"}
 READ = [*(name for name in MESSAGES.names if name not in _UNREAD), "position"]
 """What handling reads of a received message."""
 
@@ -73,12 +75,7 @@ class Handler:
 
     def handle(self, batch: pa.RecordBatch) -> list[Message]:
         """Handle the messages of a batch; return one for each row, in order, ok or failed."""
-        options = self._pipeline.processors
-        messages = list(Message.each(batch, self._settling, self._batch_mode))
-        for row in oversized(batch, options.max_message_bytes):
-            messages[row] = messages[row].failed(too_large(messages[row].data, options.max_message_bytes))
-        if self._transforms:
-            messages = self._each(lambda message, _: self._pipeline.transform(message), messages, "transform")
+        options, messages = self._pipeline.processors, self.transformed(batch)
         if not self._prepares:
             return self._handle(messages)
         handled: list[Message] = []
@@ -89,17 +86,35 @@ class Handler:
                 break
         return handled
 
+    def transformed(self, batch: pa.RecordBatch) -> list[Message]:
+        """The messages of a batch as the next callback sees them, one for each row; the too large have failed."""
+        most_bytes = self._pipeline.processors.max_message_bytes
+        messages = list(Message.each(batch, self._settling, self._batch_mode))
+        for row in oversized(batch, most_bytes):
+            messages[row] = messages[row].failed(too_large(messages[row].data, most_bytes))
+        if not self._transforms:
+            return messages
+        return self._each(lambda message, _: self._pipeline.transform(message), messages, "transform")
+
     def _handle(self, messages: Sequence[Message]) -> list[Message]:
-        return self._each(
-            self._pipeline.handle_message, self._paced(messages) if self._paced else messages, "handle_message"
-        )
+        paced: Iterable[Message] = self._paced(messages) if self._paced else messages
+        callback, stage = self._pipeline.handle_message, "handle_message"
+        threads = min(self._pipeline.processors.threads, len(messages))
+        if threads <= 1:
+            return self._each(callback, paced, stage)
+        watches = self._watch.of_threads(stage, threads)
+        return at_once(paced, [partial(self._each, callback, stage=stage, watch=watch) for watch in watches])
 
     def _each(
-        self, callback: Callable[[Message, Any], Message], messages: Iterable[Message], stage: str
+        self,
+        callback: Callable[[Message, Any], Message],
+        messages: Iterable[Message],
+        stage: str,
+        watch: Watch | None = None,
     ) -> list[Message]:
         # The hot loop: one call, one check and one append a message. To unpack arguments would cost twice the call.
         context, handled = self._context, []
-        for message in self._watch.each(stage, messages):
+        for message in (watch or self._watch).each(stage, messages):
             if message._standing.failure is not None:
                 handled.append(message)
                 continue
@@ -175,31 +190,41 @@ class Handle(Step):
         repeats: Files that say which deliveries are not to be handled.
         pace: The rate limit, and whether messages may begin at all; None where nothing holds.
         careful: Call callbacks in forks, as a task does that is tried again.
+        in_order: Whether forks, too, must keep the order of messages.
     """
 
     parts: Sequence[Sequence[Range]]
     repeats: Sequence[Range] = ()
     pace: Pace | None = None
     careful: bool = False
+    in_order: ClassVar[bool] = False
 
     def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
         """Run task `index`."""
         started, options = time.monotonic(), self.pipeline.processors
         repeats = Repeats.read(self.lake, self.repeats)
-        with self.writer(f"handle-{index}") as writer:
+        with self.writer(f"handle-{index}") as writer, heard() as said:
             limit = Limit.of("processors.message_timeout", options.message_timeout)
             isolation = Isolation(self, writer, careful=self.careful, limit=limit)
             outcomes = isolation.outcomes
-            rows = options.chunk_size if isolation.forks else max(options.chunk_size, BLOCK_ROWS)
+            rows = max(options.chunk_size, BLOCK_ROWS)
             with rare_collections():
-                for _, block in read_ranges(self.lake, self.parts[index], READ, rows, options.chunk_bytes):
+                for block in self._blocks(index, rows):
                     window, (fresh, decided, copies) = block.column("window")[0].as_py(), repeats.split(block)
                     outcomes.duplicates(decided, window, decided=True)
                     outcomes.duplicates(copies, window, decided=False)
                     work, fail = partial(self._handle, window), partial(self._fail, window)
-                    isolation.deal(fresh, work, fail, self._permitted, partial(self._give_back, window))
-            manifest = writer.close(**outcomes.tally.notes(), seconds=time.monotonic() - started, task=index)
+                    give_back = partial(self._give_back, window)
+                    isolation.deal(fresh, work, fail, self._permitted, give_back, in_order=self.in_order)
+            seconds = time.monotonic() - started
+            manifest = writer.close(**outcomes.tally.notes(), **said.notes(), seconds=seconds, task=index)
         yield from manifest.to_arrow().to_batches()
+
+    def _blocks(self, index: int, rows: int) -> Iterator[pa.RecordBatch]:
+        """The rows of a task, up to so many at a time and of one window."""
+        most_bytes = self.pipeline.processors.chunk_bytes
+        for _, block in read_ranges(self.lake, self.parts[index], READ, rows, most_bytes):
+            yield block
 
     def _handle(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes, until: float | None) -> int:
         paced: _Paced | None = self.pace.each if self.pace else None
@@ -211,7 +236,11 @@ class Handle(Step):
         return len(messages)
 
     def _fail(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes, death: Death) -> None:
-        outcomes.failed(rows, window, [death.failure("handle_message")] * rows.num_rows)
+        outcomes.failed(rows, window, [death.failure(self._blamed())] * rows.num_rows)
+
+    def _blamed(self) -> str:
+        """The callback of which a message died, if no other is known."""
+        return "handle_message"
 
     def _give_back(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes) -> None:
         outcomes.given_back(rows, window)

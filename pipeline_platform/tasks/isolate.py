@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 from collections.abc import Callable, Sequence
 
 import pyarrow as pa
@@ -20,6 +21,9 @@ from pipeline_platform.tasks.step import Sink, Step
 
 BEGUN_AGAIN = 2
 """How often the rows of a block may be begun in vain, on average, before rows that were well are tried apart."""
+
+QUICK_S = 0.5
+"""A fork that takes less is followed by one with twice as many rows: to fork takes 10 ms or more."""
 
 
 class Isolation:
@@ -36,6 +40,7 @@ class Isolation:
         self.forks = careful or limit is not None or tries_before() > 0
         self.outcomes = Outcomes(step, sink, None if self.forks else step.pipeline())
         self._step, self._sink, self._limit = step, sink, limit
+        self._most = self._chunk = step.pipeline.processors.chunk_size  # rows of a fork
 
     def deal(
         self,
@@ -46,6 +51,7 @@ class Isolation:
         give_back: Callable[[pa.RecordBatch, Outcomes], None] | None = None,
         *,
         places: Sequence[int] | None = None,
+        in_order: bool = False,
     ) -> None:
         """Have rows dealt with, whichever of them end the process that does, or hang.
 
@@ -58,6 +64,7 @@ class Isolation:
                 of some rows may be dealt with, and until when. 0 where none may any more.
             give_back: Records rows that may not be dealt with any more.
             places: The numbers by which `work` names these rows to its watch, if not as messages are numbered.
+            in_order: Whether no row may be dealt with before those that precede it.
         """
         if not rows.num_rows:
             return
@@ -73,15 +80,20 @@ class Isolation:
         def attempt(some: Sequence[int]) -> _Tried:
             nonlocal exact, in_time
             # Where preparing took longer than permits hold, one message begins late: the others never would.
-            count, until = permitted(len(some) if in_time else 1)
+            count, until = permitted(min(len(some), self._most) if in_time else 1)
             if give_back and not count:
                 give_back(rows.take(pa.array(some, pa.int64())), self.outcomes)
                 return None, len(some)
             chosen = rows.take(pa.array(some[:count], pa.int64()))
             begin_until = until if in_time else math.inf
+            began = time.monotonic()
             answer = self.fork(lambda outcomes: work(chosen, outcomes, begin_until), count, exact=exact)
             if not isinstance(answer, Death):
                 in_time = answer > 0
+                if time.monotonic() - began > QUICK_S:
+                    self._most = self._chunk
+                elif count == self._most:
+                    self._most *= 2
                 return None, answer
             if answer.has_several and not exact:
                 exact = True
@@ -97,7 +109,7 @@ class Isolation:
             if isinstance(again, Death):  # `handle_failed` cannot bear it
                 fail(these, self.outcomes, death)
 
-        settle(range(rows.num_rows), attempt, record)
+        settle(range(rows.num_rows), attempt, record, in_order=in_order)
 
     def fork(self, work: Callable[[Outcomes], int | None], rows: int, *, exact: bool = True) -> int | Death:
         """Have a fork work on some rows and record here what it recorded; return its answer, or how it died.
@@ -137,6 +149,8 @@ def settle(
     rows: Sequence[int],
     attempt: Callable[[Sequence[int]], _Tried],
     fail: Callable[[Sequence[int], Death], None],
+    *,
+    in_order: bool = False,
 ) -> bool:
     """Have rows dealt with, whichever of them end the process that does; return whether a row failed.
 
@@ -149,6 +163,8 @@ def settle(
         attempt: Deals with rows in another process. Returns how it died, if it did, and how many rows, from the first,
             a dead one was given or another one dealt with. It names rows as they are given here.
         fail: Called for rows that end their process alone or take too long.
+        in_order: Whether no row may be dealt with before those that precede it. Then the rows that it was busy with,
+            and what lies between them, go apart from those before and after.
     """
     failed, begun_in_vain = False, 0
     parts = [(list(rows), True)]  # the first one last, and whether to believe a death in what it had
@@ -167,12 +183,15 @@ def settle(
             blamed = blamed if len(tried) > 1 else tried
             fail(blamed, death)
             failed = True
-        elif trust and 0 < len(blamed) < len(tried):
+        elif trust and not in_order and 0 < len(blamed) < len(tried):
             trust = settle(blamed, attempt, fail)
             failed |= trust
         else:
-            half = len(tried) // 2
-            parts += [(left, trust), (tried[half:], trust), (tried[:half], trust)]
+            first, end = 0, len(tried) // 2
+            if trust and in_order and blamed and len(tried) > tried.index(blamed[-1]) - tried.index(blamed[0]) + 1:
+                first, end = tried.index(blamed[0]), tried.index(blamed[-1]) + 1
+            pieces = left, tried[end:], tried[first:end], tried[:first]
+            parts += [(piece, trust) for piece in pieces]
             continue
         done = set(blamed)
         before = tried[: tried.index(blamed[0])]

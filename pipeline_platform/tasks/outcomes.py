@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import compress
@@ -19,10 +19,11 @@ from pipeline_platform.lake.tables import OUTCOMES
 from pipeline_platform.model.crossing import encode
 from pipeline_platform.model.failure import Failure, words
 from pipeline_platform.model.message import DEFAULT, Message
-from pipeline_platform.model.options import TableBatcher
+from pipeline_platform.model.options import Batcher, TableBatcher
+from pipeline_platform.model.partition import SOURCE, partition_of
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.schema import RowType
-from pipeline_platform.tasks.failures import IDENTITY, Failures
+from pipeline_platform.tasks.failures import IDENTITY, PAYLOAD, Failures
 from pipeline_platform.tasks.progress import UNWATCHED, Watch
 from pipeline_platform.tasks.staging import DELIVERY, handled_columns, staged_rows, staged_table
 from pipeline_platform.tasks.step import Sink, Step
@@ -70,12 +71,24 @@ class Outcomes:
         self.tally = Tally(self._batchers)
         self._failures = Failures(step, sink, self.tally, watch)
         models = {name: options.table_schema for name, options in self._batchers.items()}
+        self._partition_by = {name: step.pipeline.partitioning(name) for name in self._batchers}
         self._row_types = {name: RowType(model) for name, model in models.items() if model is not None}
+
+    def write(self, table: str, window: str, rows: pa.RecordBatch) -> None:
+        """Write rows that are no outcome."""
+        self._sink.write(table, window, rows)
 
     def handled(self, batch: pa.RecordBatch, window: str, messages: list[Message]) -> None:
         """Record messages that `handle_message` is done with, one for each row of `batch`, in its order."""
-        block, groups = Block(batch, window, messages), {name: list[int]() for name in self._batchers}
-        for index, message in enumerate(messages):
+        block = Block(batch, window, messages)
+        self._route(block, enumerate(messages))
+        can_rescue = self._step.pipeline.processors.rescue
+        self._finish(block, lambda _: can_rescue, lambda rescued: self._route(block, rescued))
+
+    def _route(self, block: Block, messages: Iterable[tuple[int, Message]]) -> None:
+        """Write messages of a block for their batchers."""
+        groups = {name: list[int]() for name in self._batchers}
+        for index, message in messages:
             if message._standing.failure is not None:
                 block.failed.append(index)
             elif (group := groups.get(message.batcher)) is not None:
@@ -89,22 +102,43 @@ class Outcomes:
                 self._write_rows(name, block, indexes)
             elif indexes:
                 self._stage(name, block, indexes)
-        self.settle(block)
 
-    def batched(self, name: str, batch: pa.RecordBatch, window: str, messages: list[Message], batch_id: str) -> None:
-        """Record one batch that `handle_batch` is done with, one message for each row of `batch`, in its order."""
-        block = Block(batch, window, messages)
+    def batched(
+        self,
+        name: str,
+        batch: pa.RecordBatch,
+        window: str,
+        messages: list[Message],
+        batch_id: str,
+        called: Container[int] = (),
+    ) -> None:
+        """Record one batch that `handle_batch` is done with, one message for each row of `batch`, in its order.
+
+        Args:
+            name: The batcher.
+            batch: The rows.
+            window: Theirs.
+            messages: Ok or failed.
+            batch_id: Of the batch.
+            called: Numbers of the messages that `handle_batch` got: the data of others is not decoded.
+        """
+        block, options = Block(batch, window, messages), self._batchers[name]
         block.failed.extend(index for index, message in enumerate(messages) if message.failure is not None)
         if done := [index for index, message in enumerate(messages) if message.failure is None]:
             self._write_rows(name, block, done, batch_id)
-        self.settle(block)
+        can_rescue = isinstance(options, Batcher) and options.rescue
+        self._finish(
+            block,
+            lambda message: can_rescue and message._row in called,
+            lambda rescued: self._write_rows(name, block, [index for index, _ in rescued], batch_id),
+        )
 
     def failed(self, batch: pa.RecordBatch, window: str, failures: Sequence[Failure]) -> None:
-        """Record rows that fail, each for its own reason."""
+        """Record rows that fail for good, each for its own reason."""
         messages = [
             message.failed(why) for message, why in zip(Message.each(batch, self._step.settling), failures, strict=True)
         ]
-        self.settle(Block(batch, window, messages, failed=list(range(len(messages)))))
+        self._finish(Block(batch, window, messages, failed=list(range(len(messages)))))
 
     def columns(self, name: str, rows: pa.RecordBatch, window: str, columns: Sequence[pa.Array]) -> None:
         """Record rows of one batcher that the fast lane made columns of."""
@@ -166,12 +200,29 @@ class Outcomes:
 
     def _stage(self, name: str, block: Block, indexes: list[int]) -> None:
         """Write the messages of a batcher with a callback to where they wait for their batch."""
-        model = self._batchers[name].table_schema
+        model, partition_by = self._batchers[name].table_schema, self._partition_by[name]
+        partitions = block.rows.column("partition") if partition_by == SOURCE else None
+        if partition_by is not None and partitions is None:
+            indexes, partitions = self._partitioned(partition_by, block, indexes)
         columns, fitting = self._fitting(lambda some: handled_columns(some, model), block, indexes)
         if fitting:
             self.tally.counts[f"staged:{name}"] += len(fitting)
-            rows = staged_rows(block.take(DELIVERY, fitting), columns)
+            own = None if partitions is None else partitions.take(pa.array(fitting, pa.int64()))
+            rows = staged_rows(block.take(DELIVERY, fitting), columns, own)
             self._sink.write(staged_table(self._step.receive_id, name), block.window, rows)
+
+    def _partitioned(self, function: Any, block: Block, indexes: list[int]) -> tuple[list[int], pa.Array]:
+        """The indexes of the messages that have a partition, and the partitions by index."""
+        messages, found = partitioned(function, [block.messages[index] for index in indexes], self.watch)
+        by_index: list[str | None] = [None] * len(block.messages)
+        kept = []
+        for index, message, partition in zip(indexes, messages, found, strict=True):
+            by_index[index] = partition
+            if message.failure is None:
+                kept.append(index)
+            else:
+                block.fail(index, message.failure)
+        return kept, pa.array(by_index, pa.string())
 
     def _fitting(
         self, build: Callable[[list[Message]], list[pa.Array]], block: Block, indexes: list[int]
@@ -195,6 +246,34 @@ class Outcomes:
                     fitting.append(index)
         return [pa.concat_arrays(column) for column in zip(*built, strict=True)], fitting
 
+    def _finish(
+        self,
+        block: Block,
+        may_rescue: Callable[[Message], bool] = lambda _: False,
+        take_back: Callable[[list[tuple[int, Message]]], None] = lambda _: None,
+    ) -> None:
+        """Show `handle_failed` what failed, let it rescue what it may, and settle all.
+
+        Args:
+            block: The messages.
+            may_rescue: Whether `handle_failed` may bring this one back.
+            take_back: Writes those that it brought back, each with its index. What fails then fails for good.
+        """
+        if block.failed and self.pipeline is not None:
+            losers = [(index, block.messages[index]) for index in sorted(block.failed)]
+            shown = self._failures.shown([message for _, message in losers], self.pipeline, may_rescue)
+            block.failed.clear()
+            rescued = []
+            for (index, _), message in zip(losers, shown, strict=True):
+                block.messages[index] = message
+                if message.failure is None:
+                    rescued.append((index, message))
+                else:
+                    block.failed.append(index)
+            if rescued:
+                take_back(rescued)
+        self.settle(block)
+
     def settle(self, block: Block) -> None:
         """Write the outcomes of messages that are handled or failed, and record the failures."""
         settling, done, failed = self._step.settling, sorted(block.done), sorted(block.failed)
@@ -206,10 +285,6 @@ class Outcomes:
         if not failed:
             return
         losers = [block.messages[index] for index in failed]
-        if self.pipeline is not None:
-            losers = self._failures.shown(losers, self.pipeline)
-            for index, message in zip(failed, losers, strict=True):
-                block.messages[index] = message
         again = block.rows.column("redelivered").take(pa.array(failed, pa.int64())).to_pylist()
         actions = [
             settling.of_delivery((message.actions or (None, None))[1] or settling.on_failure, redelivered=redelivered)
@@ -224,7 +299,7 @@ class Outcomes:
         for message in losers:
             self.tally.failure(message)
         if recorded := list(compress(failed, ends)):
-            rows = block.take([*IDENTITY, "data", "metadata"], recorded)
+            rows = block.take([*IDENTITY, *PAYLOAD], recorded)
             self._failures.record(rows, block.window, list(compress(losers, ends)))
 
     def _write_handled(self, rows: pa.RecordBatch, window: str, action: str | list[str]) -> None:
@@ -242,6 +317,24 @@ class Outcomes:
             table[name] = pa.repeat(value, rows.num_rows) if isinstance(value, str) else pa.array(value, pa.string())
         schema = pa.schema([field for field in OUTCOMES if field.name != "window"])
         self._sink.write("outcomes", window, pa.RecordBatch.from_pydict(table, schema=schema))
+
+
+def partitioned(
+    function: Callable[[Message], object], messages: Sequence[Message], watch: Watch
+) -> tuple[list[Message], list[str | None]]:
+    """Ask for the partition of each message; one without has failed, if it had not before."""
+    given, found = list[Message](), list[str | None]()
+    for message in messages:
+        partition = None
+        if message.failure is None:
+            with watch.busy("partition_by", [message]):
+                try:
+                    partition = partition_of(function, message)
+                except BaseException as error:
+                    message = message._rejected(Failure.of(error, "partition_by"))  # noqa: PLW2901
+        given.append(message)
+        found.append(partition)
+    return given, found
 
 
 def _json(data: Any) -> str:

@@ -16,6 +16,7 @@ from pipeline_platform.tasks.handle import READ, oversized, too_large
 from pipeline_platform.tasks.isolate import Isolation
 from pipeline_platform.tasks.lookup import Repeats
 from pipeline_platform.tasks.outcomes import Outcomes
+from pipeline_platform.tasks.said import heard
 from pipeline_platform.tasks.step import Step
 
 
@@ -37,7 +38,7 @@ class SetAside(Step):
     def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
         """Run task `index`; note how many rows it set aside, and which, by their checksum."""
         repeats, options, aside = Repeats.read(self.lake, self.repeats), self.pipeline.processors, list[pa.Array]()
-        with self.writer(f"aside-{index}") as writer:
+        with self.writer(f"aside-{index}") as writer, heard() as said:
             limit = Limit.of("processors.message_timeout", options.message_timeout)
             isolation = Isolation(self, writer, careful=self.careful, limit=limit)
             outcomes = isolation.outcomes
@@ -53,6 +54,7 @@ class SetAside(Step):
             positions = [column.to_numpy() for column in aside]
             manifest = writer.close(
                 **outcomes.tally.notes(),
+                **said.notes(),
                 aside=sum(map(len, positions)),
                 aside_checksum=sum(map(checksum, positions)) % 2**64,
                 task=index,

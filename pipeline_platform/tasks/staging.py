@@ -12,7 +12,6 @@ from pipeline_platform.model.crossing import decode, encode
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import BULK, Delivery, Message, Standing
 from pipeline_platform.model.settling import Settling
-from pipeline_platform.tasks import cut
 from pipeline_platform.tasks.progress import Watch
 
 STAGED = pa.schema(
@@ -26,6 +25,8 @@ STAGED = pa.schema(
         ("attempt", pa.int32()),
         ("redelivered", pa.bool_()),
         ("received_at", pa.timestamp("us", "UTC")),
+        ("partition", pa.string()),
+        ("sequence", pa.int64()),
         ("position", pa.int64()),
         ("value", pa.binary()),
         ("encoding", pa.string()),
@@ -34,15 +35,17 @@ STAGED = pa.schema(
         ("on_success", pa.string()),
         ("on_failure", pa.string()),
         ("size", pa.int64()),
+        ("own", pa.string()),
     ]
 )
-"""The delivery, and what handling made of its data. `size` is the bytes of both payloads: batches are cut by it."""
+"""The delivery, and what handling made of its data. `size` is the bytes of both payloads: batches are cut by it. `own`
+is the partition that it is batched in, by `partition_by`; `partition` is the source's."""
 
-CUT_BY = ["batch_key", "position", "size", "batch_mode"]
+CUT_BY = ["batch_key", "position", "size", "batch_mode", "source", "partition", "sequence", "own"]
 """What cutting reads of it."""
 
 DELIVERY = STAGED.names[: STAGED.names.index("position") + 1]
-_HANDLED = STAGED.names[len(DELIVERY) : -1]
+_HANDLED = STAGED.names[len(DELIVERY) : STAGED.names.index("size")]
 
 
 def staged_table(receive_id: str, batcher: str) -> str:
@@ -63,17 +66,18 @@ def handled_columns(messages: Sequence[Message], model: type[BaseModel] | None) 
     return [pa.array(values, STAGED.field(name).type) for name, values in columns]
 
 
-def staged_rows(delivered: pa.RecordBatch, handled: Sequence[pa.Array]) -> pa.RecordBatch:
-    """Put the columns `DELIVERY` and those of `handled_columns` together."""
+def staged_rows(delivered: pa.RecordBatch, handled: Sequence[pa.Array], own: pa.Array | None = None) -> pa.RecordBatch:
+    """Put the columns `DELIVERY`, those of `handled_columns` and the partitions together."""
     value, *_ = handled
+    own = pa.nulls(delivered.num_rows, pa.string()) if own is None else own
     sizes = [pc.fill_null(pc.binary_length(column), 0).cast(pa.int64()) for column in (delivered.column("data"), value)]
-    return pa.RecordBatch.from_arrays([*delivered.columns, *handled, pc.add(*sizes)], schema=STAGED)
+    return pa.RecordBatch.from_arrays([*delivered.columns, *handled, pc.add(*sizes), own], schema=STAGED)
 
 
 def to_be_cut(rows: pa.Table, window: str) -> pa.Table:
-    """What `cut` takes, of the columns `CUT_BY` of staged rows."""
+    """What `cut_and_deal` takes, of the columns `CUT_BY` of staged rows."""
     rows = rows.append_column("window", pa.repeat(window, rows.num_rows))
-    return rows.append_column("flush", pc.equal(rows["batch_mode"], "flush")).select(cut.MESSAGES.names)
+    return rows.append_column("flush", pc.equal(rows["batch_mode"], "flush")).drop_columns("batch_mode")
 
 
 def staged_messages(

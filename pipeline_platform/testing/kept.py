@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipeline_platform.model.message import BatchInfo, BatchMode, Message
 from pipeline_platform.model.options import Batcher
@@ -13,6 +14,8 @@ from pipeline_platform.tasks import cut
 from pipeline_platform.tasks.batch import Batch, HandleBatches
 from pipeline_platform.tasks.fork import Written
 from pipeline_platform.tasks.handle import Handler
+from pipeline_platform.tasks.in_order import FindPartitions, found_table
+from pipeline_platform.tasks.order import in_source_order
 from pipeline_platform.tasks.outcomes import Block, Outcomes
 from pipeline_platform.tasks.staging import CUT_BY, staged_table, to_be_cut
 from pipeline_platform.tasks.step import Step
@@ -42,6 +45,7 @@ class Kept(Outcomes):
 
     def handle(self, rows: pa.RecordBatch, window: str, batch_mode: BatchMode) -> list[BatchInfo]:
         """Handle the messages of a receive, and then their batches; return what is known of these."""
+        rows = self._in_order(rows, window)
         handler = Handler(self._instance, self._step.context, self._step.settling, batch_mode=batch_mode)
         self.handled(rows, window, handler.handle(rows))
         infos = []
@@ -53,9 +57,19 @@ class Kept(Outcomes):
                     infos.append(batch.info)
         return infos
 
+    def _in_order(self, rows: pa.RecordBatch, window: str) -> pa.RecordBatch:
+        """The rows that have a partition, in the order of their source; all, where nothing has a partition."""
+        if self._step.pipeline.partitioning() is None:
+            return rows
+        FindPartitions(**vars(self._step), parts=()).find(window, rows, self)
+        table = found_table(self._step.receive_id)
+        found = [some["position"] for name, _, some in self._files.batches if name == table]
+        rows = rows.take(pc.index_in(pa.concat_arrays([pa.array([], pa.int64()), *found]), rows["position"]))
+        return rows.take(pa.array(in_source_order(pa.table(rows))))
+
     def _cut(self, task: HandleBatches, window: str, batch_size: int) -> Iterator[Batch]:
         waiting = self.written(staged_table(task.receive_id, task.batcher))
-        plan = cut.cut(to_be_cut(waiting.select(CUT_BY), window), batch_size)
+        plan = cut.cut_and_deal(to_be_cut(waiting.select(CUT_BY), window), batch_size)
         for row in range(plan.num_rows):
             planned = {column: plan[column][row] for column in plan.column_names}
             (messages,) = waiting.take(planned["rows"].values).combine_chunks().to_batches()

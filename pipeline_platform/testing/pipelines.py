@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, TypedDict, Unpack
@@ -89,9 +89,9 @@ def test_message(
 
 def test_batch(
     pipeline: type[Pipeline] | Pipeline,
-    data: Sequence[bytes | str],
+    data: Iterable[bytes | str],
     batch_mode: BatchMode = BULK,  # noqa: PT028
-    metadata: Metadata | Sequence[Metadata | None] | None = None,  # noqa: PT028
+    metadata: Metadata | Iterable[Metadata | None] | None = None,  # noqa: PT028
     **given: Unpack[Given],
 ) -> Acknowledged:
     """Give messages to a pipeline's callbacks, as a run does with those of one receive.
@@ -109,7 +109,7 @@ def test_batch(
         TypeError: An argument is of another type.
         ValueError: Metadata are fewer or more than messages, the batch mode is unknown, or the attempt is below 1.
     """
-    if isinstance(data, bytes | str | Mapping):
+    if isinstance(data, bytes | str | Mapping) or not isinstance(data, Iterable):
         raise TypeError(f"data is {type(data).__name__}: test_batch takes a list of payloads, test_message takes one")
     if batch_mode not in ("bulk", "flush"):
         raise ValueError(f"batch_mode is {batch_mode!r}: it is 'bulk' or 'flush'")
@@ -137,6 +137,8 @@ def _test(
     acknowledger: Acknowledger | None = None,
 ) -> Acknowledged:
     kind = _kind(pipeline)
+    if source is not None and not isinstance(source, Source):
+        raise TypeError(f"source is {type(source).__name__}: give a source itself, no name or resource of one")
     if source is None:
         source = DummySource(name=next(iter(kind.producers_of().values())).source)
     deliveries = _deliveries(source, data, metadata, attempt, redelivered=redelivered)

@@ -40,10 +40,14 @@ _GONE = (
     "|BrokenPipe)"
 )
 _LATE, _SHORT, _UNKNOWN_HOST = "^406 .*timed out", "^ConnectionBlocked", "^gaierror"
-_AWAY = "|".join((_GONE, _LATE, _SHORT, _UNKNOWN_HOST))
+# What pika takes for a refusal, by how far it came, is one only where the server said so.
+_CUT = "^(IncompatibleProtocol|ProbableAuthentication|ProbableAccessDenied).*StreamLost|^SSLEOF"
+_AWAY = "|".join((_GONE, _LATE, _SHORT, _UNKNOWN_HOST, _CUT))
 """What may be tried again."""
 
 _EXPLANATIONS = {
+    _CUT: "{server} ended the connection before it was open ({said}). Start the server, or correct url: amqp:// and "
+    "port 5672 for AMQP 0-9-1, amqps:// and port 5671 for TLS; user, password and virtual host",
     "^404 .*no queue": "queue {queue!r} is not there (virtual host {vhost!r} in url). Create it, correct queue, or set "
     "declare",
     "^404 .*no exchange": "an exchange is not there ({said}). Create it, as a subclass may in after_connect, or "

@@ -30,7 +30,7 @@ def test_what_is_in_flight_is_listed(store, clock, claim):
     claim(receive_id="b", wanted=10, run_id="other")
 
     first, second = store.in_flight("flights")
-    assert first == ("a", "run", 70, NOON + MINUTE, NOON)
+    assert first == ("a", "run", 70, NOON + MINUTE, NOON, False)
     assert (second.receive_id, second.run_id, second.messages) == ("b", "other", 10)
     assert store.in_flight("trains") == store.over("flights") == []
 

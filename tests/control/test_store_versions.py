@@ -28,6 +28,8 @@ INSERT INTO control_receives VALUES ('a', 'flights', 'run', 60, 100, 17672256000
 """
 """The statements of the release that had no version yet. Its interval and its claim end with the year 2099."""
 
+STEPS = list(store_module.STEPS)
+NEWEST = len(STEPS) + 1
 IN_2099 = 4_102_358_400.0 + 3_600
 DAY = RateLimiting(allowed_messages=10, interval=timedelta(days=1))
 
@@ -50,7 +52,7 @@ def look(url: str) -> tuple[object, ...]:
     return store.paused("flights"), store.rate_limiting("flights", None), taken, granted, store.beat("a", 60)
 
 
-def steps_to_version_2(connection: sa.Connection) -> None:
+def add_host(connection: sa.Connection) -> None:
     connection.exec_driver_sql("ALTER TABLE control_receives ADD COLUMN host TEXT")
     connection.exec_driver_sql("UPDATE control_receives SET host = 'unknown'")
 
@@ -69,7 +71,7 @@ def test_two_processes_at_once_open_a_live_store_of_the_first_release(control_ur
     assert [(paused, limit, alive) for paused, limit, _, _, alive in seen] == [("the lake is full", DAY, True)] * 2
     assert sum(taken for _, _, taken, _, _ in seen) == 3, "of ten a day, seven were taken"  # type: ignore[misc]
     assert sum(granted for _, _, _, granted, _ in seen) == 40, "of a hundred in flight, sixty are"  # type: ignore[misc]
-    assert version(control_url) == [(2,)]
+    assert version(control_url) == [(NEWEST,)]
 
 
 @pytest.mark.parametrize("steps_known", [1, 2])
@@ -77,16 +79,16 @@ def test_steps_run_once_and_in_order(control_url: str, monkeypatch: pytest.Monke
     run(control_url, *FIRST_RELEASE.split(";"))
     ran: list[int] = []
     steps = [lambda connection, nth=nth: ran.append(nth) for nth in range(2)]
-    monkeypatch.setattr(store_module, "STEPS", [steps_to_version_2, *steps][:steps_known])
+    monkeypatch.setattr(store_module, "STEPS", [*STEPS, add_host, *steps][: len(STEPS) + steps_known])
 
     for _ in range(2):
         store = ControlStore(control_url, now=in_2099)
         assert [claim.receive_id for claim in store.in_flight("flights")] == ["a"]
         store.close()
 
-    assert version(control_url) == [(1 + steps_known,)]
+    assert version(control_url) == [(NEWEST + steps_known,)]
     assert ran == list(range(steps_known - 1))
-    monkeypatch.setattr(store_module, "STEPS", [steps_to_version_2, *steps])
+    monkeypatch.setattr(store_module, "STEPS", [*STEPS, add_host, *steps])
     assert ControlStore(control_url).paused("flights")
     assert ran == [0, 1]
 
@@ -94,7 +96,8 @@ def test_steps_run_once_and_in_order(control_url: str, monkeypatch: pytest.Monke
 def test_a_step_that_fails_leaves_the_store_as_it_was(control_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run(control_url, *FIRST_RELEASE.split(";"))
     broken = [
-        steps_to_version_2,
+        *STEPS,
+        add_host,
         lambda connection: connection.exec_driver_sql("ALTER TABLE nowhere ADD COLUMN x TEXT"),
     ]
 
@@ -104,26 +107,25 @@ def test_a_step_that_fails_leaves_the_store_as_it_was(control_url: str, monkeypa
             ControlStore(control_url).paused("flights")
 
     assert look(control_url)[0] == "the lake is full"
-    assert version(control_url) == [(2,)]
+    assert version(control_url) == [(NEWEST,)]
 
 
 def test_a_new_store_needs_no_step(control_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "STEPS", [steps_to_version_2])
+    monkeypatch.setattr(store_module, "STEPS", [*STEPS, add_host])
 
     assert ControlStore(control_url).paused("flights") is None
-    assert version(control_url) == [(2,)]
+    assert version(control_url) == [(NEWEST + 1,)]
 
 
 def test_a_store_of_a_later_release_is_refused_with_the_way_out(control_url: str) -> None:
     ControlStore(control_url).pause("flights", "why")
-    run(control_url, "UPDATE control_version SET version = 7")
+    run(control_url, "UPDATE control_version SET version = 70")
 
     for _ in range(2):
         with pytest.raises(ControlStoreError) as refused:
             ControlStore(control_url).paused("flights")
-    assert "its tables have version 7, and this code knows those up to 2. Upgrade pipeline-platform" in str(
-        refused.value
-    )
+    known = f"its tables have version 70, and this code knows those up to {NEWEST}. Upgrade pipeline-platform"
+    assert known in str(refused.value)
     assert "or name another store" in str(refused.value)
-    run(control_url, "UPDATE control_version SET version = 2")
+    run(control_url, f"UPDATE control_version SET version = {NEWEST}")
     assert ControlStore(control_url).paused("flights") == "why"

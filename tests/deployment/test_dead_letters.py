@@ -47,16 +47,3 @@ def test_every_step_has_the_source_that_dead_letters_go_to(key: str) -> None:
 def test_where_they_cannot_be_sent_is_refused_when_definitions_load(key: str, why: str) -> None:
     with pytest.raises(PipelineError, match=rf"Lettered.dead_letters is '{key}': {why}"):
         dead_letters_to(key)
-
-
-@pytest.mark.parametrize("key", ["", 7, b"told_dead"])
-def test_what_is_no_key_is_refused_when_the_class_is_built(key: Any) -> None:
-    with pytest.raises(PipelineError, match=r"dead_letters is .* it must be the key of a resource that is a source"):
-        dead_letters_to(key)
-
-
-def test_retries_are_refused_when_the_class_is_built() -> None:
-    with pytest.raises(PipelineError, match=r"Told3.retry is 3: it must be a Retry\(max_attempts=...\)"):
-        type("Told3", (Told,), {"retry": 3})
-    with pytest.raises(PipelineError, match=r"max_attempts is an option of Retry\(...\)"):
-        type("Told3", (Told,), {"max_attempts": 3})

@@ -1,11 +1,12 @@
 """The class of a pipeline: a slip of the pen is refused by name when it is built, and what may be written passes."""
 
 import functools
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from pipeline_platform.model.options import Batcher, Producer, TableBatcher
+from pipeline_platform.model.options import Batcher, Processors, Producer, TableBatcher
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from tests.fixtures.built import build
 from tests.fixtures.mistakes import LANE, Callback, four, given_more, run_to_its_end, three, two, waits
@@ -51,6 +52,7 @@ class Initialised:
         ((), {"handle_message": run_to_its_end(waits)}),
         ((), {"handle_message": Callback()}),
         ((), {"handle_message": property(lambda self: Callback())}),
+        ((), {**LANE, "handle_failed": two, "processors": Processors(message_timeout=timedelta(seconds=5))}),
         ((), {**LANE, "handle_failed": two, "handle_batch": four, "batchers": {"b": Batcher()}}),
     ],
 )

@@ -4,7 +4,6 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from pipeline_platform.model.options import PipelineError
 from pipeline_platform.model.retry import Backoff, Retry
 
 FAILED_AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -46,23 +45,3 @@ def test_what_is_added_is_the_same_at_each_try_and_differs_between_messages():
 @pytest.mark.parametrize(("attempt", "last"), [(1, False), (2, False), (3, True), (4, True)])
 def test_the_last_attempt_is_that_of_the_option_and_each_after_it(attempt, last):
     assert Retry(max_attempts=3).is_last(attempt) == last
-
-
-@pytest.mark.parametrize(
-    ("build", "why"),
-    [
-        (Retry, "Retry.max_attempts is missing"),
-        (lambda: Retry(max_attempts=0), "max_attempts is 0: it must be a whole number from 1 to 1,000"),
-        (lambda: Retry(max_attempts="3"), "max_attempts is '3'"),
-        (lambda: Retry(max_attempts=3, backoff=timedelta(0)), "longer than nothing"),
-        (lambda: Retry(max_attempts=3, backoff=5), "backoff"),
-        (lambda: Retry(max_attempts=3, backof=SECOND), "did you mean 'backoff'"),
-        (lambda: Backoff(first=2 * SECOND, most=SECOND), "most is 0:00:01, less than first"),
-        (lambda: Backoff(first=SECOND, factor=0.5), "factor"),
-        (lambda: Backoff(first=SECOND, factor=float("nan")), "factor"),
-    ],
-)
-def test_options_that_cannot_work_are_refused_on_one_line(build, why):
-    with pytest.raises(PipelineError, match=why) as refused:
-        build()
-    assert "\n" not in str(refused.value)

@@ -18,6 +18,7 @@ from pipeline_platform.source.contract import Patience, Share, SourceAwayError, 
 from pipeline_platform.source.patience import patiently
 from resources.rabbitmq import RabbitmqSource, mailboxes
 from resources.rabbitmq import source as rabbitmq_source
+from tests.fixtures.line import line_to
 from tests.fixtures.rabbitmq import create_queue
 from tests.fixtures.rabbitmq_source import Built, numbers, received, settled, texts
 
@@ -143,6 +144,20 @@ def test_a_server_that_is_away_is_said_at_once_and_waited_for_by_a_run(server: R
         patiently(source.check_ready, SOON)
 
     assert texts(received(source)) == ["1"]
+
+
+def test_a_connection_that_is_cut_while_it_is_made_is_made_by_a_later_try(
+    rabbitmq_server: str, rabbitmq_queue: Callable[..., str], built: Built
+) -> None:
+    with line_to(rabbitmq_server) as line:
+        source = built(line.address, rabbitmq_queue())
+        line.stop()
+        with pytest.raises(SourceAwayError, match=r"ended the connection before it was open .*Start the server, or"):
+            source.backlog()
+
+        threading.Timer(0.5, line.start).start()
+        assert patiently(source.backlog, SOON).messages == 0
+        source.close()
 
 
 def test_a_connection_lives_while_the_run_works_for_longer_than_its_heartbeats_allow(

@@ -3,11 +3,19 @@
 import logging
 import pickle
 from collections.abc import Callable
+from ssl import SSLEOFError
 from typing import Any
 from uuid import uuid4
 
 import dagster as dg
 import pytest
+from pika.exceptions import (
+    ConnectionClosedByBroker,
+    IncompatibleProtocolError,
+    ProbableAccessDeniedError,
+    ProbableAuthenticationError,
+    StreamLostError,
+)
 from pydantic import ValidationError
 
 from pipeline_platform.source.contract import Patience, SourceAwayError, SourceError
@@ -161,6 +169,24 @@ def test_a_delivery_that_took_too_long_says_what_to_raise() -> None:
 
     assert isinstance(error, SourceAwayError)
     assert "consumer_timeout" in str(error)
+
+
+LOST, REFUSED = repr(StreamLostError("Transport indicated EOF")), repr(ConnectionClosedByBroker(403, "ACCESS_REFUSED"))
+GUESSES = [IncompatibleProtocolError, ProbableAuthenticationError, ProbableAccessDeniedError]
+"""What pika takes the end of a connection for, by how far it came; only what the server itself says is sure."""
+
+
+@pytest.mark.parametrize("error", [*(guess(LOST) for guess in GUESSES), SSLEOFError(8, "EOF occurred")], ids=repr)
+def test_a_connection_that_is_cut_while_it_is_made_is_no_refusal(error: Exception) -> None:
+    told = explained(error, source="flights", url=URL, queue="flights")
+
+    assert isinstance(told, SourceAwayError)
+    assert "Start the server, or correct url" in str(told)
+
+
+@pytest.mark.parametrize("guess", GUESSES[1:])
+def test_what_the_server_itself_refuses_is_not_waited_for(guess: type[Exception]) -> None:
+    assert not isinstance(explained(guess(REFUSED), source="flights", url=URL, queue="flights"), SourceAwayError)
 
 
 def test_an_error_of_a_subclass_s_own_is_told_as_it_is_and_leaves_no_connection(rabbitmq: Built) -> None:

@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -284,7 +285,9 @@ def test_a_table_that_is_dropped_before_it_is_read_fails_the_run_with_the_reason
 
 
 def test_runs_at_once_share_the_messages(tmp_path: Path, warm_spark: WarmSpark, postgres_url: str) -> None:
-    ground = filled_table(tmp_path, warm_spark, 600, postgres_url)
+    filled = filled_table(tmp_path, warm_spark, 600, postgres_url)
+    lasting = filled.place.source.model_copy(update={"lease_s": 60.0})  # a slow machine takes no run for dead
+    ground = replace(filled, place=replace(filled.place, source=lasting, lease_s=60.0))
 
     for run in [ground.start(), ground.start(), ground.start()]:
         join(run)

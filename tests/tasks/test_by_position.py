@@ -54,7 +54,7 @@ def test_however_little_is_kept_at_hand_the_rows_are_the_same(
     rows = ByPosition(*files)
 
     for positions in (np.arange(50), np.arange(49, -1, -1), np.array([30, 2, 30])):
-        data, _ = rows.take(PAYLOAD, positions)
+        data, *_ = rows.take(PAYLOAD, positions)
         ids = rows.take(DELIVERY, positions)[1]
         assert data.to_pylist() == [b"%d" % n for n in positions]
         assert ids.to_pylist() == [f"m{n}" for n in positions]

@@ -2,7 +2,8 @@
 
 import os
 import signal
-from datetime import UTC, datetime
+import time
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any, ClassVar
 
@@ -224,6 +225,27 @@ def test_a_row_that_ends_its_worker_fails_alone(lake):
     assert outcomes(lake, "fast", manifest) == {"m0": "handled", "m1": "failed", "m2": "failed", "m3": "failed"}
     killer = ("worker killed", "handle_failed ended the worker (signal 9)")
     assert failures(lake, manifest) == {"m1": killer, "m2": ("failed", "seen"), "m3": ("failed", "seen")}
+
+
+class Hanging(Fragile):
+    processors = Processors(chunk_size=3, message_timeout=timedelta(seconds=0.5))
+
+    def handle_failed(self, messages, context):
+        if any(message.data == b"hang" for message in messages):
+            time.sleep(10**6)
+        return super().handle_failed(messages, context)
+
+
+def test_failures_of_which_handle_failed_never_returns_cost_no_other_chunk(lake):
+    told = [b"1", b"hang", b"2", b"3", b"4"]
+    rows = [row(), *(row(data, _failure="no line") for data in told)]
+
+    manifest = written(lake, *rows, pipeline=Hanging)
+
+    late = ("timeout", "handle_failed took longer than processors.message_timeout (0.5 s) allows")
+    seen = ("failed", "seen")
+    assert failures(lake, manifest) == {"m1": late, "m2": late, "m3": seen, "m4": seen, "m5": seen}
+    assert outcomes(lake, "fast", manifest)["m0"] == "handled"
 
 
 def test_rows_for_a_callback_are_staged_as_dicts_of_its_models_fields(lake):

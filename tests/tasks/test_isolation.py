@@ -1,10 +1,9 @@
 """Isolation: a message that ends its process, wherever and however, fails alone; and is found in few tries."""
 
 import os
-import signal
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,18 +12,17 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, field_serializer
 
 from pipeline_platform.control.pace import Pace
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.model.message import Message
-from pipeline_platform.model.options import Batcher, Processors, Producer, TableBatcher
+from pipeline_platform.model.options import Processors, Producer, TableBatcher
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.tasks.fork import Death, Written, in_a_fork
+from pipeline_platform.tasks import isolate
+from pipeline_platform.tasks.fork import Death
 from pipeline_platform.tasks.isolate import BEGUN_AGAIN, settle
-from pipeline_platform.tasks.progress import Progress
 from pipeline_platform.tasks.staging import STAGED
+from tests.fixtures.fragile import Fragile, Gathering, harm
 from tests.fixtures.small_lake import Row, handled, outcomes, rows_of
 from tests.tasks.test_batch import batched, staged
 
@@ -34,72 +32,7 @@ def lake(tmp_path):
     return Lake(root=str(tmp_path))
 
 
-def die(how: str) -> None:
-    """End this process, or make it useless."""
-    match how:
-        case "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        case "exit":
-            os._exit(0)
-        case "close":
-            os.closerange(3, 256)
-
-
 WAYS = ["kill", "exit", "close"]
-
-
-class Deadly(BaseModel):
-    """Dies where it is made JSON, if its text says so."""
-
-    text: str
-
-    @field_serializer("text")
-    def _or_die(self, text: str) -> str:
-        if text.startswith("serialise"):
-            die(text.split()[1])
-        return text
-
-
-class Fragile(Pipeline):
-    """Dies in the callback, and in the way, that a payload names; and writes down each call."""
-
-    name = "fragile"
-    producer = Producer(source="memory")
-    processors = Processors(chunk_size=10)
-    batchers = {"kept": TableBatcher(schema=Row), "called": Batcher()}
-    diary: Path
-
-    def _called(self, callback: str, message: Message) -> None:
-        with self.diary.open("a") as diary:
-            diary.write(f"{callback} {message.message_id}\n")
-        text = message.data.decode() if isinstance(message.data, bytes) else str(message.data)
-        if text.startswith(f"{callback} "):
-            die(text.split()[1])
-
-    def transform(self, event: Message) -> Message:
-        self._called("transform", event)
-        return event
-
-    def prepare_messages(self, messages: list[Message], context: Any) -> list[Message]:
-        for message in messages:
-            self._called("prepare_messages", message)
-        return messages
-
-    def handle_message(self, message: Message, context: Any) -> Message:
-        self._called("handle_message", message)
-        if message.data.startswith((b"handle_failed", b"fail")):
-            return message.failed("as told")
-        if message.data.startswith(b"serialise"):
-            return message.put(Deadly(text=message.data.decode()), batcher="called")
-        return message.put(Row(text=message.data.decode()), batcher="kept")
-
-    def handle_failed(self, messages: list[Message], context: Any) -> list[Message]:
-        for message in messages:
-            self._called("handle_failed", message)
-        return messages
-
-    def handle_batch(self, batcher, messages, batch_info, context):
-        return messages
 
 
 @pytest.fixture
@@ -108,7 +41,8 @@ def diary(tmp_path, monkeypatch) -> Path:
     return tmp_path / "diary"
 
 
-CALLBACKS = ["transform", "prepare_messages", "handle_message", "handle_failed", "serialise"]
+STAGES = {"serialise": "lake", "validate": "handle_message"}
+CALLBACKS = ["transform", "prepare_messages", "handle_message", "handle_failed", *STAGES]
 
 
 @pytest.mark.parametrize("how", WAYS)
@@ -126,19 +60,91 @@ def test_a_message_that_ends_its_worker_fails_alone_and_says_where(lake, diary, 
     assert killer["kind"] == "worker killed"
     assert killer["data"] == payloads[2], "driving it again needs the original"
     if how != "close":  # which is noticed at the end, wherever it came to pass
-        assert killer["stage"] == ("lake" if callback == "serialise" else callback)
+        assert killer["stage"] == STAGES.get(callback, callback)
         assert killer["reason"].startswith(f"{killer['stage']} ended the worker (")
     assert [row["text"] for row in rows_of(lake, "fragile", manifest, "kept")] == ["0", "3", "4"]
 
 
-def test_one_killer_costs_its_block_one_more_try(lake, diary):
-    payloads = [b"%d" % number for number in range(200)]
-    payloads[137] = b"handle_message kill"
+@pytest.mark.parametrize("how", ["interrupt", "leave", "mute", "eat"])
+@pytest.mark.parametrize("callback", CALLBACKS)
+def test_a_message_that_raises_what_ends_programs_fails_alone(lake, diary, callback, how):
+    chunk = [b"0", f"{callback} {how}".encode()] if callback == "prepare_messages" else [b"0"]
+    payloads = [*chunk, *([b"1"] * 10)[len(chunk) :], f"{callback} {how}".encode(), b"3"]
+
+    manifest = handled(lake, Fragile, *payloads, careful=True)
+
+    failed = {row["message_id"] for row in rows_of(lake, "fragile", manifest, "failed")}
+    assert "m10" in failed
+    assert failed == ({f"m{row}" for row in range(12)} if callback == "prepare_messages" else {"m10"})
+
+
+def calls(diary: Path) -> dict[str, Counter[str]]:
+    """How often each callback had each message."""
+    counted: dict[str, Counter[str]] = defaultdict(Counter)
+    for line in diary.read_text().splitlines():
+        callback, name = line.split()
+        counted[callback][name] += 1
+    return counted
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """A fork gets a chunk, however quick the last one was."""
+    monkeypatch.setattr(isolate, "QUICK_S", 0)
+
+
+@pytest.mark.parametrize("killers", [[137], [131, 135, 138]])
+def test_a_killer_costs_its_block_one_more_try(lake, diary, small_blocks, killers):
+    payloads = [b"handle_message kill" if number in killers else b"%d" % number for number in range(200)]
 
     handled(lake, Fragile, *payloads, careful=True)
 
-    calls = Counter(line.split()[0] for line in diary.read_text().splitlines())
-    assert calls["handle_message"] <= 200 + 10 + 1, "once each; the killer's chunk, and the killer, once more"
+    begun = calls(diary)["handle_message"]
+    times = {number: begun[f"m{number}"] for number in range(200)}
+    assert {number for number in range(200) if times[number] > 1} <= set(range(130, killers[-1] + 1)), "its block alone"
+    assert [times[number] for number in killers] == [2] * len(killers), "with its block, and alone"
+    for number in set(range(130, 140)) - set(killers):
+        assert times[number] == 1 + sum(number < killer for killer in killers)
+
+
+def test_a_block_of_many_killers_is_not_begun_for_each_of_them(lake, diary):
+    class Large(Fragile):
+        name = "large"
+        processors = Processors(chunk_size=100)
+
+    payloads = [b"handle_message kill" if number % 2 else b"1" for number in range(100)]
+
+    manifest = handled(lake, Large, *payloads, careful=True)
+
+    assert Counter(outcomes(lake, "large", manifest).values()) == {"handled": 50, "failed": 50}
+    assert calls(diary)["handle_message"].total() <= 5 * 100
+
+
+def test_forks_grow_as_long_as_they_are_quick(lake, monkeypatch):
+    class Placed(Pipeline):
+        name = "placed"
+        producer = Producer(source="memory")
+        processors = Processors(chunk_size=10)
+        batchers = {"kept": TableBatcher(schema=Row)}
+
+        def handle_message(self, message, context):
+            return message.put(Row(text=str(os.getpid())), batcher="kept")
+
+    monkeypatch.setattr(isolate, "QUICK_S", 10**6)
+    manifest = handled(lake, Placed, *[b"1"] * 100, careful=True)
+
+    forks = Counter(row["text"] for row in rows_of(lake, "placed", manifest, "kept"))
+    assert sorted(forks.values()) == [10, 20, 30, 40], "the rest of the block, and twice as many each time"
+
+
+def test_a_killer_of_a_serializer_costs_its_block_two_more_tries(lake, diary, small_blocks):
+    payloads = [b"serialise kill" if number == 5 else b"serialise" for number in range(10)]
+
+    handled(lake, Fragile, *payloads, careful=True)
+
+    times = calls(diary)["handle_message"]
+    assert times.pop("m5") == 3
+    assert set(times.values()) == {3}, "together, one by one, and without it"
 
 
 def test_a_thread_that_kills_after_its_message_returned_costs_no_message_for_good(lake):
@@ -149,7 +155,7 @@ def test_a_thread_that_kills_after_its_message_returned_costs_no_message_for_goo
 
         def handle_message(self, message, context):
             if message.data == b"later":
-                threading.Timer(0.02, die, ["kill"]).start()
+                threading.Timer(0.02, harm, ["kill"]).start()
             time.sleep(0.01)
             return message.put(Row(text=message.data.decode()), batcher="kept")
 
@@ -173,7 +179,7 @@ def test_each_try_has_an_instance_and_connections_of_its_own(lake, tmp_path):
 
         def handle_message(self, message, context):
             if message.data == b"kill":
-                die("kill")
+                harm("kill")
             return message.put(Row(text=f"{self.made_in == os.getpid()} {self.made_in != PARENT}"), batcher="kept")
 
     manifest = handled(lake, Connected, b"1", b"kill", b"3", careful=True)
@@ -185,28 +191,6 @@ PARENT = os.getpid()
 
 
 # Batches
-
-
-class Gathering(Fragile):
-    """Dies in `handle_batch`, where it is decoded or in `handle_failed`, as data say."""
-
-    name = "gathering"
-    batchers = {"plain": Batcher(), "typed": Batcher(schema=Row)}
-
-    def handle_batch(self, batcher, messages, batch_info, context):
-        for message in messages:
-            self._called("handle_batch", message)
-        returned = [message.failed("as told") if "fail" in str(message.data) else message for message in messages]
-        return [self._deadly(message) for message in returned]
-
-    def _deadly(self, message: Message) -> Message:
-        text = str(message.data)
-        return message.put_data(Deadly(text=text)) if text.startswith("serialise") else message
-
-    def handle_failed(self, messages, context):
-        for message in messages:
-            self._called("handle_failed", message)
-        return messages
 
 
 @pytest.mark.parametrize("how", ["kill", "exit"])
@@ -222,6 +206,16 @@ def test_a_batch_whose_callback_ends_the_worker_fails_and_costs_no_other(lake, d
     failures = rows_of(lake, "gathering", manifest, "failed")
     assert {(row["kind"], row["stage"]) for row in failures} == {("worker killed", "handle_batch")}
     assert manifest.total("batches") == 2
+
+
+def test_a_message_that_ends_the_worker_where_it_is_decoded_fails_alone(lake, diary):
+    told = staged({"text": "one"}, {"text": "decode kill"}, {"text": "one"})
+
+    manifest = batched(lake, told, pipeline=Gathering, batcher="typed", careful=True)
+
+    assert outcomes(lake, "gathering", manifest) == {"m0": "handled", "m1": "failed", "m2": "handled"}
+    (failure,) = rows_of(lake, "gathering", manifest, "failed")
+    assert (failure["kind"], failure["stage"]) == ("worker killed", "decode")
 
 
 @pytest.mark.parametrize("how", ["kill", "exit"])
@@ -270,17 +264,16 @@ def test_a_chunk_that_is_long_prepared_is_prepared_once_where_there_is_no_limit(
 
     store.close()
     assert set(outcomes(lake, "long", manifest).values()) == {"handled"}
-    calls = Counter(line.split()[0] for line in Long.diary.read_text().splitlines())
-    assert calls["prepare_messages"] == 10
+    assert calls(Long.diary)["prepare_messages"].total() == 10
 
 
 # How killers are found
 
 
-def dying(killers: set[int], calls: list[Sequence[int]], *, blames: bool) -> Any:
+def dying(killers: set[int], begun: list[Sequence[int]], *, blames: bool) -> Any:
     def attempt(rows: Sequence[int]) -> tuple[Death | None, int]:
         deadly = [row for row in rows if row in killers]
-        calls.append([row for row in rows if not deadly or row <= deadly[0]])
+        begun.append([row for row in rows if not deadly or row <= deadly[0]])
         return Death("signal 9", "", deadly[:1] if blames else ()) if deadly else None, len(rows)
 
     return attempt
@@ -288,80 +281,24 @@ def dying(killers: set[int], calls: list[Sequence[int]], *, blames: bool) -> Any
 
 @given(st.integers(0, 60), st.sets(st.integers(0, 59)), st.booleans())
 def test_every_killer_is_found_and_nothing_else(rows, killers, blames):
-    failed, calls = [], []
+    failed, begun = [], []
 
-    settle(range(rows), dying(killers, calls, blames=blames), lambda rows, _: failed.extend(rows))
+    settle(range(rows), dying(killers, begun, blames=blames), lambda rows, _: failed.extend(rows))
 
     assert failed == sorted(killers & set(range(rows))), "in order"
     if blames:
-        assert sum(map(len, calls)) <= (BEGUN_AGAIN + 4) * rows, "however many killers there are"
+        assert sum(map(len, begun)) <= (BEGUN_AGAIN + 4) * rows, "however many killers there are"
 
 
 @given(st.integers(2, 60), st.integers(0, 59))
 def test_a_row_that_is_blamed_wrongly_is_not_failed_and_costs_little(rows, blamed):
-    failed, calls = [], []
+    failed, tries = [], []
 
     def attempt(some: Sequence[int]) -> tuple[Death | None, int]:
-        calls.append(some)
+        tries.append(some)
         return Death("signal 9", "", [some[blamed % len(some)]]) if len(some) > 1 else None, len(some)
 
     settle(range(rows), attempt, lambda rows, _: failed.extend(rows))
 
     assert failed == []
-    assert len(calls) <= 4 * rows
-
-
-# The fork
-
-
-def test_what_a_fork_wrote_comes_back(tmp_path):
-    def work(progress: Progress) -> Written:
-        written = Written()
-        written.write("t", "w", staged("a", "b").rows)
-        written.notes = {"pid": os.getpid()}
-        return written
-
-    answer = in_a_fork(work, 2)
-
-    assert isinstance(answer, Written)
-    assert answer.notes["pid"] != os.getpid()
-    ((table, window, rows),) = answer.batches
-    assert (table, window, rows.to_pylist()) == ("t", "w", staged("a", "b").rows.to_pylist())
-
-
-def test_a_fault_of_the_platform_in_a_fork_is_raised_and_is_no_messages():
-    def work(progress: Progress) -> Written:
-        raise OSError("no such table")
-
-    with pytest.raises(RuntimeError, match="no such table"):
-        in_a_fork(work, 1)
-
-
-def test_a_fork_ends_with_its_parent():
-    """A worker that Spark ends must leave nobody behind who goes on calling callbacks."""
-    read, write = os.pipe()
-    parent = os.fork()
-    if parent == 0:
-
-        def work(progress: Progress) -> Written:
-            os.write(write, str(os.getpid()).encode())
-            time.sleep(60)
-            return Written()
-
-        in_a_fork(work, 1)
-        os._exit(0)
-    child = int(os.read(read, 100))
-    os.kill(parent, signal.SIGKILL)
-    os.waitpid(parent, 0)
-
-    end = time.monotonic() + 10
-    while time.monotonic() < end and _lives(child):
-        time.sleep(0.01)
-    assert not _lives(child)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
+    assert len(tries) <= 4 * rows

@@ -1,11 +1,16 @@
 """Deliveries that need no handling: decided before, or another copy in the same receive."""
 
+import os
+import signal
+import time
 from collections.abc import Callable
+from datetime import timedelta
 
 import pyarrow as pa
 import pytest
 
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.options import Processors
 from pipeline_platform.tasks import lookup
 from pipeline_platform.tasks.handle import Handle
 from pipeline_platform.tasks.lookup import DECIDED, REPEATS, Repeats, WriteRepeats
@@ -76,6 +81,30 @@ def test_the_fast_lane_settles_them_apart(lake):
     told = {row["message_id"]: row["action"] for row in rows_of(lake, "keeping", manifest, "outcomes")}
     assert told == {"m0": "ack", "m1": "noop"}
     assert manifest.total("duplicates") == 2
+
+
+class Fragile(Keeping):
+    processors = Processors(chunk_size=1, max_message_bytes=10, message_timeout=timedelta(seconds=0.5))
+
+    def handle_failed(self, messages, context):
+        for message in messages:
+            if message.data.startswith(b"kill"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            if message.data.startswith(b"hang"):
+                time.sleep(10**6)
+        return [message.failed("seen") for message in messages]
+
+
+def test_one_that_ends_or_holds_the_worker_that_shows_it_to_handle_failed_fails_alone(lake):
+    payloads = [b"1", b"kill, too large", b"hang, too large", b"seen, too large"]
+    source = Memory(deliveries_=numbered(*payloads))
+    rows = ranges(received(lake, "keeping", source), "keeping")
+
+    manifest = returned(SetAside(Fragile, None, source.settling, "source", lake, "r1", [rows], ())(0))
+
+    failed = {row["message_id"]: row["kind"] for row in rows_of(lake, "keeping", manifest, "failed")}
+    assert failed == {"m1": "worker killed", "m2": "timeout", "m3": "failed"}
+    assert manifest.total("aside") == 3
 
 
 @pytest.fixture

@@ -101,8 +101,8 @@ def test_a_fault_fails_its_message_for_the_reason_of_a_run(tmp_path: Path, fault
     (failed,) = done.failed
     assert data_of(done.successful) == [{"text": "1"}, {"text": "3"}]
     assert failed.failure is not None
-    kind, reason, _, stage = failed.failure
-    assert (kind, reason, stage) == (recorded["kind"], recorded["reason"], recorded["stage"])
+    failure = failed.failure._asdict()
+    assert all(failure[name] == recorded[name] for name in ("kind", "reason", "stage"))
 
 
 def in_a_run(lake: Lake, payloads: Sequence[bytes]) -> Iterator[dict[str, Any]]:
@@ -274,6 +274,8 @@ class Columns(Pipeline):
         (lambda: test_batch(Stops, [b"1", bytearray(b"2")]), "data is bytearray"),
         (lambda: test_batch(Stops, b"1"), "data is bytes: test_batch takes a list of payloads"),
         (lambda: test_batch(Stops, {"a": 1}), "data is dict: test_batch takes a list of payloads"),
+        (lambda: test_batch(Stops, None), "data is NoneType: test_batch takes a list of payloads"),
+        (lambda: test_message(Stops, "a", source="queue"), "source is str: give a source itself"),
         (lambda: test_message(Stops, "a", [{}]), "metadata is list: give a dict"),
         (lambda: test_batch(Stops, ["a"], metadata=["x"]), "metadata is str: give a dict, or a list"),
         (lambda: test_batch(Stops, ["a", "b"], metadata=[{}]), "metadata has 1 entries for 2 messages"),

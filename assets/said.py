@@ -1,0 +1,13 @@
+"""What callbacks printed and logged, in the log of the run."""
+
+import dagster as dg
+
+from pipeline_platform.lake.manifest import Manifest
+
+
+def log_said(context: dg.AssetExecutionContext, manifest: Manifest) -> None:
+    """Log what the callbacks of a step said, task by task."""
+    for notes in manifest.notes:
+        if "said" in notes:
+            more = f"and {notes['unsaid']} more lines, which are in Spark's log" if notes["unsaid"] else ""
+            context.log.info(f"callbacks of task {notes.get('task', '?')} said:\n{notes['said']}{more}".rstrip())

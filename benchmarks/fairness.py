@@ -1,0 +1,69 @@
+"""How many workers are busy with ten messages that wait for 30 ms each: the case that Broadway is known by.
+
+Run it as `python -m benchmarks.fairness [--rounds N]`. Of ten workers Broadway kept 1 busy where a producer's messages
+went to the first that asked, and keeps 6.5 where it hashes them over ten. Here a receive is dealt evenly over tasks,
+and a task's threads each take the next message: two tasks of five threads, on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from contextlib import closing
+from pathlib import Path
+
+import polars as pl
+
+from benchmarks.events import Waiting
+from benchmarks.handling import WINDOW
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.run import steps
+from pipeline_platform.run.begin import begin
+from pipeline_platform.run.flow import Flow
+from pipeline_platform.spark import server as spark_server
+from pipeline_platform.spark.shipping import PACKAGES
+from resources.spark import WARM, SparkResource
+from resources.table_queue import TableQueue
+
+MESSAGES = 10
+
+
+def busy(folder: Path, spark: SparkResource) -> int:
+    """How many workers one receive of all messages keeps busy."""
+    queue = TableQueue(name="queue", url=f"sqlite:///{folder}/queue.sqlite")
+    queue.create()
+    queue.enqueue(b"%d" % number for number in range(MESSAGES))
+    control = ControlStore(f"sqlite:///{folder}/control.sqlite")
+    flow = Flow(Waiting, queue, Lake(root=f"{folder}/lake"), control, lambda: spark.spark_session)
+    receive = begin(flow, origin="source", run_id="bench", windows=[WINDOW])
+    steps.receive_messages(flow, receive)
+    steps.handle_messages(flow, receive)
+    steps.decide(flow, receive)
+    steps.publish(flow, receive)
+    handled = pl.read_delta(flow.tables["workers"].uri).select("process", "thread")
+    assert handled.height == MESSAGES
+    return handled.n_unique()
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    rounds = parser.parse_args().rounds
+    with tempfile.TemporaryDirectory(prefix="bench-") as root:
+        spark_server.start(Path(root) / "spark", cores=2)
+        try:
+            packages = [*PACKAGES, "benchmarks"]
+            with closing(SparkResource(remote=WARM, state_folder=f"{root}/spark", packages=packages)) as spark:
+                counts = [busy(Path(tempfile.mkdtemp(dir=root)), spark) for _ in range(rounds)]
+        finally:
+            spark_server.stop(Path(root) / "spark")
+    print(
+        f"busy of {MESSAGES}: {statistics.median(counts)}, single rounds {min(counts)} to {max(counts)} (at least 10)"
+    )
+
+
+if __name__ == "__main__":
+    main()

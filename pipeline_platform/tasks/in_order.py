@@ -1,0 +1,153 @@
+"""Handling in order: all messages of a partition by one task, in the order of their source.
+
+First tasks ask for the partition of each message; then one task deals the partitions, over positions alone; then each
+task handles the messages that it was dealt, and looks them up by position.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pipeline_platform.lake.reader import Range
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.writer import Writer
+from pipeline_platform.model.partition import SOURCE
+from pipeline_platform.tasks.by_position import ByPosition, Positions
+from pipeline_platform.tasks.handle import READ, Handle, Handler
+from pipeline_platform.tasks.order import SOURCE_ORDER, dealt, in_source_order
+from pipeline_platform.tasks.outcomes import Outcomes, partitioned
+
+FOUND = pa.schema(
+    [*(field for field in SOURCE_ORDER if field.name != "window"), ("own", pa.string()), ("size", pa.int64())]
+)
+"""What is known of a message that waits for its task: `own` is the partition that it is handled in, `size` in bytes."""
+
+DEALT = pa.schema([("task", pa.int32()), ("position", pa.int64()), ("size", pa.int64())])
+"""The messages of each task, in the order in which it handles them."""
+
+
+def found_table(receive_id: str) -> str:
+    """Where `FindPartitions` writes; no batcher has a name like that."""
+    return f"_receives/{receive_id}/_found"
+
+
+def dealt_table(receive_id: str) -> str:
+    """Where `DealPartitions` writes."""
+    return f"_receives/{receive_id}/_dealt"
+
+
+@dataclass(frozen=True)
+class FindPartitions(Handle):
+    """Task `n` finds the partitions of the received rows `parts[n]`, and records those that are not to be handled.
+
+    Repeats are not, nor messages that fail before they have a partition.
+    """
+
+    def _handle(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes, until: float | None) -> int:
+        del until  # a message takes its permit when it is handled
+        self.find(window, rows, outcomes)
+        return len(rows)
+
+    def find(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes) -> None:
+        """Write what is known of the rows that have a partition, and what came of the others."""
+        partition_by, good, own = self.pipeline.partitioning(), rows, rows.column("partition")
+        if partition_by != SOURCE:
+            assert outcomes.pipeline is not None
+            handler = Handler(outcomes.pipeline, self.context, self.settling, watch=outcomes.watch)
+            messages, found = partitioned(partition_by, handler.transformed(rows), outcomes.watch)
+            failed = [row for row, partition in enumerate(found) if partition is None]
+            outcomes.handled(_take(rows, failed), window, [messages[row] for row in failed])
+            kept = [row for row, partition in enumerate(found) if partition is not None]
+            good, own = _take(rows, kept), pa.array([found[row] for row in kept], pa.string())
+        size = pc.binary_length(good.column("data")).cast(pa.int64())
+        columns = [*(good.column(name) for name in FOUND.names[:-2]), own, size]
+        outcomes.write(found_table(self.receive_id), window, pa.RecordBatch.from_arrays(columns, schema=FOUND))
+
+    def _permitted(self, wanted: int) -> tuple[int, float]:
+        return wanted, math.inf
+
+    def _blamed(self) -> str:
+        return "partition_by"
+
+
+def _take(rows: pa.RecordBatch, indexes: Sequence[int]) -> pa.RecordBatch:
+    return rows if len(indexes) == rows.num_rows else rows.take(pa.array(indexes, pa.int64()))
+
+
+@dataclass(frozen=True)
+class DealPartitions:
+    """Deals the partitions that were found to tasks: whole ones, evenly by their messages.
+
+    Attributes:
+        found: Whole files.
+        tasks: How many tasks will handle.
+    """
+
+    lake: Lake
+    pipeline: str
+    receive_id: str
+    found: Sequence[Range]
+    tasks: int
+
+    def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
+        """Run the only task."""
+        rows = pa.concat_tables(map(self._read, self.found))
+        rows = rows.take(in_source_order(rows))
+        tasks = dealt(rows["own"], np.ones(rows.num_rows, np.int64), self.tasks)
+        by_task = pa.array(np.argsort(tasks, kind="stable"))
+        columns = [pa.chunked_array([pa.array(tasks, pa.int32())]), rows["position"], rows["size"]]
+        plan = pa.table(columns, schema=DEALT).take(by_task).combine_chunks()
+        with Writer(self.lake, self.pipeline, f"{self.receive_id}-deal-{index}") as writer:
+            for batch in plan.to_batches():
+                writer.write(dealt_table(self.receive_id), self.found[0].window, batch)
+            manifest = writer.close()
+        yield from manifest.to_arrow().to_batches()
+
+    def _read(self, file: Range) -> pa.Table:
+        with self.lake.open_input(file.path) as opened:
+            rows = pq.read_table(opened, schema=FOUND)
+        return rows.append_column("window", pa.repeat(file.window, rows.num_rows))
+
+
+@dataclass(frozen=True)
+class HandleInOrder(Handle):
+    """Task `n` handles the messages that it was dealt, in order.
+
+    Attributes:
+        parts: One part: the received files, whole and in the order of their positions.
+        plan: The files of `DEALT`.
+    """
+
+    plan: Sequence[Range] = ()
+    in_order = True
+
+    def _blocks(self, index: int, rows: int) -> Iterator[pa.RecordBatch]:
+        (whole,) = self.parts
+        received, stored = ByPosition(self.lake, whole), [name for name in READ if name not in ("window", "position")]
+        for positions in self._dealt(index, rows):
+            columns = dict(zip(stored, received.take(stored, positions), strict=True))
+            columns["position"] = pa.array(positions)
+            for window, block in received.by_window(pa.RecordBatch.from_pydict(columns)):
+                yield block.append_column("window", pa.repeat(window, block.num_rows))
+
+    def _dealt(self, index: int, most_rows: int) -> Iterator[Positions]:
+        """The positions of a task, as many at a time as are within the bounds of a block."""
+        most_bytes = self.pipeline.processors.chunk_bytes
+        for file in self.plan:
+            with self.lake.open_input(file.path) as opened:
+                mine = pq.read_table(opened, columns=DEALT.names, filters=[("task", "==", index)])
+            positions, first, total = mine["position"].to_numpy(), 0, 0
+            for row, size in enumerate(mine["size"].to_pylist()):
+                if row > first and (row - first == most_rows or total + size > most_bytes):
+                    yield positions[first:row]
+                    first, total = row, 0
+                total += size
+            if first < len(positions):
+                yield positions[first:]

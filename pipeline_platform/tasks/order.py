@@ -1,0 +1,79 @@
+"""Order: where a row stands among those of its source, and which task takes which partition. It moves no payloads."""
+
+from __future__ import annotations
+
+import heapq
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+SOURCE_ORDER = pa.schema(
+    [
+        ("window", pa.string()),
+        ("source", pa.string()),
+        ("partition", pa.string()),
+        ("sequence", pa.int64()),
+        ("position", pa.int64()),
+    ]
+)
+"""What a row's place is known by. `partition` and `sequence` are the source's own; `position` is by arrival."""
+
+_Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def in_source_order(rows: pa.Table) -> _Ints:
+    """The indexes of rows in the order of their source.
+
+    Rows of one partition of a source come by `sequence`, in the places that they have by arrival. So rows of different
+    partitions, whose sequences do not compare, stay in order of arrival, and so do all rows without a sequence.
+
+    Args:
+        rows: With the columns of `SOURCE_ORDER`.
+    """
+    arrival = _sorted(rows, "position")
+    if rows["sequence"].null_count == rows.num_rows:
+        return arrival
+    partition = [name for name in SOURCE_ORDER.names[:3] if len(pc.unique(rows[name])) > 1]
+    place = np.empty_like(arrival)
+    place[arrival] = np.arange(len(arrival))
+    order = np.empty_like(arrival)
+    order[place[_sorted(rows, *partition, "position")]] = _sorted(rows, *partition, "sequence", "position")
+    return order
+
+
+def _sorted(rows: pa.Table, *names: str) -> _Ints:
+    keys = [(name, "ascending") for name in names]
+    return pc.sort_indices(rows, sort_keys=keys).to_numpy().astype(np.int64)  # type: ignore[no-any-return]
+
+
+def dealt(partitions: pa.ChunkedArray, sizes: _Ints, tasks: int) -> _Ints:
+    """Which task takes each row: the rows of a partition go to one task, a row without a partition to any.
+
+    The largest partition goes first, each to the task that has least by then. A hash would leave tasks idle while
+    others have several partitions.
+
+    Args:
+        partitions: Of each row, or null.
+        sizes: Messages in each row.
+        tasks: How many tasks there are.
+    """
+    encoded = partitions.combine_chunks().dictionary_encode()
+    codes = encoded.indices.fill_null(-1).to_numpy().astype(np.int64)
+    loads = np.bincount(codes[codes >= 0], weights=sizes[codes >= 0], minlength=len(encoded.dictionary))
+    least = [(0.0, task) for task in range(tasks)]
+
+    def take(size: float) -> int:
+        load, task = least[0]
+        heapq.heapreplace(least, (load + size, task))
+        return task
+
+    owners = np.empty(len(loads), np.int64)
+    for partition in np.argsort(-loads, kind="stable"):
+        owners[partition] = take(loads[partition])
+    taken = np.empty(len(codes), np.int64)
+    taken[codes >= 0] = owners[codes[codes >= 0]]
+    for row in np.flatnonzero(codes < 0):
+        taken[row] = take(sizes[row])
+    return taken

@@ -1,0 +1,120 @@
+"""`show`, `scale` and `drain`: a pipeline looked at and changed while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from pipeline_platform.cli.deployment import Deployment
+from pipeline_platform.cli.main import app
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.options import Overrides, RateLimiting
+from tests.fixtures.pipelines_under_test import Coasts, Told
+from tests.fixtures.small_lake import Memory
+
+Cli = Callable[..., Result]
+
+
+@pytest.fixture
+def control(tmp_path: Path) -> ControlStore:
+    return ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
+
+
+@pytest.fixture
+def cli(tmp_path: Path, control: ControlStore, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    sources = {"queue": Memory(), "beside_queue": Memory()}
+    deployment = Deployment({"coasts": Coasts, "told": Told}, control, Lake(root=str(tmp_path / "lake")), sources)
+    monkeypatch.setattr("pipeline_platform.cli.limits.deployment.opened", lambda: nullcontext(deployment))
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
+
+    def call(*arguments: str) -> Result:
+        return CliRunner(env={"COLUMNS": "200"}).invoke(app, arguments)
+
+    return call
+
+
+def test_show_tells_what_a_pipeline_is_made_of(cli):
+    said = cli("show", "told").stdout.splitlines()[3:]
+
+    assert said == [
+        "told",
+        (
+            "  producer: queue (Memory), concurrency 2, max_runs 2, patience 0:00:30, interval 0:00:05, "
+            "oldest_allowed 0:05:00, deduplicate_for 4 days, 0:00:00"
+        ),
+        (
+            "  processors: handle_message; concurrency 2, max_demand 50, chunk_size 1,000, chunk_bytes 16,777,216, "
+            "max_message_bytes 16,777,216"
+        ),
+        "  batcher lines: TableBatcher of Line, batch_size 1,000,000",
+        "  batcher letters: Batcher of JSON, concurrency 1, batch_size 3",
+        "  tables: told/messages, told/outcomes, told/lines, told/letters, told/failed",
+        "  windows: 0 * * * * (UTC), shutdown: 0:00:01",
+    ]
+
+
+def test_show_tells_what_is_changed_and_of_which_producer(cli, control):
+    control.override(Coasts, Overrides(max_runs=7), "east")
+    control.override(Coasts, Overrides(max_demand=20))
+    control.set_rate_limiting("coasts/west", RateLimiting(allowed_messages=5, interval=timedelta(seconds=2)))
+    control.pause("coasts/west", "moves")
+
+    said = [line.strip() for line in cli("show").stdout.splitlines()]
+
+    east, west = said.index("coasts") + 1, said.index("rate limit: 5 every 0:00:02, set at run time")
+    assert said[east].startswith("producer east: queue (Memory), concurrency 2, max_runs 7, ")
+    assert said[east + 1] == "set at run time: max_runs 7"
+    assert said[west + 1] == "paused: moves"
+    assert "set at run time: max_demand 20" in said
+    assert "told" in said, "all pipelines of the deployment"
+
+
+def test_scale_changes_options_says_what_is_changed_and_takes_it_back(cli, control):
+    assert cli("scale", "told").stdout.endswith("told: nothing is changed; its own options hold.\n")
+    cli("scale", "told", "--max-runs", "4")
+    said = cli("scale", "told", "--concurrency", "3", "--max-demand", "1000").stdout
+    assert said.endswith("told: concurrency 3, max_demand 1,000, max_runs 4.\n")
+    assert control.processors_of(Told).per_run == 3_000
+    assert "set at run time" in cli("status", "told").stdout
+
+    cli("scale", "told", "--reset")
+
+    assert control.overrides("told") == Overrides()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["told", "--max-runs", "0"], "Overrides.max_runs is 0: it must be a whole number from 1 to 1,000"),
+        (["told", "--reset", "--max-runs", "2"], "--reset goes back to the pipeline's own options; give it alone"),
+        (["coasts", "--max-runs", "2"], "max_runs is of one producer: choose one of east, west"),
+        (["coasts", "--producer", "north", "--max-runs", "2"], "no producer has the name 'north'"),
+    ],
+)
+def test_scale_refuses_what_cannot_hold(cli, arguments, said):
+    answer = cli("scale", *arguments)
+
+    assert answer.exit_code == 2
+    assert said in answer.stderr
+
+
+def test_drain_waits_for_nothing_where_nothing_is_under_way(cli, control):
+    said = cli("drain", "told", "--reason", "moves").stdout.splitlines()
+
+    assert said[-1] == "told is drained, and paused: moves"
+    assert (control.paused("told"), control.draining("told")) == ("moves", None)
+
+
+def test_status_tells_since_when_no_message_begins(cli, control):
+    control.drain("told", "moves", timedelta(seconds=30))
+
+    assert f"moves, and drained: runs begin no message after {control.draining('told'):%H:%M:%S} UTC" in (
+        cli("status", "told").stdout
+    )

@@ -1,0 +1,130 @@
+"""`partition_by`: what it may be, which of several holds, and what it asks of runs."""
+
+import functools
+import zlib
+from typing import Any
+
+import pytest
+
+from pipeline_platform.model.options import Batcher, Processors, Producer, TableBatcher
+from pipeline_platform.model.partition import ALLOWED, as_given
+from pipeline_platform.model.pipeline import Pipeline, PipelineError
+from tests.fixtures.built import build
+from tests.fixtures.small_lake import Row
+
+LANE: dict[str, Any] = {"handle_message": ..., "handle_messages": lambda self, messages, context: messages}
+BATCH = {"handle_batch": lambda self, batcher, messages, batch_info, context: messages}
+
+
+def one(message: object) -> int:
+    return 1
+
+
+def other(message: object, more: int = 2) -> int:
+    return more
+
+
+async def waits(message: object) -> int:
+    return 1
+
+
+def yields(message: object) -> Any:
+    yield 1
+
+
+class Called:
+    """Is called like a function."""
+
+    def __call__(self, message: object) -> int:
+        return 1
+
+
+@pytest.mark.parametrize("given", ["source", one, other, Called(), len, functools.partial(other, more=3), zlib.crc32])
+def test_a_function_of_a_message_or_the_source_s_own_partition_passes(given: Any) -> None:
+    assert build(partition_by=given).partitioning() == given
+    assert Processors(partition_by=given).partition_by == given
+
+
+@pytest.mark.parametrize("given", ["sorce", b"source", 3, True, lambda: 1, lambda a, b: 1, waits, yields, ["source"]])
+def test_anything_else_is_refused_where_it_is_given(given: Any) -> None:
+    for make in (Processors, Batcher):
+        with pytest.raises(PipelineError) as refused:
+            make(partition_by=given)
+        assert str(refused.value).startswith(f"{make.__name__}.partition_by is ")
+        assert str(refused.value).endswith(ALLOWED)
+    with pytest.raises(PipelineError, match=r"^Flights\.partition_by is .*it must be 'source', or a function"):
+        build(partition_by=given)
+
+
+def test_a_method_is_refused_for_it_would_need_an_instance() -> None:
+    with pytest.raises(PipelineError, match=r"Flights\.partition_by is"):
+        build(partition_by=lambda self, message: 1)
+    assert build(partition_by=staticmethod(one)).partitioning() is one
+
+
+def test_the_specific_one_holds_and_tables_have_none() -> None:
+    batchers = {"own": Batcher(partition_by=other), "plain": Batcher(), "table": TableBatcher(schema=Row)}
+    flights = build(partition_by=one, processors=Processors(partition_by="source"), batchers=batchers, **BATCH)
+
+    names = (None, "own", "plain", "table")
+    assert [flights.partitioning(name) for name in names] == ["source", other, one, None]
+
+
+@pytest.mark.parametrize(
+    ("attributes", "turns", "turns_at_a_source_that_leases_partitions"),
+    [
+        ({}, False, False),
+        ({"partition_by": one}, True, True),
+        ({"partition_by": "source"}, True, False),
+        ({"batchers": {"b": Batcher(partition_by="source")}, **BATCH}, True, False),
+        ({"partition_by": "source", "batchers": {"b": Batcher(partition_by=one)}, **BATCH}, True, True),
+    ],
+)
+def test_runs_take_turns_where_their_source_does_not_keep_partitions_apart(
+    attributes: dict[str, Any], turns: bool, turns_at_a_source_that_leases_partitions: bool
+) -> None:
+    flights = build(**attributes)
+
+    assert flights.takes_turns() is turns
+    assert flights.takes_turns(leases_partitions=True) is turns_at_a_source_that_leases_partitions
+
+
+@pytest.mark.parametrize(
+    ("attributes", "words"),
+    [
+        (
+            {"partition_by": "source", **LANE},
+            "Flights.partition_by is 'source': handle_messages is one query, which has no order",
+        ),
+        (
+            {"processors": Processors(partition_by="source"), **LANE},
+            "Flights.processors.partition_by is 'source': handle_messages is one query, which has no order",
+        ),
+        (
+            {"partition_by": one, "producer": Producer(source="s", max_runs=2)},
+            "Flights.producer.max_runs is 2: with a function as partition_by runs take turns: leave it at 1",
+        ),
+        (
+            {"partition_by": one, "producer": None, "producers": {"east": Producer(source="s", max_runs=3)}},
+            "Flights.producers['east'].max_runs is 3: with a function as partition_by runs take turns",
+        ),
+        (
+            {"partition_by": "source", "processors": Processors(threads=2)},
+            "Flights.processors.threads is 2: threads would handle messages of one partition at once",
+        ),
+    ],
+)
+def test_what_cannot_keep_an_order_is_refused(attributes: dict[str, Any], words: str) -> None:
+    with pytest.raises(PipelineError) as refused:
+        build(**attributes)
+    assert str(refused.value).startswith(words)
+
+
+def test_the_fast_lane_may_have_batches_in_order() -> None:
+    lane: type[Pipeline] = build(batchers={"b": Batcher(partition_by=one)}, **LANE, **BATCH)
+
+    assert lane.takes_turns()
+
+
+def test_a_batch_tells_its_partition_as_it_was_given() -> None:
+    assert [as_given(one, "12"), as_given("source", "12"), as_given(one, None)] == [12, "12", None]

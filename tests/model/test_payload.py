@@ -1,0 +1,95 @@
+"""Payloads of JSON: what is taken, what is refused, and what is said of it."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
+
+from pipeline_platform.model.message import Message
+from pipeline_platform.model.payload import PayloadError
+from tests.fixtures.small_lake import batch_of
+
+
+def message_of(payload: bytes | None) -> Message:
+    (message,) = Message.each(batch_of(payload))
+    return message
+
+
+class Order(BaseModel):
+    number: int
+    price: float = 0.0
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=10,
+)
+
+
+@given(_JSON)
+def test_what_json_wrote_comes_back_the_same(value):
+    text = json.dumps(value)
+
+    assert message_of(text.encode()).json() == value
+
+
+@pytest.mark.parametrize(
+    ("payload", "value"),
+    [
+        (b'{"a": 1, "a": 2}', {"a": 2}),
+        (b"123456789012345678901234567890", 123456789012345678901234567890),
+        (b'"\\ud83d\\ude00"', "\U0001f600"),
+        (b" [1.5] \n", [1.5]),
+        (b"null", None),
+    ],
+)
+def test_odd_json_is_taken_as_it_is_meant(payload, value):
+    assert message_of(payload).json() == value
+
+
+REFUSED = [
+    (b"", "EOF while parsing a value at line 1 column 0"),
+    (b'{"password": hunter2}', "expected value at line 1 column 14"),
+    (b'{"a": 1} hunter2', "trailing characters at line 1 column 10"),
+    (b'{\n  "a": tru}', "expected ident at line 2 column 11"),
+    (b"[NaN]", "expected value at line 1 column 2"),
+    (b"[-Infinity]", "invalid number at line 1 column 3"),
+    (b'{"hunter2": [1e999]}', "Number out of range - at `$[...][0]`"),
+    (b"1" * 5_000, "number out of range at line 1 column 4302"),
+    (b'"\\ud83d"', "unexpected end of hex escape at line 1 column 8"),
+    (b'"\xed\xa0\xbd"', "invalid unicode code point at line 1 column 2"),
+    (b'"hunter2 \xff"', "invalid unicode code point at line 1 column 10"),
+    (b"\xef\xbb\xbf{}", "expected value at line 1 column 1"),
+    ("{}".encode("utf-16"), "expected value at line 1 column 1"),
+    (b"[" * 5_000 + b"]" * 5_000, "recursion limit exceeded at line 1 column 202"),
+    (b'"\x01"', "control character (\\u0000-\\u001F) found while parsing a string at line 1 column 2"),
+]
+
+
+@pytest.mark.parametrize(("payload", "why"), REFUSED)
+def test_what_is_no_json_is_refused_with_its_place_and_without_its_words(payload, why):
+    with pytest.raises(PayloadError) as refused:
+        message_of(payload).json()
+
+    assert str(refused.value) == f"the payload is no JSON: {why}"
+    assert "hunter2" not in str(refused.value)
+    assert refused.value.__suppress_context__, "what it arose from may quote the payload"
+
+
+@pytest.mark.parametrize(("data", "kind"), [(None, "NoneType"), ({"a": 1}, "dict")])
+def test_data_that_is_no_payload_is_no_json(data, kind):
+    with pytest.raises(TypeError, match=rf"json\(\) decodes bytes, and data is of type {kind}"):
+        message_of(b"{}").put_data(data).json()
+
+
+def test_a_model_is_made_of_the_payload_as_it_does_by_itself():
+    order = message_of(b'{"number": 7, "price": 2}').json(Order)
+
+    assert (type(order), order) == (Order, Order(number=7, price=2.0))
+    with pytest.raises(ValidationError, match="number"):
+        message_of(b'{"number": "seven"}').json(Order)
+    with pytest.raises(ValidationError, match="Invalid JSON"):
+        message_of(b"{number: 7}").json(Order)

@@ -1,0 +1,59 @@
+"""Ten messages at once on a real Spark: two tasks with five threads each, whose messages wait for each other."""
+
+import time
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from pipeline_platform.model.message import Message
+from pipeline_platform.model.options import Processors, Producer, TableBatcher
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.run import steps
+from pipeline_platform.run.begin import begin
+from tests.fixtures.flow import WINDOW, Filled, rows
+from tests.fixtures.flow_pipelines import Word
+
+LONG_S = 120
+"""Waited for at the most by a message that waits for others."""
+
+
+class Meeting(BaseModel):
+    """Where messages meet."""
+
+    folder: str = ""
+
+
+class AtOnce(Pipeline):
+    """Holds each message until all ten have begun."""
+
+    name = "at_once"
+    producer = Producer(source="queue")
+    processors = Processors(concurrency=2, threads=5, max_demand=5)
+    batchers = {"words": TableBatcher(schema=Word)}
+    context = Meeting()
+
+    def handle_message(self, message: Message, context: Meeting) -> Message:
+        """Meet the others."""
+        word = message.data.decode()
+        (Path(context.folder) / word).touch()
+        until = time.monotonic() + LONG_S
+        while len(list(Path(context.folder).iterdir())) < 10:
+            if time.monotonic() > until:
+                return message.failed("the others have not begun")
+            time.sleep(0.01)
+        return message.put(Word(word=word), batcher="words")
+
+
+def test_ten_messages_are_at_work_at_once_in_two_tasks(filled: Filled, tmp_path: Path) -> None:
+    words = [f"word-{number}" for number in range(10)]
+    flow, folder = filled(AtOnce, [word.encode() for word in words]), tmp_path / "meeting"
+    folder.mkdir()
+
+    receive = begin(flow, origin="source", run_id="test", windows=[WINDOW], context={"folder": str(folder)})
+    steps.receive_messages(flow, receive)
+    manifest = steps.handle_messages(flow, receive)
+    steps.decide(flow, receive)
+    steps.publish(flow, receive)
+
+    assert (manifest.total("handled"), manifest.total("failed")) == (10, 0)
+    assert sorted(rows(flow, "words")["word"]) == words

@@ -1,0 +1,190 @@
+"""Order through whole runs on Spark: pulls, backfills and replays, with a killer between, from real servers."""
+
+import os
+import signal
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.message import BatchInfo, Message
+from pipeline_platform.model.options import Batcher, Processors, Producer, TableBatcher
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.run import steps
+from pipeline_platform.run.begin import begin
+from pipeline_platform.run.flow import Flow
+from resources.sqs import SqsSource
+from tests.fixtures.flow import WINDOW, Filled, kinds, rows, run
+from tests.fixtures.flow_pipelines import Word
+from tests.fixtures.kafka_source import Open
+from tests.fixtures.spark import WarmSpark
+
+Handled = dict[str, list[tuple[int, str]]]
+
+
+def group(message: Message) -> int:
+    """A payload is its partition, its number there, and what is to happen."""
+    return int(message.data.split()[0])
+
+
+class InOrder(Pipeline):
+    """Writes down when each message was handled, and by which process."""
+
+    name = "in_order"
+    producer = Producer(source="queue")
+    processors = Processors(concurrency=3, partition_by=group)
+    batchers = {"words": TableBatcher(schema=Word)}
+
+    def handle_message(self, message: Message, context: Any) -> Message:
+        """Obey."""
+        payload = message.data.decode()
+        if payload.endswith("kill"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if payload.endswith("fail") and message.attempt == 1:
+            raise ValueError("told to")
+        return message.put(Word(word=stamped(payload)), batcher="words")
+
+
+class BySource(InOrder):
+    """The partition that the source names."""
+
+    name = "by_source"
+    processors = Processors(concurrency=3)
+    partition_by = "source"
+
+
+class Batches(Pipeline):
+    """The fast lane, and batches of a first letter's messages."""
+
+    name = "batches"
+    producer = Producer(source="queue")
+    batchers = {
+        "out": Batcher(
+            schema=Word, batch_size=4, concurrency=2, partition_by=lambda message: ord(message.data["word"][0])
+        )
+    }
+
+    def handle_messages(self, messages: Any, context: Any) -> Any:
+        """All to one batcher."""
+        from pyspark.sql import functions as f
+
+        return messages.withColumns({"word": f.col("data").cast("string"), "batcher": f.lit("out")})
+
+    def handle_batch(self, batcher: str, messages: list[Message], batch_info: BatchInfo, context: Any) -> list[Message]:
+        """Say when, and which."""
+        return [
+            message.put(Word(word=stamped(f"{batch_info.partition} {message.data.word[1:]}"))) for message in messages
+        ]
+
+
+def stamped(text: str) -> str:
+    """With when, and by which process."""
+    return f"{time.monotonic_ns():020} {os.getpid()} {text}"
+
+
+def handled(flow: Flow, table: str = "words") -> Handled:
+    """By partition, the numbers of its messages in the order in which they were handled, each with its process."""
+    order: Handled = defaultdict(list)
+    for word in sorted(rows(flow, table)["word"]):
+        _, pid, partition, number, *_ = word.split()
+        order[partition].append((int(number), pid))
+    return order
+
+
+def assert_in_order(found: Handled, expected: dict[str, list[int]]) -> None:
+    assert {partition: [number for number, _ in some] for partition, some in found.items()} == expected
+
+
+def test_a_partition_keeps_its_order_in_several_tasks_and_around_a_killer(filled: Filled) -> None:
+    payloads = [f"{number % 7} {number}" for number in range(350)]
+    payloads[150] += " kill"
+    flow = filled(InOrder, [payload.encode() for payload in payloads])
+
+    run(flow)
+
+    expected = {str(one): [n for n in range(one, 350, 7) if n != 150] for one in range(7)}
+    assert_in_order(handled(flow), expected)
+    assert kinds(flow) == {payloads[150]: "worker killed"}
+
+
+def test_what_a_dead_run_left_is_handled_before_what_came_later(filled: Filled) -> None:
+    flow = filled(InOrder, [f"{number % 3} {number}".encode() for number in range(60)])
+    receive = begin(flow, origin="source", run_id="dead", windows=[WINDOW], demand=40)
+    steps.receive_messages(flow, receive)
+    steps.handle_messages(flow, receive)
+    flow.control.let_go("dead")
+
+    run(flow)
+
+    assert_in_order(handled(flow), {str(one): list(range(one, 60, 3)) for one in range(3)})
+    assert flow.source.backlog().messages == 0
+
+
+def test_the_fast_lane_s_batches_keep_the_order_of_their_partition(filled: Filled) -> None:
+    flow = filled(Batches, [f"{'abc'[number % 3]} {number}".encode() for number in range(60)])
+
+    run(flow)
+
+    found = handled(flow, "out")
+    assert_in_order(found, {str(ord("abc"[one])): list(range(one, 60, 3)) for one in range(3)})
+
+
+def test_kafka_s_partitions_keep_their_order_in_a_pull_a_backfill_and_a_replay(
+    kafka: Open, kafka_topic: Callable[..., str], tmp_path: Path, warm_spark: WarmSpark
+) -> None:
+    source = kafka(topic := kafka_topic(3), one_receive_per_partition=True)
+    assert isinstance(source.positions, ControlStore)
+    payloads = [f"{number % 3} {number}{' fail' if number % 10 == 4 else ''}" for number in range(300)]
+    source.send([one.encode() for one in payloads], ({"partition": n % 3} for n in range(300)))
+    with closing(warm_spark.resource()) as spark:
+        lake = Lake(root=str(tmp_path / "lake"))
+        flow = Flow(BySource, source, lake, source.positions, lambda: spark.spark_session)
+
+        run(flow)
+
+        good = {str(one): [n for n in range(one, 300, 3) if n % 10 != 4] for one in range(3)}
+        assert_in_order(handled(flow), good)
+        assert sorted(rows(flow, "failed")["partition"].unique()) == [f"{topic}:{one}" for one in range(3)]
+        run(flow, "failed")
+        failed = {str(one): [n for n in range(one, 300, 3) if n % 10 == 4] for one in range(3)}
+        assert_in_order(handled(flow), {one: good[one] + failed[one] for one in good})
+        run(flow, "messages")
+        assert_in_order(handled(flow), {str(one): list(range(one, 300, 3)) for one in range(3)})
+
+
+def test_groups_of_an_sqs_fifo_queue_keep_their_order(
+    sqs_server: str, sqs_queue: Callable[..., str], tmp_path: Path, warm_spark: WarmSpark
+) -> None:
+    url = sqs_queue(FifoQueue="true", ContentBasedDeduplication="true")
+    source = SqsSource(name="queue", queue_url=url, endpoint_url=sqs_server)
+    numbers = range(60)
+    source.send(
+        [f"{number % 6} {number}".encode() for number in numbers],
+        [{"attributes": {"MessageGroupId": f"group {number % 6}"}} for number in numbers],
+    )
+    control = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
+    with closing(control), closing(warm_spark.resource()) as spark:
+        flow = Flow(BySource, source, Lake(root=str(tmp_path / "lake")), control, lambda: spark.spark_session)
+        while source.backlog().messages:
+            run(flow)
+
+        assert_in_order(handled(flow), {str(one): list(range(one, 60, 6)) for one in range(6)})
+
+
+@pytest.mark.parametrize("origin", ["source", "messages"])
+def test_a_partition_is_one_process_s_in_a_run(filled: Filled, origin: Any) -> None:
+    flow = filled(InOrder, [f"{number % 5} {number}".encode() for number in range(200)])
+    run(flow)
+    if origin == "messages":
+        run(flow, origin)
+
+    found = handled(flow)
+
+    assert_in_order(found, {str(one): list(range(one, 200, 5)) for one in range(5)})
+    assert all(len({pid for _, pid in some}) == 1 for some in found.values())

@@ -1,0 +1,150 @@
+"""Batches of a batcher with `partition_by`: one partition each, and all of a partition in one task, in order."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.message import BatchInfo, Message
+from pipeline_platform.model.options import Batcher, Processors, Producer
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.tasks import cut
+from pipeline_platform.tasks.batch import CutBatches, HandleBatches, plan_table
+from pipeline_platform.tasks.staging import staged_table
+from tests.fixtures.small_lake import Memory, handled, numbered, outcomes, ranges, returned, rows_of
+from tests.tasks.test_in_order import Keyed
+
+SEEN: list[tuple[BatchInfo, list[str]]] = []
+
+
+def number(message: Message) -> int:
+    """Of what handling put; raises for what is no number."""
+    return int(message.data["partition"])
+
+
+class Batched(Pipeline):
+    """A payload is its key, its partition and more."""
+
+    name = "batched"
+    producer = Producer(source="memory")
+    processors = Processors(partition_by=lambda _: 0)
+    batchers = {"plain": Batcher(batch_size=2, concurrency=2, partition_by=number)}
+
+    def handle_message(self, message: Message, context: Any) -> Message:
+        key, partition, *_ = message.data.decode().split()
+        return message.put({"partition": partition, "text": message.data.decode()}, batcher="plain", batch_key=key)
+
+    def handle_batch(self, batcher: str, messages: list[Message], batch_info: BatchInfo, context: Any) -> list[Message]:
+        SEEN.append((batch_info, [message.data["text"] for message in messages]))
+        return messages
+
+
+class BySource(Batched):
+    """The partition that the source names, for all."""
+
+    name = "by_source"
+    processors = Processors()
+    partition_by = "source"
+    batchers = {"plain": Batcher(batch_size=2)}
+
+    def handle_message(self, message: Message, context: Any) -> Message:
+        return message.put({"text": message.data.decode()}, batcher="plain")
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake(root=str(tmp_path))
+
+
+def through(
+    lake: Lake, pipeline: type[Pipeline], source: Memory, batch_size: int = 2, tasks: int = 2
+) -> list[list[tuple[BatchInfo, list[str]]]]:
+    """What each task gives to `handle_batch`."""
+    name, manifest = pipeline.name, handled(lake, pipeline, source=source)
+    whole = ranges(manifest, name, staged_table("r1", "plain"))
+    planned = returned(CutBatches(lake, name, "r1", "plain", batch_size, whole, tasks)(0))
+    plan = ranges(planned, name, plan_table("r1", "plain"))
+    told = []
+    for index in range(tasks):
+        SEEN.clear()
+        returned(
+            HandleBatches(pipeline, None, source.settling, "source", lake, "r1", "plain", whole, plan, tasks)(index)
+        )
+        told.append(list(SEEN))
+    return told
+
+
+def of(*payloads: str) -> Memory:
+    return Memory(deliveries_=numbered(*(payload.encode() for payload in payloads)))
+
+
+def test_a_batch_holds_one_partition_and_says_which(lake: Lake) -> None:
+    told = through(lake, Batched, of("k 7 a", "k 10 b", "k 7 c", "l 7 d", "k 7 e"))
+
+    seen = [(info.batch_key, info.partition, info.trigger, texts) for task in told for info, texts in task]
+    assert seen == [
+        ("k", 7, "size", ["k 7 a", "k 7 c"]),
+        ("l", 7, "flush", ["l 7 d"]),
+        ("k", 7, "flush", ["k 7 e"]),
+        ("k", 10, "flush", ["k 10 b"]),
+    ]
+    assert len({info.batch_id for task in told for info, _ in task}) == 4
+
+
+def test_all_batches_of_a_partition_are_one_task_s_in_order_and_partitions_are_dealt_evenly(lake: Lake) -> None:
+    payloads = [f"{'kl'[place % 3 > 1]} {place % 5} {place:02}" for place in range(50)]
+
+    told = through(lake, Batched, of(*payloads))
+
+    partitions = [{info.partition for info, _ in task} for task in told]
+    assert partitions[0].isdisjoint(partitions[1])
+    assert sorted(map(len, partitions)) == [2, 3]
+    for task in told:
+        for partition in {info.partition for info, _ in task}:
+            firsts = [texts[0].split()[-1] for info, texts in task if info.partition == partition]
+            assert firsts == sorted(firsts)
+
+
+def test_a_message_that_the_function_gives_no_partition_fails_alone(lake: Lake) -> None:
+    manifest = handled(lake, Batched, b"k 1 a", b"k -1 b", b"k one c", b"k 1 d")
+
+    assert outcomes(lake, "batched", manifest) == {"m1": "failed", "m2": "failed"}
+    failed = rows_of(lake, "batched", manifest, "failed")
+    assert [(row["kind"], row["stage"], row["data"]) for row in failed] == [
+        ("ValueError", "partition_by", b"k -1 b"),
+        ("ValueError", "partition_by", b"k one c"),
+    ]
+    assert manifest.total("staged:plain") == 2
+
+
+def test_batches_follow_the_source_s_own_order_and_hold_its_partition(lake: Lake) -> None:
+    source = Keyed(deliveries_=numbered(b"a4", b"b2", b"a2", b"b1", b"a3", b"a1"))
+
+    told = through(lake, BySource, source)
+
+    assert [[(info.partition, texts) for info, texts in task] for task in told] == [
+        [("a", ["a1", "a2"]), ("a", ["a3", "a4"])],
+        [("b", ["b1", "b2"])],
+    ]
+
+
+def test_messages_without_a_partition_share_batches_that_any_task_may_take(lake: Lake) -> None:
+    source = Keyed(deliveries_=numbered(b"01", b"a2", b"03", b"a4", b"05"))
+
+    told = through(lake, BySource, source)
+
+    assert [[(info.partition, texts) for info, texts in task] for task in told] == [
+        [("a", ["a2", "a4"]), (None, ["05"])],
+        [(None, ["01", "03"])],
+    ]
+
+
+def test_batches_of_partitions_are_numbered_apart() -> None:
+    plain = {"window": "w", "batch_key": "k", "size": 1, "flush": False}
+    rows = [{**plain, "position": place, "partition": part} for place, part in enumerate(["1", None, "1", "", None])]
+
+    found = cut.cut(pa.Table.from_pylist(rows, cut.MESSAGES), 1).to_pylist()
+
+    assert [(one["partition"], one["number"]) for one in found] == [("1", 0), (None, 0), ("1", 1), ("", 0), (None, 1)]

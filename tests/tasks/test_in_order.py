@@ -1,0 +1,301 @@
+"""Handling in order, task by task: who gets which message, what fails alone, and what a killer changes of it."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline_platform.lake.manifest import Manifest
+from pipeline_platform.lake.reader import divide
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.writer import Writer
+from pipeline_platform.model.message import Message
+from pipeline_platform.model.options import Processors, Producer
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.source.contract import Share
+from pipeline_platform.tasks.fork import Death
+from pipeline_platform.tasks.in_order import (
+    DealPartitions,
+    FindPartitions,
+    HandleInOrder,
+    dealt_table,
+    found_table,
+)
+from pipeline_platform.tasks.isolate import settle
+from pipeline_platform.tasks.lookup import DECIDED, REPEATS
+from tests.fixtures.small_lake import WINDOW, Memory, numbered, outcomes, ranges, received, returned, rows_of
+
+
+class Colour(IntEnum):
+    """An int, for all that it says of itself."""
+
+    RED = 3
+
+    def __repr__(self) -> str:
+        return "red"
+
+
+def by_payload(message: Message) -> int:
+    """The first word; some are no partitions."""
+    word = message.data.split()[0].decode()
+    odd: dict[str, Callable[[], Any]] = {
+        "raise": lambda: 1 // 0,
+        "exit": lambda: exit(3),
+        "negative": lambda: -1,
+        "true": lambda: True,
+        "none": lambda: None,
+        "float": lambda: 1.0,
+        "text": lambda: "1",
+        "numpy": lambda: np.int64(1),
+        "endless": lambda: 10**5_000,
+        "huge": lambda: 10**4_000,
+        "colour": lambda: Colour.RED,
+        "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+        "hang": lambda: time.sleep(60),
+    }
+    return odd[word]() if word in odd else int(word)  # type: ignore[no-any-return]
+
+
+class Ordered(Pipeline):
+    """Writes down what it is given; a message that says `dies` ends its process."""
+
+    name = "ordered"
+    producer = Producer(source="memory")
+    processors = Processors(concurrency=3, partition_by=by_payload, chunk_size=4)
+    diary: Path
+
+    def transform(self, event: Message) -> Message:
+        return event.put_data(event.data.removeprefix(b"transformed "))
+
+    def handle_message(self, message: Message, context: Any) -> Message:
+        with self.diary.open("ab") as diary:
+            diary.write(message.data + b"\n")
+        if message.data.endswith(b"dies"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return message.failed("as told") if message.data.endswith(b"fails") else message
+
+
+class BySource(Ordered):
+    """The partition that the source names."""
+
+    name = "by_source"
+    processors = Processors(concurrency=2, chunk_bytes=1)
+    partition_by = "source"
+
+
+class Keyed(Memory):
+    """Names the first letter as the partition of a message, and its number as the place there."""
+
+    def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
+        (batch,) = super().read(share, receive_id)
+        payloads = [data.decode() for data in batch.column("data").to_pylist()]
+        told = {
+            "partition": [one[0] if one[0].isalpha() else None for one in payloads],
+            "sequence": [int(one[1:]) for one in payloads],
+        }
+        columns = {name: told.get(name, batch.column(name)) for name in batch.schema.names}
+        yield pa.RecordBatch.from_pydict(columns, schema=batch.schema)
+
+
+class Handled(NamedTuple):
+    """What tasks were given, in order, and what was written."""
+
+    by_task: list[list[str]]
+    manifest: Manifest
+
+    @property
+    def all(self) -> list[str]:
+        return [line for lines in self.by_task for line in lines]
+
+
+@pytest.fixture
+def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
+    monkeypatch.setattr(Ordered, "diary", tmp_path / "diary", raising=False)
+    return Lake(root=str(tmp_path / "lake"))
+
+
+def handle(
+    lake: Lake, pipeline: type[Ordered], source: Memory, repeats: tuple[Any, ...] = (), **options: Any
+) -> Handled:
+    """All steps of handling in order, in this process but for forks."""
+    step: dict[str, Any] = {
+        "pipeline": pipeline,
+        "context": None,
+        "settling": source.settling,
+        "origin": "source",
+        "lake": lake,
+        "receive_id": "r1",
+    }
+    rows = ranges(received(lake, pipeline.name, source), pipeline.name)
+    found = returned(FindPartitions(**step, parts=[rows], repeats=repeats, **options)(0))
+    tasks, written, by_task = pipeline.processors.concurrency, Manifest(), []
+    if files := found.of_table(found_table("r1")):
+        deal = DealPartitions(lake, pipeline.name, "r1", divide(files, pipeline.name, 1)[0], tasks)
+        plan = ranges(returned(deal(0)), pipeline.name, dealt_table("r1"))
+        for index in range(tasks):
+            pipeline.diary.write_bytes(b"")
+            written += returned(HandleInOrder(**step, parts=[rows], plan=plan, **options)(index))
+            by_task.append(pipeline.diary.read_text().splitlines())
+    return Handled(by_task, found + written)
+
+
+def memory(*payloads: str) -> Memory:
+    return Memory(deliveries_=numbered(*(payload.encode() for payload in payloads)))
+
+
+def reasons(lake: Lake, handled: Handled, pipeline: type[Pipeline] = Ordered) -> dict[str, tuple[str, str]]:
+    rows = rows_of(lake, pipeline.name, handled.manifest, "failed")
+    return {row["data"].decode(): (row["kind"], row["stage"]) for row in rows}
+
+
+def test_the_messages_of_a_partition_are_handled_by_one_task_in_order(lake: Lake) -> None:
+    payloads = [f"{place % 7} {place}" for place in range(70)]
+
+    handled = handle(lake, Ordered, memory(*payloads))
+
+    assert sorted(handled.all) == sorted(payloads)
+    for lines in handled.by_task:
+        assert 20 <= len(lines) <= 30, "partitions are dealt evenly"
+        assert lines == sorted(lines, key=lambda line: int(line.split()[1]))
+    partitions = [{line.split()[0] for line in lines} for lines in handled.by_task]
+    assert sum(map(len, partitions)) == 7, "none is in two tasks"
+    assert set(outcomes(lake, "ordered", handled.manifest).values()) == {"handled"}
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        ("raise", "ZeroDivisionError"),
+        ("exit", "SystemExit"),
+        ("negative", "ValueError"),
+        ("true", "TypeError"),
+        ("none", "TypeError"),
+        ("float", "TypeError"),
+        ("text", "TypeError"),
+        ("numpy", "TypeError"),
+        ("endless", "ValueError"),
+    ],
+)
+def test_a_message_that_gets_no_partition_fails_alone_and_is_not_handled(lake: Lake, fault: str, kind: str) -> None:
+    handled = handle(lake, Ordered, memory("1 first", fault, "1 last"))
+
+    assert handled.all == ["1 first", "1 last"]
+    assert reasons(lake, handled) == {fault: (kind, "partition_by")}
+    assert outcomes(lake, "ordered", handled.manifest) == {"m0": "handled", "m1": "failed", "m2": "handled"}
+
+
+def test_where_no_message_gets_a_partition_there_is_nothing_to_handle(lake: Lake) -> None:
+    handled = handle(lake, Ordered, memory("raise", "none"))
+
+    assert handled.by_task == []
+    assert outcomes(lake, "ordered", handled.manifest) == {"m0": "failed", "m1": "failed"}
+
+
+def test_a_function_sees_what_transform_made_of_a_message_and_may_return_any_int(lake: Lake) -> None:
+    by_task, _ = handle(lake, Ordered, memory("transformed 5", "huge", "colour", "0", "5 again"))
+
+    assert by_task == [["5", "5 again"], ["huge", "0"], ["colour"]]
+
+
+def test_a_source_s_partition_keeps_its_sequence_whatever_the_order_of_arrival(lake: Lake) -> None:
+    source = Keyed(deliveries_=numbered(b"a3", b"b2", b"a1", b"b1", b"a2", b"c1"))
+
+    by_task, _ = handle(lake, BySource, source)
+
+    assert by_task == [["a1", "a2", "a3"], ["b1", "b2", "c1"]]
+
+
+def test_messages_to_which_the_source_gives_no_partition_go_where_there_is_least_to_do(lake: Lake) -> None:
+    source = Keyed(deliveries_=numbered(b"a1", b"a2", b"a3", b"07", b"08", b"09"))
+
+    by_task, _ = handle(lake, BySource, source)
+
+    assert by_task == [["a1", "a2", "a3"], ["07", "08", "09"]]
+
+
+def test_repeats_have_no_partition_and_are_recorded_once(lake: Lake) -> None:
+    with Writer(lake, "ordered", "repeats") as writer:
+        told = {"source": ["memory", "memory"], "message_id": ["m0", "m2"], "keep": [DECIDED, 1]}
+        writer.write("_receives/r1/_repeats", WINDOW, pa.RecordBatch.from_pydict(told, schema=REPEATS))
+        repeats = ranges(writer.close(), "ordered", "_receives/r1/_repeats")
+
+    handled = handle(lake, Ordered, memory("raise", "1 one", "1 two"), tuple(repeats))
+
+    assert handled.all == ["1 one"]
+    assert outcomes(lake, "ordered", handled.manifest) == {"m0": "duplicate", "m1": "handled", "m2": "duplicate"}
+
+
+def test_a_function_that_ends_its_process_costs_no_message_but_its_own(lake: Lake) -> None:
+    handled = handle(lake, Ordered, memory("1 first", "kill", "1 last"), careful=True)
+
+    assert handled.all == ["1 first", "1 last"]
+    assert reasons(lake, handled) == {"kill": ("worker killed", "partition_by")}
+
+
+def test_a_function_that_hangs_costs_no_message_but_its_own(lake: Lake) -> None:
+    class Timed(Ordered):
+        name = "timed"
+        processors = Processors(partition_by=by_payload, message_timeout=timedelta(seconds=2))
+
+    handled = handle(lake, Timed, memory("1 first", "hang", "1 last"))
+
+    assert handled.all == ["1 first", "1 last"]
+    assert reasons(lake, handled, Timed) == {"hang": ("timeout", "partition_by")}
+
+
+def test_the_rest_of_a_partition_keeps_its_order_around_one_that_ends_its_process(lake: Lake) -> None:
+    told = {3: "dies", 5: "fails", 11: "dies", 12: "fails"}
+    payloads = [f"1 {place:02} {told.get(place, 'works')}" for place in range(16)]
+
+    handled = handle(lake, Ordered, memory(*payloads), careful=True)
+
+    (lines, *others) = handled.by_task
+    assert not any(others)
+    assert sorted(set(lines)) == payloads
+    last = [max(place for place, line in enumerate(lines) if line == payload) for payload in payloads]
+    assert last == sorted(last), "what came of a message is what its last call made of it"
+    kinds = {payload.split()[1]: kind for payload, (kind, _) in reasons(lake, handled).items()}
+    assert kinds == {"03": "worker killed", "05": "failed", "11": "worker killed", "12": "failed"}
+
+
+@given(st.sets(st.integers(0, 30)), st.sets(st.integers(0, 30)), st.integers(1, 31))
+def test_whatever_dies_no_row_is_dealt_with_before_one_that_precedes_it(
+    killers: set[int], blamed: set[int], most: int
+) -> None:
+    done: list[int] = []
+
+    def attempt(rows: Sequence[int]) -> tuple[Death | None, int]:
+        some = list(rows[:most])
+        if killers.isdisjoint(some):
+            done.extend(some)
+            return None, len(some)
+        return Death("signal 9", "handle_failed", [row for row in some if row in blamed | killers]), len(some)
+
+    settle(range(31), attempt, lambda rows, _: done.extend(rows), in_order=True)
+
+    assert done == list(range(31))
+
+
+def test_a_failure_keeps_its_partition_and_place_for_when_it_is_driven_again(lake: Lake) -> None:
+    source = Keyed(deliveries_=numbered(b"a3", b"b2"))
+
+    class Failing(BySource):
+        name = "failing"
+
+        def handle_message(self, message: Message, context: Any) -> Message:
+            return message.failed("as told")
+
+    handled = handle(lake, Failing, source)
+
+    rows = rows_of(lake, "failing", handled.manifest, "failed")
+    assert sorted((row["partition"], row["sequence"]) for row in rows) == [("a", 3), ("b", 2)]

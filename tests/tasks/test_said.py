@@ -1,0 +1,192 @@
+"""What callbacks say: heard wherever they say it, bounded, and still written to where it went."""
+# ruff: noqa: T201
+
+import io
+import logging
+import os
+import signal
+import sys
+import threading
+from typing import Any
+
+import pytest
+
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.tasks.said import LINES, ROOM, heard
+from tests.fixtures.obedient import Obedient
+from tests.fixtures.small_lake import handled
+from tests.tasks.test_batch import Obedient as Batching
+from tests.tasks.test_batch import batched, staged
+
+
+@pytest.fixture
+def lake(tmp_path):
+    return Lake(root=str(tmp_path))
+
+
+class Saying(Obedient):
+    """Prints each message, and what failed; `say ... die` ends the worker."""
+
+    name = "saying"
+
+    def __init__(self) -> None:
+        print("made")
+
+    def handle_message(self, message: Any, context: Any) -> Any:
+        print(message.data.decode())
+        if message.data.endswith(b"die"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().handle_message(message, context)
+
+    def handle_failed(self, messages: Any, context: Any) -> Any:
+        print("failed", *(message.message_id for message in messages), file=sys.stderr)
+        return messages
+
+
+def test_what_callbacks_print_comes_with_the_manifest_and_goes_on_to_the_log(lake, capfd):
+    (notes,) = handled(lake, Saying, b"1", b"raise", b"2").notes
+
+    assert (notes["said"], notes["unsaid"]) == ("made\n1\nraise\n2\nfailed m1\n", 0)
+    out, err = capfd.readouterr()
+    assert (out, err) == ("made\n1\nraise\n2\n", "failed m1\n")
+
+
+def test_who_says_nothing_leaves_no_note(lake):
+    (notes,) = handled(lake, Obedient, b"1", b"raise").notes
+
+    assert {"said", "unsaid"} & notes.keys() == set()
+
+
+def test_what_is_said_in_forks_is_heard_also_from_one_that_dies(lake):
+    (notes,) = handled(lake, Saying, b"1", b"say die", b"3", b"raise", careful=True).notes
+
+    said = notes["said"].splitlines()
+    assert {"made", "1", "say die", "3", "raise", "failed m3", "failed m1"} <= set(said)
+    assert said.count("say die") == 2, "with its neighbours, and alone"
+
+
+def test_what_handle_batch_says_is_heard(lake):
+    class Loud(Batching):
+        name = "loud"
+
+        def handle_batch(self, batcher, messages, batch_info, context):
+            print(f"batch of {len(messages)}")
+            return messages
+
+    (notes,) = batched(lake, staged("1", "2"), staged("3", key="l"), pipeline=Loud).notes
+
+    assert notes["said"] == "batch of 2\nbatch of 1\n"
+
+
+def test_lines_beyond_the_bound_are_counted():
+    with heard() as said:
+        for number in range(LINES + 7):
+            print(number)
+
+    assert said.notes() == {"said": "".join(f"{number}\n" for number in range(LINES)), "unsaid": 7}
+
+
+@pytest.mark.parametrize("text", ["x" * 10 * 2**20, "\u20ac" * 10**6, "y" * 1_999])
+def test_long_lines_are_cut_and_many_of_them_are_bounded(text):
+    with heard() as said:
+        for _ in range(50):
+            print(text)
+
+    notes = said.notes()
+    assert len(notes["said"].encode()) <= ROOM
+    lines = notes["said"].splitlines()
+    assert {line.removesuffix("...") for line in lines} == {text[:2_000]}
+    assert len(lines) + notes["unsaid"] == 50
+
+
+def test_a_line_is_a_line_however_it_is_written():
+    with heard() as said:
+        print("one", "two", sep="\n")
+        print("begun, ", end="")
+        print("ended")
+        sys.stdout.writelines(["a\n", "b\n"])
+        print("half \ud83d")
+        print("flushed", end="", flush=True)
+        print("left", end="")
+
+    assert said.notes()["said"].splitlines() == [
+        "one", "two", "begun, ended", "a", "b", "half \\ud83d", "flushed", "left"
+    ]  # fmt: skip
+
+
+def test_lines_of_threads_do_not_mix():
+    def speak(name: str) -> None:
+        for number in range(10):
+            for part in (name, " ", str(number), "\n"):
+                sys.stdout.write(part)
+
+    with heard() as said:
+        threads = [threading.Thread(target=speak, args=(name,)) for name in ("anna", "bert", "cleo")]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    expected = {f"{name} {number}" for name in ("anna", "bert", "cleo") for number in range(10)}
+    assert set(said.notes()["said"].splitlines()) == expected
+
+
+def unconfigure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have logging as it is in a worker, without pytest's own handlers, which are there once the test has begun."""
+    monkeypatch.setattr(logging.root, "handlers", [])
+    monkeypatch.setattr(logging.root, "level", logging.WARNING)
+
+
+def test_log_lines_are_heard_as_python_shows_them_where_nobody_configures_logging(monkeypatch):
+    unconfigure(monkeypatch)
+    log = logging.getLogger("saying.by.itself")
+    with heard() as said:
+        log.info("not shown")
+        log.warning("number %d", 7)
+
+    assert said.notes()["said"] == "number 7\n"
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_log_lines_are_heard_as_the_author_configured_them(monkeypatch, when):
+    unconfigure(monkeypatch)
+    original, log = sys.stderr, logging.getLogger("saying.as.configured")
+    if when == "before":
+        logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+    for _ in range(2):  # the second task of the worker
+        with heard() as said:
+            logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+            log.info("number %d", 7)
+        assert said.notes()["said"] == "INFO number 7\n"
+
+    assert [handler.stream for handler in logging.root.handlers] == [original]
+
+
+def test_streams_are_as_they_were_afterwards(monkeypatch):
+    before = sys.stdout, sys.stderr
+    with pytest.raises(ValueError, match="as told"), heard():
+        raise ValueError("as told")
+    assert (sys.stdout, sys.stderr) == before
+
+    own = io.StringIO()
+    with heard():
+        monkeypatch.setattr(sys, "stdout", own)
+    assert sys.stdout is own, "what a callback put there is its own"
+
+
+def test_a_callback_may_treat_its_streams_as_files():
+    with heard() as said:
+        assert sys.stdout.encoding
+        assert not sys.stdout.isatty()
+        sys.stdout.close()
+        print("still heard")
+
+    assert said.notes()["said"] == "still heard\n"
+
+
+def test_a_process_without_streams_hears_nothing(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    with heard() as said:
+        print("nowhere")
+
+    assert said.notes() == {}

@@ -1,0 +1,242 @@
+"""Threads: messages of one task that are handled at once, each as if it were alone."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.message import Message
+from pipeline_platform.model.options import PipelineError, Processors, Producer
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.tasks.handle import Handler
+from pipeline_platform.tasks.progress import Progress
+from pipeline_platform.tasks.threads import at_once
+from tests.fixtures.obedient import Obedient
+from tests.fixtures.small_lake import batch_of, handled, outcomes, rows_of
+
+LONG_S = 60
+"""Waited for at the most by a message that waits for others."""
+
+
+@pytest.fixture
+def lake(tmp_path):
+    return Lake(root=str(tmp_path))
+
+
+class Together(Obedient):
+    """Each message waits until ten have begun, then does what it says."""
+
+    name = "together"
+    processors = Processors(threads=10, chunk_size=10)
+    begun = threading.Barrier(10)
+
+    def handle_message(self, message: Message, context: Any) -> Any:
+        self.begun.wait(LONG_S)
+        return super().handle_message(message, context)
+
+
+def test_ten_messages_are_handled_at_once_in_order_and_each_fails_alone(lake):
+    payloads = [b"0", b"raise", b"2", b"exit", b"4", b"panic", b"6", b"interrupt", b"8", b"none"]
+
+    manifest = handled(lake, Together, *payloads)
+
+    failed = {"m1", "m3", "m5", "m7", "m9"}
+    assert outcomes(lake, "together", manifest) == {
+        f"m{number}": "failed" if f"m{number}" in failed else "handled" for number in range(10)
+    }
+    assert [row["text"] for row in rows_of(lake, "together", manifest, "kept")] == ["0", "2", "4", "6", "8"]
+    assert [row["message_id"] for row in rows_of(lake, "together", manifest, "failed")] == sorted(failed)
+
+
+def test_results_are_in_order_whichever_message_is_done_first(lake):
+    class Backwards(Obedient):
+        """A message is done when the one after it is."""
+
+        name = "backwards"
+        processors = Processors(threads=5)
+        done = [threading.Event() for _ in range(5)]
+
+        def handle_message(self, message, context):
+            number = int(message.data)
+            if number < 4:
+                assert self.done[number + 1].wait(LONG_S)
+            self.done[number].set()
+            return super().handle_message(message, context)
+
+    manifest = handled(lake, Backwards, *(b"%d" % number for number in range(5)))
+
+    assert [row["text"] for row in rows_of(lake, "backwards", manifest, "kept")] == ["0", "1", "2", "3", "4"]
+
+
+def test_prepare_messages_gets_chunks_by_itself_and_all_threads_share_an_instance(lake):
+    class Preparing(Obedient):
+        name = "preparing"
+        processors = Processors(threads=3, chunk_size=3)
+        chunks: list[int] = []
+        instances: set[int] = set()
+
+        def prepare_messages(self, messages, context):
+            assert threading.current_thread() is threading.main_thread()
+            self.chunks.append(len(messages))
+            return messages
+
+        def handle_message(self, message, context):
+            self.instances.add(id(self))
+            return super().handle_message(message, context)
+
+    manifest = handled(lake, Preparing, *(b"%d" % number for number in range(8)))
+
+    assert manifest.total("handled") == 8
+    assert Preparing.chunks == [3, 3, 2]
+    assert len(Preparing.instances) == 1
+
+
+class Held(Obedient):
+    """Two threads, whose messages wait until they are let go."""
+
+    name = "held"
+    processors = Processors(threads=2)
+    begun: threading.Semaphore
+    go: threading.Event
+
+    def handle_message(self, message: Message, context: Any) -> Any:
+        self.begun.release()
+        assert self.go.wait(LONG_S)
+        return super().handle_message(message, context)
+
+
+@pytest.fixture
+def held(monkeypatch) -> type[Held]:
+    monkeypatch.setattr(Held, "begun", threading.Semaphore(0), raising=False)
+    monkeypatch.setattr(Held, "go", threading.Event(), raising=False)
+    return Held
+
+
+def test_a_permit_is_taken_as_a_thread_begins_with_its_message_and_not_before(held):
+    taken: list[int] = []
+
+    def paced(messages: Iterable[Message]) -> Iterator[Message]:
+        for number, message in enumerate(messages):
+            taken.append(number)
+            yield message
+
+    handler = Handler(held(), None, paced=paced)
+    results: list[Message] = []
+    task = threading.Thread(target=lambda: results.extend(handler.handle(batch_of(*[b"1"] * 6))))
+    task.start()
+    for _ in range(2):
+        assert held.begun.acquire(timeout=LONG_S)
+    assert taken == [0, 1], "both threads are at work: no permit is taken for a third message"
+    held.go.set()
+    task.join(LONG_S)
+
+    assert [message.status for message in results] == ["ok"] * 6
+    assert taken == list(range(6))
+
+
+@pytest.mark.parametrize("permitted", [0, 1, 3])
+def test_what_has_no_permit_is_not_begun_and_what_is_begun_is_the_first(held, permitted):
+    held.go.set()
+
+    handled = Handler(held(), None, paced=lambda messages: iter(messages[:permitted])).handle(batch_of(*[b"1"] * 6))
+
+    assert [message._row for message in handled] == list(range(permitted))
+
+
+def test_an_error_of_the_rate_limit_ends_the_task_once_what_was_begun_is_done():
+    done: list[int] = []
+
+    def items() -> Iterator[int]:
+        yield from range(3)
+        raise ConnectionError("no answer")
+
+    def worker(numbers: Iterable[int]) -> list[int]:
+        return [done.append(number) or number for number in numbers]
+
+    with pytest.raises(ConnectionError, match="no answer"):
+        at_once(items(), [worker, worker])
+
+    assert sorted(done) == [0, 1, 2]
+
+
+def test_a_fork_says_which_messages_its_threads_are_at():
+    progress = Progress(3, exact=False)
+    messages = list(Message.each(batch_of(b"0", b"1", b"2")))
+    first, second = progress.of_threads("handle_message", 2)
+    assert progress.rows == []
+
+    ours, others = first.each("handle_message", messages[:1]), second.each("handle_message", messages[1:])
+    next(ours)
+    next(others)
+    assert (progress.callback, progress.rows) == ("handle_message", [0, 1])
+    assert [progress.rows_of(call) for call in progress.calls] == [[0], [1]]
+    next(others)
+    assert next(ours, None) is None
+    assert (progress.rows, len(progress.calls)) == ([2], 1)
+    with progress.busy("handle_failed", messages):
+        assert (progress.callback, progress.rows, len(progress.calls)) == ("handle_failed", [0, 1, 2], 1)
+    assert progress.calls == []
+
+
+class Deadly(Obedient):
+    """Ends its process while others are at work."""
+
+    name = "deadly"
+    processors = Processors(threads=4, chunk_size=20)
+
+    def handle_message(self, message: Message, context: Any) -> Any:
+        if message.data == b"die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().handle_message(message, context)
+
+
+@pytest.mark.parametrize("deadly", [{0}, {7}, {3, 4, 19}])
+def test_in_forks_those_that_end_their_worker_fail_alone(lake, deadly):
+    payloads = [b"die" if number in deadly else b"%d" % number for number in range(20)]
+
+    manifest = handled(lake, Deadly, *payloads, careful=True)
+
+    told = outcomes(lake, "deadly", manifest)
+    assert told == {f"m{number}": "failed" if number in deadly else "handled" for number in range(20)}
+    failed = rows_of(lake, "deadly", manifest, "failed")
+    assert {(row["kind"], row["stage"]) for row in failed} == {("worker killed", "handle_message")}
+
+
+def test_threads_in_the_fast_lane_are_refused():
+    with pytest.raises(PipelineError, match=r"Columns\.processors\.threads is 2: handle_messages is called for all"):
+
+        class Columns(Pipeline):
+            name = "columns"
+            producer = Producer(source="memory")
+            processors = Processors(threads=2)
+
+            def handle_messages(self, messages, context):
+                return messages
+
+
+class Hanging(Obedient):
+    """One message never returns, while the others of its task do."""
+
+    name = "hanging"
+    processors = Processors(threads=4, chunk_size=20, message_timeout=timedelta(seconds=1))
+
+    def handle_message(self, message: Message, context: Any) -> Any:
+        if message.data == b"hang":
+            threading.Event().wait()
+        return super().handle_message(message, context)
+
+
+def test_a_message_that_hangs_in_one_thread_fails_alone_by_its_own_time(lake):
+    payloads = [b"hang" if number in (5, 11) else b"%d" % number for number in range(20)]
+
+    manifest = handled(lake, Hanging, *payloads)
+
+    told = outcomes(lake, "hanging", manifest)
+    assert told == {f"m{number}": "failed" if number in (5, 11) else "handled" for number in range(20)}
+    failed = rows_of(lake, "hanging", manifest, "failed")
+    assert {(row["message_id"], row["kind"]) for row in failed} == {("m5", "timeout"), ("m11", "timeout")}
