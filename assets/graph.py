@@ -17,7 +17,7 @@ from pipeline_platform.lake.ledger import Origin, Receive
 from pipeline_platform.lake.selection import Selection
 from pipeline_platform.model.options import Batcher, Splitter, shown
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
-from pipeline_platform.run import steps
+from pipeline_platform.run import batching, steps
 from pipeline_platform.run.begin import begin, resume
 from pipeline_platform.run.flow import Flow, no_source
 from pipeline_platform.run.lease import alive
@@ -304,6 +304,7 @@ def _handle_batches(flow: Flow, receive: Receive, context: dg.AssetExecutionCont
 
 def _handle_failed(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
     """Brings the failures of all stages together: kept as failed messages, or given back to the source."""
+    log_said(context, flow.ledger.manifest(receive, batching.PARENTS))
     manifest = flow.ledger.manifest(receive)
     if figures := settlement.of_failures(manifest):
         context.add_output_metadata(figures)

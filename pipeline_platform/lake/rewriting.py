@@ -92,6 +92,25 @@ class OthersDecisions:
         return change
 
 
+def drop_rows(tables: Tables, ledger: Ledger, receive: Receive, keys: pa.Array) -> None:
+    """Drop from the batchers' rows that a receive wrote those of some messages, by `keys_of` source and id.
+
+    To drop them again changes nothing.
+    """
+    manifest = ledger.manifest(receive)
+
+    def stay(rows: pa.Table) -> pa.Array:
+        return pc.invert(pc.is_in(keys_of(rows, *_KEY), keys))
+
+    replaced: dict[File, File | None] = {}
+    for name in published(manifest) - {"messages", "outcomes", "failed"}:
+        for file in manifest.of_table(name):
+            if not pc.all(stay(_read(tables[name], file.path, *_KEY))).as_py():
+                rewritten = _rewrite(tables[name], receive, file, lambda rows: rows.filter(stay(rows)))
+                replaced[file] = next(iter(rewritten), None)
+    ledger.replace_files(receive, replaced)
+
+
 def published(manifest: Manifest) -> set[str]:
     """The tables that files are meant for; what is only staged lies in a folder of the receive."""
     return {file.table for file in manifest if "/" not in file.table}

@@ -45,8 +45,9 @@ FAILED = pa.schema([*_FAILURE, *_PAYLOAD, ("receive_id", _TEXT), ("window", _TEX
 delivered, and its partition and place there; `due_at` is when an `open` one is to be driven again, null where nobody
 said."""
 
-SYSTEM = _schema(_MESSAGE, "batch_key", "batch_id", "receive_id", "window")
-"""What every batcher's table has beside the data."""
+SYSTEM = _schema(_MESSAGE, "batch_key", "batch_id", "receive_id", "window").append(pa.field("child", pa.int32()))
+"""What every batcher's table has beside the data. `child` numbers the rows of one message, from 0; it is null where
+`handle_message` returned no list."""
 
 DECIDED, FENCED, TAKEN = 1, 2, 3
 """What the transaction of a receive says in `outcomes`: it decided, it never may, or another run has taken it over."""

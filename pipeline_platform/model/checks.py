@@ -44,7 +44,7 @@ _WITHIN = {
 """Options within others: as attributes of the class they would do nothing."""
 RESERVED_TABLES = frozenset({"messages", "outcomes", "failed"})
 """Tables that every pipeline has; no batcher can be named so."""
-SYSTEM_COLUMNS = ("source", "message_id", "attempt", "batch_key", "batch_id", "receive_id", "window")
+SYSTEM_COLUMNS = ("source", "message_id", "attempt", "batch_key", "batch_id", "receive_id", "window", "child")
 """Columns that the platform adds to a batcher's table; no field of its model can be named so."""
 _ROUTING = {"position", "batcher", "status", "reason"}
 """Columns of the fast lane that say where a row goes, beside some of `SYSTEM_COLUMNS`."""

@@ -88,6 +88,8 @@ class Standing(NamedTuple):
     batch_mode: BatchMode = BULK
     failure: Failure | None = None
     actions: tuple[str | None, str | None] | None = None
+    child: int | None = None
+    children: tuple[Message, ...] | None = None
 
 
 _ROUTE = {"batcher": "put_batcher", "batch_key": "put_batch_key"}
@@ -137,6 +139,11 @@ class Message:
     def actions(self) -> tuple[str | None, str | None] | None:
         """How it is settled `(on success, on failure)`, None for the source's own setting."""
         return self._standing.actions
+
+    @property
+    def child(self) -> int | None:
+        """Its number, from 0, among those that `handle_message` made of one message; None if it made no list."""
+        return self._standing.child
 
     @property
     def status(self) -> Status:
@@ -232,6 +239,12 @@ class Message:
         for name in _ROUTE:
             if (text := _text(getattr(self, name, None))) is not None:
                 setattr(new, name, text)
+        return new
+
+    def _failed_as(self, child: Message) -> Message:
+        """This message, failed as its child did, and settled as that one says."""
+        new = self._but(failure=child.failure, actions=child.actions or self.actions, children=None)
+        new.batcher, new.batch_key = child.batcher, child.batch_key
         return new
 
     def put(self, data: Any, *, batcher: str | None = None, batch_key: str | None = None) -> Message:

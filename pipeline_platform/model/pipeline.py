@@ -108,8 +108,11 @@ class Pipeline:
         del context
         return messages
 
-    def handle_message(self, message: Message, context: Any) -> Message:
+    def handle_message(self, message: Message, context: Any) -> Message | list[Message]:
         """Handle one message: put its data, its batcher and batch key, or mark it failed.
+
+        May return a list of messages made from this one, 10,000 at the most: its children. If one of them fails, so
+        does the message, and no table gets a row of the others. Of an empty list no table gets a row.
 
         Whatever is raised fails this message alone, with its original payload kept.
         """

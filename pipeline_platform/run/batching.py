@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 
 from pipeline_platform.lake.ledger import Receive
-from pipeline_platform.lake.manifest import Manifest
-from pipeline_platform.lake.reader import divide
+from pipeline_platform.lake.manifest import File, Manifest
+from pipeline_platform.lake.reader import Range, divide
+from pipeline_platform.lake.rewriting import drop_rows
 from pipeline_platform.model.message import Trigger
 from pipeline_platform.model.options import Batcher, Splitter
 from pipeline_platform.run.flow import Flow
@@ -15,8 +16,13 @@ from pipeline_platform.run.intake import common
 from pipeline_platform.run.spark_work import carefully
 from pipeline_platform.spark import engine
 from pipeline_platform.tasks.batch import HandleBatches
+from pipeline_platform.tasks.fan_out import parents_table, told_table
+from pipeline_platform.tasks.parents import EndParents, failed_keys
 from pipeline_platform.tasks.plan import CutBatches, plan_table
 from pipeline_platform.tasks.staging import staged_table
+
+PARENTS = "parents"
+"""The step that ends the messages with children that waited for batches."""
 
 CUT_HERE = 100_000
 """Messages that the driver cuts by itself, without a splitter: it takes less time than to ask Spark."""
@@ -42,6 +48,36 @@ def batch(flow: Flow, receive: Receive, handled: Manifest, batcher: str, most_ta
     (plan,) = divide(batches, name, 1)
     handle = HandleBatches(**shared, batcher=batcher, staged=whole, plan=plan, tasks=tasks)
     return carefully(lambda task: work.run(task, tasks), handle)
+
+
+def parents_left(flow: Flow, receive: Receive, handled: Manifest) -> list[File]:
+    """Where the messages are whose children are all at their end, and that are not: none before all batches are."""
+    parents = handled.of_table(parents_table(receive.receive_id))
+    if not parents or flow.ledger.manifest(receive, PARENTS).notes:
+        return []
+    staged = {file.table.rpartition("/")[2] for file in handled if "/" in file.table}
+    waiting = {name for name in staged if not name.startswith("_")}
+    # Of a batcher that the pipeline has no more nothing is batched, and nothing of its messages can be decided.
+    return parents if all(flow.ledger.manifest(receive, f"batch-{name}").notes for name in waiting) else []
+
+
+def end_parents(flow: Flow, receive: Receive, parents: Sequence[File]) -> Manifest:
+    """Record what became of messages with children; drop all rows of those of which a child failed."""
+    name, receive_id = flow.pipeline.name, receive.receive_id
+    told = flow.ledger.manifest(receive).of_table(told_table(receive_id))
+    if len(keys := failed_keys(flow.lake, ranges := _whole(told, name))):
+        drop_rows(flow.tables, flow.ledger, receive, keys)
+    received = flow.ledger.manifest(receive, "receive").of_table("messages")
+    tasks = min(flow.processors.concurrency, sum(file.rows for file in parents))
+    task = EndParents(
+        **common(flow, receive), parts=[_whole(received, name)], plan=_whole(parents, name), told=ranges, tasks=tasks
+    )
+    return carefully(lambda task: flow.work(receive_id).run(task, tasks), task)
+
+
+def _whole(files: Sequence[File], pipeline: str) -> list[Range]:
+    """All rows of files, in one part."""
+    return [one for part in divide(files, pipeline, 1) for one in part]
 
 
 def side_by_side(works: Mapping[str, Callable[[], None]], flow: Flow, receive: Receive) -> None:

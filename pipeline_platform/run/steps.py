@@ -101,7 +101,8 @@ def batch_messages(flow: Flow, receive: Receive, *batchers: str) -> dict[str, Ma
     names = batchers or [name for name, one in options.items() if isinstance(one, Batcher)]
     written = {name: flow.ledger.manifest(receive, f"batch-{name}") for name in names}
     staged = [name for name in names if handled.of_table(staged_table(receive.receive_id, name))]
-    if not (left := [name for name in staged if not written[name].notes]):
+    left = [name for name in staged if not written[name].notes]
+    if not left and not batching.parents_left(flow, receive, handled):
         return written
     expect_ours(flow, receive)
 
@@ -114,6 +115,9 @@ def batch_messages(flow: Flow, receive: Receive, *batchers: str) -> dict[str, Ma
         flow.session()  # made by one thread, for all of them
         most = batching.most_tasks(flow, len(left))
         batching.side_by_side({name: partial(batch, name, most) for name in left}, flow, receive)
+        if parents := batching.parents_left(flow, receive, handled):
+            started = time.monotonic()
+            _written(flow, receive, batching.PARENTS, batching.end_parents(flow, receive, parents), started)
     return written
 
 

@@ -19,6 +19,7 @@ from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import BULK, MESSAGES, SETTLING, BatchMode, Message
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.settling import Settling
+from pipeline_platform.tasks.fan_out import with_children
 from pipeline_platform.tasks.fork import Death, Limit
 from pipeline_platform.tasks.isolate import Isolation
 from pipeline_platform.tasks.lookup import Repeats
@@ -107,7 +108,7 @@ class Handler:
 
     def _each(
         self,
-        callback: Callable[[Message, Any], Message],
+        callback: Callable[[Message, Any], Message | list[Message]],
         messages: Iterable[Message],
         stage: str,
         watch: Watch | None = None,
@@ -127,9 +128,7 @@ class Handler:
                     or type(result.batcher) is not str
                     or type(result.batch_key) is not str
                 ):
-                    if not message.is_same(result):
-                        raise TypeError(_not_the_message(stage, result))
-                    result = result._checked(stage)
+                    result = _accepted(message, result, stage)
                 handled.append(result)
             except BaseException as error:
                 handled.append(message._rejected(Failure.of(error, stage)))
@@ -164,10 +163,20 @@ def checked(given: Message, returned: Message, stage: str) -> Message:
         return given._rejected(Failure.of(error, stage))
 
 
+def _accepted(given: Message, returned: object, stage: str) -> Message:
+    """What a callback made of a message, where it is no plain one."""
+    if isinstance(returned, list) and stage == "handle_message":
+        return with_children(given, returned)
+    if not isinstance(returned, Message) or not given.is_same(returned):
+        raise TypeError(_not_the_message(stage, returned))
+    return returned._checked(stage)
+
+
 def _not_the_message(callback: str, result: object) -> str:
     if isinstance(result, Message):
         return f"{callback} must return the message it was given, or one made from it; it returned another one"
-    return f"{callback} must return a Message, got {type(result).__name__}"
+    wanted = "a Message or a list of Messages" if callback == "handle_message" else "a Message"
+    return f"{callback} must return {wanted}, got {type(result).__name__}"
 
 
 def oversized(batch: pa.RecordBatch, most_bytes: int) -> list[int]:

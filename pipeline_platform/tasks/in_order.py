@@ -20,9 +20,10 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.model.partition import SOURCE
 from pipeline_platform.tasks.by_position import ByPosition, Positions
+from pipeline_platform.tasks.columns import partitioned
 from pipeline_platform.tasks.handle import READ, Handle, Handler
 from pipeline_platform.tasks.order import SOURCE_ORDER, dealt, in_source_order
-from pipeline_platform.tasks.outcomes import Outcomes, partitioned
+from pipeline_platform.tasks.outcomes import Outcomes
 
 FOUND = pa.schema(
     [*(field for field in SOURCE_ORDER if field.name != "window"), ("own", pa.string()), ("size", pa.int64())]
@@ -140,9 +141,7 @@ class HandleInOrder(Handle):
     def _dealt(self, index: int, most_rows: int) -> Iterator[Positions]:
         """The positions of a task, as many at a time as are within the bounds of a block."""
         most_bytes = self.pipeline.processors.chunk_bytes
-        for file in self.plan:
-            with self.lake.open_input(file.path) as opened:
-                mine = pq.read_table(opened, columns=DEALT.names, filters=[("task", "==", index)])
+        for mine in self._planned(index):
             positions, first, total = mine["position"].to_numpy(), 0, 0
             for row, size in enumerate(mine["size"].to_pylist()):
                 if row > first and (row - first == most_rows or total + size > most_bytes):
@@ -151,3 +150,9 @@ class HandleInOrder(Handle):
                 total += size
             if first < len(positions):
                 yield positions[first:]
+
+    def _planned(self, index: int) -> Iterator[pa.Table]:
+        """The positions and sizes of a task."""
+        for file in self.plan:
+            with self.lake.open_input(file.path) as opened:
+                yield pq.read_table(opened, columns=DEALT.names, filters=[("task", "==", index)])

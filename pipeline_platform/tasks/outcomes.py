@@ -2,58 +2,28 @@
 
 from __future__ import annotations
 
-import json
-from base64 import b64encode
 from collections.abc import Callable, Container, Iterable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
 from itertools import compress
 from operator import attrgetter
-from typing import Any
 
 import pyarrow as pa
-from pydantic import BaseModel
-from pydantic_core import to_json
+import pyarrow.compute as pc
 
 from pipeline_platform.lake.tables import OUTCOMES
-from pipeline_platform.model.crossing import encode
 from pipeline_platform.model.failure import Failure, words
 from pipeline_platform.model.message import DEFAULT, Message
-from pipeline_platform.model.options import Batcher, TableBatcher
-from pipeline_platform.model.partition import SOURCE, partition_of
+from pipeline_platform.model.options import Batcher
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.model.schema import RowType
+from pipeline_platform.tasks.block import Block
+from pipeline_platform.tasks.columns import Columns
 from pipeline_platform.tasks.failures import IDENTITY, PAYLOAD, Failures
+from pipeline_platform.tasks.fan_out import PARENTS, parents_table, told_by, told_table
 from pipeline_platform.tasks.progress import UNWATCHED, Watch
-from pipeline_platform.tasks.staging import DELIVERY, handled_columns, staged_rows, staged_table
+from pipeline_platform.tasks.staging import DELIVERY, staged_rows, staged_table
 from pipeline_platform.tasks.step import Sink, Step
 from pipeline_platform.tasks.tally import Tally
 
 _SETTLED = [*IDENTITY, "ack_ref", "ack_id"]
-
-
-@dataclass(frozen=True)
-class Block:
-    """Messages that a callback is done with, one for each row, and the indexes of those that are at their end.
-
-    A message takes the place of what it was before: of one that fails, and of one that `handle_failed` made of it.
-    """
-
-    rows: pa.RecordBatch
-    window: str
-    messages: list[Message]
-    done: list[int] = field(default_factory=list)
-    failed: list[int] = field(default_factory=list)
-
-    def fail(self, index: int, failure: Failure) -> None:
-        """Let a message fail."""
-        self.messages[index] = self.messages[index].failed(failure)
-        self.failed.append(index)
-
-    def take(self, names: list[str], indexes: list[int]) -> pa.RecordBatch:
-        """Some columns of some rows, in order; no copy if it is all of them."""
-        columns = self.rows.select(names)
-        return columns if len(indexes) == columns.num_rows else columns.take(pa.array(indexes, pa.int64()))
 
 
 class Outcomes:
@@ -70,9 +40,7 @@ class Outcomes:
         self._step, self._sink, self._batchers = step, sink, step.pipeline.batchers
         self.tally = Tally(self._batchers)
         self._failures = Failures(step, sink, self.tally, watch)
-        models = {name: options.table_schema for name, options in self._batchers.items()}
-        self._partition_by = {name: step.pipeline.partitioning(name) for name in self._batchers}
-        self._row_types = {name: RowType(model) for name, model in models.items() if model is not None}
+        self._columns = Columns(step.pipeline, watch)
 
     def write(self, table: str, window: str, rows: pa.RecordBatch) -> None:
         """Write rows that are no outcome."""
@@ -87,10 +55,13 @@ class Outcomes:
 
     def _route(self, block: Block, messages: Iterable[tuple[int, Message]]) -> None:
         """Write messages of a block for their batchers."""
-        groups = {name: list[int]() for name in self._batchers}
+        groups, parents = {name: list[int]() for name in self._batchers}, list[int]()
         for index, message in messages:
-            if message._standing.failure is not None:
+            standing = message._standing
+            if standing.failure is not None:
                 block.failed.append(index)
+            elif standing.children is not None:
+                parents.append(index)
             elif (group := groups.get(message.batcher)) is not None:
                 group.append(index)
             elif not self._batchers:
@@ -98,10 +69,54 @@ class Outcomes:
             else:
                 block.fail(index, self.no_batcher(repr(message.batcher), "handle_message"))
         for name, indexes in groups.items():
-            if indexes and isinstance(self._batchers[name], TableBatcher):
-                self._write_rows(name, block, indexes)
-            elif indexes:
-                self._stage(name, block, indexes)
+            if indexes:
+                self._write(name, block, indexes)
+        if parents:
+            self._route_children(block, parents)
+
+    def _route_children(self, block: Block, parents: list[int]) -> None:
+        """Write the children of messages for their batchers; none of a message of which a child fails."""
+        # Without the payloads: a message may have thousands of children.
+        payloads = pa.nulls(block.rows.num_rows, pa.binary())
+        rows = block.rows.set_column(block.rows.schema.get_field_index("data"), "data", payloads)
+        pairs = [(index, child) for index in parents for child in block.messages[index]._standing.children or ()]
+        at = [index for index, _ in pairs]
+        family = Block(rows, block.window, [child for _, child in pairs], at=at)
+        groups = {name: list[int]() for name in self._batchers}
+        for number, child in enumerate(family.messages):
+            if (group := groups.get(child.batcher)) is not None:
+                group.append(number)
+            elif self._batchers:
+                family.fail(number, self.no_batcher(repr(child.batcher), "handle_message"))
+        built = {name: self._columns.build(name, family, numbers) for name, numbers in groups.items() if numbers}
+        failed: dict[int, Message] = {}
+        for number in sorted(family.failed):
+            failed.setdefault(at[number], family.messages[number])
+        waiting = set[int]()
+        for name, (columns, fitting) in built.items():
+            kept = [place for place, number in enumerate(fitting) if at[number] not in failed]
+            if self._columns.wait(name):
+                waiting.update(at[fitting[place]] for place in kept)
+            if kept:
+                taken = [column.take(pa.array(kept, pa.int64())) for column in columns]
+                self._put(name, family, taken, [fitting[place] for place in kept])
+        for index in parents:
+            if index in failed:
+                block.messages[index] = block.messages[index]._failed_as(failed[index])
+                block.failed.append(index)
+            elif index not in waiting:
+                block.done.append(index)
+        if waiting:
+            self._await_children(block, sorted(waiting))
+
+    def _await_children(self, block: Block, parents: list[int]) -> None:
+        """Write which messages end when their children do, and how they are settled."""
+        rows = block.take(["position", "data"], parents)
+        size = pc.binary_length(rows.column("data")).cast(pa.int64())
+        waiting = pa.RecordBatch.from_arrays([rows.column("position"), size], schema=PARENTS)
+        self.write(parents_table(self._step.receive_id), block.window, waiting)
+        told = told_by(block.rows, [(index, block.messages[index]) for index in parents])
+        self.write(told_table(self._step.receive_id), block.window, told)
 
     def batched(
         self,
@@ -125,13 +140,33 @@ class Outcomes:
         block, options = Block(batch, window, messages), self._batchers[name]
         block.failed.extend(index for index, message in enumerate(messages) if message.failure is not None)
         if done := [index for index, message in enumerate(messages) if message.failure is None]:
-            self._write_rows(name, block, done, batch_id)
-        can_rescue = isinstance(options, Batcher) and options.rescue
+            self._write(name, block, done, batch_id)
+
+        def may_rescue(message: Message) -> bool:
+            return isinstance(options, Batcher) and options.rescue and message._row in called
+
+        if block.has_children:
+            self._set_children_apart(block, may_rescue)
         self._finish(
-            block,
-            lambda message: can_rescue and message._row in called,
-            lambda rescued: self._write_rows(name, block, [index for index, _ in rescued], batch_id),
+            block, may_rescue, lambda rescued: self._write(name, block, [index for index, _ in rescued], batch_id)
         )
+
+    def _set_children_apart(self, block: Block, may_rescue: Callable[[Message], bool]) -> None:
+        """Write what children say of their messages, which end later, and leave the other messages in a block."""
+        children = [(index, one) for index, one in enumerate(block.messages) if one.child is not None]
+        told = told_by(block.rows, children, [one for _, one in children if may_rescue(one)])
+        self.write(told_table(self._step.receive_id), block.window, told)
+        for indexes in block.done, block.failed:
+            indexes[:] = [index for index in indexes if block.messages[index].child is None]
+
+    def ended_parents(
+        self, rows: pa.RecordBatch, window: str, messages: list[Message], may_rescue: Callable[[Message], bool]
+    ) -> None:
+        """Record messages whose children are at their end, one for each row. One that is rescued leaves no row."""
+        block = Block(rows, window, messages)
+        for index, message in enumerate(messages):
+            (block.done if message.failure is None else block.failed).append(index)
+        self._finish(block, may_rescue, lambda rescued: block.done.extend(index for index, _ in rescued))
 
     def failed(self, batch: pa.RecordBatch, window: str, failures: Sequence[Failure]) -> None:
         """Record rows that fail for good, each for its own reason."""
@@ -172,79 +207,45 @@ class Outcomes:
         reason = f"no batcher {words(batcher, 200)}; there are {sorted(self._batchers)}"
         return Failure("unknown batcher", reason, "", stage)
 
-    def _write_rows(self, name: str, block: Block, indexes: list[int], batch_id: str | None = None) -> None:
-        row_type = self._row_types.get(name)
+    def _write(self, name: str, block: Block, indexes: list[int], batch_id: str | None = None) -> None:
+        """Write messages for a batcher: to where they wait for their batch, or, of a batch, to its table."""
+        self._put(name, block, *self._columns.build(name, block, indexes, batch_id), batch_id)
 
-        def build(some: list[Message]) -> list[pa.Array]:
-            data = [one.data for one in some]
-            columns = row_type.columns(data) if row_type else [pa.array(map(_json, data), pa.string())]
-            return [*columns, pa.array([one.batch_key for one in some], pa.string())]
-
-        columns, fitting = self._fitting(build, block, indexes)
-        if fitting:
-            self._write_columns(name, block.take(IDENTITY, fitting), block.window, columns, batch_id)
+    def _put(
+        self, name: str, block: Block, columns: list[pa.Array], fitting: list[int], batch_id: str | None = None
+    ) -> None:
+        """Write what `_columns` built."""
+        if not fitting:
+            return
+        if self._columns.wait(name, batch_id):
+            self.tally.counts[f"staged:{name}"] += len(fitting)
+            *handled, own = columns
+            rows = staged_rows(block.take(DELIVERY, fitting), handled, own, block.children(fitting))
+            self._sink.write(staged_table(self._step.receive_id, name), block.window, rows)
+        else:
+            children = block.children(fitting)
+            self._write_columns(name, block.take(IDENTITY, fitting), block.window, columns, batch_id, children)
             block.done.extend(fitting)
 
     def _write_columns(
-        self, name: str, rows: pa.RecordBatch, window: str, columns: list[pa.Array], batch_id: str | None = None
+        self,
+        name: str,
+        rows: pa.RecordBatch,
+        window: str,
+        columns: list[pa.Array],
+        batch_id: str | None = None,
+        children: pa.Array | None = None,
     ) -> None:
         """Write rows of a batcher's table: the columns of its data, and then their batch keys."""
-        count, row_type = rows.num_rows, self._row_types.get(name)
+        count, row_type = rows.num_rows, self._columns.row_types.get(name)
         self.tally.counts[f"rows:{name}"] += count
         self.tally.keys(name, columns[-1])
         names = [*(row_type.schema.names if row_type else ["data"]), "batch_key"]
         table = dict(zip(names, columns, strict=True)) | {one: rows.column(one) for one in IDENTITY}
         table["batch_id"] = pa.nulls(count, pa.string()) if batch_id is None else pa.repeat(batch_id, count)
         table["receive_id"] = pa.repeat(self._step.receive_id, count)
+        table["child"] = pa.nulls(count, pa.int32()) if children is None else children
         self._sink.write(name, window, pa.RecordBatch.from_pydict(table))
-
-    def _stage(self, name: str, block: Block, indexes: list[int]) -> None:
-        """Write the messages of a batcher with a callback to where they wait for their batch."""
-        model, partition_by = self._batchers[name].table_schema, self._partition_by[name]
-        partitions = block.rows.column("partition") if partition_by == SOURCE else None
-        if partition_by is not None and partitions is None:
-            indexes, partitions = self._partitioned(partition_by, block, indexes)
-        columns, fitting = self._fitting(lambda some: handled_columns(some, model), block, indexes)
-        if fitting:
-            self.tally.counts[f"staged:{name}"] += len(fitting)
-            own = None if partitions is None else partitions.take(pa.array(fitting, pa.int64()))
-            rows = staged_rows(block.take(DELIVERY, fitting), columns, own)
-            self._sink.write(staged_table(self._step.receive_id, name), block.window, rows)
-
-    def _partitioned(self, function: Any, block: Block, indexes: list[int]) -> tuple[list[int], pa.Array]:
-        """The indexes of the messages that have a partition, and the partitions by index."""
-        messages, found = partitioned(function, [block.messages[index] for index in indexes], self.watch)
-        by_index: list[str | None] = [None] * len(block.messages)
-        kept = []
-        for index, message, partition in zip(indexes, messages, found, strict=True):
-            by_index[index] = partition
-            if message.failure is None:
-                kept.append(index)
-            else:
-                block.fail(index, message.failure)
-        return kept, pa.array(by_index, pa.string())
-
-    def _fitting(
-        self, build: Callable[[list[Message]], list[pa.Array]], block: Block, indexes: list[int]
-    ) -> tuple[list[pa.Array], list[int]]:
-        """Build the columns of the messages that fit; one by one only if one does not.
-
-        Building runs code of the models' own, which may raise anything.
-        """
-        messages = [block.messages[index] for index in indexes]
-        if not self.watch.exact:
-            with self.watch.busy("lake", messages), suppress(BaseException):
-                return build(messages), indexes
-        fitting, built = [], []
-        for index, message in zip(indexes, messages, strict=True):
-            with self.watch.busy("lake", [message]):
-                try:
-                    built.append(build([message]))
-                except BaseException as error:
-                    block.fail(index, Failure.of(error, "lake"))
-                else:
-                    fitting.append(index)
-        return [pa.concat_arrays(column) for column in zip(*built, strict=True)], fitting
 
     def _finish(
         self,
@@ -317,33 +318,3 @@ class Outcomes:
             table[name] = pa.repeat(value, rows.num_rows) if isinstance(value, str) else pa.array(value, pa.string())
         schema = pa.schema([field for field in OUTCOMES if field.name != "window"])
         self._sink.write("outcomes", window, pa.RecordBatch.from_pydict(table, schema=schema))
-
-
-def partitioned(
-    function: Callable[[Message], object], messages: Sequence[Message], watch: Watch
-) -> tuple[list[Message], list[str | None]]:
-    """Ask for the partition of each message; one without has failed, if it had not before."""
-    given, found = list[Message](), list[str | None]()
-    for message in messages:
-        partition = None
-        if message.failure is None:
-            with watch.busy("partition_by", [message]):
-                try:
-                    partition = partition_of(function, message)
-                except BaseException as error:
-                    message = message._rejected(Failure.of(error, "partition_by"))  # noqa: PLW2901
-        given.append(message)
-        found.append(partition)
-    return given, found
-
-
-def _json(data: Any) -> str:
-    """Data for a column of JSON, which has no NaN and no infinity: they become null, as pydantic has it."""
-    if isinstance(data, bytes):
-        try:
-            return json.dumps(data.decode())
-        except UnicodeDecodeError:  # the batch is handled: data that is no text must not fail it now
-            return json.dumps({"base64": b64encode(data).decode()})
-    if isinstance(data, BaseModel):
-        return encode(data)[0].decode()
-    return to_json(data, inf_nan_mode="null").decode()

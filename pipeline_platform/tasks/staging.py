@@ -36,10 +36,12 @@ STAGED = pa.schema(
         ("on_failure", pa.string()),
         ("size", pa.int64()),
         ("own", pa.string()),
+        ("child", pa.int32()),
     ]
 )
 """The delivery, and what handling made of its data. `size` is the bytes of both payloads: batches are cut by it. `own`
-is the partition that it is batched in, by `partition_by`; `partition` is the source's."""
+is the partition that it is batched in, by `partition_by`; `partition` is the source's. The row of a `child` lacks the
+payload as delivered, which thousands may share."""
 
 CUT_BY = ["batch_key", "position", "size", "batch_mode", "source", "partition", "sequence", "own"]
 """What cutting reads of it."""
@@ -66,12 +68,13 @@ def handled_columns(messages: Sequence[Message], model: type[BaseModel] | None) 
     return [pa.array(values, STAGED.field(name).type) for name, values in columns]
 
 
-def staged_rows(delivered: pa.RecordBatch, handled: Sequence[pa.Array], own: pa.Array | None = None) -> pa.RecordBatch:
-    """Put the columns `DELIVERY`, those of `handled_columns` and the partitions together."""
+def staged_rows(
+    delivered: pa.RecordBatch, handled: Sequence[pa.Array], own: pa.Array, child: pa.Array
+) -> pa.RecordBatch:
+    """Put the columns `DELIVERY`, those of `handled_columns`, the partitions and the numbers of children together."""
     value, *_ = handled
-    own = pa.nulls(delivered.num_rows, pa.string()) if own is None else own
     sizes = [pc.fill_null(pc.binary_length(column), 0).cast(pa.int64()) for column in (delivered.column("data"), value)]
-    return pa.RecordBatch.from_arrays([*delivered.columns, *handled, pc.add(*sizes), own], schema=STAGED)
+    return pa.RecordBatch.from_arrays([*delivered.columns, *handled, pc.add(*sizes), own, child], schema=STAGED)
 
 
 def to_be_cut(rows: pa.Table, window: str) -> pa.Table:
@@ -102,11 +105,13 @@ def staged_messages(
 
 def _undecoded(rows: pa.RecordBatch, batcher: str, settling: Settling) -> Iterator[Message]:
     standing = Standing(Delivery(rows, settling))
-    names = [name for name in _HANDLED if name != "encoding"]
+    names = [*(name for name in _HANDLED if name != "encoding"), "child"]
     for row, cells in enumerate(zip(*(rows.column(name).to_pylist() for name in names), strict=True)):
-        value, key, mode, on_success, on_failure = cells
+        value, key, mode, on_success, on_failure, child = cells
         message = Message(value, row, standing if mode == BULK else standing._replace(batch_mode=mode))
         message.batcher, message.batch_key = batcher, key
         if on_success is not None or on_failure is not None:
             message = message.configure_ack(on_success=on_success, on_failure=on_failure)
+        if child is not None:
+            message = message._but(child=child)
         yield message

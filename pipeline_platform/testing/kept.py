@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -12,11 +12,14 @@ from pipeline_platform.model.options import Batcher
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks import cut
 from pipeline_platform.tasks.batch import Batch, HandleBatches
+from pipeline_platform.tasks.block import Block
+from pipeline_platform.tasks.fan_out import TOLD, parents_table, told_table
 from pipeline_platform.tasks.fork import Written
 from pipeline_platform.tasks.handle import Handler
 from pipeline_platform.tasks.in_order import FindPartitions, found_table
 from pipeline_platform.tasks.order import in_source_order
-from pipeline_platform.tasks.outcomes import Block, Outcomes
+from pipeline_platform.tasks.outcomes import Outcomes
+from pipeline_platform.tasks.parents import parents_of
 from pipeline_platform.tasks.staging import CUT_BY, staged_messages, staged_table, to_be_cut
 from pipeline_platform.tasks.step import Step
 
@@ -32,12 +35,45 @@ class Kept(Outcomes):
         self._files = Written()
         super().__init__(step, self._files, instance)
         self._instance, self.ended = instance, dict[int, Message]()
+        self._children: dict[int, dict[int, Message]] = {}
 
     def settle(self, block: Block) -> None:
         """Record messages, and keep them."""
         super().settle(block)
         positions = block.rows.column("position").to_pylist()
         self.ended |= {positions[index]: block.messages[index] for index in (*block.done, *block.failed)}
+
+    def handled(self, batch: pa.RecordBatch, window: str, messages: list[Message]) -> None:
+        """Record messages, and keep their children."""
+        for position, message in zip(batch.column("position").to_pylist(), messages, strict=True):
+            self._children[position] = dict(enumerate(message._standing.children or ()))
+        super().handled(batch, window, messages)
+
+    def batched(
+        self,
+        name: str,
+        batch: pa.RecordBatch,
+        window: str,
+        messages: list[Message],
+        batch_id: str,
+        called: Container[int] = (),
+    ) -> None:
+        """Record a batch, and keep the children in it."""
+        super().batched(name, batch, window, messages, batch_id, called)
+        for position, message in zip(batch.column("position").to_pylist(), messages, strict=True):
+            if message.child is not None:
+                self._children[position][message.child] = message
+
+    @property
+    def successful(self) -> list[Message]:
+        """Messages that are handled, in order; in the place of one with children these."""
+        ended = [self.ended[position] for position in sorted(self.ended)]
+        return [
+            one
+            for message in ended
+            if message.failure is None
+            for one in ([message] if message._standing.children is None else message._standing.children)
+        ]
 
     def written(self, table: str) -> pa.Table:
         """What was recorded in a table; there has to be something."""
@@ -55,7 +91,22 @@ class Kept(Outcomes):
                 for batch in self._cut(task, window, options):
                     task.handle(batch, self)
                     infos += [] if batch.failure else [batch.info]
+        self._end_parents(rows, window)
         return infos
+
+    def _end_parents(self, rows: pa.RecordBatch, window: str) -> None:
+        written = {table for table, *_ in self._files.batches}
+        names = [table(self._step.receive_id) for table in (parents_table, told_table)]
+        if names[0] not in written:
+            return
+        parents, told = (self.written(name) if name in written else TOLD.empty_table() for name in names)
+        rows = rows.filter(pc.is_in(rows["position"], parents["position"].combine_chunks()))
+        messages, may_rescue = parents_of(rows, told, self._step.settling)
+        for index, position in enumerate(rows["position"].to_pylist()):
+            if messages[index].failure is None:
+                children = self._children[position]
+                messages[index] = messages[index]._but(children=tuple(children[number] for number in sorted(children)))
+        self.ended_parents(rows, window, messages, may_rescue)
 
     def _in_order(self, rows: pa.RecordBatch, window: str) -> pa.RecordBatch:
         """The rows that have a partition, in the order of their source; all, where nothing has a partition."""

@@ -51,7 +51,8 @@ class Acknowledged:
     """What would be acknowledged.
 
     Attributes:
-        successful: Messages that are handled, in the order of their data, as the last callback left them.
+        successful: Messages that are handled, in the order of their data, as the last callback left them; in the place
+            of one of which `handle_message` made a list, those of the list.
         failed: Messages that failed, in the order of their data, as `handle_failed` left them.
         batches: The batches that were made for `handle_batch`, batcher by batcher.
         actions: What the source would be told of each message, in the order of the data.
@@ -150,7 +151,7 @@ def _test(
     kept = Kept(step, pipeline if isinstance(pipeline, Pipeline) else kind())
     batches = kept.handle(_received(deliveries, window), window, batch_mode)
     ended = [kept.ended[position] for position in sorted(kept.ended)]
-    successful = [message for message in ended if message.status == "ok"]
+    successful = kept.successful
     failed = [message for message in ended if message.status == "failed"]
     told = {row["message_id"]: row["action"] for row in kept.written("outcomes").to_pylist()}
     if acknowledger is not None:

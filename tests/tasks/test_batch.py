@@ -97,6 +97,7 @@ def staged(*data: Any, key: str = "k", batch: int = 0, full: bool = False) -> St
         "on_failure": pa.nulls(len(data), pa.string()),
         "size": pa.repeat(pa.scalar(1, pa.int64()), len(data)),
         "own": pa.nulls(len(data), pa.string()),
+        "child": pa.nulls(len(data), pa.int32()),
     }
     return Staged(pa.RecordBatch.from_pydict(columns, schema=STAGED), key, batch, full)
 

@@ -1,0 +1,110 @@
+"""Parents: messages that end when all their children did, which share their fate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pipeline_platform.lake.reader import Range, keys_of
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.failure import Failure
+from pipeline_platform.model.message import Message
+from pipeline_platform.model.settling import Settling
+from pipeline_platform.tasks.fan_out import PARENTS, TOLD
+from pipeline_platform.tasks.in_order import HandleInOrder
+from pipeline_platform.tasks.outcomes import Outcomes
+
+
+@dataclass(frozen=True)
+class EndParents(HandleInOrder):
+    """Task `n` of `tasks` records what became of its share of the parents.
+
+    Attributes:
+        plan: The files of `PARENTS`.
+        told: The files of `TOLD`.
+        tasks: How many tasks there are.
+    """
+
+    told: Sequence[Range] = ()
+    tasks: int = 1
+    in_order = False
+
+    def _planned(self, index: int) -> Iterator[pa.Table]:
+        parents = _read(self.lake, self.plan, PARENTS).sort_by("position")
+        first, end = (parents.num_rows * number // self.tasks for number in (index, index + 1))
+        yield parents.slice(first, end - first)
+
+    @cached_property
+    def _all_told(self) -> pa.Table:
+        return _read(self.lake, self.told, TOLD)
+
+    def _handle(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes, until: float | None) -> int:
+        del until  # a message took its permit when it was handled
+        messages, may_rescue = parents_of(rows, self._all_told, self.settling)
+        outcomes.ended_parents(rows, window, messages, may_rescue)
+        return len(rows)
+
+    def _blamed(self) -> str:
+        return "handle_failed"
+
+
+def failed_keys(lake: Lake, told: Sequence[Range]) -> pa.Array:
+    """Source and id of the parents that failed, by `keys_of`."""
+    rows = _read(lake, told, TOLD)
+    failed = rows.filter(pc.is_valid(rows["kind"]))
+    return pc.unique(keys_of(failed, "source", "message_id"))
+
+
+def _read(lake: Lake, files: Sequence[Range], schema: pa.Schema) -> pa.Table:
+    """The rows of whole files."""
+    tables = [schema.empty_table()]
+    for file in files:
+        with lake.open_input(file.path) as opened:
+            tables.append(pq.read_table(opened, schema=schema))
+    return pa.concat_tables(tables)
+
+
+def parents_of(
+    rows: pa.RecordBatch, told: pa.Table, settling: Settling
+) -> tuple[list[Message], Callable[[Message], bool]]:
+    """The parents of some rows, ok or failed as their first child that failed, and whether one may be rescued.
+
+    Args:
+        rows: As they were received.
+        told: Rows of `TOLD`, of these and others.
+        settling: How the source is told of them.
+    """
+    theirs = told.filter(pc.is_in(told["position"], rows["position"])).sort_by("child")
+    by_position: dict[int, list[dict[str, object]]] = {}
+    for one in theirs.to_pylist():
+        by_position.setdefault(one["position"], []).append(one)
+    messages, rescuable = list[Message](), set[int]()
+    for parent, position in zip(Message.each(rows, settling), rows["position"].to_pylist(), strict=True):
+        message, said = parent, by_position.get(position, [])
+        for one in said:
+            if one["on_success"] or one["on_failure"]:  # the last one counts
+                message = message._but(actions=(one["on_success"], one["on_failure"]))
+        first = next((one for one in said if one["kind"] is not None), None)
+        if first is not None:
+            message = _failed(message, first)
+            if first["may_rescue"]:
+                rescuable.add(message._row)
+        messages.append(message)
+    return messages, lambda message: message._row in rescuable
+
+
+def _failed(parent: Message, told: dict[str, object]) -> Message:
+    """A parent, failed and settled as its child says."""
+    kind, reason, traceback, stage, batcher, key = (
+        str(told[name]) for name in ("kind", "reason", "traceback", "stage", "batcher", "batch_key")
+    )
+    failure = Failure(kind, reason, traceback, stage, bool(told["retry"]))
+    actions = (told["on_success"], told["on_failure"]) if told["on_success"] or told["on_failure"] else None
+    child = parent._but(failure=failure, actions=actions)
+    child.batcher, child.batch_key = batcher, key
+    return parent._failed_as(child)

@@ -1,0 +1,250 @@
+"""Fan-out: `handle_message` returns a list of messages, which share the fate of the one that they are made from."""
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline_platform import testing
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.message import Message
+from pipeline_platform.model.options import Batcher, PipelineError, Processors, TableBatcher
+from pipeline_platform.tasks.staging import staged_table
+from tests.fixtures.families import FAULTS, SHOWN, Families, Word
+from tests.fixtures.small_lake import handled, outcomes, rows_of
+
+
+@pytest.fixture
+def lake(tmp_path):
+    return Lake(root=str(tmp_path))
+
+
+def words(messages: list[Message]) -> list[tuple[int | None, str]]:
+    return [(one.child, one.data["word"] if isinstance(one.data, dict) else one.data.word) for one in messages]
+
+
+def test_a_list_of_rows_is_one_message_that_is_handled(lake):
+    manifest = handled(lake, Families, b"lake=a lake=b lake=c", b"plain")
+
+    rows = rows_of(lake, "families", manifest, "lake")
+    assert sorted((row["message_id"], row["child"] or 0, row["word"]) for row in rows) == [
+        ("m0", 0, "a"),
+        ("m0", 1, "b"),
+        ("m0", 2, "c"),
+        ("m1", 0, "plain"),
+    ]
+    assert [row["child"] for row in rows if row["message_id"] == "m1"] == [None], "no list, no child"
+    assert outcomes(lake, "families", manifest) == {"m0": "handled", "m1": "handled"}
+    assert manifest.total("handled") == manifest.rows("outcomes") == 2
+
+
+def test_an_empty_list_is_handled_and_leaves_no_row(lake):
+    manifest = handled(lake, Families, b"", b"plain")
+
+    assert outcomes(lake, "families", manifest) == {"m0": "handled", "m1": "handled"}
+    assert [row["message_id"] for row in rows_of(lake, "families", manifest, "lake")] == ["m1"]
+
+
+def test_children_that_wait_for_a_batch_hold_their_message_back(lake):
+    manifest = handled(lake, Families, b"lake=a left=b left=c", b"plain")
+
+    assert outcomes(lake, "families", manifest) == {"m1": "handled"}
+    waiting = rows_of(lake, "families", manifest, staged_table("r1", "left"))
+    assert [(row["child"], row["data"]) for row in waiting] == [(1, None), (2, None)], "no copy of the payload for each"
+
+
+@pytest.mark.parametrize("careful", [False, True])
+@pytest.mark.parametrize("fault", ["nowhere=a", "lake=misfit", "left=set", "right=failed"])
+def test_where_a_child_fails_no_row_of_its_siblings_is_written(lake, fault, careful):
+    manifest = handled(lake, Families, f"lake=a {fault} left=b".encode(), b"plain", careful=careful)
+
+    assert outcomes(lake, "families", manifest) == {"m0": "failed", "m1": "handled"}
+    assert [row["word"] for row in rows_of(lake, "families", manifest, "lake")] == ["plain"]
+    assert rows_of(lake, "families", manifest, staged_table("r1", "left")) == []
+    (failure,) = rows_of(lake, "families", manifest, "failed")
+    assert (failure["kind"], failure["data"]) == (FAULTS[fault], f"lake=a {fault} left=b".encode())
+
+
+class Strange(Families):
+    """Returns lists of odd things."""
+
+    name = "strange"
+    before: list[Message] = []
+
+    def handle_message(self, message: Message, context: Any) -> Any:
+        put = message.put({"word": "a"}, batcher="lake")
+        odd = {
+            b"many": [put] * 10_001,
+            b"most": [put] * 10_000,
+            b"none": [put, None],
+            b"other": [put, *self.before],
+            b"nested": [[put]],
+            b"tuple": (put,),
+            b"set": {},
+            b"twice": [put, put],
+        }
+        self.before[:] = [put]
+        return odd.get(message.data, put)
+
+    def transform(self, event: Message) -> Any:
+        return [event] if event.data == b"early" else event
+
+
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        (b"many", "handle_message returned 10,001 messages for one, which may have 10,000"),
+        (b"none", "handle_message must return messages made from the one it was given; number 1 is NoneType"),
+        (b"other", "number 1 is another Message"),
+        (b"nested", "number 0 is list"),
+        (b"tuple", "handle_message must return a Message or a list of Messages, got tuple"),
+        (b"set", "got dict"),
+        (b"early", "transform must return a Message, got list"),
+    ],
+)
+def test_a_list_that_is_none_fails_its_message_alone(lake, payload, reason):
+    manifest = handled(lake, Strange, b"1", payload, b"3")
+
+    assert outcomes(lake, "strange", manifest) == {"m0": "handled", "m1": "failed", "m2": "handled"}
+    (failure,) = rows_of(lake, "strange", manifest, "failed")
+    assert reason in failure["reason"]
+
+
+def test_as_many_children_as_are_allowed_and_the_same_one_twice_are_children_of_their_own(lake):
+    manifest = handled(lake, Strange, b"most", b"twice", careful=True)
+
+    children = [(row["message_id"], row["child"]) for row in rows_of(lake, "strange", manifest, "lake")]
+    assert sorted(children) == [*(("m0", n) for n in range(10_000)), ("m1", 0), ("m1", 1)]
+
+
+@pytest.mark.parametrize(("threads", "careful"), [(3, False), (1, True), (3, True)])
+def test_in_threads_and_forks_a_message_that_ends_its_worker_fails_alone(lake, threads, careful):
+    class Threaded(Families):
+        name = "threaded"
+        processors = Processors(threads=threads)
+
+    payloads = [b"lake=a left=b", b"leave" if careful else b"nowhere=a", b"lake=c lake=d"]
+    manifest = handled(lake, Threaded, *payloads, careful=careful)
+
+    assert outcomes(lake, "threaded", manifest) == {"m1": "failed", "m2": "handled"}, "m0 waits"
+    assert sorted(row["word"] for row in rows_of(lake, "threaded", manifest, "lake")) == ["a", "c", "d"]
+
+
+def test_each_child_has_a_partition_of_its_own(lake):
+    class Parted(Families):
+        name = "parted"
+        batchers = {"left": Batcher(partition_by=lambda message: ord(message.data["word"]) - ord("a"))}
+
+    manifest = handled(lake, Parted, b"left=c left=a", b"left=a left=A")
+
+    waiting = rows_of(lake, "parted", manifest, staged_table("r1", "left"))
+    assert [(row["message_id"], row["child"], row["own"]) for row in waiting] == [("m0", 0, "2"), ("m0", 1, "0")]
+    (failure,) = rows_of(lake, "parted", manifest, "failed")
+    assert (failure["stage"], failure["message_id"]) == ("partition_by", "m1")
+
+
+# Through the testing kit: batches included
+
+
+def test_a_test_gets_the_children_in_the_place_of_their_message():
+    told = testing.test_batch(Families, [b"left=b lake=a right=c", b"plain", b"", b"right=fail lake=d"])
+
+    assert words(told.successful) == [(0, "b"), (1, "a"), (2, "c"), (None, "plain")]
+    assert [(one.data, one.reason, one.child) for one in told.failed] == [(b"right=fail lake=d", "as told", None)]
+    assert told.actions == ["ack", "ack", "ack", "nack"] or told.actions[:3] == ["ack"] * 3
+    assert [info.size for info in told.batches] == [1, 2]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_handle_failed_sees_a_message_once_whichever_of_its_children_fail(fault):
+    SHOWN.clear()
+
+    told = testing.test_message(Families, f"lake=a {fault} {fault} right=b")
+
+    assert (told.successful, len(told.failed), len(SHOWN)) == ([], 1, 1)
+    failure = told.failed[0].failure
+    assert failure is not None
+    assert failure.kind == FAULTS[fault]
+    assert failure.stage
+
+
+def test_the_last_child_that_says_so_says_how_its_message_is_settled():
+    assert testing.test_message(Families, "left=ack lake=a").actions == ["noop"]
+    assert testing.test_message(Families, "left=a lake=a").actions == ["ack"]
+
+
+@pytest.mark.parametrize("rescue", [False, True])
+def test_of_a_message_that_is_rescued_after_its_batch_the_children_stay_cut(rescue):
+    class Rescuing(Families):
+        name = "rescuing"
+        batchers = {"lake": TableBatcher(schema=Word), "left": Batcher(schema=Word, rescue=rescue)}
+
+        def handle_failed(self, messages: list[Message], context: Any) -> list[Message]:
+            return [message.rescued() for message in messages]
+
+    told = testing.test_message(Rescuing, "lake=a left=fail left=b")
+
+    assert [(one.data, one.child) for one in told.successful] == (
+        [(b"lake=a left=fail left=b", None)] if rescue else []
+    )
+    assert len(told.failed) == (not rescue)
+
+
+def test_a_message_that_is_rescued_from_handling_goes_on_without_its_children(lake):
+    class Rescuing(Families):
+        name = "rescuing"
+        processors = Processors(rescue=True)
+
+        def handle_failed(self, messages: list[Message], context: Any) -> list[Message]:
+            return [message.put({"word": "mended"}, batcher="lake").rescued() for message in messages]
+
+    manifest = handled(lake, Rescuing, b"lake=a nowhere=b")
+
+    assert [(row["word"], row["child"]) for row in rows_of(lake, "rescuing", manifest, "lake")] == [("mended", None)]
+    assert outcomes(lake, "rescuing", manifest) == {"m0": "handled"}
+
+
+def test_children_stay_in_their_order_in_a_batch():
+    order = list("abcdefgh")
+    random.Random(1).shuffle(order)
+
+    told = testing.test_message(Families, " ".join(f"right={one}" for one in order))
+
+    assert [word for _, word in words(told.successful)] == order
+    assert [info.size for info in told.batches] == [8]
+
+
+_WORDS = st.sampled_from([*FAULTS, "lake=a", "left=b", "right=c", "left=ack"])
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.lists(_WORDS, max_size=4).map(" ".join) | st.just("plain"), min_size=1, max_size=8))
+def test_each_message_ends_once_and_fails_exactly_if_a_child_does(payloads):
+    told = testing.test_batch(Families, payloads)
+
+    failing = {
+        str(number)
+        for number, payload in enumerate(payloads)
+        # What its batch loses or fails with is each message's own, but for `raise`, which has a batch of its own.
+        if any(word in FAULTS for word in payload.split())
+    }
+    assert {one.message_id for one in told.failed} == failing
+    assert len(told.failed) == len(failing)
+    assert len(told.actions) == len(payloads)
+    expected = [
+        (str(number), len(payload.split()))
+        for number, payload in enumerate(payloads)
+        if str(number) not in failing and payload
+    ]
+    ids = [one.message_id for one in told.successful]
+    assert [(one, ids.count(one)) for one in dict.fromkeys(ids)] == expected
+
+
+def test_a_model_may_have_no_field_of_the_name_child():
+    class Parental(Word):
+        child: str
+
+    with pytest.raises(PipelineError, match="child"):
+        type("Named", (Families,), {"name": "named", "batchers": {"lake": TableBatcher(schema=Parental)}})
