@@ -89,6 +89,8 @@ def handle_messages(flow: Flow, receive: Receive) -> Manifest:
 def batch_messages(flow: Flow, receive: Receive, *batchers: str) -> dict[str, Manifest]:
     """Put messages through `handle_batch`, all batchers side by side. What a batcher wrote before is kept.
 
+    Once all batchers are done, messages end whose children waited for them.
+
     Args:
         flow: The pipeline and its resources.
         receive: Which; handled.
@@ -102,21 +104,22 @@ def batch_messages(flow: Flow, receive: Receive, *batchers: str) -> dict[str, Ma
     written = {name: flow.ledger.manifest(receive, f"batch-{name}") for name in names}
     staged = [name for name in names if handled.of_table(staged_table(receive.receive_id, name))]
     left = [name for name in staged if not written[name].notes]
-    if not left and not batching.parents_left(flow, receive, handled):
-        return written
-    expect_ours(flow, receive)
 
     def batch(name: str, most_tasks: int | None) -> None:
         started = time.monotonic()
         manifest = batching.batch(flow, receive, handled, name, most_tasks)
         written[name] = _written(flow, receive, f"batch-{name}", manifest, started)
 
-    with alive(flow, receive):
-        flow.session()  # made by one thread, for all of them
-        most = batching.most_tasks(flow, len(left))
-        batching.side_by_side({name: partial(batch, name, most) for name in left}, flow, receive)
-        if parents := batching.parents_left(flow, receive, handled):
-            started = time.monotonic()
+    if left:
+        expect_ours(flow, receive)
+        with alive(flow, receive):
+            flow.session()  # made by one thread, for all of them
+            most = batching.most_tasks(flow, len(left))
+            batching.side_by_side({name: partial(batch, name, most) for name in left}, flow, receive)
+    if parents := batching.parents_left(flow, receive, handled):
+        expect_ours(flow, receive)
+        started = time.monotonic()
+        with alive(flow, receive):
             _written(flow, receive, batching.PARENTS, batching.end_parents(flow, receive, parents), started)
     return written
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -39,14 +39,16 @@ class EndParents(HandleInOrder):
         first, end = (parents.num_rows * number // self.tasks for number in (index, index + 1))
         yield parents.slice(first, end - first)
 
-    @cached_property
-    def _all_told(self) -> pa.Table:
-        return _read(self.lake, self.told, TOLD)
+    def _blocks(self, index: int, rows: int) -> Iterator[pa.RecordBatch]:
+        for block in super()._blocks(index, rows):
+            # Of these messages alone: each child that failed has a traceback.
+            bounds = pc.min_max(block.column("position")).as_py()
+            within = [("position", ">=", bounds["min"]), ("position", "<=", bounds["max"])]
+            yield with_told(block, _read(self.lake, self.told, TOLD, filters=within))
 
     def _handle(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes, until: float | None) -> int:
         del until  # a message took its permit when it was handled
-        messages, may_rescue = parents_of(rows, self._all_told, self.settling)
-        outcomes.ended_parents(rows, window, messages, may_rescue)
+        outcomes.ended_parents(rows, window, *parents_of(rows, self.settling))
         return len(rows)
 
     def _blamed(self) -> str:
@@ -55,37 +57,39 @@ class EndParents(HandleInOrder):
 
 def failed_keys(lake: Lake, told: Sequence[Range]) -> pa.Array:
     """Source and id of the parents that failed, by `keys_of`."""
-    rows = _read(lake, told, TOLD)
-    failed = rows.filter(pc.is_valid(rows["kind"]))
-    return pc.unique(keys_of(failed, "source", "message_id"))
+    names = ["source", "message_id", "kind"]
+    rows = _read(lake, told, pa.schema([TOLD.field(name) for name in names]), columns=names)
+    return pc.unique(keys_of(rows.filter(pc.is_valid(rows["kind"])), *names[:2]))
 
 
-def _read(lake: Lake, files: Sequence[Range], schema: pa.Schema) -> pa.Table:
-    """The rows of whole files."""
+def _read(lake: Lake, files: Sequence[Range], schema: pa.Schema, **options: Any) -> pa.Table:
+    """What files hold."""
     tables = [schema.empty_table()]
     for file in files:
         with lake.open_input(file.path) as opened:
-            tables.append(pq.read_table(opened, schema=schema))
+            tables.append(pq.read_table(opened, **options))
     return pa.concat_tables(tables)
 
 
-def parents_of(
-    rows: pa.RecordBatch, told: pa.Table, settling: Settling
-) -> tuple[list[Message], Callable[[Message], bool]]:
+def with_told(rows: pa.RecordBatch, told: pa.Table) -> pa.RecordBatch:
+    """The rows of parents, with a column of what is told of each: rows of `TOLD`, by child."""
+    by_position: dict[int, list[dict[str, Any]]] = {position: [] for position in rows.column("position").to_pylist()}
+    for one in told.sort_by("child").to_pylist():
+        if one["position"] in by_position:
+            by_position[one["position"]].append(one)
+    return rows.append_column("told", pa.array(by_position.values(), pa.list_(pa.struct(list(TOLD)))))
+
+
+def parents_of(rows: pa.RecordBatch, settling: Settling) -> tuple[list[Message], Callable[[Message], bool]]:
     """The parents of some rows, ok or failed as their first child that failed, and whether one may be rescued.
 
     Args:
-        rows: As they were received.
-        told: Rows of `TOLD`, of these and others.
+        rows: As they were received, `with_told`.
         settling: How the source is told of them.
     """
-    theirs = told.filter(pc.is_in(told["position"], rows["position"])).sort_by("child")
-    by_position: dict[int, list[dict[str, object]]] = {}
-    for one in theirs.to_pylist():
-        by_position.setdefault(one["position"], []).append(one)
     messages, rescuable = list[Message](), set[int]()
-    for parent, position in zip(Message.each(rows, settling), rows["position"].to_pylist(), strict=True):
-        message, said = parent, by_position.get(position, [])
+    for parent, said in zip(Message.each(rows, settling), rows.column("told").to_pylist(), strict=True):
+        message = parent
         for one in said:
             if one["on_success"] or one["on_failure"]:  # the last one counts
                 message = message._but(actions=(one["on_success"], one["on_failure"]))
@@ -98,7 +102,7 @@ def parents_of(
     return messages, lambda message: message._row in rescuable
 
 
-def _failed(parent: Message, told: dict[str, object]) -> Message:
+def _failed(parent: Message, told: dict[str, Any]) -> Message:
     """A parent, failed and settled as its child says."""
     kind, reason, traceback, stage, batcher, key = (
         str(told[name]) for name in ("kind", "reason", "traceback", "stage", "batcher", "batch_key")

@@ -19,7 +19,7 @@ from pipeline_platform.tasks.handle import Handler
 from pipeline_platform.tasks.in_order import FindPartitions, found_table
 from pipeline_platform.tasks.order import in_source_order
 from pipeline_platform.tasks.outcomes import Outcomes
-from pipeline_platform.tasks.parents import parents_of
+from pipeline_platform.tasks.parents import parents_of, with_told
 from pipeline_platform.tasks.staging import CUT_BY, staged_messages, staged_table, to_be_cut
 from pipeline_platform.tasks.step import Step
 
@@ -101,7 +101,8 @@ class Kept(Outcomes):
             return
         parents, told = (self.written(name) if name in written else TOLD.empty_table() for name in names)
         rows = rows.filter(pc.is_in(rows["position"], parents["position"].combine_chunks()))
-        messages, may_rescue = parents_of(rows, told, self._step.settling)
+        rows = with_told(rows, told)
+        messages, may_rescue = parents_of(rows, self._step.settling)
         for index, position in enumerate(rows["position"].to_pylist()):
             if messages[index].failure is None:
                 children = self._children[position]
