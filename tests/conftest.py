@@ -26,6 +26,7 @@ pytest_plugins = [
         "tests.fixtures.table_queue",
         "tests.fixtures.control",
         "tests.fixtures.sqs_flow",
+        "tests.fixtures.telemetry",
     )
     if importlib.util.find_spec(name)
 ]
