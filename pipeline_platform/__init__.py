@@ -4,7 +4,7 @@ The front door: all that a pipeline or a connector needs, in one import. It load
 """
 
 from pipeline_platform.model.failure import Failure
-from pipeline_platform.model.message import BatchInfo, Message
+from pipeline_platform.model.message import BatchInfo, Message, ack_immediately
 from pipeline_platform.model.options import (
     Batcher,
     PipelineError,
@@ -49,5 +49,6 @@ __all__ = [
     "SourceAwayError",
     "SourceError",
     "TableBatcher",
+    "ack_immediately",
     "calls",
 ]

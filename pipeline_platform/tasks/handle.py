@@ -231,7 +231,7 @@ class Handle(Step):
         if until is not None:
             paced = partial(_begun_before, until)
         assert outcomes.pipeline is not None
-        messages = Handler(outcomes.pipeline, self.context, self.settling, paced, outcomes.watch).handle(rows)
+        messages = Handler(outcomes.pipeline, self.context, outcomes.settling, paced, outcomes.watch).handle(rows)
         outcomes.handled(rows.slice(0, len(messages)), window, messages)
         return len(messages)
 

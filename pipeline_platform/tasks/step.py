@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -12,6 +12,8 @@ from pipeline_platform.lake.writer import Writer
 from pipeline_platform.model.options import TableBatcher
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.settling import Settling
+from pipeline_platform.source.contract import Source
+from pipeline_platform.tasks.early import SourceTeller, Teller
 
 
 class Sink(Protocol):
@@ -32,6 +34,7 @@ class Step:
         origin: `source`, `failed` or `messages`: see `Receive.origin`.
         lake: Where tasks read and write.
         receive_id: Whose lease the messages are under.
+        source: What `ack_immediately` tells; None where the pipeline does not, or nobody is to be told.
     """
 
     pipeline: type[Pipeline]
@@ -40,6 +43,13 @@ class Step:
     origin: str
     lake: Lake
     receive_id: str
+    source: Source | None = field(default=None, kw_only=True)
+
+    def teller(self) -> Teller | None:
+        """What tells the source early; None where nobody does."""
+        if self.source is None:
+            return None
+        return SourceTeller(self.source, self.lake, self.pipeline.name, self.receive_id)
 
     def writer(self, name: str) -> Writer:
         """The files of one task; `name` is part of their names, for people who look."""
