@@ -36,8 +36,8 @@ class Given(TypedDict, total=False):
         redelivered: Whether the messages may have been delivered before; by default they were not.
         source: Whose words `configure_ack` takes, and whose `on_success` and `on_failure` hold. Nothing connects to
             it. A `DummySource` by default.
-        acknowledger: Called once with `(ack_ref, successful, failed)`, when all is done. `ack_immediately` calls it too,
-            with its messages, which are left out in the end.
+        acknowledger: Called once with `(ack_ref, successful, failed)`, when all is done. `ack_immediately` calls it
+            too, with its messages, which are left out in the end.
     """
 
     context: Mapping[str, Any] | None
