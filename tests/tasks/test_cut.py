@@ -3,10 +3,14 @@
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline_platform.model.message import Message
+from pipeline_platform.model.options import Splitter
 from pipeline_platform.tasks import cut
+from tests.fixtures.small_lake import batch_of
 
 WINDOWS = ("2026-01-01T0000", "2026-01-01T0100")
 
@@ -16,8 +20,8 @@ def waiting(*messages: dict[str, Any]) -> pa.Table:
     return pa.Table.from_pylist([{**plain, "position": n, **one} for n, one in enumerate(messages)], cut.MESSAGES)
 
 
-def batches(table: pa.Table, batch_size: int, batch_bytes: int = 10**9) -> list[tuple[list[int], bool]]:
-    return [(one["rows"], one["full"]) for one in cut.cut(table, batch_size, batch_bytes).to_pylist()]
+def batches(table: pa.Table, batch_size: int, batch_bytes: int = 10**9) -> list[tuple[list[int], str]]:
+    return [(one["rows"], one["trigger"]) for one in cut.cut(table, batch_size, batch_bytes).to_pylist()]
 
 
 def test_no_messages_make_no_batch():
@@ -28,16 +32,16 @@ def test_a_batch_never_exceeds_its_bytes_but_for_one_larger_message():
     sizes = (4, 4, 4, 30, 4, 10)
 
     assert batches(waiting(*({"size": size} for size in sizes)), 100, 10) == [
-        ([0, 1], True),
-        ([2], True),
-        ([3], True),
-        ([4], True),
-        ([5], False),
+        ([0, 1], "size"),
+        ([2], "size"),
+        ([3], "size"),
+        ([4], "size"),
+        ([5], "flush"),
     ]
 
 
 def test_a_batch_that_is_full_by_a_flushing_message_is_full():
-    assert batches(waiting({}, {"flush": True}, {"flush": True}), 2) == [([0, 1], True), ([2], False)]
+    assert batches(waiting({}, {"flush": True}, {"flush": True}), 2) == [([0, 1], "size"), ([2], "flush")]
 
 
 def test_batches_are_numbered_within_their_window_and_key():
@@ -59,6 +63,7 @@ MESSAGES = st.lists(
         {
             "window": st.sampled_from(WINDOWS),
             "batch_key": st.sampled_from(["a", "b", "../c"]),
+            "partition": st.sampled_from([None, "0", "3"]),
             "size": st.integers(0, 40),
             "flush": st.booleans(),
         }
@@ -68,21 +73,25 @@ MESSAGES = st.lists(
 
 
 @given(MESSAGES, st.integers(1, 5), st.integers(1, 100), st.randoms())
-def test_every_message_is_in_one_batch_of_its_own_window_and_key_in_its_order(
+def test_every_message_is_in_one_batch_of_its_own_window_partition_and_key_in_its_order(
     messages, batch_size, batch_bytes, random
 ):
     rows = [{**one, "position": 10 * n} for n, one in enumerate(messages)]
     random.shuffle(rows)
 
-    found = cut.cut(pa.Table.from_pylist(rows, cut.MESSAGES), batch_size, batch_bytes).to_pylist()
+    table = pa.Table.from_pylist(rows, cut.MESSAGES)
+    found = cut.cut(table, batch_size, batch_bytes, rest="timeout").to_pylist()
 
     assert sorted(row for one in found for row in one["rows"]) == list(range(len(rows)))
-    last: dict[tuple[str, str], int] = {}
+    last: dict[tuple[Any, ...], int] = {}
+    ended = set()
     for one in found:
         held = [rows[row] for row in one["rows"]]
         positions = [row["position"] for row in held]
-        key = (one["window"], one["batch_key"])
-        assert {(row["window"], row["batch_key"]) for row in held} == {key}
+        key = (one["window"], one["partition"], one["batch_key"])
+        assert {(row["window"], row["partition"], row["batch_key"]) for row in held} == {key}
+        assert key not in ended, "what no more messages come to is the last batch"
+        ended |= {key} if one["trigger"] == "timeout" else set()
         assert positions == sorted(positions)
         assert positions[0] > last.get(key, -1)
         last[key] = positions[-1]
@@ -90,3 +99,140 @@ def test_every_message_is_in_one_batch_of_its_own_window_and_key_in_its_order(
         assert one["size"] == sum(row["size"] for row in held)
         assert one["size"] <= batch_bytes or len(held) == 1
         assert not any(row["flush"] for row in held[:-1])
+
+
+# Partitions
+
+
+def test_batches_never_mix_partitions_and_are_numbered_within_each():
+    table = waiting({"partition": "7"}, {"partition": "0"}, {"partition": "7"}, {"partition": None}, {"partition": "0"})
+
+    found = cut.cut(table, 2).to_pylist()
+
+    assert [(one["partition"], one["number"], one["rows"], one["trigger"]) for one in found] == [
+        ("7", 0, [0, 2], "size"),
+        ("0", 0, [1, 4], "size"),
+        (None, 0, [3], "flush"),
+    ]
+
+
+def test_messages_need_have_no_column_of_partitions():
+    assert batches(waiting({}, {}).drop_columns("partition"), 2) == [([0, 1], "size")]
+
+
+# Splitters
+
+
+def weigh(message: Message, weight: int) -> tuple[str, int]:
+    """Batches of at least ten, as the payloads say."""
+    weight += int(message.data)
+    return ("emit" if weight >= 10 else "cont"), weight
+
+
+def collect(message: Message, seen: list[bytes]) -> tuple[str, list[bytes]]:
+    """Batches without a payload twice; changes its accumulator."""
+    seen.append(message.data)
+    return ("emit" if len(seen) == 2 else "cont"), seen
+
+
+def split(splitter: Splitter, *payloads: bytes, batch_bytes: int = 10**9, **columns: list[Any]) -> list[Any]:
+    """The payloads of each batch with its trigger; or why a message fails."""
+    told = list(Message.each(batch_of(*payloads)))
+    rows = [{name: values[n] for name, values in columns.items()} for n in range(len(payloads))]
+    found = cut.cut(waiting(*rows), splitter, batch_bytes, read=lambda rows: map(told.__getitem__, rows)).to_pylist()
+    return [
+        (one["failure"][:2], payloads[one["rows"][0]])
+        if one["failure"]
+        else ([payloads[row] for row in one["rows"]], one["trigger"])
+        for one in found
+    ]
+
+
+def test_a_splitter_ends_a_batch_with_the_message_that_it_emits_at():
+    splitter = Splitter(initial=0, step=weigh)
+
+    assert split(splitter, b"4", b"5", b"1", b"30", b"9", b"0") == [
+        ([b"4", b"5", b"1"], "size"),
+        ([b"30"], "size"),
+        ([b"9", b"0"], "flush"),
+    ], "the next batch begins with `initial`, and not with what was emitted"
+
+
+def test_each_window_and_key_has_an_accumulator_of_its_own():
+    keys = ["a", "b", "a", "b"]
+
+    assert split(Splitter(initial=0, step=weigh), b"9", b"9", b"1", b"0", batch_key=keys) == [
+        ([b"9", b"1"], "size"),
+        ([b"9", b"0"], "flush"),
+    ]
+
+
+def test_an_initial_that_is_changed_is_another_in_each_batch():
+    splitter = Splitter(initial=[], step=collect)
+
+    assert [held for held, _ in split(splitter, *b"1 2 3 4 5".split())] == [[b"1", b"2"], [b"3", b"4"], [b"5"]]
+    assert splitter.initial == []
+
+
+@pytest.mark.parametrize("columns", [{"flush": [False, True, False]}, {"size": [5, 5, 5]}])
+def test_a_batch_that_ends_otherwise_begins_the_accumulator_anew(columns):
+    found = split(Splitter(initial=0, step=weigh), b"6", b"0", b"9", batch_bytes=10, **columns)
+
+    assert [held for held, _ in found] == [[b"6", b"0"], [b"9"]]
+
+
+def test_a_splitter_that_never_ends_a_batch_leaves_that_to_the_most_that_a_batch_holds(monkeypatch):
+    monkeypatch.setattr(cut, "BATCH_MESSAGES", 2)
+
+    assert split(Splitter(initial=None, step=lambda message, acc: ("cont", acc)), b"1", b"2", b"3") == [
+        ([b"1", b"2"], "size"),
+        ([b"3"], "flush"),
+    ]
+
+
+NONSENSE = "a step must return ('emit', acc) or ('cont', acc), got "
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "reason"),
+    [
+        (ValueError("as told"), "ValueError", "as told"),
+        (SystemExit(3), "SystemExit", "3"),
+        (StopIteration(), "StopIteration", "StopIteration"),
+        (None, "TypeError", f"{NONSENSE}NoneType"),
+        ("emit", "TypeError", f"{NONSENSE}str"),
+        (("stop", 1), "TypeError", f"{NONSENSE}tuple of 2, beginning with str"),
+        (("emit",), "TypeError", f"{NONSENSE}tuple of 1, beginning with str"),
+        ((), "TypeError", f"{NONSENSE}tuple"),
+        ((True, 1), "TypeError", f"{NONSENSE}tuple of 2, beginning with bool"),
+    ],
+)
+@pytest.mark.parametrize("place", [0, 1, 2, 3])
+def test_a_splitter_fails_a_message_alone(answer, kind, reason, place):
+    def step(message: Message, weight: int) -> Any:
+        if message.data != b"0":
+            return weigh(message, weight)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    payloads = [b"4", b"6", b"2"]
+    payloads.insert(place, b"0")
+
+    found = split(Splitter(initial=0, step=step), *payloads)
+
+    assert sorted(found, key=str) == [
+        ([kind, reason], b"0"),
+        ([b"2"], "flush"),
+        ([b"4", b"6"], "size"),
+    ]
+
+
+def test_where_every_message_fails_there_is_no_batch():
+    def step(message: Message, acc: Any) -> Any:
+        raise ValueError(message.data.decode())
+
+    assert split(Splitter(initial=0, step=step), b"1", b"2") == [
+        (["ValueError", "1"], b"1"),
+        (["ValueError", "2"], b"2"),
+    ]
