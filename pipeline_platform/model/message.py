@@ -339,7 +339,7 @@ def ack_immediately(messages: Iterable[Message]) -> list[Message]:
         if settling.tell is None:
             raise RuntimeError(
                 f"{settling.source} is told at the end of the run: write acks_immediately = True into the pipeline's "
-                "class, and its tasks may tell it before"
+                "class, and its callbacks may tell it before; a splitter may not"
             )
         settling.tell(some)
     return given

@@ -1,11 +1,14 @@
 """Acknowledged before the decision: each message once as an outcome or an open failure, whatever dies."""
 
 import signal
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 
+from pipeline_platform.lake import decision
+from pipeline_platform.run import give_up, steps
 from pipeline_platform.run.clear_up import clear_up
 from pipeline_platform.run.flow import Flow
 from resources.table_queue import TableQueue
@@ -21,6 +24,17 @@ def settled(flow: Flow) -> dict[str, list[str]]:
     for row in decided.filter(decided["outcome"].is_in(["handled", "failed"])).sort("outcome").to_dicts():
         found.setdefault(row["data"].decode(), []).append(row["outcome"])
     return found
+
+
+def killed(flow: Flow, moment: str, folder: Path) -> str:
+    """Have a run killed, and its claim be over; return the receive that it left."""
+    process = get_context("spawn").Process(target=killed_at, args=(moment, str(folder)))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL, "it was not hit: the moment is gone"
+    (dead,) = flow.ledger.unfinished()
+    flow.control.end(dead)
+    return dead
 
 
 def test_a_run_tells_early_once_and_keeps_what_fails_later(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,19 +80,38 @@ def test_a_backfill_tells_nobody(filled: Filled) -> None:
     assert rows(flow, "failed")["state"].to_list() == ["open", "open"]
 
 
+@pytest.mark.parametrize("moment", ["KeepForgotten", "decide", "acknowledge"])
+def test_a_clear_up_that_fails_half_way_is_done_again(
+    filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    flow = filled(Early, [b"early", b"plain"])
+    dead = killed(flow, "before the decision", tmp_path)
+    # What the class says by then does not matter.
+    later = replace(flow, pipeline=type("Early", (Early,), {"acks_immediately": False}))
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("no space")
+
+    with monkeypatch.context() as patch:
+        room = {"KeepForgotten": give_up, "decide": decision, "acknowledge": steps}[moment]
+        patch.setattr(room, moment, fail)
+        assert clear_up(later) == []
+    assert clear_up(later) == [dead]
+    run(flow)
+
+    assert settled(flow) == {"early": ["failed"], "plain": ["handled"]}
+    assert rows(flow, "failed")["kind"].to_list() == ["not decided"]
+    assert flow.ledger.unfinished() == []
+
+
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_what_a_dead_run_acknowledged_early_is_an_open_failure(filled: Filled, tmp_path: Path, moment: str) -> None:
     flow = filled(Early, [b"early", b"plain", b"early too"])
-    process = get_context("spawn").Process(target=killed_at, args=(moment, str(tmp_path)))
-    process.start()
-    process.join()
-    (dead,) = flow.ledger.unfinished()
-    flow.control.end(dead)
+    dead = killed(flow, moment, tmp_path)
 
     assert clear_up(flow) == [dead]
     run(flow)
 
-    assert process.exitcode == -signal.SIGKILL, "it was not hit: the moment is gone"
     forgotten = {
         "before it is noted": set[bytes](),
         "before it is told": {b"early"},
