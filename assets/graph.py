@@ -15,7 +15,7 @@ from assets.windows import windows_of
 from pipeline_platform.imports import import_apart
 from pipeline_platform.lake.ledger import Origin, Receive
 from pipeline_platform.lake.selection import Selection
-from pipeline_platform.model.options import Batcher, shown
+from pipeline_platform.model.options import Batcher, Splitter, shown
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin, resume
@@ -78,7 +78,8 @@ def pipeline_assets(pipeline: type[Pipeline]) -> dg.AssetsDefinition:
     settled_outs = [*list(keys)[1:], *(spec.get_python_identifier() for spec in specs)]
     receive, acknowledge = _receive_op(pipeline), _acknowledge_op(pipeline, settled_outs)
     handle, commit = _step_op(pipeline, "handle_messages", _handle), _step_op(pipeline, "commit", _commit)
-    batches = [_batch_op(pipeline, name) for name, options in pipeline.batchers.items() if isinstance(options, Batcher)]
+    has_batches = any(isinstance(options, Batcher) for options in pipeline.batchers.values())
+    batches = [_step_op(pipeline, "handle_batches", _handle_batches)] if has_batches else []
     handle_failed = _step_op(pipeline, "handle_failed", _handle_failed)
     outs = {out: dg.GraphOut() for out in ("messages", *settled_outs)}
 
@@ -115,12 +116,17 @@ def _descriptions(pipeline: type[Pipeline]) -> dict[str, str]:
     for name, options in pipeline.batchers.items():
         rows = "" if options.table_schema is None else f" Columns: `{options.table_schema.__name__}`."
         how = (
-            f"What `handle_batch` made of batches of up to {options.batch_size}, {options.concurrency} at a time."
+            f"What `handle_batch` made of batches of up to {_size(options)}, {options.concurrency} at a time."
             if isinstance(options, Batcher)
             else "The rows that `handle_message` sent here."
         )
         descriptions[name] = f"{how}{rows} Each message once."
     return descriptions
+
+
+def _size(options: Batcher) -> str:
+    by_step = isinstance(options.batch_size, Splitter)
+    return f"{options.batch_bytes:,} bytes, cut by a splitter" if by_step else f"{options.batch_size} messages"
 
 
 _FLOWS: dict[str, Flow] = {}
@@ -288,14 +294,12 @@ def _handle(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> 
         context.log.warning(f"was told to stop: {given_back} messages were not begun, and are given back")
 
 
-def _batch_op(pipeline: type[Pipeline], batcher: str) -> dg.OpDefinition:
-    def batch(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
-        manifest = steps.batch_messages(flow, receive, batcher)
+def _handle_batches(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
+    """Gives batches of messages to `handle_batch`, all batchers side by side."""
+    for batcher, manifest in steps.batch_messages(flow, receive).items():
         log_said(context, manifest)
-        context.log.info(f"{manifest.total('batches')} batches, {manifest.total('handled')} messages")
-
-    description = f"Gives batches of messages for `{batcher}` to `handle_batch`."
-    return _step_op(pipeline, f"batch_{batcher}", batch, description)
+        batches, handled, failed = map(manifest.total, ("batches", "handled", "failed"))
+        context.log.info(f"{batcher}: {batches} batches, handled {handled}, failed {failed}")
 
 
 def _handle_failed(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:

@@ -27,8 +27,9 @@ from pipeline_platform.model.message import BatchInfo, Message
 from pipeline_platform.model.options import Batcher, Producer
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks import staging
-from pipeline_platform.tasks.batch import CutBatches, HandleBatches, plan_table
+from pipeline_platform.tasks.batch import HandleBatches
 from pipeline_platform.tasks.handle import Handle
+from pipeline_platform.tasks.plan import CutBatches, plan_table
 from pipeline_platform.tasks.receive import ReadShares
 from pipeline_platform.tasks.staging import staged_table
 from resources.table_queue import TableQueue
@@ -84,8 +85,9 @@ def steps(lake: Lake, queue: TableQueue, received: list[Range], turn: str) -> di
     started = time.process_time()
     handled = ran(Handle(**common, receive_id=turn, parts=[received]))
     middle = time.process_time()
+    options = Batched.batchers["default"]
     (staged,) = divide(handled.of_table(staged_table(turn, "default")), "batched", 1)
-    planned = ran(CutBatches(lake, "batched", turn, "default", 1_000, staged))
+    planned = ran(CutBatches(lake, "batched", turn, "default", options, queue.settling, staged))
     (plan,) = divide(planned.of_table(plan_table(turn, "default")), "batched", 1)
     cut = time.process_time()
     ran(HandleBatches(**common, receive_id=turn, batcher="default", staged=staged, plan=plan))

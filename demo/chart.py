@@ -19,7 +19,10 @@ _STAGES = {
     "acknowledge": ("acknowledged", "#31a354"),
 }
 """Ops at whose end a message counts as something, with a colour."""
-_COLOURS = {op: colour for op, (_, colour) in _STAGES.items()} | {"batch_alerts": "#6baed6", "handle_failed": "#fdae6b"}
+_COLOURS = {op: colour for op, (_, colour) in _STAGES.items()} | {
+    "handle_batches": "#6baed6",
+    "handle_failed": "#fdae6b",
+}
 
 
 def through(runs: Sequence[Run], op: str, zero: float) -> list[tuple[float, float]]:

@@ -12,6 +12,7 @@ from pipeline_platform.model.options import (
     Producer,
     RateLimiting,
     Retention,
+    Splitter,
     TableBatcher,
 )
 from pipeline_platform.model.payload import PayloadError
@@ -48,6 +49,7 @@ __all__ = [
     "Source",
     "SourceAwayError",
     "SourceError",
+    "Splitter",
     "TableBatcher",
     "calls",
 ]

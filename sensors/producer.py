@@ -110,6 +110,7 @@ def limits(pipeline: type[Pipeline], control: ControlStore, now: datetime, produ
         permits_soon=None if permits is None else control.spare(key, limit, min(ahead, options.interval)),
         permits_at=interval_end(limit, now) if limit else None,
         paused=control.paused(key),
+        batch_timeout=pipeline.batch_timeout(),
     )
 
 

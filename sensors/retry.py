@@ -46,7 +46,7 @@ def retry_sensor(pipeline: type[Pipeline], job: Any) -> dg.SensorDefinition:
                 return dg.SkipReason(f"run {driving} drives failures already")
         except ControlStoreError as error:
             return dg.SkipReason(str(error))
-        waiting, most = failed.chosen_by_window(), pipeline.processors.per_run
+        waiting, most = failed.chosen_by_window(), control.processors_of(pipeline).per_run
         if not waiting:
             return dg.SkipReason("no failure is due")
         runs = failed_in_a_row(pipeline, context.instance, now, origin="failed")

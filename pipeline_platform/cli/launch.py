@@ -91,7 +91,7 @@ def launch(
     waiting = failed.chosen_by_window()
     for neighbours in contiguous(pipeline, waiting):
         messages = sum(waiting[window] for window in neighbours)
-        expected = min(messages, pipeline.processors.per_run)
+        expected = min(messages, opened.control.processors_of(pipeline).per_run)
         request = run_request(pipeline, "failed", neighbours, expected=expected, selection=selection)
         partition = {"dagster/partition": request.partition_key} if request.partition_key else {}
         tags, of_module = {**request.tags, **partition}, module or deployment.chosen()

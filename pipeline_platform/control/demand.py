@@ -72,6 +72,7 @@ class Limits:
         permits_at: When the next interval of the limit begins.
         paused: Why nothing is to be asked for; None where the pipeline is not paused.
         empty_runs: The newest runs in a row that the source gave nothing.
+        batch_timeout: The shortest of the pipeline's batchers; None where none has one.
     """
 
     producer: Producer
@@ -81,6 +82,12 @@ class Limits:
     permits_at: datetime | None = None
     paused: str | None = None
     empty_runs: int = 0
+    batch_timeout: timedelta | None = None
+
+    @property
+    def patience(self) -> timedelta:
+        """How long messages wait that are not worth a run, or do not fill a batch."""
+        return min(self.producer.patience, self.batch_timeout or self.producer.patience)
 
     @property
     def per_run(self) -> int:
@@ -196,9 +203,9 @@ def decide(backlog: Backlog, limits: Limits, in_flight: InFlight, waited: timede
     """Decide how many messages one more run should take on, or why there should be none.
 
     A backlog is asked for as soon as what can be taken on of it makes a run worthwhile, or is as much as can be handled
-    before the next look; less than that after `patience`. A source that cannot tell its backlog (None) is asked for at
-    once, and then again each `patience`. `waited` is for how long something waits that was not asked for; None if
-    nothing was seen.
+    before the next look; less than that after `limits.patience`. A source that cannot tell its backlog (None) is asked
+    for at once, and then again each `patience`. `waited` is for how long something waits that was not asked for; None
+    if nothing was seen.
     """
     held = in_flight.messages if backlog.counts_held else in_flight.unleased
     waiting = None if backlog.messages is None else max(0, backlog.messages - held)
@@ -207,7 +214,7 @@ def decide(backlog: Backlog, limits: Limits, in_flight: InFlight, waited: timede
     most = min(limits.per_run, limits.capacity - in_flight.messages)
     if limits.permits is not None:  # messages in flight take their permits out of the same intervals
         most = min(most, limits.permits - in_flight.messages + in_flight.permitted)
-    patience = limits.producer.patience
+    patience = limits.patience
     if waiting is None:
         patience = empty_pause(patience, limits.empty_runs)
     patient = waited is not None and waited < patience

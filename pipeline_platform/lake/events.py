@@ -71,12 +71,24 @@ def rows_of(
     lake: Lake, paths: Sequence[str], some: pa.Table, selection: Selection, *columns: str
 ) -> Iterator[pa.Table]:
     """Columns of the rows that hold these latest events, some at a time, as far as a selection is about them."""
-    wanted = keys_of(some, *KEY, "rank")
     names = list(dict.fromkeys([*RANKED, *columns, *(["kind", "reason"] if selection.by_words else [])]))
-    for path in paths:
-        for rows in events(lake, path, *names):
-            mine = pc.is_in(keys_of(rows.append_column("rank", rank(rows)), *KEY, "rank"), wanted)
-            yield rows.filter(pc.and_(mine, selection.matches(rows)) if selection.by_words else mine)
+    keys = [[_keys(rows) for rows in events(lake, path, *RANKED)] for path in paths]
+    # All at once: each call hashes what is wanted anew.
+    every = pa.chunked_array([one for of_file in keys for one in of_file], pa.string())
+    mine, first = pc.is_in(every, keys_of(some, *KEY, "rank")).combine_chunks(), 0
+    for path, of_file in zip(paths, keys, strict=True):
+        end = first + sum(map(len, of_file))
+        if pc.any(mine.slice(first, end - first)).as_py():  # else its payloads need not be read
+            at = first
+            for rows in events(lake, path, *names):
+                found = rows.filter(mine.slice(at, rows.num_rows))
+                yield found.filter(selection.matches(found)) if selection.by_words else found
+                at += rows.num_rows
+        first = end
+
+
+def _keys(rows: pa.Table) -> pa.Array:
+    return keys_of(rows.append_column("rank", rank(rows)), *KEY, "rank")
 
 
 def counts(failures: pa.Table) -> tuple[int, int, int | None]:

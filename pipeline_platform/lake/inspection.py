@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import datetime
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -12,9 +14,11 @@ import pyarrow.compute as pc
 from pipeline_platform.lake import events
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.reader import row_groups
+from pipeline_platform.lake.tables import FAILED
 
 IDS = 10
 """Messages of a group that are named."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Group(NamedTuple):
@@ -39,6 +43,13 @@ class Group(NamedTuple):
     ids: list[str]
 
 
+@dataclass
+class _Count:
+    messages: int = 0
+    due: int | None = None
+    ids: list[str] = field(default_factory=list)
+
+
 def grouped(failed: FailedMessages, now: datetime, *, closed: bool = False) -> list[Group]:
     """Group the failures of a selection by window, state, kind and reason; the largest group of a window first.
 
@@ -47,29 +58,36 @@ def grouped(failed: FailedMessages, now: datetime, *, closed: bool = False) -> l
         now: What `due` goes by.
         closed: Those that are closed, in place of the open ones of the selection.
     """
-    found: dict[tuple[str, str, str, str], Group] = {}
+    found: dict[tuple[str, str, str, str], _Count] = defaultdict(_Count)
     for window, paths in sorted(failed.paths().items()):
         some = events.closed(failed.lake, paths) if closed else events.chosen(failed.lake, paths, failed.selection)
         for rows in events.rows_of(failed.lake, paths, some, failed.selection, "kind", "reason"):
-            for row in rows.to_pylist():
-                _count(found, window, row, now)
-    return sorted(found.values(), key=lambda group: (group.window, -group.messages, group[1:4]))
+            due = pc.cast(rows["due_at"], pa.int64())  # to make a time of each would take most of the time
+            states = _states(rows, now)
+            columns = [one.to_pylist() for one in (states, rows["kind"], rows["reason"], rows["message_id"], due)]
+            for state, kind, reason, message_id, due_at in zip(*columns, strict=True):
+                count = found[window, state, kind or "", reason or ""]
+                count.messages += 1
+                if len(count.ids) < IDS:
+                    count.ids.append(message_id)
+                if due_at is not None and (count.due is None or due_at < count.due):
+                    count.due = due_at
+    groups = [
+        Group(*key, one.messages, None if one.due is None else _EPOCH + timedelta(microseconds=one.due), one.ids)
+        for key, one in found.items()
+    ]
+    return sorted(groups, key=lambda group: (group.window, -group.messages, group[1:4]))
 
 
-def _count(found: dict[tuple[str, str, str, str], Group], window: str, row: dict[str, Any], now: datetime) -> None:
-    key = window, state_of(row, now), row["kind"] or "", row["reason"] or ""
-    group = found.get(key) or Group(*key, 0, None, [])
-    if group.messages < IDS:
-        group.ids.append(row["message_id"])
-    due_at = min(filter(None, (group.due_at, row["due_at"])), default=None)
-    found[key] = group._replace(messages=group.messages + 1, due_at=due_at)
+def _states(rows: pa.Table, now: datetime) -> pa.ChunkedArray:
+    due = pc.fill_null(pc.less_equal(rows["due_at"], pa.scalar(now, rows["due_at"].type)), False)
+    return pc.if_else(pc.equal(rows["state"], "open"), pc.if_else(due, "due", "waiting"), rows["state"])
 
 
-def state_of(event: dict[str, Any], now: datetime) -> str:
+def state_of(event: Mapping[str, Any], now: datetime) -> str:
     """What the latest event of a message says of it at a time."""
-    if event["state"] != "open":
-        return str(event["state"])
-    return "due" if event["due_at"] is not None and event["due_at"] <= now else "waiting"
+    one = pa.table({name: pa.array([event[name]], FAILED.field(name).type) for name in ("state", "due_at")})
+    return str(_states(one, now)[0].as_py())
 
 
 def history(failed: FailedMessages, message_id: str) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ from pipeline_platform.model.options import (
     Producer,
     RateLimiting,
     Retention,
+    Splitter,
     TableBatcher,
     did_you_mean,
     is_span,
@@ -239,11 +240,16 @@ def _check_shape(cls: _Class, name: str, arguments: Sequence[str]) -> None:
         return
     if not callable(called):
         raise PipelineError(f"{path} is {shown(called)}: it must be a method, {method}")
+    _check_called(path, called, arguments)
+
+
+def _check_called(path: str, called: Callable[..., Any], arguments: Sequence[str]) -> None:
     of = called if inspect.isroutine(called) else type(called).__call__
     for is_kind, kind in _PROMISES.items():
         if is_kind(called) or is_kind(of):
             raise PipelineError(f"{path} is {kind}: it must be a plain method, which returns its result itself")
     if misfit := _misfit(called, arguments):
+        name = path.rpartition(".")[2]
         wanted = f"it is called as {name}({', '.join(arguments)})" if arguments else "the platform gives it none"
         raise PipelineError(f"{path} takes {misfit}: {wanted}")
 
@@ -320,6 +326,8 @@ def _check_batchers(cls: _Class, base: _Class) -> None:
         if isinstance(options, Batcher) and not _is_written(cls, base, "handle_batch"):
             why = "is a Batcher(...), and the class has no handle_batch; write it, or use TableBatcher(schema=...)"
             raise PipelineError(f"{cls.__qualname__}.{key} {why}")
+        if isinstance(options, Batcher) and isinstance(options.batch_size, Splitter):
+            _check_called(f"{cls.__qualname__}.{key}.batch_size.step", options.batch_size.step, ("message", "acc"))
     # A class may inherit one that is for others who share the base.
     if "handle_batch" in vars(cls) and not any(isinstance(options, Batcher) for options in cls.batchers.values()):
         why = "is never called: no batcher is a Batcher(...), and a TableBatcher has no callback"

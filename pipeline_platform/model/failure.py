@@ -72,10 +72,10 @@ class Failure(NamedTuple):
 
     Attributes:
         kind: `failed` if a callback called `Message.failed`; the exception's class name if it raised; else what the
-            platform found: `worker killed`, `timeout`, `not returned`, `unknown batcher`.
+            platform found: `worker killed`, `timeout`, `not returned`, `moved`, `unknown batcher`.
         reason: One line for people.
         traceback: Of the exception, or empty.
-        stage: The callback it failed in, or `lake` if its data fits no column.
+        stage: The callback it failed in, `batch_size` for a splitter, or `lake` if its data fits no column.
         retry: False where another attempt would fail as well: the message is dead at once.
     """
 

@@ -17,6 +17,7 @@ from pipeline_platform.model.settling import Settling
 
 Status = Literal["ok", "failed"]
 BatchMode = Literal["bulk", "flush"]
+Trigger = Literal["size", "flush", "timeout"]
 Model = TypeVar("Model", bound=BaseModel)
 
 DEFAULT = "default"
@@ -320,7 +321,9 @@ class BatchInfo(NamedTuple):
         batch_key: The key that all its messages share.
         partition: The partition that they share, as `partition_by` returned it or the source named it; None without.
         size: How many messages.
-        trigger: Why it is delivered: `size` (full) or `flush` (no more to come, or a message asked for it).
+        trigger: Why it is delivered: `size` (`batch_size` or `batch_bytes` is reached, or the splitter ends it),
+            `flush` (a message asks for it, or no more come in a backfill or replay) or `timeout` (no more come in a
+            run that pulls).
         batch_id: The same at each try of the same batch of one receive: make outside effects idempotent by it.
     """
 
@@ -328,5 +331,5 @@ class BatchInfo(NamedTuple):
     batch_key: str
     partition: int | str | None
     size: int
-    trigger: Literal["size", "flush"]
+    trigger: Trigger
     batch_id: str

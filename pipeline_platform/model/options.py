@@ -4,20 +4,35 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
 from datetime import timedelta
 from itertools import groupby
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from annotated_types import Ge, Le
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from pipeline_platform.model import cron
+from pipeline_platform.model.message import Message
 from pipeline_platform.model.partition import PartitionBy
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
     from pydantic_core import ErrorDetails
+
+BATCH_BYTES = 128 * 2**20
+BATCH_MESSAGES = 10**6
+"""Messages in a batch, at the most, whatever a splitter says."""
 
 _LONGEST = timedelta(days=36_500)
 """A century: times that far from now can still be reckoned with."""
@@ -271,8 +286,51 @@ class Overrides(Options):
         return own if self.max_runs is None else own.model_copy(update={"max_runs": self.max_runs})
 
 
+class Splitter(Options):
+    """Says where batches end by what is in their messages: a sum, a change of day.
+
+    `step(message, acc)` is called with each message of a batch, in order, after `handle_message`. It returns
+    `("cont", acc)` to go on with another accumulator, or `("emit", acc)` to end the batch with this message. The next
+    batch begins with `initial` again, and the accumulator of an `emit` is dropped, as Broadway does. A message for
+    which a step raises or returns something else fails alone.
+
+        def by_weight(message, weight):
+            weight += message.data.weight
+            return ("emit" if weight >= 1_000 else "cont"), weight
+
+        Batcher(schema=Parcel, batch_size=Splitter(initial=0, step=by_weight))
+
+    It runs in a Spark task. A batch ends too at `batch_bytes`, after a message in mode `flush`, and at a million
+    messages.
+    """
+
+    initial: Any = Field(description="What the accumulator is at the beginning of each batch, which gets its own copy.")
+    step: Callable[[Message, Any], tuple[Literal["emit", "cont"], Any]] = Field(
+        description="Called with a message and the accumulator."
+    )
+
+    @field_validator("initial")
+    @classmethod
+    def _copies(cls, initial: Any) -> Any:
+        try:
+            deepcopy(initial)
+        except Exception as error:
+            raise ValueError(
+                f"each batch begins with a copy of it, and it has none ({type(error).__name__})"
+            ) from error
+        return initial
+
+
+def _size(size: object) -> int | Splitter:
+    if isinstance(size, Splitter) or (type(size) is int and 1 <= size <= BATCH_MESSAGES):
+        return size
+    raise ValueError(f"it must be a whole number from 1 to {BATCH_MESSAGES:,}, or a Splitter(...)")
+
+
 class Batcher(Options):
     """A batcher with a callback: `handle_batch` is called for each batch, and what it returns is a table.
+
+    A batch holds messages of one window and batch key, in order of arrival.
 
     Data crosses from `handle_message` to `handle_batch` as JSON. With a `schema` every type that its table takes comes
     back with the very value: bool, int, float (NaN and infinity too), str, bytes, datetime, date, time, timedelta,
@@ -282,7 +340,21 @@ class Batcher(Options):
     """
 
     concurrency: int = Field(1, ge=1, le=10_000, description="Batches handled at once.")
-    batch_size: int = Field(100, ge=1, le=10**6, description="Messages in a batch, at the most.")
+    batch_size: Annotated[int | Splitter, PlainValidator(_size)] = Field(
+        100, description="Messages in a batch, at the most; or a Splitter, which says where batches end."
+    )
+    batch_bytes: int = Field(
+        BATCH_BYTES,
+        ge=1,
+        le=2**30,
+        description="Bytes in a batch, at the most: payloads as delivered, and data as handled. A single larger "
+        "message is a batch.",
+    )
+    batch_timeout: Span | None = Field(
+        None,
+        description="How long messages wait at the source for a batch to fill: the sensor's `patience` is no longer "
+        "than this.",
+    )
     partition_by: PartitionBy = Field(
         None,
         description="Batches hold messages of one partition, and those of a partition are handled by one task, in the "
@@ -290,9 +362,9 @@ class Batcher(Options):
     )
     message_timeout: Span | None = Field(
         None,
-        description="How long one call may take: of handle_batch (its batch fails), of a decoder or serializer (its "
-        "message fails), of handle_failed (its chunk fails). Each batch is then handled in a fork, with an instance of "
-        "the pipeline of its own. None waits for ever.",
+        description="How long one call may take: of handle_batch (its batch fails), a splitter, a decoder or a "
+        "serializer (its message fails), handle_failed (its chunk fails). Each batch is then handled in a fork, with "
+        "an instance of the pipeline of its own. None waits for ever.",
     )
     table_schema: type[BaseModel] | None = Field(
         None,

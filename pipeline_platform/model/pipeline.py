@@ -133,8 +133,9 @@ class Pipeline:
     def handle_batch(self, batcher: str, messages: list[Message], batch_info: BatchInfo, context: Any) -> list[Message]:
         """Handle a batch: write it outside, say. Must return the messages, each ok or failed.
 
-        A message that is not returned fails; raising fails them all. May run again for the same
-        `batch_info.batch_id` after a crash.
+        It may change their data, mark them failed and say how they are settled (`configure_ack`). A message whose
+        batcher or batch key it changes fails, and so does one that is not returned; raising fails them all. May run
+        again for the same `batch_info.batch_id` after a crash.
         """
         raise NotImplementedError(f"{type(self).__name__} has no handle_batch")
 
@@ -187,6 +188,12 @@ class Pipeline:
             hint = did_you_mean(name, cls.producers) if cls.producers else "its only one has no name: give none"
             raise PipelineError(f"{cls.name}: no producer has the name {name!r}; {hint}")
         return {name: cls.producers[name]}
+
+    @classmethod
+    def batch_timeout(cls) -> timedelta | None:
+        """The shortest of its batchers; None where none has one."""
+        timeouts = (one.batch_timeout for one in cls.batchers.values() if isinstance(one, Batcher))
+        return min(filter(None, timeouts), default=None)
 
     @classmethod
     def limits_key(cls, producer: str = "") -> str:

@@ -19,7 +19,7 @@ class Backoff(Options):
     """Pauses that grow: `first`, then each `factor` times the one before it, up to `most`."""
 
     first: Span = Field(description="Pause before the second attempt.")
-    factor: float = Field(2.0, ge=1, le=100, strict=False, description="How many times longer each next pause is.")
+    factor: float = Field(2.0, ge=1, le=100, description="How many times longer each next pause is.")
     most: Span = Field(timedelta(hours=1), description="The longest pause.")
 
     @model_validator(mode="after")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -69,11 +70,15 @@ class SparkWork:
             messages: In all of them. Up to `FEW` the tasks run in this process: that takes less time than to ask Spark.
         """
         if messages is not None and messages <= FEW:
-            return sum((Manifest.of(rows) for index in range(shares) for rows in task(index)), Manifest())
+            return self.run_here(task, shares)
         if not shares:
             return Manifest()
         with self._tagged():
             return Manifest.of(engine.run(self.spark, task, shares, MANIFEST))
+
+    def run_here(self, task: engine.Task, shares: int) -> Manifest:
+        """Run a task for each share in this process, one after another."""
+        return sum((Manifest.of(rows) for index in range(shares) for rows in task(index)), Manifest())
 
     def write(self, rows: DataFrame, stage: engine.Stage) -> Manifest:
         """Put every partition of a DataFrame through a stage that writes."""
@@ -100,13 +105,16 @@ class SparkWork:
 
     @contextmanager
     def _tagged(self) -> Iterator[None]:
-        spark = self.spark
-        spark.addTag(self._tag)
+        # One tag for all work of the receive; and one for this work alone, whose end must not end what is beside it.
+        spark, tags = self.spark, (self._tag, f"{self._tag}-{uuid.uuid4().hex}")
+        for tag in tags:
+            spark.addTag(tag)
         try:
             yield
         except BaseException:
             with suppress(Exception):  # what ended the run matters more than what it left behind
-                spark.interruptTag(self._tag)
+                spark.interruptTag(tags[1])
             raise
         finally:
-            spark.removeTag(self._tag)
+            for tag in tags:
+                spark.removeTag(tag)

@@ -7,6 +7,7 @@ has changed before.
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import NamedTuple
 
 from pipeline_platform.lake import decision
@@ -16,17 +17,15 @@ from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.reader import divide
 from pipeline_platform.lake.rewriting import DROPPED
 from pipeline_platform.model.options import Batcher
-from pipeline_platform.model.pipeline import PipelineError
-from pipeline_platform.run import dead_letters, handling
+from pipeline_platform.run import batching, dead_letters, handling
 from pipeline_platform.run.dead_letters import Letters
 from pipeline_platform.run.flow import Flow
-from pipeline_platform.run.intake import common, intake_of
+from pipeline_platform.run.intake import intake_of
 from pipeline_platform.run.lease import alive, expect_ours, renew
-from pipeline_platform.run.spark_work import FEW, carefully
+from pipeline_platform.run.spark_work import FEW
 from pipeline_platform.run.standing import as_decided, expect_decided
 from pipeline_platform.source.contract import SourceError
 from pipeline_platform.source.patience import patiently
-from pipeline_platform.tasks import batch
 from pipeline_platform.tasks.acknowledge import ONCE, Acknowledger, SettleOutcomes
 from pipeline_platform.tasks.receive import ReadShares
 from pipeline_platform.tasks.staging import staged_table
@@ -87,30 +86,35 @@ def handle_messages(flow: Flow, receive: Receive) -> Manifest:
         return _written(flow, receive, "handle", handling.handle(flow, receive, received), started)
 
 
-def batch_messages(flow: Flow, receive: Receive, batcher: str) -> Manifest:
-    """Put the messages of one batcher through `handle_batch`."""
-    options = flow.pipeline.batchers[batcher]
-    if not isinstance(options, Batcher):
-        raise PipelineError(f"{flow.pipeline.name}: batcher {batcher!r} has no callback")
-    staged = flow.ledger.manifest(receive, "handle").of_table(staged_table(receive.receive_id, batcher))
-    if not staged:
-        return Manifest()
-    step = f"batch-{batcher}"
-    if (before := flow.ledger.manifest(receive, step)).files and as_decided(flow, receive):
-        return before
+def batch_messages(flow: Flow, receive: Receive, *batchers: str) -> dict[str, Manifest]:
+    """Put messages through `handle_batch`, all batchers side by side. What a batcher wrote before is kept.
+
+    Args:
+        flow: The pipeline and its resources.
+        receive: Which; handled.
+        batchers: Names of some with a callback; all of them if none is given.
+
+    Returns:
+        What was written, by batcher.
+    """
+    options, handled = flow.pipeline.batchers, flow.ledger.manifest(receive, "handle")
+    names = batchers or [name for name, one in options.items() if isinstance(one, Batcher)]
+    written = {name: flow.ledger.manifest(receive, f"batch-{name}") for name in names}
+    staged = [name for name in names if handled.of_table(staged_table(receive.receive_id, name))]
+    if not (left := [name for name in staged if not written[name].notes]):
+        return written
     expect_ours(flow, receive)
-    started, receive_id = time.monotonic(), receive.receive_id
-    (whole,) = divide(staged, flow.pipeline.name, 1)
+
+    def batch(name: str, most_tasks: int | None) -> None:
+        started = time.monotonic()
+        manifest = batching.batch(flow, receive, handled, name, most_tasks)
+        written[name] = _written(flow, receive, f"batch-{name}", manifest, started)
+
     with alive(flow, receive):
-        work = flow.work(receive_id)
-        names = flow.pipeline.name, receive_id, batcher
-        cut = batch.CutBatches(flow.lake, *names, options.batch_size, whole, options.concurrency)
-        planned = work.run(cut, 1, sum(file.rows for file in staged))
-        (plan,) = divide(planned.files, flow.pipeline.name, 1)
-        tasks = min(options.concurrency, sum(file.rows for file in planned))
-        handle = batch.HandleBatches(**common(flow, receive), batcher=batcher, staged=whole, plan=plan, tasks=tasks)
-        manifest = carefully(lambda task: work.run(task, tasks), handle)
-        return _written(flow, receive, step, manifest, started)
+        flow.session()  # made by one thread, for all of them
+        most = batching.most_tasks(flow, len(left))
+        batching.side_by_side({name: partial(batch, name, most) for name in left}, flow, receive)
+    return written
 
 
 def decide(flow: Flow, receive: Receive) -> Decision:

@@ -101,6 +101,12 @@ def gather(rows: DataFrame, schema: pa.Schema) -> pa.Table:
         return rows.toArrow().cast(schema)
 
 
+def slots(spark: SparkSession) -> int | None:
+    """Tasks that run at a time on a Spark of one machine; None on a cluster, which may grow."""
+    master = re.match(r"local\[(\d+)", spark.conf.get("spark.master", "") or "")
+    return int(master[1]) if master else None
+
+
 def warm_up(spark: SparkSession, workers: int) -> None:
     """Start Python workers and load what Java loads late, so that the next stage need not wait for them."""
     run(spark, lambda _: iter(()), workers, pa.schema([("nothing", pa.int64())]))

@@ -8,16 +8,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline_platform.lake.reader import Range
-from pipeline_platform.lake.storage import Lake
-from pipeline_platform.lake.writer import Writer
-from pipeline_platform.model.failure import Failure
+from pipeline_platform.model.failure import Failure, words
 from pipeline_platform.model.message import BatchInfo, Message
 from pipeline_platform.model.options import Batcher
 from pipeline_platform.model.partition import as_given
@@ -30,7 +28,7 @@ from pipeline_platform.tasks.isolate import Isolation
 from pipeline_platform.tasks.outcomes import Outcomes
 from pipeline_platform.tasks.progress import UNWATCHED
 from pipeline_platform.tasks.said import heard
-from pipeline_platform.tasks.staging import CUT_BY, STAGED, staged_messages, staged_table, to_be_cut
+from pipeline_platform.tasks.staging import STAGED, staged_messages
 from pipeline_platform.tasks.step import Step
 
 _NAMESPACE = uuid.UUID("6f1c3c0e-6a50-5a53-9f6e-0f3b6f0f6d5a")
@@ -42,43 +40,6 @@ GROUP_BYTES = 64 * 2**20
 """Bytes of batches that a task reads together: their messages lie scattered, and each alone would read all again."""
 
 
-@dataclass(frozen=True)
-class CutBatches:
-    """Cuts the staged messages of a batcher into batches, and writes which rows make which: no payloads.
-
-    Attributes:
-        staged: Whole files, in the order of their positions.
-        tasks: Tasks that partitions are dealt to.
-    """
-
-    lake: Lake
-    pipeline: str
-    receive_id: str
-    batcher: str
-    batch_size: int
-    staged: Sequence[Range]
-    tasks: int = 1
-
-    def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
-        """Run the only task."""
-        messages = pa.concat_tables(map(self._known, self.staged))
-        batches = cut.cut_and_deal(messages, self.batch_size, self.tasks)
-        with Writer(self.lake, self.pipeline, f"{self.receive_id}-{self.batcher}-cut-{index}") as writer:
-            for batch in batches.combine_chunks().to_batches():
-                writer.write(plan_table(self.receive_id, self.batcher), self.staged[0].window, batch)
-            manifest = writer.close()
-        yield from manifest.to_arrow().to_batches()
-
-    def _known(self, file: Range) -> pa.Table:
-        with self.lake.open_input(file.path) as opened:
-            return to_be_cut(pq.read_table(opened, columns=CUT_BY), file.window)
-
-
-def plan_table(receive_id: str, batcher: str) -> str:
-    """Where `CutBatches` writes the batches of a batcher."""
-    return f"{staged_table(receive_id, batcher)}-batches"  # no batcher has a name like that
-
-
 class Batch(NamedTuple):
     """A batch of staged messages.
 
@@ -86,16 +47,18 @@ class Batch(NamedTuple):
         window: Theirs.
         info: What `handle_batch` knows of it.
         messages: Rows of `STAGED`.
+        failure: Why its only message fails, if the splitter failed it.
     """
 
     window: str
     info: BatchInfo
     messages: pa.RecordBatch
+    failure: Failure | None = None
 
 
 @dataclass(frozen=True)
 class HandleBatches(Step):
-    """Task `n` of `tasks` handles the batches that were dealt to it, and each `tasks`-th of those that were not.
+    """Task `n` of `tasks` handles, one at a time, its partitions' batches and each `tasks`-th of the others.
 
     Attributes:
         batcher: Whose batches.
@@ -121,7 +84,7 @@ class HandleBatches(Step):
                         self._handle_in_forks(batch, isolation)
                     else:
                         self.handle(batch, isolation.outcomes)
-                    count += 1
+                    count += batch.failure is None
             notes = {"batches": count, "seconds": time.monotonic() - started, "task": index}
             manifest = writer.close(**isolation.outcomes.tally.notes(), **said.notes(), **notes)
         yield from manifest.to_arrow().to_batches()
@@ -154,17 +117,19 @@ class HandleBatches(Step):
 
     def batch(self, planned: Mapping[str, pa.Scalar], messages: pa.RecordBatch) -> Batch:
         """A batch: a row of `cut.BATCHES`, and the messages that it names."""
-        window, key, number, full = (planned[name].as_py() for name in ("window", "batch_key", "number", "full"))
-        partition = planned["partition"].as_py()
-        named = [self.receive_id, self.batcher, window, key, str(number), *([] if partition is None else [partition])]
-        batch_id = str(uuid.uuid5(_NAMESPACE, "\0".join(named)))
-        trigger: Literal["size", "flush"] = "size" if full else "flush"
+        window, partition, key, number, trigger, failure = (
+            planned[name].as_py() for name in ("window", "partition", "batch_key", "number", "trigger", "failure")
+        )
+        within = () if partition is None else (partition,)
+        names = (self.receive_id, self.batcher, window, key, str(number), *within)
+        batch_id = str(uuid.uuid5(_NAMESPACE, "\0".join(names)))
         own = as_given(self.pipeline.partitioning(self.batcher), partition)
-        return Batch(window, BatchInfo(self.batcher, key, own, messages.num_rows, trigger, batch_id), messages)
+        info = BatchInfo(self.batcher, key, own, messages.num_rows, trigger, batch_id)
+        return Batch(window, info, messages, failure and Failure(*failure))
 
     def handle(self, batch: Batch, outcomes: Outcomes) -> None:
         """Handle a batch and record it."""
-        self._handle(batch, {}, frozenset(), outcomes)
+        self._handle(batch, _killers(batch), frozenset(), outcomes)
 
     def _handle(self, batch: Batch, killers: Mapping[int, Failure], mute: Set[int], outcomes: Outcomes) -> None:
         """Handle a batch and record it, but for the mute rows. Known killers only fail."""
@@ -186,7 +151,7 @@ class HandleBatches(Step):
 
         Messages that `handle_failed` dies of are recorded without it.
         """
-        rows, killers, mute = batch.messages.num_rows, dict[int, Failure](), set[int]()
+        rows, killers, mute = batch.messages.num_rows, _killers(batch), set[int]()
         deaths, exact = 0, False
         while len(mute) < rows:
             death = isolation.fork(partial(self._handle, batch, killers, mute), rows, exact=exact)
@@ -208,6 +173,11 @@ class HandleBatches(Step):
             isolation.outcomes.batched(self.batcher, left, batch.window, failed, batch.info.batch_id)
 
 
+def _killers(batch: Batch) -> dict[int, Failure]:
+    """What is known to fail before `handle_batch` is called, by row."""
+    return {} if batch.failure is None else {0: batch.failure}
+
+
 def _groups(planned: Iterator[dict[str, pa.Scalar]]) -> Iterator[list[dict[str, pa.Scalar]]]:
     """Batches to be read together, within `GROUP_BYTES`; a single larger one is a group."""
     group: list[dict[str, pa.Scalar]] = []
@@ -225,7 +195,11 @@ def _groups(planned: Iterator[dict[str, pa.Scalar]]) -> Iterator[list[dict[str, 
 def handle_batch(
     pipeline: Pipeline, batcher: str, messages: Sequence[Message], info: BatchInfo, context: Any
 ) -> list[Message]:
-    """Call `handle_batch`, and hold it to its contract: what it does not return fails, and it may add no message."""
+    """Call `handle_batch`, and hold it to its contract.
+
+    It may change data, status and how messages are settled. What it does not return fails, and so does what it sends
+    elsewhere. It may add no message.
+    """
     try:
         returned = pipeline.handle_batch(batcher, list(messages), info, context)
         if not isinstance(returned, list) or any(one.__class__ is not Message for one in returned):
@@ -252,4 +226,10 @@ def _as_batched(given: Message, returned: Message | None, times: int) -> Message
         return given._rejected(Failure("not returned", "handle_batch did not return it", "", "handle_batch"))
     if times > 1:
         return given._rejected(Failure("returned twice", f"handle_batch returned it {times} times", "", "handle_batch"))
-    return checked(given, returned, "handle_batch")
+    batched = checked(given, returned, "handle_batch")
+    for name in ("batcher", "batch_key"):
+        was, now = getattr(given, name), getattr(batched, name)
+        if batched.failure is None and now != was:
+            why = f"handle_batch changed its {name} from {words(was, 200)!r} to {words(now, 200)!r}"
+            return given._rejected(Failure("moved", f"{why}: handle_message says where it goes", "", "handle_batch"))
+    return batched

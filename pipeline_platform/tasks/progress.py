@@ -10,8 +10,8 @@ from itertools import count
 from pipeline_platform.model.message import Message
 
 _CALLBACKS = (
-    "", "transform", "partition_by", "prepare_messages", "handle_message", "decode", "handle_batch", "lake",
-    "handle_failed",
+    "", "transform", "partition_by", "prepare_messages", "handle_message", "decode", "batch_size", "handle_batch",
+    "lake", "handle_failed",
 )  # fmt: skip
 _CELL = 8
 _STATE, _CALLBACK, _COUNT, _CALL, _THREADS, _ROWS = range(6)

@@ -17,7 +17,7 @@ from pipeline_platform.tasks.handle import Handler
 from pipeline_platform.tasks.in_order import FindPartitions, found_table
 from pipeline_platform.tasks.order import in_source_order
 from pipeline_platform.tasks.outcomes import Block, Outcomes
-from pipeline_platform.tasks.staging import CUT_BY, staged_table, to_be_cut
+from pipeline_platform.tasks.staging import CUT_BY, staged_messages, staged_table, to_be_cut
 from pipeline_platform.tasks.step import Step
 
 
@@ -52,9 +52,9 @@ class Kept(Outcomes):
         for name, options in self._step.pipeline.batchers.items():
             if isinstance(options, Batcher) and self.tally.counts[f"staged:{name}"]:
                 task = HandleBatches(**vars(self._step), batcher=name, staged=(), plan=())
-                for batch in self._cut(task, window, options.batch_size):
+                for batch in self._cut(task, window, options):
                     task.handle(batch, self)
-                    infos.append(batch.info)
+                    infos += [] if batch.failure else [batch.info]
         return infos
 
     def _in_order(self, rows: pa.RecordBatch, window: str) -> pa.RecordBatch:
@@ -67,9 +67,15 @@ class Kept(Outcomes):
         rows = rows.take(pc.index_in(pa.concat_arrays([pa.array([], pa.int64()), *found]), rows["position"]))
         return rows.take(pa.array(in_source_order(pa.table(rows))))
 
-    def _cut(self, task: HandleBatches, window: str, batch_size: int) -> Iterator[Batch]:
+    def _cut(self, task: HandleBatches, window: str, options: Batcher) -> Iterator[Batch]:
         waiting = self.written(staged_table(task.receive_id, task.batcher))
-        plan = cut.cut_and_deal(to_be_cut(waiting.select(CUT_BY), window), batch_size)
+
+        def read(rows: list[int]) -> Iterator[Message]:
+            (batch,) = waiting.take(rows).combine_chunks().to_batches()
+            return staged_messages(batch, task.batcher, task.settling, options.table_schema, {}, self.watch)
+
+        known = to_be_cut(waiting.select(CUT_BY), window)
+        plan = cut.cut_and_deal(known, options.batch_size, options.batch_bytes, rest="timeout", read=read)
         for row in range(plan.num_rows):
             planned = {column: plan[column][row] for column in plan.column_names}
             (messages,) = waiting.take(planned["rows"].values).combine_chunks().to_batches()

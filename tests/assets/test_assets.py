@@ -48,7 +48,7 @@ def test_the_asset_graph_reads_like_the_pipeline() -> None:
 def test_its_ops_are_the_way_of_a_message() -> None:
     names = [node.name for node in pipeline_assets(Told).node_def.nodes_in_topological_order]  # type: ignore[attr-defined]
 
-    assert names == ["receive_messages", "handle_messages", "batch_letters", "handle_failed", "commit", "acknowledge"]
+    assert names == ["receive_messages", "handle_messages", "handle_batches", "handle_failed", "commit", "acknowledge"]
 
 
 # Pulling

@@ -78,7 +78,7 @@ def test_the_check_warns_of_open_failures_of_any_window_until_they_are_driven(lo
 
     assert not warned.passed
     assert warned.description == "2 failed messages wait; materialise this window to drive them once more."
-    assert rows_of(warned.metadata["windows"]) == [{"window": WINDOW, "open": 2}]
+    assert rows_of(warned.metadata["windows"]) == [{"window": WINDOW, "open": 2, "dead": 0}]
     assert figures(location.materialisations(clean, "failed")[0])["open"] == 0, "of the window itself"
     assert not idle.passed, "a run that received nothing hides nothing either"
     assert driven.passed

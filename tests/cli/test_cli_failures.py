@@ -195,6 +195,13 @@ def test_which_failures_has_to_be_said(cli: Cli, launched: list[tuple[Any, Any]]
     assert "say which failures" in answer.output
 
 
+def test_status_counts_dead_failures_apart(cli: Cli) -> None:
+    said = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["status", "keeping"]).stdout.splitlines()
+
+    (every,) = [line.split(maxsplit=2)[2] for line in said if "open failures" in line]
+    assert every.strip() == "4, 1 of them dead"
+
+
 def test_without_an_instance_nothing_is_launched(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DAGSTER_HOME")
 

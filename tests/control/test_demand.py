@@ -112,6 +112,15 @@ def test_patience_ends_the_wait_of_a_small_backlog():
     assert decide(Backlog(12), LIMITS, NOTHING, seconds(30)) == Ask(12, "12 messages wait, and 30 s are long enough")
 
 
+@pytest.mark.parametrize(("batch_timeout", "patience"), [(None, 30), (2, 2), (90, 30)])
+def test_a_batch_timeout_ends_the_wait_sooner_and_never_later(batch_timeout: float | None, patience: float):
+    timeout = None if batch_timeout is None else seconds(batch_timeout)
+    limits = Limits(Producer(source="queue"), Processors(), batch_timeout=timeout)
+
+    assert decide(Backlog(12), limits, NOTHING, seconds(patience - 0.1)).demand == 0
+    assert decide(Backlog(12), limits, NOTHING, seconds(patience)).demand == 12
+
+
 def test_an_unknown_backlog_is_asked_for_at_once_and_then_each_patience():
     assert decide(UNKNOWN, LIMITS, NOTHING, None).demand == 100_000
     assert decide(UNKNOWN, LIMITS, NOTHING, seconds(29)).demand == 0

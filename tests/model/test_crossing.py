@@ -2,10 +2,11 @@
 
 import enum
 import math
-from datetime import date, datetime, time, timedelta, timezone
+import re
+from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
 import pyarrow as pa
@@ -18,12 +19,14 @@ from pydantic import (
     Field,
     PrivateAttr,
     computed_field,
+    create_model,
     field_serializer,
     field_validator,
     model_validator,
 )
 
 from pipeline_platform.model.crossing import decode, encode
+from pipeline_platform.model.options import Batcher
 from pipeline_platform.model.schema import ColumnError, RowType
 from tests.model.test_columns import EVERYTHING, Everything, LongFlight, Numbers, Open
 
@@ -249,3 +252,62 @@ def test_a_replacement_character_of_ones_own_crosses():
 def test_a_field_that_the_model_forbids_is_refused_by_its_name():
     with pytest.raises(ColumnError, match=r"data has \['vlue'\], which Hundredfold has no field for"):
         crossed({"vlue": 1}, Hundredfold)
+
+
+class Letter(enum.Enum):
+    A = "a"
+
+
+NAMED = {
+    "bool": (bool, True),
+    "int": (int, -(2**63)),
+    "float": (float, 0.1),
+    "NaN": (float, math.nan),
+    "infinity": (float, -math.inf),
+    "str": (str, "\x00ñ"),
+    "bytes": (bytes, b"\xff"),
+    "datetime": (datetime, datetime(2026, 1, 1, 1, 1, 1, 1, tzinfo=timezone(timedelta(hours=5)))),
+    "date": (date, date(1, 1, 1)),
+    "time": (time, time(23, 59, 59, 999_999)),
+    "timedelta": (timedelta, timedelta(days=-1, microseconds=1)),
+    "Decimal": (Decimal, Decimal("1.10")),
+    "UUID": (UUID, UUID(int=1)),
+    "Enum": (Letter, Letter.A),
+    "Literal": (Literal["a", "b"], "b"),
+    "models": (Open, Open(text="a")),
+    "lists": (list[int], [1]),
+    "sets": (set[str], {"a"}),
+    "tuples": (tuple[int, ...], (1, 2)),
+    "dicts": (dict[str, list[Decimal]], {"a": [Decimal("0.10")]}),
+}
+
+
+def test_every_type_that_the_batcher_names_crosses_with_the_very_value():
+    said = re.search(r"the very value: (.*?)\.", " ".join((Batcher.__doc__ or "").split()))
+    assert said is not None
+    assert {*re.findall(r"\w+", said[1])} - {"too", "and", "of", "them"} == NAMED.keys()
+    for name, (kind, value) in NAMED.items():
+        model: Any = create_model("Named", value=(kind, ...))
+        seen = crossed(model(value=value), model).value
+        assert type(seen) is type(value), name
+        assert seen == value or repr(seen) == repr(value) == "nan", name
+
+
+@pytest.mark.parametrize(
+    ("put", "seen"),
+    [
+        (datetime(2026, 1, 1, tzinfo=UTC), "2026-01-01T00:00:00Z"),
+        (Decimal("1.10"), "1.10"),
+        (UUID(int=1), "00000000-0000-0000-0000-000000000001"),
+        (timedelta(seconds=90), "PT1M30S"),
+        (Letter.A, "a"),
+        ((1, (2,)), [1, [2]]),
+        ({1: "a"}, {"1": "a"}),
+        ({"a": b"text"}, {"a": "text"}),
+        (Odd(price=Decimal("1.10"), pairs=(1,)).price, "1.10"),
+        (2**70, 2**70),
+        (-0.0, -0.0),
+    ],
+)
+def test_without_a_model_all_but_bytes_comes_as_plain_json(put, seen):
+    assert (type(crossed(put)), repr(crossed(put))) == (type(seen), repr(seen))

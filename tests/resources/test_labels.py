@@ -1,11 +1,16 @@
 """Labels of a dead letter, as each source takes them beside a payload."""
 
+from typing import Any
+
 import pytest
 
 from pipeline_platform.source.contract import Source
-from resources.kafka import KafkaSource
+from resources.aws_messages import entry_of
+from resources.google_messages import requests_of
+from resources.kafka import KafkaSource, sending
 from resources.pubsub import PubsubSource
 from resources.rabbitmq import RabbitmqSource
+from resources.rabbitmq.mailboxes import Parcel
 from resources.sqs import SqsSource
 from resources.table_queue import TableQueue
 from tests.fixtures.small_lake import Memory
@@ -30,6 +35,38 @@ AWS = {name: {"DataType": "String", "StringValue": text} for name, text in LABEL
 )
 def test_labels_are_what_send_takes(source: Source, metadata: object) -> None:
     assert source.labelled(LABELS) == metadata
+
+
+def test_each_client_is_handed_them_as_it_takes_them() -> None:
+    rabbitmq = RabbitmqSource(name="r", url="amqp://h", queue="q").labelled(LABELS)
+    kafka = KafkaSource(name="k", bootstrap_servers="h:1", group_id="g", topics=["t"])
+    pubsub = PubsubSource(name="p", subscription="projects/p/subscriptions/s").labelled(LABELS)
+    sqs = SqsSource(name="s", queue_url="https://sqs.eu-west-1.amazonaws.com/1/q.fifo").labelled(LABELS)
+
+    assert Parcel.of(b"x", rabbitmq, "q", "x-id").properties.headers.items() >= LABELS.items()
+    produced: list[dict[str, Any]] = []
+    assert sending.send(Recorder(produced), kafka.address, "t", [b"x"], [kafka.labelled(LABELS)]) == (1, [])
+    assert produced[0]["headers"] == [(name, text.encode()) for name, text in LABELS.items()]
+    ((published,),) = requests_of([b"x"], [pubsub], "p")
+    assert published["attributes"] == LABELS
+    entry = entry_of(0, "x", sqs, is_fifo=True)
+    assert (entry["MessageGroupId"], entry["MessageAttributes"]) == ("orders", AWS)
+
+
+class Recorder:
+    """A producer that keeps what it is to send."""
+
+    def __init__(self, produced: list[dict[str, Any]]) -> None:
+        self._produced = produced
+
+    def produce(self, **message: Any) -> None:
+        self._produced.append(message)
+
+    def poll(self, timeout: float) -> None:
+        """There is nobody to hear from."""
+
+    def flush(self) -> None:
+        """Nothing waits."""
 
 
 def test_a_fifo_queue_gets_a_group_and_knows_a_letter_that_comes_again() -> None:

@@ -100,7 +100,7 @@ def test_a_step_that_finds_no_receive_ends_red(location: Location) -> None:
 
         patch.setattr(graph, "begin", unreachable)
         failed = location.run("told_pull")
-    later = ["told.handle_messages", "told.batch_letters", "told.handle_failed", "told.commit", "told.acknowledge"]
+    later = ["told.handle_messages", "told.handle_batches", "told.handle_failed", "told.commit", "told.acknowledge"]
 
     run = location.run("told_pull", tags=failed.tags, again=dg.ReexecutionOptions(failed.run_id, step_selection=later))
 

@@ -9,10 +9,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import dagster as dg
+import pytest
 
 from assets.jobs import RunTags
 from assets.windows import window_now
 from pipeline_platform.control.demand import Waiting
+from pipeline_platform.model.options import Batcher
 from pipeline_platform.source.contract import Backlog
 from resources.table_queue import TableQueue
 from tests.fixtures.sensor import TAGS, Asked, Limited, Place, tags
@@ -47,6 +49,18 @@ def test_what_is_not_worth_a_run_waits_for_patience_and_no_longer(
 
     assert place.skips() == "3 messages wait; a run pays from 50, or after 30 s (waited 0 s)"
     at(timedelta(seconds=31))
+    assert place.asked() == [3]
+
+
+def test_messages_wait_for_their_batches_no_longer_than_the_shortest_batch_timeout(
+    place: Place, at: Callable[[timedelta], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timeouts = {"slow": timedelta(seconds=20), "fast": timedelta(seconds=10), "patient": None}
+    monkeypatch.setattr(Asked, "batchers", {name: Batcher(batch_timeout=span) for name, span in timeouts.items()})
+    place.enqueue(3)
+
+    assert place.skips() == "3 messages wait; a run pays from 50, or after 10 s (waited 0 s)"
+    at(timedelta(seconds=11))
     assert place.asked() == [3]
 
 

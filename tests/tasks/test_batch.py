@@ -16,7 +16,8 @@ from pipeline_platform.model.options import Batcher, Producer
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks import batch as batching
 from pipeline_platform.tasks import cut
-from pipeline_platform.tasks.batch import CutBatches, HandleBatches, handle_batch, plan_table
+from pipeline_platform.tasks.batch import HandleBatches, handle_batch
+from pipeline_platform.tasks.plan import CutBatches, plan_table
 from pipeline_platform.tasks.staging import STAGED, staged_table
 from tests.fixtures.obedient import ODD
 from tests.fixtures.small_lake import WINDOW, Memory, batch_of, handled, outcomes, ranges, returned, rows_of
@@ -115,7 +116,8 @@ def batched(
         for batch in batches:
             writer.write(staged_table(receive_id, batcher), WINDOW, batch.rows)
             rows = list(range(first, first := first + batch.rows.num_rows))
-            told = {"window": WINDOW, "batch_key": batch.key, "number": batch.number, "full": batch.full}
+            trigger = "size" if batch.full else "flush"
+            told = {"window": WINDOW, "batch_key": batch.key, "number": batch.number, "trigger": trigger}
             planned.append({**told, "size": len(rows), "rows": rows})
         writer.write(plan_table(receive_id, batcher), WINDOW, pa.RecordBatch.from_pylist(planned, schema=cut.BATCHES))
         written = writer.close()
@@ -152,7 +154,9 @@ def through(lake: Lake, *payloads: str, batch_size: int = 3, tasks: int = 1) -> 
     """What each task gives to `handle_batch`: why, and which messages."""
     manifest = handled(lake, Flushing, *(one.encode() for one in payloads))
     whole = ranges(manifest, "flushing", staged_table("r1", "plain"))
-    planned = returned(CutBatches(lake, "flushing", "r1", "plain", batch_size, whole)(0))
+    planned = returned(
+        CutBatches(lake, "flushing", "r1", "plain", Batcher(batch_size=batch_size), Memory().settling, whole)(0)
+    )
     plan = ranges(planned, "flushing", plan_table("r1", "plain"))
     task = HandleBatches(Flushing, None, Memory().settling, "source", lake, "r1", "plain", whole, plan, tasks)
     told = []

@@ -11,7 +11,8 @@ from pipeline_platform.model.message import BatchInfo, Message
 from pipeline_platform.model.options import Batcher, Processors, Producer
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks import cut
-from pipeline_platform.tasks.batch import CutBatches, HandleBatches, plan_table
+from pipeline_platform.tasks.batch import HandleBatches
+from pipeline_platform.tasks.plan import CutBatches, plan_table
 from pipeline_platform.tasks.staging import staged_table
 from tests.fixtures.small_lake import Memory, handled, numbered, outcomes, ranges, returned, rows_of
 from tests.tasks.test_in_order import Keyed
@@ -64,7 +65,8 @@ def through(
     """What each task gives to `handle_batch`."""
     name, manifest = pipeline.name, handled(lake, pipeline, source=source)
     whole = ranges(manifest, name, staged_table("r1", "plain"))
-    planned = returned(CutBatches(lake, name, "r1", "plain", batch_size, whole, tasks)(0))
+    options = Batcher(batch_size=batch_size)
+    planned = returned(CutBatches(lake, name, "r1", "plain", options, source.settling, whole, tasks=tasks)(0))
     plan = ranges(planned, name, plan_table("r1", "plain"))
     told = []
     for index in range(tasks):

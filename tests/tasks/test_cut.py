@@ -16,8 +16,8 @@ def waiting(*messages: dict[str, Any]) -> pa.Table:
     return pa.Table.from_pylist([{**plain, "position": n, **one} for n, one in enumerate(messages)], cut.MESSAGES)
 
 
-def batches(table: pa.Table, batch_size: int, batch_bytes: int = 10**9) -> list[tuple[list[int], bool]]:
-    return [(one["rows"], one["full"]) for one in cut.cut(table, batch_size, batch_bytes).to_pylist()]
+def batches(table: pa.Table, batch_size: int, batch_bytes: int = 10**9) -> list[tuple[list[int], str]]:
+    return [(one["rows"], one["trigger"]) for one in cut.cut(table, batch_size, batch_bytes).to_pylist()]
 
 
 def test_no_messages_make_no_batch():
@@ -28,16 +28,16 @@ def test_a_batch_never_exceeds_its_bytes_but_for_one_larger_message():
     sizes = (4, 4, 4, 30, 4, 10)
 
     assert batches(waiting(*({"size": size} for size in sizes)), 100, 10) == [
-        ([0, 1], True),
-        ([2], True),
-        ([3], True),
-        ([4], True),
-        ([5], False),
+        ([0, 1], "size"),
+        ([2], "size"),
+        ([3], "size"),
+        ([4], "size"),
+        ([5], "flush"),
     ]
 
 
 def test_a_batch_that_is_full_by_a_flushing_message_is_full():
-    assert batches(waiting({}, {"flush": True}, {"flush": True}), 2) == [([0, 1], True), ([2], False)]
+    assert batches(waiting({}, {"flush": True}, {"flush": True}), 2) == [([0, 1], "size"), ([2], "flush")]
 
 
 def test_batches_are_numbered_within_their_window_and_key():
@@ -59,6 +59,7 @@ MESSAGES = st.lists(
         {
             "window": st.sampled_from(WINDOWS),
             "batch_key": st.sampled_from(["a", "b", "../c"]),
+            "partition": st.sampled_from([None, "0", "3"]),
             "size": st.integers(0, 40),
             "flush": st.booleans(),
         }
@@ -68,21 +69,25 @@ MESSAGES = st.lists(
 
 
 @given(MESSAGES, st.integers(1, 5), st.integers(1, 100), st.randoms())
-def test_every_message_is_in_one_batch_of_its_own_window_and_key_in_its_order(
+def test_every_message_is_in_one_batch_of_its_own_window_partition_and_key_in_its_order(
     messages, batch_size, batch_bytes, random
 ):
     rows = [{**one, "position": 10 * n} for n, one in enumerate(messages)]
     random.shuffle(rows)
 
-    found = cut.cut(pa.Table.from_pylist(rows, cut.MESSAGES), batch_size, batch_bytes).to_pylist()
+    table = pa.Table.from_pylist(rows, cut.MESSAGES)
+    found = cut.cut(table, batch_size, batch_bytes, rest="timeout").to_pylist()
 
     assert sorted(row for one in found for row in one["rows"]) == list(range(len(rows)))
-    last: dict[tuple[str, str], int] = {}
+    last: dict[tuple[Any, ...], int] = {}
+    ended = set()
     for one in found:
         held = [rows[row] for row in one["rows"]]
         positions = [row["position"] for row in held]
-        key = (one["window"], one["batch_key"])
-        assert {(row["window"], row["batch_key"]) for row in held} == {key}
+        key = (one["window"], one["partition"], one["batch_key"])
+        assert {(row["window"], row["partition"], row["batch_key"]) for row in held} == {key}
+        assert key not in ended, "what no more messages come to is the last batch"
+        ended |= {key} if one["trigger"] == "timeout" else set()
         assert positions == sorted(positions)
         assert positions[0] > last.get(key, -1)
         last[key] = positions[-1]
@@ -90,3 +95,22 @@ def test_every_message_is_in_one_batch_of_its_own_window_and_key_in_its_order(
         assert one["size"] == sum(row["size"] for row in held)
         assert one["size"] <= batch_bytes or len(held) == 1
         assert not any(row["flush"] for row in held[:-1])
+
+
+# Partitions
+
+
+def test_batches_never_mix_partitions_and_are_numbered_within_each():
+    table = waiting({"partition": "7"}, {"partition": "0"}, {"partition": "7"}, {"partition": None}, {"partition": "0"})
+
+    found = cut.cut(table, 2).to_pylist()
+
+    assert [(one["partition"], one["number"], one["rows"], one["trigger"]) for one in found] == [
+        ("7", 0, [0, 2], "size"),
+        ("0", 0, [1, 4], "size"),
+        (None, 0, [3], "flush"),
+    ]
+
+
+def test_messages_need_have_no_column_of_partitions():
+    assert batches(waiting({}, {}).drop_columns("partition"), 2) == [([0, 1], "size")]

@@ -10,7 +10,8 @@ from pydantic import BaseModel, computed_field, field_validator
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.options import Batcher, Producer, TableBatcher
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.tasks.batch import CutBatches, HandleBatches, plan_table
+from pipeline_platform.tasks.batch import HandleBatches
+from pipeline_platform.tasks.plan import CutBatches, plan_table
 from pipeline_platform.tasks.staging import staged_table
 from tests.fixtures.obedient import Obedient
 from tests.fixtures.small_lake import WINDOW, Memory, Row, handled, outcomes, ranges, returned, rows_of
@@ -191,7 +192,7 @@ def test_a_batchers_table_holds_what_a_table_batchers_would(tmp_path):
     lake = Lake(root=str(tmp_path))
     first = handled(lake, Both, b"table", b"callback")
     whole = ranges(first, "both", staged_table("r1", "callback"))
-    planned = returned(CutBatches(lake, "both", "r1", "callback", 100, whole)(0))
+    planned = returned(CutBatches(lake, "both", "r1", "callback", Batcher(), Memory().settling, whole)(0))
     plan = ranges(planned, "both", plan_table("r1", "callback"))
 
     second = returned(HandleBatches(Both, None, Memory().settling, "source", lake, "r1", "callback", whole, plan)(0))

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from pipeline_platform import Batcher, Message, Pipeline, Processors, Producer, TableBatcher
+from pipeline_platform import Batcher, Message, Pipeline, Processors, Producer, Splitter, TableBatcher
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.settling import Word, Words
-from pipeline_platform.tasks.batch import CutBatches, HandleBatches, plan_table
+from pipeline_platform.tasks.batch import HandleBatches
+from pipeline_platform.tasks.plan import CutBatches, plan_table
 from pipeline_platform.tasks.staging import staged_table
 from pipeline_platform.testing import Acknowledged, DummySource, test_batch, test_message
 from tests.fixtures.obedient import Obedient
@@ -27,6 +28,12 @@ class Stop(BaseModel):
 
 class Rules(BaseModel):
     limit: int = 3
+
+
+def at_each_half(message: Message, acc: None) -> Any:
+    if message.data["name"] == "broken":
+        raise ValueError("as told")
+    return ("emit" if message.data["name"] == "half" else "cont"), acc
 
 
 class Stops(Pipeline):
@@ -109,9 +116,11 @@ def in_a_run(lake: Lake, payloads: Sequence[bytes]) -> Iterator[dict[str, Any]]:
     """The outcomes that a run of `Stops` writes."""
     first = handled(lake, Stops, *payloads, context=Rules())
     yield from rows_of(lake, "stops", first, "outcomes")
-    for batcher, size in ("typed", 2), ("plain", 100):
+    for batcher in ("typed", "plain"):
+        options = Stops.batchers[batcher]
+        assert isinstance(options, Batcher)
         staged = ranges(first, "stops", staged_table("r1", batcher))
-        planned = returned(CutBatches(lake, "stops", "r1", batcher, size, staged)(0))
+        planned = returned(CutBatches(lake, "stops", "r1", batcher, options, Memory().settling, staged)(0))
         plan = ranges(planned, "stops", plan_table("r1", batcher))
         task = HandleBatches(Stops, Rules(), Memory().settling, "source", lake, "r1", batcher, staged, plan)
         yield from rows_of(lake, "stops", returned(task(0)), "outcomes")
@@ -151,7 +160,7 @@ def test_every_callback_is_called_as_in_a_run_and_batches_get_what_crossed() -> 
     assert data_of(done.failed) == ["told", "told"], "as handle_failed left them"
     assert [(info.batcher, info.size, info.trigger) for info in done.batches] == [
         ("typed", 2, "size"),
-        ("plain", 1, "flush"),
+        ("plain", 1, "timeout"),
     ]
 
 
@@ -168,7 +177,22 @@ def test_batches_are_filled_or_each_message_is_delivered_at_once() -> None:
 
     assert [info.size for info in test_batch(Stops, payloads).batches] == [2, 1]
     assert [info.size for info in test_batch(Stops, payloads, "flush").batches] == [1, 1, 1]
-    assert [info.trigger for info in test_batch(Stops, ["plain a", "plain now", "plain b"]).batches] == ["flush"] * 2
+    triggers = [info.trigger for info in test_batch(Stops, ["plain a", "plain now", "plain b"]).batches]
+    assert triggers == ["flush", "timeout"], "as in a run that pulls"
+
+
+class Halves(Stops):
+    """Ends a batch at each `half`."""
+
+    name = "halves"
+    batchers = {**Stops.batchers, "plain": Batcher(batch_size=Splitter(initial=None, step=at_each_half))}
+
+
+def test_a_splitter_ends_batches_as_in_a_run() -> None:
+    done = test_batch(Halves, ["plain a", "plain half", "plain broken", "plain b"])
+
+    assert [(info.size, info.trigger) for info in done.batches] == [(2, "size"), (1, "timeout")]
+    assert reasons_of(done) == ["as told"]
 
 
 def test_a_payload_that_is_too_large_fails() -> None:

@@ -1,0 +1,141 @@
+"""The plan of a batcher's batches: which of the messages that wait make which batch, written before any is handled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline_platform.lake.reader import Range
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.writer import Writer
+from pipeline_platform.model.failure import Failure
+from pipeline_platform.model.message import Message, Trigger
+from pipeline_platform.model.options import Batcher, Splitter
+from pipeline_platform.model.settling import Settling
+from pipeline_platform.tasks import cut
+from pipeline_platform.tasks.by_position import ByPosition
+from pipeline_platform.tasks.fork import Death, Limit, Written, in_a_fork
+from pipeline_platform.tasks.isolate import tries_before
+from pipeline_platform.tasks.progress import UNWATCHED, Progress, Watch
+from pipeline_platform.tasks.staging import CUT_BY, STAGED, staged_messages, staged_table, to_be_cut
+
+SPLIT_ROWS, SPLIT_BYTES = 8_192, 16 * 2**20
+"""Messages that are read together for a splitter."""
+
+
+@dataclass(frozen=True)
+class CutBatches:
+    """Cuts the staged messages of a batcher into batches, and writes which rows make which: no payloads.
+
+    Attributes:
+        pipeline: Name of the pipeline.
+        batcher: Name of the batcher.
+        options: Its.
+        settling: How the source is told of messages.
+        staged: Whole files, in the order of their positions.
+        rest: The trigger of what is left when no more messages come.
+        careful: Call a splitter in a fork, as a task does that is tried again, or whose calls have a limit.
+        tasks: Tasks that partitions are dealt to.
+    """
+
+    lake: Lake
+    pipeline: str
+    receive_id: str
+    batcher: str
+    options: Batcher
+    settling: Settling
+    staged: Sequence[Range]
+    rest: Trigger = "flush"
+    careful: bool = False
+    tasks: int = 1
+
+    def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
+        """Run the only task."""
+        known = pa.concat_tables(map(self._known, self.staged)).combine_chunks()
+        splits = isinstance(self.options.batch_size, Splitter)
+        limit = Limit.of(f"batchers[{self.batcher!r}].message_timeout", self.options.message_timeout)
+        if splits and (self.careful or limit or tries_before()):
+            batches = self._cut_in_forks(known, limit)
+        else:
+            batches = self._cut(known, {}, UNWATCHED)
+        with Writer(self.lake, self.pipeline, f"{self.receive_id}-{self.batcher}-cut-{index}") as writer:
+            for batch in batches.combine_chunks().to_batches():
+                writer.write(plan_table(self.receive_id, self.batcher), self.staged[0].window, batch)
+            manifest = writer.close()
+        yield from manifest.to_arrow().to_batches()
+
+    def _known(self, file: Range) -> pa.Table:
+        with self.lake.open_input(file.path) as opened:
+            return to_be_cut(pq.read_table(opened, columns=CUT_BY), file.window)
+
+    def _cut(self, known: pa.Table, killers: Mapping[int, Failure], watch: Watch) -> pa.Table:
+        options, read = self.options, partial(self._messages, known["size"].to_numpy(), killers, watch)
+        bounds = options.batch_size, options.batch_bytes
+        return cut.cut_and_deal(known, *bounds, tasks=self.tasks, rest=self.rest, read=read)
+
+    def _messages(
+        self, sizes: np.ndarray, killers: Mapping[int, Failure], watch: Watch, rows: list[int]
+    ) -> Iterator[Message]:
+        """Yield the messages of some rows. A killer, by its place among them, fails undecoded."""
+        staged, model, first = ByPosition(self.lake, self.staged), self.options.table_schema, 0
+        for some in _portions(sizes, rows):
+            read = pa.RecordBatch.from_arrays(staged.take(STAGED.names, np.array(some)), schema=STAGED)
+            known = {place - first: why for place, why in killers.items() if 0 <= place - first < len(some)}
+            watch.name(range(first, first + len(some)))
+            decoded = staged_messages(read, self.batcher, self.settling, model, known, _Named(watch))
+            for message in list(decoded):
+                with watch.busy("batch_size", [message]):
+                    yield message
+            first += len(some)
+
+    def _cut_in_forks(self, known: pa.Table, limit: Limit | None) -> pa.Table:
+        """Cut until a fork lives: each message that one dies of, or that takes too long, fails alone."""
+        killers = dict[int, Failure]()
+
+        def child(progress: Progress) -> Written:
+            written = Written()
+            for batch in self._cut(known, killers, progress).to_batches():
+                written.write("", "", batch)
+            return written
+
+        while isinstance(answer := in_a_fork(child, known.num_rows, limit=limit), Death):
+            # Where nobody knows which message it was, each may be to blame.
+            blamed = {*answer.rows} - killers.keys() or range(known.num_rows)
+            killers |= {place: answer.failure("batch_size") for place in blamed if place not in killers}
+        return pa.Table.from_batches([batch for *_, batch in answer.batches], cut.BATCHES)
+
+
+class _Named(Watch):
+    """Tells a watch of each message by the place that `Watch.name` gave it."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    def each(self, callback: str, messages: Iterable[Message]) -> Iterator[Message]:
+        """Yield messages, each as its callback begins."""
+        for message in messages:
+            with self._watch.busy(callback, [message]):
+                yield message
+
+
+def _portions(sizes: np.ndarray, rows: list[int]) -> Iterator[list[int]]:
+    """Rows to be read together, within `SPLIT_ROWS` and `SPLIT_BYTES`; a single larger one is a portion."""
+    portion, size = list[int](), 0
+    for row, weight in zip(rows, sizes[rows].tolist(), strict=True):
+        if portion and (len(portion) == SPLIT_ROWS or size + weight > SPLIT_BYTES):
+            yield portion
+            portion, size = [], 0
+        portion.append(row)
+        size += weight
+    if portion:
+        yield portion
+
+
+def plan_table(receive_id: str, batcher: str) -> str:
+    """Where `CutBatches` writes the batches of a batcher."""
+    return f"{staged_table(receive_id, batcher)}-batches"  # no batcher has a name like that

@@ -1,0 +1,180 @@
+"""Batchers of one receive, side by side on a real Spark: none delays another, none costs another its work."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from pipeline_platform.lake.ledger import Receive
+from pipeline_platform.model.message import BatchInfo, Message
+from pipeline_platform.model.options import Batcher, Processors, Producer, Splitter
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.run import batching, steps
+from pipeline_platform.run.begin import begin
+from pipeline_platform.run.flow import Flow
+from pipeline_platform.spark.engine import TaskError, warm_up
+from pipeline_platform.tasks.plan import CutBatches
+from tests.fixtures.flow import WINDOW, Filled, rows
+
+
+class Place(BaseModel):
+    """Where batches leave a trace."""
+
+    folder: str = ""
+    broken: bool = False
+
+
+class Pair(Pipeline):
+    """Two batchers with more tasks each than Spark has cores; a batch does what its first message says."""
+
+    name = "pair"
+    producer = Producer(source="queue", max_runs=2)
+    processors = Processors(concurrency=1)
+    batchers = {"left": Batcher(batch_size=1, concurrency=4), "right": Batcher(batch_size=1, concurrency=4)}
+    context = Place()
+
+    def handle_message(self, message: Message, context: Place) -> Message:
+        """To the batcher that it names."""
+        batcher, says = message.data.decode().split(maxsplit=1)
+        return message.put(says, batcher=batcher)
+
+    def handle_batch(
+        self, batcher: str, messages: list[Message], batch_info: BatchInfo, context: Place
+    ) -> list[Message]:
+        """Obey, and leave a trace of each call."""
+        folder = Path(context.folder)
+        (folder / f"{batcher}-{time.monotonic_ns()}").touch()
+        says = messages[0].data
+        if says == "wait for the other":
+            other = "left" if batcher == "right" else "right"
+            while not any(folder.glob(f"{other}-*")):
+                time.sleep(0.05)
+        if says == "wait for ever":
+            while True:
+                time.sleep(0.05)
+        return messages
+
+
+def received(flow: Flow, folder: Path) -> Receive:
+    """A receive whose messages are handled and not batched."""
+    folder.mkdir(exist_ok=True)
+    receive = begin(flow, origin="source", run_id="test", windows=[WINDOW], context={"folder": str(folder)})
+    steps.receive_messages(flow, receive)
+    steps.handle_messages(flow, receive)
+    return receive
+
+
+def finish(flow: Flow, receive: Receive) -> None:
+    steps.decide(flow, receive)
+    steps.publish(flow, receive)
+    steps.acknowledge(flow, receive)
+
+
+def calls(folder: Path, batcher: str) -> int:
+    return len([*folder.glob(f"{batcher}-*")])
+
+
+def test_two_batchers_that_wait_for_each_other_s_batch_both_end(filled: Filled, tmp_path: Path) -> None:
+    payloads = [b"left wait for the other", b"right wait for the other"] * 4
+    flow, folder = filled(Pair, payloads), tmp_path / "calls"
+    receive = received(flow, folder)
+
+    written = steps.batch_messages(flow, receive)
+    finish(flow, receive)
+
+    assert {name: manifest.total("batches") for name, manifest in written.items()} == {"left": 4, "right": 4}
+    assert [rows(flow, name).height for name in ("left", "right")] == [4, 4]
+
+
+def test_what_one_batcher_wrote_is_kept_when_another_fails_and_its_batches_are_not_handled_again(
+    filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow, folder = filled(Pair, [b"left -", b"right -"]), tmp_path / "calls"
+    receive = received(flow, folder)
+    real = CutBatches.__call__
+
+    def full(self: CutBatches, index: int) -> Any:
+        if self.batcher == "left":
+            raise OSError(28, "No space left on device")
+        return real(self, index)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CutBatches, "__call__", full)
+        with pytest.raises(OSError, match="No space left") as raised:
+            steps.batch_messages(flow, receive)
+    assert raised.value.__notes__ == ["in batcher 'left'"]
+    assert (calls(folder, "left"), calls(folder, "right")) == (0, 1)
+
+    steps.batch_messages(flow, receive)
+    finish(flow, receive)
+
+    assert (calls(folder, "left"), calls(folder, "right")) == (1, 1)
+    assert [rows(flow, name).height for name in ("left", "right")] == [1, 1]
+
+
+def end_here(message: Message, acc: None) -> Any:
+    """A splitter that ends its process."""
+    if message.data == "leave":
+        os._exit(3)
+    return "emit", acc
+
+
+class Splitting(Pair):
+    """Its batches are cut by a splitter."""
+
+    name = "splitting"
+    batchers = {"left": Batcher(batch_size=Splitter(initial=None, step=end_here)), "right": Batcher()}
+
+
+def test_a_message_that_ends_the_worker_in_a_splitter_fails_alone(filled: Filled, tmp_path: Path) -> None:
+    flow, folder = filled(Splitting, [b"left one", b"left leave", b"left two", b"right three"]), tmp_path / "calls"
+    receive = received(flow, folder)
+
+    steps.batch_messages(flow, receive)
+    finish(flow, receive)
+
+    assert sorted(rows(flow, "left")["data"]) == ['"one"', '"two"']
+    assert rows(flow, "failed")["reason"].to_list() == ["batch_size ended the worker (exit code 3)"]
+    assert rows(flow, "right").height == 1
+
+
+def test_a_run_that_is_terminated_ends_the_work_of_all_its_batchers(filled: Filled, tmp_path: Path) -> None:
+    flow, folder = filled(Pair, [b"left wait for ever", b"right wait for ever"]), tmp_path / "calls"
+    receive = received(flow, folder)
+
+    def terminate() -> None:
+        while not (calls(folder, "left") and calls(folder, "right")):
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=terminate, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        steps.batch_messages(flow, receive)
+
+    assert flow.ledger.manifest(receive, "batch-left", "batch-right").notes == []
+    warm_up(flow.session(), 2)  # has both cores again
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("batcher")]
+
+
+def test_errors_of_several_batchers_are_told_together(filled: Filled, tmp_path: Path) -> None:
+    flow = filled(Pair, [])
+
+    def fail(why: str) -> None:
+        raise TaskError(why)
+
+    works = {"left": lambda: fail("one"), "right": lambda: fail("two"), "third": lambda: None}
+    receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
+    with pytest.raises(TaskError, match="one") as raised:
+        batching.side_by_side(works, flow, receive)
+
+    assert raised.value.__notes__ == ["in batcher 'left'", "batcher 'right' failed too: TaskError: two"]
+
+
+@pytest.mark.parametrize(("batchers", "most"), [(1, None), (2, 1), (5, 1)])
+def test_each_of_several_batchers_finds_a_core(filled: Filled, batchers: int, most: int | None) -> None:
+    assert batching.most_tasks(filled(Pair, []), batchers) == most

@@ -1,0 +1,157 @@
+"""Planning batches: what a splitter sees, and what it costs that one raises or ends its process."""
+
+import os
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from pipeline_platform.lake.manifest import Manifest
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.message import BatchInfo, Message
+from pipeline_platform.model.options import Batcher, Producer, Splitter
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.tasks import plan
+from pipeline_platform.tasks.batch import HandleBatches
+from pipeline_platform.tasks.plan import CutBatches, plan_table
+from pipeline_platform.tasks.staging import staged_table
+from tests.fixtures.small_lake import Memory, handled, outcomes, ranges, returned, rows_of
+
+
+@pytest.fixture
+def lake(tmp_path):
+    return Lake(root=str(tmp_path))
+
+
+class Parcel(BaseModel):
+    """What is put into boxes."""
+
+    weight: int
+    says: str
+
+
+def load(message: Message, weight: int) -> Any:
+    """Boxes of ten; a parcel may say what happens to it."""
+    match message.data.says:
+        case "raise":
+            raise ValueError("as told")
+        case "nonsense":
+            return message
+        case "leave":
+            os._exit(3)
+        case "spoil":
+            message.data.weight = 99
+    weight += message.data.weight
+    return ("emit" if weight >= 10 else "cont"), weight
+
+
+class Boxes(Pipeline):
+    """Puts parcels into boxes, by their destination."""
+
+    name = "boxes"
+    producer = Producer(source="memory")
+    batchers = {"box": Batcher(schema=Parcel, batch_size=Splitter(initial=0, step=load))}
+
+    def handle_message(self, message, context):
+        key, weight, says = message.data.decode().split()
+        return message.put(Parcel(weight=weight, says=says), batcher="box", batch_key=key)
+
+    def handle_batch(self, batcher, messages, batch_info, context):
+        SEEN.append((batch_info, [message.data.weight for message in messages]))
+        return messages
+
+    def handle_failed(self, messages, context):
+        FAILED.extend(message.reason for message in messages)
+        return messages
+
+
+SEEN: list[tuple[BatchInfo, list[int]]] = []
+FAILED: list[str | None] = []
+
+
+def boxed(
+    lake: Lake, *payloads: str, careful: bool = False, rest: Any = "flush"
+) -> tuple[list[tuple[str, str, list[int]]], Manifest]:
+    """Key, trigger and weights of each box, in order; and what was written."""
+    SEEN.clear()
+    FAILED.clear()
+    settling = Memory().settling
+    whole = ranges(handled(lake, Boxes, *(one.encode() for one in payloads)), "boxes", staged_table("r1", "box"))
+    (options,) = Boxes.batchers.values()
+    cut = CutBatches(lake, "boxes", "r1", "box", options, settling, whole, rest, careful)
+    planned = ranges(returned(cut(0)), "boxes", plan_table("r1", "box"))
+    manifest = returned(HandleBatches(Boxes, None, settling, "source", lake, "r1", "box", whole, planned)(0))
+    return [(info.batch_key, info.trigger, weights) for info, weights in SEEN], manifest
+
+
+def test_a_splitter_sees_data_as_handle_batch_does_and_changes_none(lake):
+    boxes, _ = boxed(lake, "a 6 -", "b 9 -", "a 4 spoil", "a 1 -", "b 2 -")
+
+    assert boxes == [("a", "size", [6, 4]), ("b", "size", [9, 2]), ("a", "flush", [1])]
+
+
+def test_what_no_more_messages_come_to_says_why_it_is_delivered(lake):
+    boxes, _ = boxed(lake, "a 6 -", "a 4 -", "b 1 -", rest="timeout")
+
+    assert boxes == [("a", "size", [6, 4]), ("b", "timeout", [1])]
+
+
+@pytest.mark.parametrize("portion", [1, 2, 10**6])
+def test_however_many_messages_are_read_together_the_batches_are_the_same(lake, monkeypatch, portion):
+    monkeypatch.setattr(plan, "SPLIT_ROWS", portion)
+
+    boxes, manifest = boxed(lake, *(f"{number % 3} {number % 7} -" for number in range(60)))
+
+    expected: list[list[int]] = []
+    for key in range(3):
+        box: list[int] = []
+        for weight in [number % 7 for number in range(60) if number % 3 == key]:
+            box.append(weight)
+            if sum(box) >= 10:
+                expected.append(box)
+                box = []
+        expected += [box] if box else []
+    assert sorted(weights for *_, weights in boxes) == sorted(expected)
+    assert manifest.total("batches") == len(expected)
+
+
+@pytest.mark.parametrize("careful", [False, True])
+@pytest.mark.parametrize(
+    ("fault", "kind", "reason"),
+    [
+        ("raise", "ValueError", "as told"),
+        ("nonsense", "TypeError", "a step must return ('emit', acc) or ('cont', acc), got Message"),
+    ],
+)
+def test_a_message_that_a_splitter_fails_fails_alone_and_handle_failed_sees_it(lake, fault, kind, reason, careful):
+    boxes, manifest = boxed(lake, "a 6 -", f"a 9 {fault}", "a 4 -", "a 1 -", careful=careful)
+
+    assert boxes == [("a", "size", [6, 4]), ("a", "flush", [1])]
+    assert outcomes(lake, "boxes", manifest) == {"m0": "handled", "m1": "failed", "m2": "handled", "m3": "handled"}
+    (failure,) = rows_of(lake, "boxes", manifest, "failed")
+    assert (failure["kind"], failure["reason"], failure["stage"]) == (kind, reason, "batch_size")
+    assert (failure["data"], failure["batcher"]) == (f"a 9 {fault}".encode(), "box")
+    assert [reason] == FAILED
+    assert manifest.total("batches") == 2
+
+
+@pytest.mark.parametrize("portion", [1, 2, 10**6])
+def test_messages_that_a_splitter_dies_of_fail_alone(lake, monkeypatch, portion):
+    monkeypatch.setattr(plan, "SPLIT_ROWS", portion)
+
+    boxes, manifest = boxed(lake, "b 9 leave", "a 6 -", "a 9 leave", "a 4 -", "b 1 -", careful=True)
+
+    assert boxes == [("a", "size", [6, 4]), ("b", "flush", [1])]
+    failures = rows_of(lake, "boxes", manifest, "failed")
+    assert {row["message_id"] for row in failures} == {"m0", "m2"}
+    assert {(row["kind"], row["reason"]) for row in failures} == {
+        ("worker killed", "batch_size ended the worker (exit code 3)")
+    }
+
+
+def test_nothing_is_split_where_no_message_waits_to_be(lake):
+    boxes, manifest = boxed(lake, "a 9 raise")
+
+    assert boxes == []
+    assert outcomes(lake, "boxes", manifest) == {"m0": "failed"}
+    assert manifest.total("batches") == 0
