@@ -125,12 +125,12 @@ def test_a_message_fails_by_its_own_doing_or_with_its_whole_batch(messages: list
     for number, message in enumerate(messages):
         (outcome,) = found.outcomes[number]
         has_partition = message.account >= 0 or told.partition_by is not account
-        is_batched = message.handle in ("plain", "typed", "flush")
+        is_batched = message.batcher in ("plain", "typed")
         costs_all = any(messages[mate].batch in WHOLE_BATCH for mate in mates.get(number, ()))
         is_well = message.handle in GOOD and has_partition and not costs_all
         is_well &= not is_batched or message.batch in GOOD_IN_BATCH
         if is_well:
-            assert (outcome, found.rows[number]) == ("handled", [{"flush": "plain"}.get(message.handle, message.handle)])
+            assert (outcome, found.rows[number]) == ("handled", [message.batcher])
         elif not told.rescue or message.then != "rescue":
             assert outcome == "failed"
         elif not any(one.then == "raise" for one in messages) and message.handle in ("fail", "raise", "exit"):
@@ -148,7 +148,7 @@ def test_batches_hold_one_key_and_partition_and_no_more_than_they_may(messages: 
     for info, numbers in found.batches:
         held = [messages[number] for number in numbers]
         assert (info.size, {one.key for one in held}) == (len(held), {info.batch_key})
-        assert {{"flush": "plain"}.get(one.handle, one.handle) for one in held} == {info.batcher}
+        assert {one.batcher for one in held} == {info.batcher}
         partitions = {None: {None}, "source": {f"account {one.account}" for one in held}}
         assert partitions.get(told.partition_by, {one.account for one in held}) == {info.partition}
         assert len(held) <= told.batch_size
