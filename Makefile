@@ -31,11 +31,11 @@ dev: setup ## Open the Dagster UI on what the demo left (PORT=3000)
 # Three at a time, a file to each: most tests wait for servers that they started. In order, for those that wait longest
 # are in files of few tests, which would come last.
 test: setup-dev ## Run the tests
-	@$(BIN)/python -m demo.servers
+	@$(BIN)/python -m servers
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 soak: setup-dev ## Run the long fault tests
-	@$(BIN)/python -m demo.servers
+	@$(BIN)/python -m servers
 	$(BIN)/python -m pytest -m soak --timeout=3600
 
 check: setup-dev ## Lint, format and types
@@ -52,7 +52,7 @@ bench: setup-dev ## Measure; prints medians and ratios
 
 # Compiled here once: with PYTHONDONTWRITEBYTECODE, as in many containers, each process would do it for itself.
 setup: $(VENV)/.installed ## Make .venv with everything the demo needs
-	@$(BIN)/python -m compileall -q definitions.py pipeline_platform assets sensors resources pipelines demo
+	@$(BIN)/python -m compileall -q definitions.py pipeline_platform assets sensors resources pipelines demo servers
 
 setup-dev: setup $(VENV)/.installed-dev ## The same, with what tests and checks need
 

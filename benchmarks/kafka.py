@@ -21,7 +21,6 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from demo.servers import kafka as local
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.storage import Lake
@@ -31,6 +30,7 @@ from pipeline_platform.source.contract import Share
 from pipeline_platform.source.patience import patiently
 from pipeline_platform.tasks.receive import ReadShares
 from resources.kafka import KafkaSource
+from servers import kafka as local
 
 PARTITIONS, WINDOW = 4, "2026-01-01T0000"
 

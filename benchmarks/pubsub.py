@@ -20,10 +20,10 @@ from pathlib import Path
 import grpc
 from google.pubsub_v1 import PublisherClient, SubscriberClient
 
-from demo.servers import pubsub
 from pipeline_platform.source.contract import Share
 from resources.google_cloud import connected
 from resources.pubsub import ACK_IDS, THREADS, PubsubSource
+from servers import pubsub
 
 
 def main() -> None:

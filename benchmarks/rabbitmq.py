@@ -22,8 +22,8 @@ from typing import Any
 import pika
 import pyarrow as pa
 
-from demo.servers import rabbitmq
 from resources.rabbitmq import RabbitmqSource
+from servers import rabbitmq
 
 AHEAD = 65_535
 TOLD = 65_536

@@ -23,8 +23,8 @@ from typing import NamedTuple
 import psutil
 import psycopg
 
-from demo.servers import postgres
 from resources.table_queue import TableQueue
+from servers import postgres
 
 
 class Took(NamedTuple):

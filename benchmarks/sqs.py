@@ -26,7 +26,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.events import LongKnown, payloads
-from demo.servers import sqs
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import OUTCOMES
@@ -40,6 +39,7 @@ from pipeline_platform.spark.shipping import PACKAGES
 from pipeline_platform.tasks.receive import ReadShares
 from resources.spark import WARM, SparkResource
 from resources.sqs import THREADS, SqsSource
+from servers import sqs
 
 PROCESSES = 2
 WINDOW = "2026-11-21T0000"

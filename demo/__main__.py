@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from demo.place import ALL_FLIGHTS, PROJECT, DemoError, Kind, Place
+from servers.server import ServerError
 
 app = typer.Typer(help="A year of departures through a queue, Dagster and Spark.", no_args_is_help=True)
 console = Console(soft_wrap=True, highlight=False)
@@ -63,5 +64,5 @@ def dev(
 if __name__ == "__main__":
     try:
         app()
-    except DemoError as error:
+    except (DemoError, ServerError) as error:
         raise SystemExit(str(error)) from None

@@ -11,13 +11,13 @@ from typing import NamedTuple
 from uuid import uuid4
 
 from demo.place import PROJECT, Kind, Place
-from demo.servers import kafka, postgres, pubsub, rabbitmq, sqs
 from resources.kafka import KafkaSource
 from resources.pubsub import PubsubSource
 from resources.rabbitmq import RabbitmqSource
 from resources.rabbitmq.options import Declare
 from resources.sqs import SqsSource
 from resources.table_queue import TableQueue
+from servers import kafka, postgres, pubsub, rabbitmq, sqs
 
 Fill = Callable[[list[bytes]], int]
 

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from demo.servers import sqs
+from servers import sqs
 
 pytest_plugins = [
     name

@@ -322,8 +322,8 @@ class BatchInfo(NamedTuple):
         partition: The partition that they share, as `partition_by` returned it or the source named it; None without.
         size: How many messages.
         trigger: Why it is delivered: `size` (`batch_size` or `batch_bytes` is reached, or the splitter ends it),
-            `flush` (a message asks for it, or no more come in a backfill or replay) or `timeout` (no more come in a
-            run that pulls).
+            `flush` (a message asks for it, or no more come in a backfill, a replay or a drain) or `timeout` (no more
+            come in a run that pulls).
         batch_id: The same at each try of the same batch of one receive: make outside effects idempotent by it.
     """
 

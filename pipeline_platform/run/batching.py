@@ -30,7 +30,8 @@ def batch(flow: Flow, receive: Receive, handled: Manifest, batcher: str, most_ta
     staged = handled.of_table(staged_table(receive_id, batcher))
     (whole,) = divide(staged, name, 1)
     shared = common(flow, receive)
-    rest: Trigger = "timeout" if receive.origin == "source" else "flush"
+    drained = flow.control.draining(flow.room.key) is not None
+    rest: Trigger = "timeout" if receive.origin == "source" and not drained else "flush"
     most = min(options.concurrency, most_tasks or options.concurrency)
     cut = CutBatches(flow.lake, name, receive_id, batcher, options, shared["settling"], whole, rest, tasks=most)
     messages = sum(file.rows for file in staged)

@@ -170,6 +170,12 @@ def test_a_failure_is_driven_when_it_is_due_until_it_is_dead(lake):
     assert failures(lake, state="dead").backlog().messages == 1, "people may drive it, and it is dead again"
 
 
+def test_what_is_due_is_due_by_one_time():
+    assert Selection(state="due").at(NOON).due_by == NOON
+    assert Selection(state="due", due_by=NOON).at(NOON + MINUTE).due_by == NOON
+    assert Selection(state="dead").at(NOON) == Selection(state="dead")
+
+
 @pytest.mark.parametrize("wrong", [{"state": "closed"}, {"window": "w"}, {"message_id": 7}, {"kind": ["a"]}])
 def test_a_selection_by_what_does_not_exist_is_refused(wrong):
     with pytest.raises(ValidationError):

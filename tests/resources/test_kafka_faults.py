@@ -14,11 +14,11 @@ from confluent_kafka.admin import AdminClient
 
 import resources.kafka.messages
 import resources.kafka.ranges
-from demo.servers import kafka as local
-from demo.servers.server import Server
 from pipeline_platform.source.contract import Patience, SourceAwayError, SourceError
 from pipeline_platform.source.patience import patiently
 from resources.kafka import KafkaSource
+from servers import kafka as local
+from servers.server import Server
 from tests.fixtures.kafka import create_topic
 from tests.fixtures.kafka_source import Open, delete_topic, lag, offsets, patiently_send, received, sources, until
 

@@ -14,7 +14,6 @@ import pytest
 import sqlalchemy as sa
 from psycopg import sql
 
-from demo.servers.server import Server
 from pipeline_platform.control import database, database_errors
 from pipeline_platform.control.database import Database
 from pipeline_platform.source.contract import Share, SourceAwayError, SourceError
@@ -22,6 +21,7 @@ from pipeline_platform.source.patience import patiently
 from resources import queue_reading, queue_tables
 from resources.leased_table import LeasedTable
 from resources.table_queue import TableQueue
+from servers.server import Server
 from tests.fixtures.postgres import administrator, cut_all_others
 from tests.fixtures.table_queue import ids, numbers, read, receive
 

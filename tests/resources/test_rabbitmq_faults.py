@@ -13,11 +13,11 @@ from typing import Any
 import pika
 import pytest
 
-from demo.servers.rabbitmq import RabbitMQ
 from pipeline_platform.source.contract import Patience, Share, SourceAwayError, SourceError
 from pipeline_platform.source.patience import patiently
 from resources.rabbitmq import RabbitmqSource, mailboxes
 from resources.rabbitmq import source as rabbitmq_source
+from servers.rabbitmq import RabbitMQ
 from tests.fixtures.line import line_to
 from tests.fixtures.rabbitmq import create_queue
 from tests.fixtures.rabbitmq_source import Built, numbers, received, settled, texts

@@ -15,10 +15,10 @@ from moto import mock_aws
 from pydantic import ValidationError
 
 import resources.sqs
-from demo.servers import sqs as local
 from pipeline_platform.model.message import DELIVERIES
 from pipeline_platform.source.contract import Backlog, Share, SourceError
 from resources.sqs import SqsSource
+from servers import sqs as local
 
 URL = "https://sqs.eu-west-1.amazonaws.com/123456789012/flights"
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from demo.servers import sqs
 from pipeline_platform.source.contract import Share
 from resources.sqs import SqsSource
+from servers import sqs
 from tests.fixtures.sqs_between import Between, between
 
 Made = Callable[..., SqsSource]

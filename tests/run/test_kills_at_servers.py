@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from demo.servers.server import Server
+from servers.server import Server
 from tests.fixtures import fault_run
 from tests.fixtures.fault_ground import FILLED, Ground, assert_each_message_once, join
 from tests.fixtures.fault_run import POINTS

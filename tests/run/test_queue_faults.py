@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from demo.servers.server import Server
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.run import lease, steps
@@ -22,6 +21,7 @@ from pipeline_platform.tasks.acknowledge import Acknowledger
 from resources import queue_reading
 from resources.leased_table import LeasedTable
 from resources.table_queue import TableQueue
+from servers.server import Server
 from tests.fixtures import fault_run
 from tests.fixtures.fault_ground import assert_each_message_once as assert_each_number_once
 from tests.fixtures.fault_ground import filled_table, join

@@ -1,6 +1,6 @@
 """Failures driven again: by whole runs, a part of them at a time, until they are dead."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -14,10 +14,11 @@ from tests.fixtures.flow import WINDOW, Filled, rows, run
 from tests.fixtures.flow_pipelines import Obedient
 
 DUE = Selection(state="due")
+SOON = Selection(state="due", due_by=datetime.now(UTC) + timedelta(minutes=30))
 
 
 class Soon(Obedient):
-    """What fails is due at once, and tried twice."""
+    """What fails is due within a second, and tried twice."""
 
     name = "soon"
     retry = Retry(max_attempts=2, backoff=timedelta(microseconds=1))
@@ -40,10 +41,10 @@ def test_a_run_that_drives_what_is_due_leaves_dead_ones_alone(filled: Filled) ->
     run(flow)
     assert counted(flow) == [(3, 0)]
 
-    assert run(flow, "failed", DUE).demand == 3
+    assert run(flow, "failed", SOON).demand == 3
     assert counted(flow) == [(3, 3)], "each was the last attempt"
 
-    assert run(flow, "failed", DUE).demand == 0
+    assert run(flow, "failed", SOON).demand == 0
     assert run(flow, "failed", Selection(state="waiting")).demand == 0
     assert run(flow, "failed").demand == 3, "people drive dead ones, too"
     assert rows(flow, "failed")["attempt"].max() == 3
@@ -54,7 +55,7 @@ def test_what_is_not_due_waits_and_can_be_driven_by_hand(filled: Filled) -> None
     flow = filled(Late, [b"raise", b"none"])
     run(flow)
 
-    assert run(flow, "failed", DUE).demand == 0
+    assert run(flow, "failed", SOON).demand == 0
     assert run(flow, "failed", Selection(kind="ValueError")).demand == 1
     assert counted(flow) == [(2, 1)], "and the other was not touched"
 
@@ -63,10 +64,12 @@ def test_what_a_run_goes_by_is_in_its_record(filled: Filled) -> None:
     flow = filled(Soon, [b"raise"])
     run(flow)
 
-    receive = begin(flow, origin="failed", run_id="test", windows=[WINDOW], selection=DUE)
+    receive = begin(flow, origin="failed", run_id="test", windows=[WINDOW], selection=SOON)
 
-    assert receive.selection.due_by is not None, "each later look finds the same failures due"
+    assert receive.selection == SOON
     assert flow.ledger.get(receive.receive_id) == receive
+    later = begin(flow, origin="failed", run_id="test", windows=[WINDOW], selection=DUE)
+    assert later.selection.due_by is not None, "each later look finds the same failures due"
 
 
 @pytest.mark.parametrize("origin", ["source", "messages"])

@@ -7,12 +7,12 @@ from contextlib import contextmanager
 
 import pytest
 
-from demo.servers import sqs
-from demo.servers.server import Server
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin
 from pipeline_platform.source.contract import SourceAwayError, SourceError
 from pipeline_platform.spark.engine import TaskError
+from servers import sqs
+from servers.server import Server
 from tests.fixtures.flow import WINDOW
 from tests.fixtures.sqs_between import Body
 from tests.fixtures.sqs_flow import SqsGround

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from demo.servers.server import Server
+from servers.server import Server
 from tests.fixtures import fault_run
 from tests.fixtures.fault_ground import FILLED, Ground, assert_each_message_once, filled_sqs, filled_table, twice
 from tests.fixtures.fault_run import LEASE_S, POINTS

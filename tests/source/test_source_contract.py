@@ -14,7 +14,6 @@ from uuid import uuid4
 import pytest
 from pydantic import Field
 
-from demo.servers import sqs
 from pipeline_platform import Source
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.source.leased import LeasedSource
@@ -25,6 +24,7 @@ from resources.pubsub import PubsubSource
 from resources.rabbitmq import RabbitmqSource
 from resources.sqs import SqsSource
 from resources.table_queue import TableQueue
+from servers import sqs
 
 SHORT_S, LONG_S = 2, 15
 """Seconds of a lease: most promises are kept within a short one. A machine under load may take longer than that for

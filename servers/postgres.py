@@ -15,8 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from demo.place import DemoError
-from demo.servers.server import Program, Server, free_ports
+from servers.server import Program, Server, ServerError, free_ports
 
 _DEBIAN = "/usr/lib/postgresql"
 _SETTINGS = """
@@ -40,11 +39,11 @@ def serve(_folder: Path) -> Iterator[Server]:
     """Run a server on loopback until the block ends, or this process does; yield it, its address a URL.
 
     Raises:
-        DemoError: PostgreSQL is not installed, or does not start.
+        ServerError: PostgreSQL is not installed, or does not start.
     """
     binaries = _binaries()
     if binaries is None:
-        raise DemoError(f"no PostgreSQL server: {missing()}")
+        raise ServerError(f"no PostgreSQL server: {missing()}")
     with tempfile.TemporaryDirectory(prefix="postgres-", ignore_cleanup_errors=True) as made:
         folder, password = Path(made), secrets.token_hex(8)
         unprivileged = _unprivileged(folder)
@@ -53,7 +52,7 @@ def serve(_folder: Path) -> Iterator[Server]:
         initialize = [str(binaries / "initdb"), f"--pgdata={folder}/data", *options, "--encoding=UTF8", "--locale=C"]
         done = subprocess.run([*unprivileged, *initialize], cwd=folder, capture_output=True, text=True, check=False)  # noqa: S603
         if done.returncode:
-            raise DemoError(f"initdb failed: {(done.stdout + done.stderr)[-1_000:]}")
+            raise ServerError(f"initdb failed: {(done.stdout + done.stderr)[-1_000:]}")
         (port,) = free_ports(1)
         with (folder / "data" / "postgresql.conf").open("a") as settings:
             settings.write(_SETTINGS.format(port=port))

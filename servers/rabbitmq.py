@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from demo.place import DemoError
-from demo.servers.server import Program, free_ports
+from servers.server import Program, ServerError, free_ports
 
 # Debian's command in PATH is a wrapper that runs the server as its service's user; what it wraps is here.
 _DEBIAN = Path("/usr/lib/rabbitmq/bin")
@@ -39,14 +38,14 @@ class RabbitMQ(Program):
         """Run `rabbitmqctl` on this server and return what it says, for what clients may not do.
 
         Raises:
-            DemoError: It failed; the message says why.
+            ServerError: It failed; the message says why.
         """
         command = [_program("rabbitmqctl") or "rabbitmqctl", "--quiet", *arguments]
         done = subprocess.run(  # noqa: S603
             command, env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=60, check=False
         )
         if done.returncode:
-            raise DemoError(f"rabbitmqctl {arguments[0]} failed: {(done.stdout + done.stderr)[-1_000:]}")
+            raise ServerError(f"rabbitmqctl {arguments[0]} failed: {(done.stdout + done.stderr)[-1_000:]}")
         return done.stdout
 
 
@@ -55,10 +54,10 @@ def serve(_folder: Path) -> Iterator[RabbitMQ]:
     """Run a server on loopback until the block ends, or this process does; yield it.
 
     Raises:
-        DemoError: RabbitMQ is not installed, or does not start.
+        ServerError: RabbitMQ is not installed, or does not start.
     """
     if lack := missing():
-        raise DemoError(f"no RabbitMQ server: {lack}")
+        raise ServerError(f"no RabbitMQ server: {lack}")
     with tempfile.TemporaryDirectory(prefix="rabbitmq-", ignore_cleanup_errors=True) as made:
         folder = Path(made)
         port, between_nodes, mapper = free_ports(3)

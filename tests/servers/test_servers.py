@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from demo.servers import kafka, postgres, pubsub, rabbitmq, sqs
-from demo.servers.server import Server
+from servers import kafka, postgres, pubsub, rabbitmq, sqs
+from servers.server import Server
 from tests.fixtures.kafka import create_topic
 from tests.fixtures.keeper import PROJECT, kept
 from tests.fixtures.rabbitmq import create_queue
@@ -25,7 +25,7 @@ SERVE = """
 import sys
 from importlib import import_module
 from pathlib import Path
-with import_module(f"demo.servers.{sys.argv[1]}").serve(Path(sys.argv[2])) as server:
+with import_module(f"servers.{sys.argv[1]}").serve(Path(sys.argv[2])) as server:
     print(server.address, flush=True)
     sys.stdin.read()
 """

@@ -16,9 +16,8 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from demo.place import DemoError
-from demo.servers.server import Server, in_memory
 from resources.google_cloud import connected
+from servers.server import Server, ServerError, in_memory
 
 PROJECT = "local"
 """A project's name that will do; the server knows any."""
@@ -41,10 +40,10 @@ def serve(folder: Path) -> Iterator[Server]:
     Concurrent callers share `folder`, where the server is installed.
 
     Raises:
-        DemoError: Go is missing, or the server cannot be built or does not start.
+        ServerError: Go is missing, or the server cannot be built or does not start.
     """
     if lack := missing():
-        raise DemoError(f"no Pub/Sub server: {lack}")
+        raise ServerError(f"no Pub/Sub server: {lack}")
     with in_memory([str(install(folder))]) as server:
         yield server
 
@@ -53,7 +52,7 @@ def install(folder: Path) -> Path:
     """Build the program, once for all callers, and return it.
 
     Raises:
-        DemoError: Go fails.
+        ServerError: Go fails.
     """
     source = b"".join((_PROGRAM / name).read_bytes() for name in ("main.go", "go.sum"))
     program = (folder / f"pubsub-{hashlib.sha256(source).hexdigest()[:12]}" / "pubsub").resolve()
@@ -88,7 +87,7 @@ def _run(folder: Path, *command: str) -> str:
         command, cwd=folder, capture_output=True, text=True, timeout=_INSTALL_S, check=False
     )
     if done.returncode:
-        raise DemoError(f"{' '.join(command[:2])} failed for the Pub/Sub server: {done.stderr[-1_000:]}")
+        raise ServerError(f"{' '.join(command[:2])} failed for the Pub/Sub server: {done.stderr[-1_000:]}")
     return done.stdout
 
 

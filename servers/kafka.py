@@ -17,9 +17,8 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from demo.place import DemoError
-from demo.servers.server import Program, Server, free_ports
 from pipeline_platform.spark.jvm import JavaNotFoundError, ensure_java
+from servers.server import Program, Server, ServerError, free_ports
 
 KAFKA, LOG4J = "4.4.0", "2.25.5"
 _INSTALL_S = 300
@@ -103,10 +102,10 @@ def serve(folder: Path, users: Mapping[str, str] | None = None) -> Iterator[Serv
         users: Passwords of those who have to log in, by SASL/PLAIN; None to let everybody in.
 
     Raises:
-        DemoError: Maven or Java is missing, or the server cannot be installed or does not start.
+        ServerError: Maven or Java is missing, or the server cannot be installed or does not start.
     """
     if lack := missing():
-        raise DemoError(f"no Kafka server: {lack}")
+        raise ServerError(f"no Kafka server: {lack}")
     run = install(folder)
     with tempfile.TemporaryDirectory(prefix="kafka-", ignore_cleanup_errors=True) as made:
         port, controller = free_ports(2)
@@ -128,12 +127,12 @@ def install(folder: Path) -> list[str]:
     """Install the server, once for all callers, and return the command that runs a class of it.
 
     Raises:
-        DemoError: There is no Java, or Maven fails.
+        ServerError: There is no Java, or Maven fails.
     """
     try:
         java = ensure_java(folder)
     except JavaNotFoundError as error:
-        raise DemoError(f"no Kafka server: {error}") from error
+        raise ServerError(f"no Kafka server: {error}") from error
     home = (folder / f"kafka-{KAFKA}").resolve()
     home.mkdir(parents=True, exist_ok=True)
     with FileLock(home / "lock"):
@@ -150,7 +149,7 @@ def install(folder: Path) -> list[str]:
                 check=False,
             )
             if installed.returncode:
-                raise DemoError(f"Maven cannot install Kafka {KAFKA} into {home}: {installed.stdout[-1_000:]}")
+                raise ServerError(f"Maven cannot install Kafka {KAFKA} into {home}: {installed.stdout[-1_000:]}")
             (home / "installed").touch()
     return [str(java / "bin" / "java"), *_JVM, "-cp", f"{home / 'jars'}/*"]
 
@@ -161,4 +160,4 @@ def _format(run: list[str], settings: Path) -> None:
     command = [*run, "kafka.tools.StorageTool", "format", cluster, "--config", str(settings)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603
     if done.returncode:
-        raise DemoError(f"Kafka cannot prepare its folder: {(done.stdout + done.stderr)[-2_000:]}")
+        raise ServerError(f"Kafka cannot prepare its folder: {(done.stdout + done.stderr)[-2_000:]}")

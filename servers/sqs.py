@@ -18,8 +18,7 @@ from urllib.parse import urlsplit
 
 from filelock import FileLock
 
-from demo.place import DemoError
-from demo.servers.server import Server, in_memory
+from servers.server import Server, ServerError, in_memory
 
 if TYPE_CHECKING:
     from mypy_boto3_sqs import SQSClient
@@ -44,10 +43,10 @@ def serve(folder: Path) -> Iterator[Server]:
     Concurrent callers share `folder`, where the server is installed.
 
     Raises:
-        DemoError: Node is missing, or the server cannot be installed or does not start.
+        ServerError: Node is missing, or the server cannot be installed or does not start.
     """
     if lack := missing():
-        raise DemoError(f"no SQS server: {lack}")
+        raise ServerError(f"no SQS server: {lack}")
     with in_memory(["node", str(Path(__file__).with_suffix(".mjs")), str(install(folder))], "http://") as server:
         yield server
 
@@ -56,7 +55,7 @@ def install(folder: Path) -> Path:
     """Install fauxqs, once for all callers, and return its package folder.
 
     Raises:
-        DemoError: npm fails.
+        ServerError: npm fails.
     """
     home = folder / f"fauxqs-{FAUXQS}"
     home.mkdir(parents=True, exist_ok=True)
@@ -67,7 +66,7 @@ def install(folder: Path) -> Path:
             npm = ["npm", "install", *options, f"fauxqs@{FAUXQS}"]
             installed = subprocess.run(npm, capture_output=True, text=True, timeout=_INSTALL_S, check=False)  # noqa: S603
             if installed.returncode:
-                raise DemoError(f"npm cannot install fauxqs {FAUXQS} into {home}: {installed.stderr[-1_000:]}")
+                raise ServerError(f"npm cannot install fauxqs {FAUXQS} into {home}: {installed.stderr[-1_000:]}")
             (home / "installed").touch()
     return home / "node_modules" / "fauxqs"
 
@@ -88,7 +87,7 @@ def fill(queue_url: str, payloads: Iterable[str | bytes]) -> int:
     """Send payloads, each up to 100 kB, to a queue of a local server; return how many.
 
     Raises:
-        DemoError: The server refused some; the message names the first.
+        ServerError: The server refused some; the message names the first.
     """
     bodies = [payload if isinstance(payload, str) else payload.decode() for payload in payloads]
     sqs = client("http://" + urlsplit(queue_url).netloc)
@@ -97,7 +96,7 @@ def fill(queue_url: str, payloads: Iterable[str | bytes]) -> int:
         ten = [{"Id": str(i), "MessageBody": body} for i, body in enumerate(bodies[first : first + 10])]
         refused = sqs.send_message_batch(QueueUrl=queue_url, Entries=ten).get("Failed", [])  # type: ignore[arg-type]
         if refused:
-            raise DemoError(f"the SQS server refused {len(refused)} payloads, the first with {refused[0]}")
+            raise ServerError(f"the SQS server refused {len(refused)} payloads, the first with {refused[0]}")
 
     with ThreadPoolExecutor(2) as pool:  # two calls under way keep the server busy
         list(pool.map(send, range(0, len(bodies), 10)))

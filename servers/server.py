@@ -14,10 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Protocol
 
-from demo.place import DemoError
-
 _GUARD = Path(__file__).with_name("guard.py")
 _STARTED_S, _STOPPED_S = 120, 30
+
+
+class ServerError(Exception):
+    """A server cannot be had; the message says why, and what to do."""
 
 
 class Server(Protocol):
@@ -56,7 +58,7 @@ class Program:
         """Start the server, if it does not run; it is ready when this returns.
 
         Raises:
-            DemoError: It ended, or was not ready in time; the message has its last words.
+            ServerError: It ended, or was not ready in time; the message has its last words.
         """
         if self._guard is not None:
             return
@@ -75,7 +77,7 @@ class Program:
         while self._ready not in (said := self._log.read_bytes()[before:].decode(errors="replace")):
             if self._guard.poll() is not None or time.monotonic() > end:
                 self.kill()
-                raise DemoError(f"{self._command[0]} does not start a server at {self.address}: {said[-2_000:]}")
+                raise ServerError(f"{self._command[0]} does not start a server at {self.address}: {said[-2_000:]}")
             time.sleep(0.05)
 
     def stop(self) -> None:
@@ -135,7 +137,7 @@ def in_memory(command: Sequence[str], scheme: str = "") -> Iterator[InMemory]:
     """Run a server that prints its port in one line and ends with its standard input, until the block ends.
 
     Raises:
-        DemoError: It printed no port.
+        ServerError: It printed no port.
     """
     pipe = subprocess.PIPE
     # In a session of its own: a Ctrl-C is for this process. The kernel closes the pipe when this process dies.
@@ -143,7 +145,7 @@ def in_memory(command: Sequence[str], scheme: str = "") -> Iterator[InMemory]:
         assert process.stdout is not None
         port = process.stdout.readline().strip()
         if not port:
-            raise DemoError(f"{Path(command[0]).name} did not start the server and said why above")
+            raise ServerError(f"{Path(command[0]).name} did not start the server and said why above")
         server = InMemory(f"{scheme}127.0.0.1:{port}", process)
         try:
             yield server
@@ -166,7 +168,7 @@ def free_ports(count: int) -> list[int]:
         found.append(port)
         if len(found) == count:
             return found
-    raise DemoError("no free port between 20000 and 32000 on loopback")
+    raise ServerError("no free port between 20000 and 32000 on loopback")
 
 
 def _wire(guard: subprocess.Popen[bytes]) -> IO[bytes]:
