@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -104,8 +104,20 @@ def in_order(numbers: Sequence[int], messages: Sequence[Mood], told: Told) -> li
     return sorted(numbers, key=lambda number: place[number])
 
 
-@settings(deadline=None)
-@given(MESSAGES, options())
+def always(messages: st.SearchStrategy[list[Mood]]) -> Callable[[Callable[[list[Mood], Told], None]], Any]:
+    """Make a test of what holds for any of these messages and any options: of a hundred, of thousands in `make soak`."""
+
+    def tried(holds: Callable[[list[Mood], Told], None]) -> Any:
+        @pytest.mark.parametrize("examples", [100, pytest.param(3_000, marks=pytest.mark.soak)])
+        def test(examples: int) -> None:
+            settings(max_examples=examples, deadline=None)(given(messages, options())(holds))()
+
+        return test
+
+    return tried
+
+
+@always(MESSAGES)
 def test_each_message_ends_once_in_a_table_or_among_the_failures(messages: list[Mood], told: Told) -> None:
     found = done(messages, told)
 
@@ -116,8 +128,7 @@ def test_each_message_ends_once_in_a_table_or_among_the_failures(messages: list[
         assert found.kept.ended[number].status == {"handled": "ok"}.get(outcome, outcome)
 
 
-@settings(deadline=None)
-@given(MESSAGES, options())
+@always(MESSAGES)
 def test_a_message_fails_by_its_own_doing_or_with_its_whole_batch(messages: list[Mood], told: Told) -> None:
     found = done(messages, told)
 
@@ -137,8 +148,7 @@ def test_a_message_fails_by_its_own_doing_or_with_its_whole_batch(messages: list
             assert (outcome, found.rows[number]) == ("handled", ["kept"])
 
 
-@settings(deadline=None)
-@given(MESSAGES, options())
+@always(MESSAGES)
 def test_batches_hold_one_key_and_partition_and_no_more_than_they_may(messages: list[Mood], told: Told) -> None:
     found = done(messages, told)
 
@@ -156,8 +166,7 @@ def test_batches_hold_one_key_and_partition_and_no_more_than_they_may(messages: 
         assert "flush" not in [one.handle for one in held[:-1]]
 
 
-@settings(deadline=None)
-@given(WELL, options())
+@always(WELL)
 def test_messages_of_a_partition_keep_their_order_in_handling_and_over_batches(
     messages: list[Mood], told: Told
 ) -> None:
@@ -172,15 +181,3 @@ def test_messages_of_a_partition_keep_their_order_in_handling_and_over_batches(
         streams[info.batcher, info.batch_key, info.partition] += numbers
     for numbers in streams.values():
         assert numbers == in_order(numbers, messages, told)
-
-
-@pytest.mark.soak
-@settings(deadline=None, max_examples=5_000)
-@given(MESSAGES, options())
-def test_the_same_of_thousands(messages: list[Mood], told: Told) -> None:
-    for check in (
-        test_each_message_ends_once_in_a_table_or_among_the_failures,
-        test_a_message_fails_by_its_own_doing_or_with_its_whole_batch,
-        test_batches_hold_one_key_and_partition_and_no_more_than_they_may,
-    ):
-        check.hypothesis.inner_test(messages, told)  # type: ignore[attr-defined]
