@@ -3,8 +3,9 @@
 The front door: all that a pipeline or a connector needs, in one import. It loads neither Spark nor Dagster.
 """
 
+from pipeline_platform import telemetry
 from pipeline_platform.model.failure import Failure
-from pipeline_platform.model.message import BatchInfo, Message
+from pipeline_platform.model.message import BatchInfo, Message, ack_immediately
 from pipeline_platform.model.options import (
     Batcher,
     PipelineError,
@@ -51,5 +52,7 @@ __all__ = [
     "SourceError",
     "Splitter",
     "TableBatcher",
+    "ack_immediately",
     "calls",
+    "telemetry",
 ]

@@ -16,7 +16,7 @@ from pipeline_platform.run.intake import common
 from pipeline_platform.run.spark_work import carefully
 from pipeline_platform.spark import engine
 from pipeline_platform.tasks.batch import HandleBatches
-from pipeline_platform.tasks.fan_out import parents_table, told_table
+from pipeline_platform.tasks.fan_out import ends_table, parents_table
 from pipeline_platform.tasks.parents import EndParents, failed_keys
 from pipeline_platform.tasks.plan import CutBatches, plan_table
 from pipeline_platform.tasks.staging import staged_table
@@ -36,7 +36,8 @@ def batch(flow: Flow, receive: Receive, handled: Manifest, batcher: str, most_ta
     staged = handled.of_table(staged_table(receive_id, batcher))
     (whole,) = divide(staged, name, 1)
     shared = common(flow, receive)
-    rest: Trigger = "timeout" if receive.origin == "source" else "flush"
+    drained = flow.control.draining(flow.room.key) is not None
+    rest: Trigger = "timeout" if receive.origin == "source" and not drained else "flush"
     most = min(options.concurrency, most_tasks or options.concurrency)
     cut = CutBatches(flow.lake, name, receive_id, batcher, options, shared["settling"], whole, rest, tasks=most)
     messages = sum(file.rows for file in staged)
@@ -64,13 +65,13 @@ def parents_left(flow: Flow, receive: Receive, handled: Manifest) -> list[File]:
 def end_parents(flow: Flow, receive: Receive, parents: Sequence[File]) -> Manifest:
     """Record what became of messages with children; drop all rows of those of which a child failed."""
     name, receive_id = flow.pipeline.name, receive.receive_id
-    told = flow.ledger.manifest(receive).of_table(told_table(receive_id))
-    if len(keys := failed_keys(flow.lake, ranges := _whole(told, name))):
+    ends = flow.ledger.manifest(receive).of_table(ends_table(receive_id))
+    if len(keys := failed_keys(flow.lake, ranges := _whole(ends, name))):
         drop_rows(flow.tables, flow.ledger, receive, keys)
     received = flow.ledger.manifest(receive, "receive").of_table("messages")
     tasks = min(flow.processors.concurrency, sum(file.rows for file in parents))
     task = EndParents(
-        **common(flow, receive), parts=[_whole(received, name)], plan=_whole(parents, name), told=ranges, tasks=tasks
+        **common(flow, receive), parts=[_whole(received, name)], plan=_whole(parents, name), ends=ranges, tasks=tasks
     )
     return carefully(lambda task: flow.work(receive_id).run(task, tasks), task)
 

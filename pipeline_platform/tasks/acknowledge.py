@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.reader import Range, read_ranges
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.settling import TOLD
 from pipeline_platform.source.contract import Refused, Source
 
 _ROWS = 65_536
@@ -24,7 +25,7 @@ class Answer(NamedTuple):
     """What a source answered.
 
     Attributes:
-        settled: Messages that it settled, and those left alone by `noop`.
+        settled: Messages that it settled, those left alone by `noop`, and those that it was told of before.
         refused: What it did not take, although asked again.
         errors: What went wrong with whole groups, in words.
     """
@@ -103,7 +104,7 @@ class SettleOutcomes:
 
     def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
         """Run task `index`; return the counts as the notes of a manifest."""
-        started, total, withheld = time.monotonic(), Answer(0, [], []), 0
+        began, started, total, withheld = time.time(), time.monotonic(), Answer(0, [], []), 0
         lost = refused = 0
         for _, rows in read_ranges(self.lake, self.parts[index], ["ack_ref", "action", "ack_id", "outcome"], _ROWS):
             batch = rows
@@ -111,6 +112,9 @@ class SettleOutcomes:
                 batch = rows.filter(pc.not_equal(rows.column("outcome"), "duplicate"))
                 withheld += rows.num_rows - batch.num_rows
             for (ack_ref, action), ack_ids in _groups(batch):
+                if action == TOLD:
+                    total += Answer(len(ack_ids), [], [])
+                    continue
                 answer = self.acknowledger.settle(self.source, ack_ref, action, ack_ids)
                 again = [one for one in answer.refused if not one.lost]
                 lost, refused = lost + len(answer.refused) - len(again), refused + len(again)
@@ -123,6 +127,7 @@ class SettleOutcomes:
             "refused": refused,
             "refusals": [one._asdict() for one in total.refused],
             "errors": total.errors,
+            "began": began,
             "seconds": time.monotonic() - started,
             "task": index,
         }

@@ -166,8 +166,8 @@ class WriteColumns(Step):
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write one partition; return its manifest."""
-        started, count, total = time.monotonic(), 0, 0
-        with self.writer(f"handle-{uuid.uuid4().hex[:4]}") as writer, heard() as said:
+        began, started, count, total = time.time(), time.monotonic(), 0, 0
+        with self.writer(f"handle-{uuid.uuid4().hex[:4]}") as writer, heard() as said, self.told():
             received = ByPosition(self.lake, self.received)
             limit = Limit.of("processors.message_timeout", self.pipeline.processors.message_timeout)
             isolation = Isolation(self, writer, careful=self.careful, limit=limit)
@@ -177,7 +177,8 @@ class WriteColumns(Step):
                     count, total = count + len(positions), (total + checksum(positions)) % 2**64
                     lane = _Rows(self, received, window)
                     isolation.deal(rows, lane.write, lane.record_death, places=positions.tolist())
-            notes = {"returned_rows": count, "checksum": total, "seconds": time.monotonic() - started}
+            took = {"began": began, "seconds": time.monotonic() - started}
+            notes = {"returned_rows": count, "checksum": total, **took}
             manifest = writer.close(**isolation.outcomes.tally.notes(), **said.notes(), **notes)
         yield from manifest.to_arrow().to_batches()
 
@@ -197,7 +198,6 @@ class _Rows:
 
     def __init__(self, step: Step, received: ByPosition, window: str) -> None:
         self._batchers, self._options = step.pipeline.batchers, step.pipeline.processors
-        self._settling = step.settling
         self._received, self._window = received, window
         self._misfits: dict[int, Failure] = {}
         """By position."""
@@ -205,6 +205,11 @@ class _Rows:
     def write(self, rows: pa.RecordBatch, outcomes: Outcomes, until: float | None) -> int:
         """Route rows and write them; return how many."""
         del until  # permits were taken when rows were read
+        with outcomes.told(rows.num_rows):
+            self._write_all(rows, outcomes)
+        return len(rows)
+
+    def _write_all(self, rows: pa.RecordBatch, outcomes: Outcomes) -> None:
         self._outcomes = outcomes
         deliveries = self._received.take(DELIVERY, rows.column("position").to_numpy())
         columns = dict(zip(rows.schema.names, rows.columns, strict=True))
@@ -226,7 +231,6 @@ class _Rows:
                 self._stage(name, mine, options.table_schema)
         misfits = pa.record_batch({"position": pa.array(list(self._misfits), pa.int64())})
         self._fail(misfits, lambda row: self._misfits[row["position"]])
-        return len(rows)
 
     def record_death(self, rows: pa.RecordBatch, outcomes: Outcomes, death: Death) -> None:
         """Fail rows that ended their process."""
@@ -272,7 +276,9 @@ class _Rows:
             keys = some.column("batch_key").fill_null(DEFAULT).to_pylist()
             messages = [
                 message.put(value, batcher=name, batch_key=key)
-                for message, value, key in zip(Message.each(delivered, self._settling), data, keys, strict=True)
+                for message, value, key in zip(
+                    Message.each(delivered, self._outcomes.settling), data, keys, strict=True
+                )
             ]
             self._outcomes.handled(delivered, self._window, messages)
 

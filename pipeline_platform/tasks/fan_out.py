@@ -20,7 +20,7 @@ PARENTS = pa.schema([("position", pa.int64()), ("size", pa.int64())])
 """The messages that wait for their children, and the bytes of their payloads."""
 
 _FAILURE = ("kind", "reason", "traceback", "stage")
-TOLD = pa.schema(
+ENDS = pa.schema(
     [
         ("position", pa.int64()),
         ("child", pa.int32()),
@@ -42,9 +42,9 @@ def parents_table(receive_id: str) -> str:
     return f"_receives/{receive_id}/_parents"
 
 
-def told_table(receive_id: str) -> str:
-    """Where `TOLD` is written."""
-    return f"_receives/{receive_id}/_told"
+def ends_table(receive_id: str) -> str:
+    """Where `ENDS` is written."""
+    return f"_receives/{receive_id}/_ends"
 
 
 def with_children(message: Message, returned: list[Message]) -> Message:
@@ -74,7 +74,7 @@ def with_children(message: Message, returned: list[Message]) -> Message:
     return message._but(children=tuple(children), actions=actions[-1] if actions else message.actions)
 
 
-def told_by(
+def ends_of(
     rows: pa.RecordBatch, messages: Sequence[tuple[int, Message]], rescuable: Iterable[Message] = ()
 ) -> pa.RecordBatch:
     """What messages say of the parents whose rows they lie in; nothing of one that is well and settled as usual.
@@ -99,5 +99,5 @@ def told_by(
     table = dict(zip(names, zip(*cells, strict=True), strict=True)) if cells else dict.fromkeys(names, ())
     return pa.RecordBatch.from_pydict(
         {**dict(zip(taken.schema.names, taken.columns, strict=True)), **{name: list(table[name]) for name in names}},
-        schema=TOLD,
+        schema=ENDS,
     )

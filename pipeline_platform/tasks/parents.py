@@ -15,7 +15,7 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.settling import Settling
-from pipeline_platform.tasks.fan_out import PARENTS, TOLD
+from pipeline_platform.tasks.fan_out import ENDS, PARENTS
 from pipeline_platform.tasks.in_order import HandleInOrder
 from pipeline_platform.tasks.outcomes import Outcomes
 
@@ -26,11 +26,11 @@ class EndParents(HandleInOrder):
 
     Attributes:
         plan: The files of `PARENTS`.
-        told: The files of `TOLD`.
+        ends: The files of `ENDS`.
         tasks: How many tasks there are.
     """
 
-    told: Sequence[Range] = ()
+    ends: Sequence[Range] = ()
     tasks: int = 1
     in_order = False
 
@@ -44,21 +44,22 @@ class EndParents(HandleInOrder):
             # Of these messages alone: each child that failed has a traceback.
             bounds = pc.min_max(block.column("position")).as_py()
             within = [("position", ">=", bounds["min"]), ("position", "<=", bounds["max"])]
-            yield with_told(block, _read(self.lake, self.told, TOLD, filters=within))
+            yield with_ends(block, _read(self.lake, self.ends, ENDS, filters=within))
 
     def _handle(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes, until: float | None) -> int:
         del until  # a message took its permit when it was handled
-        outcomes.ended_parents(rows, window, *parents_of(rows, self.settling))
+        with outcomes.told(len(rows)):
+            outcomes.ended_parents(rows, window, *parents_of(rows, outcomes.settling))
         return len(rows)
 
     def _blamed(self) -> str:
         return "handle_failed"
 
 
-def failed_keys(lake: Lake, told: Sequence[Range]) -> pa.Array:
+def failed_keys(lake: Lake, ends: Sequence[Range]) -> pa.Array:
     """Source and id of the parents that failed, by `keys_of`."""
     names = ["source", "message_id", "kind"]
-    rows = _read(lake, told, pa.schema([TOLD.field(name) for name in names]), columns=names)
+    rows = _read(lake, ends, pa.schema([ENDS.field(name) for name in names]), columns=names)
     return pc.unique(keys_of(rows.filter(pc.is_valid(rows["kind"])), *names[:2]))
 
 
@@ -71,24 +72,24 @@ def _read(lake: Lake, files: Sequence[Range], schema: pa.Schema, **options: Any)
     return pa.concat_tables(tables)
 
 
-def with_told(rows: pa.RecordBatch, told: pa.Table) -> pa.RecordBatch:
-    """The rows of parents, with a column of what is told of each: rows of `TOLD`, by child."""
+def with_ends(rows: pa.RecordBatch, ends: pa.Table) -> pa.RecordBatch:
+    """The rows of parents, with a column of what its children say: rows of `ENDS`, by child."""
     by_position: dict[int, list[dict[str, Any]]] = {position: [] for position in rows.column("position").to_pylist()}
-    for one in told.sort_by("child").to_pylist():
+    for one in ends.sort_by("child").to_pylist():
         if one["position"] in by_position:
             by_position[one["position"]].append(one)
-    return rows.append_column("told", pa.array(by_position.values(), pa.list_(pa.struct(list(TOLD)))))
+    return rows.append_column("ends", pa.array(by_position.values(), pa.list_(pa.struct(list(ENDS)))))
 
 
 def parents_of(rows: pa.RecordBatch, settling: Settling) -> tuple[list[Message], Callable[[Message], bool]]:
     """The parents of some rows, ok or failed as their first child that failed, and whether one may be rescued.
 
     Args:
-        rows: As they were received, `with_told`.
+        rows: As they were received, `with_ends`.
         settling: How the source is told of them.
     """
     messages, rescuable = list[Message](), set[int]()
-    for parent, said in zip(Message.each(rows, settling), rows.column("told").to_pylist(), strict=True):
+    for parent, said in zip(Message.each(rows, settling), rows.column("ends").to_pylist(), strict=True):
         message = parent
         for one in said:
             if one["on_success"] or one["on_failure"]:  # the last one counts
@@ -102,13 +103,13 @@ def parents_of(rows: pa.RecordBatch, settling: Settling) -> tuple[list[Message],
     return messages, lambda message: message._row in rescuable
 
 
-def _failed(parent: Message, told: dict[str, Any]) -> Message:
+def _failed(parent: Message, end: dict[str, Any]) -> Message:
     """A parent, failed and settled as its child says."""
     kind, reason, traceback, stage, batcher, key = (
-        str(told[name]) for name in ("kind", "reason", "traceback", "stage", "batcher", "batch_key")
+        str(end[name]) for name in ("kind", "reason", "traceback", "stage", "batcher", "batch_key")
     )
-    failure = Failure(kind, reason, traceback, stage, bool(told["retry"]))
-    actions = (told["on_success"], told["on_failure"]) if told["on_success"] or told["on_failure"] else None
+    failure = Failure(kind, reason, traceback, stage, bool(end["retry"]))
+    actions = (end["on_success"], end["on_failure"]) if end["on_success"] or end["on_failure"] else None
     child = parent._but(failure=failure, actions=actions)
     child.batcher, child.batch_key = batcher, key
     return parent._failed_as(child)

@@ -2,26 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipeline_platform.lake.told import Entry, Key
 from pipeline_platform.model.message import BatchInfo, BatchMode, Message
 from pipeline_platform.model.options import Batcher
 from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.model.settling import Settling
 from pipeline_platform.tasks import cut
 from pipeline_platform.tasks.batch import Batch, HandleBatches
 from pipeline_platform.tasks.block import Block
-from pipeline_platform.tasks.fan_out import TOLD, parents_table, told_table
+from pipeline_platform.tasks.early import Teller
+from pipeline_platform.tasks.fan_out import ENDS, ends_table, parents_table
 from pipeline_platform.tasks.fork import Written
 from pipeline_platform.tasks.handle import Handler
 from pipeline_platform.tasks.in_order import FindPartitions, found_table
 from pipeline_platform.tasks.order import in_source_order
 from pipeline_platform.tasks.outcomes import Outcomes
-from pipeline_platform.tasks.parents import parents_of, with_told
+from pipeline_platform.tasks.parents import parents_of, with_ends
 from pipeline_platform.tasks.staging import CUT_BY, staged_messages, staged_table, to_be_cut
 from pipeline_platform.tasks.step import Step
+
+
+class EarlyCalls(Teller):
+    """Hears what `ack_immediately` says, in the place of a source.
+
+    Attributes:
+        messages: Those that were told, in order.
+        actions: What the source would be told of each, by its id.
+    """
+
+    def __init__(self, settling: Settling, acknowledge: Callable[[str, list[Message], list[Message]], object]) -> None:
+        """Have `acknowledge` called with `(ack_ref, successful, failed)` for each call."""
+        super().__init__(settling)
+        self._acknowledge = acknowledge
+        self.messages, self.actions = list[Message](), dict[str, str]()
+
+    def _tell(self, messages: Mapping[Key, Message]) -> dict[Key, Entry]:
+        some, entries = list(messages.values()), {key: self._entry(key, one) for key, one in messages.items()}
+        (ack_ref, _), *_ = messages
+        failed = [message for message in some if message.status == "failed"]
+        self._acknowledge(ack_ref, [message for message in some if message.status == "ok"], failed)
+        self.messages += some
+        self.actions |= {one.message_id: entries[key].action for key, one in messages.items()}
+        return entries
 
 
 class Kept(Outcomes):
@@ -31,9 +58,9 @@ class Kept(Outcomes):
         ended: Messages that are handled or failed, by position.
     """
 
-    def __init__(self, step: Step, instance: Pipeline) -> None:
+    def __init__(self, step: Step, instance: Pipeline, teller: Teller | None = None) -> None:
         self._files = Written()
-        super().__init__(step, self._files, instance)
+        super().__init__(step, self._files, instance, teller=teller)
         self._instance, self.ended = instance, dict[int, Message]()
         self._children: dict[int, dict[int, Message]] = {}
 
@@ -82,7 +109,7 @@ class Kept(Outcomes):
     def handle(self, rows: pa.RecordBatch, window: str, batch_mode: BatchMode) -> list[BatchInfo]:
         """Handle the messages of a receive, and then their batches; return what is known of these."""
         rows = self._in_order(rows, window)
-        handler = Handler(self._instance, self._step.context, self._step.settling, batch_mode=batch_mode)
+        handler = Handler(self._instance, self._step.context, self.settling, batch_mode=batch_mode)
         self.handled(rows, window, handler.handle(rows))
         infos = []
         for name, options in self._step.pipeline.batchers.items():
@@ -96,13 +123,13 @@ class Kept(Outcomes):
 
     def _end_parents(self, rows: pa.RecordBatch, window: str) -> None:
         written = {table for table, *_ in self._files.batches}
-        names = [table(self._step.receive_id) for table in (parents_table, told_table)]
+        names = [table(self._step.receive_id) for table in (parents_table, ends_table)]
         if names[0] not in written:
             return
-        parents, told = (self.written(name) if name in written else TOLD.empty_table() for name in names)
+        parents, ends = (self.written(name) if name in written else ENDS.empty_table() for name in names)
         rows = rows.filter(pc.is_in(rows["position"], parents["position"].combine_chunks()))
-        rows = with_told(rows, told)
-        messages, may_rescue = parents_of(rows, self._step.settling)
+        rows = with_ends(rows, ends)
+        messages, may_rescue = parents_of(rows, self.settling)
         for index, position in enumerate(rows["position"].to_pylist()):
             if messages[index].failure is None:
                 children = self._children[position]

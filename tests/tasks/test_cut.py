@@ -3,10 +3,14 @@
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline_platform.model.message import Message
+from pipeline_platform.model.options import Splitter
 from pipeline_platform.tasks import cut
+from tests.fixtures.small_lake import batch_of
 
 WINDOWS = ("2026-01-01T0000", "2026-01-01T0100")
 
@@ -114,3 +118,121 @@ def test_batches_never_mix_partitions_and_are_numbered_within_each():
 
 def test_messages_need_have_no_column_of_partitions():
     assert batches(waiting({}, {}).drop_columns("partition"), 2) == [([0, 1], "size")]
+
+
+# Splitters
+
+
+def weigh(message: Message, weight: int) -> tuple[str, int]:
+    """Batches of at least ten, as the payloads say."""
+    weight += int(message.data)
+    return ("emit" if weight >= 10 else "cont"), weight
+
+
+def collect(message: Message, seen: list[bytes]) -> tuple[str, list[bytes]]:
+    """Batches without a payload twice; changes its accumulator."""
+    seen.append(message.data)
+    return ("emit" if len(seen) == 2 else "cont"), seen
+
+
+def split(splitter: Splitter, *payloads: bytes, batch_bytes: int = 10**9, **columns: list[Any]) -> list[Any]:
+    """The payloads of each batch with its trigger; or why a message fails."""
+    told = list(Message.each(batch_of(*payloads)))
+    rows = [{name: values[n] for name, values in columns.items()} for n in range(len(payloads))]
+    found = cut.cut(waiting(*rows), splitter, batch_bytes, read=lambda rows: map(told.__getitem__, rows)).to_pylist()
+    return [
+        (one["failure"][:2], payloads[one["rows"][0]])
+        if one["failure"]
+        else ([payloads[row] for row in one["rows"]], one["trigger"])
+        for one in found
+    ]
+
+
+def test_a_splitter_ends_a_batch_with_the_message_that_it_emits_at():
+    splitter = Splitter(initial=0, step=weigh)
+
+    assert split(splitter, b"4", b"5", b"1", b"30", b"9", b"0") == [
+        ([b"4", b"5", b"1"], "size"),
+        ([b"30"], "size"),
+        ([b"9", b"0"], "flush"),
+    ], "the next batch begins with `initial`, and not with what was emitted"
+
+
+def test_each_window_and_key_has_an_accumulator_of_its_own():
+    keys = ["a", "b", "a", "b"]
+
+    assert split(Splitter(initial=0, step=weigh), b"9", b"9", b"1", b"0", batch_key=keys) == [
+        ([b"9", b"1"], "size"),
+        ([b"9", b"0"], "flush"),
+    ]
+
+
+def test_an_initial_that_is_changed_is_another_in_each_batch():
+    splitter = Splitter(initial=[], step=collect)
+
+    assert [held for held, _ in split(splitter, *b"1 2 3 4 5".split())] == [[b"1", b"2"], [b"3", b"4"], [b"5"]]
+    assert splitter.initial == []
+
+
+@pytest.mark.parametrize("columns", [{"flush": [False, True, False]}, {"size": [5, 5, 5]}])
+def test_a_batch_that_ends_otherwise_begins_the_accumulator_anew(columns):
+    found = split(Splitter(initial=0, step=weigh), b"6", b"0", b"9", batch_bytes=10, **columns)
+
+    assert [held for held, _ in found] == [[b"6", b"0"], [b"9"]]
+
+
+def test_a_splitter_that_never_ends_a_batch_leaves_that_to_the_most_that_a_batch_holds(monkeypatch):
+    monkeypatch.setattr(cut, "BATCH_MESSAGES", 2)
+
+    assert split(Splitter(initial=None, step=lambda message, acc: ("cont", acc)), b"1", b"2", b"3") == [
+        ([b"1", b"2"], "size"),
+        ([b"3"], "flush"),
+    ]
+
+
+NONSENSE = "a step must return ('emit', acc) or ('cont', acc), got "
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "reason"),
+    [
+        (ValueError("as told"), "ValueError", "as told"),
+        (SystemExit(3), "SystemExit", "3"),
+        (StopIteration(), "StopIteration", "StopIteration"),
+        (None, "TypeError", f"{NONSENSE}NoneType"),
+        ("emit", "TypeError", f"{NONSENSE}str"),
+        (("stop", 1), "TypeError", f"{NONSENSE}tuple of 2, beginning with str"),
+        (("emit",), "TypeError", f"{NONSENSE}tuple of 1, beginning with str"),
+        ((), "TypeError", f"{NONSENSE}tuple"),
+        ((True, 1), "TypeError", f"{NONSENSE}tuple of 2, beginning with bool"),
+    ],
+)
+@pytest.mark.parametrize("place", [0, 1, 2, 3])
+def test_a_splitter_fails_a_message_alone(answer, kind, reason, place):
+    def step(message: Message, weight: int) -> Any:
+        if message.data != b"0":
+            return weigh(message, weight)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    payloads = [b"4", b"6", b"2"]
+    payloads.insert(place, b"0")
+
+    found = split(Splitter(initial=0, step=step), *payloads)
+
+    assert sorted(found, key=str) == [
+        ([kind, reason], b"0"),
+        ([b"2"], "flush"),
+        ([b"4", b"6"], "size"),
+    ]
+
+
+def test_where_every_message_fails_there_is_no_batch():
+    def step(message: Message, acc: Any) -> Any:
+        raise ValueError(message.data.decode())
+
+    assert split(Splitter(initial=0, step=step), b"1", b"2") == [
+        (["ValueError", "1"], b"1"),
+        (["ValueError", "2"], b"2"),
+    ]
