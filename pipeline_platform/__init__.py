@@ -3,6 +3,7 @@
 The front door: all that a pipeline or a connector needs, in one import. It loads neither Spark nor Dagster.
 """
 
+from pipeline_platform import telemetry
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import BatchInfo, Message, ack_immediately
 from pipeline_platform.model.options import (
@@ -53,4 +54,5 @@ __all__ = [
     "TableBatcher",
     "ack_immediately",
     "calls",
+    "telemetry",
 ]

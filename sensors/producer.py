@@ -17,6 +17,8 @@ from pipeline_platform.lake.ledger import Origin
 from pipeline_platform.launcher.run_process import RunProcess
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.source.contract import SourceError
+from pipeline_platform.telemetry.configuration import export
+from pipeline_platform.telemetry.events import Span, span
 from resources.source import source_of
 
 UNDER_WAY = [
@@ -48,6 +50,11 @@ def producer_sensor(pipeline: type[Pipeline], job: Any, producer: str = "") -> d
         required_resource_keys={options.source, "control"},
     )
     def look(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        export()
+        with span("ask", pipeline, producer=producer, source=options.source) as told:
+            return ask(context, told)
+
+    def ask(context: dg.SensorEvaluationContext, told: Span) -> dg.SensorResult | dg.SkipReason:
         source = source_of(context.resources, options.source)
         control: ControlStore = context.resources.control
         now, waiting = datetime.now(UTC), demand.Waiting.from_json(context.cursor)
@@ -64,13 +71,14 @@ def producer_sensor(pipeline: type[Pipeline], job: Any, producer: str = "") -> d
             alone = pipeline.takes_turns(leases_partitions=source.leases_partitions)
             turn = _awaits_turn(pipeline, control, alone=alone)
         except SourceError as error:
+            told.fail(error)
             waiting = waiting.without_answer(now, options.interval)
             reason = f"{options.source} does not answer: {error}"
             return dg.SensorResult(skip_reason=reason, cursor=waiting.to_json())
         except (ControlStoreError, NoWindowError) as error:
             return dg.SkipReason(str(error))
         # A receive that is decided holds no messages, and has to be finished all the same: it counts for one.
-        held = sum(max(1, claim.messages) for claim in left)
+        held, waits = sum(max(1, claim.messages) for claim in left), backlog.messages
         backlog = demand.with_left(backlog, held)
         asks = demand.decide_all(backlog, bounds, under_way, waiting.waited(now))
         if asks[0].demand and turn:
@@ -82,6 +90,8 @@ def producer_sensor(pipeline: type[Pipeline], job: Any, producer: str = "") -> d
             held_back = demand.hold_back(failed, options.interval, now)
             asks = [demand.Ask(0, held_back)] if held_back else asks
         cursor = waiting.after(backlog, asks, now, under_way).to_json()
+        demanded = [ask.demand for ask in asks if ask.demand]
+        told.add(demand=sum(demanded), runs=len(demanded), backlog=waits, in_flight=under_way.messages)
         runs = "1 run" if len(left) == 1 else f"{len(left)} runs"
         dead = f"; {runs} died and left {demand.count(held)}" if left else ""
         if not asks[0].demand:

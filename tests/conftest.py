@@ -13,6 +13,7 @@ pytest_plugins = [
         "tests.fixtures.postgres",
         "tests.fixtures.servers",
         "tests.fixtures.sqs",
+        "tests.fixtures.s3",
         "tests.fixtures.kafka",
         "tests.fixtures.kafka_source",
         "tests.fixtures.rabbitmq",
@@ -26,6 +27,7 @@ pytest_plugins = [
         "tests.fixtures.table_queue",
         "tests.fixtures.control",
         "tests.fixtures.sqs_flow",
+        "tests.fixtures.telemetry",
     )
     if importlib.util.find_spec(name)
 ]

@@ -43,6 +43,7 @@ class Receive(BaseModel, frozen=True):
         owner: Which of the runs that took it over holds it, by `lake.decision`; 0 for the run that began it.
         producer: Name of the producer it pulls from; empty for the only one, and where it pulls from none.
         selection: Of the open failures, those that a backfill drives.
+        traceparent: Of the run's trace, as W3C has it; empty where nobody traces.
     """
 
     receive_id: str
@@ -59,6 +60,7 @@ class Receive(BaseModel, frozen=True):
     owner: int = 0
     producer: str = ""
     selection: Selection = ALL
+    traceparent: str = ""
 
     @property
     def window(self) -> str:

@@ -30,6 +30,7 @@ from pipeline_platform.model.options import (
 from pipeline_platform.model.partition import ALLOWED, SOURCE, is_partitioning
 from pipeline_platform.model.retry import Retry
 from pipeline_platform.model.schema import ColumnError, arrow_schema
+from pipeline_platform.telemetry.events import EVENTS, are_functions
 
 _Class = type[Any]
 """A pipeline's, while it is built: nothing is known of its attributes yet."""
@@ -87,6 +88,7 @@ _OPTIONS: Mapping[str, tuple[Callable[[Any], object], str]] = {
         lambda value: isinstance(value, datetime) and value.utcoffset() is not None,
         "it must be a time with its zone: datetime(2026, 1, 1, tzinfo=UTC)",
     ),
+    "telemetry": (are_functions, f"it must be a dict of plain functions by event; there is {', '.join(EVENTS)}"),
     "owners": (_is(list | tuple), "it must be a tuple of owners, ('team:data',)"),
     "batchers": (_is(Mapping), "it must be a dict of Batcher(...) and TableBatcher(schema=...) by name"),
     "partition_by": (is_partitioning, ALLOWED),

@@ -24,6 +24,7 @@ from pipeline_platform.model.options import (
 )
 from pipeline_platform.model.partition import SOURCE
 from pipeline_platform.model.retry import Retry
+from pipeline_platform.telemetry.events import Event
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -68,6 +69,8 @@ class Pipeline:
         acks_immediately: Whether callbacks may tell the source by `ack_immediately`. Tasks that call them hold the
             source then, with its credentials.
         shutdown: How long a run that is to stop (`pipeline-platform drain`, a termination) still begins messages.
+        telemetry: Functions that are told of events of this pipeline, by event, in whatever process these happen:
+            `{"batch": on_batch}`. See `docs/telemetry.md`.
         owners: Of the assets: e-mail addresses or `team:<name>`.
     """
 
@@ -87,6 +90,7 @@ class Pipeline:
     acks_immediately: ClassVar[bool] = False
     shutdown: ClassVar[timedelta] = timedelta(seconds=30)
     redrive: ClassVar[str | None] = None
+    telemetry: ClassVar[Mapping[str, Callable[[Event], object]]] = {}
     owners: ClassVar[Sequence[str]] = ()
 
     def __init_subclass__(cls, *, abstract: bool = False, **kwargs: object) -> None:

@@ -16,11 +16,14 @@ from pipeline_platform.run import lease
 from pipeline_platform.run.clear_up import clear_up
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import INTAKES, Intake, intake_of
+from pipeline_platform.run.telling import telling_begin
 from pipeline_platform.source.patience import patiently
+from pipeline_platform.telemetry.tracing import traceparent
 
 _LOG = logging.getLogger(__name__)
 
 
+@telling_begin
 def begin(
     flow: Flow,
     *,
@@ -73,6 +76,7 @@ def begin(
         base=0,
         started_at=datetime.now(UTC),
         producer=flow.producer,
+        traceparent=traceparent(),
     )
     flow.tables.ensure()
     if _is_held_back(flow, log, although_paused=although_paused):

@@ -13,6 +13,7 @@ from pipeline_platform.lake.replay import ReplayedMessages
 from pipeline_platform.lake.selection import ALL, Selection
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.source.contract import Source
+from pipeline_platform.telemetry.tracing import traceparent
 
 
 @dataclass(frozen=True)
@@ -186,6 +187,8 @@ def common(flow: Flow, receive: Receive) -> dict[str, Any]:
         "origin": receive.origin,
         "lake": flow.lake,
         "receive_id": receive.receive_id,
+        "run_id": receive.run_id,
+        "traceparent": traceparent(),
         "source": intake.source if flow.pipeline.acks_immediately and intake.is_outside else None,
     }
 

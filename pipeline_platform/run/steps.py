@@ -24,11 +24,13 @@ from pipeline_platform.run.intake import intake_of
 from pipeline_platform.run.lease import alive, expect_ours, renew
 from pipeline_platform.run.spark_work import FEW
 from pipeline_platform.run.standing import as_decided, expect_decided
+from pipeline_platform.run.telling import tasks_of, tell, telling
 from pipeline_platform.source.contract import SourceError
 from pipeline_platform.source.patience import patiently
 from pipeline_platform.tasks.acknowledge import ONCE, Acknowledger, SettleOutcomes
 from pipeline_platform.tasks.receive import ReadShares
 from pipeline_platform.tasks.staging import staged_table
+from pipeline_platform.telemetry.events import Span
 
 
 class Acknowledgement(NamedTuple):
@@ -59,7 +61,7 @@ def receive_messages(flow: Flow, receive: Receive) -> Manifest:
         return Manifest()
     source, started = intake_of(flow, receive).source, time.monotonic()
     expect_ours(flow, receive)
-    with alive(flow, receive):
+    with telling("receive", flow, receive, demand=receive.demand) as told, alive(flow, receive):
         # The driver reads few messages in turn: a share that waits at an empty queue would hold up the next.
         concurrency = flow.concurrency if receive.demand > FEW else 1
         shares = patiently(lambda: source.plan(receive.demand, concurrency, receive.receive_id), source.patience)
@@ -68,6 +70,7 @@ def receive_messages(flow: Flow, receive: Receive) -> Manifest:
         manifest = flow.work(receive.receive_id).run(task, len(shares), messages if source.in_tasks else 0)
         manifest = _written(flow, receive, "receive", manifest, started)
         flow.control.adjust(receive.receive_id, manifest.total("received"))
+        tell(told, "receive", manifest)
     return manifest
 
 
@@ -82,8 +85,10 @@ def handle_messages(flow: Flow, receive: Receive) -> Manifest:
     # An earlier try may have sent messages to other batchers; the decision takes what lies here.
     flow.ledger.forget_after(receive, "receive")
     started = time.monotonic()
-    with alive(flow, receive):
-        return _written(flow, receive, "handle", handling.handle(flow, receive, received), started)
+    with telling("handle", flow, receive) as told, alive(flow, receive):
+        manifest = _written(flow, receive, "handle", handling.handle(flow, receive, received), started)
+        tell(told, "handle", manifest)
+        return manifest
 
 
 def batch_messages(flow: Flow, receive: Receive, *batchers: str) -> dict[str, Manifest]:
@@ -107,8 +112,10 @@ def batch_messages(flow: Flow, receive: Receive, *batchers: str) -> dict[str, Ma
 
     def batch(name: str, most_tasks: int | None) -> None:
         started = time.monotonic()
-        manifest = batching.batch(flow, receive, handled, name, most_tasks)
-        written[name] = _written(flow, receive, f"batch-{name}", manifest, started)
+        with telling("batcher", flow, receive, batcher=name) as told:
+            manifest = batching.batch(flow, receive, handled, name, most_tasks)
+            written[name] = _written(flow, receive, f"batch-{name}", manifest, started)
+            tell(told, "batcher", manifest)
 
     with alive(flow, receive):
         flow.session()  # made by one thread, for all of them
@@ -127,11 +134,22 @@ def decide(flow: Flow, receive: Receive) -> Decision:
         expect_decided(flow, receive)
     if not _received(flow, receive):
         return Decision(0, 0)
-    return decision.decide(flow.tables, flow.ledger, receive, lambda: renew(flow, receive), flow.source.on_success)
+    with telling("decide", flow, receive) as told:
+        on_success, still_ours = flow.source.on_success, partial(renew, flow, receive)
+        decided = decision.decide(flow.tables, flow.ledger, receive, still_ours, on_success)
+        told.add(**decided._asdict())
+        return decided
 
 
 def publish(flow: Flow, receive: Receive) -> dict[str, int]:
     """Make what was decided visible in every table; return the rows by table."""
+    with telling("publish", flow, receive) as told:
+        rows = _publish(flow, receive)
+        told.add(rows=sum(rows.values()))
+        return rows
+
+
+def _publish(flow: Flow, receive: Receive) -> dict[str, int]:
     if not _received(flow, receive):
         return dict.fromkeys((name for name in flow.tables.names if name != "outcomes"), 0)
     return decision.publish(flow.tables, flow.ledger, receive)
@@ -151,12 +169,20 @@ def acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger = ONCE)
         FencedError: It is not decided, or another run's by now: nothing may be acknowledged.
         UnhandledError: What it leased was never written down.
     """
+    with telling("acknowledge", flow, receive) as told:
+        answer = _acknowledge(flow, receive, acknowledger, told)
+        told.add(acknowledged=answer.acknowledged, lost=answer.lost, unacknowledged=answer.unacknowledged)
+        told.add(letters=answer.letters.sent)
+        return answer
+
+
+def _acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger, told: Span) -> Acknowledgement:
     manifest, intake = flow.ledger.manifest(receive), intake_of(flow, receive)
     files = manifest.of_table("outcomes") if intake.is_outside else []
     if manifest.files or (receive.demand and flow.ledger.get(receive.receive_id) is None):
         # Outcomes lie there before they are decided; and a run of this step alone may have left out publishing.
         expect_decided(flow, receive)
-        publish(flow, receive)
+        _publish(flow, receive)
     elif receive.demand and not manifest.notes:
         raise UnhandledError(
             f"receive {receive.receive_id} did not come to the end of `receive_messages`, and may hold messages: "
@@ -173,6 +199,7 @@ def acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger = ONCE)
         task = SettleOutcomes(source, flow.lake, parts, acknowledger, withhold_duplicates=bool(unpublished))
         work = flow.work(receive.receive_id)
         answer = work.run(task, len(parts), messages if source.in_tasks else 0)
+    told.add(tasks=tasks_of(answer))
     left, is_told = messages - answer.total("acknowledged") - answer.total("lost"), True
     errors = [*([letters.error] if letters.error else []), *(one for notes in answer.notes for one in notes["errors"])]
     if left == answer.total("withheld"):  # those are delivered again

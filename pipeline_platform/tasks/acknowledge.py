@@ -104,7 +104,7 @@ class SettleOutcomes:
 
     def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
         """Run task `index`; return the counts as the notes of a manifest."""
-        started, total, withheld = time.monotonic(), Answer(0, [], []), 0
+        began, started, total, withheld = time.time(), time.monotonic(), Answer(0, [], []), 0
         lost = refused = 0
         for _, rows in read_ranges(self.lake, self.parts[index], ["ack_ref", "action", "ack_id", "outcome"], _ROWS):
             batch = rows
@@ -127,6 +127,7 @@ class SettleOutcomes:
             "refused": refused,
             "refusals": [one._asdict() for one in total.refused],
             "errors": total.errors,
+            "began": began,
             "seconds": time.monotonic() - started,
             "task": index,
         }

@@ -30,6 +30,7 @@ from pipeline_platform.tasks.progress import UNWATCHED
 from pipeline_platform.tasks.said import heard
 from pipeline_platform.tasks.staging import STAGED, staged_messages
 from pipeline_platform.tasks.step import Step
+from pipeline_platform.telemetry.events import span
 
 _NAMESPACE = uuid.UUID("6f1c3c0e-6a50-5a53-9f6e-0f3b6f0f6d5a")
 
@@ -75,8 +76,8 @@ class HandleBatches(Step):
 
     def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
         """Run task `index`."""
-        started, count = time.monotonic(), 0
-        with self.writer(f"{self.batcher}-{index}") as writer, heard() as said:
+        began, started, count = time.time(), time.monotonic(), 0
+        with self.writer(f"{self.batcher}-{index}") as writer, heard() as said, self.told(index):
             isolation = Isolation(self, writer, careful=self.careful, limit=self._limit())
             with rare_collections():
                 for batch in self._batches(index):
@@ -85,7 +86,7 @@ class HandleBatches(Step):
                     else:
                         self.handle(batch, isolation.outcomes)
                     count += batch.failure is None
-            notes = {"batches": count, "seconds": time.monotonic() - started, "task": index}
+            notes = {"batches": count, "began": began, "seconds": time.monotonic() - started, "task": index}
             manifest = writer.close(**isolation.outcomes.tally.notes(), **said.notes(), **notes)
         yield from manifest.to_arrow().to_batches()
 
@@ -200,19 +201,24 @@ def handle_batch(
     It may change data, status and how messages are settled. What it does not return fails, and so does what it sends
     elsewhere. It may add no message.
     """
+    known = {"batch_id": info.batch_id, "trigger": info.trigger}
     try:
-        returned = pipeline.handle_batch(batcher, list(messages), info, context)
-        if not isinstance(returned, list) or any(one.__class__ is not Message for one in returned):
-            raise TypeError(f"handle_batch must return a list of Messages, got {_kinds(returned)}")
-        given = {message._row: message for message in messages}
-        if not all(message.is_same(given.get(message._row)) for message in returned):
-            raise TypeError("handle_batch must return the messages it was given; it returned others")
+        with span("batch", type(pipeline), batcher=batcher, **known, messages=len(messages)) as told:
+            returned = pipeline.handle_batch(batcher, list(messages), info, context)
+            if not isinstance(returned, list) or any(one.__class__ is not Message for one in returned):
+                raise TypeError(f"handle_batch must return a list of Messages, got {_kinds(returned)}")
+            given = {message._row: message for message in messages}
+            if not all(message.is_same(given.get(message._row)) for message in returned):
+                raise TypeError("handle_batch must return the messages it was given; it returned others")
+            by_row = {message._row: message for message in returned}
+            times = Counter(message._row for message in returned)
+            done = [_as_batched(message, by_row.get(message._row), times[message._row]) for message in messages]
+            ok = sum(message.failure is None for message in done)
+            told.add(ok=ok, failed=len(done) - ok)
+            return done
     except BaseException as error:
         failure = Failure.of(error, "handle_batch")
         return [message._rejected(failure) for message in messages]
-    by_row = {message._row: message for message in returned}
-    times = Counter(message._row for message in returned)
-    return [_as_batched(message, by_row.get(message._row), times[message._row]) for message in messages]
 
 
 def _kinds(returned: object) -> str:

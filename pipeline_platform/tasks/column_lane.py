@@ -166,8 +166,8 @@ class WriteColumns(Step):
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write one partition; return its manifest."""
-        started, count, total = time.monotonic(), 0, 0
-        with self.writer(f"handle-{uuid.uuid4().hex[:4]}") as writer, heard() as said:
+        began, started, count, total = time.time(), time.monotonic(), 0, 0
+        with self.writer(f"handle-{uuid.uuid4().hex[:4]}") as writer, heard() as said, self.told():
             received = ByPosition(self.lake, self.received)
             limit = Limit.of("processors.message_timeout", self.pipeline.processors.message_timeout)
             isolation = Isolation(self, writer, careful=self.careful, limit=limit)
@@ -177,7 +177,8 @@ class WriteColumns(Step):
                     count, total = count + len(positions), (total + checksum(positions)) % 2**64
                     lane = _Rows(self, received, window)
                     isolation.deal(rows, lane.write, lane.record_death, places=positions.tolist())
-            notes = {"returned_rows": count, "checksum": total, "seconds": time.monotonic() - started}
+            took = {"began": began, "seconds": time.monotonic() - started}
+            notes = {"returned_rows": count, "checksum": total, **took}
             manifest = writer.close(**isolation.outcomes.tally.notes(), **said.notes(), **notes)
         yield from manifest.to_arrow().to_batches()
 
@@ -204,6 +205,11 @@ class _Rows:
     def write(self, rows: pa.RecordBatch, outcomes: Outcomes, until: float | None) -> int:
         """Route rows and write them; return how many."""
         del until  # permits were taken when rows were read
+        with outcomes.told(rows.num_rows):
+            self._write_all(rows, outcomes)
+        return len(rows)
+
+    def _write_all(self, rows: pa.RecordBatch, outcomes: Outcomes) -> None:
         self._outcomes = outcomes
         deliveries = self._received.take(DELIVERY, rows.column("position").to_numpy())
         columns = dict(zip(rows.schema.names, rows.columns, strict=True))
@@ -225,7 +231,6 @@ class _Rows:
                 self._stage(name, mine, options.table_schema)
         misfits = pa.record_batch({"position": pa.array(list(self._misfits), pa.int64())})
         self._fail(misfits, lambda row: self._misfits[row["position"]])
-        return len(rows)
 
     def record_death(self, rows: pa.RecordBatch, outcomes: Outcomes, death: Death) -> None:
         """Fail rows that ended their process."""

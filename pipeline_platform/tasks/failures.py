@@ -15,6 +15,7 @@ from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks.progress import Watch
 from pipeline_platform.tasks.step import Sink, Step
 from pipeline_platform.tasks.tally import Tally
+from pipeline_platform.telemetry.events import span
 
 IDENTITY = ["source", "message_id", "attempt"]
 PAYLOAD = ["data", "metadata", "partition", "sequence"]
@@ -53,12 +54,16 @@ class Failures:
         returned: dict[int, Message] = {}
         with self._watch.busy("handle_failed", messages):
             try:
-                for message in pipeline.handle_failed(list(messages), self._step.context):
-                    if message.__class__ is not Message or not message.is_same(given.get(message._row)):
-                        raise TypeError("handle_failed must return the messages that it was given; it returned others")
-                    returned.setdefault(message._row, message)
-                if len(returned) < len(given):
-                    raise TypeError(f"handle_failed must return all {len(given)} messages; it returned {len(returned)}")
+                with span("handle_failed", self._step.pipeline, messages=len(given)) as told:
+                    for message in pipeline.handle_failed(list(messages), self._step.context):
+                        if message.__class__ is not Message or not message.is_same(given.get(message._row)):
+                            why = "handle_failed must return the messages that it was given; it returned others"
+                            raise TypeError(why)
+                        returned.setdefault(message._row, message)
+                    if len(returned) < len(given):
+                        why = f"handle_failed must return all {len(given)} messages; it returned {len(returned)}"
+                        raise TypeError(why)
+                    told.add(rescuing=sum(message.failure is None for message in returned.values()))
             except BaseException as error:
                 self._count_error(error)
         # One that the callback left out stays as it was.

@@ -27,6 +27,7 @@ from pipeline_platform.tasks.progress import UNWATCHED, Watch
 from pipeline_platform.tasks.said import heard
 from pipeline_platform.tasks.step import Step
 from pipeline_platform.tasks.threads import at_once
+from pipeline_platform.telemetry.events import is_heard, span
 
 if TYPE_CHECKING:
     from pipeline_platform.control.pace import Pace
@@ -99,6 +100,8 @@ class Handler:
     def _handle(self, messages: Sequence[Message]) -> list[Message]:
         paced: Iterable[Message] = self._paced(messages) if self._paced else messages
         callback, stage = self._pipeline.handle_message, "handle_message"
+        if is_heard("message", type(self._pipeline)):
+            callback = partial(_told, self._pipeline)
         threads = min(self._pipeline.processors.threads, len(messages))
         if threads <= 1:
             return self._each(callback, paced, stage)
@@ -164,6 +167,17 @@ def checked(given: Message, returned: Message, stage: str) -> Message:
         return given._rejected(Failure.of(error, stage))
 
 
+def _told(pipeline: Pipeline, message: Message, context: Any) -> Message:
+    """Call `handle_message`, and tell of it: what is no message of the pipeline's is an exception, too."""
+    with span("message", type(pipeline), message_id=message.message_id, attempt=message.attempt) as told:
+        result = pipeline.handle_message(message, context)
+        if not message.is_same(result):
+            raise TypeError(_not_the_message("handle_message", result))
+        result = result._checked("handle_message")
+        told.add(failed=int(result.failure is not None))
+        return result
+
+
 def _not_the_message(callback: str, result: object) -> str:
     if isinstance(result, Message):
         return f"{callback} must return the message it was given, or one made from it; it returned another one"
@@ -201,9 +215,9 @@ class Handle(Step):
 
     def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
         """Run task `index`."""
-        started, options = time.monotonic(), self.pipeline.processors
+        began, started, options = time.time(), time.monotonic(), self.pipeline.processors
         repeats = Repeats.read(self.lake, self.repeats)
-        with self.writer(f"handle-{index}") as writer, heard() as said:
+        with self.writer(f"handle-{index}") as writer, heard() as said, self.told(index):
             limit = Limit.of("processors.message_timeout", options.message_timeout)
             isolation = Isolation(self, writer, careful=self.careful, limit=limit)
             outcomes = isolation.outcomes
@@ -216,8 +230,8 @@ class Handle(Step):
                     work, fail = partial(self._handle, window), partial(self._fail, window)
                     give_back = partial(self._give_back, window)
                     isolation.deal(fresh, work, fail, self._permitted, give_back, in_order=self.in_order)
-            seconds = time.monotonic() - started
-            manifest = writer.close(**outcomes.tally.notes(), **said.notes(), seconds=seconds, task=index)
+            took = {"began": began, "seconds": time.monotonic() - started, "task": index}
+            manifest = writer.close(**outcomes.tally.notes(), **said.notes(), **took)
         yield from manifest.to_arrow().to_batches()
 
     def _blocks(self, index: int, rows: int) -> Iterator[pa.RecordBatch]:
@@ -231,8 +245,9 @@ class Handle(Step):
         if until is not None:
             paced = partial(_begun_before, until)
         assert outcomes.pipeline is not None
-        messages = Handler(outcomes.pipeline, self.context, outcomes.settling, paced, outcomes.watch).handle(rows)
-        outcomes.handled(rows.slice(0, len(messages)), window, messages)
+        with outcomes.told(rows.num_rows):
+            messages = Handler(outcomes.pipeline, self.context, outcomes.settling, paced, outcomes.watch).handle(rows)
+            outcomes.handled(rows.slice(0, len(messages)), window, messages)
         return len(messages)
 
     def _fail(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes, death: Death) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Callable, Container, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import compress
 from operator import attrgetter
@@ -31,6 +31,7 @@ from pipeline_platform.tasks.progress import UNWATCHED, Watch
 from pipeline_platform.tasks.staging import DELIVERY, handled_columns, staged_rows, staged_table
 from pipeline_platform.tasks.step import Sink, Step
 from pipeline_platform.tasks.tally import Tally
+from pipeline_platform.telemetry.events import span
 
 _SETTLED = [*IDENTITY, "ack_ref", "ack_id"]
 
@@ -88,6 +89,20 @@ class Outcomes:
         models = {name: options.table_schema for name, options in self._batchers.items()}
         self._partition_by = {name: step.pipeline.partitioning(name) for name in self._batchers}
         self._row_types = {name: RowType(model) for name, model in models.items() if model is not None}
+
+    @contextmanager
+    def told(self, messages: int) -> Iterator[None]:
+        """Tell of a chunk of so many messages, with what comes of them meanwhile."""
+        names, counts = (
+            {"handled", "failed", "returned", *(f"staged:{name}" for name in self._batchers)},
+            self.tally.counts,
+        )
+        with span("chunk", self._step.pipeline, messages=messages) as chunk:
+            before = {name: counts[name] for name in names}
+            yield
+            came = {name: counts[name] - before[name] for name in names}
+            staged = sum(count for name, count in came.items() if name.startswith("staged:"))
+            chunk.add(handled=came["handled"], failed=came["failed"], returned=came["returned"], staged=staged)
 
     def write(self, table: str, window: str, rows: pa.RecordBatch) -> None:
         """Write rows that are no outcome."""

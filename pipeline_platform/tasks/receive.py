@@ -32,7 +32,7 @@ class ReadShares:
 
     def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
         """Run task `index`."""
-        share, started = self.shares[index], time.monotonic()
+        share, began, started = self.shares[index], time.time(), time.monotonic()
         window = share.window or self.window
         received = redelivered = largest = 0
         oldest: list[datetime | None] = []
@@ -48,8 +48,8 @@ class ReadShares:
             counts = {"received": received, "redelivered": redelivered, "largest": largest}
             known = [time for time in oldest if time is not None]
             since = min(known).isoformat() if known and len(known) == len(oldest) else None
-            took = time.monotonic() - started
-            manifest = writer.close(**counts, redelivered_since=since, seconds=took, task=index)
+            took = {"began": began, "seconds": time.monotonic() - started, "task": index}
+            manifest = writer.close(**counts, redelivered_since=since, **took)
         yield from manifest.to_arrow().to_batches()
 
     def _batches(self, share: Share) -> Iterator[pa.RecordBatch]:

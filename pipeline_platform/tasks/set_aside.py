@@ -38,7 +38,7 @@ class SetAside(Step):
     def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
         """Run task `index`; note how many rows it set aside, and which, by their checksum."""
         repeats, options, aside = Repeats.read(self.lake, self.repeats), self.pipeline.processors, list[pa.Array]()
-        with self.writer(f"aside-{index}") as writer, heard() as said:
+        with self.writer(f"aside-{index}") as writer, heard() as said, self.told(index):
             limit = Limit.of("processors.message_timeout", options.message_timeout)
             isolation = Isolation(self, writer, careful=self.careful, limit=limit)
             outcomes = isolation.outcomes

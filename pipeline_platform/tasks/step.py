@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -14,6 +16,8 @@ from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.settling import Settling
 from pipeline_platform.source.contract import Source
 from pipeline_platform.tasks.early import SourceTeller, Teller
+from pipeline_platform.telemetry.events import about
+from pipeline_platform.telemetry.tracing import within
 
 
 class Sink(Protocol):
@@ -34,6 +38,8 @@ class Step:
         origin: `source`, `failed` or `messages`: see `Receive.origin`.
         lake: Where tasks read and write.
         receive_id: Whose lease the messages are under.
+        run_id: Of the run that has it.
+        traceparent: Of the run's step; empty where nobody traces.
         source: What `ack_immediately` tells; None where the pipeline does not, or nobody is to be told.
     """
 
@@ -43,6 +49,8 @@ class Step:
     origin: str
     lake: Lake
     receive_id: str
+    run_id: str = field(default="", kw_only=True)
+    traceparent: str = field(default="", kw_only=True)
     source: Source | None = field(default=None, kw_only=True)
 
     def teller(self) -> Teller | None:
@@ -59,3 +67,10 @@ class Step:
             if isinstance(options, TableBatcher)
         }
         return Writer(self.lake, self.pipeline.name, f"{self.receive_id}-{name}", rows_per_file)
+
+    @contextmanager
+    def told(self, task: int | None = None) -> Iterator[None]:
+        """Have events, and spans of the author's own, belong to this receive and task meanwhile."""
+        known = {} if task is None else {"task": task}
+        with within(self.traceparent), about(receive_id=self.receive_id, run_id=self.run_id, **known):
+            yield

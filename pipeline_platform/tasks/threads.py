@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from threading import Lock
 from typing import TypeVar
 
@@ -39,5 +40,6 @@ def at_once(items: Iterable[T], workers: Sequence[Callable[[Iterable[T]], list[R
         return list(zip(numbers, results, strict=True))
 
     with ThreadPoolExecutor(len(workers), "handle") as pool:
-        done = [pair for pairs in pool.map(run, workers) for pair in pairs]
+        futures = [pool.submit(copy_context().run, run, worker) for worker in workers]
+    done = [pair for future in futures for pair in future.result()]
     return [result for _, result in sorted(done, key=lambda pair: pair[0])]

@@ -19,6 +19,7 @@ from pipeline_platform.model.options import Batcher, Processors, Producer, Table
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from pipeline_platform.tasks.column_lane import TAKEN, WriteColumns, taken
 from tests.fixtures.small_lake import Memory, numbered, outcomes, ranges, received, returned, rows_of
+from tests.fixtures.telemetry import named
 
 
 @pytest.fixture
@@ -111,6 +112,14 @@ def test_rows_go_to_their_tables_as_columns(lake):
     assert outcomes(lake, "fast", manifest) == {"m0": "handled", "m1": "handled"}
     (notes,) = manifest.notes
     assert (notes["returned_rows"], notes["handled"], notes["keys"]["lake"]) == (2, 2, {"x": 1, "default": 1})
+
+
+def test_rows_that_are_written_together_are_told_as_a_chunk(lake, heard):
+    written(lake, row(line="T1"), row(_failure="as told"))
+
+    start, stop = named(heard, "chunk")
+    assert start[1]["messages"] == 2
+    assert (stop[1]["handled"], stop[1]["failed"]) == (1, 1)
 
 
 @pytest.mark.parametrize("misfits", [{0}, {3}, {1, 2}, {0, 3}, {0, 1, 2, 3}])

@@ -1,0 +1,59 @@
+"""What a run tells of itself as events: that it begins, and each of its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec
+
+from pipeline_platform.lake.ledger import Origin, Receive
+from pipeline_platform.lake.manifest import Manifest
+from pipeline_platform.run.flow import Flow
+from pipeline_platform.telemetry.configuration import export
+from pipeline_platform.telemetry.events import EVENTS, Span, about, span
+from pipeline_platform.telemetry.tracing import within
+
+P = ParamSpec("P")
+
+_COUNTED = ("began", "seconds", "task", "received", "batches", "handled", "failed", "returned", "acknowledged")
+"""What is told of a task, where it is known."""
+
+
+def telling_begin(begin: Callable[Concatenate[Flow, P], Receive]) -> Callable[Concatenate[Flow, P], Receive]:
+    """Have `begin` tell that a run begins. In a trace this is the root of all that the run does."""
+
+    @wraps(begin)
+    def told_begin(flow: Flow, /, *args: P.args, **kwargs: P.kwargs) -> Receive:
+        export()
+        known = {name: kwargs[name] for name in ("run_id", "origin")}
+        with span("begin", flow.pipeline, producer=flow.producer, **known) as told:
+            receive = begin(flow, *args, **kwargs)
+            told.add(receive_id=receive.receive_id, demand=receive.demand)
+            return receive
+
+    return told_begin
+
+
+@contextmanager
+def telling(event: str, flow: Flow, receive: Receive, **fields: Any) -> Iterator[Span]:
+    """Tell of a step of a receive, which is entered."""
+    export()
+    known: dict[str, str | Origin] = {name: getattr(receive, name) for name in ("receive_id", "run_id", "origin")}
+    known["producer"] = receive.producer
+    with within(receive.traceparent), about(**known), span(event, flow.pipeline, **fields) as told:
+        yield told
+
+
+def tell(told: Span, event: str, manifest: Manifest) -> None:
+    """Add what a step's manifest counts, and each of its tasks."""
+    counts = {name: manifest.total(name) for name in EVENTS[event].stop if name not in ("tasks", "staged")}
+    if "staged" in EVENTS[event].stop:
+        noted = (item for notes in manifest.notes for item in notes.items())
+        counts["staged"] = sum(count for name, count in noted if name.startswith("staged:"))
+    told.add(**counts, tasks=tasks_of(manifest))
+
+
+def tasks_of(manifest: Manifest) -> Sequence[dict[str, Any]]:
+    """What the tasks of a step say of themselves: when each began, how long it took, what it counted."""
+    return [{name: notes[name] for name in _COUNTED if name in notes} for notes in manifest.notes if "began" in notes]

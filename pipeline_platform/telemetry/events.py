@@ -1,0 +1,222 @@
+"""Events: each begins, and stops or fails. Functions are told of them in the process where they happen."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from types import MappingProxyType, TracebackType
+from typing import Any, Literal, NamedTuple
+
+_LOG = logging.getLogger(__name__)
+
+
+class Fields(NamedTuple):
+    """The names of an event's fields.
+
+    Attributes:
+        start: Those that it has from the start on.
+        stop: Those that it has besides when it stops.
+    """
+
+    start: tuple[str, ...]
+    stop: tuple[str, ...]
+
+
+_PRODUCER = ("pipeline", "producer")
+_RUN = (*_PRODUCER, "receive_id", "run_id", "origin")
+_TASK = ("pipeline", "receive_id", "run_id", "task")
+_OUTCOMES = ("handled", "failed", "returned")
+
+EVENTS: Mapping[str, Fields] = {
+    "ask": Fields((*_PRODUCER, "source"), ("backlog", "in_flight", "demand", "runs")),
+    "begin": Fields((*_PRODUCER, "run_id", "origin"), ("receive_id", "demand")),
+    "receive": Fields((*_RUN, "demand"), ("received", "redelivered", "tasks")),
+    "handle": Fields(_RUN, (*_OUTCOMES, "duplicates", "staged", "rescued", "tasks")),
+    "batcher": Fields((*_RUN, "batcher"), (*_OUTCOMES, "batches", "rescued", "tasks")),
+    "decide": Fields(_RUN, ("dropped", "tries")),
+    "publish": Fields(_RUN, ("rows",)),
+    "acknowledge": Fields(_RUN, ("acknowledged", "lost", "unacknowledged", "letters", "tasks")),
+    "chunk": Fields((*_TASK, "messages"), (*_OUTCOMES, "staged")),
+    "message": Fields((*_TASK, "message_id", "attempt"), ("failed",)),
+    "batch": Fields((*_TASK, "batcher", "batch_id", "trigger", "messages"), ("ok", "failed")),
+    "handle_failed": Fields((*_TASK, "messages"), ("rescuing",)),
+}
+"""What there is, in the order of a message's way."""
+
+IN_TASKS = ("chunk", "message", "batch", "handle_failed")
+"""Events of Spark's tasks: those of the class's own functions alone are told there."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """That something begins, stops or fails.
+
+    Attributes:
+        name: One of `EVENTS`.
+        phase: `start`, then `stop` or `exception`.
+        fields: What is known of it: see `EVENTS`. An exception has `kind`, the name of its class, besides. Never a
+            payload, and never what an exception says: that may quote one.
+        system_time: Seconds since 1970.
+        monotonic_time: Seconds on a clock that is never set back.
+        duration: Seconds since its start; None at the start.
+        span: The same object for a start and its end, and for no other.
+    """
+
+    name: str
+    phase: Literal["start", "stop", "exception"]
+    fields: Mapping[str, Any]
+    system_time: float
+    monotonic_time: float
+    duration: float | None
+    span: object
+
+
+Function = Callable[[Event], object]
+
+_ATTACHED: dict[str, tuple[frozenset[str], Function]] = {}
+_RAISED: dict[int, Function] = {}
+"""Functions of classes that raised in this process, by their id."""
+_ABOUT: ContextVar[Mapping[str, Any]] = ContextVar("about", default=MappingProxyType({}))
+
+
+def attach(name: str, events: Iterable[str], function: Function) -> None:
+    """Have a function told of events in this process, until it raises or is detached.
+
+    Args:
+        name: To detach it by; it takes the place of another one of this name.
+        events: Names, of `EVENTS`.
+        function: Called where the event happens, which waits for it.
+
+    Raises:
+        ValueError: There is no such event.
+    """
+    wanted = frozenset(events)
+    if unknown := sorted(wanted - EVENTS.keys()):
+        raise ValueError(f"attach({name!r}): there is no event {unknown[0]!r}; there is {', '.join(EVENTS)}")
+    _ATTACHED[name] = wanted, function
+
+
+def detach(name: str) -> None:
+    """Tell the function of this name no more; one that is not there is no error."""
+    _ATTACHED.pop(name, None)
+
+
+def is_attached(name: str) -> bool:
+    """Whether a function of this name is told of events."""
+    return name in _ATTACHED
+
+
+def are_functions(value: object) -> bool:
+    """Whether a value may be the option `telemetry` of a class."""
+    return isinstance(value, Mapping) and all(
+        name in EVENTS and callable(one) and not inspect.iscoroutinefunction(one) for name, one in value.items()
+    )
+
+
+@contextmanager
+def about(**fields: Any) -> Iterator[None]:
+    """Give all events meanwhile these fields."""
+    token = _ABOUT.set({**_ABOUT.get(), **fields})
+    try:
+        yield
+    finally:
+        _ABOUT.reset(token)
+
+
+class Span:
+    """What begins when it is entered, and stops or fails. This one is told to nobody, and costs nothing."""
+
+    def add(self, **fields: Any) -> None:
+        """Give its end more fields."""
+
+    def fail(self, error: BaseException) -> None:
+        """Let it end as an exception although nothing is raised."""
+
+    def __enter__(self) -> Span:
+        """Begin."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """End."""
+
+
+_UNHEARD = Span()
+
+
+class _Heard(Span):
+    def __init__(self, name: str, pipeline: type[Any], fields: Mapping[str, Any]) -> None:
+        self._name, self._pipeline = name, pipeline
+        self._fields = {"pipeline": pipeline.name, **_of_event(name, _ABOUT.get()), **fields}
+        self._error: BaseException | None = None
+
+    def add(self, **fields: Any) -> None:
+        self._fields.update(fields)
+
+    def fail(self, error: BaseException) -> None:
+        self._error = error
+
+    def __enter__(self) -> Span:
+        self._started = time.monotonic()
+        self._tell("start", self._started)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        now = time.monotonic()
+        if raised := error or self._error:
+            self._fields["kind"] = type(raised).__name__
+        self._tell("exception" if raised else "stop", now, now - self._started)
+
+    def _tell(self, phase: Literal["start", "stop", "exception"], now: float, duration: float | None = None) -> None:
+        event = Event(self._name, phase, dict(self._fields), time.time(), now, duration, self)
+        # Of a Spark task nothing that is raised may reach a message; elsewhere a run may be told to end meanwhile.
+        caught = BaseException if self._name in IN_TASKS else Exception
+        for known_as, function, detach_it in _listening(self._name, self._pipeline):
+            try:
+                function(event)
+            except caught as error:
+                detach_it()
+                what = f"{type(error).__name__} at {self._name}.{phase}: it is told of no more events in this process"
+                _LOG.warning("telemetry: %s raised %s", known_as, what)
+
+
+def _of_event(name: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {field: fields[field] for field in EVENTS[name].start if field in fields}
+
+
+def _listening(name: str, pipeline: type[Any]) -> list[tuple[str, Function, Callable[[], None]]]:
+    """The functions to tell of an event: what they are known as, and how each is detached."""
+    found: list[tuple[str, Function, Callable[[], None]]] = [
+        (key, function, lambda key=key: detach(key))  # type: ignore[misc]
+        for key, (events, function) in list(_ATTACHED.items())
+        if name in events
+    ]
+    own = pipeline.telemetry.get(name)
+    if own is not None and id(own) not in _RAISED:
+        key = f"{pipeline.name}: {getattr(own, '__qualname__', type(own).__qualname__)}"
+        found.append((key, own, lambda: _RAISED.update({id(own): own})))
+    return found
+
+
+def is_heard(name: str, pipeline: type[Any]) -> bool:
+    """Whether any function is told of an event of a pipeline."""
+    return bool((_ATTACHED or pipeline.telemetry) and _listening(name, pipeline))
+
+
+def span(name: str, pipeline: type[Any], **fields: Any) -> Span:
+    """What is to begin, stop or fail as an event of a pipeline.
+
+    Args:
+        name: One of `EVENTS`.
+        pipeline: The class.
+        fields: What is known at the start, besides what `about` says.
+    """
+    return _Heard(name, pipeline, fields) if is_heard(name, pipeline) else _UNHEARD

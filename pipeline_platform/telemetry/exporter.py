@@ -1,0 +1,77 @@
+"""Events as OpenTelemetry's spans and metrics, by its API alone: whoever configures the SDK says where they go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from opentelemetry import context, metrics, trace
+from opentelemetry.trace import Span, Status, StatusCode
+
+from pipeline_platform.telemetry.events import Event
+
+_PREFIX = "pipeline_platform"
+COUNTED = {
+    "received": "Messages that runs received.",
+    "handled": "Messages that came to a good end.",
+    "failed": "Messages that failed; each counts once a receive, in whichever callback it failed.",
+    "acknowledged": "Messages that the source was told of.",
+}
+"""Counters of messages, by the field that they add up."""
+_BY = "pipeline", "producer", "origin", "batcher"
+"""Fields that metrics are told apart by: few values each."""
+
+
+class Exporter:
+    """Makes a span of each event, and adds up its counts. A task is a child of its step's span.
+
+    Tasks measure themselves; the figures come with their manifests, so that workers need no SDK and no network.
+
+    Args:
+        tracers: Gives the tracer; the one that is set for the process if None.
+        meters: Gives the meter, likewise.
+    """
+
+    def __init__(
+        self, tracers: trace.TracerProvider | None = None, meters: metrics.MeterProvider | None = None
+    ) -> None:
+        self._tracer = trace.get_tracer(_PREFIX, tracer_provider=tracers)
+        meter = metrics.get_meter(_PREFIX, meter_provider=meters)
+        self._open: dict[object, tuple[Span, Any]] = {}
+        self._counters = {
+            field: meter.create_counter(f"{_PREFIX}.messages.{field}", "{message}", said)
+            for field, said in COUNTED.items()
+        }
+        self._durations = meter.create_histogram(f"{_PREFIX}.duration", "s", "How long events and tasks take.")
+        self._backlog = meter.create_gauge(f"{_PREFIX}.backlog", "{message}", "Messages that wait at the source.")
+
+    def __call__(self, event: Event) -> None:
+        """Begin a span, or end it."""
+        if event.phase == "start":
+            span = self._tracer.start_span(event.name, attributes=_attributes(event.fields))
+            self._open[event.span] = span, context.attach(trace.set_span_in_context(span))
+        elif event.span in self._open:  # else it began before this was attached
+            self._end(event, *self._open.pop(event.span))
+
+    def _end(self, event: Event, span: Span, token: Any) -> None:
+        context.detach(token)
+        span.set_attributes(_attributes(event.fields))
+        if event.phase == "exception":
+            span.set_status(Status(StatusCode.ERROR, event.fields["kind"]))
+        by = {name: value for name in _BY if (value := event.fields.get(name))}
+        self._durations.record(event.duration or 0.0, {**by, "event": event.name})
+        parent = trace.set_span_in_context(span)
+        for task in event.fields.get("tasks", ()):
+            begin, end = (round(at * 1e9) for at in (task["began"], task["began"] + task["seconds"]))
+            self._tracer.start_span("task", parent, attributes=_attributes(task), start_time=begin).end(end)
+            self._durations.record(task["seconds"], {**by, "event": f"{event.name}.task"})
+        for field, counter in self._counters.items():
+            if count := event.fields.get(field):
+                counter.add(count, by)
+        if event.fields.get("backlog") is not None:
+            self._backlog.set(event.fields["backlog"], by)
+        span.end()
+
+
+def _attributes(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{_PREFIX}.{name}": value for name, value in fields.items() if isinstance(value, str | int | float)}

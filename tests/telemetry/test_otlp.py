@@ -1,0 +1,124 @@
+"""A run in a process of its own, and a server that takes OTLP over HTTP."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+
+class Collector:
+    """Takes what is exported."""
+
+    def __init__(self) -> None:
+        self.spans: list[Any] = []
+        self.metrics: dict[str, list[Any]] = {}
+        self.services: set[str] = set()
+        self.headers: set[str | None] = set()
+        collector = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                collector.take(self.path, self.rfile.read(int(self.headers["Content-Length"])))
+                collector.headers.add(self.headers["x-tenant"])
+                self.send_response(200)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: Any) -> None:
+                """Say nothing."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server.server_port}"
+
+    def take(self, path: str, body: bytes) -> None:
+        if path == "/v1/traces":
+            for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+                self._note(resource)
+                self.spans += [span for scope in resource.scope_spans for span in scope.spans]
+        elif path == "/v1/metrics":
+            for resource in ExportMetricsServiceRequest.FromString(body).resource_metrics:
+                self._note(resource)
+                for metric in (metric for scope in resource.scope_metrics for metric in scope.metrics):
+                    self.metrics[metric.name] = list(getattr(metric, metric.WhichOneof("data")).data_points)
+
+    def _note(self, resource: Any) -> None:
+        self.services |= {one.value.string_value for one in resource.resource.attributes if one.key == "service.name"}
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    one = Collector()
+    thread = threading.Thread(target=one.server.serve_forever)
+    thread.start()
+    yield one
+    one.server.shutdown()
+    one.server.server_close()
+    thread.join()
+
+
+def told_run(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A run in a process of its own, with these variables of OpenTelemetry and no others."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
+    command = [sys.executable, "-m", "tests.fixtures.told_run", str(folder)]
+    return subprocess.run(command, env=plain | environment, capture_output=True, text=True, check=True)
+
+
+def test_an_endpoint_in_the_environment_gets_the_spans_and_metrics_of_a_run(
+    tmp_path: Path, collector: Collector
+) -> None:
+    told_run(
+        tmp_path,
+        OTEL_EXPORTER_OTLP_ENDPOINT=collector.address,
+        OTEL_EXPORTER_OTLP_HEADERS="x-tenant=flights",
+        OTEL_SERVICE_NAME="flights-runs",
+    )
+
+    (root,) = (span for span in collector.spans if span.name == "begin")
+    children = [span.name for span in collector.spans if span.parent_span_id == root.span_id]
+    assert sorted(children) == ["acknowledge", "batcher", "decide", "handle", "publish", "receive"]
+    assert {span.trace_id for span in collector.spans} == {root.trace_id}
+    sums = {
+        name.removeprefix("pipeline_platform.messages."): sum(point.as_int for point in points)
+        for name, points in collector.metrics.items()
+        if name.startswith("pipeline_platform.messages.")
+    }
+    assert sums == {"received": 5, "handled": 3, "failed": 2, "acknowledged": 5}
+    assert sum(point.count for point in collector.metrics["pipeline_platform.duration"]) >= 7
+    assert (collector.services, collector.headers) == ({"flights-runs"}, {"flights"})
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "spans", "metrics"),
+    [
+        ("OTEL_TRACES_EXPORTER", "none", False, True),
+        ("OTEL_METRICS_EXPORTER", "none", True, False),
+        ("OTEL_SDK_DISABLED", "true", False, False),
+    ],
+)
+def test_either_may_be_switched_off(
+    tmp_path: Path, collector: Collector, variable: str, value: str, spans: bool, metrics: bool
+) -> None:
+    told_run(tmp_path, OTEL_EXPORTER_OTLP_ENDPOINT=collector.address, **{variable: value})
+
+    assert (bool(collector.spans), bool(collector.metrics)) == (spans, metrics)
+
+
+def test_a_collector_that_is_away_fails_no_run(tmp_path: Path) -> None:
+    away = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", "OTEL_EXPORTER_OTLP_TIMEOUT": "1"}
+
+    assert told_run(tmp_path, **away).returncode == 0
+
+
+def test_without_an_endpoint_nothing_of_opentelemetry_is_loaded(tmp_path: Path) -> None:
+    assert told_run(tmp_path).stdout.split() == []

@@ -1,0 +1,214 @@
+"""What a run and a sensor tell of themselves, to functions and to OpenTelemetry."""
+
+import dataclasses
+import logging
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from pipeline_platform import telemetry
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.run import steps
+from pipeline_platform.run.begin import begin, resume
+from pipeline_platform.run.flow import Flow
+from pipeline_platform.source.contract import SourceError
+from pipeline_platform.telemetry import EVENTS, Event, configuration
+from pipeline_platform.telemetry.exporter import Exporter
+from resources.table_queue import TableQueue
+from tests.fixtures.flow import WINDOW, run
+from tests.fixtures.flow_pipelines import Obedient
+from tests.fixtures.sensor import Place
+from tests.fixtures.telemetry import named
+
+Here = Callable[[type[Pipeline], Iterable[bytes]], Flow]
+
+PAYLOADS = [b"one", b"two", b"raise", b"batch a", b"batch a", b"batch few"]
+
+
+class Exported:
+    """What OpenTelemetry got."""
+
+    def __init__(self) -> None:
+        self._spans, self._metrics = InMemorySpanExporter(), InMemoryMetricReader()
+        tracers = TracerProvider()
+        tracers.add_span_processor(SimpleSpanProcessor(self._spans))
+        exporter = Exporter(tracers, MeterProvider([self._metrics]))
+        telemetry.attach(configuration.NAME, configuration.EXPORTED, exporter)
+
+    @property
+    def spans(self) -> tuple[ReadableSpan, ...]:
+        return self._spans.get_finished_spans()
+
+    def by_parent(self) -> Counter[tuple[str, str]]:
+        """How many spans of a name are children of one of another name."""
+        names = {span.context.span_id: span.name for span in self.spans}
+        return Counter((span.name, names[span.parent.span_id] if span.parent else "") for span in self.spans)
+
+    def metrics(self) -> dict[str, Any]:
+        """The sums by name, and the counts of histograms by event."""
+        data = self._metrics.get_metrics_data()
+        found: Counter[str] = Counter()
+        for metric in data.resource_metrics[0].scope_metrics[0].metrics:
+            for point in metric.data.data_points:
+                event = f" {point.attributes['event']}" if "event" in point.attributes else ""
+                found[metric.name.removeprefix("pipeline_platform.") + event] += (
+                    getattr(point, "count", 0) or point.value
+                )
+        return dict(found)
+
+
+@pytest.fixture
+def exported() -> Iterator[Exported]:
+    yield Exported()
+    telemetry.detach(configuration.NAME)
+
+
+def test_a_run_tells_of_each_step_with_the_fields_of_the_table(here: Here, heard: list[Event]) -> None:
+    run(here(Obedient, PAYLOADS))
+
+    for event in heard:
+        expected = {*EVENTS[event.name].start, *(EVENTS[event.name].stop if event.phase == "stop" else ())}
+        if event.phase != "exception":
+            assert event.fields.keys() == expected, event
+    steps_told = [event.name for event in heard if event.phase != "start" and event.name not in ("chunk", "message")]
+    assert steps_told == [
+        "begin", "receive", "handle_failed", "handle", "batch", "batch", "handle_failed", "batcher", "decide",
+        "publish", "acknowledge",
+    ]  # fmt: skip
+    figures = {event.name: event.fields for event in heard if event.phase == "stop"}
+    assert figures["receive"]["demand"] == 2_000
+    assert figures["receive"]["received"] == 6
+    assert {name: figures["handle"][name] for name in ("handled", "failed", "staged")} == {
+        "handled": 2, "failed": 1, "staged": 3
+    }  # fmt: skip
+    assert {name: figures["batcher"][name] for name in ("handled", "failed", "batches")} == {
+        "handled": 2, "failed": 1, "batches": 2
+    }  # fmt: skip
+    assert figures["acknowledge"]["acknowledged"] == 6
+
+
+def test_a_receive_that_raises_is_an_exception_and_no_stop(
+    here: Here, heard: list[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = here(Obedient, PAYLOADS)
+    receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
+
+    def away(*_: Any) -> None:
+        raise SourceError("refused")
+
+    monkeypatch.setattr(TableQueue, "plan", away)
+    with pytest.raises(SourceError):
+        steps.receive_messages(flow, receive)
+
+    (start, (phase, fields)) = named(heard, "receive")
+    assert (start[0], phase, fields["kind"]) == ("start", "exception", "SourceError")
+
+
+def test_a_step_that_is_executed_again_after_the_decision_is_not_counted_again(here: Here, heard: list[Event]) -> None:
+    flow = here(Obedient, PAYLOADS)
+    receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
+    steps.receive_messages(flow, receive)
+    for _ in range(2):
+        steps.handle_messages(flow, receive)
+        steps.batch_messages(flow, receive)
+        steps.decide(flow, receive)
+
+    assert [len(named(heard, name)) for name in ("handle", "batcher")] == [2, 2]
+
+
+def test_a_sensor_tells_what_it_asks_for_and_that_its_source_is_away(place: Place, heard: list[Event]) -> None:
+    place.enqueue(130)
+    place.tick()
+    place.tick(source=TableQueue(name="queue", url=f"sqlite:///{place.folder}/elsewhere.sqlite"))
+
+    known = {"pipeline": "asked", "producer": "", "source": "queue"}
+    assert named(heard, "ask") == [
+        ("start", known),
+        ("stop", known | {"backlog": 130, "in_flight": 0, "demand": 100, "runs": 1}),
+        ("start", known),
+        ("exception", known | {"kind": "SourceError"}),
+    ]
+
+
+def test_the_spans_of_a_run_are_one_trace_with_each_task_under_its_step(here: Here, exported: Exported) -> None:
+    run(here(Obedient, PAYLOADS))
+
+    assert len({span.context.trace_id for span in exported.spans}) == 1
+    tree = exported.by_parent()
+    assert tree[("begin", "")] == 1
+    for step in ("receive", "handle", "batcher", "decide", "publish", "acknowledge"):
+        assert tree[(step, "begin")] == 1, step
+    assert {step for (name, step) in tree if name == "task"} == {"receive", "handle", "batcher", "acknowledge"}
+    steps_spans = {span.context.span_id: span for span in exported.spans}
+    for span in exported.spans:
+        if span.name == "task":
+            parent = steps_spans[span.parent.span_id]
+            assert parent.start_time <= span.start_time <= span.end_time
+            assert "pipeline_platform.seconds" in span.attributes
+
+
+def test_another_process_goes_on_with_the_trace_that_the_receive_names(here: Here, exported: Exported) -> None:
+    flow = here(Obedient, PAYLOADS)
+    receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
+    steps.receive_messages(flow, receive)
+    again = dataclasses.replace(flow)
+
+    steps.handle_messages(again, resume(again, again.ledger.get(receive.receive_id), "another"))
+
+    handle, begun = (next(one for one in exported.spans if one.name == name) for name in ("handle", "begin"))
+    assert handle.context.trace_id == begun.context.trace_id
+    assert handle.parent.span_id == begun.context.span_id
+    assert handle.parent.is_remote
+    assert handle.attributes["pipeline_platform.run_id"] == "another"
+
+
+def test_metrics_count_each_message_once(here: Here, exported: Exported) -> None:
+    run(here(Obedient, PAYLOADS))
+
+    found = exported.metrics()
+    counts = {name: found[f"messages.{name}"] for name in ("received", "handled", "failed", "acknowledged")}
+    assert counts == {"received": 6, "handled": 4, "failed": 2, "acknowledged": 6}
+    assert {found[f"duration {step}"] for step in ("begin", "receive", "handle", "batcher", "decide")} == {1}
+    assert found["duration handle.task"] == 2
+
+
+def test_the_sensor_gives_the_backlog(place: Place, exported: Exported) -> None:
+    place.enqueue(7)
+    place.tick()
+
+    assert exported.metrics()["backlog"] == 7
+
+
+def test_an_exception_is_an_error_of_its_span(here: Here, exported: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ControlStore, "adjust", lambda *_: 1 / 0)
+    flow = here(Obedient, PAYLOADS)
+    with pytest.raises(ZeroDivisionError):
+        run(flow)
+
+    (span,) = (span for span in exported.spans if span.name == "receive")
+    assert (span.status.status_code.name, span.status.description) == ("ERROR", "ZeroDivisionError")
+
+
+def test_an_endpoint_without_the_sdk_is_one_warning(
+    here: Here, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.metric_exporter", None)
+    configuration._is_set_up.cache_clear()
+
+    run(here(Obedient, [b"one"]))
+
+    configuration._is_set_up.cache_clear()
+    warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    (said,) = [message for message in warnings if "OTLP" in message]
+    assert "pip install 'pipeline-platform[otlp]', or unset OTEL_EXPORTER_OTLP_ENDPOINT" in said
+    assert not telemetry.events.is_attached(configuration.NAME)
