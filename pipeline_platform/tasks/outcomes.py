@@ -25,7 +25,7 @@ from pipeline_platform.model.partition import SOURCE, partition_of
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.schema import RowType
 from pipeline_platform.model.settling import TOLD
-from pipeline_platform.tasks.early import Teller, keys_of, nobody
+from pipeline_platform.tasks.early import Teller, nobody
 from pipeline_platform.tasks.failures import IDENTITY, PAYLOAD, Failures
 from pipeline_platform.tasks.progress import UNWATCHED, Watch
 from pipeline_platform.tasks.staging import DELIVERY, handled_columns, staged_rows, staged_table
@@ -347,12 +347,7 @@ class Outcomes:
 
     def _told(self, rows: pa.RecordBatch) -> dict[int, Entry]:
         """What the source was told early, by the index of the row."""
-        if self.teller is None:
-            return {}
-        if self.pipeline is None:  # forks tell it, and one may have died
-            self.teller.look()
-        told = self.teller.told
-        return {index: told[key] for index, key in enumerate(keys_of(rows)) if key in told} if told else {}
+        return {} if self.teller is None else self.teller.among(rows, by_forks=self.pipeline is None)
 
     def _write_handled(self, rows: pa.RecordBatch, window: str, action: str | list[str]) -> None:
         self.tally.outcome("handled", window, rows.num_rows)
