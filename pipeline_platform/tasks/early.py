@@ -51,6 +51,13 @@ class Teller(ABC):
     def _tell(self, messages: Mapping[Key, Message]) -> dict[Key, Entry]:
         """Tell the source; return what it was told."""
 
+    def among(self, rows: pa.RecordBatch, *, by_forks: bool) -> dict[int, Entry]:
+        """What the source was told of rows, by index; where forks tell it, one may have died since the last look."""
+        if by_forks:
+            self.look()
+        told = self.told
+        return {index: told[key] for index, key in enumerate(keys_of(rows)) if key in told} if told else {}
+
     def look(self) -> None:
         """Learn what forks have told it."""
         return

@@ -19,7 +19,7 @@ from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.settling import TOLD
 from pipeline_platform.tasks.block import Block
 from pipeline_platform.tasks.columns import Columns
-from pipeline_platform.tasks.early import Teller, keys_of, nobody
+from pipeline_platform.tasks.early import Teller, nobody
 from pipeline_platform.tasks.failures import IDENTITY, PAYLOAD, Failures
 from pipeline_platform.tasks.fan_out import PARENTS, ends_of, ends_table, parents_table
 from pipeline_platform.tasks.progress import UNWATCHED, Watch
@@ -349,12 +349,7 @@ class Outcomes:
 
     def _told(self, rows: pa.RecordBatch) -> dict[int, Entry]:
         """What the source was told early, by the index of the row."""
-        if self.teller is None:
-            return {}
-        if self.pipeline is None:  # forks tell it, and one may have died
-            self.teller.look()
-        told = self.teller.told
-        return {index: told[key] for index, key in enumerate(keys_of(rows)) if key in told} if told else {}
+        return {} if self.teller is None else self.teller.among(rows, by_forks=self.pipeline is None)
 
     def _write_handled(self, rows: pa.RecordBatch, window: str, action: str | list[str]) -> None:
         self.tally.outcome("handled", window, rows.num_rows)

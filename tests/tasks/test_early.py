@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipeline_platform import Message, Pipeline, Refused, SourceError, ack_immediately
+from pipeline_platform import Message, Pipeline, Processors, Refused, SourceError, ack_immediately
 from pipeline_platform.lake.ledger import Ledger, Receive
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.storage import Lake
@@ -84,6 +84,19 @@ def test_whatever_comes_later_nothing_is_told_twice_and_no_failure_is_lost(lake,
     assert len(rows_of(lake, "early", manifest, "failed")) == 2
     if not careful:  # a fork's calls are its own
         assert source.told == [("ack", "q", [f"ack-m{number}"]) for number in range(3)]
+
+
+def test_threads_tell_of_each_message_once(lake):
+    class AtOnce(Early):
+        name = "early"
+        processors = Processors(threads=4)
+
+    source = Memory(deliveries_=numbered(*(b"early %d" % number for number in range(40))))
+
+    manifest = early(lake, AtOnce, source)
+
+    assert sorted(one for _, _, ids in source.told for one in ids) == sorted(f"ack-m{number}" for number in range(40))
+    assert actions(lake, manifest) == ["told early"] * 40
 
 
 def test_what_a_dead_fork_told_is_not_told_again(lake):
