@@ -1,0 +1,98 @@
+"""Parents: messages whose children waited for batches end in tasks, in forks where those are tried again."""
+
+import os
+from typing import Any
+
+import pytest
+
+from pipeline_platform.lake.manifest import Manifest
+from pipeline_platform.lake.reader import divide
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.message import Message
+from pipeline_platform.tasks.batch import HandleBatches
+from pipeline_platform.tasks.fan_out import ends_table, parents_table
+from pipeline_platform.tasks.handle import Handle
+from pipeline_platform.tasks.parents import EndParents
+from pipeline_platform.tasks.plan import CutBatches, plan_table
+from pipeline_platform.tasks.staging import staged_table
+from tests.fixtures.families import Families
+from tests.fixtures.small_lake import Memory, numbered, outcomes, ranges, received, returned, rows_of
+
+
+@pytest.fixture
+def lake(tmp_path):
+    return Lake(root=str(tmp_path))
+
+
+class Fragile(Families):
+    """Its `handle_failed` ends its process, where the payload says so."""
+
+    name = "fragile"
+
+    def handle_failed(self, messages: list[Message], context: Any) -> list[Message]:
+        if any(b"fatal" in message.data for message in messages):
+            os._exit(3)
+        return messages
+
+
+def ended(lake: Lake, *payloads: bytes, careful: bool, tasks: int = 2, origin: str = "source") -> Manifest:
+    source, name = Memory(deliveries_=numbered(*payloads)), Fragile.name
+    shared: dict[str, Any] = {
+        "pipeline": Fragile,
+        "context": None,
+        "settling": source.settling,
+        "origin": origin,
+        "lake": lake,
+        "receive_id": "r1",
+    }
+    raw = received(lake, name, source)
+    whole = divide(raw.of_table("messages"), name, 1)
+    written = returned(Handle(**shared, parts=whole)(0))
+    for batcher in ("left", "right"):
+        if staged := ranges(written, name, staged_table("r1", batcher)):
+            cut = CutBatches(lake, name, "r1", batcher, Fragile.batchers[batcher], source.settling, staged)
+            plan = ranges(returned(cut(0)), name, plan_table("r1", batcher))
+            written += returned(HandleBatches(**shared, batcher=batcher, staged=staged, plan=plan)(0))
+    files = {table: ranges(written, name, table("r1")) for table in (parents_table, ends_table)}
+    end = EndParents(
+        **shared, parts=whole, plan=files[parents_table], ends=files[ends_table], tasks=tasks, careful=careful
+    )
+    return sum((returned(end(index)) for index in range(tasks)), Manifest())
+
+
+@pytest.mark.parametrize("careful", [False, True])
+def test_each_parent_has_one_outcome_and_each_that_failed_its_payload(lake, careful):
+    payloads = [b"left=a right=b", b"right=fail left=c right=fail", b"left=lose", b"lake=d", b"right=e"]
+
+    manifest = ended(lake, *payloads, careful=careful)
+
+    assert outcomes(lake, "fragile", manifest) == {"m0": "handled", "m1": "failed", "m2": "failed", "m4": "handled"}
+    assert manifest.rows("outcomes") == 4, "m3 ended in handling"
+    failures = {row["message_id"]: row for row in rows_of(lake, "fragile", manifest, "failed")}
+    assert {id_: (row["kind"], row["batcher"], row["data"]) for id_, row in failures.items()} == {
+        "m1": ("failed", "right", payloads[1]),
+        "m2": ("not returned", "left", payloads[2]),
+    }
+
+
+def test_where_handle_failed_ends_the_worker_every_parent_ends_all_the_same(lake):
+    manifest = ended(lake, b"left=a", b"right=fail left=fatal", b"right=fail", b"left=lose", careful=True)
+
+    assert outcomes(lake, "fragile", manifest) == {"m0": "handled", "m1": "failed", "m2": "failed", "m3": "failed"}
+    kinds = {row["message_id"]: row["kind"] for row in rows_of(lake, "fragile", manifest, "failed")}
+    assert kinds == {"m1": "worker killed", "m2": "failed", "m3": "not returned"}
+
+
+def test_a_failure_that_is_driven_again_and_handled_is_closed_with_its_parent(lake):
+    manifest = ended(lake, b"left=a right=b", b"left=lose", careful=False, origin="failed")
+
+    states = {row["message_id"]: row["state"] for row in rows_of(lake, "fragile", manifest, "failed")}
+    assert states == {"m0": "closed", "m1": "open"}
+
+
+@pytest.mark.parametrize("tasks", [1, 3])
+def test_parents_are_shared_out_over_tasks_each_once(lake, tasks):
+    manifest = ended(lake, *(b"left=a right=b" for _ in range(10)), careful=False, tasks=tasks)
+
+    ids = [row["message_id"] for row in rows_of(lake, "fragile", manifest, "outcomes")]
+    assert sorted(ids) == sorted(f"m{number}" for number in range(10))
