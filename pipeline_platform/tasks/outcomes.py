@@ -253,7 +253,7 @@ class Outcomes:
     def _put(
         self, name: str, block: Block, columns: list[pa.Array], fitting: list[int], batch_id: str | None = None
     ) -> None:
-        """Write what `_columns` built."""
+        """Write columns that were built for a batcher."""
         if not fitting:
             return
         if self._columns.wait(name, batch_id):
