@@ -31,7 +31,7 @@ from pipeline_platform.tasks.progress import UNWATCHED, Watch
 from pipeline_platform.tasks.staging import DELIVERY, handled_columns, staged_rows, staged_table
 from pipeline_platform.tasks.step import Sink, Step
 from pipeline_platform.tasks.tally import Tally
-from pipeline_platform.telemetry.events import span
+from pipeline_platform.telemetry.spans import span
 
 _SETTLED = [*IDENTITY, "ack_ref", "ack_id"]
 

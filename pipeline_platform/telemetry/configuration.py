@@ -7,7 +7,8 @@ import os
 import sys
 from functools import cache
 
-from pipeline_platform.telemetry.events import EVENTS, IN_TASKS, attach, is_attached
+from pipeline_platform.model.events import EVENTS, IN_TASKS
+from pipeline_platform.telemetry.spans import attach, is_attached
 
 _LOG = logging.getLogger(__name__)
 
