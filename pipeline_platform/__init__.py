@@ -5,7 +5,7 @@ The front door: all that a pipeline or a connector needs, in one import. It load
 
 from pipeline_platform import telemetry
 from pipeline_platform.model.failure import Failure
-from pipeline_platform.model.message import BatchInfo, Message
+from pipeline_platform.model.message import BatchInfo, Message, ack_immediately
 from pipeline_platform.model.options import (
     Batcher,
     PipelineError,
@@ -52,6 +52,7 @@ __all__ = [
     "SourceError",
     "Splitter",
     "TableBatcher",
+    "ack_immediately",
     "calls",
     "telemetry",
 ]

@@ -50,11 +50,12 @@ def platform_definitions(
 
     Raises:
         PipelineError: Two pipelines have one name, or two producers one source, there is no resource for a source, or
-            dead letters cannot be sent where a pipeline says.
+            dead letters cannot be sent where a pipeline says, or a source cannot be told early.
     """
     check_together(pipelines, resources)
     for pipeline in pipelines:
         check_dead_letters(pipeline, resources)
+        check_early_acks(pipeline, resources)
     BUILT.append(Built(tuple(pipelines), resources))
     io_manager = LakeIOManager(lake=resources["lake"], spark=resources["spark"])
     return dg.Definitions.merge(
@@ -90,6 +91,24 @@ def check_dead_letters(pipeline: type[Pipeline], resources: Mapping[str, Any]) -
     else:
         return
     raise PipelineError(f"{pipeline.__qualname__}.dead_letters is {key!r}: {why}")
+
+
+def check_early_acks(pipeline: type[Pipeline], resources: Mapping[str, Any]) -> None:
+    """Refuse `acks_immediately` where tasks cannot tell a source of single messages.
+
+    Raises:
+        PipelineError: A producer's source is settled by its run's own process, or by positions.
+    """
+    for name, producer in pipeline.producers_of().items() if pipeline.acks_immediately else ():
+        connector = connector_of(resources[producer.source])
+        if connector is None or (connector.in_tasks and connector.settles_by_id):
+            continue
+        option = f"producers[{name!r}].source" if name else "producer.source"
+        why = "is told by the run's own process alone" if connector.settles_by_id else "is told positions, no messages"
+        raise PipelineError(
+            f"{pipeline.__qualname__}.acks_immediately is True: {option} {producer.source!r} is a "
+            f"{connector.__name__}, which {why}; leave it out, or pull from a source that leases messages"
+        )
 
 
 def _definitions(pipeline: type[Pipeline]) -> dg.Definitions:

@@ -13,6 +13,7 @@ pytest_plugins = [
         "tests.fixtures.postgres",
         "tests.fixtures.servers",
         "tests.fixtures.sqs",
+        "tests.fixtures.s3",
         "tests.fixtures.kafka",
         "tests.fixtures.kafka_source",
         "tests.fixtures.rabbitmq",

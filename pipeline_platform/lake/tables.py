@@ -33,7 +33,8 @@ def _schema(columns: dict[str, pa.DataType], *texts: str) -> pa.Schema:
 
 OUTCOMES = _schema(_MESSAGE, "receive_id", "outcome", "ack_ref", "ack_id", "action", "window")
 """What became of every message. `outcome` is `handled` or `failed`, which decide it, or `returned` (given back to the
-source on failure) or `duplicate` (another receive decided it), which do not."""
+source on failure) or `duplicate` (another receive decided it), which do not. `action` is what the source is told, or
+`told early`."""
 
 _FAILURE = _schema(_MESSAGE, "state", "stage", "kind", "reason", "traceback", "batcher", "batch_key")
 _PAYLOAD = pa.schema({"data": pa.binary(), "metadata": _TEXT, "at": pa.timestamp("us", "UTC")})

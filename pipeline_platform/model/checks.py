@@ -82,6 +82,7 @@ _OPTIONS: Mapping[str, tuple[Callable[[Any], object], str]] = {
         "it must be the key of a resource that is a source, 'orders_dead'",
     ),
     "redrive": (lambda value: value is None or cron.is_cron(value), f"{cron.WAY_OUT}, or leave it out"),
+    "acks_immediately": (_is(bool), "it is True or False"),
     "shutdown": (is_span, SPAN),
     "first_window": (
         lambda value: isinstance(value, datetime) and value.utcoffset() is not None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from itertools import repeat
 from typing import Any, Literal, NamedTuple, TypeVar, cast, overload
@@ -302,9 +302,47 @@ class Message:
         failure = failure if on_failure is None else checked(on_failure)
         return self._but(actions=(success, failure))
 
+    def ack_immediately(self) -> Message:
+        """Tell the source of this message now, and not again; see the function `ack_immediately`."""
+        return ack_immediately([self])[0]
+
     def __repr__(self) -> str:
         """Show where it stands, without its payload."""
         return f"Message({self.message_id!r}, batcher={self.batcher!r}, status={self.status!r})"
+
+
+def ack_immediately(messages: Iterable[Message]) -> list[Message]:
+    """Tell the source of messages now, in as few calls as it takes, and not again at the end of the run.
+
+    Each is settled as it stands: one that has failed by its action on failure, others by their action on success. One
+    that fails later is recorded as failed, and does not come back. What the source refuses is told at the end.
+
+    Args:
+        messages: Of one callback; `Pipeline.acks_immediately` lets it.
+
+    Returns:
+        The messages.
+
+    Raises:
+        TypeError: One is no message.
+        RuntimeError: Their pipeline does not set `acks_immediately`, or the run was given up for dead.
+        OSError: The lake cannot note what is about to be told; nobody was told.
+    """
+    given = list(messages)
+    if wrong := next((one for one in given if not isinstance(one, Message)), None):
+        raise TypeError(f"ack_immediately takes messages, not {type(wrong).__name__}")
+    by_delivery: dict[int, list[Message]] = {}
+    for message in given:
+        by_delivery.setdefault(id(message._standing.delivery), []).append(message)
+    for some in by_delivery.values():
+        settling = some[0]._standing.delivery.settling
+        if settling.tell is None:
+            raise RuntimeError(
+                f"{settling.source} is told at the end of the run: write acks_immediately = True into the pipeline's "
+                "class, and its callbacks may tell it before; a splitter may not"
+            )
+        settling.tell(some)
+    return given
 
 
 def _key(value: str) -> str:

@@ -66,6 +66,8 @@ class Pipeline:
         dead_letters: Key of a source that dead messages are sent to, with the reason; nowhere by default.
         redrive: When all failures that are not dead are driven once more by themselves: a cron schedule in UTC; not at
             all by default.
+        acks_immediately: Whether callbacks may tell the source by `ack_immediately`. Tasks that call them hold the
+            source then, with its credentials.
         shutdown: How long a run that is to stop (`pipeline-platform drain`, a termination) still begins messages.
         telemetry: Functions that are told of events of this pipeline, by event, in whatever process these happen:
             `{"batch": on_batch}`. See `docs/telemetry.md`.
@@ -85,6 +87,7 @@ class Pipeline:
     fail_run_on: ClassVar[Literal["never", "any"] | float] = "never"
     retry: ClassVar[Retry | None] = None
     dead_letters: ClassVar[str | None] = None
+    acks_immediately: ClassVar[bool] = False
     shutdown: ClassVar[timedelta] = timedelta(seconds=30)
     redrive: ClassVar[str | None] = None
     telemetry: ClassVar[Mapping[str, Callable[[Event], object]]] = {}

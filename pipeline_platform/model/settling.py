@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 
 class Word(NamedTuple):
@@ -25,6 +25,9 @@ class Word(NamedTuple):
 
 Words = Mapping[str, Word]
 
+TOLD = "told early"
+"""The action of a message of which `ack_immediately` told the source: there is nothing left to tell."""
+
 LEASED: Words = {
     "ack": Word(ends=True),
     "noop": Word(ends=False),
@@ -41,12 +44,14 @@ class Settling(NamedTuple):
         on_success: The action for a message that is handled, unless the message says otherwise.
         on_failure: The action for a message that failed, unless the message says otherwise.
         words: What an action may be; none where nobody is told.
+        tell: Tells the source of messages at once, for `ack_immediately`; None where the pipeline does not.
     """
 
     source: str
     on_success: str = "ack"
     on_failure: str = "ack"
     words: Words = LEASED
+    tell: Callable[[Sequence[Any]], None] | None = None
 
     def checked(self, action: object) -> str:
         """Return an action as plain text.

@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from pipeline_platform.lake.decision import fence
 from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.model.pipeline import PipelineError
 from pipeline_platform.run import steps
 from pipeline_platform.run.flow import Flow
+from pipeline_platform.run.give_up import give_up
 from pipeline_platform.run.intake import intake_of
-from pipeline_platform.run.lease import held
 from pipeline_platform.run.standing import as_decided
 
 _LOG = logging.getLogger(__name__)
@@ -63,15 +62,10 @@ def _clear_up(flow: Flow, receive_id: str, log: Callable[[str], None], *, is_liv
         if not is_live:
             _expect_producer(flow, receive)
         return False
-    if done:
-        if (letters := steps.acknowledge(flow, done).letters).error:
-            log(f"receive {receive_id} is kept until its {letters.unsent} dead letters are sent: {letters.error}")
-            return False
-    elif not fence(flow.tables, receive_id):
+    done = done or give_up(flow, receive)
+    if done and (letters := steps.acknowledge(flow, done).letters).error:
+        log(f"receive {receive_id} is kept until its {letters.unsent} dead letters are sent: {letters.error}")
         return False
-    else:
-        intake_of(flow, receive).source.abandon(receive_id, lambda: held(flow, receive))
-        flow.ledger.remove(receive_id)
     return True
 
 

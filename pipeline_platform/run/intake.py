@@ -179,15 +179,17 @@ INTAKES: dict[Origin, type[Intake]] = {"source": Pull, "failed": Backfill, "mess
 
 def common(flow: Flow, receive: Receive) -> dict[str, Any]:
     """The fields of a `Step` of a receive, by name."""
+    intake = intake_of(flow, receive)
     return {
         "pipeline": flow.pipeline,
         "context": flow.pipeline.context_of(receive.context),
-        "settling": intake_of(flow, receive).source.settling,
+        "settling": intake.source.settling,
         "origin": receive.origin,
         "lake": flow.lake,
         "receive_id": receive.receive_id,
         "run_id": receive.run_id,
         "traceparent": traceparent(),
+        "source": intake.source if flow.pipeline.acks_immediately and intake.is_outside else None,
     }
 
 

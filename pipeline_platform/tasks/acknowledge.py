@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.reader import Range, read_ranges
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.settling import TOLD
 from pipeline_platform.source.contract import Refused, Source
 
 _ROWS = 65_536
@@ -24,7 +25,7 @@ class Answer(NamedTuple):
     """What a source answered.
 
     Attributes:
-        settled: Messages that it settled, and those left alone by `noop`.
+        settled: Messages that it settled, those left alone by `noop`, and those that it was told of before.
         refused: What it did not take, although asked again.
         errors: What went wrong with whole groups, in words.
     """
@@ -111,6 +112,9 @@ class SettleOutcomes:
                 batch = rows.filter(pc.not_equal(rows.column("outcome"), "duplicate"))
                 withheld += rows.num_rows - batch.num_rows
             for (ack_ref, action), ack_ids in _groups(batch):
+                if action == TOLD:
+                    total += Answer(len(ack_ids), [], [])
+                    continue
                 answer = self.acknowledger.settle(self.source, ack_ref, action, ack_ids)
                 again = [one for one in answer.refused if not one.lost]
                 lost, refused = lost + len(answer.refused) - len(again), refused + len(again)

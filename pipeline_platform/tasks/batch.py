@@ -135,7 +135,7 @@ class HandleBatches(Step):
     def _handle(self, batch: Batch, killers: Mapping[int, Failure], mute: Set[int], outcomes: Outcomes) -> None:
         """Handle a batch and record it, but for the mute rows. Known killers only fail."""
         model = self.pipeline.batchers[self.batcher].table_schema
-        decoded = list(staged_messages(batch.messages, self.batcher, self.settling, model, killers, outcomes.watch))
+        decoded = list(staged_messages(batch.messages, self.batcher, outcomes.settling, model, killers, outcomes.watch))
         ok = [message for message in decoded if message.failure is None]
         assert outcomes.pipeline is not None
         with outcomes.watch.busy("handle_batch", ok):

@@ -198,7 +198,6 @@ class _Rows:
 
     def __init__(self, step: Step, received: ByPosition, window: str) -> None:
         self._batchers, self._options = step.pipeline.batchers, step.pipeline.processors
-        self._settling = step.settling
         self._received, self._window = received, window
         self._misfits: dict[int, Failure] = {}
         """By position."""
@@ -277,7 +276,9 @@ class _Rows:
             keys = some.column("batch_key").fill_null(DEFAULT).to_pylist()
             messages = [
                 message.put(value, batcher=name, batch_key=key)
-                for message, value, key in zip(Message.each(delivered, self._settling), data, keys, strict=True)
+                for message, value, key in zip(
+                    Message.each(delivered, self._outcomes.settling), data, keys, strict=True
+                )
             ]
             self._outcomes.handled(delivered, self._window, messages)
 

@@ -246,7 +246,7 @@ class Handle(Step):
             paced = partial(_begun_before, until)
         assert outcomes.pipeline is not None
         with outcomes.told(rows.num_rows):
-            messages = Handler(outcomes.pipeline, self.context, self.settling, paced, outcomes.watch).handle(rows)
+            messages = Handler(outcomes.pipeline, self.context, outcomes.settling, paced, outcomes.watch).handle(rows)
             outcomes.handled(rows.slice(0, len(messages)), window, messages)
         return len(messages)
 

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from pydantic_core import to_json
 
 from pipeline_platform.lake.tables import OUTCOMES
+from pipeline_platform.lake.told import Entry
 from pipeline_platform.model.crossing import encode
 from pipeline_platform.model.failure import Failure, words
 from pipeline_platform.model.message import DEFAULT, Message
@@ -23,6 +24,8 @@ from pipeline_platform.model.options import Batcher, TableBatcher
 from pipeline_platform.model.partition import SOURCE, partition_of
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.schema import RowType
+from pipeline_platform.model.settling import TOLD
+from pipeline_platform.tasks.early import Teller, keys_of, nobody
 from pipeline_platform.tasks.failures import IDENTITY, PAYLOAD, Failures
 from pipeline_platform.tasks.progress import UNWATCHED, Watch
 from pipeline_platform.tasks.staging import DELIVERY, handled_columns, staged_rows, staged_table
@@ -64,10 +67,22 @@ class Outcomes:
         pipeline: The instance whose `handle_failed` sees failures before they are recorded; None for no callbacks.
         watch: Learns where code of the author's is.
         tally: What was written.
+        teller: Tells the source early; None where nobody does.
+        settling: How the source is told of the messages that callbacks get.
     """
 
-    def __init__(self, step: Step, sink: Sink, pipeline: Pipeline | None = None, watch: Watch = UNWATCHED) -> None:
+    def __init__(
+        self,
+        step: Step,
+        sink: Sink,
+        pipeline: Pipeline | None = None,
+        watch: Watch = UNWATCHED,
+        teller: Teller | None = None,
+    ) -> None:
         self.pipeline, self.watch = pipeline, watch
+        self.teller = teller or step.teller()
+        tell = self.teller or (nobody if step.pipeline.acks_immediately else None)
+        self.settling = step.settling._replace(tell=tell)
         self._step, self._sink, self._batchers = step, sink, step.pipeline.batchers
         self.tally = Tally(self._batchers)
         self._failures = Failures(step, sink, self.tally, watch)
@@ -149,7 +164,7 @@ class Outcomes:
     def failed(self, batch: pa.RecordBatch, window: str, failures: Sequence[Failure]) -> None:
         """Record rows that fail for good, each for its own reason."""
         messages = [
-            message.failed(why) for message, why in zip(Message.each(batch, self._step.settling), failures, strict=True)
+            message.failed(why) for message, why in zip(Message.each(batch, self.settling), failures, strict=True)
         ]
         self._finish(Block(batch, window, messages, failed=list(range(len(messages)))))
 
@@ -175,7 +190,15 @@ class Outcomes:
         self._write_outcomes(rows, window, "duplicate", self._step.settling.on_success if decided else "noop")
 
     def given_back(self, rows: pa.RecordBatch, window: str) -> None:
-        """Record messages that nobody began to handle: the source delivers them again, and open failures stay open."""
+        """Record messages that nobody began to handle: the source delivers them again, and open failures stay open.
+
+        One that the source was told of early would not come again, so it fails.
+        """
+        if told := self._told(rows):
+            begun = [index in told for index in range(rows.num_rows)]
+            reason = "the source was told of it, and the run stopped before handle_message"
+            self.failed(rows.filter(pa.array(begun)), window, [Failure("not handled", reason)] * len(told))
+            rows = rows.filter(pa.array([not one for one in begun]))
         self.tally.counts["given_back"] += rows.num_rows
         self.tally.outcome("returned", window, rows.num_rows)
         self._write_outcomes(rows, window, "returned", self._step.settling.giving_back or "noop")
@@ -289,11 +312,13 @@ class Outcomes:
 
     def settle(self, block: Block) -> None:
         """Write the outcomes of messages that are handled or failed, and record the failures."""
-        settling, done, failed = self._step.settling, sorted(block.done), sorted(block.failed)
+        settling, done, failed = self.settling, sorted(block.done), sorted(block.failed)
+        told = self._told(block.rows)
         if done:
             actions: str | list[str] = settling.on_success
-            if any(map(attrgetter("_standing.actions"), block.messages)):
+            if told or any(map(attrgetter("_standing.actions"), block.messages)):
                 actions = [(block.messages[index].actions or (None,))[0] or settling.on_success for index in done]
+                actions = [TOLD if index in told else action for index, action in zip(done, actions, strict=True)]
             self._write_handled(block.take(_SETTLED, done), block.window, actions)
         if not failed:
             return
@@ -305,6 +330,9 @@ class Outcomes:
         ]
         # What goes back to the source comes again by intent: that decides nothing.
         ends = [settling.ends(action) or self._step.origin != "source" for action in actions]
+        for place, index in enumerate(failed):
+            if index in told:
+                actions[place], ends[place] = TOLD, not told[index].comes_back(settling)
         outcomes = ["failed" if end else "returned" for end in ends]
         self._write_outcomes(block.take(_SETTLED, failed), block.window, outcomes, actions)
         self.tally.outcome("failed", block.window, sum(ends))
@@ -314,6 +342,15 @@ class Outcomes:
         if recorded := list(compress(failed, ends)):
             rows = block.take([*IDENTITY, *PAYLOAD], recorded)
             self._failures.record(rows, block.window, list(compress(losers, ends)))
+
+    def _told(self, rows: pa.RecordBatch) -> dict[int, Entry]:
+        """What the source was told early, by the index of the row."""
+        if self.teller is None:
+            return {}
+        if self.pipeline is None:  # forks tell it, and one may have died
+            self.teller.look()
+        told = self.teller.told
+        return {index: told[key] for index, key in enumerate(keys_of(rows)) if key in told} if told else {}
 
     def _write_handled(self, rows: pa.RecordBatch, window: str, action: str | list[str]) -> None:
         self.tally.outcome("handled", window, rows.num_rows)

@@ -14,6 +14,8 @@ from pipeline_platform.lake.writer import Writer
 from pipeline_platform.model.options import TableBatcher
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.settling import Settling
+from pipeline_platform.source.contract import Source
+from pipeline_platform.tasks.early import SourceTeller, Teller
 from pipeline_platform.telemetry.events import about
 from pipeline_platform.telemetry.tracing import within
 
@@ -38,6 +40,7 @@ class Step:
         receive_id: Whose lease the messages are under.
         run_id: Of the run that has it.
         traceparent: Of the run's step; empty where nobody traces.
+        source: What `ack_immediately` tells; None where the pipeline does not, or nobody is to be told.
     """
 
     pipeline: type[Pipeline]
@@ -48,6 +51,13 @@ class Step:
     receive_id: str
     run_id: str = field(default="", kw_only=True)
     traceparent: str = field(default="", kw_only=True)
+    source: Source | None = field(default=None, kw_only=True)
+
+    def teller(self) -> Teller | None:
+        """What tells the source early; None where nobody does."""
+        if self.source is None:
+            return None
+        return SourceTeller(self.source, self.lake, self.pipeline.name, self.receive_id)
 
     def writer(self, name: str) -> Writer:
         """The files of one task; `name` is part of their names, for people who look."""

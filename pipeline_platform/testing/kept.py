@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipeline_platform.lake.told import Entry, Key
 from pipeline_platform.model.message import BatchInfo, BatchMode, Message
 from pipeline_platform.model.options import Batcher
 from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.model.settling import Settling
 from pipeline_platform.tasks import cut
 from pipeline_platform.tasks.batch import Batch, HandleBatches
+from pipeline_platform.tasks.early import Teller
 from pipeline_platform.tasks.fork import Written
 from pipeline_platform.tasks.handle import Handler
 from pipeline_platform.tasks.in_order import FindPartitions, found_table
@@ -21,6 +24,30 @@ from pipeline_platform.tasks.staging import CUT_BY, staged_messages, staged_tabl
 from pipeline_platform.tasks.step import Step
 
 
+class EarlyCalls(Teller):
+    """Hears what `ack_immediately` says, in the place of a source.
+
+    Attributes:
+        messages: Those that were told, in order.
+        actions: What the source would be told of each, by its id.
+    """
+
+    def __init__(self, settling: Settling, acknowledge: Callable[[str, list[Message], list[Message]], object]) -> None:
+        """Have `acknowledge` called with `(ack_ref, successful, failed)` for each call."""
+        super().__init__(settling)
+        self._acknowledge = acknowledge
+        self.messages, self.actions = list[Message](), dict[str, str]()
+
+    def _tell(self, messages: Mapping[Key, Message]) -> dict[Key, Entry]:
+        some, entries = list(messages.values()), {key: self._entry(key, one) for key, one in messages.items()}
+        (ack_ref, _), *_ = messages
+        failed = [message for message in some if message.status == "failed"]
+        self._acknowledge(ack_ref, [message for message in some if message.status == "ok"], failed)
+        self.messages += some
+        self.actions |= {one.message_id: entries[key].action for key, one in messages.items()}
+        return entries
+
+
 class Kept(Outcomes):
     """Outcomes in memory, and the messages that they are of.
 
@@ -28,9 +55,9 @@ class Kept(Outcomes):
         ended: Messages that are handled or failed, by position.
     """
 
-    def __init__(self, step: Step, instance: Pipeline) -> None:
+    def __init__(self, step: Step, instance: Pipeline, teller: Teller | None = None) -> None:
         self._files = Written()
-        super().__init__(step, self._files, instance)
+        super().__init__(step, self._files, instance, teller=teller)
         self._instance, self.ended = instance, dict[int, Message]()
 
     def settle(self, block: Block) -> None:
@@ -46,7 +73,7 @@ class Kept(Outcomes):
     def handle(self, rows: pa.RecordBatch, window: str, batch_mode: BatchMode) -> list[BatchInfo]:
         """Handle the messages of a receive, and then their batches; return what is known of these."""
         rows = self._in_order(rows, window)
-        handler = Handler(self._instance, self._step.context, self._step.settling, batch_mode=batch_mode)
+        handler = Handler(self._instance, self._step.context, self.settling, batch_mode=batch_mode)
         self.handled(rows, window, handler.handle(rows))
         infos = []
         for name, options in self._step.pipeline.batchers.items():

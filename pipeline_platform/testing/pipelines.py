@@ -19,7 +19,7 @@ from pipeline_platform.source.contract import Source
 from pipeline_platform.tasks.handle import READ
 from pipeline_platform.tasks.step import Step
 from pipeline_platform.testing.dummy import DummySource
-from pipeline_platform.testing.kept import Kept
+from pipeline_platform.testing.kept import EarlyCalls, Kept
 
 Metadata = Mapping[str, Any]
 Acknowledger = Callable[[str, list[Message], list[Message]], object]
@@ -36,7 +36,8 @@ class Given(TypedDict, total=False):
         redelivered: Whether the messages may have been delivered before; by default they were not.
         source: Whose words `configure_ack` takes, and whose `on_success` and `on_failure` hold. Nothing connects to
             it. A `DummySource` by default.
-        acknowledger: Called once with `(ack_ref, successful, failed)`, when all is done.
+        acknowledger: Called once with `(ack_ref, successful, failed)`, when all is done. `ack_immediately` calls it
+            too, with its messages, which are left out in the end.
     """
 
     context: Mapping[str, Any] | None
@@ -55,6 +56,7 @@ class Acknowledged:
         failed: Messages that failed, in the order of their data, as `handle_failed` left them.
         batches: The batches that were made for `handle_batch`, batcher by batcher.
         actions: What the source would be told of each message, in the order of the data.
+        early: The messages of which `ack_immediately` told it, in that order, as they were then.
         notes: What a run would report: counts, reasons, and as `handle_failed_errors` how often that one raised.
     """
 
@@ -62,6 +64,7 @@ class Acknowledged:
     failed: list[Message] = field(default_factory=list)
     batches: list[BatchInfo] = field(default_factory=list)
     actions: list[str] = field(default_factory=list)
+    early: list[Message] = field(default_factory=list)
     notes: dict[str, Any] = field(default_factory=dict)
 
 
@@ -147,16 +150,20 @@ def _test(
     if not data:
         return Acknowledged()
     window = window_key(kind.first_window)
-    kept = Kept(step, pipeline if isinstance(pipeline, Pipeline) else kind())
+    acknowledge = acknowledger or (lambda *_: None)
+    teller = EarlyCalls(step.settling, acknowledge) if kind.acks_immediately else None
+    kept = Kept(step, pipeline if isinstance(pipeline, Pipeline) else kind(), teller)
     batches = kept.handle(_received(deliveries, window), window, batch_mode)
     ended = [kept.ended[position] for position in sorted(kept.ended)]
     successful = [message for message in ended if message.status == "ok"]
     failed = [message for message in ended if message.status == "failed"]
-    told = {row["message_id"]: row["action"] for row in kept.written("outcomes").to_pylist()}
-    if acknowledger is not None:
-        acknowledger(_NAME, successful, failed)
+    early, known = (teller.messages, teller.actions) if teller else ([], {})
+    told = {row["message_id"]: row["action"] for row in kept.written("outcomes").to_pylist()} | known
+    late = [[message for message in some if message.message_id not in known] for some in (successful, failed)]
+    if not early or any(late):
+        acknowledge(_NAME, *late)
     actions = [told[one] for one in deliveries.column("message_id").to_pylist()]
-    return Acknowledged(successful, failed, batches, actions, kept.tally.notes())
+    return Acknowledged(successful, failed, batches, actions, early, kept.tally.notes())
 
 
 def _kind(pipeline: object) -> type[Pipeline]:

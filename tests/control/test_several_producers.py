@@ -119,8 +119,8 @@ def test_where_one_limit_gives_nothing_none_is_taken_of_the_others_and_its_next_
     store.take("coasts/west", THREE_A_MINUTE, 3)
 
     assert store.take_of_each({"coasts/east": day, "coasts/west": THREE_A_MINUTE}, 5)[:2] == (0, 60)
-    assert store.take("coasts/east", day, 5) == (5, 3_600)
-    assert store.take_of_each({"coasts/east": day, "coasts/west": THREE_A_MINUTE}, 5) == (0, 3_600)
+    assert store.take("coasts/east", day, 5)[:2] == (5, 3_600)
+    assert store.take_of_each({"coasts/east": day, "coasts/west": THREE_A_MINUTE}, 5)[:2] == (0, 3_600)
 
 
 def test_who_handles_messages_of_all_is_as_fast_as_the_slowest_and_what_others_handle_counts(store, clock):

@@ -236,13 +236,15 @@ EARLY, BETWEEN, LATE = "2025-03-01T0000", "2025-03-01T0100", "2025-03-01T0200"
 @pytest.fixture(scope="module")
 def failures_in_two_windows(deployed: Deployed) -> None:
     """Five open failures in an early window, seven in a late one, and none between them."""
+    forced = {"ops": {"told": {"ops": {"receive_messages": {"config": {"although_paused": True}}}}}}
     deployed.until("the web server is up", lambda: deployed.ask("query { version }"))
     control = ControlStore(f"sqlite:///{deployed.folder}/control.sqlite")
     control.pause("told", "the sensor would pull into the window of now")
     try:
         for window, count in ((EARLY, 5), (LATE, 7)):
             deployed.queue.enqueue(f"fail {n}".encode() for n in range(count))
-            assert len(backfill(deployed, of_job("told_pull", window))) == 1
+            asked = {**of_job("told_pull", window), "runConfigData": json.dumps(forced)}
+            assert len(backfill(deployed, asked)) == 1
     finally:
         control.resume("told")
     assert attempts(deployed) == {(EARLY, 1): 5, (LATE, 1): 7}

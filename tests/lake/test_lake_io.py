@@ -1,8 +1,5 @@
 """Tables as arguments of downstream assets, what such assets return, and the lake on an object store."""
 
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,7 +11,6 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame
 
-from demo.services import free_port
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
@@ -157,52 +153,6 @@ def test_an_asset_that_returns_something_else_is_told_what_the_lake_keeps(
 
 
 # On an object store
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[dict[str, str]]:
-    """Options of an S3 server on a free loopback port, with a bucket `lake`."""
-    port = free_port()
-    # A process of its own: delta-rs holds this one's lock while it asks.
-    server = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        options = {
-            "AWS_ACCESS_KEY_ID": "tests",
-            "AWS_SECRET_ACCESS_KEY": "tests",
-            "AWS_REGION": "us-east-1",
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-            "AWS_ALLOW_HTTP": "true",
-        }
-        _make_bucket(options, server)
-        yield options
-    finally:
-        server.terminate()
-        server.wait(10)
-
-
-def _make_bucket(options: dict[str, str], server: subprocess.Popen[bytes]) -> None:
-    import boto3
-    from botocore.exceptions import EndpointConnectionError
-
-    client = boto3.client(
-        "s3",
-        endpoint_url=options["AWS_ENDPOINT_URL"],
-        region_name=options["AWS_REGION"],
-        aws_access_key_id=options["AWS_ACCESS_KEY_ID"],
-        aws_secret_access_key=options["AWS_SECRET_ACCESS_KEY"],
-    )
-    while True:
-        assert server.poll() is None, "moto's server did not start"
-        try:
-            client.create_bucket(Bucket="lake")
-        except EndpointConnectionError:
-            time.sleep(0.1)
-        else:
-            return
 
 
 def test_a_lake_on_s3_goes_all_the_way(tmp_path: Path, warm_spark: WarmSpark, s3: dict[str, str]) -> None:

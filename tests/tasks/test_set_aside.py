@@ -75,7 +75,7 @@ def test_the_fast_lane_settles_them_apart(lake):
     source = Memory(deliveries_=numbered(b"0", b"1", b"2"))
     rows = ranges(received(lake, "keeping", source), "keeping")
 
-    task = SetAside(Keeping, None, source, "source", lake, "r1", [rows], known(lake, m0=DECIDED, m1=5))
+    task = SetAside(Keeping, None, source.settling, "source", lake, "r1", [rows], known(lake, m0=DECIDED, m1=5))
     manifest = returned(task(0))
 
     told = {row["message_id"]: row["action"] for row in rows_of(lake, "keeping", manifest, "outcomes")}

@@ -16,6 +16,7 @@ from pipeline_platform.tasks.batch import HandleBatches
 from pipeline_platform.tasks.plan import CutBatches, plan_table
 from pipeline_platform.tasks.staging import staged_table
 from pipeline_platform.testing import Acknowledged, DummySource, test_batch, test_message
+from tests.fixtures.early import Early, Together
 from tests.fixtures.obedient import Obedient
 from tests.fixtures.small_lake import Memory, handled, ranges, returned, rows_of
 from tests.tasks.test_handle import FAULTS
@@ -349,3 +350,25 @@ def test_pytest_does_not_take_it_for_tests(tmp_path: Path) -> None:
 
     assert "1 test collected" in done.stdout, done.stdout
     assert "warning" not in done.stdout
+
+
+def test_what_is_acknowledged_early_is_heard_at_that_time_and_once():
+    heard: list[tuple[list[bytes], list[bytes]]] = []
+
+    def acknowledge(ack_ref: str, successful: list[Message], failed: list[Message]) -> None:
+        heard.append(([one.data for one in successful], [one.data for one in failed]))
+
+    done = test_batch(Together, [b"1", b"bad", b"raise"], acknowledger=acknowledge)
+
+    assert heard == [([b"1", b"raise"], [b"bad"])], "nothing is left for the end"
+    assert [one.data for one in done.early] == [b"1", b"bad", b"raise"]
+    assert [one.data for one in done.failed] == [b"bad", b"raise"]
+    assert done.actions == ["ack", "ack", "ack"]
+
+
+def test_what_is_not_acknowledged_early_is_heard_at_the_end():
+    heard: list[int] = []
+
+    test_batch(Early, [b"early", b"plain", b"early batch"], acknowledger=lambda _, ok, failed: heard.append(len(ok)))
+
+    assert heard == [1, 1, 1]

@@ -1,0 +1,128 @@
+"""Acknowledged before the decision: each message once as an outcome or an open failure, whatever dies."""
+
+import signal
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+
+from pipeline_platform.lake import decision
+from pipeline_platform.run import give_up, steps
+from pipeline_platform.run.clear_up import clear_up
+from pipeline_platform.run.flow import Flow
+from resources.table_queue import TableQueue
+from tests.fixtures.early import MOMENTS, Early, killed_at
+from tests.fixtures.flow import Filled, rows, run
+
+
+def settled(flow: Flow) -> dict[str, list[str]]:
+    """What decided each message, by payload."""
+    outcomes, messages = rows(flow, "outcomes"), rows(flow, "messages").unique("message_id")
+    decided = outcomes.join(messages.select("message_id", "data"), on="message_id")
+    found: dict[str, list[str]] = {}
+    for row in decided.filter(decided["outcome"].is_in(["handled", "failed"])).sort("outcome").to_dicts():
+        found.setdefault(row["data"].decode(), []).append(row["outcome"])
+    return found
+
+
+def killed(flow: Flow, moment: str, folder: Path) -> str:
+    """Have a run killed, and its claim be over; return the receive that it left."""
+    process = get_context("spawn").Process(target=killed_at, args=(moment, str(folder)))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL, "it was not hit: the moment is gone"
+    (dead,) = flow.ledger.unfinished()
+    flow.control.end(dead)
+    return dead
+
+
+def test_a_run_tells_early_once_and_keeps_what_fails_later(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+    payloads = [b"early", b"early raise", b"early die", b"early return", b"early batch", b"batch late", b"plain"]
+    flow = filled(Early, payloads)
+    told_late = []
+    settle = TableQueue.settle
+    monkeypatch.setattr(TableQueue, "settle", lambda *args: told_late.append(len(args[3])) or settle(*args))
+
+    run(flow)
+
+    assert sum(told_late) == 1, "the others were told by tasks, and are not told again"
+    assert settled(flow) == {
+        "early": ["handled"],
+        "early raise": ["failed"],
+        "early die": ["failed"],
+        "early return": ["failed"],  # by its own word it would go back to a source that has forgotten it
+        "early batch": ["failed"],
+        "batch late": ["failed"],
+        "plain": ["handled"],
+    }
+    assert set(rows(flow, "failed")["data"]) == {one for one in payloads if one not in (b"early", b"plain")}
+    assert flow.source.backlog().messages == 0
+    assert flow.ledger.unfinished() == []
+
+
+def test_a_failure_that_goes_back_early_decides_nothing(filled: Filled) -> None:
+    flow = filled(Early, [b"early nack"])
+
+    run(flow)
+
+    assert rows(flow, "outcomes")["outcome"].to_list() == ["returned"]
+    assert flow.source.backlog().messages == 1
+
+
+def test_a_backfill_tells_nobody(filled: Filled) -> None:
+    flow = filled(Early, [b"early raise"])
+    run(flow)
+
+    run(flow, "failed")
+
+    assert rows(flow, "outcomes")["action"].to_list().count("told early") == 1
+    assert rows(flow, "failed")["state"].to_list() == ["open", "open"]
+
+
+@pytest.mark.parametrize("moment", ["KeepForgotten", "decide", "acknowledge"])
+def test_a_clear_up_that_fails_half_way_is_done_again(
+    filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    flow = filled(Early, [b"early", b"plain"])
+    dead = killed(flow, "before the decision", tmp_path)
+    # What the class says by then does not matter.
+    later = replace(flow, pipeline=type("Early", (Early,), {"acks_immediately": False}))
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("no space")
+
+    with monkeypatch.context() as patch:
+        room = {"KeepForgotten": give_up, "decide": decision, "acknowledge": steps}[moment]
+        patch.setattr(room, moment, fail)
+        assert clear_up(later) == []
+    assert clear_up(later) == [dead]
+    run(flow)
+
+    assert settled(flow) == {"early": ["failed"], "plain": ["handled"]}
+    assert rows(flow, "failed")["kind"].to_list() == ["not decided"]
+    assert flow.ledger.unfinished() == []
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_what_a_dead_run_acknowledged_early_is_an_open_failure(filled: Filled, tmp_path: Path, moment: str) -> None:
+    flow = filled(Early, [b"early", b"plain", b"early too"])
+    dead = killed(flow, moment, tmp_path)
+
+    assert clear_up(flow) == [dead]
+    run(flow)
+
+    forgotten = {
+        "before it is noted": set[bytes](),
+        "before it is told": {b"early"},
+        "once it is told": {b"early"},
+        "before the decision": {b"early", b"early too"},
+    }[moment]
+    expected = {one: ["failed" if one.encode() in forgotten else "handled"] for one in ("early", "plain", "early too")}
+    assert settled(flow) == expected
+    if forgotten:
+        failed = rows(flow, "failed")
+        assert set(failed["data"]) == forgotten
+        assert set(zip(failed["state"], failed["kind"], strict=True)) == {("open", "not decided")}
+    assert flow.source.backlog().messages == 0
+    assert flow.ledger.unfinished() == []

@@ -1,0 +1,197 @@
+"""Whatever messages do, and wherever runs end: each message ends once, in one table or among the failures.
+
+The tasks run in this process, as those of few messages do, and call callbacks in forks, as a task does that is tried
+again. What was delivered before is looked up on Spark.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import is_dataclass, replace
+from datetime import timedelta
+from functools import partial
+from typing import Any, NamedTuple
+from unittest import mock
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.lake.ledger import Ledger
+from pipeline_platform.lake.manifest import Manifest
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.tables import Table
+from pipeline_platform.lake.writer import Writer
+from pipeline_platform.model.options import Batcher, Processors, Splitter, TableBatcher
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.run.flow import Flow
+from pipeline_platform.run.spark_work import SparkWork
+from resources.table_queue import TableQueue
+from tests.fixtures.flow import rows, run
+from tests.fixtures.moody import BAD, BAD_IN_BATCH, GOOD, GOOD_IN_BATCH, WHOLE_BATCH, Mood, Moody, account, moods
+from tests.fixtures.spark import WarmSpark
+
+MESSAGES = moods([*BAD, "die"], [*GOOD_IN_BATCH, *BAD_IN_BATCH, *WHOLE_BATCH, "die"], most=60)
+
+
+Filled = Callable[[type[Pipeline], list[Mood]], Callable[[], Flow]]
+
+
+class Ended(BaseException):
+    """A run's process ends here."""
+
+
+def by_padding(message: Any, length: int) -> tuple[str, int]:
+    data = message.data if isinstance(message.data, Mood) else Mood(**message.data)
+    length += len(data.padding)
+    return ("emit" if length > 300 else "cont"), length
+
+
+class Split(Moody):
+    """With batches of another kind, and partitions."""
+
+    name = "split"
+    partition_by = account
+    batchers = {
+        "kept": TableBatcher(schema=Mood),
+        "plain": Batcher(batch_size=Splitter(initial=0, step=by_padding), concurrency=2),
+        "typed": Batcher(schema=Mood, batch_bytes=700),
+    }
+
+
+class Timed(Moody):
+    """Whose calls have a limit."""
+
+    name = "timed"
+    processors = Processors(chunk_size=4, message_timeout=timedelta(seconds=3))
+
+
+class Point(NamedTuple):
+    """Where a run ends: before or after the so manieth time that it changes something outside of its process."""
+
+    number: int
+    is_after: bool
+
+
+CHANGES: list[tuple[type, str]] = [
+    (Ledger, "begin"),
+    (Ledger, "write"),
+    (Ledger, "remove"),
+    (Writer, "close"),
+    (Table, "swap"),
+    (TableQueue, "plan"),
+    (TableQueue, "ack"),
+    (TableQueue, "finish"),
+    (ControlStore, "adjust"),
+    (ControlStore, "end"),
+]
+
+
+@contextmanager
+def ending(point: Point) -> Iterator[None]:
+    """End the run of the block at a point, if it comes so far."""
+    left = iter(range(point.number, -1, -1))
+
+    def change(real: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        is_last = next(left, None) == 0
+        if is_last and not point.is_after:
+            raise Ended
+        answer = real(*args, **options)
+        if is_last:
+            raise Ended
+        return answer
+
+    with pytest.MonkeyPatch.context() as patch, suppress(Ended):
+        for kind, name in CHANGES:
+            wrapped = partial(change, getattr(kind, name))
+            patch.setattr(kind, name, lambda *args, _wrapped=wrapped, **options: _wrapped(*args, **options))
+        yield
+
+
+def in_this_process(work: SparkWork, task: Any, shares: int, messages: int | None = None) -> Manifest:
+    careful = is_dataclass(task) and hasattr(task, "careful")
+    return work.run_here(replace(task, careful=True) if careful else task, shares)  # type: ignore[type-var]
+
+
+@pytest.fixture
+def flows(
+    warm_spark: WarmSpark, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Callable[[], Flow]]]:
+    """What makes, of a pipeline and its messages, flows over one new queue: one for each run."""
+    with closing(warm_spark.resource()) as spark, mock.patch.object(SparkWork, "run", in_this_process):
+
+        def fill(pipeline: type[Pipeline], messages: list[Mood]) -> Callable[[], Flow]:
+            folder = tmp_path_factory.mktemp("whole")
+            queue = TableQueue(name="queue", url=f"sqlite:///{folder}/queue.sqlite")
+            queue.create()
+            queue.enqueue(message.model_dump_json().encode() for message in messages)
+            control = ControlStore(f"sqlite:///{folder}/control.sqlite")
+            return lambda: Flow(
+                pipeline,
+                queue.model_copy(),
+                Lake(root=str(folder / "lake")),
+                control,
+                lambda: spark.spark_session,
+            )
+
+        yield fill
+
+
+def settled(flow: Callable[[], Flow], ends: list[Point]) -> Flow:
+    """Run until nothing is left; the first runs end at these points."""
+    for end in ends:
+        with ending(end):
+            run(flow())
+        flow().control.let_go("test")  # as run monitoring does, or the end of the claim
+    for _ in range(3):
+        run(last := flow())
+    return last
+
+
+def check(messages: list[Mood], flow: Flow) -> None:
+    """Look for each message where it should be, and nowhere else."""
+    decided = rows(flow, "outcomes").filter(pl.col("outcome").is_in(["handled", "failed"]))
+    outcomes = dict(decided.select("message_id", "outcome").iter_rows())
+    held = Counter({name: Counter(rows(flow, name)["message_id"]) for name in (*flow.pipeline.batchers, "failed")})
+
+    assert decided.height == len(outcomes) == len(messages)
+    assert flow.source.backlog().messages == 0
+    assert (flow.ledger.unfinished(), flow.control.in_flight_of_all(flow.pipeline.name)) == ([], [])
+    for message in messages:
+        message_id = str(message.number + 1)
+        is_at = [name for name, ids in held.items() for _ in range(ids[message_id])]
+        is_well = message.handle in GOOD and (message.account >= 0 or flow.pipeline is not Split)
+        if is_well and (message.batcher == "kept" or message.batch in GOOD_IN_BATCH):
+            # A batch is lost with any message of it that costs it.
+            assert is_at == [message.batcher] or (message.batcher != "kept" and is_at == ["failed"])
+        else:
+            assert is_at == ["failed"]
+        assert outcomes[message_id] == ("failed" if is_at == ["failed"] else "handled")
+
+
+ENDS = st.lists(st.builds(Point, st.integers(0, 30), st.booleans()), max_size=3)
+
+
+@pytest.mark.parametrize("examples", [5, pytest.param(300, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("pipeline", [Moody, Split])
+def test_wherever_runs_end_each_message_ends_once(flows: Filled, pipeline: type[Pipeline], examples: int) -> None:
+    @settings(max_examples=examples, deadline=None)
+    @given(MESSAGES, ENDS)
+    def tried(messages: list[Mood], ends: list[Point]) -> None:
+        check(messages, settled(flows(pipeline, messages), ends))
+
+    tried()
+
+
+@pytest.mark.parametrize("examples", [2, pytest.param(50, marks=pytest.mark.soak)])
+def test_a_message_that_hangs_costs_no_other(flows: Filled, examples: int) -> None:
+    @settings(max_examples=examples, deadline=None)
+    @given(MESSAGES, st.integers(0, 59), ENDS)
+    def tried(messages: list[Mood], hanging: int, ends: list[Point]) -> None:
+        number = hanging % len(messages)
+        messages[number] = messages[number].model_copy(update={"handle": "hang"})
+        check(messages, settled(flows(Timed, messages), ends))
+
+    tried()
