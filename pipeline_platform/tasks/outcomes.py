@@ -93,10 +93,8 @@ class Outcomes:
     @contextmanager
     def told(self, messages: int) -> Iterator[None]:
         """Tell of a chunk of so many messages, with what comes of them meanwhile."""
-        names, counts = (
-            {"handled", "failed", "returned", *(f"staged:{name}" for name in self._batchers)},
-            self.tally.counts,
-        )
+        names = {"handled", "failed", "returned", *(f"staged:{name}" for name in self._batchers)}
+        counts = self.tally.counts
         with span("chunk", self._step.pipeline, messages=messages) as chunk:
             before = {name: counts[name] for name in names}
             yield

@@ -30,6 +30,12 @@ def export() -> None:
         return
     if not {"opentelemetry.sdk.trace", "opentelemetry.sdk.metrics"} & sys.modules.keys():
         return
+    _attach()
+
+
+@cache
+def _attach() -> None:
+    """Once in a process: if it raises it stays detached."""
     from pipeline_platform.telemetry.exporter import Exporter
 
     attach(NAME, EXPORTED, Exporter())
