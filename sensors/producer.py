@@ -18,7 +18,7 @@ from pipeline_platform.launcher.run_process import RunProcess
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.source.contract import SourceError
 from pipeline_platform.telemetry.configuration import export
-from pipeline_platform.telemetry.events import Span, span
+from pipeline_platform.telemetry.spans import Span, span
 from resources.source import source_of
 
 UNDER_WAY = [

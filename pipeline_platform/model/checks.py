@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 from pydantic import BaseModel
 
 from pipeline_platform.model import cron
+from pipeline_platform.model.events import EVENTS, are_functions
 from pipeline_platform.model.options import (
     SPAN,
     Batcher,
@@ -30,7 +31,6 @@ from pipeline_platform.model.options import (
 from pipeline_platform.model.partition import ALLOWED, SOURCE, is_partitioning
 from pipeline_platform.model.retry import Retry
 from pipeline_platform.model.schema import ColumnError, arrow_schema
-from pipeline_platform.telemetry.events import EVENTS, are_functions
 
 _Class = type[Any]
 """A pipeline's, while it is built: nothing is known of its attributes yet."""

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from pipeline_platform.model.checks import check_class
 from pipeline_platform.model.context import overridden
+from pipeline_platform.model.events import Event
 from pipeline_platform.model.message import BatchInfo, Message
 from pipeline_platform.model.options import (
     Batcher,
@@ -24,7 +25,6 @@ from pipeline_platform.model.options import (
 )
 from pipeline_platform.model.partition import SOURCE
 from pipeline_platform.model.retry import Retry
-from pipeline_platform.telemetry.events import Event
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -30,7 +30,7 @@ from pipeline_platform.source.patience import patiently
 from pipeline_platform.tasks.acknowledge import ONCE, Acknowledger, SettleOutcomes
 from pipeline_platform.tasks.receive import ReadShares
 from pipeline_platform.tasks.staging import staged_table
-from pipeline_platform.telemetry.events import Span
+from pipeline_platform.telemetry.spans import Span
 
 
 class Acknowledgement(NamedTuple):

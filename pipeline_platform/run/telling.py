@@ -9,9 +9,10 @@ from typing import Any, Concatenate, ParamSpec
 
 from pipeline_platform.lake.ledger import Origin, Receive
 from pipeline_platform.lake.manifest import Manifest
+from pipeline_platform.model.events import EVENTS
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.telemetry.configuration import export
-from pipeline_platform.telemetry.events import EVENTS, Span, about, span
+from pipeline_platform.telemetry.spans import Span, about, span
 from pipeline_platform.telemetry.tracing import within
 
 P = ParamSpec("P")

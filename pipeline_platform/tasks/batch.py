@@ -30,7 +30,7 @@ from pipeline_platform.tasks.progress import UNWATCHED
 from pipeline_platform.tasks.said import heard
 from pipeline_platform.tasks.staging import STAGED, staged_messages
 from pipeline_platform.tasks.step import Step
-from pipeline_platform.telemetry.events import span
+from pipeline_platform.telemetry.spans import span
 
 _NAMESPACE = uuid.UUID("6f1c3c0e-6a50-5a53-9f6e-0f3b6f0f6d5a")
 

@@ -15,7 +15,7 @@ from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks.progress import Watch
 from pipeline_platform.tasks.step import Sink, Step
 from pipeline_platform.tasks.tally import Tally
-from pipeline_platform.telemetry.events import span
+from pipeline_platform.telemetry.spans import span
 
 IDENTITY = ["source", "message_id", "attempt"]
 PAYLOAD = ["data", "metadata", "partition", "sequence"]

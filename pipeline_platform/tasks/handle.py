@@ -28,7 +28,7 @@ from pipeline_platform.tasks.progress import UNWATCHED, Watch
 from pipeline_platform.tasks.said import heard
 from pipeline_platform.tasks.step import Step
 from pipeline_platform.tasks.threads import at_once
-from pipeline_platform.telemetry.events import is_heard, span
+from pipeline_platform.telemetry.spans import is_heard, span
 
 if TYPE_CHECKING:
     from pipeline_platform.control.pace import Pace

@@ -26,7 +26,7 @@ from pipeline_platform.tasks.progress import UNWATCHED, Watch
 from pipeline_platform.tasks.staging import DELIVERY, staged_rows, staged_table
 from pipeline_platform.tasks.step import Sink, Step
 from pipeline_platform.tasks.tally import Tally
-from pipeline_platform.telemetry.events import span
+from pipeline_platform.telemetry.spans import span
 
 _SETTLED = [*IDENTITY, "ack_ref", "ack_id"]
 
@@ -62,10 +62,8 @@ class Outcomes:
     @contextmanager
     def told(self, messages: int) -> Iterator[None]:
         """Tell of a chunk of so many messages, with what comes of them meanwhile."""
-        names, counts = (
-            {"handled", "failed", "returned", *(f"staged:{name}" for name in self._batchers)},
-            self.tally.counts,
-        )
+        names = {"handled", "failed", "returned", *(f"staged:{name}" for name in self._batchers)}
+        counts = self.tally.counts
         with span("chunk", self._step.pipeline, messages=messages) as chunk:
             before = {name: counts[name] for name in names}
             yield

@@ -16,7 +16,7 @@ from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.settling import Settling
 from pipeline_platform.source.contract import Source
 from pipeline_platform.tasks.early import SourceTeller, Teller
-from pipeline_platform.telemetry.events import about
+from pipeline_platform.telemetry.spans import about
 from pipeline_platform.telemetry.tracing import within
 
 

@@ -7,7 +7,8 @@ import os
 import sys
 from functools import cache
 
-from pipeline_platform.telemetry.events import EVENTS, IN_TASKS, attach, is_attached
+from pipeline_platform.model.events import EVENTS, IN_TASKS
+from pipeline_platform.telemetry.spans import attach, is_attached
 
 _LOG = logging.getLogger(__name__)
 
@@ -29,6 +30,12 @@ def export() -> None:
         return
     if not {"opentelemetry.sdk.trace", "opentelemetry.sdk.metrics"} & sys.modules.keys():
         return
+    _attach()
+
+
+@cache
+def _attach() -> None:
+    """Once in a process: if it raises it stays detached."""
     from pipeline_platform.telemetry.exporter import Exporter
 
     attach(NAME, EXPORTED, Exporter())

@@ -8,7 +8,7 @@ from typing import Any
 from opentelemetry import context, metrics, trace
 from opentelemetry.trace import Span, Status, StatusCode
 
-from pipeline_platform.telemetry.events import Event
+from pipeline_platform.model.events import Event
 
 _PREFIX = "pipeline_platform"
 COUNTED = {

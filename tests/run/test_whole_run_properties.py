@@ -145,7 +145,7 @@ def settled(flow: Callable[[], Flow], ends: list[Point]) -> Flow:
         with ending(end):
             run(flow())
         flow().control.let_go("test")  # as run monitoring does, or the end of the claim
-    for _ in range(3):
+    for _ in range(2):
         run(last := flow())
     return last
 
@@ -171,7 +171,8 @@ def check(messages: list[Mood], flow: Flow) -> None:
         assert outcomes[message_id] == ("failed" if is_at == ["failed"] else "handled")
 
 
-ENDS = st.lists(st.builds(Point, st.integers(0, 30), st.booleans()), max_size=3)
+POINTS = st.builds(Point, st.sampled_from(range(30)), st.booleans())
+ENDS = st.lists(POINTS, min_size=2, max_size=4)
 
 
 @pytest.mark.parametrize("examples", [5, pytest.param(300, marks=pytest.mark.soak)])
@@ -188,7 +189,7 @@ def test_wherever_runs_end_each_message_ends_once(flows: Filled, pipeline: type[
 @pytest.mark.parametrize("examples", [2, pytest.param(50, marks=pytest.mark.soak)])
 def test_a_message_that_hangs_costs_no_other(flows: Filled, examples: int) -> None:
     @settings(max_examples=examples, deadline=None)
-    @given(MESSAGES, st.integers(0, 59), ENDS)
+    @given(MESSAGES, st.integers(0, 59), st.lists(POINTS, max_size=1))
     def tried(messages: list[Mood], hanging: int, ends: list[Point]) -> None:
         number = hanging % len(messages)
         messages[number] = messages[number].model_copy(update={"handle": "hang"})

@@ -66,10 +66,21 @@ class Exported:
         return dict(found)
 
 
+@pytest.fixture(autouse=True)
+def as_in_a_new_process() -> Iterator[None]:
+    def forget() -> None:
+        telemetry.detach(configuration.NAME)
+        configuration._attach.cache_clear()
+        configuration._is_set_up.cache_clear()
+
+    forget()
+    yield
+    forget()
+
+
 @pytest.fixture
-def exported() -> Iterator[Exported]:
-    yield Exported()
-    telemetry.detach(configuration.NAME)
+def exported() -> Exported:
+    return Exported()
 
 
 def test_a_run_tells_of_each_step_with_the_fields_of_the_table(here: Here, heard: list[Event]) -> None:
@@ -203,12 +214,24 @@ def test_an_endpoint_without_the_sdk_is_one_warning(
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.metric_exporter", None)
-    configuration._is_set_up.cache_clear()
 
     run(here(Obedient, [b"one"]))
 
-    configuration._is_set_up.cache_clear()
     warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     (said,) = [message for message in warnings if "OTLP" in message]
     assert "pip install 'pipeline-platform[otlp]', or unset OTEL_EXPORTER_OTLP_ENDPOINT" in said
     assert not telemetry.events.is_attached(configuration.NAME)
+
+
+def test_an_sdk_that_raises_is_told_once_in_a_process_and_fails_no_run(
+    here: Here, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Exporter, "_end", lambda *_: 1 / 0)
+
+    flow = here(Obedient, [b"one"])
+    run(flow)
+
+    assert flow.source.backlog().messages == 0
+    assert [message for message in caplog.messages if "telemetry" in message] == [
+        "telemetry: opentelemetry raised ZeroDivisionError at begin.stop: it is told of no more events in this process"
+    ]
