@@ -10,6 +10,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import is_dataclass, replace
 from datetime import timedelta
 from functools import partial
+from itertools import count, product
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -90,12 +91,13 @@ CHANGES: list[tuple[type, str]] = [
 
 
 @contextmanager
-def ending(point: Point) -> Iterator[None]:
-    """End the run of the block at a point, if it comes so far."""
-    left = iter(range(point.number, -1, -1))
+def ending(point: Point) -> Iterator[list[Point]]:
+    """End the run of the block at a point, if it comes so far: then the point is in the list."""
+    left, ended = iter(range(point.number, -1, -1)), list[Point]()
 
     def change(real: Callable[..., Any], *args: Any, **options: Any) -> Any:
         is_last = next(left, None) == 0
+        ended.extend([point] * is_last)
         if is_last and not point.is_after:
             raise Ended
         answer = real(*args, **options)
@@ -107,7 +109,7 @@ def ending(point: Point) -> Iterator[None]:
         for kind, name in CHANGES:
             wrapped = partial(change, getattr(kind, name))
             patch.setattr(kind, name, lambda *args, _wrapped=wrapped, **options: _wrapped(*args, **options))
-        yield
+        yield ended
 
 
 def in_this_process(work: SparkWork, task: Any, shares: int, messages: int | None = None) -> Manifest:
@@ -196,3 +198,19 @@ def test_a_message_that_hangs_costs_no_other(flows: Filled, examples: int) -> No
         check(messages, settled(flows(Timed, messages), ends))
 
     tried()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("is_after", [False, True], ids=["before", "after"])
+def test_at_each_point_in_turn_a_run_may_end(flows: Filled, *, is_after: bool) -> None:
+    asked = enumerate(product(["kept", "plain", "fail"], ["ok", "fail"]))
+    messages = [Mood(number=number, handle=handle, batch=batch) for number, (handle, batch) in asked]
+    for number in count():
+        flow, point = flows(Moody, messages), Point(number, is_after)
+        with ending(point) as ended:
+            run(flow())
+        flow().control.let_go("test")
+        check(messages, settled(flow, []))
+        if not ended:
+            break
+    assert number > 20
