@@ -191,14 +191,14 @@ def test_the_lease_is_renewed_while_a_commit_takes_long(location: Location, monk
     monkeypatch.setattr(lease, "CLAIM_S", 1.0)
     location.enqueue("one")
     seen = []
-    real = steps.publish
+    real = steps._publish
 
     def slowly(flow: Any, receive: Any) -> Any:
         time.sleep(2.5)
         seen.append([claim.messages for claim in location.control.in_flight("told")])
         return real(flow, receive)
 
-    with mock.patch.object(steps, "publish", slowly):
+    with mock.patch.object(steps, "_publish", slowly):
         run = location.run("told_pull")
 
     assert run.status == SUCCESS

@@ -217,10 +217,10 @@ def test_an_endpoint_without_the_sdk_is_one_warning(
 
     run(here(Obedient, [b"one"]))
 
-    warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     (said,) = [message for message in warnings if "OTLP" in message]
     assert "pip install 'pipeline-platform[otlp]', or unset OTEL_EXPORTER_OTLP_ENDPOINT" in said
-    assert not telemetry.events.is_attached(configuration.NAME)
+    assert not telemetry.spans.is_attached(configuration.NAME)
 
 
 def test_an_sdk_that_raises_is_told_once_in_a_process_and_fails_no_run(
