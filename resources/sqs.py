@@ -277,8 +277,6 @@ class SqsSource(LeasedSource):
         config = Config(
             retries={"mode": "standard", "total_max_attempts": 4},
             max_pool_connections=THREADS,
-            # What is sent is made here, call by call alike: to check each takes a twelfth of the processor's time.
-            parameter_validation=False,
             # A sensor's tick has 60 s for everything; four attempts of the defaults' 60 s would take it.
             connect_timeout=4,
             read_timeout=10 + self.wait_time_seconds,
