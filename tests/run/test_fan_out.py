@@ -8,10 +8,9 @@ from pipeline_platform.lake.decision import UnhandledError
 from pipeline_platform.lake.ledger import Ledger, Receive
 from pipeline_platform.model.options import Processors, Producer
 from pipeline_platform.run import batching, steps
-from pipeline_platform.run.begin import begin
 from pipeline_platform.run.flow import Flow
 from tests.fixtures import families
-from tests.fixtures.flow import WINDOW, Filled, rows, run
+from tests.fixtures.flow import Filled, finish, handled, rows, run
 
 TABLES = ("lake", "left", "right")
 
@@ -34,19 +33,6 @@ def kept(flow: Flow) -> dict[str, list[str]]:
 
 def decided(flow: Flow) -> list[str]:
     return sorted(rows(flow, "outcomes")["outcome"])
-
-
-def handled(flow: Flow) -> Receive:
-    receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
-    steps.receive_messages(flow, receive)
-    steps.handle_messages(flow, receive)
-    return receive
-
-
-def finish(flow: Flow, receive: Receive) -> None:
-    steps.decide(flow, receive)
-    steps.publish(flow, receive)
-    steps.acknowledge(flow, receive)
 
 
 def test_where_a_child_fails_its_message_fails_and_no_table_has_a_row_of_it(filled: Filled) -> None:

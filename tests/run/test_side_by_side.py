@@ -19,7 +19,7 @@ from pipeline_platform.run.begin import begin
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.spark.engine import TaskError, warm_up
 from pipeline_platform.tasks.plan import CutBatches
-from tests.fixtures.flow import WINDOW, Filled, rows
+from tests.fixtures.flow import WINDOW, Filled, finish, handled, rows
 
 
 class Place(BaseModel):
@@ -63,16 +63,7 @@ class Pair(Pipeline):
 def received(flow: Flow, folder: Path) -> Receive:
     """A receive whose messages are handled and not batched."""
     folder.mkdir(exist_ok=True)
-    receive = begin(flow, origin="source", run_id="test", windows=[WINDOW], context={"folder": str(folder)})
-    steps.receive_messages(flow, receive)
-    steps.handle_messages(flow, receive)
-    return receive
-
-
-def finish(flow: Flow, receive: Receive) -> None:
-    steps.decide(flow, receive)
-    steps.publish(flow, receive)
-    steps.acknowledge(flow, receive)
+    return handled(flow, context={"folder": str(folder)})
 
 
 def calls(folder: Path, batcher: str) -> int:
