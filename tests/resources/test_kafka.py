@@ -282,6 +282,7 @@ def test_messages_of_aborted_transactions_are_left_out_and_ranges_end_all_the_sa
     source.finish("a")
     assert source.backlog().messages == 0, "what is in an open transaction does not wait yet"
     producer.commit_transaction(30)
+    until(lambda: source.backlog().messages == 2)  # a broker may answer before it has written the marker
     assert [row["data"] for row in received(source, "b")] == [b"open"]
     source.finish("b")
     assert lag(source, topic) == [0]
@@ -296,6 +297,7 @@ def test_a_receive_of_nothing_but_gaps_ends_and_moves_the_position(
     producer.begin_transaction()
     producer.produce(topic, b"never")
     producer.abort_transaction(30)
+    until(lambda: source.backlog().messages == 2)
 
     assert received(source, "a") == []
     source.finish("a")
