@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 
@@ -23,6 +24,7 @@ from benchmarks.events import Event, payloads
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.reader import Range, divide
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model import crossing
 from pipeline_platform.model.message import BatchInfo, Message
 from pipeline_platform.model.options import Batcher, Producer
 from pipeline_platform.model.pipeline import Pipeline
@@ -66,12 +68,8 @@ def own_decode(value: bytes, encoding: str, model: Any) -> Any:
 @contextmanager
 def crossing_by(encode: Callable[..., Any], decode: Callable[..., Any]) -> Iterator[None]:
     """Have data cross in another way."""
-    before = staging.encode, staging.decode
-    staging.encode, staging.decode = encode, decode
-    try:
+    with mock.patch.multiple(staging, encode=encode, decode=decode):
         yield
-    finally:
-        staging.encode, staging.decode = before
 
 
 def ran(task: Callable[[int], Iterator[pa.RecordBatch]]) -> Manifest:
@@ -86,6 +84,7 @@ def steps(lake: Lake, queue: TableQueue, received: list[Range], turn: str) -> di
     handled = ran(Handle(**common, receive_id=turn, parts=[received]))
     middle = time.process_time()
     options = Batched.batchers["default"]
+    assert isinstance(options, Batcher)
     (staged,) = divide(handled.of_table(staged_table(turn, "default")), "batched", 1)
     planned = ran(CutBatches(lake, "batched", turn, "default", options, queue.settling, staged))
     (plan,) = divide(planned.of_table(plan_table(turn, "default")), "batched", 1)
@@ -101,7 +100,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
     chance = random.Random(given.messages)
-    ways = {"fields": (staging.encode, staging.decode), "own JSON": (own_encode, own_decode)}
+    ways = {"fields": (crossing.encode, crossing.decode), "own JSON": (own_encode, own_decode)}
     times: dict[tuple[str, str], list[float]] = {}
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         lake, queue = Lake(root=f"{folder}/lake"), TableQueue(name="queue", url=f"sqlite:///{folder}/queue.sqlite")

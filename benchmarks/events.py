@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from pipeline_platform.model.message import Message
-from pipeline_platform.model.options import Processors, Producer, TableBatcher
+from pipeline_platform.model.message import BatchInfo, Message
+from pipeline_platform.model.options import Batcher, Processors, Producer, TableBatcher
 from pipeline_platform.model.pipeline import Pipeline
 
 if TYPE_CHECKING:
@@ -90,6 +90,17 @@ class Waiting(Pipeline):
         """Wait."""
         time.sleep(0.03)
         return message.put(Worker(process=os.getpid(), thread=threading.get_native_id()), batcher="workers")
+
+
+class Batched(Events):
+    """In batches of a hundred, which a callback looks at."""
+
+    name = "batched"
+    batchers = {"clicks": Batcher(batch_size=100), "views": Batcher(batch_size=100)}
+
+    def handle_batch(self, batcher: str, messages: list[Message], batch_info: BatchInfo, context: Any) -> list[Message]:
+        """Look."""
+        return messages
 
 
 class EventColumns(Pipeline):

@@ -47,7 +47,7 @@ COUNTS = pa.schema([("table", pa.string()), ("rows", pa.int64())])
 
 def bare(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Parse, route, build columns; count."""
-    struct = pa.struct(list(arrow_schema(Events.batchers["clicks"].table_schema)))  # type: ignore[arg-type]
+    struct = pa.struct(list(arrow_schema(Events.batchers["clicks"].table_schema)))
     for batch in batches:
         tables: dict[str, list[Any]] = {"clicks": [], "views": []}
         for data in batch.column("data").to_pylist():

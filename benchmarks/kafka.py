@@ -17,6 +17,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pyarrow as pa
@@ -137,7 +138,7 @@ def _consume(servers: str, spans: list[tuple[str, int, int, int]], root: str, nt
     return count
 
 
-def _rows(messages: list, ends: dict[tuple[str, int], tuple[str, int, int]]) -> pa.RecordBatch:
+def _rows(messages: list[Any], ends: dict[tuple[str, int], tuple[str, int, int]]) -> pa.RecordBatch:
     places = [(message.topic(), message.partition()) for message in messages]
     offsets = [message.offset() for message in messages]
     names = [f"{topic}:{partition}" for topic, partition in places]

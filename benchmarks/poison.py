@@ -15,6 +15,7 @@ import signal
 import tempfile
 from contextlib import closing
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +78,7 @@ def measure(messages: int, rounds: int) -> dict[str, list[float]]:
                 for turn in range(rounds + 1):
                     for name in chance.sample(list(received), len(received)):
                         flow, receive, _ = received[name]
-                        took = timed(name, lambda flow=flow, receive=receive: steps.handle_messages(flow, receive))[
-                            name
-                        ]  # type: ignore[misc]
+                        took = timed(name, partial(steps.handle_messages, flow, receive))[name]
                         print(f"{name:12} {took:6.2f} s{'  (warming up)' if not turn else ''}", flush=True)
                         if turn:
                             times[name].append(took)

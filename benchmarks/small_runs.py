@@ -1,4 +1,4 @@
-"""What two tricks gain for runs of few messages, with and without each, by turns.
+"""What two tricks gain for runs of few messages, with and without each, by turns; and what a first run costs.
 
 Run it as `python -m benchmarks.small_runs [--rounds N]`.
 
@@ -6,6 +6,7 @@ Run it as `python -m benchmarks.small_runs [--rounds N]`.
   they are killed here. One server forks them from `spark/python/preloading_daemon.py`, one from Spark's own daemon.
   The processor time of the workers is printed too: other load on the machine changes it less.
 - *driver*: a run of one message, received and acknowledged by the driver itself or by tasks of Spark (`FEW`).
+- *batches*: the batch step of a run of 4,000 messages, on a Spark that has just started and once more on the same one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from unittest import mock
 
 import psutil
 
-from benchmarks.events import Events
+from benchmarks.events import Batched, Events
 from benchmarks.handling import Bench
 from pipeline_platform.run import spark_work, steps
 from pipeline_platform.spark import engine
@@ -30,6 +31,7 @@ from resources.spark import WARM, SparkResource
 
 SETTING = "spark.python.daemon.module"
 MESSAGES = 20
+BATCHED = 4_000
 
 
 def start(folder: Path, *, preloads: bool) -> spark_server.SparkServer:
@@ -68,6 +70,27 @@ def cold_stage(bench: Bench, server: spark_server.SparkServer) -> tuple[float, f
     return took, busy
 
 
+def batch_steps(folder: Path) -> dict[str, tuple[float, float]]:
+    """Seconds of the batch steps of two runs, one after the other, on a server of their own."""
+    took: dict[str, tuple[float, float]] = {}
+    spark_server.start(folder)
+    try:
+        with on(folder) as spark:
+            bench = Bench(folder, spark, BATCHED)
+            for which in ("first", "second"):
+                flow, receive, _ = bench.received(Batched, bench.queue(which))
+                steps.handle_messages(flow, receive)
+                started = time.perf_counter()
+                written = steps.batch_messages(flow, receive)
+                took[f"batches: {which} run"] = time.perf_counter() - started, 0.0
+                assert sum(manifest.total("handled") for manifest in written.values()) == BATCHED
+                steps.decide(flow, receive)
+                steps.acknowledge(flow, receive)
+    finally:
+        spark_server.stop(folder)
+    return took
+
+
 def measure(root: Path, rounds: int) -> dict[str, list[tuple[float, float]]]:
     """Let all take turns; return seconds, and seconds of processor time, by round."""
     times: dict[str, list[tuple[float, float]]] = {}
@@ -83,6 +106,7 @@ def measure(root: Path, rounds: int) -> dict[str, list[tuple[float, float]]]:
                 for name, few in (("in the driver", spark_work.FEW), ("in Spark", 0)):
                     with mock.patch.object(spark_work, "FEW", few):
                         took[f"driver: {name}"] = Bench(root, spark, messages=1).whole_run()["whole run"], 0.0
+            took |= batch_steps(root / f"batches-{turn}")
             for name, seconds in took.items():
                 print(f"{name:22} {seconds[0]:5.2f} s{'  (warming up)' if not turn else ''}", flush=True)
                 if turn:

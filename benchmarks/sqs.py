@@ -3,7 +3,9 @@
 Run it as `python -m benchmarks.sqs [--messages N] [--history N] [--rounds N]`.
 
 - *platform*: two processes receive with the tasks of a run, which write Parquet, and delete by the ids read from that.
-- *boto3*: as many processes and threads receive in tens, keep bodies and receipt handles in memory, and delete in tens.
+- *boto3*: as many processes and threads make the same calls, keep what came in memory, and delete in tens.
+- *bare*: *boto3* that does not ask when a message was sent and how often it was received. A run needs both to know a
+  message again.
 - *extend*: one process, as the driver of a run, hides what it holds for longer.
 - *one message*: a whole run of it, beside no history and beside outcomes of four days, decided by a run each hour.
 """
@@ -21,6 +23,7 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -60,21 +63,35 @@ def platform(queue_url: str, endpoint: str, wanted: int, folder: str) -> float:
 
 
 def boto3(queue_url: str, endpoint: str, wanted: int, folder: str) -> float:
-    """Receive and delete as one would by hand; return the processor time."""
+    """Receive and delete as one would by hand who wants to know of each message what a run does."""
     del folder
+    return _by_hand(queue_url, endpoint, wanted, ["ApproximateReceiveCount", "SentTimestamp"])
+
+
+def bare(queue_url: str, endpoint: str, wanted: int, folder: str) -> float:
+    """Receive and delete bodies alone."""
+    del folder
+    return _by_hand(queue_url, endpoint, wanted, [])
+
+
+def _by_hand(queue_url: str, endpoint: str, wanted: int, attributes: list[Any]) -> float:
     began = time.process_time()
     client = sqs.client(endpoint)
 
-    def receive(count: int) -> list[tuple[str, str]]:
-        got: list[tuple[str, str]] = []
+    def receive(count: int) -> list[Any]:
+        got: list[Any] = []
         while len(got) < count:
-            most = min(10, count - len(got))
-            reply = client.receive_message(QueueUrl=queue_url, MaxNumberOfMessages=most, VisibilityTimeout=900)
-            got += [(message["Body"], message["ReceiptHandle"]) for message in reply.get("Messages", [])]
+            reply = client.receive_message(
+                QueueUrl=queue_url,
+                MaxNumberOfMessages=min(10, count - len(got)),
+                VisibilityTimeout=900,
+                MessageSystemAttributeNames=attributes,
+            )
+            got += reply.get("Messages", [])
         return got
 
-    def delete(ten: list[tuple[str, str]]) -> None:
-        entries = [{"Id": str(i), "ReceiptHandle": handle} for i, (_, handle) in enumerate(ten)]
+    def delete(ten: list[Any]) -> None:
+        entries = [{"Id": str(i), "ReceiptHandle": message["ReceiptHandle"]} for i, message in enumerate(ten)]
         assert not client.delete_message_batch(QueueUrl=queue_url, Entries=entries).get("Failed")  # type: ignore[arg-type]
 
     with ThreadPoolExecutor(THREADS) as pool:
@@ -86,12 +103,12 @@ def boto3(queue_url: str, endpoint: str, wanted: int, folder: str) -> float:
 
 def receive_and_delete(endpoint: str, messages: int, rounds: int, folder: str) -> None:
     """Let both take turns, in another order each round."""
-    peers: list[Callable[[str, str, int, str], float]] = [platform, boto3]
-    rates, busy, times = list[float](), list[float](), dict[str, list[float]]()
+    peers: list[Callable[[str, str, int, str], float]] = [platform, boto3, bare]
+    rates, busy, times = dict[str, list[float]](), dict[str, list[float]](), dict[str, list[float]]()
     with ProcessPoolExecutor(PROCESSES) as pool:
         for turn in range(rounds + 1):
             took, used = dict[str, float](), dict[str, float]()
-            for peer in peers if turn % 2 else peers[::-1]:
+            for peer in peers[turn % 3 :] + peers[: turn % 3]:
                 url = sqs.create_queue(endpoint, f"bench-{uuid.uuid4().hex[:8]}")
                 sqs.fill(url, payloads(messages))
                 given, started = (url, endpoint, messages // PROCESSES, folder), time.perf_counter()
@@ -99,14 +116,15 @@ def receive_and_delete(endpoint: str, messages: int, rounds: int, folder: str) -
                 took[peer.__name__] = time.perf_counter() - started
                 sqs.client(endpoint).delete_queue(QueueUrl=url)
             if turn:  # the first round warms up
-                rates.append(took["boto3"] / took["platform"])
-                busy.append(used["platform"] / used["boto3"])
                 for name, seconds in took.items():
                     times.setdefault(name, []).append(seconds)
+                    rates.setdefault(name, []).append(seconds / took["platform"])
+                    busy.setdefault(name, []).append(used["platform"] / used[name])
     for name, all_of_it in times.items():
         print(f"{name:10} {messages / statistics.median(all_of_it):7,.0f} messages a second")
-    print(f"rate, platform / boto3: {_median(rates)}")
-    print(f"processor time, platform / boto3: {_median(busy)}", flush=True)
+    for name in ("boto3", "bare"):
+        print(f"rate, platform / {name}: {_median(rates[name])}")
+        print(f"processor time, platform / {name}: {_median(busy[name])}", flush=True)
 
 
 def extend(endpoint: str, messages: int) -> None:
@@ -127,7 +145,7 @@ def extend(endpoint: str, messages: int) -> None:
 def write_history(flow: Flow, rows: int) -> None:
     """Commit outcomes as runs of the last days would have, one each hour, the last of them an hour ago."""
     from deltalake import CommitProperties, Schema
-    from deltalake.transaction import AddAction
+    from deltalake.transaction import AddAction, RemoveAction
 
     flow.tables.ensure()
     outcomes, hours = flow.tables["outcomes"], 24 * LongKnown.producer.deduplicate_for.days
@@ -142,7 +160,7 @@ def write_history(flow: Flow, rows: int) -> None:
         with Writer(flow.lake, flow.pipeline.name, f"{ago:032x}-handle-0") as writer:
             writer.write("outcomes", f"{at:%Y-%m-%dT%H}00", rows_)
             files = writer.close().files
-        adds = [
+        adds: list[AddAction | RemoveAction] = [
             AddAction(file.path, file.bytes, {"window": file.window}, int(at.timestamp() * 1000), True, file.stats)
             for file in files
         ]
