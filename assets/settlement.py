@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
+from assets.said import log_said
 from pipeline_platform.lake.failed import NONE, Counts, FailedMessages
 from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import Manifest
@@ -94,6 +95,7 @@ def settle(
         manifest = flow.ledger.manifest(receive)
         with alive(flow, receive):
             answer = steps.acknowledge(flow, receive, acknowledger)
+        log_said(context, answer.unheard.told)
         run = _of_run(receive, manifest)
     failed = FailedMessages(name=flow.source.name, lake=flow.lake, pipeline=flow.pipeline.name)
     open_failures, red = failed.by_window(), _red(flow.pipeline, receive, manifest)
@@ -105,9 +107,9 @@ def settle(
 def _of_answer(answer: Acknowledgement | None) -> dict[str, Any]:
     answer = answer or Acknowledgement(0, 0, 0, [])
     told = {"acknowledged": answer.acknowledged, "unacknowledged": answer.unacknowledged, "lost": answer.lost}
-    letters = answer.letters
+    letters, unheard = answer.letters, answer.unheard.messages
     sent = {"dead letters": letters.sent, "dead letters, unsent": letters.unsent} if any(letters) else {}
-    return told | sent
+    return told | sent | ({"not taken by acknowledge": unheard} if unheard else {})
 
 
 def _check_answer(spec: dg.AssetCheckSpec, answer: Acknowledgement | None) -> dg.AssetCheckResult:

@@ -160,6 +160,15 @@ class Pipeline:
         del context
         return messages
 
+    def acknowledge(self, ack_ref: str, successful: list[Message], failed: list[Message], context: Any) -> None:
+        """Learn of messages whose end is decided and in the tables, before their source is told: mark rows, notify.
+
+        Called with the messages of one group, as they were delivered, up to 1,000 at once. Those that failed have their
+        reason, batcher and batch key. Where it raises, the source is not told of these messages yet, and the next run
+        calls it again; so it does after a crash. A message that is given back, or is driven again, is not told of.
+        """
+        del ack_ref, successful, failed, context
+
     @classmethod
     def uses_columns(cls) -> bool:
         """True where the author chose the fast lane."""

@@ -63,8 +63,13 @@ def _clear_up(flow: Flow, receive_id: str, log: Callable[[str], None], *, is_liv
             _expect_producer(flow, receive)
         return False
     done = done or give_up(flow, receive)
-    if done and (letters := steps.acknowledge(flow, done).letters).error:
+    answer = steps.acknowledge(flow, done) if done else None
+    if answer and answer.letters.error:
+        letters = answer.letters
         log(f"receive {receive_id} is kept until its {letters.unsent} dead letters are sent: {letters.error}")
+        return False
+    if answer and answer.unheard.messages:
+        log(f"receive {receive_id} is kept until its own acknowledger takes it: {answer.unheard.errors[0]}")
         return False
     return True
 

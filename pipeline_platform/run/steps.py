@@ -17,11 +17,12 @@ from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.reader import divide
 from pipeline_platform.lake.rewriting import DROPPED
 from pipeline_platform.model.options import Batcher
-from pipeline_platform.run import batching, dead_letters, handling
+from pipeline_platform.run import batching, dead_letters, handling, own_acknowledger
 from pipeline_platform.run.dead_letters import Letters
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import intake_of
 from pipeline_platform.run.lease import alive, expect_ours, renew
+from pipeline_platform.run.own_acknowledger import Unheard
 from pipeline_platform.run.spark_work import FEW
 from pipeline_platform.run.standing import as_decided, expect_decided
 from pipeline_platform.run.telling import tasks_of, tell, telling
@@ -42,6 +43,7 @@ class Acknowledgement(NamedTuple):
         unacknowledged: Messages that it would not take: the next run tells it again.
         errors: In words, a sample.
         letters: What became of dead messages.
+        unheard: Messages of which the pipeline's own `acknowledge` could not be told, and what it said.
     """
 
     acknowledged: int
@@ -49,6 +51,7 @@ class Acknowledgement(NamedTuple):
     unacknowledged: int
     errors: list[str]
     letters: Letters = Letters()
+    unheard: Unheard = Unheard()
 
 
 def receive_messages(flow: Flow, receive: Receive) -> Manifest:
@@ -164,9 +167,10 @@ def _publish(flow: Flow, receive: Receive) -> dict[str, int]:
 
 
 def acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger = ONCE) -> Acknowledgement:
-    """Send dead letters, tell the source, then forget the receive.
+    """Send dead letters, tell the pipeline's own `acknowledge` and then the source, and forget the receive.
 
-    It stays for the next run where the source would not take something, or dead letters could not be sent.
+    It stays for the next run where the source would not take something, `acknowledge` raised, or dead letters could
+    not be sent.
 
     Args:
         flow: The pipeline and its resources.
@@ -197,19 +201,23 @@ def _acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger, told:
             "execute all steps again, and it receives anew. The next run gives this receive up"
         )
     letters = dead_letters.send(flow, receive, manifest)
-    unpublished = _publish_others(flow) if manifest.total("duplicates") or manifest.total(DROPPED) else []
+    unheard = own_acknowledger.tell(flow, receive) if files else Unheard()
+    looks = manifest.total("duplicates") or manifest.total(DROPPED)
+    unpublished = _publish_others(flow, receive) if looks else []
     answer, messages = Manifest(), sum(file.rows for file in files)
     source = intake.source
     if files and not source.settles_by_id:
-        answer = Manifest(notes=[{"acknowledged": 0 if unpublished else messages, "errors": [], "refusals": []}])
+        acknowledged = 0 if unpublished or unheard.messages else messages
+        answer = Manifest(notes=[{"acknowledged": acknowledged, "errors": [], "refusals": []}])
     elif files:
         parts = divide(files, flow.pipeline.name, flow.concurrency)
-        task = SettleOutcomes(source, flow.lake, parts, acknowledger, withhold_duplicates=bool(unpublished))
+        task = SettleOutcomes(source, flow.lake, parts, acknowledger, bool(unpublished), unheard.rows)
         work = flow.work(receive.receive_id)
         answer = work.run(task, len(parts), messages if source.in_tasks else 0)
     told.add(tasks=tasks_of(answer))
     left, is_told = messages - answer.total("acknowledged") - answer.total("lost"), True
-    errors = [*([letters.error] if letters.error else []), *(one for notes in answer.notes for one in notes["errors"])]
+    errors = [*([letters.error] if letters.error else []), *unheard.errors]
+    errors += (one for notes in answer.notes for one in notes["errors"])
     if left == answer.total("withheld"):  # those are delivered again
         try:
             patiently(lambda: source.finish(receive.receive_id), source.patience)
@@ -217,28 +225,29 @@ def _acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger, told:
                 flow.ledger.remove(receive.receive_id)
         except SourceError as error:
             left, errors, is_told = messages, [*errors, str(error)], False
-    if is_told and not letters.unsent:
+    if is_told and not letters.unsent and not unheard.messages:
         flow.control.end(receive.receive_id)
     else:  # nothing of it waits at the source: the sensor asks for a run to finish it by its claim alone
         flow.control.beat(receive.receive_id, 0)
     refusals = [f"{one['ack_id']}: {one['reason']}" for notes in answer.notes for one in notes["refusals"]]
-    return Acknowledgement(
-        answer.total("acknowledged"), answer.total("lost"), left, [*unpublished, *errors, *refusals][:10], letters
-    )
+    said = [*unpublished, *errors, *refusals][:10]
+    return Acknowledgement(answer.total("acknowledged"), answer.total("lost"), left, said, letters, unheard)
 
 
-def _publish_others(flow: Flow) -> list[str]:
+def _publish_others(flow: Flow, receive: Receive) -> list[str]:
     """Publish what other runs decided and have not published: here their messages are acknowledged as duplicates.
 
     Returns:
-        In words, what cannot be published.
+        In words, what cannot be published, or waits for the pipeline's own `acknowledge`.
     """
     unpublished = []
-    for receive_id in flow.ledger.unfinished():
+    for receive_id in sorted({*flow.ledger.unfinished()} - {receive.receive_id}):
         try:
-            receive = flow.ledger.get(receive_id)
-            if receive is not None and (done := as_decided(flow, receive)):
+            other = flow.ledger.get(receive_id)
+            if other is not None and (done := as_decided(flow, other)):
                 publish(flow, done)
+                if own_acknowledger.waits(flow, done):
+                    unpublished.append(f"receive {receive_id} waits for `acknowledge`")
         except Exception as error:
             unpublished.append(unfinishable(receive_id, error))
     return unpublished

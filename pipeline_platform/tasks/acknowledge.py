@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline_platform.lake.manifest import Manifest
-from pipeline_platform.lake.reader import Range, read_ranges
+from pipeline_platform.lake.reader import Range, keys_of, read_ranges
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.settling import TOLD
 from pipeline_platform.source.contract import Refused, Source
@@ -19,6 +19,7 @@ from pipeline_platform.source.contract import Refused, Source
 _ROWS = 65_536
 """Messages that a task settles at once: it holds their ids."""
 _SAMPLE = 10
+_KEY = ["ack_ref", "ack_id"]
 
 
 class Answer(NamedTuple):
@@ -94,6 +95,7 @@ class SettleOutcomes:
     Attributes:
         acknowledger: How patiently.
         withhold_duplicates: Settle no duplicate: what another receive decided may not be published.
+        unheard: The ids of messages that are not settled, since the pipeline's own `acknowledge` has not heard of them.
     """
 
     source: Source
@@ -101,16 +103,21 @@ class SettleOutcomes:
     parts: Sequence[Sequence[Range]]
     acknowledger: Acknowledger = ONCE
     withhold_duplicates: bool = False
+    unheard: Sequence[Range] = ()
 
     def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
         """Run task `index`; return the counts as the notes of a manifest."""
         began, started, total, withheld = time.time(), time.monotonic(), Answer(0, [], []), 0
         lost = refused = 0
+        unheard = [keys_of(rows, *_KEY) for _, rows in read_ranges(self.lake, self.unheard, _KEY, _ROWS)]
         for _, rows in read_ranges(self.lake, self.parts[index], ["ack_ref", "action", "ack_id", "outcome"], _ROWS):
             batch = rows
+            if unheard:
+                hears_later = pc.is_in(keys_of(batch, *_KEY), value_set=pa.concat_arrays(unheard))
+                batch = batch.filter(pc.invert(hears_later))
             if self.withhold_duplicates:
-                batch = rows.filter(pc.not_equal(rows.column("outcome"), "duplicate"))
-                withheld += rows.num_rows - batch.num_rows
+                settled = batch.filter(pc.not_equal(batch.column("outcome"), "duplicate"))
+                withheld, batch = withheld + batch.num_rows - settled.num_rows, settled
             for (ack_ref, action), ack_ids in _groups(batch):
                 if action == TOLD:
                     total += Answer(len(ack_ids), [], [])

@@ -17,6 +17,7 @@ from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.windows import window_key
 from pipeline_platform.source.contract import Source
 from pipeline_platform.tasks.handle import READ
+from pipeline_platform.tasks.own_acknowledger import ended
 from pipeline_platform.tasks.step import Step
 from pipeline_platform.testing.dummy import DummySource
 from pipeline_platform.testing.kept import EarlyCalls, Kept
@@ -153,7 +154,8 @@ def _test(
     window = window_key(kind.first_window)
     acknowledge = acknowledger or (lambda *_: None)
     teller = EarlyCalls(step.settling, acknowledge) if kind.acks_immediately else None
-    kept = Kept(step, pipeline if isinstance(pipeline, Pipeline) else kind(), teller)
+    instance = pipeline if isinstance(pipeline, Pipeline) else kind()
+    kept = Kept(step, instance, teller)
     batches = kept.handle(_received(deliveries, window), window, batch_mode)
     ended = [kept.ended[position] for position in sorted(kept.ended)]
     successful = kept.successful
@@ -163,8 +165,19 @@ def _test(
     late = [[message for message in some if message.message_id not in known] for some in (successful, failed)]
     if not early or any(late):
         acknowledge(_NAME, *late)
+    _tell_author(step, instance, _received(deliveries, window), kept.ended)
     actions = [told[one] for one in deliveries.column("message_id").to_pylist()]
     return Acknowledged(successful, failed, batches, actions, early, kept.tally.notes())
+
+
+def _tell_author(step: Step, instance: Pipeline, rows: pa.RecordBatch, ends: Mapping[int, Message]) -> None:
+    """Call the pipeline's own `acknowledge`, as a run does before it tells the source."""
+    failures = {
+        position: {**message.failure._asdict(), "batcher": message.batcher, "batch_key": message.batch_key}
+        for position, message in ends.items()
+        if message.failure is not None
+    }
+    instance.acknowledge(_NAME, *ended(list(Message.each(rows, step.settling)), failures), step.context)
 
 
 def _kind(pipeline: object) -> type[Pipeline]:

@@ -1,0 +1,311 @@
+"""An acknowledger of one's own: it hears of messages that are decided before the source does, each group by itself."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from pydantic import BaseModel
+
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.message import Message
+from pipeline_platform.model.options import Processors, Producer, TableBatcher
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.run import own_acknowledger, steps
+from pipeline_platform.run.clear_up import clear_up
+from pipeline_platform.run.flow import Flow
+from pipeline_platform.source.contract import Share
+from pipeline_platform.testing import test_batch as try_batch
+from tests.fixtures.flow import WINDOW, Filled, finish, handled, rows, run
+from tests.fixtures.small_lake import Memory
+from tests.fixtures.spark import WarmSpark
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+Heard = list[dict[str, Any]]
+
+
+class Place(BaseModel):
+    """Where calls are written down."""
+
+    folder: str = ""
+
+
+class Word(BaseModel):
+    """One word."""
+
+    word: str
+
+
+class Base(Pipeline, abstract=True):
+    """Marks what became of each message, in a file for each call."""
+
+    producer = Producer(source="queue")
+    processors = Processors(concurrency=2, max_demand=5_000)
+    batchers = {"words": TableBatcher(schema=Word)}
+    context = Place()
+
+    def acknowledge(self, ack_ref: str, successful: list[Message], failed: list[Message], context: Place) -> None:
+        """Write down, or refuse as a file says."""
+        refusal = Path(context.folder, "refuse")
+        how, _, whom = refusal.read_text().partition(" ") if refusal.exists() else ("", "", "")
+        if whom in (ack_ref, "all"):
+            if how == "kill" and any(message.data == b"heavy" for message in successful):
+                os.kill(os.getpid(), signal.SIGKILL)
+            if how == "raise":
+                raise OSError("the database is away")
+        told = {
+            "ack_ref": ack_ref,
+            "successful": [(message.data or b"").decode() for message in successful],
+            "failed": [[message.data.decode(), message.reason, message.batcher] for message in failed],
+            "source": Path(context.folder, "settled").exists(),
+        }
+        Path(context.folder, f"call-{os.urandom(8).hex()}").write_text(json.dumps(told))
+
+
+class Marking(Base):
+    """Message by message."""
+
+    name = "marking"
+
+    def handle_message(self, message: Message, context: Place) -> Message:
+        """To the table, or not."""
+        if message.data == b"raise":
+            raise ValueError("told to")
+        return message.put_batcher("words").put_data(Word(word=message.data.decode().upper()))
+
+
+class MarkingColumns(Base):
+    """The same by columns."""
+
+    name = "marking_columns"
+
+    def handle_messages(self, messages: "DataFrame", context: Place) -> "DataFrame":
+        """To the table, or not."""
+        from pyspark.sql import functions as f
+
+        text = f.col("data").cast("string")
+        fails = text == "raise"
+        return messages.withColumns(
+            {
+                "word": f.upper(text),
+                "batcher": f.lit("words"),
+                "status": f.when(fails, "failed").otherwise("ok"),
+                "reason": f.when(fails, "told to"),
+            }
+        )
+
+
+class Groups(Memory):
+    """Of two groups, in turn; says in a file that it was told."""
+
+    folder: str = ""
+
+    def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
+        ids = [one for one, _ in self.deliveries_]
+        yield self.deliveries(
+            message_id=ids,
+            data=[data for _, data in self.deliveries_],
+            ack_id=[f"ack-{one}" for one in ids],
+            ack_ref=["a" if place % 2 == 0 else "b" for place in range(len(ids))],
+        )
+
+    def ack(self, ack_ref: str, ack_ids: Sequence[str]) -> list[Any]:
+        Path(self.folder, "settled").touch()
+        return super().ack(ack_ref, ack_ids)
+
+
+def calls(folder: Path) -> Heard:
+    return [json.loads(path.read_text()) for path in folder.glob("call-*")]
+
+
+def heard(folder: Path) -> list[str]:
+    """All that was told of, sorted."""
+    each = calls(folder)
+    return sorted(
+        [one for call in each for one in call["successful"]] + [one[0] for call in each for one in call["failed"]]
+    )
+
+
+def settled(flow: Flow) -> list[str]:
+    """What the source was told of, sorted."""
+    assert isinstance(flow.source, Groups)
+    return sorted(one for _, _, ids in flow.source.told for one in ids)
+
+
+@pytest.fixture
+def groups(tmp_path: Path, warm_spark: WarmSpark) -> Iterator[Flow]:
+    """A flow over messages of two groups."""
+    with closing(warm_spark.resource()) as spark:
+        deliveries = tuple((f"m{number}", b"%d" % number) for number in range(6))
+        source = Groups(name="queue", deliveries_=deliveries, folder=str(tmp_path))
+        control = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
+        yield Flow(Marking, source, Lake(root=f"{tmp_path}/lake"), control, lambda: spark.spark_session)
+
+
+@pytest.mark.parametrize("pipeline", [Marking, MarkingColumns])
+def test_it_is_told_once_of_each_message_as_it_was_delivered_and_how_it_ended(
+    filled: Filled, tmp_path: Path, pipeline: type[Pipeline]
+) -> None:
+    flow = filled(pipeline, [b"one", b"raise", b"two"])
+
+    run(flow, context={"folder": str(tmp_path)})
+
+    told = calls(tmp_path)
+    assert sorted(one for call in told for one in call["successful"]) == ["one", "two"]
+    ((data, reason, _),) = [one for call in told for one in call["failed"]]
+    assert (data, reason.removeprefix("ValueError: ")) == ("raise", "told to")
+    assert flow.source.backlog().messages == 0
+    assert flow.ledger.unfinished() == []
+
+
+def test_it_hears_before_the_source_each_group_in_order(groups: Flow, tmp_path: Path) -> None:
+    run(groups, context={"folder": str(tmp_path)})
+
+    told = {call["ack_ref"]: call for call in calls(tmp_path)}
+    assert told["a"]["successful"] == ["0", "2", "4"]
+    assert told["b"]["successful"] == ["1", "3", "5"]
+    assert not told["a"]["source"]
+    assert not told["b"]["source"]
+    assert settled(groups) == [f"ack-m{number}" for number in range(6)]
+
+
+def test_where_it_raises_the_source_is_not_told_of_that_group_and_the_next_run_tells_both(
+    groups: Flow, tmp_path: Path
+) -> None:
+    (tmp_path / "refuse").write_text("raise a")
+    receive = handled(groups, context={"folder": str(tmp_path)})
+    steps.decide(groups, receive)
+    steps.publish(groups, receive)
+    answer = steps.acknowledge(groups, receive)
+
+    assert (answer.acknowledged, answer.unacknowledged) == (3, 3)
+    assert answer.errors == ["acknowledge of 3 messages of a: OSError: the database is away"]
+    assert settled(groups) == ["ack-m1", "ack-m3", "ack-m5"]
+    assert heard(tmp_path) == ["1", "3", "5"]
+
+    log: list[str] = []
+    clear_up(groups, log.append)
+    why = "acknowledge of 3 messages of a: OSError: the database is away"
+    assert log == [f"receive {receive.receive_id} is kept until its own acknowledger takes it: {why}"]
+
+    (tmp_path / "refuse").unlink()
+    assert clear_up(groups, log.append) == [receive.receive_id]
+    assert heard(tmp_path) == ["0", "1", "2", "3", "4", "5"], "each once"
+    assert {*settled(groups)} == {f"ack-m{number}" for number in range(6)}
+    assert groups.ledger.unfinished() == []
+
+
+def test_the_sensor_asks_for_a_run_that_tells_what_is_left(groups: Flow, tmp_path: Path) -> None:
+    (tmp_path / "refuse").write_text("raise a")
+
+    receive = handled(groups, context={"folder": str(tmp_path)})
+    finish(groups, receive)
+
+    assert [claim.receive_id for claim in groups.control.over("marking")] == [receive.receive_id]
+
+
+def test_a_message_that_comes_again_meanwhile_is_not_acknowledged_before_it_is_heard(
+    filled: Filled, tmp_path: Path
+) -> None:
+    flow = filled(Marking, [b"one", b"two"])
+    (tmp_path / "refuse").write_text("raise all")
+    first = handled(flow, context={"folder": str(tmp_path)})
+    finish(flow, first)
+    flow.source.abandon(first.receive_id, list)  # its lease is over
+
+    finish(flow, again := handled(flow, context={"folder": str(tmp_path)}))
+
+    assert again.demand
+    assert heard(tmp_path) == []
+    assert first.receive_id in flow.ledger.unfinished()
+    flow.source.abandon(again.receive_id, list)
+    assert flow.source.backlog().messages == 2, "nothing is acknowledged"
+    (tmp_path / "refuse").unlink()
+    run(flow, context={"folder": str(tmp_path)})
+    assert heard(tmp_path) == ["one", "two"]
+    assert flow.source.backlog().messages == 0
+    assert sorted(rows(flow, "words")["word"]) == ["ONE", "TWO"]
+
+
+def test_one_that_kills_its_worker_costs_its_own_messages_alone(groups: Flow, tmp_path: Path) -> None:
+    groups.source.__dict__["deliveries_"] = (("m0", b"heavy"), *((f"m{n}", b"%d" % n) for n in range(1, 6)))
+    (tmp_path / "refuse").write_text("kill a")
+    receive = handled(groups, context={"folder": str(tmp_path)})
+    steps.decide(groups, receive)
+    steps.publish(groups, receive)
+
+    answer = steps.acknowledge(groups, receive)
+
+    assert answer.errors == ["acknowledge of 3 messages of a: acknowledge ended the worker (signal 9)"]
+    assert set(heard(tmp_path)) == {"1", "3", "5"}
+    assert (answer.acknowledged, answer.unacknowledged) == (3, 3)
+
+
+def test_a_run_that_dies_before_it_is_written_down_tells_again_and_one_that_dies_after_does_not(
+    groups: Flow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receive = handled(groups, context={"folder": str(tmp_path)})
+    steps.decide(groups, receive)
+
+    with monkeypatch.context() as dying:
+        dying.setattr(groups.ledger, "write", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            steps.acknowledge(groups, receive)
+    assert (len(calls(tmp_path)), settled(groups)) == (2, [])
+    with monkeypatch.context() as dying:
+        dying.setattr(steps, "SettleOutcomes", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            steps.acknowledge(groups, receive)
+    assert (len(calls(tmp_path)), settled(groups)) == (4, [])
+
+    steps.acknowledge(groups, receive)
+
+    assert len(calls(tmp_path)) == 4
+    assert settled(groups) == [f"ack-m{number}" for number in range(6)]
+
+
+def test_a_backfill_and_a_replay_acknowledge_nothing(filled: Filled, tmp_path: Path) -> None:
+    flow = filled(Marking, [b"one", b"raise"])
+    run(flow, context={"folder": str(tmp_path)})
+
+    run(flow, "failed", context={"folder": str(tmp_path)})
+    run(flow, "messages", context={"folder": str(tmp_path)})
+
+    assert heard(tmp_path) == ["one", "raise"]
+
+
+def test_a_pipeline_without_one_asks_nothing_of_spark(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Plain(Marking):
+        name = "plain"
+        acknowledge = Pipeline.acknowledge
+
+    flow = filled(Plain, [b"one"])
+    monkeypatch.setattr(own_acknowledger, "TellAuthor", None)
+
+    assert run(flow).windows == (WINDOW,)
+    assert flow.ledger.unfinished() == []
+
+
+def test_thousands_are_told_a_thousand_at_a_time(filled: Filled, tmp_path: Path) -> None:
+    flow = filled(Marking, [b"%d" % number for number in range(2_500)])
+
+    run(flow, context={"folder": str(tmp_path)})
+
+    assert max(len(call["successful"]) for call in calls(tmp_path)) <= 1_000
+    assert sorted(map(int, heard(tmp_path))) == list(range(2_500))
+
+
+def test_the_testing_kit_calls_it_as_a_run_does(tmp_path: Path) -> None:
+    try_batch(Marking, [b"one", b"raise"], context={"folder": str(tmp_path)})
+
+    (told,) = calls(tmp_path)
+    assert told["successful"] == ["one"]
+    assert told["failed"] == [["raise", "told to", "default"]]
