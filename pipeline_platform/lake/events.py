@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline_platform.lake.reader import keys_of, row_groups
+from pipeline_platform.lake.reader import completed, keys_of, row_groups
 from pipeline_platform.lake.selection import ALL, Selection
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import FAILED
@@ -26,9 +26,7 @@ _OPEN, _DEAD, _CLOSED = range(3)
 def events(lake: Lake, path: str, *columns: str) -> Iterator[pa.Table]:
     """Columns of the events in a file, some at a time. A file of an earlier release lacks columns: they are null."""
     for rows in row_groups(lake, path, *columns):
-        missing = {name: pa.nulls(rows.num_rows, FAILED.field(name).type) for name in columns}
-        there = {name: rows[name] for name in rows.column_names}
-        yield pa.table(missing | there)
+        yield completed(rows, FAILED, columns)
 
 
 def latest(lake: Lake, paths: Sequence[str], message_id: str | None = None) -> pa.Table:

@@ -91,6 +91,12 @@ def row_groups(lake: Lake, path: str, *columns: str) -> Iterator[pa.Table]:
             yield parquet.read_row_group(group, columns=list(columns) or None, use_threads=False)
 
 
+def completed(rows: pa.Table, schema: pa.Schema, columns: Sequence[str]) -> pa.Table:
+    """Some columns of rows, in order. Those that a file of an earlier release lacks are null."""
+    missing = {name: pa.nulls(rows.num_rows, schema.field(name).type) for name in columns}
+    return pa.table(missing | {name: rows[name] for name in rows.column_names})
+
+
 def receive_ids(lake: Lake, path: str) -> set[str]:
     """The receives that wrote the rows of a file. A driver asks: it holds the few ids, not one for each row."""
     with lake.open_input(path) as file:

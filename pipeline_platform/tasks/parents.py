@@ -60,11 +60,9 @@ class EndParents(HandleInOrder):
 
 def failed_keys(lake: Lake, ends: Sequence[Range]) -> pa.Array:
     """Source and id of the parents that failed, by `keys_of`."""
-    names, keys = ["source", "message_id", "kind"], [pa.array([], pa.string())]
-    for file in ends:
-        for rows in row_groups(lake, file.path, *names):
-            keys.append(pc.unique(keys_of(rows.filter(pc.is_valid(rows["kind"])), *names[:2])))
-    return pc.unique(pa.concat_arrays(keys))
+    said = (rows for file in ends for rows in row_groups(lake, file.path, "source", "message_id", "kind"))
+    failed = (keys_of(rows.filter(pc.is_valid(rows["kind"])), "source", "message_id") for rows in said)
+    return pc.unique(pa.concat_arrays([pa.array([], pa.string()), *map(pc.unique, failed)]))
 
 
 def _read(lake: Lake, files: Sequence[Range], schema: pa.Schema) -> pa.Table:
