@@ -91,6 +91,20 @@ def row_groups(lake: Lake, path: str, *columns: str) -> Iterator[pa.Table]:
             yield parquet.read_row_group(group, columns=list(columns) or None, use_threads=False)
 
 
+def rows_with(lake: Lake, path: str, name: str, value: str, *columns: str) -> Iterator[pa.Table]:
+    """The rows of a file that have a value in a column of text. Other columns are read only of row groups with some."""
+    with lake.open_input(path) as file:
+        parquet = pq.ParquetFile(file)
+        place = parquet.schema.names.index(name)
+        for group in range(parquet.num_row_groups):
+            known = parquet.metadata.row_group(group).column(place).statistics
+            if known is not None and known.has_min_max and not known.min <= value <= known.max:
+                continue
+            mine = pc.equal(parquet.read_row_group(group, columns=[name], use_threads=False)[name], value)
+            if pc.any(mine).as_py():
+                yield parquet.read_row_group(group, columns=list(columns), use_threads=False).filter(mine)
+
+
 def completed(rows: pa.Table, schema: pa.Schema, columns: Sequence[str]) -> pa.Table:
     """Some columns of rows, in order. Those that a file of an earlier release lacks are null."""
     missing = {name: pa.nulls(rows.num_rows, schema.field(name).type) for name in columns}
