@@ -93,7 +93,7 @@ def launch(
     )
     if selection.message_id is not None and selection.source is None and len(sources := failed.sources()) > 1:
         raise deployment.SetUpError(
-            f"the id {selection.message_id!r} is that of a failure of each of the sources {', '.join(sources)}: name one"
+            f"failures of the sources {', '.join(sources)} have the id {selection.message_id!r}: name one as source"
         )
     waiting = failed.chosen_by_window()
     for neighbours in contiguous(pipeline, waiting):

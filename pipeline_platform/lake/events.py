@@ -36,10 +36,8 @@ def events(lake: Lake, path: str, *columns: str, message_id: str | None = None) 
 
 def latest(lake: Lake, paths: Sequence[str], message_id: str | None = None) -> pa.Table:
     """The latest event of each message in all files of one window: `source`, `message_id` and its `rank`."""
-    ranks = []
-    for path in paths:
-        for rows in events(lake, path, *RANKED, message_id=message_id):
-            ranks.append(rows.select(KEY).append_column("rank", rank(rows)))
+    every = (rows for path in paths for rows in events(lake, path, *RANKED, message_id=message_id))
+    ranks = [rows.select(KEY).append_column("rank", rank(rows)) for rows in every]
     found = pa.concat_tables(ranks) if ranks else _RANKS.empty_table()
     return found.group_by(list(KEY)).aggregate([("rank", "max")]).rename_columns([*KEY, "rank"])
 

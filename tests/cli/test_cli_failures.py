@@ -222,7 +222,7 @@ def test_of_an_id_that_several_sources_have_the_source_has_to_be_said(
     record(lake, "r9", {**event("a"), "source": "other"}, {**event("gone", 3, "closed"), "source": "other"})
 
     said = str(cli("retry", "keeping", "--id", "a").exception)
-    assert "the id 'a' is that of a failure of each of the sources memory, other: name one" in said
+    assert "failures of the sources memory, other have the id 'a': name one as source" in said
     assert launched == []
 
     assert "1 failures in 1 runs." in cli("retry", "keeping", "--id", "a", "--source", "other").stdout
