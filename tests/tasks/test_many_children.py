@@ -11,6 +11,7 @@ from pipeline_platform.tasks import isolate
 from pipeline_platform.tasks.outcomes import Outcomes
 from tests.fixtures.families import Families, Word
 from tests.fixtures.small_lake import handled, outcomes, rows_of
+from tests.tasks.test_given_back import Stopped
 
 
 @pytest.fixture
@@ -110,3 +111,24 @@ def test_a_message_whose_children_hold_more_than_a_task_can_write_fails_alone(la
         "handle_message returned 1,610,612,736 bytes for one message, whose 3 children may hold 1,073,741,824 "
         "together: put into each what is its own"
     )
+
+
+@pytest.mark.parametrize("careful", [False, True])
+@pytest.mark.parametrize("begun", [0, 1, 4, 9, 12])
+def test_what_may_not_begin_any_more_is_given_back_whole(lake, careful, begun):
+    manifest = handled(lake, Litters, *[b"5000"] * 12, careful=careful, pace=Stopped(begun))
+
+    ends = outcomes(lake, "litters", manifest)
+    handled_ = [name for name, end in ends.items() if end == "handled"]
+    assert set(handled_) <= {f"m{number}" for number in range(begun)}
+    assert len(ends) == manifest.rows("outcomes") == 12
+    assert manifest.rows("lake") == 5_000 * len(handled_)
+    assert careful or len(handled_) == begun, "where forks hold many children, permits that they took are lost"
+
+
+def test_forks_that_hold_many_children_ask_for_few_permits(lake):
+    permits = Stopped(10_000)
+
+    handled(lake, Litters, *[b"5000"] * 60, careful=True, pace=permits)
+
+    assert 10_000 - permits.left <= 20 + 2 * 60
