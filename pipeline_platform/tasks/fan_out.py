@@ -70,8 +70,6 @@ def with_children(message: Message, returned: list[Message]) -> Message:
                 f"handle_message must return messages made from the one it was given; number {number} is {what}"
             )
         child = one._checked("handle_message")._but(child=number)
-        if child.failure is not None:
-            return message._failed_as(child)
         children.append(child)
     if (size := sum(map(_bytes, children))) > MOST_BYTES:
         raise ValueError(
@@ -79,7 +77,9 @@ def with_children(message: Message, returned: list[Message]) -> Message:
             f"{MOST_BYTES:,} together: put into each what is its own"
         )
     actions = [child.actions for child in children if child.actions]
-    return message._but(children=tuple(children), actions=actions[-1] if actions else message.actions)
+    family = message._but(children=tuple(children), actions=actions[-1] if actions else message.actions)
+    failed = next((child for child in children if child.failure is not None), None)
+    return family if failed is None else family._failed_as(failed)
 
 
 def held_bytes(children: Sequence[Message]) -> int:
