@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 
-from pipeline_platform.lake.reader import Range, keys_of, row_groups
+from pipeline_platform.lake.reader import Range, groups_with, keys_of, row_groups
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import Message
@@ -73,15 +73,16 @@ def _read(lake: Lake, files: Sequence[Range], schema: pa.Schema) -> pa.Table:
 
 def _ends_between(lake: Lake, files: Sequence[Range], first: int, last: int) -> pa.Table:
     """What counts of what children say of the messages at some positions."""
-    within = (ds.field("position") >= first) & (ds.field("position") <= last)
     ends, held = [ENDS.empty_table()], 0
     for file in files:
         with lake.open_input(file.path) as opened:
-            fragment = ds.ParquetFileFormat().make_fragment(opened)
             # Some at a time: each of thousands of children that failed has a traceback.
-            options = {"batch_size": _READ_ROWS, "batch_readahead": 1, "use_threads": False}
-            for rows in fragment.to_batches(schema=ENDS, filter=within, **options):
-                ends.append(that_count(pa.table(rows)))
+            parquet = pq.ParquetFile(opened)
+            groups = groups_with(parquet, "position", first, last)
+            for some in parquet.iter_batches(_READ_ROWS, row_groups=groups, use_threads=False):
+                rows = pa.table(some)
+                within = pc.and_(pc.greater_equal(rows["position"], first), pc.less_equal(rows["position"], last))
+                ends.append(that_count(rows.filter(within)))
                 held += ends[-1].num_rows
                 if held > _HELD_ROWS:
                     ends, held = [that_count(pa.concat_tables(ends))], 0

@@ -62,9 +62,7 @@ class Ordered(Families):
 
     name = "ordered"
     producer = Producer(source="queue")
-    partition_by = staticmethod(
-        lambda message: len(message.data) if isinstance(message.data, bytes) else length(message)
-    )
+    partition_by = staticmethod(length)
     batchers = {
         "lake": TableBatcher(schema=Word),
         "left": Batcher(schema=Word, batch_size=Splitter(initial=0, step=by_length)),
