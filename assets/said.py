@@ -10,4 +10,5 @@ def log_said(context: dg.AssetExecutionContext, manifest: Manifest) -> None:
     for notes in manifest.notes:
         if "said" in notes:
             more = f"and {notes['unsaid']} more lines, which are in Spark's log" if notes["unsaid"] else ""
-            context.log.info(f"callbacks of task {notes.get('task', '?')} said:\n{notes['said']}{more}".rstrip())
+            who = notes.get("who", f"callbacks of task {notes.get('task', '?')}")
+            context.log.info(f"{who} said:\n{notes['said']}{more}".rstrip())

@@ -13,6 +13,7 @@ from assets.jobs import maintenance_job, pipeline_jobs
 from assets.limits import limits_job
 from pipeline_platform.model.checks import check_together
 from pipeline_platform.model.options import nearest
+from pipeline_platform.model.partition import SOURCE
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from pipeline_platform.source.contract import Source
 from resources.acknowledger import AcknowledgerResource
@@ -50,12 +51,14 @@ def platform_definitions(
 
     Raises:
         PipelineError: Two pipelines have one name, or two producers one source, there is no resource for a source, or
-            dead letters cannot be sent where a pipeline says, or a source cannot be told early.
+            dead letters cannot be sent where a pipeline says, a source cannot be told early, or one never says in which
+            partition a message is, and the pipeline goes by that.
     """
     check_together(pipelines, resources)
     for pipeline in pipelines:
         check_dead_letters(pipeline, resources)
         check_early_acks(pipeline, resources)
+        check_partitions(pipeline, resources)
     BUILT.append(Built(tuple(pipelines), resources))
     io_manager = LakeIOManager(lake=resources["lake"], spark=resources["spark"])
     return dg.Definitions.merge(
@@ -109,6 +112,29 @@ def check_early_acks(pipeline: type[Pipeline], resources: Mapping[str, Any]) -> 
             f"{pipeline.__qualname__}.acks_immediately is True: {option} {producer.source!r} is a "
             f"{connector.__name__}, which {why}; leave it out, or pull from a source that leases messages"
         )
+
+
+def check_partitions(pipeline: type[Pipeline], resources: Mapping[str, Any]) -> None:
+    """Refuse `partition_by = "source"` where a source never says in which partition a message is.
+
+    Raises:
+        PipelineError: A producer's source is one.
+    """
+    options = {
+        "processors": pipeline.processors,
+        **{f"batchers[{key!r}]": one for key, one in pipeline.batchers.items()},
+    }
+    places = {f"{place}.partition_by": getattr(one, "partition_by", None) for place, one in options.items()}
+    by_source = [place for place, one in {"partition_by": pipeline.partition_by, **places}.items() if one == SOURCE]
+    for name, producer in pipeline.producers_of().items() if by_source else ():
+        connector = connector_of(resource := resources[producer.source])
+        given = {field: getattr(resource, field) for field in connector.model_fields} if connector else {}
+        if connector and (why := connector.without_partitions(given)):
+            option = f"producers[{name!r}].source" if name else "producer.source"
+            raise PipelineError(
+                f"{pipeline.__qualname__}.{by_source[0]} is {SOURCE!r}: {option} {producer.source!r} is a "
+                f"{connector.__name__}, {why}, or partition by a function of the message"
+            )
 
 
 def _definitions(pipeline: type[Pipeline]) -> dg.Definitions:

@@ -118,6 +118,12 @@ class SqsSource(LeasedSource):
         self.__dict__["lease_s"] = float(self.visibility_timeout)  # the model is frozen from here on
         return self
 
+    @classmethod
+    def without_partitions(cls, options: Mapping[str, Any]) -> str | None:
+        """A FIFO queue says it: its groups. An address from the environment is not known."""
+        is_standard = type(url := options["queue_url"]) is str and not url.endswith(".fifo")
+        return "on a standard queue, which has no groups: pull from a FIFO queue" if is_standard else None
+
     @property
     def leases_partitions(self) -> bool:  # type: ignore[override]
         """SQS gives out nothing of a group of which something is in flight."""

@@ -77,6 +77,11 @@ class TableQueue(LeasedSource):
             raise ValueError("one_receive_per_partition needs partition_column: name the column")
         return self
 
+    @classmethod
+    def without_partitions(cls, options: Mapping[str, Any]) -> str | None:
+        """A column says it."""
+        return "which has no partition_column: name one" if options["partition_column"] is None else None
+
     @property
     def leases_partitions(self) -> bool:  # type: ignore[override]
         """By its option."""

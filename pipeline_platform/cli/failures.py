@@ -137,6 +137,7 @@ def _say_payload(event: dict[str, Any]) -> None:
 def retry(
     pipeline: Name,
     message_id: Annotated[str | None, typer.Option("--id", help="Of this message alone.")] = None,
+    source: Annotated[str | None, typer.Option(help="Of the source of this name: ids are unique per source.")] = None,
     window: Windows = None,
     state: Annotated[State | None, typer.Option(help="In this state.")] = None,
     kind: Kind = None,
@@ -146,10 +147,13 @@ def retry(
     """Launch runs that drive failures again, on the instance in DAGSTER_HOME: a run for each range of windows."""
     from pipeline_platform.lake.selection import Selection
 
-    criteria = (message_id, window, state, kind, reason)
+    criteria = (message_id, source, window, state, kind, reason)
     if every == any(one is not None for one in criteria):
-        raise typer.BadParameter("say which failures: --id, --window, --state, --kind or --reason; or --all alone")
-    chosen = Selection(state=state.value if state else "open", kind=kind, reason=reason, message_id=message_id)
+        raise typer.BadParameter(
+            "say which failures: --id, --source, --window, --state, --kind or --reason; or --all alone"
+        )
+    by_key = {"message_id": message_id, "source": source}
+    chosen = Selection(state=state.value if state else "open", kind=kind, reason=reason, **by_key)
     runs = messages = 0
     with deployment.opened() as opened:
         for launched in launch(opened, opened.pipeline(pipeline), chosen, window or ()):

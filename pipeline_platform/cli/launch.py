@@ -38,6 +38,7 @@ def retry_failures(
     kind: str | None = None,
     reason: str | None = None,
     message_id: str | None = None,
+    source: str | None = None,
     windows: Sequence[str] = (),
     module: str | None = None,
 ) -> list[Launched]:
@@ -49,6 +50,7 @@ def retry_failures(
         kind: Of this kind, exactly.
         reason: Whose reason contains this text.
         message_id: Of this message alone.
+        source: Of the source of this name alone: ids are unique per source.
         windows: Of these windows alone; all if empty.
         module: Of the deployment; by default what `workspace.yaml` names.
 
@@ -56,11 +58,12 @@ def retry_failures(
         A run for each range of neighbouring windows; none where no failure is such.
 
     Raises:
-        SetUpError: There is no deployment here, or Dagster would not launch a run.
+        SetUpError: There is no deployment here, several sources have the id and none is named, or Dagster would not
+            launch a run.
     """
     from pipeline_platform.lake.selection import Selection
 
-    selection = Selection(state=state, kind=kind, reason=reason, message_id=message_id)
+    selection = Selection(state=state, kind=kind, reason=reason, message_id=message_id, source=source)
     with deployment.opened(module) as opened:
         return list(launch(opened, opened.pipeline(pipeline), selection, windows, module))
 
@@ -88,6 +91,10 @@ def launch(
         windows=tuple(windows) or None,
         selection=selection.at(datetime.now(UTC)),
     )
+    if selection.message_id is not None and selection.source is None and len(sources := failed.sources()) > 1:
+        raise deployment.SetUpError(
+            f"failures of the sources {', '.join(sources)} have the id {selection.message_id!r}: name one as source"
+        )
     waiting = failed.chosen_by_window()
     for neighbours in contiguous(pipeline, waiting):
         messages = sum(waiting[window] for window in neighbours)

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline_platform.lake.reader import keys_of, row_groups
+from pipeline_platform.lake.reader import completed, keys_of, row_groups, rows_with
 from pipeline_platform.lake.selection import ALL, Selection
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import FAILED
@@ -17,28 +17,29 @@ KEY = ("source", "message_id")
 RANKED = (*KEY, "attempt", "state", "due_at")
 """What says which event of a message is the latest, and what it says."""
 
+_RANKS = pa.schema([*map(FAILED.field, KEY), ("rank", pa.int64())])
 _SINCE = datetime(2020, 1, 1, tzinfo=UTC)
 _DUE_BITS, _STATE_BITS = 32, 2
 _NEVER = 2**_DUE_BITS - 1
 _OPEN, _DEAD, _CLOSED = range(3)
 
 
-def events(lake: Lake, path: str, *columns: str) -> Iterator[pa.Table]:
-    """Columns of the events in a file, some at a time. A file of an earlier release lacks columns: they are null."""
-    for rows in row_groups(lake, path, *columns):
-        missing = {name: pa.nulls(rows.num_rows, FAILED.field(name).type) for name in columns}
-        there = {name: rows[name] for name in rows.column_names}
-        yield pa.table(missing | there)
+def events(lake: Lake, path: str, *columns: str, message_id: str | None = None) -> Iterator[pa.Table]:
+    """Columns of the events in a file, some at a time: of all messages, or of an id alone.
+
+    A file of an earlier release lacks columns: they are null.
+    """
+    of_all = row_groups(lake, path, *columns)
+    for rows in of_all if message_id is None else rows_with(lake, path, "message_id", message_id, *columns):
+        yield completed(rows, FAILED, columns)
 
 
 def latest(lake: Lake, paths: Sequence[str], message_id: str | None = None) -> pa.Table:
     """The latest event of each message in all files of one window: `source`, `message_id` and its `rank`."""
-    ranks = []
-    for path in paths:
-        for rows in events(lake, path, *RANKED):
-            some = rows if message_id is None else rows.filter(pc.equal(rows["message_id"], message_id))
-            ranks.append(some.select(KEY).append_column("rank", rank(some)))
-    return pa.concat_tables(ranks).group_by(list(KEY)).aggregate([("rank", "max")]).rename_columns([*KEY, "rank"])
+    every = (rows for path in paths for rows in events(lake, path, *RANKED, message_id=message_id))
+    ranks = [rows.select(KEY).append_column("rank", rank(rows)) for rows in every]
+    found = pa.concat_tables(ranks) if ranks else _RANKS.empty_table()
+    return found.group_by(list(KEY)).aggregate([("rank", "max")]).rename_columns([*KEY, "rank"])
 
 
 def open_failures(lake: Lake, paths: Sequence[str]) -> pa.Table:
@@ -56,6 +57,8 @@ def closed(lake: Lake, paths: Sequence[str]) -> pa.Table:
 def chosen(lake: Lake, paths: Sequence[str], selection: Selection = ALL) -> pa.Table:
     """The open failures in all files of one window that a selection is about, as far as ranks and ids tell."""
     found = latest(lake, paths, selection.message_id)
+    if selection.source is not None:
+        found = found.filter(pc.equal(found["source"], selection.source))
     ranks = found["rank"]
     is_open, is_dead = pc.not_equal(_state(ranks), _CLOSED), pc.equal(_state(ranks), _DEAD)
     wanted = {

@@ -111,11 +111,17 @@ class FailedMessages(LakeSource):
         """How many failures the selection is about, by window; windows without any are left out."""
         return self._chosen(self.paths())
 
+    def sources(self) -> list[str]:
+        """The sources of the failures that the selection is about."""
+        rows = (rows for paths in self.paths().values() for rows in self._rows(paths))
+        return sorted({source for some in rows for source in pc.unique(some["source"]).to_pylist()})
+
     def _chosen(self, files: Mapping[str, Sequence[str]]) -> dict[str, int]:
         selection, chosen = self.selection, {}
         for window, counts in self._count(files).items():
             count = counts.at_most(selection)
-            if count and (selection.by_words or selection.message_id is not None or selection.state == "due"):
+            by_key = selection.message_id is not None or selection.source is not None
+            if count and (selection.by_words or by_key or selection.state == "due"):
                 count = sum(rows.num_rows for rows in self._rows(files[window]))
             if count:
                 chosen[window] = count

@@ -13,7 +13,6 @@ import pyarrow.compute as pc
 
 from pipeline_platform.lake import events
 from pipeline_platform.lake.failed import FailedMessages
-from pipeline_platform.lake.reader import row_groups
 from pipeline_platform.lake.tables import FAILED
 
 IDS = 10
@@ -95,21 +94,13 @@ def history(failed: FailedMessages, message_id: str) -> list[dict[str, Any]]:
     found: list[tuple[str, int, dict[str, Any]]] = []
     for window, paths in failed.paths().items():
         for path in paths:
-            known = (_of_id(rows, message_id).num_rows for rows in row_groups(failed.lake, path, "message_id"))
-            if not any(known):  # payloads are read only where there are some of this message
-                continue
-            for rows in events.events(failed.lake, path, *_SHOWN):
-                mine = _of_id(rows, message_id)
+            for mine in events.events(failed.lake, path, *_SHOWN, message_id=message_id):
                 ranks: Sequence[int] = events.rank(mine).to_pylist()
                 found += [
                     (row["source"], rank, {"window": window, **row})
                     for row, rank in zip(mine.to_pylist(), ranks, strict=True)
                 ]
     return [event for _, _, event in sorted(found, key=lambda each: each[:2])]
-
-
-def _of_id(rows: pa.Table, message_id: str) -> pa.Table:
-    return rows.filter(pc.equal(rows["message_id"], message_id))
 
 
 _SHOWN = (

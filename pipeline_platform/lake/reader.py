@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -89,6 +89,33 @@ def row_groups(lake: Lake, path: str, *columns: str) -> Iterator[pa.Table]:
         parquet = pq.ParquetFile(file)
         for group in range(parquet.num_row_groups):
             yield parquet.read_row_group(group, columns=list(columns) or None, use_threads=False)
+
+
+def rows_with(lake: Lake, path: str, name: str, value: str, *columns: str) -> Iterator[pa.Table]:
+    """The rows of a file that have a value in a column of text. Other columns are read only of row groups with some."""
+    with lake.open_input(path) as file:
+        parquet = pq.ParquetFile(file)
+        for group in groups_with(parquet, name, value, value):
+            mine = pc.equal(parquet.read_row_group(group, columns=[name], use_threads=False)[name], value)
+            if pc.any(mine).as_py():
+                yield parquet.read_row_group(group, columns=list(columns), use_threads=False).filter(mine)
+
+
+def groups_with(parquet: pq.ParquetFile, name: str, least: Any, most: Any) -> list[int]:
+    """The row groups of a file that may have values from `least` to `most` in a column, as statistics tell."""
+    place = parquet.schema.names.index(name)
+    known = [parquet.metadata.row_group(group).column(place).statistics for group in range(parquet.num_row_groups)]
+    return [
+        group
+        for group, one in enumerate(known)
+        if one is None or not one.has_min_max or (one.min <= most and least <= one.max)
+    ]
+
+
+def completed(rows: pa.Table, schema: pa.Schema, columns: Sequence[str]) -> pa.Table:
+    """Some columns of rows, in order. Those that a file of an earlier release lacks are null."""
+    missing = {name: pa.nulls(rows.num_rows, schema.field(name).type) for name in columns}
+    return pa.table(missing | {name: rows[name] for name in rows.column_names})
 
 
 def receive_ids(lake: Lake, path: str) -> set[str]:

@@ -18,6 +18,7 @@ class Selection(BaseModel, frozen=True, extra="forbid"):
 
     state: State = Field("open", description="`open`, dead ones included; `waiting`, those not dead; `due`; or `dead`.")
     message_id: str | None = Field(None, description="Of this message alone.")
+    source: str | None = Field(None, description="Of this source alone, by its name: ids are unique per source.")
     kind: str | None = Field(None, description="Of this kind, exactly.")
     reason: str | None = Field(None, description="Whose reason contains this text.")
     due_by: datetime | None = Field(None, description="What `due` goes by; the time that the run begins if unset.")
@@ -28,7 +29,7 @@ class Selection(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def by_words(self) -> bool:
-        """Whether it goes by more than the state and the id."""
+        """Whether it goes by what a failure says."""
         return self.kind is not None or self.reason is not None
 
     def matches(self, rows: pa.Table) -> pa.Array:

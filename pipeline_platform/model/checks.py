@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any, NamedTuple, NoReturn
 
@@ -214,6 +214,11 @@ def _check_names(cls: _Class, base: _Class) -> None:
             continue
         if name in _WITHIN and not callable(value) and not hasattr(type(value), "__get__"):
             why = f"is an option of {_WITHIN[name]}(...): give it there, or call one of your own _{name}"
+        elif meant := _meant_within(name, value):
+            why = (
+                f"is no option; did you mean {meant!r} of {_WITHIN[meant]}(...)? Give it there, "
+                f"or call one of your own _{name}"
+            )
         elif name in vars(base):
             why = "is a method of the platform's own: give yours another name"
         elif meant := nearest(name, [*options, *callbacks]):
@@ -225,6 +230,13 @@ def _check_names(cls: _Class, base: _Class) -> None:
         else:
             continue
         raise PipelineError(f"{owner.__qualname__}.{name} {why}")
+
+
+def _meant_within(name: str, value: object) -> str | None:
+    """The option within others that a number or a span is meant for; other values may be one's own."""
+    meant = nearest(name, [one for one in _WITHIN if "_" in one], 0.9)
+    is_meant = meant and type(value) in (int, timedelta) and name.count("_") <= meant.count("_")
+    return meant if is_meant else None
 
 
 def _check_shape(cls: _Class, name: str, arguments: Sequence[str]) -> None:

@@ -48,7 +48,8 @@ def batch(flow: Flow, receive: Receive, handled: Manifest, batcher: str, most_ta
     tasks = min(most, sum(file.rows for file in batches))
     (plan,) = divide(batches, name, 1)
     handle = HandleBatches(**shared, batcher=batcher, staged=whole, plan=plan, tasks=tasks)
-    return carefully(lambda task: work.run(task, tasks), handle)
+    said = Manifest(notes=[notes for notes in planned.notes if "said" in notes])
+    return said + carefully(lambda task: work.run(task, tasks), handle)
 
 
 def parents_left(flow: Flow, receive: Receive, handled: Manifest) -> list[File]:

@@ -139,6 +139,16 @@ class Source(BaseModel, ABC):
         "delivers it again; else only the failed-message table holds it.",
     )
 
+    @classmethod
+    def without_partitions(cls, options: Mapping[str, Any]) -> str | None:
+        """Why a source with these options never says in which partition a message is, and how it may; None if it may.
+
+        Args:
+            options: All of its options. One that comes from the environment is not known yet: it is a `dg.EnvVar`.
+        """
+        del options
+        return None
+
     def __getstate__(self) -> dict[Any, Any]:
         """Leave behind what this process opened: a source is pickled to tasks, clients and connections are not."""
         state = super().__getstate__()

@@ -96,7 +96,7 @@ class HandleBatches(Step):
         return Limit.of(f"batchers[{self.batcher!r}].message_timeout", span)
 
     def _batches(self, index: int) -> Iterator[Batch]:
-        rows = ByPosition(self.lake, self.staged)
+        rows = ByPosition(self.lake, self.staged, STAGED)
         for group in _groups(self._planned(index)):
             wanted = np.concatenate([batch["rows"].values.to_numpy() for batch in group])
             messages, first = pa.RecordBatch.from_arrays(rows.take(STAGED.names, wanted), schema=STAGED), 0
@@ -126,7 +126,7 @@ class HandleBatches(Step):
         batch_id = str(uuid.uuid5(_NAMESPACE, "\0".join(names)))
         own = as_given(self.pipeline.partitioning(self.batcher), partition)
         info = BatchInfo(self.batcher, key, own, messages.num_rows, trigger, batch_id)
-        return Batch(window, info, messages, failure and Failure(*failure))
+        return Batch(window, info, messages, failure and Failure(**failure))
 
     def handle(self, batch: Batch, outcomes: Outcomes) -> None:
         """Handle a batch and record it."""

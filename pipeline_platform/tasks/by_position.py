@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline_platform.lake.reader import Range
+from pipeline_platform.lake.reader import Range, completed
 from pipeline_platform.lake.storage import Lake
 
 DELIVERY = ("source", "message_id", "ack_ref", "ack_id", "attempt", "redelivered", "received_at")
@@ -38,10 +38,11 @@ class ByPosition:
     Args:
         lake: Where they are.
         files: Whole files, in the order of their positions.
+        schema: Theirs, where files of an earlier release may lack columns: those are null.
     """
 
-    def __init__(self, lake: Lake, files: Sequence[Range]) -> None:
-        self._lake, self._files = lake, files
+    def __init__(self, lake: Lake, files: Sequence[Range], schema: pa.Schema | None = None) -> None:
+        self._lake, self._files, self._schema = lake, files, schema
         self._groups: list[_Group] = []
         self._held: OrderedDict[tuple[str, int, str], pa.Table] = OrderedDict()
         self._bytes = 0
@@ -102,6 +103,8 @@ class ByPosition:
         with self._lake.open_input(group.path) as opened:
             parquet = pq.ParquetFile(opened)
             table = parquet.read_row_group(group.number, columns=list(columns), use_threads=False).combine_chunks()
+        if self._schema is not None:
+            table = completed(table, self._schema, columns)
         self._held[key] = table
         self._bytes += table.nbytes
         while self._bytes > _HELD_BYTES and len(self._held) > 1:

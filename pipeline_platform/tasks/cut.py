@@ -30,6 +30,11 @@ MESSAGES = pa.schema(
 `partition` is null where nothing partitions messages; the whole column may be missing.
 """
 
+FAILURE = pa.struct(
+    [*((name, pa.string()) for name in ("kind", "reason", "traceback", "stage")), ("retry", pa.bool_())]
+)
+"""A `Failure`."""
+
 BATCHES = pa.schema(
     [
         ("window", pa.string()),
@@ -39,14 +44,14 @@ BATCHES = pa.schema(
         ("trigger", pa.string()),
         ("size", pa.int64()),
         ("rows", pa.list_(pa.int64())),
-        ("failure", pa.list_(pa.string())),
+        ("failure", FAILURE),
         ("task", pa.int64()),
     ]
 )
 """A batch: its number within its group, why it ends, its bytes, the rows it is made of, and the task that handles all
 of its partition; null where any task may.
 
-A message that a splitter fails is a row by itself, with the texts of its `Failure`. It is in no batch.
+A message that a splitter fails is a row by itself, with its `Failure`. It is in no batch.
 """
 
 _GROUP = ["window", "partition", "batch_key"]
@@ -234,7 +239,7 @@ def _table(ordered: pa.Table, order: pa.Array, groups: Any, ends: _Ends) -> pa.T
         "trigger": ends.triggers,
         "size": np.add.reduceat(good["size"].to_numpy(), starts[:-1]) if len(place) else [],
         "rows": pa.ListArray.from_arrays(pa.array(starts, pa.int32()), rows),
-        "failure": pa.nulls(len(place), BATCHES.field("failure").type),
+        "failure": pa.nulls(len(place), FAILURE),
         "task": pa.nulls(len(place), pa.int64()),
     }
     made = pa.Table.from_pydict(batches, schema=BATCHES)
@@ -247,7 +252,7 @@ def _table(ordered: pa.Table, order: pa.Array, groups: Any, ends: _Ends) -> pa.T
         "number": pa.repeat(pa.scalar(-1, pa.int64()), len(at)),
         "trigger": pa.repeat("size", len(at)),
         "rows": pa.array([[row] for row in order.take(at).to_pylist()]),
-        "failure": [list(failure[:4]) for failure in ends.failures.values()],
+        "failure": [failure._asdict() for failure in ends.failures.values()],
         "task": pa.nulls(len(at), pa.int64()),
     }
     return pa.concat_tables([made, pa.Table.from_pydict(alone, schema=BATCHES)]).combine_chunks()

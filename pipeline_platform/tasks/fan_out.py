@@ -16,6 +16,9 @@ from pipeline_platform.model.message import Message
 MOST_CHILDREN = 10_000
 """Of one message: a task holds them all at once."""
 
+MOST_BYTES = 2**30
+"""Of data that is bytes or text, in the children of one message: an array of Arrow holds less than 2 GiB."""
+
 PARENTS = pa.schema([("position", pa.int64()), ("size", pa.int64())])
 """The messages that wait for their children, and the bytes of their payloads."""
 
@@ -51,7 +54,7 @@ def with_children(message: Message, returned: list[Message]) -> Message:
     """A message with the children that `handle_message` made of it; failed, if one of them is.
 
     Raises:
-        ValueError: There are too many.
+        ValueError: There are too many, or they hold too much.
         TypeError: One of them is something else, or made from another message.
     """
     if len(returned) > MOST_CHILDREN:
@@ -67,11 +70,25 @@ def with_children(message: Message, returned: list[Message]) -> Message:
                 f"handle_message must return messages made from the one it was given; number {number} is {what}"
             )
         child = one._checked("handle_message")._but(child=number)
-        if child.failure is not None:
-            return message._failed_as(child)
         children.append(child)
+    if (size := sum(map(_bytes, children))) > MOST_BYTES:
+        raise ValueError(
+            f"handle_message returned {size:,} bytes for one message, whose {len(children):,} children may hold "
+            f"{MOST_BYTES:,} together: put into each what is its own"
+        )
     actions = [child.actions for child in children if child.actions]
-    return message._but(children=tuple(children), actions=actions[-1] if actions else message.actions)
+    family = message._but(children=tuple(children), actions=actions[-1] if actions else message.actions)
+    failed = next((child for child in children if child.failure is not None), None)
+    return family if failed is None else family._failed_as(failed)
+
+
+def held_bytes(children: Sequence[Message]) -> int:
+    """About what a task holds of children: their data, where that is bytes or text, and a KiB for each."""
+    return sum(map(_bytes, children)) + 1_024 * len(children)
+
+
+def _bytes(message: Message) -> int:
+    return len(message.data) if isinstance(message.data, bytes | str) else 0
 
 
 def ends_of(

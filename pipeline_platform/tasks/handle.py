@@ -19,7 +19,7 @@ from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import BULK, MESSAGES, SETTLING, BatchMode, Message
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.settling import Settling
-from pipeline_platform.tasks.fan_out import with_children
+from pipeline_platform.tasks.fan_out import held_bytes, with_children
 from pipeline_platform.tasks.fork import Death, Limit
 from pipeline_platform.tasks.isolate import Isolation
 from pipeline_platform.tasks.lookup import Repeats
@@ -39,6 +39,9 @@ READ = [*(name for name in MESSAGES.names if name not in _UNREAD), "position"]
 
 BLOCK_ROWS = 8_192
 """Messages recorded at once, in one or several chunks: recording has a fixed cost of a millisecond."""
+
+HELD_BYTES = 16 * 2**20
+"""Bytes of children, as `held_bytes` counts them, that are recorded before the next message is handled."""
 
 _Paced = Callable[[Sequence[Message]], Iterable[Message]]
 
@@ -74,19 +77,33 @@ class Handler:
         kind = type(pipeline)
         self._transforms = kind.transform is not Pipeline.transform
         self._prepares = kind.prepare_messages is not Pipeline.prepare_messages
+        self._held = 0
 
     def handle(self, batch: pa.RecordBatch) -> list[Message]:
         """Handle the messages of a batch; return one for each row, in order, ok or failed."""
-        options, messages = self._pipeline.processors, self.transformed(batch)
-        if not self._prepares:
-            return self._handle(messages)
-        handled: list[Message] = []
-        for start in range(0, len(messages), options.chunk_size):
-            chunk = messages[start : start + options.chunk_size]
-            handled += self._handle(self._prepare(chunk))
-            if len(handled) < start + len(chunk):
+        return [message for portion in self.portions(batch) for message in portion]
+
+    def portions(self, batch: pa.RecordBatch) -> Iterator[list[Message]]:
+        """Handle the messages of a batch; yield them in order. A portion ends where its children are `HELD_BYTES`."""
+        messages = self.transformed(batch)
+        size = self._pipeline.processors.chunk_size if self._prepares else len(messages)
+        portion, done = list[Message](), 0
+        for start in range(0, len(messages), size or 1):
+            chunk = messages[start : start + size]
+            if self._prepares:
+                chunk = self._prepare(chunk)
+            # An iterator: the next portion goes on with it.
+            waiting = iter(self._paced(chunk) if self._paced else chunk)
+            while True:
+                portion += self._handle(waiting, len(chunk))
+                if self._held < HELD_BYTES:
+                    break
+                yield portion
+                done, portion, self._held = done + len(portion), [], 0
+            if done + len(portion) < start + len(chunk):
                 break
-        return handled
+        if portion:
+            yield portion
 
     def transformed(self, batch: pa.RecordBatch) -> list[Message]:
         """The messages of a batch as the next callback sees them, one for each row; the too large have failed."""
@@ -98,16 +115,16 @@ class Handler:
             return messages
         return self._each(lambda message, _: self._pipeline.transform(message), messages, "transform")
 
-    def _handle(self, messages: Sequence[Message]) -> list[Message]:
-        paced: Iterable[Message] = self._paced(messages) if self._paced else messages
+    def _handle(self, messages: Iterator[Message], count: int) -> list[Message]:
+        """Handle messages, so many at the most; return those that were begun with."""
         callback, stage = self._pipeline.handle_message, "handle_message"
         if is_heard("message", type(self._pipeline)):
             callback = partial(_told, self._pipeline)
-        threads = min(self._pipeline.processors.threads, len(messages))
+        threads = min(self._pipeline.processors.threads, count)
         if threads <= 1:
-            return self._each(callback, paced, stage)
+            return self._each(callback, messages, stage)
         watches = self._watch.of_threads(stage, threads)
-        return at_once(paced, [partial(self._each, callback, stage=stage, watch=watch) for watch in watches])
+        return at_once(messages, [partial(self._each, callback, stage=stage, watch=watch) for watch in watches])
 
     def _each(
         self,
@@ -132,6 +149,11 @@ class Handler:
                     or type(result.batch_key) is not str
                 ):
                     result = _accepted(message, result, stage)
+                    if result._standing.children is not None:
+                        self._held += held_bytes(result._standing.children)
+                        if self._held >= HELD_BYTES:
+                            handled.append(result)
+                            break
                 handled.append(result)
             except BaseException as error:
                 handled.append(message._rejected(Failure.of(error, stage)))
@@ -251,10 +273,14 @@ class Handle(Step):
         if until is not None:
             paced = partial(_begun_before, until)
         assert outcomes.pipeline is not None
+        handler, done = Handler(outcomes.pipeline, self.context, outcomes.settling, paced, outcomes.watch), 0
         with outcomes.told(rows.num_rows):
-            messages = Handler(outcomes.pipeline, self.context, outcomes.settling, paced, outcomes.watch).handle(rows)
-            outcomes.handled(rows.slice(0, len(messages)), window, messages)
-        return len(messages)
+            for messages in handler.portions(rows):
+                outcomes.handled(rows.slice(done, len(messages)), window, messages)
+                done += len(messages)
+                if until is not None:  # a fork holds all that it writes: the next one goes on
+                    break
+        return done
 
     def _fail(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes, death: Death) -> None:
         outcomes.failed(rows, window, [death.failure(self._blamed())] * rows.num_rows)

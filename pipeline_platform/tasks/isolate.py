@@ -90,7 +90,10 @@ class Isolation:
             answer = self.fork(lambda outcomes: work(chosen, outcomes, begin_until), count, exact=exact)
             if not isinstance(answer, Death):
                 in_time = answer > 0
-                if time.monotonic() - began > QUICK_S:
+                now = time.monotonic()
+                if answer < count and now < begin_until:  # it held many children: permits for more would be lost
+                    self._most = max(1, answer)
+                elif now - began > QUICK_S and self._most >= self._chunk:
                     self._most = self._chunk
                 elif count == self._most:
                     self._most *= 2

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline_platform.lake.reader import Range, keys_of
+from pipeline_platform.lake.reader import Range, groups_with, keys_of, row_groups
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import Message
@@ -18,6 +19,9 @@ from pipeline_platform.model.settling import Settling
 from pipeline_platform.tasks.fan_out import ENDS, PARENTS
 from pipeline_platform.tasks.in_order import HandleInOrder
 from pipeline_platform.tasks.outcomes import Outcomes
+
+_READ_ROWS, _HELD_ROWS = 1_024, 65_536
+"""Rows of `ENDS` that are read at once, and held of those that are read."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +45,8 @@ class EndParents(HandleInOrder):
 
     def _blocks(self, index: int, rows: int) -> Iterator[pa.RecordBatch]:
         for block in super()._blocks(index, rows):
-            # Of these messages alone: each child that failed has a traceback.
             bounds = pc.min_max(block.column("position")).as_py()
-            within = [("position", ">=", bounds["min"]), ("position", "<=", bounds["max"])]
-            yield with_ends(block, _read(self.lake, self.ends, ENDS, filters=within))
+            yield with_ends(block, _ends_between(self.lake, self.ends, bounds["min"], bounds["max"]))
 
     def _handle(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes, until: float | None) -> int:
         del until  # a message took its permit when it was handled
@@ -58,18 +60,43 @@ class EndParents(HandleInOrder):
 
 def failed_keys(lake: Lake, ends: Sequence[Range]) -> pa.Array:
     """Source and id of the parents that failed, by `keys_of`."""
-    names = ["source", "message_id", "kind"]
-    rows = _read(lake, ends, pa.schema([ENDS.field(name) for name in names]), columns=names)
-    return pc.unique(keys_of(rows.filter(pc.is_valid(rows["kind"])), *names[:2]))
+    said = (rows for file in ends for rows in row_groups(lake, file.path, "source", "message_id", "kind"))
+    failed = (keys_of(rows.filter(pc.is_valid(rows["kind"])), "source", "message_id") for rows in said)
+    return pc.unique(pa.concat_arrays([pa.array([], pa.string()), *map(pc.unique, failed)]))
 
 
-def _read(lake: Lake, files: Sequence[Range], schema: pa.Schema, **options: Any) -> pa.Table:
+def _read(lake: Lake, files: Sequence[Range], schema: pa.Schema) -> pa.Table:
     """What files hold."""
-    tables = [schema.empty_table()]
+    tables = [rows for file in files for rows in row_groups(lake, file.path)]
+    return pa.concat_tables([schema.empty_table(), *tables])
+
+
+def _ends_between(lake: Lake, files: Sequence[Range], first: int, last: int) -> pa.Table:
+    """What counts of what children say of the messages at some positions."""
+    ends, held = [ENDS.empty_table()], 0
     for file in files:
         with lake.open_input(file.path) as opened:
-            tables.append(pq.read_table(opened, **options))
-    return pa.concat_tables(tables)
+            # Some at a time: each of thousands of children that failed has a traceback.
+            parquet = pq.ParquetFile(opened)
+            groups = groups_with(parquet, "position", first, last)
+            for some in parquet.iter_batches(_READ_ROWS, row_groups=groups, use_threads=False):
+                rows = pa.table(some)
+                within = pc.and_(pc.greater_equal(rows["position"], first), pc.less_equal(rows["position"], last))
+                ends.append(that_count(rows.filter(within)))
+                held += ends[-1].num_rows
+                if held > _HELD_ROWS:
+                    ends, held = [that_count(pa.concat_tables(ends))], 0
+    return that_count(pa.concat_tables(ends))
+
+
+def that_count(ends: pa.Table) -> pa.Table:
+    """Of each message the first child that failed, and the last that says how it is settled."""
+    ends = ends.sort_by([("position", "ascending"), ("child", "ascending")])
+    failed = ends.filter(pc.is_valid(ends["kind"]))
+    settling = ends.filter(pc.or_(pc.is_valid(ends["on_success"]), pc.is_valid(ends["on_failure"])))
+    first_of_each = np.diff(failed["position"].to_numpy(), prepend=-1) != 0
+    last_of_each = np.diff(settling["position"].to_numpy(), append=-1) != 0
+    return pa.concat_tables([failed.filter(pa.array(first_of_each)), settling.filter(pa.array(last_of_each))])
 
 
 def with_ends(rows: pa.RecordBatch, ends: pa.Table) -> pa.RecordBatch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline_platform.lake.reader import Range
+from pipeline_platform.lake.reader import Range, completed
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.model.failure import Failure
@@ -22,6 +23,7 @@ from pipeline_platform.tasks.by_position import ByPosition
 from pipeline_platform.tasks.fork import Death, Limit, Written, in_a_fork
 from pipeline_platform.tasks.isolate import tries_before
 from pipeline_platform.tasks.progress import UNWATCHED, Progress, Watch
+from pipeline_platform.tasks.said import Said, heard
 from pipeline_platform.tasks.staging import CUT_BY, STAGED, staged_messages, staged_table, to_be_cut
 
 SPLIT_ROWS, SPLIT_BYTES = 8_192, 16 * 2**20
@@ -58,20 +60,25 @@ class CutBatches:
         """Run the only task."""
         known = pa.concat_tables(map(self._known, self.staged)).combine_chunks()
         splits = isinstance(self.options.batch_size, Splitter)
-        limit = Limit.of(f"batchers[{self.batcher!r}].message_timeout", self.options.message_timeout)
-        if splits and (self.careful or limit or tries_before()):
-            batches = self._cut_in_forks(known, limit)
-        else:
-            batches = self._cut(known, {}, UNWATCHED)
+        # Without one there is nothing to hear, and a thread of the driver may do this.
+        with heard() if splits else nullcontext(Said()) as said:
+            batches = self._batches(known)
         with Writer(self.lake, self.pipeline, f"{self.receive_id}-{self.batcher}-cut-{index}") as writer:
             for batch in batches.combine_chunks().to_batches():
                 writer.write(plan_table(self.receive_id, self.batcher), self.staged[0].window, batch)
-            manifest = writer.close()
+            manifest = writer.close(**said.notes(), who=f"the splitter of {self.batcher!r}")
         yield from manifest.to_arrow().to_batches()
+
+    def _batches(self, known: pa.Table) -> pa.Table:
+        limit = Limit.of(f"batchers[{self.batcher!r}].message_timeout", self.options.message_timeout)
+        if isinstance(self.options.batch_size, Splitter) and (self.careful or limit or tries_before()):
+            return self._cut_in_forks(known, limit)
+        return self._cut(known, {}, UNWATCHED)
 
     def _known(self, file: Range) -> pa.Table:
         with self.lake.open_input(file.path) as opened:
-            return to_be_cut(pq.read_table(opened, columns=CUT_BY), file.window)
+            rows = pq.ParquetFile(opened).read(columns=CUT_BY)
+        return to_be_cut(completed(rows, STAGED, CUT_BY), file.window)
 
     def _cut(self, known: pa.Table, killers: Mapping[int, Failure], watch: Watch) -> pa.Table:
         options, read = self.options, partial(self._messages, known["size"].to_numpy(), killers, watch)
@@ -82,7 +89,7 @@ class CutBatches:
         self, sizes: np.ndarray, killers: Mapping[int, Failure], watch: Watch, rows: list[int]
     ) -> Iterator[Message]:
         """Yield the messages of some rows. A killer, by its place among them, fails undecoded."""
-        staged, model, first = ByPosition(self.lake, self.staged), self.options.table_schema, 0
+        staged, model, first = ByPosition(self.lake, self.staged, STAGED), self.options.table_schema, 0
         for some in _portions(sizes, rows):
             read = pa.RecordBatch.from_arrays(staged.take(STAGED.names, np.array(some)), schema=STAGED)
             known = {place - first: why for place, why in killers.items() if 0 <= place - first < len(some)}

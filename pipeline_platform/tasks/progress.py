@@ -66,12 +66,14 @@ class Progress(Watch):
         """Yield messages, each as its callback begins."""
         cells, number, calls = self._cells, _CALLBACKS.index(callback), self._calls
         cells[_THREADS] = 0
-        for message in messages:
-            cells[_CALL] = 0  # else the parent could take this message for the one before, which took too long
-            cells[_CALLBACK], cells[_COUNT], cells[_ROWS] = number, 1, message._row
-            cells[_CALL] = next(calls)
-            yield message
-        cells[_CALL] = 0
+        try:
+            for message in messages:
+                cells[_CALL] = 0  # else the parent could take this message for the one before, which took too long
+                cells[_CALLBACK], cells[_COUNT], cells[_ROWS] = number, 1, message._row
+                cells[_CALL] = next(calls)
+                yield message
+        finally:  # also where no more of them are asked for
+            cells[_CALL] = 0
 
     @contextmanager
     def busy(self, callback: str, messages: Sequence[Message]) -> Iterator[None]:
@@ -155,8 +157,11 @@ class _OfThread(Watch):
     def each(self, callback: str, messages: Iterable[Message]) -> Iterator[Message]:
         """Yield messages, each as its callback begins. Between two of them the thread may wait for permits."""
         del callback  # see `of_threads`
-        for message in messages:
-            self._cells[self._row_at] = message._row
-            self._cells[self._call_at] = next(self._calls)
-            yield message
+        try:
+            for message in messages:
+                self._cells[self._row_at] = message._row
+                self._cells[self._call_at] = next(self._calls)
+                yield message
+                self._cells[self._call_at] = 0
+        finally:
             self._cells[self._call_at] = 0

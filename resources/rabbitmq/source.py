@@ -87,6 +87,12 @@ class RabbitmqSource(RabbitmqOptions):
             channel: Asks by the names of pika's methods, as in `channel.ask("exchange_declare", exchange="flights")`.
         """
 
+    @classmethod
+    def without_partitions(cls, options: Mapping[str, Any]) -> str | None:
+        """A queue has none."""
+        del options
+        return "whose queues have no partitions: leave it out"
+
     def backlog(self) -> Backlog:
         """Say how many messages wait; those that runs hold are not among them."""
 

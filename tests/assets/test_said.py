@@ -11,6 +11,14 @@ def test_the_log_of_a_run_tells_what_callbacks_printed_and_logged(location: Loca
     assert run.is_success
     log = location.log(run)
     told = [line for line in log.replace("\\n", "\n").splitlines() if line]
-    for line in ("handling a line", "logged a line", "batching 1", "failed 1", "handling fail deadly"):
+    for line in (
+        "handling a line",
+        "logged a line",
+        "batching 1",
+        "splitting at 0",
+        "failed 1",
+        "handling fail deadly",
+    ):
         assert any(text.startswith(line) for text in told), line
     assert "callbacks of task 0 said" in log
+    assert "the splitter of 'letters' said" in log

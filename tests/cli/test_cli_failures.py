@@ -214,3 +214,23 @@ def test_python_does_the_same(cli: Cli, launched: list[tuple[Any, Any]]) -> None
     assert run == launch.Launched("run-1", [WINDOW], 1)
     assert launched[0][0]["failures"] == {"kind": "KeyError"}
     assert launch.retry_failures("keeping", message_id="nobody") == []
+
+
+def test_of_an_id_that_several_sources_have_the_source_has_to_be_said(
+    cli: Cli, lake: Lake, launched: list[tuple[Any, Any]]
+) -> None:
+    record(lake, "r9", {**event("a"), "source": "other"}, {**event("gone", 3, "closed"), "source": "other"})
+
+    said = str(cli("retry", "keeping", "--id", "a").exception)
+    assert "failures of the sources memory, other have the id 'a': name one as source" in said
+    assert launched == []
+
+    assert "1 failures in 1 runs." in cli("retry", "keeping", "--id", "a", "--source", "other").stdout
+    assert "1 failures in 1 runs." in cli("retry", "keeping", "--id", "gone").stdout, "what is closed is not driven"
+    assert "1 failures in 1 runs." in cli("retry", "keeping", "--source", "other").stdout
+    assert "No failure is such" in cli("retry", "keeping", "--id", "a", "--source", "third").stdout
+    assert [config["failures"] for config, _ in launched] == [
+        {"message_id": "a", "source": "other"},
+        {"message_id": "gone"},
+        {"source": "other"},
+    ]

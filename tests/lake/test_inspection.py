@@ -1,7 +1,11 @@
 """Failures as people look at them: in groups, and one with its history."""
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
+import pyarrow.parquet as pq
+
+from pipeline_platform.lake import writer
 from pipeline_platform.lake.inspection import IDS, Group, grouped, history
 from tests.fixtures.failures import LATER, NOON, event, failures, record
 from tests.fixtures.small_lake import WINDOW
@@ -52,3 +56,21 @@ def test_the_history_of_a_message_is_in_the_order_in_which_events_count(lake):
         (3, "closed", "r3"),
     ]
     assert (events[0]["data"], events[0]["window"], events[1]["reason"]) == (b"m:1", WINDOW, "no date")
+
+
+def test_the_history_of_a_message_reads_payloads_only_where_the_message_is(lake, monkeypatch):
+    monkeypatch.setattr(writer, "ROW_GROUP_ROWS", 10)
+    record(lake, "r1", *(event(f"m{number:03}") for number in range(100)), event("m999"))
+    record(lake, "r2", *(event(f"{letter}{number}") for number in range(50) for letter in "az"), event("m042", 2))
+    read: list[list[str]] = []
+    real = pq.ParquetFile.read_row_group
+
+    def reading(self: Any, group: int, columns: list[str], **options: Any) -> Any:
+        read.append(columns)
+        return real(self, group, columns=columns, **options)
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", reading)
+
+    assert [one["data"] for one in history(failures(lake), "m042")] == [b"m042:1", b"m042:2"]
+    assert sum("data" in columns for columns in read) == 2
+    assert len([columns for columns in read if "data" not in columns]) < 22, "statistics exclude most of the first file"

@@ -59,6 +59,10 @@ def mixed(lake: Lake) -> Lake:
         ({"message_id": "done"}, []),
         ({"message_id": "nobody"}, []),
         ({"message_id": "gone", "state": "waiting"}, []),
+        ({"message_id": "gone", "source": "memory"}, ["gone:3"]),
+        ({"message_id": "gone", "source": "other"}, []),
+        ({"source": "memory", "state": "dead"}, ["gone:3"]),
+        ({"source": "nobody"}, []),
     ],
 )
 def test_failures_are_chosen_by_state_time_and_id(mixed, selection, payloads):

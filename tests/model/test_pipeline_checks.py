@@ -60,6 +60,65 @@ def test_what_an_author_may_write_passes(bases: tuple[type, ...], attributes: di
     assert build(*bases, **attributes).name == "p"
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "meant"),
+    [
+        ("max_run", 3, "'max_runs' of Producer(...)"),
+        ("max_demands", 3, "'max_demand' of Processors(...)"),
+        ("batchsize", 3, "'batch_size' of Batcher(...)"),
+        ("mesage_timeout", timedelta(seconds=3), "'message_timeout' of Processors(...)"),
+    ],
+)
+def test_an_option_of_others_that_is_misspelt_on_the_class_is_refused(name: str, value: Any, meant: str) -> None:
+    with pytest.raises(PipelineError) as refused:
+        build(**{name: value})
+
+    why = f"did you mean {meant}? Give it there, or call one of your own _{name}"
+    assert str(refused.value) == f"Flights.{name} is no option; {why}"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "max_age",
+        "max_rows",
+        "max_size",
+        "max_run_s",
+        "max_retries",
+        "max_batches",
+        "max_messages",
+        "min_size",
+        "min_delay",
+        "batch_rows",
+        "batch_count",
+        "batch_limit",
+        "batch_sleep",
+        "chunk_rows",
+        "chunk_count",
+        "message_bytes",
+        "message_limit",
+        "message_timeout_s",
+        "allowed_carriers",
+        "rate_limit",
+        "sources",
+        "threshold",
+        "schedules",
+        "interval_s",
+        "backoff_s",
+        "patience_s",
+        "oldest",
+        "duplicates_for",
+    ],
+)
+def test_names_of_one_s_own_pass(name: str) -> None:
+    assert build(**{name: 3})
+    assert build(**{name: timedelta(seconds=3)})
+
+
+def test_of_any_name_a_value_that_no_such_option_has_passes() -> None:
+    assert build(batch_sizes={"small": 3}, max_run=lambda self: 3)
+
+
 def test_a_slip_in_a_shared_base_is_refused_in_the_name_of_the_base() -> None:
     class Base(Pipeline, abstract=True):
         producer = Producer(source="s")

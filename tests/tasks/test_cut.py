@@ -141,7 +141,7 @@ def split(splitter: Splitter, *payloads: bytes, batch_bytes: int = 10**9, **colu
     rows = [{name: values[n] for name, values in columns.items()} for n in range(len(payloads))]
     found = cut.cut(waiting(*rows), splitter, batch_bytes, read=lambda rows: map(told.__getitem__, rows)).to_pylist()
     return [
-        (one["failure"][:2], payloads[one["rows"][0]])
+        ([one["failure"]["kind"], one["failure"]["reason"]], payloads[one["rows"][0]])
         if one["failure"]
         else ([payloads[row] for row in one["rows"]], one["trigger"])
         for one in found

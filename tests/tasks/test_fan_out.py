@@ -176,6 +176,25 @@ def test_the_last_child_that_says_so_says_how_its_message_is_settled():
     assert testing.test_message(Families, "left=a lake=a").actions == ["ack"]
 
 
+class Settled(Families):
+    """Its children say how they are settled, and fail then."""
+
+    name = "settled"
+
+    def _child(self, message: Message, batcher: str, word: str) -> Message:
+        child = super()._child(message, batcher, word)
+        return child.configure_ack(on_failure="nack:7") if word == "nack" else child
+
+
+@pytest.mark.parametrize("fault", ["lake=failed", "lake=misfit", "left=misfit", "nowhere=a", "left=fail"])
+@pytest.mark.parametrize("place", [0, 1])
+def test_wherever_a_child_fails_its_message_is_settled_as_the_last_child_says_that_says_so(fault, place):
+    words = ["lake=nack"]
+    words.insert(place, fault)
+
+    assert testing.test_message(Settled, " ".join(words)).actions == ["nack:7"]
+
+
 @pytest.mark.parametrize("rescue", [False, True])
 def test_of_a_message_that_is_rescued_after_its_batch_the_children_stay_cut(rescue):
     class Rescuing(Families):

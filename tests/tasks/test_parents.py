@@ -9,6 +9,7 @@ from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.reader import divide
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.message import Message
+from pipeline_platform.tasks import parents
 from pipeline_platform.tasks.batch import HandleBatches
 from pipeline_platform.tasks.fan_out import ends_table, parents_table
 from pipeline_platform.tasks.handle import Handle
@@ -96,3 +97,24 @@ def test_parents_are_shared_out_over_tasks_each_once(lake, tasks):
 
     ids = [row["message_id"] for row in rows_of(lake, "fragile", manifest, "outcomes")]
     assert sorted(ids) == sorted(f"m{number}" for number in range(10))
+
+
+def test_of_what_children_say_a_task_holds_what_counts_however_many_they_are(lake, monkeypatch):
+    held: list[int] = []
+    real = parents.that_count
+
+    def counting(ends: Any) -> Any:
+        held.append(ends.num_rows)
+        return real(ends)
+
+    monkeypatch.setattr(parents, "that_count", counting)
+    monkeypatch.setattr(parents, "_READ_ROWS", 50)
+    monkeypatch.setattr(parents, "_HELD_ROWS", 20)
+    failing = b" ".join([b"left=ack", *[b"right=fail"] * 200])
+
+    manifest = ended(lake, b"left=a", failing, b"left=b left=ack", failing, careful=False, tasks=1)
+
+    assert outcomes(lake, "fragile", manifest) == {"m0": "handled", "m1": "failed", "m2": "handled", "m3": "failed"}
+    assert max(held) <= 100
+    actions = {row["message_id"]: row["action"] for row in rows_of(lake, "fragile", manifest, "outcomes")}
+    assert actions == {"m0": "ack", "m1": "ack", "m2": "noop", "m3": "ack"}

@@ -3,14 +3,18 @@
 import os
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from pydantic import BaseModel
 
 from pipeline_platform.lake.manifest import Manifest
+from pipeline_platform.lake.reader import Range
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import BatchInfo, Message
 from pipeline_platform.model.options import Batcher, Producer, Splitter
 from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.model.retry import Retry
 from pipeline_platform.tasks import plan
 from pipeline_platform.tasks.batch import HandleBatches
 from pipeline_platform.tasks.plan import CutBatches, plan_table
@@ -69,18 +73,23 @@ SEEN: list[tuple[BatchInfo, list[int]]] = []
 FAILED: list[str | None] = []
 
 
+def planned(lake: Lake, *payloads: str, careful: bool = False, rest: Any = "flush") -> tuple[list[Range], Manifest]:
+    """Where parcels wait, and their plan."""
+    whole = ranges(handled(lake, Boxes, *(one.encode() for one in payloads)), "boxes", staged_table("r1", "box"))
+    (options,) = Boxes.batchers.values()
+    return whole, returned(CutBatches(lake, "boxes", "r1", "box", options, Memory().settling, whole, rest, careful)(0))
+
+
 def boxed(
     lake: Lake, *payloads: str, careful: bool = False, rest: Any = "flush"
 ) -> tuple[list[tuple[str, str, list[int]]], Manifest]:
     """Key, trigger and weights of each box, in order; and what was written."""
     SEEN.clear()
     FAILED.clear()
-    settling = Memory().settling
-    whole = ranges(handled(lake, Boxes, *(one.encode() for one in payloads)), "boxes", staged_table("r1", "box"))
-    (options,) = Boxes.batchers.values()
-    cut = CutBatches(lake, "boxes", "r1", "box", options, settling, whole, rest, careful)
-    planned = ranges(returned(cut(0)), "boxes", plan_table("r1", "box"))
-    manifest = returned(HandleBatches(Boxes, None, settling, "source", lake, "r1", "box", whole, planned)(0))
+    whole, plan = planned(lake, *payloads, careful=careful, rest=rest)
+    files = ranges(plan, "boxes", plan_table("r1", "box"))
+    task = HandleBatches(Boxes, None, Memory().settling, "source", lake, "r1", "box", whole, files)
+    manifest = returned(task(0))
     return [(info.batch_key, info.trigger, weights) for info, weights in SEEN], manifest
 
 
@@ -155,3 +164,62 @@ def test_nothing_is_split_where_no_message_waits_to_be(lake):
     assert boxes == []
     assert outcomes(lake, "boxes", manifest) == {"m0": "failed"}
     assert manifest.total("batches") == 0
+
+
+@pytest.mark.parametrize("careful", [False, True])
+def test_what_a_splitter_prints_is_heard_also_from_forks_that_die(lake, monkeypatch, careful):
+    def talk(message: Message, weight: int) -> Any:
+        print("weighs", message.data.weight)  # noqa: T201
+        return load(message, weight)
+
+    talking = {"box": Boxes.batchers["box"].model_copy(update={"batch_size": Splitter(initial=0, step=talk)})}
+    monkeypatch.setattr(Boxes, "batchers", talking)
+
+    _, plan = planned(lake, "a 6 -", *(["a 9 leave"] if careful else []), "a 5 -", careful=careful)
+
+    (notes,) = plan.notes
+    assert (notes["who"], notes["unsaid"]) == ("the splitter of 'box'", 0)
+    assert set(notes["said"].splitlines()) == {"weighs 6", "weighs 5", *(["weighs 9"] if careful else [])}
+
+
+def dead(error: BaseException, stage: str) -> Failure:
+    return Failure(type(error).__name__, str(error), "", stage, retry=False)
+
+
+def give_up(self: Boxes, messages: list[Message], context: Any) -> list[Message]:
+    return [message.failed(message.failure, retry=False) for message in messages]
+
+
+@pytest.mark.parametrize(
+    ("patches", "state"),
+    [([], "open"), ([(Failure, "of", dead)], "dead"), ([(Boxes, "handle_failed", give_up)], "dead")],
+)
+def test_what_a_splitter_fails_is_retried_unless_the_plan_or_handle_failed_says_no(lake, monkeypatch, patches, state):
+    monkeypatch.setattr(Boxes, "retry", Retry(max_attempts=3))
+    for patch in patches:
+        monkeypatch.setattr(*patch)
+
+    _, manifest = boxed(lake, "a 6 -", "a 9 raise")
+
+    assert [row["state"] for row in rows_of(lake, "boxes", manifest, "failed")] == [state]
+
+
+@pytest.mark.parametrize("lacking", [["child"], ["child", "own"]])
+def test_files_that_an_earlier_release_staged_are_cut_and_batched(lake, lacking):
+    payloads = "a 6 -", "a 4 -", "b 1 -"
+    whole, _ = planned(lake, *payloads)
+    for file in whole:
+        rows = pq.read_table(lake.open_input(file.path))
+        with lake.open_output(file.path) as opened:
+            pq.write_table(rows.drop_columns(lacking), opened)
+    SEEN.clear()
+
+    (options,) = Boxes.batchers.values()
+    settling = Memory().settling
+    plan = returned(CutBatches(lake, "boxes", "r1", "box", options, settling, whole)(0))
+    files = ranges(plan, "boxes", plan_table("r1", "box"))
+    manifest = returned(HandleBatches(Boxes, None, settling, "source", lake, "r1", "box", whole, files)(0))
+
+    assert outcomes(lake, "boxes", manifest) == dict.fromkeys(["m0", "m1", "m2"], "handled")
+    assert [weights for _, weights in SEEN] == [[6, 4], [1]]
+    assert {row["child"] for row in rows_of(lake, "boxes", manifest, "box")} == {None}

@@ -1,0 +1,173 @@
+"""Whatever becomes of children, and wherever runs end: each message ends once, with all of its rows or with none."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline_platform.lake.selection import Selection
+from pipeline_platform.model.message import Message
+from pipeline_platform.model.options import Batcher, Processors, Producer, Splitter, TableBatcher
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.model.retry import Retry
+from pipeline_platform.run.flow import Flow
+from tests.fixtures import families
+from tests.fixtures.families import FAULTS, Word
+from tests.fixtures.flow import rows, run
+from tests.run.test_whole_run_properties import Point, ending, flows, settled  # noqa: F401 - a fixture
+
+TABLES = ("lake", "left", "right")
+
+
+class Text(str):
+    """A payload, as `flows` enqueues one."""
+
+    def model_dump_json(self) -> str:
+        return str(self)
+
+
+class Families(families.Families):
+    """Over a queue, told early of what says `tell`."""
+
+    name = "families"
+    producer = Producer(source="queue", max_runs=2)
+    acks_immediately = True
+    retry = Retry(max_attempts=2, backoff=timedelta(microseconds=1))
+
+    def _child(self, message: Message, batcher: str, word: str) -> Message:
+        child = super()._child(message, batcher, word)
+        return child.ack_immediately() if word == "tell" and batcher == "lake" else child
+
+    def _batched(self, message: Message) -> Message:
+        return super()._batched(message.ack_immediately() if self._word(message) == "tell" else message)
+
+
+def length(message: Message) -> int:
+    """Of the payload, or of a child's word."""
+    data = message.data
+    return len(data if isinstance(data, bytes) else data["word"] if isinstance(data, dict) else data.word)
+
+
+def by_length(message: Message, total: int) -> tuple[str, int]:
+    total += length(message)
+    return ("emit" if total > 12 else "cont"), total
+
+
+class Ordered(Families):
+    """In partitions, batches by a splitter."""
+
+    name = "ordered"
+    producer = Producer(source="queue")
+    partition_by = staticmethod(length)
+    batchers = {
+        "lake": TableBatcher(schema=Word),
+        "left": Batcher(schema=Word, batch_size=Splitter(initial=0, step=by_length)),
+        "right": Batcher(schema=Word, concurrency=2),
+    }
+
+
+class Timed(Families):
+    """Whose calls have a limit, two at once."""
+
+    name = "timed"
+    processors = Processors(chunk_size=4, threads=2, message_timeout=timedelta(seconds=20))
+    batchers = {**families.Families.batchers, "left": Batcher(schema=Word, message_timeout=timedelta(seconds=20))}
+
+
+class Rescuing(Families):
+    """`handle_failed` brings all back that it may."""
+
+    name = "rescuing"
+    processors = Processors(rescue=True)
+    batchers = {
+        "lake": TableBatcher(schema=Word),
+        "left": Batcher(schema=Word, rescue=True),
+        "right": Batcher(schema=Word),
+    }
+
+    def handle_failed(self, messages: list[Message], context: Any) -> list[Message]:
+        return [one.put({"word": "rescued"}, batcher="lake").rescued() for one in messages]
+
+
+def has_fault(payload: str) -> bool:
+    return payload == "leave" or any(word in (*FAULTS, "left=leave") for word in payload.split())
+
+
+def words_of(payload: str) -> dict[str, list[str]]:
+    """The words that each table holds of a message that is handled."""
+    pairs = [word.rpartition("=") for word in payload.split()]
+    return {name: sorted(word for batcher, _, word in pairs if (batcher or "lake") == name) for name in TABLES}
+
+
+def check(payloads: list[str], flow: Flow) -> None:
+    """Look for each message where it should be after one attempt, with its rows or without."""
+    decided = rows(flow, "outcomes").filter(pl.col("outcome").is_in(["handled", "failed"]))
+    ends = dict(decided.select("message_id", "outcome").iter_rows())
+    kinds = dict(rows(flow, "failed").select("message_id", "kind").iter_rows())
+    tables = {name: rows(flow, name) for name in TABLES}
+    nothing, rescued = words_of(""), words_of("lake=rescued")
+
+    assert decided.height == len(ends) == len(payloads)
+    assert (flow.ledger.unfinished(), flow.source.backlog().messages) == ([], 0)
+    for message_id, payload in enumerate(payloads, start=1):
+        end, kind = ends[str(message_id)], kinds.get(str(message_id))
+        found = {name: sorted(table.filter(message_id=str(message_id))["word"]) for name, table in tables.items()}
+        said = payload, end, kind, found
+        if end == "failed":
+            # The source was told of it by a run that ended before it decided.
+            assert has_fault(payload) or ("tell" in payload and kind == "not decided"), said
+            assert found == nothing, said
+        elif has_fault(payload):
+            assert flow.pipeline is Rescuing, said
+            assert found in (nothing, rescued), said
+        else:
+            assert found == words_of(payload), said
+
+
+def check_again(flow: Flow) -> None:
+    """Look for what was driven a second time, which is the last."""
+    decided = rows(flow, "outcomes").filter(pl.col("outcome").is_in(["handled", "failed"]))
+    events = rows(flow, "failed").sort("attempt", pl.col("state") == "closed")
+    last = dict(events.group_by("message_id", maintain_order=True).last().select("message_id", "state").iter_rows())
+
+    assert decided.select("message_id", "attempt").is_unique().all()
+    assert flow.ledger.unfinished() == []
+    assert set(last.values()) <= {"dead", "closed"}
+    for name in TABLES:
+        table = rows(flow, name)
+        assert table.select("message_id", "child").is_unique().all()
+        assert "dead" not in {last.get(message_id) for message_id in table["message_id"]}
+
+
+WORDS = st.sampled_from([*FAULTS, "lake=a", "left=b", "right=c", "left=ack", "left=tell", "lake=tell", "left=leave"])
+PAYLOADS = st.lists(
+    st.lists(WORDS, max_size=4).map(" ".join) | st.sampled_from(["plain", "leave"]), min_size=1, max_size=12
+)
+ENDS = st.lists(st.builds(Point, st.sampled_from(range(40)), st.booleans()), max_size=3)
+
+
+@pytest.mark.parametrize("examples", [3, pytest.param(50, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("pipeline", [Families, Ordered, Timed, Rescuing])
+def test_wherever_runs_end_a_message_ends_once_with_all_of_its_rows_or_with_none(
+    flows: Callable[..., Callable[[], Flow]],  # noqa: F811
+    pipeline: type[Pipeline],
+    examples: int,
+) -> None:
+    @settings(max_examples=examples, deadline=None)
+    @given(PAYLOADS, ENDS, ENDS)
+    def tried(payloads: list[str], ends: list[Point], later: list[Point]) -> None:
+        flow = flows(pipeline, [Text(one) for one in payloads])
+        check(payloads, settled(flow, ends))
+        waiting = Selection(state="waiting")
+        for end in later:
+            with ending(end):
+                run(flow(), "failed", waiting)
+            flow().control.let_go("test")
+        run(last := flow(), "failed", waiting)
+        check_again(last)
+
+    tried()
