@@ -7,6 +7,7 @@ import pytest
 
 from pipeline_platform.control.overrides import Overrides
 from pipeline_platform.lake.decision import FencedError
+from pipeline_platform.model.options import Producer
 from pipeline_platform.model.pipeline import PipelineError
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin
@@ -156,6 +157,7 @@ class ByLast(Obedient):
     """Those with the same last digit in order."""
 
     name = "by_last"
+    producer = Producer(source="queue")
     partition_by = lambda message: int(message.data[-1:])  # type: ignore[assignment]  # noqa: E731
 
 
