@@ -87,7 +87,7 @@ def handle_messages(flow: Flow, receive: Receive) -> Manifest:
         return Manifest()
     if (before := flow.ledger.manifest(receive, "handle")).files and as_decided(flow, receive):
         return before  # executed again after the decision: what was written is what there is
-    expect_ours(flow, receive)
+    _go_on(flow, receive)
     # An earlier try may have sent messages to other batchers; the decision takes what lies here.
     flow.ledger.forget_after(receive, "receive")
     started = time.monotonic()
@@ -131,7 +131,7 @@ def batch_messages(flow: Flow, receive: Receive, *batchers: str) -> dict[str, Ma
             tell(told, "batcher", manifest)
 
     if left:
-        expect_ours(flow, receive)
+        _go_on(flow, receive)
         with alive(flow, receive):
             flow.session()  # made by one thread, for all of them
             most = batching.most_tasks(flow, len(left))
@@ -247,6 +247,13 @@ def _finish(flow: Flow, receive: Receive, manifest: Manifest) -> None:
         not_begun, begun = partial(given_back, flow, receive, begun=False), partial(given_back, flow, receive, begun=True)
         source.give_back(receive.receive_id, not_begun, begun)
     source.finish(receive.receive_id)
+
+
+def _go_on(flow: Flow, receive: Receive) -> None:
+    """Refuse to work on what is another run's by now, and end what the run before this one may have left at work."""
+    expect_ours(flow, receive)
+    if receive.owner:
+        flow.work(receive.receive_id).interrupt()
 
 
 def _publish_others(flow: Flow) -> list[str]:
