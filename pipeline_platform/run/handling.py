@@ -36,9 +36,7 @@ def handle(flow: Flow, receive: Receive, received: Manifest) -> Manifest:
     return carefully(lambda task: work.run(task, len(parts)), task)
 
 
-def _in_order(
-    flow: Flow, receive: Receive, files: Sequence[File], repeats: Sequence[Range], pace: Pace
-) -> Manifest:
+def _in_order(flow: Flow, receive: Receive, files: Sequence[File], repeats: Sequence[Range], pace: Pace) -> Manifest:
     """Handle each partition by one task; see `tasks.in_order`."""
     name, receive_id, concurrency = flow.pipeline.name, receive.receive_id, flow.processors.concurrency
     work, parts = flow.work(receive_id), divide(files, name, concurrency)

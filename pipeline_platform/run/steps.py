@@ -244,7 +244,10 @@ def _finish(flow: Flow, receive: Receive, manifest: Manifest) -> None:
     """Tell a source that all of a receive is settled; before that, of what it is to leave out."""
     source = intake_of(flow, receive).source
     if source.gives_back_spans and manifest.total("given_back"):
-        not_begun, begun = partial(given_back, flow, receive, begun=False), partial(given_back, flow, receive, begun=True)
+        not_begun, begun = (
+            partial(given_back, flow, receive, begun=False),
+            partial(given_back, flow, receive, begun=True),
+        )
         source.give_back(receive.receive_id, not_begun, begun)
     source.finish(receive.receive_id)
 

@@ -43,8 +43,8 @@ class LogSource(Source):
     until it is abandoned; a position moves over all that is settled without a gap. So neither a message that takes long
     nor one that fails holds another back. Failed messages are acknowledged: the failed-message table holds them.
 
-    The `ack_ref` of a message is its partition's name, and its `ack_id` the offset: of a run that is stopped, what it did
-    not begin is free again, and comes to a later one.
+    The `ack_ref` of a message is its partition's name, and its `ack_id` the offset: by them a run that is stopped frees
+    what it did not begin, for a later one.
 
     The `at` of its shares is `{"spans": [[partition, first, past, reached], ...]}`: a message at an offset below
     `reached` may have been delivered before.
