@@ -19,7 +19,7 @@ from pipeline_platform.run.clear_up import clear_up
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.lease import alive
 from resources.kafka import KafkaSource
-from tests.fixtures.flow import WINDOW, kinds, rows, run, worked
+from tests.fixtures.flow import WINDOW, finish, kinds, rows, run, worked
 from tests.fixtures.flow_pipelines import Obedient
 from tests.fixtures.kafka_source import Open, lag, set_group, until
 from tests.fixtures.spark import WarmSpark
@@ -204,6 +204,28 @@ def test_a_run_that_is_drained_leaves_the_rest_of_its_ranges_to_the_next(
     assert_each_once(flow, words)
     came_to = rows(flow, "outcomes").filter(pl.col("receive_id") == again.receive_id)["outcome"]
     assert came_to.to_list() == ["handled"] * (150 - len(begun)), "nothing is read twice that was handled"
+
+
+def test_what_two_tasks_of_a_drained_run_left_of_a_partition_is_read_once(flow: Flow) -> None:
+    """Its offsets are handled, free, handled and free."""
+    words = [f"sleep 0.1{number:04}" for number in range(150)]
+    flow.source.send([word.encode() for word in words], ({"partition": 0} for _ in words))
+    receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
+    steps.receive_messages(flow, receive)
+    flow.control.drain("obedient", "moves", timedelta(seconds=2))
+    steps.handle_messages(flow, receive)
+    finish(flow, receive)
+
+    begun = rows(flow, "words").height
+    (place,) = (place for place in flow.source.positions.places("kafka").values() if place.spans)  # type: ignore[attr-defined]
+    assert 0 < place.settled_to < begun, "the first task's"
+    assert [(span.past - span.first, span.holder) for span in place.spans] == [(begun - place.settled_to, None)]
+
+    flow.control.resume("obedient")
+    again = run(flow)
+
+    assert_each_once(flow, words)
+    assert rows(flow, "messages").filter(pl.col("receive_id") == again.receive_id).height == 150 - begun
 
 
 def end(*_: object) -> None:
