@@ -8,6 +8,7 @@ import dagster as dg
 from pydantic import Field
 
 from pipeline_platform.control.drain import drain
+from pipeline_platform.control.overrides import check_overrides
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.model.options import Overrides, PipelineError, RateLimiting
 from pipeline_platform.model.pipeline import Pipeline
@@ -30,7 +31,9 @@ class LimitsConfig(dg.Config):
     activity: Activity = Field(default=Activity.unchanged, description="`drain` waits until nothing is under way.")
     reason: str = Field(default="changed in Dagster", description="Of a pause or a drain: what people read meanwhile.")
     allowed_messages: int | None = Field(default=None, description="Of the rate limit: messages in an interval.")
-    interval_s: float | None = Field(default=None, gt=0, description="Of the rate limit: length of an interval.")
+    interval_s: float | None = Field(
+        default=None, gt=0, le=36_500 * 86_400, description="Of the rate limit: length of an interval."
+    )
     concurrency: int | None = Field(default=None, description=_OVERRIDES["concurrency"].description)
     max_demand: int | None = Field(default=None, description=_OVERRIDES["max_demand"].description)
     max_runs: int | None = Field(default=None, description=_OVERRIDES["max_runs"].description)
@@ -61,28 +64,22 @@ def limits_job(pipeline: type[Pipeline]) -> dg.JobDefinition:
 
 
 def change(pipeline: type[Pipeline], control: ControlStore, config: LimitsConfig, log: Callable[[str], None]) -> None:
-    """Change what a config says.
+    """Change what a config says, or nothing.
 
     Raises:
         PipelineError: There is no such producer, an option is not its own, or a value is out of bounds.
     """
     producers, key = pipeline.producers_of(config.producer), pipeline.limits_key(config.producer)
     changes = Overrides(concurrency=config.concurrency, max_demand=config.max_demand, max_runs=config.max_runs)
-    span = None if config.interval_s is None else timedelta(seconds=config.interval_s)
-    limits = (config.allowed_messages, span) != (None, None)
-    if limits and config.producer not in producers:
-        raise PipelineError(f"{key}: each producer has a rate limit of its own: choose one of {', '.join(producers)}")
+    check_overrides(pipeline, changes, config.producer)
+    limit = _limit(pipeline, control, config)
     if config.reset:
         control.reset_overrides(pipeline, config.producer)
         for name in producers:
             control.set_rate_limiting(pipeline.limits_key(name), None)
     log(f"{key}: set at run time: {control.override(pipeline, changes, config.producer)}")
-    if config.allowed_messages is not None and span is not None:
-        limit = RateLimiting(allowed_messages=config.allowed_messages, interval=span)
+    if limit is not None:
         control.set_rate_limiting(key, limit)
-    elif limits:
-        own = producers[config.producer].rate_limiting
-        control.update_rate_limiting(key, own, allowed_messages=config.allowed_messages, interval=span)
     match config.activity:
         case Activity.pause:
             control.pause(key, config.reason)
@@ -90,3 +87,23 @@ def change(pipeline: type[Pipeline], control: ControlStore, config: LimitsConfig
             control.resume(key)
         case Activity.drain:
             log(drain(control, pipeline, config.reason, config.producer, log=log))
+
+
+def _limit(pipeline: type[Pipeline], control: ControlStore, config: LimitsConfig) -> RateLimiting | None:
+    """The rate limit that a config sets: what it leaves out is as it holds now. None where it changes none."""
+    allowed, seconds, key = config.allowed_messages, config.interval_s, pipeline.limits_key(config.producer)
+    if allowed is None and seconds is None:
+        return None
+    producers = pipeline.producers_of(config.producer)
+    if config.producer not in producers:
+        raise PipelineError(f"{key}: each producer has a rate limit of its own: choose one of {', '.join(producers)}")
+    own = producers[config.producer].rate_limiting
+    before = own if config.reset else control.rate_limiting(key, own)
+    if before is None and (allowed is None or seconds is None):
+        raise PipelineError(f"{key} has no rate limit to change a part of: set allowed_messages and interval_s")
+    changed = {
+        **(before.model_dump() if before else {}),
+        **({} if allowed is None else {"allowed_messages": allowed}),
+        **({} if seconds is None else {"interval": timedelta(seconds=seconds)}),
+    }
+    return RateLimiting(**changed)

@@ -52,7 +52,7 @@ class Deployment:
             BadParameter: There is none of that name.
         """
         if name not in self.pipelines:
-            said = f"there is no pipeline {name!r}; there is {', '.join(self.pipelines)}"
+            said = f"there is no pipeline {name!r}; there is {', '.join(self.pipelines) or 'none'}"
             raise typer.BadParameter(said, param_hint="PIPELINE")
         return self.pipelines[name]
 

@@ -117,7 +117,7 @@ def _lines(file: IO[bytes], most_bytes: int, from_line: int, *, has_metadata: bo
 
 def _with_metadata(number: int, text: bytes) -> Line:
     try:
-        row = json.loads(text)
+        row = json.loads(text, parse_constant=_refused)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"line {number:,} is no JSON: {error}") from None
     if not isinstance(row, dict) or "data" not in row or row.keys() - {"data", "metadata"}:
@@ -125,5 +125,13 @@ def _with_metadata(number: int, text: bytes) -> Line:
     data, metadata = row["data"], row.get("metadata")
     if not isinstance(metadata, dict | None):
         raise ValueError(f"metadata of line {number:,} must be an object, not {type(metadata).__name__}")
-    payload = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
+    try:
+        json.dumps(metadata, allow_nan=False)
+        payload = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False, allow_nan=False)
+    except ValueError:  # Python reads 1e400 as infinite
+        raise ValueError(f"line {number:,} holds a number that JSON has no place for") from None
     return Line(number, payload.encode(errors="surrogatepass"), metadata)
+
+
+def _refused(constant: str) -> None:
+    raise ValueError(f"it has no {constant}")

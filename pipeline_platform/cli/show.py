@@ -63,6 +63,4 @@ def _limits(control: ControlStore, pipeline: type[Pipeline], producer: str) -> l
 def _options(options: BaseModel, *but: str) -> str:
     """Options by name, without those that are unset."""
     said = options.model_dump(exclude=set(but), exclude_none=True)
-    return ", ".join(
-        f"{name} {value:,}" if isinstance(value, int) else f"{name} {value}" for name, value in said.items()
-    )
+    return ", ".join(f"{name} {value:,}" if type(value) is int else f"{name} {value}" for name, value in said.items())

@@ -176,6 +176,10 @@ class Claims(Database):
         """
         return self._claims(_RECEIVES.c.pipeline == pipeline, live=False)
 
+    def over_of_all(self, pipeline: str) -> list[Claim]:
+        """List the claims whose lease ran out of a pipeline and of its producers, oldest first."""
+        return self._claims(_is_of(pipeline), live=False)
+
     def _claims(self, whose: sa.ColumnElement[bool], *, live: bool) -> list[Claim]:
         with self.reading() as connection:
             now = self.now(connection)

@@ -23,8 +23,8 @@ def drain(
 ) -> str:
     """Drain a pipeline or one of its producers, and wait until nothing is under way; it stays paused.
 
-    A run that has not claimed its room yet ends with nothing. What cannot be given back (a replay, a log, the fast
-    lane) is handled to its end.
+    A run that has not claimed its room yet ends with nothing. A replay that is cut changes nothing, and the fast lane
+    works to its end.
 
     Args:
         store: The control store.

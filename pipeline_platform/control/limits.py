@@ -189,6 +189,8 @@ class Throttle(Database):
     def drain(self, pipeline: str, reason: str, within: timedelta) -> None:
         """Pause, and have runs under way begin no message once `within` is over; they give back the rest.
 
+        A drain that is under way already is not postponed.
+
         Runs that find out late begin none from then on: a task looks every five seconds.
         """
         with self.writing() as connection:
@@ -250,7 +252,8 @@ def _set_limit(connection: sa.Connection, pipeline: str, limit: RateLimiting | N
 
 def _stop(connection: sa.Connection, key: str, at: int) -> None:
     upsert = insert(connection, STOPS).values(key=key, stops_at=at)
-    connection.execute(upsert.on_conflict_do_update(index_elements=["key"], set_={"stops_at": at}))
+    earlier = sa.case((STOPS.c.stops_at < at, STOPS.c.stops_at), else_=at)
+    connection.execute(upsert.on_conflict_do_update(index_elements=["key"], set_={"stops_at": earlier}))
 
 
 def forget_stop(connection: sa.Connection, key: str) -> None:

@@ -33,14 +33,7 @@ class Overriding(Database):
         Raises:
             PipelineError: An option is not of the producer that is named, or of no single producer.
         """
-        if producer and (changes.concurrency is not None or changes.max_demand is not None):
-            raise PipelineError(
-                f"{pipeline.name}: concurrency and max_demand are of the whole pipeline: leave out producer {producer}"
-            )
-        if changes.max_runs is not None and producer not in pipeline.producers_of(producer):
-            raise PipelineError(
-                f"{pipeline.name}: max_runs is of one producer: choose one of {', '.join(pipeline.producers)}"
-            )
+        check_overrides(pipeline, changes, producer)
         key = pipeline.limits_key(producer)
         with self.writing() as connection:
             if values := changes.model_dump(exclude_none=True):
@@ -70,6 +63,22 @@ class Overriding(Database):
             PipelineError: There is none of this name.
         """
         return self.overrides(pipeline.limits_key(name)).producer(pipeline.producers_of(name)[name])
+
+
+def check_overrides(pipeline: type[Pipeline], changes: Overrides, producer: str) -> None:
+    """Refuse options that are not of the producer that is named, or of no single producer.
+
+    Raises:
+        PipelineError: Some are.
+    """
+    if producer and (changes.concurrency is not None or changes.max_demand is not None):
+        raise PipelineError(
+            f"{pipeline.name}: concurrency and max_demand are of the whole pipeline: leave out producer {producer}"
+        )
+    if changes.max_runs is not None and producer not in pipeline.producers_of(producer):
+        raise PipelineError(
+            f"{pipeline.name}: max_runs is of one producer: choose one of {', '.join(pipeline.producers)}"
+        )
 
 
 def _overrides(connection: sa.Connection, key: str) -> Overrides:

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from pipeline_platform.control.database import Database, insert
 from pipeline_platform.control.limits import TABLES
-from pipeline_platform.source.positions import Place, Span
+from pipeline_platform.source.positions import Place, Span, without
 
 _LOGS = sa.Table("control_logs", TABLES, sa.Column("source", sa.Text, primary_key=True))
 """A row for each log: the lock that its planners take turns by."""
@@ -94,10 +94,15 @@ class LogPositions(Database):
             )
             return {one: further for one, offset in known.items() if (further := _gapless(now[one])) > offset}
 
-    def give_back(self, source: str, receive_id: str) -> None:
-        """Free what a receive holds and has not settled."""
+    def give_back(self, source: str, receive_id: str, spans: Iterable[Span] | None = None) -> None:
+        """Free what a receive holds and has not settled: these spans of it, or all."""
         with self.writing() as connection:
+            _lock(connection, source)
+            mine = sa.select(_SPANS).where(_SPANS.c.source == source, _SPANS.c.holder == receive_id)
+            held = [Span(row.partition, row.first, row.past, row.holder) for row in connection.execute(mine)]
             _free(connection, source, receive_id)
+            if spans is not None and (left := without(held, spans)):
+                connection.execute(sa.insert(_SPANS), [span._asdict() | {"source": source} for span in left])
 
 
 def _of(table: sa.Table, source: str, partition: str | sa.BindParameter[str]) -> sa.ColumnElement[bool]:

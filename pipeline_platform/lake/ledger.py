@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, Literal
 
@@ -19,6 +20,11 @@ Origin = Literal["source", "failed", "messages"]
 
 _OWNER = "_owner-"
 """Begins the name of a folder of manifests; no batcher's staged files have such a name."""
+
+
+def owners_among(names: Iterable[str]) -> list[int]:
+    """The runs that took a receive over, by the names in its folder."""
+    return [int(name.removeprefix(_OWNER), 16) for name in names if name.startswith(_OWNER)]
 
 
 class ReceiveError(Exception):
@@ -135,8 +141,7 @@ class Ledger:
 
     def owners(self, receive_id: str) -> list[int]:
         """The runs that took the receive over and have manifests of their own; the last one comes last."""
-        names = self._lake.names(self.folder(receive_id))
-        return [int(name.removeprefix(_OWNER), 16) for name in names if name.startswith(_OWNER)]
+        return owners_among(self._lake.names(self.folder(receive_id)))
 
     def hand_over(self, receive: Receive, owner: int) -> Receive:
         """Copy the manifests of one owner, as they are now, for the next; return the receive as the next one's."""

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline_platform.lake.ledger import owners_among
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.settling import Settling
 
@@ -52,8 +53,8 @@ class Entry(NamedTuple):
 class Notes:
     """The notes of one receive: a small file for each call, in the receive's folder."""
 
-    def __init__(self, lake: Lake, pipeline: str, receive_id: str) -> None:
-        self._lake, self._receive = lake, f"{pipeline}/_receives/{receive_id}"
+    def __init__(self, lake: Lake, pipeline: str, receive_id: str, owner: int = 0) -> None:
+        self._lake, self._receive, self._owner = lake, f"{pipeline}/_receives/{receive_id}", owner
         self._folder = f"{self._receive}/_told"
         self._read: dict[str, list[Entry]] = {}
 
@@ -79,6 +80,10 @@ class Notes:
         self._lake.write(f"{self._receive}/_given_up", b"")
 
     def is_open(self) -> bool:
-        """Whether the source may be told of what was noted before this call."""
+        """Whether this owner may tell the source of what it noted before this call: it is asked in that order.
+
+        A run that takes the receive over leaves a folder first, and then looks what is noted.
+        """
         names = self._lake.names(self._receive)
-        return "receive.json" in names and "_given_up" not in names
+        is_ours = all(owner <= self._owner for owner in owners_among(names))
+        return is_ours and "receive.json" in names and "_given_up" not in names

@@ -27,8 +27,8 @@ def clear_up(flow: Flow, log: Callable[[str], None] = _LOG.info) -> list[str]:
     """
     keys = sorted({flow.room.key, flow.pipeline.name})  # backfills and replays may be anyone's to finish
     dead = [claim.receive_id for key in keys for claim in flow.control.over(key)]
-    for receive_id in dead:
-        flow.work(receive_id).interrupt()  # it would hold up this run's
+    for claim in flow.control.over_of_all(flow.pipeline.name):
+        flow.work(claim.receive_id).interrupt()  # it would hold up this run's, whichever producer's it is
     # First what is held and lies there, then what lives: a receive claims its room before it leaves a trace.
     holders, unfinished = flow.source.holders(), flow.ledger.unfinished()
     live = {claim.receive_id for claim in flow.control.in_flight_of_all(flow.pipeline.name)}

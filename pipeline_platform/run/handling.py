@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
+from pipeline_platform.control.pace import Pace
 from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import File, Manifest
 from pipeline_platform.lake.reader import Range, divide
@@ -26,20 +27,16 @@ def handle(flow: Flow, receive: Receive, received: Manifest) -> Manifest:
     repeats = _look_up(flow, receive, files, _oldest(received)) if received.total("redelivered") else []
     if flow.pipeline.uses_columns():
         return FastLane(flow, receive, files, repeats).handle(received.most("largest"))
+    pace = flow.pace(receive.receive_id if intake_of(flow, receive).gives_back else None)
     if flow.pipeline.partitioning() is not None:
-        return _in_order(flow, receive, files, repeats)
+        return _in_order(flow, receive, files, repeats, pace)
     parts = divide(files, flow.pipeline.name, flow.processors.concurrency)
-    task = Handle(
-        **common(flow, receive),
-        parts=parts,
-        pace=flow.pace(receive.receive_id if intake_of(flow, receive).gives_back else None),
-        repeats=repeats,
-    )
+    task = Handle(**common(flow, receive), parts=parts, pace=pace, repeats=repeats)
     work = flow.work(receive.receive_id)
     return carefully(lambda task: work.run(task, len(parts)), task)
 
 
-def _in_order(flow: Flow, receive: Receive, files: Sequence[File], repeats: Sequence[Range]) -> Manifest:
+def _in_order(flow: Flow, receive: Receive, files: Sequence[File], repeats: Sequence[Range], pace: Pace) -> Manifest:
     """Handle each partition by one task; see `tasks.in_order`."""
     name, receive_id, concurrency = flow.pipeline.name, receive.receive_id, flow.processors.concurrency
     work, parts = flow.work(receive_id), divide(files, name, concurrency)
@@ -52,7 +49,7 @@ def _in_order(flow: Flow, receive: Receive, files: Sequence[File], repeats: Sequ
     messages = sum(file.rows for file in found)
     deal = DealPartitions(flow.lake, name, receive_id, divide(found, name, 1)[0], concurrency)
     (plan,) = divide(work.run(deal, 1, messages).files, name, 1)
-    task = HandleInOrder(**common(flow, receive), parts=divide(files, name, 1), plan=plan, pace=flow.pace())
+    task = HandleInOrder(**common(flow, receive), parts=divide(files, name, 1), plan=plan, pace=pace)
     return manifest + carefully(lambda task: work.run(task, min(concurrency, messages)), task)
 
 

@@ -31,6 +31,7 @@ class Intake(ABC):
             acknowledgement.
         is_alone: Whether no other run of the pipeline may be under way meanwhile, or messages would not keep their
             order.
+        is_whole: Whether what it comes to counts only once all its messages are handled.
     """
 
     flow: Flow
@@ -41,6 +42,7 @@ class Intake(ABC):
     name: ClassVar[str]
     room_within_s: ClassVar[float] = 60.0
     is_outside: ClassVar[bool] = False
+    is_whole: ClassVar[bool] = False
 
     @property
     @abstractmethod
@@ -93,8 +95,9 @@ class Pull(Intake):
 
     @property
     def gives_back(self) -> bool:
-        """Where the source has a word for it; a log has none, and is read to the end of the run's spans."""
-        return super().gives_back and self.source.settling.giving_back is not None
+        """Where the source takes them back: by a word, or as spans that nobody holds any more."""
+        takes_back = self.source.gives_back_spans or self.source.settling.giving_back is not None
+        return super().gives_back and takes_back
 
     def asked(self, demand: int | None) -> int:
         """The demand; without one, what a run takes on."""
@@ -141,6 +144,7 @@ class Replay(Intake):
     """All messages of the windows, in place of what came of them. It takes windows whole, or it would lose rows."""
 
     name = "replay"
+    is_whole = True
 
     @property
     def source(self) -> ReplayedMessages:
@@ -149,11 +153,6 @@ class Replay(Intake):
         return ReplayedMessages(
             name=flow.source.name, lake=flow.lake, pipeline=flow.pipeline.name, windows=self.windows, version=version
         )
-
-    @property
-    def gives_back(self) -> bool:
-        """Never: its rows take the place of all that the windows have."""
-        return False
 
     def asked(self, demand: int | None) -> int:
         """All, whatever the demand."""
@@ -188,6 +187,7 @@ def common(flow: Flow, receive: Receive) -> dict[str, Any]:
         "lake": flow.lake,
         "receive_id": receive.receive_id,
         "run_id": receive.run_id,
+        "owner": receive.owner,
         "traceparent": traceparent(),
         "source": intake.source if flow.pipeline.acks_immediately and intake.is_outside else None,
     }

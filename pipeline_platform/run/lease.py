@@ -6,14 +6,16 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline_platform.control.store import ControlStoreError
 from pipeline_platform.lake.decision import FencedError
 from pipeline_platform.lake.ledger import Receive
+from pipeline_platform.lake.manifest import File
 from pipeline_platform.lake.reader import divide, read_ranges
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import intake_of
@@ -93,10 +95,27 @@ def _extend(flow: Flow, receive: Receive) -> bool:
 def held(flow: Flow, receive: Receive) -> Iterator[tuple[str, list[str]]]:
     """Read what a receive wrote down of what it holds: `ack_id`s by `ack_ref`, some at a time."""
     received = flow.ledger.manifest(receive, "receive").of_table("messages")
-    for part in divide(received, flow.pipeline.name, 1):
-        for _, rows in read_ranges(flow.lake, part, ["ack_ref", "ack_id"], HELD_ROWS):
-            for ack_ref in pc.unique(rows.column("ack_ref")).to_pylist():
-                yield ack_ref, rows.filter(pc.equal(rows.column("ack_ref"), ack_ref)).column("ack_id").to_pylist()
+    yield from _ack_ids(_rows(flow, received, "ack_ref", "ack_id"))
+
+
+def given_back(flow: Flow, receive: Receive, *, begun: bool) -> Iterator[tuple[str, list[str]]]:
+    """Read what a decided receive did not begin, or all else of it: `ack_id`s by `ack_ref`, some at a time."""
+    decided = flow.ledger.manifest(receive).of_table("outcomes")
+    compare = pc.not_equal if begun else pc.equal
+    rows = _rows(flow, decided, "ack_ref", "ack_id", "outcome")
+    yield from _ack_ids(some.filter(compare(some.column("outcome"), "returned")) for some in rows)
+
+
+def _rows(flow: Flow, files: Sequence[File], *columns: str) -> Iterator[pa.RecordBatch]:
+    for part in divide(files, flow.pipeline.name, 1):
+        for _, rows in read_ranges(flow.lake, part, columns, HELD_ROWS):
+            yield rows
+
+
+def _ack_ids(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, list[str]]]:
+    for rows in batches:
+        for ack_ref in pc.unique(rows.column("ack_ref")).to_pylist():
+            yield ack_ref, rows.filter(pc.equal(rows.column("ack_ref"), ack_ref)).column("ack_id").to_pylist()
 
 
 def _claim(receive: Receive) -> str:

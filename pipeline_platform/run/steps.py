@@ -17,11 +17,13 @@ from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.reader import divide
 from pipeline_platform.lake.rewriting import DROPPED
 from pipeline_platform.model.options import Batcher
+from pipeline_platform.model.pipeline import PipelineError
 from pipeline_platform.run import batching, dead_letters, handling, own_acknowledger
 from pipeline_platform.run.dead_letters import Letters
 from pipeline_platform.run.flow import Flow
+from pipeline_platform.run.give_up import give_up
 from pipeline_platform.run.intake import intake_of
-from pipeline_platform.run.lease import alive, expect_ours, renew
+from pipeline_platform.run.lease import alive, expect_ours, given_back, renew
 from pipeline_platform.run.own_acknowledger import Unheard
 from pipeline_platform.run.spark_work import FEW
 from pipeline_platform.run.standing import as_decided, expect_decided
@@ -78,20 +80,31 @@ def receive_messages(flow: Flow, receive: Receive) -> Manifest:
 
 
 def handle_messages(flow: Flow, receive: Receive) -> Manifest:
-    """Put what was received through the callbacks; write all that came of it."""
+    """Put what was received through the callbacks; write all that came of it.
+
+    Raises:
+        PipelineError: The run was told to stop, and a part of what it takes on would be worse than nothing.
+    """
     received = flow.ledger.manifest(receive, "receive")
     if not received.of_table("messages"):
         return Manifest()
     if (before := flow.ledger.manifest(receive, "handle")).files and as_decided(flow, receive):
         return before  # executed again after the decision: what was written is what there is
-    expect_ours(flow, receive)
+    _go_on(flow, receive)
     # An earlier try may have sent messages to other batchers; the decision takes what lies here.
     flow.ledger.forget_after(receive, "receive")
     started = time.monotonic()
     with telling("handle", flow, receive) as told, alive(flow, receive):
         manifest = _written(flow, receive, "handle", handling.handle(flow, receive, received), started)
         tell(told, "handle", manifest)
-        return manifest
+    if (not_begun := manifest.total("given_back")) and intake_of(flow, receive).is_whole:
+        give_up(flow, receive)
+        flow.control.end(receive.receive_id)
+        raise PipelineError(
+            f"{receive.pipeline}: this {intake_of(flow, receive).name} was told to stop, and {not_begun:,} of its "
+            "messages were not begun: its windows stay as they were. Start it again once the pipeline is resumed"
+        )
+    return manifest
 
 
 def batch_messages(flow: Flow, receive: Receive, *batchers: str) -> dict[str, Manifest]:
@@ -121,7 +134,7 @@ def batch_messages(flow: Flow, receive: Receive, *batchers: str) -> dict[str, Ma
             tell(told, "batcher", manifest)
 
     if left:
-        expect_ours(flow, receive)
+        _go_on(flow, receive)
         with alive(flow, receive):
             flow.session()  # made by one thread, for all of them
             most = batching.most_tasks(flow, len(left))
@@ -220,7 +233,7 @@ def _acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger, told:
     errors += (one for notes in answer.notes for one in notes["errors"])
     if left == answer.total("withheld"):  # those are delivered again
         try:
-            patiently(lambda: source.finish(receive.receive_id), source.patience)
+            patiently(lambda: _finish(flow, receive, manifest), source.patience)
             if not letters.unsent:
                 flow.ledger.remove(receive.receive_id)
         except SourceError as error:
@@ -232,6 +245,25 @@ def _acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger, told:
     refusals = [f"{one['ack_id']}: {one['reason']}" for notes in answer.notes for one in notes["refusals"]]
     said = [*unpublished, *errors, *refusals][:10]
     return Acknowledgement(answer.total("acknowledged"), answer.total("lost"), left, said, letters, unheard)
+
+
+def _finish(flow: Flow, receive: Receive, manifest: Manifest) -> None:
+    """Tell a source that all of a receive is settled; before that, of what it is to leave out."""
+    source = intake_of(flow, receive).source
+    if source.gives_back_spans and manifest.total("given_back"):
+        not_begun, begun = (
+            partial(given_back, flow, receive, begun=False),
+            partial(given_back, flow, receive, begun=True),
+        )
+        source.give_back(receive.receive_id, not_begun, begun)
+    source.finish(receive.receive_id)
+
+
+def _go_on(flow: Flow, receive: Receive) -> None:
+    """Refuse to work on what is another run's by now, and end what the run before this one may have left at work."""
+    expect_ours(flow, receive)
+    if receive.owner:
+        flow.work(receive.receive_id).interrupt()
 
 
 def _publish_others(flow: Flow, receive: Receive) -> list[str]:

@@ -124,6 +124,8 @@ class Source(BaseModel, ABC):
     """Whether `settle` does anything. If not, `finish` does it for a whole receive."""
     leases_partitions: ClassVar[bool] = False
     """Whether a partition is given to one receive at a time, until its messages are settled."""
+    gives_back_spans: ClassVar[bool] = False
+    """Whether `give_back` leaves a part of a receive out of what `finish` settles."""
     in_tasks: ClassVar[bool] = True
     """Whether Spark tasks read and settle. If not, the run's own process does."""
 
@@ -244,6 +246,18 @@ class Source(BaseModel, ABC):
             SourceError: The source cannot be told; the next run calls this again.
         """
         del receive_id
+
+    def give_back(self, receive_id: str, not_begun: Held, begun: Held) -> None:
+        """Give back what a run was stopped before it began, ahead of `finish`. It may be called twice.
+
+        Only where `gives_back_spans`: other sources hear of each message by a word.
+
+        Args:
+            receive_id: Whose.
+            not_begun: Its messages that come again.
+            begun: All others of it.
+        """
+        del receive_id, not_begun, begun
 
     def extend(self, receive_id: str, held: Held) -> bool:
         """Hold a receive's messages for longer; return False if it no longer has them.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, ClassVar, NamedTuple
 
 from pydantic import Field, PrivateAttr
@@ -41,12 +43,16 @@ class LogSource(Source):
     until it is abandoned; a position moves over all that is settled without a gap. So neither a message that takes long
     nor one that fails holds another back. Failed messages are acknowledged: the failed-message table holds them.
 
+    The `ack_ref` of a message is its partition's name, and its `ack_id` the offset: by them a run that is stopped frees
+    what it did not begin, for a later one.
+
     The `at` of its shares is `{"spans": [[partition, first, past, reached], ...]}`: a message at an offset below
     `reached` may have been delivered before.
     """
 
     reads_again: ClassVar[bool] = True
     settles_by_id: ClassVar[bool] = False
+    gives_back_spans: ClassVar[bool] = True
 
     one_receive_per_partition: bool = Field(
         False, description="Whether a partition is given to one receive at a time, which keeps its order."
@@ -146,6 +152,26 @@ class LogSource(Source):
         del action, ack_ref, ack_ids
         return []
 
+    def give_back(self, receive_id: str, not_begun: Held, begun: Held) -> None:
+        """Free the spans of what was not begun, so that positions wait for them.
+
+        Raises:
+            SourceError: A message names no partition, or no offset.
+        """
+        offsets: dict[str, list[tuple[int, bool]]] = {}
+        for is_free, groups in (False, begun()), (True, not_begun()):
+            for partition, ack_ids in groups:
+                offsets.setdefault(partition, []).extend((_offset(self.name, one), is_free) for one in ack_ids)
+        if strange := offsets.keys() - self.positions.places(self.name).keys():
+            raise SourceError(f"source {self.name!r}: ack_ref {min(strange)!r} is none of its partitions: mend read()")
+        free = [
+            Span(partition, run[0], run[-1] + 1)
+            for partition, some in offsets.items()
+            for is_free, run in _runs(some)
+            if is_free
+        ]
+        self.positions.give_back(self.name, receive_id, free)
+
     def finish(self, receive_id: str) -> None:
         """Move positions over all that is settled without a gap."""
         settled_to = self.positions.settled(self.name, receive_id)
@@ -222,6 +248,19 @@ def _start(now: Place, extent: Extent, before: Place | None) -> _Start:
         )
         return _Start(extent.low, said, logging.ERROR)
     return found
+
+
+def _offset(source: str, ack_id: str) -> int:
+    try:
+        return int(ack_id)
+    except ValueError:
+        raise SourceError(f"source {source!r}: ack_id {ack_id!r} is no offset: mend read()") from None
+
+
+def _runs(offsets: Iterable[tuple[int, bool]]) -> Iterator[tuple[bool, list[int]]]:
+    """Offsets that follow each other and have the same mark, whatever the log lacks between them."""
+    for mark, run in groupby(sorted(offsets), itemgetter(1)):
+        yield mark, [offset for offset, _ in run]
 
 
 def free_spans(extent: Extent, place: Place, start: int) -> list[Span]:

@@ -35,6 +35,23 @@ class Place(NamedTuple):
     spans: tuple[Span, ...] = ()
 
 
+def without(held: Iterable[Span], freed: Iterable[Span]) -> list[Span]:
+    """What is left of held spans once others are cut out of them."""
+    cuts: dict[str, list[Span]] = {}
+    for span in sorted(freed):
+        cuts.setdefault(span.partition, []).append(span)
+    left = []
+    for span in held:
+        at = span.first
+        for cut in cuts.get(span.partition, ()):
+            if at < min(cut.first, span.past):
+                left.append(span._replace(first=at, past=min(cut.first, span.past)))
+            at = max(at, cut.past)
+        if at < span.past:
+            left.append(span._replace(first=at))
+    return left
+
+
 class Positions(Protocol):
     """The part of the control store that remembers logs."""
 
@@ -79,6 +96,6 @@ class Positions(Protocol):
         """
         ...
 
-    def give_back(self, source: str, receive_id: str) -> None:
-        """Free what a receive holds and has not settled."""
+    def give_back(self, source: str, receive_id: str, spans: Iterable[Span] | None = None) -> None:
+        """Free what a receive holds and has not settled: these spans of it, or all."""
         ...

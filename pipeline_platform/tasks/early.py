@@ -79,10 +79,10 @@ class Teller(ABC):
 class SourceTeller(Teller):
     """Tells a source, in its largest unit, what was noted in the lake before."""
 
-    def __init__(self, source: Source, lake: Lake, pipeline: str, receive_id: str) -> None:
+    def __init__(self, source: Source, lake: Lake, pipeline: str, receive_id: str, owner: int = 0) -> None:
         super().__init__(source.settling)
         self._source, self._receive_id, self._warned = source, receive_id, False
-        self._notes = Notes(lake, pipeline, receive_id)
+        self._notes = Notes(lake, pipeline, receive_id, owner)
         self.look()
 
     def look(self) -> None:
@@ -92,9 +92,11 @@ class SourceTeller(Teller):
     def _tell(self, messages: Mapping[Key, Message]) -> dict[Key, Entry]:
         entries = {key: self._entry(key, message) for key, message in messages.items()}
         path = self._notes.write(entries.values())
-        # Asked after that: who gives the receive up forbids it first, and then looks what is noted.
+        # Asked after that: who gives the receive up, or takes it over, forbids it first, and then looks what is noted.
         if not self._notes.is_open():
-            raise RuntimeError(f"receive {self._receive_id} was given up while its run stalled: nobody is told")
+            raise RuntimeError(
+                f"receive {self._receive_id} was given up or taken over while its run stalled: nobody is told"
+            )
         left = dict(entries)
         for (ack_ref, action), group in _groups(entries.values()).items():
             answer = ONCE.settle(self._source, ack_ref, action, group)

@@ -257,6 +257,9 @@ class Handle(Step):
                     outcomes.duplicates(copies, window, decided=False)
                     work, fail = partial(self._handle, window), partial(self._fail, window)
                     give_back = partial(self._give_back, window)
+                    if outcomes.tally.counts["given_back"]:  # not even `transform` sees what is not to begin
+                        give_back(fresh, outcomes)
+                        continue
                     isolation.deal(fresh, work, fail, self._permitted, give_back, in_order=self.in_order)
             took = {"began": began, "seconds": time.monotonic() - started, "task": index}
             manifest = writer.close(**outcomes.tally.notes(), **said.notes(), **took)

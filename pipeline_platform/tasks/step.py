@@ -39,6 +39,7 @@ class Step:
         lake: Where tasks read and write.
         receive_id: Whose lease the messages are under.
         run_id: Of the run that has it.
+        owner: As `Receive.owner`.
         traceparent: Of the run's step; empty where nobody traces.
         source: What `ack_immediately` tells; None where the pipeline does not, or nobody is to be told.
     """
@@ -50,6 +51,7 @@ class Step:
     lake: Lake
     receive_id: str
     run_id: str = field(default="", kw_only=True)
+    owner: int = field(default=0, kw_only=True)
     traceparent: str = field(default="", kw_only=True)
     source: Source | None = field(default=None, kw_only=True)
 
@@ -57,7 +59,7 @@ class Step:
         """What tells the source early; None where nobody does."""
         if self.source is None:
             return None
-        return SourceTeller(self.source, self.lake, self.pipeline.name, self.receive_id)
+        return SourceTeller(self.source, self.lake, self.pipeline.name, self.receive_id, self.owner)
 
     def writer(self, name: str) -> Writer:
         """The files of one task; `name` is part of their names, for people who look."""

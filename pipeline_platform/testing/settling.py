@@ -6,6 +6,7 @@ import math
 from contextlib import suppress
 
 from pipeline_platform.source.contract import Refused, SourceError
+from pipeline_platform.source.log import LogSource
 from pipeline_platform.testing.promise import promise
 from pipeline_platform.testing.returning import RETURNS
 from pipeline_platform.testing.trial import Received, Trial
@@ -53,6 +54,19 @@ def what_is_given_back_comes_at_once(trial: Trial) -> None:
         trial.settle(received, word)
         back = trial.expect_back(received.data, trial.soon_s, f"at once, after {word!r}")
         trial.lose(*back)
+
+
+@promise(family=LogSource, builds_on=(*SETTLES, POSITIONS, "shares_give_the_same_again"))
+def what_is_not_begun_comes_at_once(trial: Trial) -> None:
+    """What a stopped run gives back of a receive comes at once, and the rest of it is settled."""
+    received = trial.first()
+    begun, left = received.part(received.rows[::2]), received.part(received.rows[1::2])
+    for _ in range(2):  # the first time it died before it finished
+        received.source.give_back(received.receive_id, left.held, begun.held)
+    received.source.finish(received.receive_id)
+    back = trial.expect_back(left.data, trial.soon_s, "at once, that were not begun")
+    wrong = {data for one in back for data in one.data} & set(begun.data)
+    trial.expect(not wrong, f"none of {len(begun.rows)} messages that were begun", len(wrong))
 
 
 @promise(builds_on=(*RETURNS, "what_is_not_ended_comes_back"), messages=5)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from resources.kafka.ranges import named
+
 if TYPE_CHECKING:
     from resources.kafka.ranges import Piece
 
@@ -46,6 +48,7 @@ def columns(pieces: Iterable[Piece]) -> dict[str, Any]:
     made: dict[str, list[Any]] = defaultdict(list)
     for one, messages in pieces:
         begin, place = f"{one.topic_id}:{one.partition}:", f"{one.topic}:{one.partition}"
+        name = named(one.topic, one.topic_id, one.partition)
         head = f'{{"topic": "{one.topic}", "partition": {one.partition}, "offset": '
         offsets = [message.offset() or 0 for message in messages]
         payloads = [message.value() for message in messages]
@@ -55,7 +58,7 @@ def columns(pieces: Iterable[Piece]) -> dict[str, Any]:
         made["message_id"] += [f"{begin}{offset}" for offset in offsets]
         made["data"] += [b"" if payload is None else payload for payload in payloads]
         made["ack_id"] += map(str, offsets)
-        made["ack_ref"] += [place] * len(offsets)
+        made["ack_ref"] += [name] * len(offsets)
         made["metadata"] += [
             f'{head}{offset}, "key": {key}, "headers": {pairs}, "timestamp": {ms if kind else "null"}, '
             f'"timestamp_type": {_KINDS[kind]}{TOMBSTONE if payload is None else "}"}'

@@ -83,6 +83,9 @@ def test_with_the_option_a_line_has_data_and_metadata(push, queue):
     [
         (b"no json", "line 3 is no JSON"),
         (b"[" * 100_000, "line 3 is no JSON"),
+        (b'{"data": NaN}', "line 3 is no JSON: it has no NaN"),
+        (b'{"data": {"a": [1e400]}}', "line 3 holds a number that JSON has no place for"),
+        (b'{"data": 1, "metadata": {"a": -1e400}}', "line 3 holds a number that JSON has no place for"),
         (b'{"metadata": {}}', 'line 3 must be {"data": ..., "metadata": {...}}, and is not'),
         (b'{"data": 1, "headers": {}}', "line 3 must be"),
         (b'{"data": 1, "metadata": "a"}', "metadata of line 3 must be an object, not str"),

@@ -55,6 +55,13 @@ def test_show_tells_what_a_pipeline_is_made_of(cli):
     assert [line[: len(begin)] for line, begin in zip(said, begins, strict=True)] == begins
 
 
+def test_show_tells_of_an_option_that_is_yes_or_no_which_it_is(cli):
+    said = cli("show", "told").stdout
+
+    assert "rescue False" in said
+    assert "rescue 0" not in said
+
+
 def test_show_tells_what_is_changed_and_of_which_producer(cli, control):
     control.override(Coasts, Overrides(max_runs=7), "east")
     control.override(Coasts, Overrides(max_demand=20))

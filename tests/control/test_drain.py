@@ -45,6 +45,20 @@ def test_messages_begin_until_the_drain_s_time_is_over_and_never_again(store, cl
     assert paced(store, clock).permitted(5)[0] == 5, "the next run is another"
 
 
+def test_a_second_drain_postpones_nothing_and_a_shorter_one_holds(store, clock):
+    store.drain("told", "why", SOON)
+    ends = store.draining("told")
+    clock.now += 20
+
+    store.drain("told", "once more", SOON)
+    assert (store.draining("told"), store.paused("told")) == (ends, "once more")
+    store.drain("told", "now", timedelta(seconds=1))
+    assert store.draining("told") == ends - timedelta(seconds=9)
+    store.resume("told")
+    store.drain("told", "later", SOON)
+    assert store.draining("told") == ends + timedelta(seconds=20)
+
+
 def test_a_task_without_a_limit_notices_a_drain_within_seconds(store, clock):
     begun = 0
     for _ in paced(store, clock).each(range(1_000)):

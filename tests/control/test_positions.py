@@ -106,6 +106,19 @@ def test_what_is_given_back_is_free_and_what_is_settled_stays(store: ControlStor
     assert store.places("log")["p"].reached == 20, "what was given out once may come a second time"
 
 
+def test_a_part_that_is_given_back_is_free_and_the_rest_stays_held(store: ControlStore) -> None:
+    hold(store, "a", ("p", 0, 10), ("p", 10, 20), ("q", 0, 5))
+    hold(store, "b", ("p", 20, 30))
+
+    for _ in range(2):
+        store.give_back("log", "a", [Span("p", 8, 12), Span("p", 15, 25), Span("p", 3, 4), Span("q", 0, 9)])
+        store.give_back("log", "nobody", [Span("p", 0, 30)])
+
+    assert spans(store) == [(0, 3, "a"), (4, 8, "a"), (12, 15, "a"), (20, 30, "b")]
+    assert spans(store, "q") == []
+    assert store.settled("log", "a") == {"p": 3}, "no position passes what was given back"
+
+
 def test_a_receive_that_reserves_again_gives_back_what_it_had(store: ControlStore) -> None:
     hold(store, "a", ("p", 0, 10))
 

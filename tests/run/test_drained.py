@@ -5,12 +5,15 @@ from datetime import timedelta
 
 import pytest
 
+from pipeline_platform.control.overrides import Overrides
+from pipeline_platform.lake.decision import FencedError
+from pipeline_platform.model.options import Producer
 from pipeline_platform.model.pipeline import PipelineError
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import intake_of
-from tests.fixtures.flow import WINDOW, Filled, rows, run
+from tests.fixtures.flow import WINDOW, Filled, finish, rows, run
 from tests.fixtures.flow_pipelines import Columns, Obedient
 
 SLOW = 120
@@ -108,8 +111,58 @@ def test_a_run_that_is_forced_takes_on_messages_unless_the_pipeline_is_drained(f
     assert receive.demand == Obedient.processors.per_run
 
 
-def test_what_cannot_be_given_back_is_not_cut(filled: Filled) -> None:
-    """A replay takes the place of what was; the fast lane is one query."""
+def test_a_replay_that_is_drained_leaves_its_windows_as_they_were(filled: Filled) -> None:
+    """A part of it would lose the rest: it takes the place of all there was."""
+    flow = filled(Obedient, [b"raise", *(b"sleep 0.2%d" % number for number in range(SLOW))])
+    flow.control.override(Obedient, Overrides(concurrency=1))
+    words = run(flow)
+    before = {table: sorted(rows(flow, table).rows()) for table in ("words", "failed", "outcomes")}
+    receive = begin(flow, origin="messages", run_id="test", windows=[WINDOW])
+    steps.receive_messages(flow, receive)
+    flow.control.drain("obedient", "moves", timedelta(seconds=2))
+
+    with pytest.raises(PipelineError, match=r"this replay was told to stop, and .* its windows stay as they were"):
+        steps.handle_messages(flow, receive)
+
+    assert {table: sorted(rows(flow, table).rows()) for table in before} == before
+    assert flow.control.in_flight_of_all("obedient") == flow.control.over("obedient") == []
+    assert flow.ledger.unfinished() == []
+    with pytest.raises(FencedError):
+        steps.decide(flow, receive)
+    flow.control.resume("obedient")
+    assert outcomes(flow, run(flow, "messages").receive_id) == {"handled": SLOW, "failed": 1}
+    assert outcomes(flow, words.receive_id) == {}
+
+
+def test_messages_in_order_are_cut_at_the_end_of_their_partition(filled: Filled) -> None:
+    payloads = [f"sleep 0.1{number:03}" for number in range(SLOW)]
+    flow = filled(ByLast, [one.encode() for one in payloads])
+    receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
+    steps.receive_messages(flow, receive)
+    flow.control.drain("by_last", "moves", timedelta(seconds=2))
+
+    steps.handle_messages(flow, receive)
+    finish(flow, receive)
+
+    begun = set(rows(flow, "words")["word"])
+    assert len(begun) < SLOW
+    for last in range(10):
+        mine = payloads[last::10]
+        count = len(begun & {*mine})
+        assert begun & {*mine} == {*mine[:count]}, "what comes later is in order after it"
+    assert flow.source.backlog().messages == SLOW - len(begun)
+
+
+class ByLast(Obedient):
+    """Those with the same last digit in order."""
+
+    name = "by_last"
+    producer = Producer(source="queue")
+    partition_by = lambda message: int(message.data[-1:])  # type: ignore[assignment]  # noqa: E731
+
+
+def test_the_fast_lane_is_not_cut(filled: Filled) -> None:
+    """It is one query."""
     flow = filled(Columns, [b"one", b"two"])
     receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
     steps.receive_messages(flow, receive)
@@ -118,5 +171,3 @@ def test_what_cannot_be_given_back_is_not_cut(filled: Filled) -> None:
     manifest = steps.handle_messages(flow, receive)
 
     assert (manifest.total("handled"), manifest.total("returned")) == (2, 0)
-    replay = receive.model_copy(update={"origin": "messages"})
-    assert not intake_of(filled(Obedient, []), replay).gives_back

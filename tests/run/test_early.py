@@ -4,16 +4,19 @@ import signal
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pipeline_platform import Message
 from pipeline_platform.lake import decision
 from pipeline_platform.run import give_up, steps
+from pipeline_platform.run.begin import begin, resume
 from pipeline_platform.run.clear_up import clear_up
 from pipeline_platform.run.flow import Flow
 from resources.table_queue import TableQueue
-from tests.fixtures.early import MOMENTS, Early, killed_at
-from tests.fixtures.flow import Filled, rows, run
+from tests.fixtures.early import MOMENTS, Early, handle_here, killed_at
+from tests.fixtures.flow import WINDOW, Filled, finish, rows, run
 
 
 def settled(flow: Flow) -> dict[str, list[str]]:
@@ -78,6 +81,45 @@ def test_a_backfill_tells_nobody(filled: Filled) -> None:
 
     assert rows(flow, "outcomes")["action"].to_list().count("told early") == 1
     assert rows(flow, "failed")["state"].to_list() == ["open", "open"]
+
+
+class Returns(Early):
+    """Gives all back, and tells nothing early."""
+
+    name = "early"
+
+    def handle_message(self, message: Message, context: Any) -> Message:
+        return message.failed("later").configure_ack(on_failure="nack")
+
+
+def test_a_task_whose_run_was_taken_over_tells_the_source_nothing(filled: Filled) -> None:
+    """Or a message would be lost that the other run gives back: the source would have forgotten it."""
+    flow = filled(Early, [b"early"])
+    stale = begin(flow, origin="source", run_id="test", windows=[WINDOW])
+    steps.receive_messages(flow, stale)
+    later = resume(returning := replace(flow, pipeline=Returns), stale, "another run")
+    steps.handle_messages(returning, later)
+
+    handle_here(flow, stale)
+    finish(returning, later)
+
+    assert rows(flow, "outcomes")["outcome"].to_list() == ["returned"]
+    assert flow.source.backlog().messages == 1
+
+
+def test_what_a_run_told_before_it_was_taken_over_is_not_told_again(filled: Filled) -> None:
+    flow = filled(Early, [b"early"])
+    stale = begin(flow, origin="source", run_id="test", windows=[WINDOW])
+    steps.receive_messages(flow, stale)
+    handle_here(flow, stale)
+
+    later = resume(returning := replace(flow, pipeline=Returns), stale, "another run")
+    steps.handle_messages(returning, later)
+    finish(returning, later)
+
+    assert settled(flow) == {"early": ["failed"]}
+    assert rows(flow, "outcomes")["action"].to_list() == ["told early"]
+    assert rows(flow, "failed")["state"].to_list() == ["open"]
 
 
 @pytest.mark.parametrize("moment", ["KeepForgotten", "decide", "acknowledge"])

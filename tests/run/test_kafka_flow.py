@@ -2,8 +2,11 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
+import polars as pl
 import pytest
 from confluent_kafka import Consumer
 
@@ -15,7 +18,8 @@ from pipeline_platform.run.begin import begin
 from pipeline_platform.run.clear_up import clear_up
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.lease import alive
-from tests.fixtures.flow import WINDOW, kinds, rows, run, worked
+from resources.kafka import KafkaSource
+from tests.fixtures.flow import WINDOW, finish, kinds, rows, run, worked
 from tests.fixtures.flow_pipelines import Obedient
 from tests.fixtures.kafka_source import Open, lag, set_group, until
 from tests.fixtures.spark import WarmSpark
@@ -161,6 +165,78 @@ def test_a_group_that_takes_no_offsets_is_told_by_the_next_run(flow: Flow) -> No
     assert lags(flow) == [10, 10, 10]
     run(flow)
     assert_each_once(flow, numbers(0, 30))
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_run_that_is_drained_leaves_the_rest_of_its_ranges_to_the_next(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch, dies: bool
+) -> None:
+    flow = replace(flow, pipeline=InTurn)
+    words = [f"sleep 0.1{number:04}" for number in range(150)]
+    send(flow, *words)
+    receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
+    steps.receive_messages(flow, receive)
+    flow.control.drain("in_turn", "moves", timedelta(seconds=2))
+    steps.handle_messages(flow, receive)
+    steps.decide(flow, receive)
+    steps.publish(flow, receive)
+    if dies:
+        monkeypatch.setattr(KafkaSource, "finish", end)
+        with pytest.raises(KeyboardInterrupt):
+            steps.acknowledge(flow, receive)
+        monkeypatch.undo()
+        flow.control.let_go("test")
+        clear_up(flow)
+    else:
+        steps.acknowledge(flow, receive)
+
+    begun = sorted(rows(flow, "words")["word"])
+    left = [partition[sum(word in begun for word in partition) :] for partition in (words[n::3] for n in range(3))]
+    assert begun == sorted({*words} - {word for some in left for word in some}), "of each partition the first"
+    assert len(begun) < 100
+    assert lags(flow) == [len(some) for some in left]
+    assert flow.source.backlog().messages == 150 - len(begun)
+    assert (flow.source.holders(), flow.ledger.unfinished()) == (set(), [])
+
+    flow.control.resume("in_turn")
+    again = run(flow)
+
+    assert_each_once(flow, words)
+    came_to = rows(flow, "outcomes").filter(pl.col("receive_id") == again.receive_id)["outcome"]
+    assert came_to.to_list() == ["handled"] * (150 - len(begun)), "nothing is read twice that was handled"
+
+
+def test_what_two_tasks_of_a_drained_run_left_of_a_partition_is_read_once(flow: Flow) -> None:
+    """Its offsets are handled, free, handled and free."""
+    words = [f"sleep 0.1{number:04}" for number in range(150)]
+    flow.source.send([word.encode() for word in words], ({"partition": 0} for _ in words))
+    receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
+    steps.receive_messages(flow, receive)
+    flow.control.drain("obedient", "moves", timedelta(seconds=2))
+    steps.handle_messages(flow, receive)
+    finish(flow, receive)
+
+    begun = rows(flow, "words").height
+    (place,) = (place for place in flow.source.positions.places("kafka").values() if place.spans)  # type: ignore[attr-defined]
+    assert 0 < place.settled_to < begun, "the first task's"
+    assert [(span.past - span.first, span.holder) for span in place.spans] == [(begun - place.settled_to, None)]
+
+    flow.control.resume("obedient")
+    again = run(flow)
+
+    assert_each_once(flow, words)
+    assert rows(flow, "messages").filter(pl.col("receive_id") == again.receive_id).height == 150 - begun
+
+
+def end(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+class InTurn(Obedient):
+    """A partition after the other."""
+
+    name = "in_turn"
+    partition_by = "source"
 
 
 def test_what_a_stalled_run_reserves_after_it_was_given_up_is_given_back(flow: Flow) -> None:

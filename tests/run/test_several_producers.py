@@ -1,5 +1,6 @@
 """Runs of a pipeline with two producers: who finishes what a dead run left, and what limits a run of neither."""
 
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
@@ -12,6 +13,7 @@ from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.options import PipelineError, Producer, RateLimiting
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.run.begin import begin
+from pipeline_platform.run.clear_up import clear_up
 from pipeline_platform.run.flow import Flow, no_source
 from pipeline_platform.run.intake import Intake
 from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Run, visible
@@ -28,6 +30,16 @@ class Coasts(Keeping):
         "east": Producer(source="east_queue", concurrency=3),
         "west": Producer(source="west_queue", max_runs=2, rate_limiting=A_DAY),
     }
+
+
+class Spark:
+    """Remembers which work it was told to end."""
+
+    def __init__(self) -> None:
+        self.ended: list[str] = []
+
+    def interruptTag(self, tag: str) -> None:  # noqa: N802
+        self.ended.append(tag)
 
 
 class Place:
@@ -136,6 +148,20 @@ def test_what_lives_is_left_alone_whosever_it_is(place: Place) -> None:
 
     assert not [said for said in place.begin("west") if "alive" in said]
     assert unfinished(place) == ["alive"]
+
+
+@pytest.mark.parametrize("producer", ["west", ""])
+def test_spark_work_of_the_dead_is_ended_whosever_it_is(place: Place, producer: str) -> None:
+    """It would hold up this run's, and its own producer may be paused."""
+    place.left("dead", "east", decided=False)
+    place.control.claim("coasts/east", "dead", "run", wanted=1, capacity=1, lease_s=60)
+    place.control.let_go("run")
+    spark = Spark()
+
+    assert clear_up(replace(place.flow(producer), session=lambda: spark)) == []  # type: ignore[arg-type,return-value]
+
+    assert spark.ended == ["receive-dead"]
+    assert unfinished(place) == [claim.receive_id for claim in place.control.over("coasts/east")] == ["dead"]
 
 
 def test_a_run_is_limited_by_its_producer_and_a_run_of_none_by_all(place: Place) -> None:

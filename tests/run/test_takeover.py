@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,13 +10,14 @@ import pytest
 from pipeline_platform.lake.decision import FencedError, UnhandledError
 from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.tables import DECIDED, Table
+from pipeline_platform.model.message import Message
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin, resume
 from pipeline_platform.run.clear_up import clear_up
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.standing import expect_finished
 from tests.fixtures.flow import WINDOW, Filled, rows, worked
-from tests.fixtures.flow_pipelines import Obedient
+from tests.fixtures.flow_pipelines import Obedient, Word
 from tests.lake.test_decision import SWAP
 
 PAYLOADS = [b"one", b"two", b"raise", b"batch a"]
@@ -110,6 +112,38 @@ def test_what_a_run_keeps_after_it_was_taken_over_is_never_read(filled: Filled) 
 
     assert_each_once(flow)
     assert {row["message_id"] for row in rows(flow, "words").to_dicts()} <= set(rows(flow, "outcomes")["message_id"])
+
+
+class Quick(Obedient):
+    """The same pipeline after an edit."""
+
+    def handle_message(self, message: Message, context: Any) -> Message:
+        return message.put(Word(word="quick"), batcher="words")
+
+
+def test_tasks_of_the_run_before_are_ended_and_hold_up_nothing(filled: Filled) -> None:
+    """That run may have been killed, and its tasks would work on for an hour."""
+    flow = filled(Obedient, [b"sleep 3600"] * 2)
+    first = begin(flow, origin="source", run_id="first", windows=[WINDOW])
+    steps.receive_messages(flow, first)
+    errors: list[Exception] = []
+
+    def handle() -> None:
+        try:
+            steps.handle_messages(flow, first)
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=handle, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert thread.is_alive()
+
+    finish(flow := replace(flow, pipeline=Quick), resume(flow, first, "another run"))
+    thread.join(60)
+
+    assert len(errors) == 1
+    assert rows(flow, "words")["word"].to_list() == ["quick", "quick"]
 
 
 def test_every_step_of_a_re_execution_goes_on_as_the_same_owner(filled: Filled) -> None:

@@ -134,7 +134,9 @@ class Ticks(LogSource):
         for _, first, past, reached in share.at["spans"]:
             at = range(first, past)
             ids, again = [str(n) for n in at], [n < reached for n in at]
-            yield self.deliveries(message_id=ids, data=TEXTS[first:past], ack_id=ids, ack_ref="t", redelivered=again)
+            yield self.deliveries(
+                message_id=ids, data=TEXTS[first:past], ack_id=ids, ack_ref="ticks", redelivered=again
+            )
 
     def commit(self, settled_to: Any) -> None:
         pass

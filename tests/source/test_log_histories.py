@@ -15,6 +15,10 @@ PARTITIONS = st.sampled_from("pqr")
 Message = tuple[str, int]
 
 
+def held(messages: set[Message]) -> list[tuple[str, list[str]]]:
+    return [(partition, [str(offset)]) for partition, offset in messages]
+
+
 class Histories(RuleBasedStateMachine):
     """What is settled is counted; a message may come a second time only marked, and none may be left out."""
 
@@ -80,6 +84,17 @@ class Histories(RuleBasedStateMachine):
         self.settled |= self.open.pop(receive_id)
         self.finished.append(receive_id)
         self.source.finish(receive_id)
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def finish_in_part(self, data: st.DataObject) -> None:
+        receive_id = data.draw(st.sampled_from(sorted(self.open)))
+        mine = sorted(self.open[receive_id])
+        begun = set(data.draw(st.lists(st.sampled_from(mine), unique=True)))
+        for _ in range(data.draw(st.integers(1, 2))):
+            self.source.give_back(receive_id, lambda: held(set(mine) - begun), lambda: held(begun))
+        self.open[receive_id] = begun
+        self.finish(receive_id)
 
     @precondition(lambda self: self.finished)
     @rule(data=st.data())

@@ -155,7 +155,7 @@ def test_nobody_is_told_for_a_receive_that_was_given_up(lake, gone):
 
     assert source.told == []
     (failed,) = rows_of(lake, "early", manifest, "failed")
-    assert failed["reason"].startswith("receive r1 was given up")
+    assert failed["reason"].startswith("receive r1 was given up or taken over")
 
 
 @pytest.mark.parametrize("careful", [False, True])

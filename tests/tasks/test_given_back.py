@@ -1,10 +1,14 @@
 """Messages that may not begin any more, in a task and in its forks."""
 
 import math
+from collections import Counter
+from typing import ClassVar
 
 import pytest
 
+from pipeline_platform import Message, Processors
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.tasks import handle
 from tests.fixtures.obedient import Obedient
 from tests.fixtures.small_lake import handled, outcomes, rows_of
 
@@ -48,3 +52,26 @@ def test_a_message_that_kills_its_fork_fails_and_those_after_it_are_given_back(t
     manifest = handled(lake, Obedient, b"die", b"1", careful=True, pace=Stopped(3))
 
     assert outcomes(lake, "obedient", manifest) == {"m0": "failed", "m1": "returned"}
+
+
+class Transforms(Obedient):
+    """Counts what it sees before anything is handled."""
+
+    name = "obedient"
+    seen: ClassVar[list[bytes]] = []
+
+    def transform(self, event: Message) -> Message:
+        self.seen.append(event.data)
+        return event
+
+
+def test_no_callback_sees_more_than_the_block_in_which_a_task_was_stopped(tmp_path, monkeypatch):
+    """A slow one would hold up the drain."""
+    monkeypatch.setattr(handle, "BLOCK_ROWS", 4)
+    monkeypatch.setattr(Transforms, "processors", Processors(chunk_size=2))
+    lake, payloads = Lake(root=str(tmp_path)), [b"%d" % number for number in range(12)]
+
+    manifest = handled(lake, Transforms, *payloads, pace=Stopped(3))
+
+    assert Transforms.seen == payloads[:4]
+    assert Counter(outcomes(lake, "obedient", manifest).values()) == {"handled": 3, "returned": 9}
