@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from pipeline_platform.tasks import fresh
 from servers import sqs
 
 pytest_plugins = [
@@ -46,6 +47,12 @@ LONGEST = (
     "test_table_queue.py", "test_spark_cluster.py", "test_spark_death.py",
     "test_spark_death_in_dagster.py",
 )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _clean_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test begins as a process does that has called no callback."""
+    monkeypatch.setattr(fresh, "_is_clean", True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

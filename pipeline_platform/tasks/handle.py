@@ -20,13 +20,14 @@ from pipeline_platform.model.message import BULK, MESSAGES, SETTLING, BatchMode,
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.settling import Settling
 from pipeline_platform.tasks.fan_out import with_children
-from pipeline_platform.tasks.fork import Death, Limit
+from pipeline_platform.tasks.fork import Death
+from pipeline_platform.tasks.fresh import from_clean
 from pipeline_platform.tasks.isolate import Isolation
 from pipeline_platform.tasks.lookup import Repeats
 from pipeline_platform.tasks.outcomes import Outcomes
 from pipeline_platform.tasks.progress import UNWATCHED, Watch
 from pipeline_platform.tasks.said import heard
-from pipeline_platform.tasks.step import Step
+from pipeline_platform.tasks.step import CallingStep
 from pipeline_platform.tasks.threads import at_once
 from pipeline_platform.telemetry.spans import is_heard, span
 
@@ -203,29 +204,27 @@ def too_large(payload: bytes, most_bytes: int) -> Failure:
 
 
 @dataclass(frozen=True)
-class Handle(Step):
+class Handle(CallingStep):
     """Task `n` handles the received rows `parts[n]` and writes all that came of them.
 
     Attributes:
         repeats: Files that say which deliveries are not to be handled.
         pace: The rate limit, and whether messages may begin at all; None where nothing holds.
-        careful: Call callbacks in forks, as a task does that is tried again.
         in_order: Whether forks, too, must keep the order of messages.
     """
 
     parts: Sequence[Sequence[Range]]
     repeats: Sequence[Range] = ()
     pace: Pace | None = None
-    careful: bool = False
     in_order: ClassVar[bool] = False
 
+    @from_clean
     def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
         """Run task `index`."""
         began, started, options = time.time(), time.monotonic(), self.pipeline.processors
         repeats = Repeats.read(self.lake, self.repeats)
         with self.writer(f"handle-{index}") as writer, heard() as said, self.told(index):
-            limit = Limit.of("processors.message_timeout", options.message_timeout)
-            isolation = Isolation(self, writer, careful=self.careful, limit=limit)
+            isolation = Isolation(self, writer)
             outcomes = isolation.outcomes
             rows = max(options.chunk_size, BLOCK_ROWS)
             with rare_collections():

@@ -8,16 +8,16 @@ that is unknown, by others with fewer rows.
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
-from pipeline_platform.tasks.fork import Death, Limit, Written, in_a_fork
+from pipeline_platform.tasks.fork import Death, Written, in_a_fork
+from pipeline_platform.tasks.fresh import calls_here
 from pipeline_platform.tasks.outcomes import Outcomes
 from pipeline_platform.tasks.progress import Progress
-from pipeline_platform.tasks.step import Sink, Step
+from pipeline_platform.tasks.step import CallingStep, Sink
 
 BEGUN_AGAIN = 2
 """How often the rows of a block may be begun in vain, on average, before rows that were well are tried apart."""
@@ -27,7 +27,7 @@ QUICK_S = 0.5
 
 
 class Isolation:
-    """Has the callbacks of one task called: here, or in forks if the task was tried before or its calls have a limit.
+    """Has the callbacks of one task called: here, or in forks.
 
     Each fork has an instance of the pipeline, and so connections, of its own.
 
@@ -36,10 +36,12 @@ class Isolation:
         outcomes: Where everything is recorded in the end. In a task that forks it calls no callback.
     """
 
-    def __init__(self, step: Step, sink: Sink, *, careful: bool, limit: Limit | None = None) -> None:
-        self.forks = careful or limit is not None or tries_before() > 0
+    def __init__(self, step: CallingStep, sink: Sink) -> None:
+        self.forks = step.forks
+        if not self.forks:
+            calls_here()
         self.outcomes = Outcomes(step, sink, None if self.forks else step.pipeline())
-        self._step, self._sink, self._limit = step, sink, limit
+        self._step, self._sink, self._limit = step, sink, step.limit()
         self._most = self._chunk = step.pipeline.processors.chunk_size  # rows of a fork
 
     def deal(
@@ -133,13 +135,6 @@ class Isolation:
             self._sink.write(table, window, batch)
         self.outcomes.tally.add(answer.notes["tally"])
         return int(answer.notes["answer"] or 0)
-
-
-def tries_before() -> int:
-    """How often this Spark task was tried before; 0 outside of Spark."""
-    context = sys.modules.get("pyspark.taskcontext")
-    task = context.TaskContext.get() if context else None
-    return int(task.attemptNumber()) if task else 0
 
 
 _Tried = tuple[Death | None, int]
