@@ -201,12 +201,12 @@ class _Rows:
         self._misfits: dict[int, Failure] = {}
         """By position."""
 
-    def write(self, rows: pa.RecordBatch, outcomes: Outcomes, until: float | None) -> int:
-        """Route rows and write them; return how many."""
+    def write(self, rows: pa.RecordBatch, outcomes: Outcomes, until: float | None) -> Sequence[int]:
+        """Route rows and write them, all of them."""
         del until  # permits were taken when rows were read
         with outcomes.told(rows.num_rows):
             self._write_all(rows, outcomes)
-        return len(rows)
+        return ()
 
     def _write_all(self, rows: pa.RecordBatch, outcomes: Outcomes) -> None:
         self._outcomes = outcomes

@@ -28,7 +28,7 @@ from pipeline_platform.tasks.outcomes import Outcomes
 from pipeline_platform.tasks.progress import UNWATCHED, Watch
 from pipeline_platform.tasks.said import heard
 from pipeline_platform.tasks.step import CallingStep
-from pipeline_platform.tasks.threads import at_once
+from pipeline_platform.tasks.threads import at_once, followers
 from pipeline_platform.telemetry.spans import is_heard, span
 
 if TYPE_CHECKING:
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 _UNREAD = {"receive_id", "published_at"}
 READ = [*(name for name in MESSAGES.names if name not in _UNREAD), "position"]
 """What handling reads of a received message."""
+
+LANE = "lane"
+"""A column that says which messages keep their order among themselves, where several are handled at once, or null."""
 
 BLOCK_ROWS = 8_192
 """Messages recorded at once, in one or several chunks: recording has a fixed cost of a millisecond."""
@@ -77,14 +80,19 @@ class Handler:
         self._prepares = kind.prepare_messages is not Pipeline.prepare_messages
 
     def handle(self, batch: pa.RecordBatch) -> list[Message]:
-        """Handle the messages of a batch; return one for each row, in order, ok or failed."""
+        """Handle the messages of a batch; return one for each row, in order, ok or failed.
+
+        Where `paced` ends early, the rows that were not begun are missing. In threads, messages of one value of the
+        column `lane` are handled one after the other, if the batch has that column.
+        """
         options, messages = self._pipeline.processors, self.transformed(batch)
+        lanes = batch.column(LANE).to_pylist() if LANE in batch.schema.names else []
         if not self._prepares:
-            return self._handle(messages)
+            return self._handle(messages, lanes)
         handled: list[Message] = []
         for start in range(0, len(messages), options.chunk_size):
             chunk = messages[start : start + options.chunk_size]
-            handled += self._handle(self._prepare(chunk))
+            handled += self._handle(self._prepare(chunk), lanes[start : start + options.chunk_size])
             if len(handled) < start + len(chunk):
                 break
         return handled
@@ -99,7 +107,7 @@ class Handler:
             return messages
         return self._each(lambda message, _: self._pipeline.transform(message), messages, "transform")
 
-    def _handle(self, messages: Sequence[Message]) -> list[Message]:
+    def _handle(self, messages: Sequence[Message], lanes: Sequence[int | None]) -> list[Message]:
         paced: Iterable[Message] = self._paced(messages) if self._paced else messages
         callback, stage = self._pipeline.handle_message, "handle_message"
         if is_heard("message", type(self._pipeline)):
@@ -108,7 +116,8 @@ class Handler:
         if threads <= 1:
             return self._each(callback, paced, stage)
         watches = self._watch.of_threads(stage, threads)
-        return at_once(paced, [partial(self._each, callback, stage=stage, watch=watch) for watch in watches])
+        workers = [partial(self._each, callback, stage=stage, watch=watch) for watch in watches]
+        return at_once(messages, workers, paced, followers(lanes))
 
     def _each(
         self,
@@ -245,15 +254,19 @@ class Handle(CallingStep):
         for _, block in read_ranges(self.lake, self.parts[index], READ, rows, most_bytes):
             yield block
 
-    def _handle(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes, until: float | None) -> int:
+    def _handle(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes, until: float | None) -> Sequence[int]:
         paced: _Paced | None = self.pace.each if self.pace else None
         if until is not None:
             paced = partial(_begun_before, until)
         assert outcomes.pipeline is not None
         with outcomes.told(rows.num_rows):
             messages = Handler(outcomes.pipeline, self.context, outcomes.settling, paced, outcomes.watch).handle(rows)
-            outcomes.handled(rows.slice(0, len(messages)), window, messages)
-        return len(messages)
+            if len(messages) == rows.num_rows:
+                outcomes.handled(rows, window, messages)
+                return ()
+            begun = [message._row for message in messages]
+            outcomes.handled(rows.take(pa.array(begun, pa.int64())), window, messages)
+        return sorted({*range(rows.num_rows)} - {*begun})
 
     def _fail(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes, death: Death) -> None:
         outcomes.failed(rows, window, [death.failure(self._blamed())] * rows.num_rows)

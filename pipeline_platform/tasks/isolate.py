@@ -47,7 +47,7 @@ class Isolation:
     def deal(
         self,
         rows: pa.RecordBatch,
-        work: Callable[[pa.RecordBatch, Outcomes, float | None], int],
+        work: Callable[[pa.RecordBatch, Outcomes, float | None], Sequence[int]],
         fail: Callable[[pa.RecordBatch, Outcomes, Death], None],
         permitted: Callable[[int], tuple[int, float]] = lambda wanted: (wanted, math.inf),
         give_back: Callable[[pa.RecordBatch, Outcomes], None] | None = None,
@@ -59,8 +59,8 @@ class Isolation:
 
         Args:
             rows: In order.
-            work: Deals with rows; returns with how many. A fork gets a time on the monotonic clock, and begins none
-                after it.
+            work: Deals with rows; returns which it did not begin, in order. A fork gets a time on the monotonic clock,
+                and begins none after it.
             fail: Records rows that ended their process or took too long.
             permitted: Called before each try in a fork, which must not touch the connections of its parent: how many
                 of some rows may be dealt with, and until when. 0 where none may any more.
@@ -71,9 +71,9 @@ class Isolation:
         if not rows.num_rows:
             return
         if not self.forks:
-            done = work(rows, self.outcomes, None)
-            if give_back and done < rows.num_rows:
-                give_back(rows.slice(done), self.outcomes)
+            left = work(rows, self.outcomes, None)
+            if give_back and left:
+                give_back(rows.take(pa.array(left, pa.int64())), self.outcomes)
             return
         exact = False  # to build columns for each message by itself takes several times as long: only once it is needed
         in_time = True
@@ -85,27 +85,27 @@ class Isolation:
             count, until = permitted(min(len(some), self._most) if in_time else 1)
             if give_back and not count:
                 give_back(rows.take(pa.array(some, pa.int64())), self.outcomes)
-                return None, len(some)
+                return None, ()
             chosen = rows.take(pa.array(some[:count], pa.int64()))
             begin_until = until if in_time else math.inf
             began = time.monotonic()
             answer = self.fork(lambda outcomes: work(chosen, outcomes, begin_until), count, exact=exact)
             if not isinstance(answer, Death):
-                in_time = answer > 0
+                in_time = len(answer) < count
                 if time.monotonic() - began > QUICK_S:
                     self._most = self._chunk
                 elif count == self._most:
                     self._most *= 2
-                return None, answer
+                return None, [*(some[row] for row in answer), *some[count:]]
             if answer.has_several and not exact:
                 exact = True
-                return None, 0
+                return None, some
             blamed = [some[row] if places is None else row_at[row] for row in answer.rows]
-            return answer._replace(rows=blamed), count
+            return answer._replace(rows=blamed), some[count:]
 
         def record(some: Sequence[int], death: Death) -> None:
             these = rows.take(pa.array(some, pa.int64()))
-            again: int | Death = death
+            again: Sequence[int] | Death = death
             if death.callback != "handle_failed":
                 again = self.fork(lambda outcomes: fail(these, outcomes, death), len(some), exact=False)
             if isinstance(again, Death):  # `handle_failed` cannot bear it
@@ -113,7 +113,9 @@ class Isolation:
 
         settle(range(rows.num_rows), attempt, record, in_order=in_order)
 
-    def fork(self, work: Callable[[Outcomes], int | None], rows: int, *, exact: bool = True) -> int | Death:
+    def fork(
+        self, work: Callable[[Outcomes], Sequence[int] | None], rows: int, *, exact: bool = True
+    ) -> Sequence[int] | Death:
         """Have a fork work on some rows and record here what it recorded; return its answer, or how it died.
 
         Args:
@@ -125,7 +127,7 @@ class Isolation:
         def child(progress: Progress) -> Written:
             written = Written()
             outcomes = Outcomes(self._step, written, self._step.pipeline(), progress)
-            written.notes = {"answer": work(outcomes), "tally": outcomes.tally.to_json()}
+            written.notes = {"answer": work(outcomes) or (), "tally": outcomes.tally.to_json()}
             return written
 
         answer = in_a_fork(child, rows, exact=exact, limit=self._limit)
@@ -134,10 +136,10 @@ class Isolation:
         for table, window, batch in answer.batches:
             self._sink.write(table, window, batch)
         self.outcomes.tally.add(answer.notes["tally"])
-        return int(answer.notes["answer"] or 0)
+        return [int(row) for row in answer.notes["answer"]]
 
 
-_Tried = tuple[Death | None, int]
+_Tried = tuple[Death | None, Sequence[int]]
 
 
 def settle(
@@ -155,8 +157,8 @@ def settle(
 
     Args:
         rows: In order.
-        attempt: Deals with rows in another process. Returns how it died, if it did, and how many rows, from the first,
-            a dead one was given or another one dealt with. It names rows as they are given here.
+        attempt: Deals with rows in another process. Returns how it died, if it did, and the rows that it did not begin,
+            in order: the last ones, if it died. It names rows as they are given here.
         fail: Called for rows that end their process alone or take too long.
         in_order: Whether no row may be dealt with before those that precede it. Then the rows that it was busy with,
             and what lies between them, go apart from those before and after.
@@ -167,11 +169,12 @@ def settle(
         part, trust = parts.pop()
         if not part:
             continue
-        death, count = attempt(part)
-        tried, left = part[:count], part[count:]
+        death, rest = attempt(part)
+        left = list(rest)
         if death is None:
             parts.append((left, trust))
             continue
+        tried = part[: len(part) - len(left)]
         had = set(death.rows)
         blamed = [row for row in tried if row in had]
         if len(tried) == 1 or (blamed and not death.in_time):

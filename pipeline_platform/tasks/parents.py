@@ -46,11 +46,11 @@ class EndParents(HandleInOrder):
             within = [("position", ">=", bounds["min"]), ("position", "<=", bounds["max"])]
             yield with_ends(block, _read(self.lake, self.ends, ENDS, filters=within))
 
-    def _handle(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes, until: float | None) -> int:
+    def _handle(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes, until: float | None) -> Sequence[int]:
         del until  # a message took its permit when it was handled
         with outcomes.told(len(rows)):
             outcomes.ended_parents(rows, window, *parents_of(rows, outcomes.settling))
-        return len(rows)
+        return ()
 
     def _blamed(self) -> str:
         return "handle_failed"

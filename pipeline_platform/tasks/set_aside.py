@@ -67,12 +67,12 @@ class SetAside(CallingStep):
             return rows.take(pa.array(large, pa.int64()))
         return rows.take(pa.array(sorted(set(range(rows.num_rows)) - set(large)), pa.int64()))
 
-    def _fail(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes, until: float | None) -> int:
+    def _fail(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes, until: float | None) -> Sequence[int]:
         del until  # no permits: nothing is handled
         most = self.pipeline.processors.max_message_bytes
         failures = [self.failure or too_large(data, most) for data in rows.column("data").to_pylist()]
         outcomes.failed(rows, window, failures)
-        return int(rows.num_rows)
+        return ()
 
     def _fail_dead(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes, death: Death) -> None:
         outcomes.failed(rows, window, [death.failure("handle_failed")] * rows.num_rows)
