@@ -2,8 +2,12 @@
 
 import os
 import signal
+import subprocess
+import sys
+import time
 from dataclasses import dataclass
 
+import psutil
 import pyarrow as pa
 import pytest
 
@@ -14,6 +18,8 @@ from pipeline_platform.tasks.fresh import calls_here, from_clean
 from tests.fixtures.pooled import Pooled, Timed
 from tests.fixtures.small_lake import handled, outcomes, rows_of
 from tests.tasks.test_column_lane import row, written
+
+LONG_S = 60
 
 
 @pytest.fixture
@@ -57,6 +63,9 @@ class Placed:
                 os.kill(os.getpid(), signal.SIGKILL)
             case "exit":
                 os._exit(7)
+            case "sleep":
+                print(os.getpid(), flush=True)  # noqa: T201
+                time.sleep(LONG_S)
             case "nothing":
                 return
         count = share if isinstance(share, int) else sum(batch.num_rows for batch in share)
@@ -106,6 +115,17 @@ def test_how_a_fresh_process_ends_is_its_task_s_error(told, why, rows):
 
     with pytest.raises(RuntimeError, match=why):
         list(Placed(told)(iter([numbers(rows)])))
+
+
+def test_a_fresh_process_ends_with_the_process_whose_task_it_runs():
+    command = "from tests.tasks.test_fresh import Placed, calls_here; calls_here(); list(Placed('sleep')(0))"
+    with subprocess.Popen([sys.executable, "-c", command], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout
+        process = psutil.Process(int(parent.stdout.readline()))
+        assert process.ppid() == parent.pid
+        parent.kill()
+
+    process.wait(LONG_S / 2)
 
 
 def test_a_task_without_rows_has_none():
