@@ -11,6 +11,7 @@ from typing import NamedTuple
 from uuid import uuid4
 
 from demo.place import PROJECT, Kind, Place
+from pipeline_platform.source.patience import patiently
 from resources.kafka import KafkaSource
 from resources.pubsub import PubsubSource
 from resources.rabbitmq import RabbitmqSource
@@ -124,9 +125,8 @@ def _kafka(_place: Place) -> Iterator[Queue]:
         )
 
         def left() -> int:
-            return sum(
-                one.past - (one.begin if one.committed is None else one.committed) for one in source.extents().values()
-            )
+            extents = patiently(source.extents).values()  # a broker that has just started knows no groups yet
+            return sum(one.past - (one.begin if one.committed is None else one.committed) for one in extents)
 
         with closing(source):
             environment = {"KAFKA_BOOTSTRAP_SERVERS": address, "FLIGHTS_TOPIC": topic}
