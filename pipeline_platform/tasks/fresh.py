@@ -6,6 +6,7 @@ nobody releases; and it shares the connections.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import pickle
@@ -123,6 +124,8 @@ def answer(descriptor: int, parent: int) -> None:
     end_with(parent)
     code, given = 0, os.fdopen(os.dup(0), "rb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # a callback that reads must not read what is given
+    with suppress(ImportError):
+        importlib.import_module("pandas")  # PyArrow imports it when it makes an array: each fork would, by itself
     with os.fdopen(descriptor, "wb") as file:
         try:
             task, share = pickle.load(given)  # noqa: S301 - the platform's own, as Spark ships it
