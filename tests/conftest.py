@@ -2,9 +2,11 @@
 
 import importlib.util
 import os
+from collections.abc import Iterator
 
 import pytest
 
+from pipeline_platform.tasks import fresh
 from servers import sqs
 
 pytest_plugins = [
@@ -46,6 +48,16 @@ LONGEST = (
     "test_table_queue.py", "test_spark_cluster.py", "test_spark_death.py",
     "test_spark_death_in_dagster.py",
 )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _clean_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each test begins as a process does that has called no callback, and has a fork server of its own."""
+    monkeypatch.setattr(fresh, "_is_clean", True)
+    yield
+    if fresh._server is not None:
+        fresh._server.end()
+        fresh._server = None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -354,9 +354,6 @@ def _check_order(cls: _Class) -> None:
         option = "partition_by" if cls.processors.partition_by is None else "processors.partition_by"
         why = "handle_messages is one query, which has no order: give it to a Batcher(...), or write handle_message"
         _refuse(cls, option, cls.partitioning(), why)
-    if cls.processors.threads > 1 and cls.partitioning() is not None:
-        why = "threads would handle messages of one partition at once: leave it at 1, and raise concurrency"
-        _refuse(cls, "processors.threads", cls.processors.threads, why)
     if not cls.takes_turns(leases_partitions=True):
         return
     for name, producer in cls.producers_of().items():

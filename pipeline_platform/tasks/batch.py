@@ -23,13 +23,14 @@ from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks import cut
 from pipeline_platform.tasks.by_position import ByPosition
 from pipeline_platform.tasks.fork import Death, Limit
+from pipeline_platform.tasks.fresh import from_clean
 from pipeline_platform.tasks.handle import checked, rare_collections
 from pipeline_platform.tasks.isolate import Isolation
 from pipeline_platform.tasks.outcomes import Outcomes
 from pipeline_platform.tasks.progress import UNWATCHED
 from pipeline_platform.tasks.said import heard
 from pipeline_platform.tasks.staging import STAGED, staged_messages
-from pipeline_platform.tasks.step import Step
+from pipeline_platform.tasks.step import CallingStep
 from pipeline_platform.telemetry.spans import span
 
 _NAMESPACE = uuid.UUID("6f1c3c0e-6a50-5a53-9f6e-0f3b6f0f6d5a")
@@ -58,27 +59,26 @@ class Batch(NamedTuple):
 
 
 @dataclass(frozen=True)
-class HandleBatches(Step):
+class HandleBatches(CallingStep):
     """Task `n` of `tasks` handles, one at a time, its partitions' batches and each `tasks`-th of the others.
 
     Attributes:
         batcher: Whose batches.
         staged: Whole files of staged messages, in the order of their positions.
         plan: The files that say which of their rows make which batch.
-        careful: Handle each batch in a fork, as a task does that is tried again.
     """
 
     batcher: str
     staged: Sequence[Range]
     plan: Sequence[Range]
     tasks: int = 1
-    careful: bool = False
 
+    @from_clean
     def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
         """Run task `index`."""
         began, started, count = time.time(), time.monotonic(), 0
         with self.writer(f"{self.batcher}-{index}") as writer, heard() as said, self.told(index):
-            isolation = Isolation(self, writer, careful=self.careful, limit=self._limit())
+            isolation = Isolation(self, writer)
             with rare_collections():
                 for batch in self._batches(index):
                     if isolation.forks:
@@ -90,7 +90,8 @@ class HandleBatches(Step):
             manifest = writer.close(**isolation.outcomes.tally.notes(), **said.notes(), **notes)
         yield from manifest.to_arrow().to_batches()
 
-    def _limit(self) -> Limit | None:
+    def limit(self) -> Limit | None:
+        """How long a call of `handle_batch` may take."""
         options = self.pipeline.batchers[self.batcher]
         span = options.message_timeout if isinstance(options, Batcher) else None
         return Limit.of(f"batchers[{self.batcher!r}].message_timeout", span)

@@ -20,13 +20,14 @@ from pipeline_platform.model.options import Processors, TableBatcher
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from pipeline_platform.model.schema import ColumnError, arrow_schema, refuse_nulls
 from pipeline_platform.tasks.by_position import DELIVERY, PAYLOAD, ByPosition, Positions, checksum
-from pipeline_platform.tasks.fork import Death, Limit
+from pipeline_platform.tasks.fork import Death
+from pipeline_platform.tasks.fresh import from_clean
 from pipeline_platform.tasks.handle import oversized
 from pipeline_platform.tasks.isolate import Isolation
 from pipeline_platform.tasks.lookup import Repeats
 from pipeline_platform.tasks.outcomes import Outcomes
 from pipeline_platform.tasks.said import heard
-from pipeline_platform.tasks.step import Step
+from pipeline_platform.tasks.step import CallingStep, Step
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -153,24 +154,22 @@ def not_returned(pipeline: type[Pipeline], received: DataFrame, seen: DataFrame)
 
 
 @dataclass(frozen=True)
-class WriteColumns(Step):
+class WriteColumns(CallingStep):
     """Writes the rows that came out of `handle_messages`.
 
     Attributes:
         received: The files of what was received, whole and in order: rows are looked up there by position.
-        careful: Call serializers and `handle_failed` in forks, as a task does that is tried again.
     """
 
     received: Sequence[Range]
-    careful: bool = False
 
+    @from_clean
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write one partition; return its manifest."""
         began, started, count, total = time.time(), time.monotonic(), 0, 0
         with self.writer(f"handle-{uuid.uuid4().hex[:4]}") as writer, heard() as said, self.told():
             received = ByPosition(self.lake, self.received)
-            limit = Limit.of("processors.message_timeout", self.pipeline.processors.message_timeout)
-            isolation = Isolation(self, writer, careful=self.careful, limit=limit)
+            isolation = Isolation(self, writer)
             for batch in filter(len, batches):
                 for window, rows in _by_window(received, batch):
                     positions = rows.column("position").to_numpy()
@@ -202,12 +201,12 @@ class _Rows:
         self._misfits: dict[int, Failure] = {}
         """By position."""
 
-    def write(self, rows: pa.RecordBatch, outcomes: Outcomes, until: float | None) -> int:
-        """Route rows and write them; return how many."""
+    def write(self, rows: pa.RecordBatch, outcomes: Outcomes, until: float | None) -> Sequence[int]:
+        """Route rows and write them, all of them."""
         del until  # permits were taken when rows were read
         with outcomes.told(rows.num_rows):
             self._write_all(rows, outcomes)
-        return len(rows)
+        return ()
 
     def _write_all(self, rows: pa.RecordBatch, outcomes: Outcomes) -> None:
         self._outcomes = outcomes

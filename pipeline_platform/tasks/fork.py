@@ -122,7 +122,7 @@ def in_a_fork(
         RuntimeError: The fork raised. No callback did: what they raise is caught.
     """
     progress = Progress(rows, exact=exact)
-    with _scratch() as answer:
+    with scratch() as answer:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()  # else the child would print it once more
         parent, child = os.getpid(), os.fork()
@@ -175,7 +175,7 @@ def _status(child: int, seconds: float) -> int | None:
     return status if ended else None
 
 
-def _scratch() -> IO[bytes]:
+def scratch() -> IO[bytes]:
     """A file without a name; in memory if the system can, because a disk may be full."""
     return os.fdopen(os.memfd_create("answer"), "w+b") if hasattr(os, "memfd_create") else tempfile.TemporaryFile()
 
@@ -183,9 +183,8 @@ def _scratch() -> IO[bytes]:
 def _answer(work: Callable[[Progress], Written], progress: Progress, answer: IO[bytes], parent: int) -> None:
     """Be the child. Only `os._exit` ends it, so that nothing of the parent's is cleaned up twice."""
     try:
+        end_with(parent)
         _go_first()
-        if os.getppid() != parent:  # it died before this child asked to end with it
-            os._exit(1)
         work(progress).save(answer)
         answer.flush()
         progress.state = DELIVERED
@@ -203,10 +202,17 @@ def _answer(work: Callable[[Progress], Written], progress: Progress, answer: IO[
         os._exit(0)
 
 
-def _go_first() -> None:
-    """End with the parent, before it where memory runs out, and with the processes that callbacks start."""
+def end_with(parent: int) -> None:
+    """End this process when its parent does."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:  # it died before this child asked to end with it
+        os._exit(1)
+
+
+def _go_first() -> None:
+    """End before the parent where memory runs out, and with the processes that callbacks start."""
+    if sys.platform == "linux":
         os.setpgid(0, 0)
         with suppress(OSError), open("/proc/self/oom_score_adj", "w") as adjustment:
             adjustment.write("1000")

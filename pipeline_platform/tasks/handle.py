@@ -20,14 +20,15 @@ from pipeline_platform.model.message import BULK, MESSAGES, SETTLING, BatchMode,
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.settling import Settling
 from pipeline_platform.tasks.fan_out import held_bytes, with_children
-from pipeline_platform.tasks.fork import Death, Limit
+from pipeline_platform.tasks.fork import Death
+from pipeline_platform.tasks.fresh import from_clean
 from pipeline_platform.tasks.isolate import Isolation
 from pipeline_platform.tasks.lookup import Repeats
 from pipeline_platform.tasks.outcomes import Outcomes
 from pipeline_platform.tasks.progress import UNWATCHED, Watch
 from pipeline_platform.tasks.said import heard
-from pipeline_platform.tasks.step import Step
-from pipeline_platform.tasks.threads import at_once
+from pipeline_platform.tasks.step import CallingStep
+from pipeline_platform.tasks.threads import at_once, followers
 from pipeline_platform.telemetry.spans import is_heard, span
 
 if TYPE_CHECKING:
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 _UNREAD = {"receive_id", "published_at"}
 READ = [*(name for name in MESSAGES.names if name not in _UNREAD), "position"]
 """What handling reads of a received message."""
+
+LANE = "lane"
+"""A column that says which messages keep their order among themselves, where several are handled at once, or null."""
 
 BLOCK_ROWS = 8_192
 """Messages recorded at once, in one or several chunks: recording has a fixed cost of a millisecond."""
@@ -80,27 +84,37 @@ class Handler:
         self._held = 0
 
     def handle(self, batch: pa.RecordBatch) -> list[Message]:
-        """Handle the messages of a batch; return one for each row, in order, ok or failed."""
+        """Handle the messages of a batch; return one for each row that was begun, in order, ok or failed."""
         return [message for portion in self.portions(batch) for message in portion]
 
     def portions(self, batch: pa.RecordBatch) -> Iterator[list[Message]]:
-        """Handle the messages of a batch; yield them in order. A portion ends where its children are `HELD_BYTES`."""
+        """Handle the messages of a batch; yield them as they are done with, ok or failed.
+
+        A portion ends where its children are `HELD_BYTES`. Where `paced` ends early, the rows that were not begun are
+        missing. In threads, messages of one value of the column `lane` are handled one after the other, if the batch
+        has that column.
+        """
         messages = self.transformed(batch)
+        lanes = batch.column(LANE).to_pylist() if LANE in batch.schema.names else []
         size = self._pipeline.processors.chunk_size if self._prepares else len(messages)
-        portion, done = list[Message](), 0
+        portion, is_over = list[Message](), False
         for start in range(0, len(messages), size or 1):
-            chunk = messages[start : start + size]
+            left, mine = messages[start : start + size], lanes[start : start + size]
             if self._prepares:
-                chunk = self._prepare(chunk)
-            # An iterator: the next portion goes on with it.
-            waiting = iter(self._paced(chunk) if self._paced else chunk)
-            while True:
-                portion += self._handle(waiting, len(chunk))
+                left = self._prepare(left)
+            permits = iter(self._paced(left) if self._paced else left)  # the next portion goes on with them
+            while left:
+                begun = self._handle(left, permits, mine)
+                portion += begun
                 if self._held < HELD_BYTES:
+                    is_over = len(begun) < len(left)
                     break
                 yield portion
-                done, portion, self._held = done + len(portion), [], 0
-            if done + len(portion) < start + len(chunk):
+                portion, self._held = [], 0
+                rows = {message._row for message in begun}
+                kept = [place for place, message in enumerate(left) if message._row not in rows]
+                left, mine = [left[place] for place in kept], [mine[place] for place in kept] if mine else []
+            if is_over:
                 break
         if portion:
             yield portion
@@ -115,16 +129,17 @@ class Handler:
             return messages
         return self._each(lambda message, _: self._pipeline.transform(message), messages, "transform")
 
-    def _handle(self, messages: Iterator[Message], count: int) -> list[Message]:
-        """Handle messages, so many at the most; return those that were begun with."""
+    def _handle(self, messages: Sequence[Message], permits: Iterator[Message], lanes: Sequence[Any]) -> list[Message]:
+        """Handle messages, as many as there are permits; return those that were begun, in order."""
         callback, stage = self._pipeline.handle_message, "handle_message"
         if is_heard("message", type(self._pipeline)):
             callback = partial(_told, self._pipeline)
-        threads = min(self._pipeline.processors.threads, count)
+        threads = min(self._pipeline.processors.threads, len(messages))
         if threads <= 1:
-            return self._each(callback, messages, stage)
+            return self._each(callback, permits, stage)
         watches = self._watch.of_threads(stage, threads)
-        return at_once(messages, [partial(self._each, callback, stage=stage, watch=watch) for watch in watches])
+        workers = [partial(self._each, callback, stage=stage, watch=watch) for watch in watches]
+        return at_once(messages, workers, permits, followers(lanes))
 
     def _each(
         self,
@@ -225,29 +240,27 @@ def too_large(payload: bytes, most_bytes: int) -> Failure:
 
 
 @dataclass(frozen=True)
-class Handle(Step):
+class Handle(CallingStep):
     """Task `n` handles the received rows `parts[n]` and writes all that came of them.
 
     Attributes:
         repeats: Files that say which deliveries are not to be handled.
         pace: The rate limit, and whether messages may begin at all; None where nothing holds.
-        careful: Call callbacks in forks, as a task does that is tried again.
         in_order: Whether forks, too, must keep the order of messages.
     """
 
     parts: Sequence[Sequence[Range]]
     repeats: Sequence[Range] = ()
     pace: Pace | None = None
-    careful: bool = False
     in_order: ClassVar[bool] = False
 
+    @from_clean
     def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
         """Run task `index`."""
         began, started, options = time.time(), time.monotonic(), self.pipeline.processors
         repeats = Repeats.read(self.lake, self.repeats)
         with self.writer(f"handle-{index}") as writer, heard() as said, self.told(index):
-            limit = Limit.of("processors.message_timeout", options.message_timeout)
-            isolation = Isolation(self, writer, careful=self.careful, limit=limit)
+            isolation = Isolation(self, writer)
             outcomes = isolation.outcomes
             rows = max(options.chunk_size, BLOCK_ROWS)
             with rare_collections():
@@ -271,19 +284,23 @@ class Handle(Step):
         for _, block in read_ranges(self.lake, self.parts[index], READ, rows, most_bytes):
             yield block
 
-    def _handle(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes, until: float | None) -> int:
+    def _handle(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes, until: float | None) -> Sequence[int]:
         paced: _Paced | None = self.pace.each if self.pace else None
         if until is not None:
             paced = partial(_begun_before, until)
         assert outcomes.pipeline is not None
-        handler, done = Handler(outcomes.pipeline, self.context, outcomes.settling, paced, outcomes.watch), 0
+        handler, begun = Handler(outcomes.pipeline, self.context, outcomes.settling, paced, outcomes.watch), set[int]()
         with outcomes.told(rows.num_rows):
             for messages in handler.portions(rows):
-                outcomes.handled(rows.slice(done, len(messages)), window, messages)
-                done += len(messages)
+                if len(messages) == rows.num_rows:
+                    outcomes.handled(rows, window, messages)
+                    return ()
+                these = [message._row for message in messages]
+                outcomes.handled(rows.take(pa.array(these, pa.int64())), window, messages)
+                begun.update(these)
                 if until is not None:  # a fork holds all that it writes: the next one goes on
                     break
-        return done
+        return [row for row in range(rows.num_rows) if row not in begun]
 
     def _fail(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes, death: Death) -> None:
         outcomes.failed(rows, window, [death.failure(self._blamed())] * rows.num_rows)

@@ -19,9 +19,9 @@ from pipeline_platform.lake.reader import Range
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.model.partition import SOURCE
-from pipeline_platform.tasks.by_position import ByPosition, Positions
+from pipeline_platform.tasks.by_position import ByPosition
 from pipeline_platform.tasks.columns import partitioned
-from pipeline_platform.tasks.handle import READ, Handle, Handler
+from pipeline_platform.tasks.handle import LANE, READ, Handle, Handler
 from pipeline_platform.tasks.order import SOURCE_ORDER, dealt, in_source_order
 from pipeline_platform.tasks.outcomes import Outcomes
 
@@ -30,8 +30,8 @@ FOUND = pa.schema(
 )
 """What is known of a message that waits for its task: `own` is the partition that it is handled in, `size` in bytes."""
 
-DEALT = pa.schema([("task", pa.int32()), ("position", pa.int64()), ("size", pa.int64())])
-"""The messages of each task, in the order in which it handles them."""
+DEALT = pa.schema([("task", pa.int32()), ("position", pa.int64()), ("size", pa.int64()), (LANE, pa.int32())])
+"""The messages of each task, in the order in which it handles them. Partitions are numbered."""
 
 
 def found_table(receive_id: str) -> str:
@@ -51,10 +51,10 @@ class FindPartitions(Handle):
     Repeats are not, nor messages that fail before they have a partition.
     """
 
-    def _handle(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes, until: float | None) -> int:
+    def _handle(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes, until: float | None) -> Sequence[int]:
         del until  # a message takes its permit when it is handled
         self.find(window, rows, outcomes)
-        return len(rows)
+        return ()
 
     def find(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes) -> None:
         """Write what is known of the rows that have a partition, and what came of the others."""
@@ -103,7 +103,8 @@ class DealPartitions:
         rows = rows.take(in_source_order(rows))
         tasks = dealt(rows["own"], np.ones(rows.num_rows, np.int64), self.tasks)
         by_task = pa.array(np.argsort(tasks, kind="stable"))
-        columns = [pa.chunked_array([pa.array(tasks, pa.int32())]), rows["position"], rows["size"]]
+        lanes = rows["own"].combine_chunks().dictionary_encode().indices
+        columns = [pa.array(tasks, pa.int32()), rows["position"], rows["size"], lanes]
         plan = pa.table(columns, schema=DEALT).take(by_task).combine_chunks()
         with Writer(self.lake, self.pipeline, f"{self.receive_id}-deal-{index}") as writer:
             for batch in plan.to_batches():
@@ -132,27 +133,30 @@ class HandleInOrder(Handle):
     def _blocks(self, index: int, rows: int) -> Iterator[pa.RecordBatch]:
         (whole,) = self.parts
         received, stored = ByPosition(self.lake, whole), [name for name in READ if name not in ("window", "position")]
-        for positions in self._dealt(index, rows):
+        for some in self._dealt(index, rows):
+            positions = some["position"].to_numpy()
             columns = dict(zip(stored, received.take(stored, positions), strict=True))
             columns["position"] = pa.array(positions)
+            if self.in_order and self.pipeline.processors.threads > 1:
+                columns[LANE] = some[LANE].combine_chunks()
             for window, block in received.by_window(pa.RecordBatch.from_pydict(columns)):
                 yield block.append_column("window", pa.repeat(window, block.num_rows))
 
-    def _dealt(self, index: int, most_rows: int) -> Iterator[Positions]:
-        """The positions of a task, as many at a time as are within the bounds of a block."""
+    def _dealt(self, index: int, most_rows: int) -> Iterator[pa.Table]:
+        """What is planned for a task, as many rows at a time as are within the bounds of a block."""
         most_bytes = self.pipeline.processors.chunk_bytes
         for mine in self._planned(index):
-            positions, first, total = mine["position"].to_numpy(), 0, 0
+            first, total = 0, 0
             for row, size in enumerate(mine["size"].to_pylist()):
                 if row > first and (row - first == most_rows or total + size > most_bytes):
-                    yield positions[first:row]
+                    yield mine.slice(first, row - first)
                     first, total = row, 0
                 total += size
-            if first < len(positions):
-                yield positions[first:]
+            if first < mine.num_rows:
+                yield mine.slice(first)
 
     def _planned(self, index: int) -> Iterator[pa.Table]:
-        """The positions and sizes of a task."""
+        """The positions and sizes of a task, and their lanes if it keeps an order."""
         for file in self.plan:
             with self.lake.open_input(file.path) as opened:
                 yield pq.read_table(opened, columns=DEALT.names, filters=[("task", "==", index)])

@@ -8,16 +8,16 @@ that is unknown, by others with fewer rows.
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
-from pipeline_platform.tasks.fork import Death, Limit, Written, in_a_fork
+from pipeline_platform.tasks.fork import Death, Written, in_a_fork
+from pipeline_platform.tasks.fresh import calls_here
 from pipeline_platform.tasks.outcomes import Outcomes
 from pipeline_platform.tasks.progress import Progress
-from pipeline_platform.tasks.step import Sink, Step
+from pipeline_platform.tasks.step import CallingStep, Sink
 
 BEGUN_AGAIN = 2
 """How often the rows of a block may be begun in vain, on average, before rows that were well are tried apart."""
@@ -27,7 +27,7 @@ QUICK_S = 0.5
 
 
 class Isolation:
-    """Has the callbacks of one task called: here, or in forks if the task was tried before or its calls have a limit.
+    """Has the callbacks of one task called: here, or in forks.
 
     Each fork has an instance of the pipeline, and so connections, of its own.
 
@@ -36,16 +36,18 @@ class Isolation:
         outcomes: Where everything is recorded in the end. In a task that forks it calls no callback.
     """
 
-    def __init__(self, step: Step, sink: Sink, *, careful: bool, limit: Limit | None = None) -> None:
-        self.forks = careful or limit is not None or tries_before() > 0
+    def __init__(self, step: CallingStep, sink: Sink) -> None:
+        self.forks = step.forks
+        if not self.forks:
+            calls_here()
         self.outcomes = Outcomes(step, sink, None if self.forks else step.pipeline())
-        self._step, self._sink, self._limit = step, sink, limit
+        self._step, self._sink, self._limit = step, sink, step.limit()
         self._most = self._chunk = step.pipeline.processors.chunk_size  # rows of a fork
 
     def deal(
         self,
         rows: pa.RecordBatch,
-        work: Callable[[pa.RecordBatch, Outcomes, float | None], int],
+        work: Callable[[pa.RecordBatch, Outcomes, float | None], Sequence[int]],
         fail: Callable[[pa.RecordBatch, Outcomes, Death], None],
         permitted: Callable[[int], tuple[int, float]] = lambda wanted: (wanted, math.inf),
         give_back: Callable[[pa.RecordBatch, Outcomes], None] | None = None,
@@ -57,8 +59,8 @@ class Isolation:
 
         Args:
             rows: In order.
-            work: Deals with rows; returns with how many. A fork gets a time on the monotonic clock, and begins none
-                after it.
+            work: Deals with rows; returns which it did not begin, in order. A fork gets a time on the monotonic clock,
+                and begins none after it.
             fail: Records rows that ended their process or took too long.
             permitted: Called before each try in a fork, which must not touch the connections of its parent: how many
                 of some rows may be dealt with, and until when. 0 where none may any more.
@@ -69,9 +71,9 @@ class Isolation:
         if not rows.num_rows:
             return
         if not self.forks:
-            done = work(rows, self.outcomes, None)
-            if give_back and done < rows.num_rows:
-                give_back(rows.slice(done), self.outcomes)
+            left = work(rows, self.outcomes, None)
+            if give_back and left:
+                give_back(rows.take(pa.array(left, pa.int64())), self.outcomes)
             return
         exact = False  # to build columns for each message by itself takes several times as long: only once it is needed
         in_time = True
@@ -83,30 +85,30 @@ class Isolation:
             count, until = permitted(min(len(some), self._most) if in_time else 1)
             if give_back and not count:
                 give_back(rows.take(pa.array(some, pa.int64())), self.outcomes)
-                return None, len(some)
+                return None, ()
             chosen = rows.take(pa.array(some[:count], pa.int64()))
             begin_until = until if in_time else math.inf
             began = time.monotonic()
             answer = self.fork(lambda outcomes: work(chosen, outcomes, begin_until), count, exact=exact)
             if not isinstance(answer, Death):
-                in_time = answer > 0
+                in_time = len(answer) < count
                 now = time.monotonic()
-                if answer < count and now < begin_until:  # it held many children: permits for more would be lost
-                    self._most = max(1, answer)
+                if answer and now < begin_until:  # it held many children: permits for more would be lost
+                    self._most = max(1, count - len(answer))
                 elif now - began > QUICK_S and self._most >= self._chunk:
                     self._most = self._chunk
                 elif count == self._most:
                     self._most *= 2
-                return None, answer
+                return None, [*(some[row] for row in answer), *some[count:]]
             if answer.has_several and not exact:
                 exact = True
-                return None, 0
+                return None, some
             blamed = [some[row] if places is None else row_at[row] for row in answer.rows]
-            return answer._replace(rows=blamed), count
+            return answer._replace(rows=blamed), some[count:]
 
         def record(some: Sequence[int], death: Death) -> None:
             these = rows.take(pa.array(some, pa.int64()))
-            again: int | Death = death
+            again: Sequence[int] | Death = death
             if death.callback != "handle_failed":
                 again = self.fork(lambda outcomes: fail(these, outcomes, death), len(some), exact=False)
             if isinstance(again, Death):  # `handle_failed` cannot bear it
@@ -114,7 +116,9 @@ class Isolation:
 
         settle(range(rows.num_rows), attempt, record, in_order=in_order)
 
-    def fork(self, work: Callable[[Outcomes], int | None], rows: int, *, exact: bool = True) -> int | Death:
+    def fork(
+        self, work: Callable[[Outcomes], Sequence[int] | None], rows: int, *, exact: bool = True
+    ) -> Sequence[int] | Death:
         """Have a fork work on some rows and record here what it recorded; return its answer, or how it died.
 
         Args:
@@ -126,7 +130,7 @@ class Isolation:
         def child(progress: Progress) -> Written:
             written = Written()
             outcomes = Outcomes(self._step, written, self._step.pipeline(), progress)
-            written.notes = {"answer": work(outcomes), "tally": outcomes.tally.to_json()}
+            written.notes = {"answer": work(outcomes) or (), "tally": outcomes.tally.to_json()}
             return written
 
         answer = in_a_fork(child, rows, exact=exact, limit=self._limit)
@@ -135,17 +139,10 @@ class Isolation:
         for table, window, batch in answer.batches:
             self._sink.write(table, window, batch)
         self.outcomes.tally.add(answer.notes["tally"])
-        return int(answer.notes["answer"] or 0)
+        return [int(row) for row in answer.notes["answer"]]
 
 
-def tries_before() -> int:
-    """How often this Spark task was tried before; 0 outside of Spark."""
-    context = sys.modules.get("pyspark.taskcontext")
-    task = context.TaskContext.get() if context else None
-    return int(task.attemptNumber()) if task else 0
-
-
-_Tried = tuple[Death | None, int]
+_Tried = tuple[Death | None, Sequence[int]]
 
 
 def settle(
@@ -163,8 +160,8 @@ def settle(
 
     Args:
         rows: In order.
-        attempt: Deals with rows in another process. Returns how it died, if it did, and how many rows, from the first,
-            a dead one was given or another one dealt with. It names rows as they are given here.
+        attempt: Deals with rows in another process. Returns how it died, if it did, and the rows that it did not begin,
+            in order: the last ones, if it died. It names rows as they are given here.
         fail: Called for rows that end their process alone or take too long.
         in_order: Whether no row may be dealt with before those that precede it. Then the rows that it was busy with,
             and what lies between them, go apart from those before and after.
@@ -175,11 +172,12 @@ def settle(
         part, trust = parts.pop()
         if not part:
             continue
-        death, count = attempt(part)
-        tried, left = part[:count], part[count:]
+        death, rest = attempt(part)
+        left = list(rest)
         if death is None:
             parts.append((left, trust))
             continue
+        tried = part[: len(part) - len(left)]
         had = set(death.rows)
         blamed = [row for row in tried if row in had]
         if len(tried) == 1 or (blamed and not death.in_time):

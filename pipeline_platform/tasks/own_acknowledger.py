@@ -16,12 +16,12 @@ from pipeline_platform.lake.reader import Range, keys_of, read_ranges
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.tasks.fork import Death, Written, in_a_fork
+from pipeline_platform.tasks.fork import Death, Limit, Written, in_a_fork
+from pipeline_platform.tasks.fresh import calls_here, from_clean
 from pipeline_platform.tasks.handle import READ
-from pipeline_platform.tasks.isolate import tries_before
 from pipeline_platform.tasks.progress import Progress
 from pipeline_platform.tasks.said import heard
-from pipeline_platform.tasks.step import Step
+from pipeline_platform.tasks.step import CallingStep
 
 ROWS = 1_000
 """Messages of one call, at the most."""
@@ -65,22 +65,25 @@ def ended(
 
 
 @dataclass(frozen=True)
-class TellAuthor(Step):
+class TellAuthor(CallingStep):
     """Task `n` tells `acknowledge` of the received messages `parts[n]` that are decided, a group of `ack_ref` a call.
 
     Attributes:
         outcomes: Of the receive, all.
         failed: What the receive wrote for the table `failed`, all.
         before: The positions that have heard before, by `ack_ref`.
-        careful: Call it in forks, as a task does that is tried again.
     """
 
     parts: Sequence[Sequence[Range]]
     outcomes: Sequence[Range] = ()
     failed: Sequence[Range] = ()
     before: Mapping[str, Sequence[Span]] = field(default_factory=dict)
-    careful: bool = False
 
+    def limit(self) -> Limit | None:
+        """None: it may take what it takes."""
+        return None
+
+    @from_clean
     def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
         """Run task `index`; its notes say which positions have heard, and why others have not."""
         began, started = time.time(), time.monotonic()
@@ -148,7 +151,8 @@ class TellAuthor(Step):
                 return f"{failure.kind}: {failure.reason}"
             return None
 
-        if not (self.careful or tries_before()):
+        if not self.forks:
+            calls_here()
             return call(lambda: self._instance)
 
         def child(_: Progress) -> Written:

@@ -48,11 +48,11 @@ class EndParents(HandleInOrder):
             bounds = pc.min_max(block.column("position")).as_py()
             yield with_ends(block, _ends_between(self.lake, self.ends, bounds["min"], bounds["max"]))
 
-    def _handle(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes, until: float | None) -> int:
+    def _handle(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes, until: float | None) -> Sequence[int]:
         del until  # a message took its permit when it was handled
         with outcomes.told(len(rows)):
             outcomes.ended_parents(rows, window, *parents_of(rows, outcomes.settling))
-        return len(rows)
+        return ()
 
     def _blamed(self) -> str:
         return "handle_failed"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -21,7 +21,7 @@ from pipeline_platform.model.settling import Settling
 from pipeline_platform.tasks import cut
 from pipeline_platform.tasks.by_position import ByPosition
 from pipeline_platform.tasks.fork import Death, Limit, Written, in_a_fork
-from pipeline_platform.tasks.isolate import tries_before
+from pipeline_platform.tasks.fresh import calls_here, from_clean, tries_before
 from pipeline_platform.tasks.progress import UNWATCHED, Progress, Watch
 from pipeline_platform.tasks.said import Said, heard
 from pipeline_platform.tasks.staging import CUT_BY, STAGED, staged_messages, staged_table, to_be_cut
@@ -56,12 +56,12 @@ class CutBatches:
     careful: bool = False
     tasks: int = 1
 
+    @from_clean
     def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
         """Run the only task."""
         known = pa.concat_tables(map(self._known, self.staged)).combine_chunks()
-        splits = isinstance(self.options.batch_size, Splitter)
         # Without one there is nothing to hear, and a thread of the driver may do this.
-        with heard() if splits else nullcontext(Said()) as said:
+        with heard() if self._splits else nullcontext(Said()) as said:
             batches = self._batches(known)
         with Writer(self.lake, self.pipeline, f"{self.receive_id}-{self.batcher}-cut-{index}") as writer:
             for batch in batches.combine_chunks().to_batches():
@@ -70,10 +70,27 @@ class CutBatches:
         yield from manifest.to_arrow().to_batches()
 
     def _batches(self, known: pa.Table) -> pa.Table:
-        limit = Limit.of(f"batchers[{self.batcher!r}].message_timeout", self.options.message_timeout)
-        if isinstance(self.options.batch_size, Splitter) and (self.careful or limit or tries_before()):
-            return self._cut_in_forks(known, limit)
+        if self.forks:
+            return self._cut_in_forks(known)
+        if self._splits:
+            calls_here()
         return self._cut(known, {}, UNWATCHED)
+
+    @property
+    def _splits(self) -> bool:
+        return isinstance(self.options.batch_size, Splitter)
+
+    @property
+    def forks(self) -> bool:
+        """Whether a task that runs now calls a splitter in a fork."""
+        return self._splits and (self.careful or self._limit() is not None or tries_before() > 0)
+
+    def carefully(self) -> CutBatches:
+        """The same step, which calls a splitter in a fork."""
+        return replace(self, careful=True)
+
+    def _limit(self) -> Limit | None:
+        return Limit.of(f"batchers[{self.batcher!r}].message_timeout", self.options.message_timeout)
 
     def _known(self, file: Range) -> pa.Table:
         with self.lake.open_input(file.path) as opened:
@@ -100,7 +117,7 @@ class CutBatches:
                     yield message
             first += len(some)
 
-    def _cut_in_forks(self, known: pa.Table, limit: Limit | None) -> pa.Table:
+    def _cut_in_forks(self, known: pa.Table) -> pa.Table:
         """Cut until a fork lives: each message that one dies of, or that takes too long, fails alone."""
         killers = dict[int, Failure]()
 
@@ -110,7 +127,7 @@ class CutBatches:
                 written.write("", "", batch)
             return written
 
-        while isinstance(answer := in_a_fork(child, known.num_rows, limit=limit), Death):
+        while isinstance(answer := in_a_fork(child, known.num_rows, limit=self._limit()), Death):
             # Where nobody knows which message it was, each may be to blame.
             blamed = {*answer.rows} - killers.keys() or range(known.num_rows)
             killers |= {place: answer.failure("batch_size") for place in blamed if place not in killers}

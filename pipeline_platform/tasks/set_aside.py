@@ -11,36 +11,35 @@ import pyarrow as pa
 from pipeline_platform.lake.reader import Range, read_ranges
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.tasks.by_position import checksum
-from pipeline_platform.tasks.fork import Death, Limit
+from pipeline_platform.tasks.fork import Death
+from pipeline_platform.tasks.fresh import from_clean
 from pipeline_platform.tasks.handle import READ, oversized, too_large
 from pipeline_platform.tasks.isolate import Isolation
 from pipeline_platform.tasks.lookup import Repeats
 from pipeline_platform.tasks.outcomes import Outcomes
 from pipeline_platform.tasks.said import heard
-from pipeline_platform.tasks.step import Step
+from pipeline_platform.tasks.step import CallingStep
 
 
 @dataclass(frozen=True)
-class SetAside(Step):
+class SetAside(CallingStep):
     """Task `n` writes the outcomes of those of the rows `parts[n]` that the query is not to see.
 
     Attributes:
         repeats: Files that say which deliveries are not to be handled.
         failure: What every other row fails with; None where only those fail that are too large.
-        careful: Call `handle_failed` in forks, as a task does that is tried again.
     """
 
     parts: Sequence[Sequence[Range]]
     repeats: Sequence[Range]
     failure: Failure | None = None
-    careful: bool = False
 
+    @from_clean
     def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
         """Run task `index`; note how many rows it set aside, and which, by their checksum."""
         repeats, options, aside = Repeats.read(self.lake, self.repeats), self.pipeline.processors, list[pa.Array]()
         with self.writer(f"aside-{index}") as writer, heard() as said, self.told(index):
-            limit = Limit.of("processors.message_timeout", options.message_timeout)
-            isolation = Isolation(self, writer, careful=self.careful, limit=limit)
+            isolation = Isolation(self, writer)
             outcomes = isolation.outcomes
             for _, chunk in read_ranges(self.lake, self.parts[index], READ, options.chunk_size, options.chunk_bytes):
                 window, (fresh, decided, copies) = chunk.column("window")[0].as_py(), repeats.split(chunk)
@@ -68,12 +67,12 @@ class SetAside(Step):
             return rows.take(pa.array(large, pa.int64()))
         return rows.take(pa.array(sorted(set(range(rows.num_rows)) - set(large)), pa.int64()))
 
-    def _fail(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes, until: float | None) -> int:
+    def _fail(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes, until: float | None) -> Sequence[int]:
         del until  # no permits: nothing is handled
         most = self.pipeline.processors.max_message_bytes
         failures = [self.failure or too_large(data, most) for data in rows.column("data").to_pylist()]
         outcomes.failed(rows, window, failures)
-        return int(rows.num_rows)
+        return ()
 
     def _fail_dead(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes, death: Death) -> None:
         outcomes.failed(rows, window, [death.failure("handle_failed")] * rows.num_rows)

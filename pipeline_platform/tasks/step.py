@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, Self
 
 import pyarrow as pa
 
@@ -16,6 +16,8 @@ from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.settling import Settling
 from pipeline_platform.source.contract import Source
 from pipeline_platform.tasks.early import SourceTeller, Teller
+from pipeline_platform.tasks.fork import Limit
+from pipeline_platform.tasks.fresh import tries_before
 from pipeline_platform.telemetry.spans import about
 from pipeline_platform.telemetry.tracing import within
 
@@ -76,3 +78,27 @@ class Step:
         known = {} if task is None else {"task": task}
         with within(self.traceparent), about(receive_id=self.receive_id, run_id=self.run_id, **known):
             yield
+
+
+@dataclass(frozen=True)
+class CallingStep(Step):
+    """A step whose tasks may call callbacks in forks.
+
+    Attributes:
+        careful: Whether they do in any case, as a task does that is tried again, or whose calls have a limit.
+    """
+
+    careful: bool = field(default=False, kw_only=True)
+
+    def limit(self) -> Limit | None:
+        """How long a call may take."""
+        return Limit.of("processors.message_timeout", self.pipeline.processors.message_timeout)
+
+    @property
+    def forks(self) -> bool:
+        """Whether a task that runs now calls callbacks in forks."""
+        return self.careful or self.limit() is not None or tries_before() > 0
+
+    def carefully(self) -> Self:
+        """The same step, which calls callbacks in forks."""
+        return replace(self, careful=True)

@@ -18,8 +18,8 @@ from pipeline_platform.tasks.block import Block
 from pipeline_platform.tasks.early import Teller
 from pipeline_platform.tasks.fan_out import ENDS, ends_table, parents_table
 from pipeline_platform.tasks.fork import Written
-from pipeline_platform.tasks.handle import Handler
-from pipeline_platform.tasks.in_order import FindPartitions, found_table
+from pipeline_platform.tasks.handle import LANE, Handler
+from pipeline_platform.tasks.in_order import FOUND, FindPartitions, found_table
 from pipeline_platform.tasks.order import in_source_order
 from pipeline_platform.tasks.outcomes import Outcomes
 from pipeline_platform.tasks.parents import parents_of, with_ends
@@ -142,8 +142,10 @@ class Kept(Outcomes):
             return rows
         FindPartitions(**vars(self._step), parts=()).find(window, rows, self)
         table = found_table(self._step.receive_id)
-        found = [some["position"] for name, _, some in self._files.batches if name == table]
-        rows = rows.take(pc.index_in(pa.concat_arrays([pa.array([], pa.int64()), *found]), rows["position"]))
+        found = [some for name, _, some in self._files.batches if name == table]
+        plan = pa.Table.from_batches(found, FOUND).combine_chunks()
+        rows = rows.take(pc.index_in(plan["position"].combine_chunks(), rows["position"]))
+        rows = rows.append_column(LANE, plan["own"].combine_chunks().dictionary_encode().indices)
         return rows.take(pa.array(in_source_order(pa.table(rows))))
 
     def _cut(self, task: HandleBatches, window: str, options: Batcher) -> Iterator[Batch]:

@@ -108,10 +108,6 @@ def test_runs_take_turns_where_their_source_does_not_keep_partitions_apart(
             {"partition_by": one, "producer": None, "producers": {"east": Producer(source="s", max_runs=3)}},
             "Flights.producers['east'].max_runs is 3: with a function as partition_by runs take turns",
         ),
-        (
-            {"partition_by": "source", "processors": Processors(threads=2)},
-            "Flights.processors.threads is 2: threads would handle messages of one partition at once",
-        ),
     ],
 )
 def test_what_cannot_keep_an_order_is_refused(attributes: dict[str, Any], words: str) -> None:

@@ -94,7 +94,9 @@ def written(
     columns |= {name: pa.array([one[name] for one in rows], type_) for name, type_ in types.items()}
     columns["data"] = pa.array(payloads, pa.binary())
     batch = pa.RecordBatch.from_pydict(columns)
-    return returned(WriteColumns(pipeline, None, Memory().settling, origin, lake, "r1", kept, careful)(iter([batch])))
+    return returned(
+        WriteColumns(pipeline, None, Memory().settling, origin, lake, "r1", kept, careful=careful)(iter([batch]))
+    )
 
 
 def failures(lake: Lake, manifest: Manifest) -> dict[str, tuple[str, str]]:

@@ -274,12 +274,12 @@ def test_whatever_dies_no_row_is_dealt_with_before_one_that_precedes_it(
 ) -> None:
     done: list[int] = []
 
-    def attempt(rows: Sequence[int]) -> tuple[Death | None, int]:
-        some = list(rows[:most])
+    def attempt(rows: Sequence[int]) -> tuple[Death | None, Sequence[int]]:
+        some, left = list(rows[:most]), rows[most:]
         if killers.isdisjoint(some):
             done.extend(some)
-            return None, len(some)
-        return Death("signal 9", "handle_failed", [row for row in some if row in blamed | killers]), len(some)
+            return None, left
+        return Death("signal 9", "handle_failed", [row for row in some if row in blamed | killers]), left
 
     settle(range(31), attempt, lambda rows, _: done.extend(rows), in_order=True)
 

@@ -271,10 +271,10 @@ def test_a_chunk_that_is_long_prepared_is_prepared_once_where_there_is_no_limit(
 
 
 def dying(killers: set[int], begun: list[Sequence[int]], *, blames: bool) -> Any:
-    def attempt(rows: Sequence[int]) -> tuple[Death | None, int]:
+    def attempt(rows: Sequence[int]) -> tuple[Death | None, Sequence[int]]:
         deadly = [row for row in rows if row in killers]
         begun.append([row for row in rows if not deadly or row <= deadly[0]])
-        return Death("signal 9", "", deadly[:1] if blames else ()) if deadly else None, len(rows)
+        return Death("signal 9", "", deadly[:1] if blames else ()) if deadly else None, ()
 
     return attempt
 
@@ -294,9 +294,9 @@ def test_every_killer_is_found_and_nothing_else(rows, killers, blames):
 def test_a_row_that_is_blamed_wrongly_is_not_failed_and_costs_little(rows, blamed):
     failed, tries = [], []
 
-    def attempt(some: Sequence[int]) -> tuple[Death | None, int]:
+    def attempt(some: Sequence[int]) -> tuple[Death | None, Sequence[int]]:
         tries.append(some)
-        return Death("signal 9", "", [some[blamed % len(some)]]) if len(some) > 1 else None, len(some)
+        return Death("signal 9", "", [some[blamed % len(some)]]) if len(some) > 1 else None, ()
 
     settle(range(rows), attempt, lambda rows, _: failed.extend(rows))
 

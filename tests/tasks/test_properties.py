@@ -40,7 +40,7 @@ def options(draw: st.DrawFn) -> Told:
     partition_by = draw(st.sampled_from([None, "source", account]))
     return Told(
         chunk_size=draw(st.integers(1, 10)),
-        threads=1 if partition_by else draw(st.integers(1, 3)),
+        threads=draw(st.integers(1, 3)),
         batch_size=draw(st.integers(1, 5)),
         batch_bytes=draw(st.sampled_from([2**20, 2**20, 1_000, 450, 1])),
         partition_by=partition_by,

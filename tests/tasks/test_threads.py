@@ -151,7 +151,7 @@ def test_what_has_no_permit_is_not_begun_and_what_is_begun_is_the_first(held, pe
 def test_an_error_of_the_rate_limit_ends_the_task_once_what_was_begun_is_done():
     done: list[int] = []
 
-    def items() -> Iterator[int]:
+    def permits() -> Iterator[int]:
         yield from range(3)
         raise ConnectionError("no answer")
 
@@ -159,7 +159,7 @@ def test_an_error_of_the_rate_limit_ends_the_task_once_what_was_begun_is_done():
         return [done.append(number) or number for number in numbers]
 
     with pytest.raises(ConnectionError, match="no answer"):
-        at_once(items(), [worker, worker])
+        at_once(range(9), [worker, worker], permits(), {1: 2})
 
     assert sorted(done) == [0, 1, 2]
 

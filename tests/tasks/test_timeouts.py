@@ -152,8 +152,8 @@ def test_a_pipeline_without_the_option_calls_its_callbacks_in_the_task_itself(la
         def handle_message(self, message, context):
             return message.put(Row(text=str(os.getpid())), batcher="kept")
 
-    ours = handled(lake, Untimed, b"1")
     theirs = handled(lake, type("Here", (Untimed,), {"name": "here", "processors": Timed.processors}), b"1")
+    ours = handled(lake, Untimed, b"1")
 
     assert rows_of(lake, "untimed", ours, "kept")[0]["text"] == str(os.getpid())
     assert rows_of(lake, "here", theirs, "kept")[0]["text"] != str(os.getpid())

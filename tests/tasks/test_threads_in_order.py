@@ -1,0 +1,200 @@
+"""Threads that keep an order: messages of one partition one after the other, those of different ones at once."""
+
+import random
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.message import Message
+from pipeline_platform.model.options import Processors
+from pipeline_platform.tasks.threads import at_once, followers
+from tests.fixtures.small_lake import numbered, outcomes
+from tests.tasks.test_in_order import Keyed, Ordered, by_payload, handle, memory, reasons
+
+LONG_S = 60
+"""Waited for at the most by a message that waits for others."""
+
+
+@pytest.fixture
+def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
+    monkeypatch.setattr(Ordered, "diary", tmp_path / "diary", raising=False)
+    return Lake(root=str(tmp_path / "lake"))
+
+
+class Threaded(Ordered):
+    """Four at once, each for a while of its own."""
+
+    name = "threaded"
+    processors = Processors(concurrency=1, partition_by=by_payload, threads=4)
+
+    def handle_message(self, message: Message, context: Any) -> Message:
+        time.sleep(random.Random(message.data).uniform(0, 0.005))
+        return super().handle_message(message, context)
+
+
+def by_partition(lines: Iterable[str]) -> dict[str, list[str]]:
+    told = defaultdict(list)
+    for line in lines:
+        partition, place = line.split()[:2]
+        told[partition].append(place)
+    return told
+
+
+def test_messages_of_a_partition_are_handled_in_order_and_their_results_as_they_came(lake: Lake) -> None:
+    payloads = [f"{place % 5} {place:02}" for place in range(60)]
+
+    handled = handle(lake, Threaded, memory(*payloads))
+
+    assert by_partition(handled.all) == by_partition(payloads)
+    assert handled.all != payloads, "partitions did not wait for each other"
+    assert list(outcomes(lake, "threaded", handled.manifest)) == [f"m{place}" for place in range(60)]
+
+
+def test_a_source_s_partitions_keep_their_sequence_and_messages_without_one_wait_for_nobody(lake: Lake) -> None:
+    class BySource(Threaded):
+        name = "by_source"
+        processors = Processors(concurrency=1, threads=3)
+        partition_by = "source"
+        together = threading.Barrier(3)
+
+        def handle_message(self, message: Message, context: Any) -> Message:
+            if not message.data[:1].isalpha():
+                self.together.wait(LONG_S)
+            return super().handle_message(message, context)
+
+    source = Keyed(deliveries_=numbered(b"a3", b"b2", b"a1", b"07", b"b1", b"a2", b"08", b"09"))
+
+    lines = handle(lake, BySource, source).all
+
+    assert [line for line in lines if line[0] == "a"] == ["a1", "a2", "a3"]
+    assert [line for line in lines if line[0] == "b"] == ["b1", "b2"]
+    assert {"07", "08", "09"} < set(lines)
+
+
+def test_as_many_are_at_work_as_there_are_threads_and_partitions(lake: Lake) -> None:
+    class Together(Threaded):
+        name = "together"
+        begun = threading.Barrier(4)
+
+        def handle_message(self, message: Message, context: Any) -> Message:
+            self.begun.wait(LONG_S)
+            return super().handle_message(message, context)
+
+    handled = handle(lake, Together, memory(*(f"{partition} {place}" for place in range(3) for partition in range(4))))
+
+    assert set(outcomes(lake, "together", handled.manifest).values()) == {"handled"}
+    assert len(handled.all) == 12
+
+
+def test_a_hot_partition_stops_no_other(lake: Lake) -> None:
+    class Hot(Threaded):
+        """The first message of the hot partition is done when all others of the cold ones are."""
+
+        name = "hot"
+        processors = Processors(concurrency=1, partition_by=by_payload, threads=2)
+        cold = threading.Semaphore(0)
+
+        def handle_message(self, message: Message, context: Any) -> Message:
+            if message.data == b"1 00":
+                for _ in range(10):
+                    assert self.cold.acquire(timeout=LONG_S)
+            elif not message.data.startswith(b"1 "):
+                self.cold.release()
+            return super().handle_message(message, context)
+
+    hot, cold = [f"1 {place:02}" for place in range(20)], [f"{place} 0" for place in range(2, 12)]
+
+    lines = handle(lake, Hot, memory(*hot, *cold)).all
+
+    assert [line for line in lines if line in hot] == hot
+    assert set(lines) == {*hot, *cold}
+
+
+@pytest.mark.parametrize("limit", [None, timedelta(seconds=LONG_S)])
+def test_forks_keep_the_order_of_partitions_around_messages_that_end_them(lake: Lake, limit: timedelta | None) -> None:
+    class Careful(Threaded):
+        name = "careful"
+        processors = Processors(concurrency=1, partition_by=by_payload, threads=4, message_timeout=limit)
+
+    told = {3: " dies", 5: " fails", 22: " dies"}
+    payloads = [f"{place % 3} {place:02}{told.get(place, '')}" for place in range(30)]
+
+    handled = handle(lake, Careful, memory(*payloads), careful=True)
+
+    kinds = {payload.split()[1]: kind for payload, (kind, _) in reasons(lake, handled, Careful).items()}
+    assert kinds == {"03": "worker killed", "05": "failed", "22": "worker killed"}
+    assert set(handled.all) == set(payloads)
+    for partition in range(3):
+        mine = [payload for payload in payloads if payload.startswith(f"{partition} ")]
+        last = [max(place for place, line in enumerate(handled.all) if line == payload) for payload in mine]
+        assert last == sorted(last), "what came of a message is what its last call made of it"
+
+
+class Paced:
+    """Gives so many permits at a time, and none after the last of them."""
+
+    def __init__(self, *grants: int) -> None:
+        self.grants = list(grants)
+
+    unlimited_until = float("inf")
+
+    def permitted(self, wanted: int) -> tuple[int, float]:
+        return (min(wanted, self.grants.pop(0)) if self.grants else 0), time.monotonic() + LONG_S
+
+    def each(self, messages: Sequence[Message]) -> Iterator[Message]:
+        yield from messages[: self.grants[0]]
+
+
+@pytest.mark.parametrize("careful", [False, True])
+def test_what_gets_no_permit_goes_back_and_in_each_partition_that_is_the_end(lake: Lake, careful: bool) -> None:
+    payloads = [f"{place % 3} {place:02}" for place in range(30)]
+
+    handled = handle(lake, Threaded, memory(*payloads), pace=Paced(7, 4), careful=careful)
+
+    begun = by_partition(handled.all)
+    assert len(handled.all) == (11 if careful else 7)
+    for partition, places in by_partition(payloads).items():
+        assert begun[partition] == places[: len(begun[partition])]
+    told = outcomes(lake, "threaded", handled.manifest)
+    assert {name for name, outcome in told.items() if outcome == "handled"} == {
+        f"m{int(line[2:])}" for line in handled.all
+    }
+    assert set(told.values()) == {"handled", "returned"}
+
+
+@settings(deadline=None)
+@given(st.lists(st.none() | st.integers(0, 3), max_size=30), st.integers(1, 5), st.integers(0, 30), st.randoms())
+def test_whatever_the_lanes_are_each_is_in_order_and_no_more_begin_than_may(
+    lanes: list[int | None], threads: int, permits: int, chance: random.Random
+) -> None:
+    begun: list[int] = []
+    at_work: set[int] = set()
+
+    def worker(numbers: Iterable[int]) -> list[int]:
+        done = []
+        for number in numbers:
+            assert lanes[number] is None or lanes[number] not in at_work
+            at_work.add(lanes[number])
+            begun.append(number)
+            time.sleep(chance.choice([0, 0, 0.0005]))
+            at_work.discard(lanes[number])
+            done.append(number)
+        return done
+
+    results = at_once(range(len(lanes)), [worker] * threads, range(permits), followers(lanes))
+
+    assert results == sorted(begun)
+    assert len(results) == min(permits, len(lanes))
+    for lane in {*lanes} - {None}:
+        mine = [number for number in range(len(lanes)) if lanes[number] == lane]
+        seen = [number for number in begun if lanes[number] == lane]
+        assert seen == mine[: len(seen)]
