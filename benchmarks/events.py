@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -62,6 +63,34 @@ class Events(Pipeline):
         event = json.loads(message.data)
         batcher = "clicks" if event["kind"] == "click" else "views"
         return message.put(event, batcher=batcher, batch_key=event["country"])
+
+
+POISON = b"kill"
+
+
+class Clean(Events):
+    """Would die of one message, which does not come."""
+
+    name = "clean"
+
+    def handle_message(self, message: Message, context: Any) -> Message:
+        """Die of it."""
+        if message.data == POISON:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().handle_message(message, context)
+
+
+class Poisoned(Clean):
+    """The same, and it comes."""
+
+    name = "poisoned"
+
+
+class Timed(Clean):
+    """The same messages as the clean one's, and each call has a limit."""
+
+    name = "timed"
+    processors = Events.processors.model_copy(update={"message_timeout": timedelta(seconds=10)})
 
 
 class LongKnown(Events):

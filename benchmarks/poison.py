@@ -9,51 +9,19 @@ printed, and the least and the greatest.
 from __future__ import annotations
 
 import argparse
-import os
 import random
-import signal
 import tempfile
 from contextlib import closing
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from benchmarks.events import Events, payloads
+from benchmarks.events import POISON, Clean, Poisoned, Timed, payloads
 from benchmarks.handling import Bench, ratio, timed
-from pipeline_platform.model.message import Message
 from pipeline_platform.run import steps
 from pipeline_platform.spark import server as spark_server
 from pipeline_platform.spark.shipping import PACKAGES
 from resources.spark import WARM, SparkResource
 from resources.table_queue import TableQueue
-
-POISON = b"kill"
-
-
-class Clean(Events):
-    """Would die of one message, which does not come."""
-
-    name = "clean"
-
-    def handle_message(self, message: Message, context: Any) -> Message:
-        """Die of it."""
-        if message.data == POISON:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().handle_message(message, context)
-
-
-class Poisoned(Clean):
-    """The same, and it comes."""
-
-    name = "poisoned"
-
-
-class Timed(Clean):
-    """The same messages as the clean one's, and each call has a limit."""
-
-    name = "timed"
-    processors = Events.processors.model_copy(update={"message_timeout": timedelta(seconds=10)})
 
 
 def measure(messages: int, rounds: int) -> dict[str, list[float]]:
