@@ -37,7 +37,7 @@ class Deployment:
         pipelines: By name.
         control: Limits, pauses and claims.
         lake: The tables.
-        sources: By key.
+        sources: By key: those that are pulled from, and those that dead letters are sent to.
     """
 
     pipelines: dict[str, type[Pipeline]]
@@ -80,6 +80,7 @@ def opened(module: str | None = None) -> Iterator[Deployment]:
     built = BUILT[-1]
     pipelines: dict[str, type[Pipeline]] = {pipeline.name: pipeline for pipeline in built.pipelines}
     sources = {producer.source for pipeline in built.pipelines for producer in pipeline.producers_of().values()}
+    sources |= {pipeline.dead_letters for pipeline in built.pipelines if pipeline.dead_letters}
     with ExitStack() as set_up:
         try:
             needed = {key: built.resources[key] for key in ("lake", "control", *sources)}

@@ -13,6 +13,7 @@ from pipeline_platform.cli.push import push
 from pipeline_platform.cli.show import show
 from pipeline_platform.cli.status import status
 from pipeline_platform.control.store import ControlStoreError
+from pipeline_platform.model.options import PipelineError
 from pipeline_platform.source.contract import SourceError
 
 app = typer.Typer(
@@ -42,7 +43,7 @@ def main() -> None:
     """Run a command; an error of a deployment is reported in one line."""
     try:
         app()
-    except (deployment.SetUpError, ControlStoreError, SourceError) as error:
+    except (deployment.SetUpError, ControlStoreError, PipelineError, SourceError) as error:
         typer.echo(str(error), err=True)
         sys.exit(1)
 

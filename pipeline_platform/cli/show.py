@@ -8,12 +8,13 @@ import typer
 
 from pipeline_platform.cli import deployment
 from pipeline_platform.cli.limits import changed
+from pipeline_platform.model.options import Options
+from pipeline_platform.model.pipeline import Pipeline
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from pipeline_platform.control.store import ControlStore
-    from pipeline_platform.model.pipeline import Pipeline
 
 
 def show(
@@ -42,6 +43,8 @@ def _lines(opened: deployment.Deployment, pipeline: type[Pipeline]) -> list[str]
     for name, batcher in pipeline.batchers.items():
         model = batcher.table_schema.__name__ if batcher.table_schema else "JSON"
         lines.append(f"batcher {name}: {type(batcher).__name__} of {model}, {_options(batcher, 'table_schema')}")
+    if said := _own(pipeline):
+        lines.append(f"options: {said}")
     tables = ["messages", "outcomes", *pipeline.batchers, "failed"]
     lines.append(f"tables: {', '.join(f'{pipeline.name}/{table}' for table in tables)}")
     return [*lines, f"windows: {pipeline.window_cron} (UTC), shutdown: {pipeline.shutdown}"]
@@ -60,7 +63,22 @@ def _limits(control: ControlStore, pipeline: type[Pipeline], producer: str) -> l
     return lines
 
 
+def _own(pipeline: type[Pipeline]) -> str:
+    """Options of the class itself, where they differ from what a class has without them."""
+    names = ("partition_by", "retry", "dead_letters", "redrive", "fail_run_on", "acks_immediately", "retention")
+    given = {name: getattr(pipeline, name) for name in names}
+    return ", ".join(f"{name} {_said(value)}" for name, value in given.items() if value != getattr(Pipeline, name))
+
+
 def _options(options: BaseModel, *but: str) -> str:
     """Options by name, without those that are unset."""
-    said = options.model_dump(exclude=set(but), exclude_none=True)
-    return ", ".join(f"{name} {value:,}" if type(value) is int else f"{name} {value}" for name, value in said.items())
+    return ", ".join(f"{name} {_said(value)}" for name, value in options if value is not None and name not in but)
+
+
+def _said(value: object) -> str:
+    """Show an option's value: a function by its name, options within options in brackets."""
+    if type(value) is int:
+        return f"{value:,}"
+    if isinstance(value, Options):
+        return f"{type(value).__name__}({_options(value)})"
+    return getattr(value, "__qualname__", None) or str(value)

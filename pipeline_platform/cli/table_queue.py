@@ -55,5 +55,7 @@ def _queue(opened: deployment.Deployment, key: str) -> TableQueue:
     source = opened.sources.get(key)
     if not isinstance(source, TableQueue):
         queues = sorted(one for one, source in opened.sources.items() if isinstance(source, TableQueue))
-        raise typer.BadParameter(f"{key!r} is no table queue of this deployment; there are {queues}")
+        raise typer.BadParameter(
+            f"{key!r} is no table queue of this deployment; there is {', '.join(queues) or 'none'}"
+        )
     return source

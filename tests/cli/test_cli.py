@@ -20,12 +20,14 @@ from pipeline_platform.cli.deployment import Deployment
 from pipeline_platform.cli.main import app
 from pipeline_platform.cli.status import _seconds
 from pipeline_platform.control.store import ControlStore
+from pipeline_platform.deployment import Built
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.options import RateLimiting
 from resources.lake import ControlResource
+from resources.source import source_resource
 from resources.table_queue import TableQueue
-from tests.fixtures.pipelines_under_test import Told
+from tests.fixtures.pipelines_under_test import Lettered, Told
 from tests.fixtures.small_lake import Keeping, Memory, Run
 
 Cli = Callable[..., Result]
@@ -207,6 +209,18 @@ def test_a_variable_that_is_not_set_is_named_without_a_traceback():
     assert "Traceback" not in answer.stderr
 
 
+def test_a_pipeline_that_cannot_work_is_refused_without_a_traceback(tmp_path):
+    (tmp_path / "mistaken.py").write_text(
+        "from pipeline_platform import Pipeline\nclass Orders(Pipeline):\n    prosessors = 1\n"
+    )
+    command = [sys.executable, "-m", "pipeline_platform.cli.main", "-m", "mistaken", "status"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+
+    assert answer.returncode == 1
+    assert answer.stderr.startswith("Orders.prosessors is no option")
+    assert len(answer.stderr.splitlines()) == 1
+
+
 @pytest.mark.parametrize("interval", ["0", "-1", "nan", "inf", "1e-7", "1e300"])
 def test_an_interval_that_is_none_is_refused(cli, interval):
     answer = cli("limit", "flights", "--allowed", "5", "--interval", interval)
@@ -292,10 +306,20 @@ def test_a_table_queue_is_made_and_looked_at(cli, tmp_path):
     assert shown[1].startswith("2 messages are leased by receive somebody for ")
 
 
+def test_the_table_of_a_queue_of_dead_letters_is_made(cli, tmp_path, monkeypatch):
+    dead = source_resource(TableQueue)(name="letters", url=f"sqlite:///{tmp_path}/dead.sqlite")
+    queue = definitions.RESOURCES["flights_queue"]
+    built = Built((Lettered,), {**definitions.RESOURCES, "queue": queue, "letters": dead})
+    monkeypatch.setattr("pipeline_platform.deployment.BUILT", [built])
+
+    assert "letters is ready" in cli("table-queue", "create", "letters").output
+    assert cli("table-queue", "show", "letters").output == "0 messages wait.\n"
+
+
 def test_a_key_that_is_no_table_queue_is_refused_with_those_there_are(cli):
     answer = cli("table-queue", "show", "flights")
 
     assert answer.exit_code == 2
-    assert "'flights' is no table queue of this deployment; there are ['flights_queue']" in " ".join(
+    assert "'flights' is no table queue of this deployment; there is flights_queue" in " ".join(
         answer.output.replace("│", "").split()
     )

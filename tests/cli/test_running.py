@@ -16,7 +16,7 @@ from pipeline_platform.cli.main import app
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.options import Overrides, RateLimiting
-from tests.fixtures.pipelines_under_test import Coasts, Told
+from tests.fixtures.pipelines_under_test import Coasts, Lettered, Talkative, Told
 from tests.fixtures.small_lake import Memory
 
 Cli = Callable[..., Result]
@@ -60,6 +60,21 @@ def test_show_tells_of_an_option_that_is_yes_or_no_which_it_is(cli):
 
     assert "rescue False" in said
     assert "rescue 0" not in said
+
+
+@pytest.mark.filterwarnings("error")
+def test_show_names_functions_and_what_the_class_itself_says(cli, control, tmp_path, monkeypatch):
+    queue = {"queue": Memory()}
+    pipelines = {"talkative": Talkative, "lettered": Lettered}
+    deployment = Deployment(pipelines, control, Lake(root=str(tmp_path)), queue)
+    monkeypatch.setattr("pipeline_platform.cli.limits.deployment.opened", lambda: nullcontext(deployment))
+
+    talkative, lettered = cli("show", "talkative").stdout, cli("show", "lettered").stdout
+
+    assert "batch_size Splitter(initial 0, step by_three)" in talkative
+    assert "  options: retry Retry(max_attempts 1, backoff Backoff(" in lettered
+    assert ", dead_letters letters" in lettered
+    assert "options:" not in talkative, "it says nothing of its own"
 
 
 def test_show_tells_what_is_changed_and_of_which_producer(cli, control):
