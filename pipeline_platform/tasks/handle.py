@@ -165,7 +165,8 @@ class Handler:
                 ):
                     result = _accepted(message, result, stage)
                     if result._standing.children is not None:
-                        self._held += held_bytes(result._standing.children)
+                        size = held_bytes(result._standing.children)  # first: another thread may add meanwhile
+                        self._held += size
                         if self._held >= HELD_BYTES:
                             handled.append(result)
                             break

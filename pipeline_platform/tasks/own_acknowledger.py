@@ -29,7 +29,7 @@ ROWS = 1_000
 UNHEARD = pa.schema([("ack_ref", pa.string()), ("ack_id", pa.string())])
 """Messages of which a call raised: their source is not told of them."""
 
-_DECIDED = pa.array(["handled", "failed"])
+_DECIDED = ["handled", "failed"]
 _FAILED = pa.schema(
     {name: pa.string() for name in ("source", "message_id", "state", "stage", "kind", "reason", "batcher", "batch_key")}
 )
@@ -120,7 +120,9 @@ class TellAuthor(CallingStep):
     @cached_property
     def _decided(self) -> pa.Array:
         parts = (rows for _, rows in read_ranges(self.lake, self.outcomes, [*UNHEARD.names, "outcome"], 2**16))
-        keys = [keys_of(rows.filter(pc.is_in(rows.column("outcome"), _DECIDED)), *UNHEARD.names) for rows in parts]
+        keys = [
+            keys_of(rows.filter(pc.is_in(rows.column("outcome"), pa.array(_DECIDED))), *UNHEARD.names) for rows in parts
+        ]
         return pa.concat_arrays(keys) if keys else pa.array([], pa.string())
 
     @cached_property
