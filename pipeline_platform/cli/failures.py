@@ -74,10 +74,12 @@ def list_(
     if as_json:
         typer.echo(json.dumps([group._asdict() for group in groups], default=str))
         return
-    table = Table("window", "state", "messages", "kind", "reason", "ids", box=None)
+    table = Table(box=None)
+    for column in ("window", "state", "messages", "kind", "reason", "ids"):
+        table.add_column(column, no_wrap=column in ("window", "ids"), overflow="fold")  # to be copied whole
     for group in groups[:limit]:
         due = f" {group.due_at:%Y-%m-%d %H:%M:%S}" if group.state == "waiting" and group.due_at else ""
-        ids = ", ".join([*group.ids[:3], *(["..."] if group.messages > 3 else [])])
+        ids = "\n".join([*group.ids[:3], *(["..."] if group.messages > 3 else [])])
         cells = (group.window, f"{group.state}{due}", f"{group.messages:,}", group.kind, group.reason[:_REASON], ids)
         table.add_row(*(Text(plain(cell)) for cell in cells))
     if groups:

@@ -74,6 +74,16 @@ def test_failures_are_listed_in_groups(cli: Cli) -> None:
     assert "4 failures are open." in said
 
 
+def test_in_a_narrow_terminal_windows_and_ids_are_whole(cli: Cli, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = [f"b2TgZguRTuqz3sv8Y8QfCg:0:{number}" for number in range(3)]
+    record(lake, "r4", *(event(one, kind="TimeoutError", reason="no answer " * 9) for one in ids))
+
+    said = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["failures", "list", "keeping"]).stdout
+
+    assert all(one in said.split() for one in [WINDOW, LATER, *ids])
+    assert max(map(len, said.splitlines())) <= 80
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
