@@ -77,7 +77,11 @@ def at_once(
 
     def run(worker: Callable[[Iterable[T]], list[R]]) -> list[tuple[int, R]]:
         numbers: list[int] = []
-        results = worker(taken(numbers))
+        mine = taken(numbers)
+        try:
+            results = worker(mine)
+        finally:
+            mine.close()  # or what follows an item that a worker raised at would be waited for, for ever
         return list(zip(numbers, results, strict=True))
 
     with ThreadPoolExecutor(len(workers), "handle") as pool:

@@ -172,12 +172,13 @@ def test_what_gets_no_permit_goes_back_and_in_each_partition_that_is_the_end(lak
 
 
 @settings(deadline=None)
-@given(st.lists(st.none() | st.integers(0, 3), max_size=30), st.integers(1, 5), st.integers(0, 30), st.randoms())
+@given(st.lists(st.none() | st.integers(0, 3), max_size=30), st.integers(1, 5), st.integers(0, 30), st.integers())
 def test_whatever_the_lanes_are_each_is_in_order_and_no_more_begin_than_may(
-    lanes: list[int | None], threads: int, permits: int, chance: random.Random
+    lanes: list[int | None], threads: int, permits: int, seed: int
 ) -> None:
     begun: list[int] = []
     at_work: set[int] = set()
+    chance = random.Random(seed)
 
     def worker(numbers: Iterable[int]) -> list[int]:
         done = []
@@ -198,3 +199,13 @@ def test_whatever_the_lanes_are_each_is_in_order_and_no_more_begin_than_may(
         mine = [number for number in range(len(lanes)) if lanes[number] == lane]
         seen = [number for number in begun if lanes[number] == lane]
         assert seen == mine[: len(seen)]
+
+
+def test_a_worker_that_raises_holds_up_no_other() -> None:
+    def worker(numbers: Iterable[int]) -> list[int]:
+        for number in numbers:
+            raise ValueError(number)
+        return []
+
+    with pytest.raises(ValueError, match=r"\d"):
+        at_once(range(4), [worker] * 3, range(4), followers([0, 0, 0, 0]))
