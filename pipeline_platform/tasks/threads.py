@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from heapq import heappop, heappush
@@ -64,7 +64,7 @@ def at_once(
             number: int = heappop(ready)
             return number
 
-    def taken(numbers: list[int]) -> Iterator[T]:
+    def taken(numbers: list[int]) -> Generator[T]:
         while (number := begun()) is not None:
             numbers.append(number)
             try:
