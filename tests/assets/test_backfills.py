@@ -122,7 +122,7 @@ def test_a_backfill_of_some_failures_leaves_the_others(location: Location) -> No
     ("failures", "said"),
     [
         ({"state": "closed"}, "`failures` of the run config: state is 'closed': Input should be 'open', 'waiting'"),
-        ({"window": "x"}, "window is 'x': Extra inputs are not permitted; there is state, message_id, kind"),
+        ({"window": "x"}, "window is 'x': Extra inputs are not permitted; there is state, message_id, source, kind"),
     ],
 )
 def test_a_selection_that_does_not_exist_is_refused(location: Location, failures: dict[str, str], said: str) -> None:
