@@ -110,9 +110,34 @@ class Throttle(Database):
             for key, limit in hold.items():
                 taken = sa.update(_INTERVALS).where(_interval(key, limit, _bounds(limit, now)[0]))
                 connection.execute(taken.values(used=_INTERVALS.c.used + messages))
-        ends = {key: _bounds(limit, now)[1] for key, limit in hold.items()}
-        until = min(ends.values()) if messages else max(ends[key] for key in hold if left[key] <= 0)
-        return Grant(messages, (until - now) / SECOND, stop_s)
+        return Grant(messages, (_next_at(hold, left, now) - now) / SECOND, stop_s)
+
+    def left_of_each(
+        self, limits: Mapping[str, RateLimiting | None], stops: Sequence[str] = (), shortest: timedelta = timedelta(0)
+    ) -> Grant:
+        """Say what `take_of_each` could give now, and take nothing.
+
+        Args:
+            limits: The pipeline's own options, by what they limit.
+            stops: As for `take_of_each`.
+            shortest: Limits with shorter intervals do not count.
+
+        Returns:
+            Its `seconds` are infinite where no limit counts; `messages` are 0 then.
+
+        Raises:
+            ControlStoreError: The database does not answer.
+        """
+        with self.reading() as connection:
+            stops_at, now = _stops_at(connection, stops), self.now(connection)
+            hold = {key: limit for key in limits if (limit := _limit(connection, key, limits[key]))}
+            counted = {key: limit for key, limit in hold.items() if limit.interval >= shortest}
+            left = {key: _left(connection, key, limit, now) for key, limit in counted.items()}
+        stop_s = math.inf if stops_at is None else (stops_at - now) / SECOND
+        if not counted:
+            return Grant(0, math.inf, stop_s)
+        messages = min(left.values())
+        return Grant(messages, (_next_at(counted, left, now) - now) / SECOND, stop_s)
 
     def spare(self, pipeline: str, rate_limiting: RateLimiting | None, horizon: timedelta) -> int | None:
         """Count the permits that the intervals which begin within `horizon` from now would still give.
@@ -124,11 +149,9 @@ class Throttle(Database):
             if limit is None:
                 return None
             now = self.now(connection)
-            starts_at, ends_at = _bounds(limit, now)
-            query = sa.select(_INTERVALS.c.used).where(_interval(pipeline, limit, starts_at))
-            used = connection.execute(query).scalar() or 0
-        later = -(-max(0, now + _us(horizon) - ends_at) // _us(limit.interval))
-        return max(0, limit.allowed_messages - used) + later * limit.allowed_messages
+            left = _left(connection, pipeline, limit, now)
+        later = -(-max(0, now + _us(horizon) - _bounds(limit, now)[1]) // _us(limit.interval))
+        return left + later * limit.allowed_messages
 
     def rate_limiting(self, pipeline: str, default: RateLimiting | None) -> RateLimiting | None:
         """Return the limit that holds: the one set at run time, else `default`, the pipeline's own."""
@@ -286,6 +309,18 @@ def _used(connection: sa.Connection, pipeline: str, limit: RateLimiting, now: in
         connection.execute(new.on_conflict_do_nothing())
         used = connection.execute(locked).scalar_one()
     return int(used)
+
+
+def _left(connection: sa.Connection, pipeline: str, limit: RateLimiting, now: int) -> int:
+    """How many permits of the current interval are left; nothing is locked."""
+    query = sa.select(_INTERVALS.c.used).where(_interval(pipeline, limit, _bounds(limit, now)[0]))
+    return max(0, limit.allowed_messages - (connection.execute(query).scalar() or 0))
+
+
+def _next_at(limits: Mapping[str, RateLimiting], left: Mapping[str, int], now: int) -> int:
+    """When what is left of each limit is over; where one has nothing left, when all may have some."""
+    ends = {key: _bounds(limit, now)[1] for key, limit in limits.items()}
+    return max((ends[key] for key in limits if left[key] <= 0), default=min(ends.values()))
 
 
 def _interval(pipeline: str, limit: RateLimiting, starts_at: int) -> sa.ColumnElement[bool]:

@@ -6,13 +6,15 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from datetime import timedelta
+from typing import Any, ParamSpec, TypeVar
 
 from tenacity import Retrying, retry_if_exception_type, wait_exponential, wait_random
 
 from pipeline_platform.control.store import ControlStore, ControlStoreError, Grant
 from pipeline_platform.model.options import RateLimiting
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _LOOK_S = 5.0
@@ -26,6 +28,9 @@ _SHORTEST_S = 0.005
 
 _JITTER_S = 0.02
 """Tasks that wait for the same interval do not all come at its first moment."""
+
+_SHORTEST_INTERVAL = timedelta(seconds=1)
+"""Of shorter ones some would pass between two steps: tasks wait for these."""
 
 _OUTAGE_S = 60.0
 """A store that is away for less than this (a failover, a restart) costs time and no task."""
@@ -66,6 +71,8 @@ class Pace:
         self._sleep, self._monotonic, self._jitter = sleep, monotonic, jitter
         self._most = 1
         self._granted: tuple[int, float, float] | None = None  # messages, since, until
+        self.waited = 0.0
+        """Seconds spent waiting for permits."""
         self.unlimited_until = -math.inf if store else math.inf
         """No limit is looked for before then, on the monotonic clock: `permitted` returns it where there is none."""
 
@@ -106,11 +113,35 @@ class Pace:
             valid_until = before + grant.seconds
             if not grant.messages:
                 wait = valid_until - now + min(_JITTER_S, grant.seconds / 10) * self._jitter()
-                self._sleep(max(0.0, min(wait, _LOOK_S, until - now)))
+                self._wait(min(wait, _LOOK_S, until - now))
             elif now < valid_until:  # else the answer came too late: those permits are gone
                 self._granted = (grant.messages, now, valid_until)
                 return grant.messages, min(valid_until, until)
         return 0, until
+
+    def portion(self, wanted: int) -> int:
+        """Wait until messages may begin, as `permitted` does, but take no permits; return for how many there are some.
+
+        It is for a step that others wait behind: who begins it with so many messages hardly waits in it.
+
+        Args:
+            wanted: Messages at hand, 1 or more.
+
+        Returns:
+            How many of them; all where no limit holds, where one has intervals of less than a second, or where
+            none may begin any more.
+
+        Raises:
+            ControlStoreError: The store has not answered for a minute.
+        """
+        while self._store is not None:
+            left = self._patiently(self._store.left_of_each, self._limits, self._stops, _SHORTEST_INTERVAL)
+            if left.seconds == math.inf or left.stop_s <= 0:
+                break
+            if left.messages:
+                return min(wanted, left.messages)
+            self._wait(min(left.seconds, left.stop_s, _LOOK_S))
+        return wanted
 
     def each(self, messages: Sequence[T], until: float = math.inf) -> Iterator[T]:
         """Yield messages one by one, each when it may be handled; fewer than all where `permitted` gives 0.
@@ -141,7 +172,21 @@ class Pace:
         speed = messages / max(now - since, 1e-6)
         self._most = max(1, min(2 * self._most, int(speed * work)))
 
+    def _wait(self, seconds: float) -> None:
+        seconds = max(0.0, seconds)
+        self._sleep(seconds)
+        self.waited += seconds
+
     def _take(self, store: ControlStore, wanted: int) -> Grant:
+        if self._beside:
+            return self._patiently(store.take_of_each, self._limits, wanted, self._stops)
+        return self._patiently(store.take, self._pipeline, self._rate_limiting, wanted, self._stops)
+
+    @property
+    def _limits(self) -> dict[str, RateLimiting | None]:
+        return {self._pipeline: self._rate_limiting, **(self._beside or {})}
+
+    def _patiently(self, ask: Callable[P, Grant], *args: P.args, **kwargs: P.kwargs) -> Grant:
         give_up = self._monotonic() + _OUTAGE_S
         again = Retrying(
             retry=retry_if_exception_type(ControlStoreError),
@@ -150,7 +195,4 @@ class Pace:
             sleep=self._sleep,
             reraise=True,
         )
-        if self._beside:
-            limits = {self._pipeline: self._rate_limiting, **self._beside}
-            return again(store.take_of_each, limits, wanted, self._stops)
-        return again(store.take, self._pipeline, self._rate_limiting, wanted, self._stops)
+        return again(ask, *args, **kwargs)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 
 from pipeline_platform.control.pace import Pace
 from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import File, Manifest
-from pipeline_platform.lake.reader import Range, divide
+from pipeline_platform.lake.reader import Range, between, divide, spread
 from pipeline_platform.run.fast_lane import FastLane
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import common, intake_of
@@ -20,6 +20,9 @@ from pipeline_platform.tasks.in_order import DealPartitions, FindPartitions, Han
 CLOCKS = timedelta(minutes=15)
 """How far a run's clock may be behind its source's. AWS refuses requests by a clock that is off by as much."""
 
+_WAITED = 0.1
+"""Tasks that wait for less of their time use all permits that they can."""
+
 
 def handle(flow: Flow, receive: Receive, received: Manifest) -> Manifest:
     """Handle what a manifest says was received; return a manifest of what was written of it."""
@@ -30,10 +33,15 @@ def handle(flow: Flow, receive: Receive, received: Manifest) -> Manifest:
     pace = flow.pace(receive.receive_id if intake_of(flow, receive).gives_back else None)
     if flow.pipeline.partitioning() is not None:
         return _in_order(flow, receive, files, repeats, pace)
-    parts = divide(files, flow.pipeline.name, flow.processors.concurrency)
-    task = Handle(**common(flow, receive), parts=parts, pace=pace, repeats=repeats)
+    (whole,) = divide(files, flow.pipeline.name, 1)
     work = flow.work(receive.receive_id)
-    return carefully(lambda task: work.run(task, len(parts)), task)
+
+    def step(first: int, end: int) -> Manifest:
+        parts = spread(between(whole, first, end), flow.processors.concurrency)
+        task = Handle(**common(flow, receive), parts=parts, pace=pace, repeats=repeats)
+        return carefully(lambda task: work.run(task, len(parts)), task)
+
+    return in_portions(pace, sum(file.rows for file in files), step)
 
 
 def _in_order(flow: Flow, receive: Receive, files: Sequence[File], repeats: Sequence[Range], pace: Pace) -> Manifest:
@@ -49,8 +57,38 @@ def _in_order(flow: Flow, receive: Receive, files: Sequence[File], repeats: Sequ
     messages = sum(file.rows for file in found)
     deal = DealPartitions(flow.lake, name, receive_id, divide(found, name, 1)[0], concurrency)
     (plan,) = divide(work.run(deal, 1, messages).files, name, 1)
-    task = HandleInOrder(**common(flow, receive), parts=divide(files, name, 1), plan=plan, pace=pace)
-    return manifest + carefully(lambda task: work.run(task, min(concurrency, messages)), task)
+
+    def step(first: int, end: int) -> Manifest:
+        parts, turns = divide(files, name, 1), (first, end)
+        task = HandleInOrder(**common(flow, receive), parts=parts, plan=plan, turns=turns, pace=pace)
+        return carefully(lambda task: work.run(task, min(concurrency, messages)), task)
+
+    return manifest + in_portions(pace, messages, step)
+
+
+def in_portions(pace: Pace, messages: int, step: Callable[[int, int], Manifest]) -> Manifest:
+    """Take a step for all messages, with no more at once than there are permits for.
+
+    A task that waits for a permit keeps a core of Spark's from other pipelines; this process keeps none.
+
+    Args:
+        pace: Of the tasks.
+        messages: How many there are.
+        step: Handles the messages from one place to another.
+    """
+    done, first, more = Manifest(), 0, 0
+    while first < messages:
+        before = pace.waited
+        portion = pace.portion(messages - first)
+        if pace.waited == before:
+            portion = max(portion, more)
+        end = min(first + portion, messages)
+        manifest = step(first, end)
+        waited, took = (sum(notes.get(name, 0.0) for notes in manifest.notes) for name in ("waited", "seconds"))
+        # Tasks to which permits come faster than they use them need no portions: these become few.
+        more = 2 * portion if waited < _WAITED * took else 0
+        first, done = end, done + manifest
+    return done
 
 
 def _look_up(flow: Flow, receive: Receive, files: Sequence[File], published: datetime | None) -> list[Range]:

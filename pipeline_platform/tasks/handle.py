@@ -276,7 +276,8 @@ class Handle(CallingStep):
                         continue
                     isolation.deal(fresh, work, fail, self._permitted, give_back, in_order=self.in_order)
             took = {"began": began, "seconds": time.monotonic() - started, "task": index}
-            manifest = writer.close(**outcomes.tally.notes(), **said.notes(), **took)
+            waited = self.pace.waited if self.pace else 0.0
+            manifest = writer.close(**outcomes.tally.notes(), **said.notes(), **took, waited=waited)
         yield from manifest.to_arrow().to_batches()
 
     def _blocks(self, index: int, rows: int) -> Iterator[pa.RecordBatch]:

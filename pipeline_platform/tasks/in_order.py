@@ -30,8 +30,11 @@ FOUND = pa.schema(
 )
 """What is known of a message that waits for its task: `own` is the partition that it is handled in, `size` in bytes."""
 
-DEALT = pa.schema([("task", pa.int32()), ("position", pa.int64()), ("size", pa.int64()), (LANE, pa.int32())])
-"""The messages of each task, in the order in which it handles them. Partitions are numbered."""
+DEALT = pa.schema(
+    [("task", pa.int32()), ("turn", pa.int64()), ("position", pa.int64()), ("size", pa.int64()), (LANE, pa.int32())]
+)
+"""The messages of each task, in the order in which it handles them: `turn` counts all of them, in their source's order.
+Partitions are numbered."""
 
 
 def found_table(receive_id: str) -> str:
@@ -104,7 +107,8 @@ class DealPartitions:
         tasks = dealt(rows["own"], np.ones(rows.num_rows, np.int64), self.tasks)
         by_task = pa.array(np.argsort(tasks, kind="stable"))
         lanes = rows["own"].combine_chunks().dictionary_encode().indices
-        columns = [pa.array(tasks, pa.int32()), rows["position"], rows["size"], lanes]
+        turns = pa.array(np.arange(rows.num_rows))
+        columns = [pa.array(tasks, pa.int32()), turns, rows["position"], rows["size"], lanes]
         plan = pa.table(columns, schema=DEALT).take(by_task).combine_chunks()
         with Writer(self.lake, self.pipeline, f"{self.receive_id}-deal-{index}") as writer:
             for batch in plan.to_batches():
@@ -125,9 +129,11 @@ class HandleInOrder(Handle):
     Attributes:
         parts: One part: the received files, whole and in the order of their positions.
         plan: The files of `DEALT`.
+        turns: The first turn of those to be handled, and the one after the last; None for all.
     """
 
     plan: Sequence[Range] = ()
+    turns: tuple[int, int] | None = None
     in_order = True
 
     def _blocks(self, index: int, rows: int) -> Iterator[pa.RecordBatch]:
@@ -157,6 +163,9 @@ class HandleInOrder(Handle):
 
     def _planned(self, index: int) -> Iterator[pa.Table]:
         """The positions and sizes of a task, and their lanes if it keeps an order."""
+        mine: list[tuple[str, str, int]] = [("task", "==", index)]
+        if self.turns is not None:
+            mine += [("turn", ">=", self.turns[0]), ("turn", "<", self.turns[1])]
         for file in self.plan:
             with self.lake.open_input(file.path) as opened:
-                yield pq.read_table(opened, columns=DEALT.names, filters=[("task", "==", index)])
+                yield pq.read_table(opened, columns=DEALT.names, filters=mine)

@@ -125,7 +125,12 @@ def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
 
 
 def handle(
-    lake: Lake, pipeline: type[Ordered], source: Memory, repeats: tuple[Any, ...] = (), **options: Any
+    lake: Lake,
+    pipeline: type[Ordered],
+    source: Memory,
+    repeats: tuple[Any, ...] = (),
+    portions: Sequence[tuple[int, int] | None] = (None,),
+    **options: Any,
 ) -> Handled:
     """All steps of handling in order, in this process but for forks."""
     step: dict[str, Any] = {
@@ -144,7 +149,8 @@ def handle(
         plan = ranges(returned(deal(0)), pipeline.name, dealt_table("r1"))
         for index in range(tasks):
             pipeline.diary.write_bytes(b"")
-            written += returned(HandleInOrder(**step, parts=[rows], plan=plan, **options)(index))
+            for turns in portions:
+                written += returned(HandleInOrder(**step, parts=[rows], plan=plan, turns=turns, **options)(index))
             by_task.append(pipeline.diary.read_text().splitlines())
     return Handled(by_task, found + written)
 
@@ -170,6 +176,17 @@ def test_the_messages_of_a_partition_are_handled_by_one_task_in_order(lake: Lake
     partitions = [{line.split()[0] for line in lines} for lines in handled.by_task]
     assert sum(map(len, partitions)) == 7, "none is in two tasks"
     assert set(outcomes(lake, "ordered", handled.manifest).values()) == {"handled"}
+
+
+def test_portions_of_a_plan_are_all_of_it_in_the_order_of_the_source(lake: Lake) -> None:
+    payloads = [f"{place % 7} {place}" for place in range(70)]
+    whole = handle(lake, Ordered, memory(*payloads))
+
+    handled = handle(lake, Ordered, memory(*payloads), portions=[(0, 10), (10, 11), (11, 70)])
+    first = handle(lake, Ordered, memory(*payloads), portions=[(0, 10)])
+
+    assert handled.by_task == whole.by_task
+    assert sorted(first.all) == sorted(payloads[:10])
 
 
 @pytest.mark.parametrize(

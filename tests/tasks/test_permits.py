@@ -39,7 +39,7 @@ def test_in_careful_mode_a_message_that_kills_its_process_fails_alone(lake, dead
 class Permits:
     """A rate limit that counts what it was asked for."""
 
-    unlimited_until = float("-inf")
+    unlimited_until, waited = float("-inf"), 0.0
 
     def __init__(self):
         self.asked = 0

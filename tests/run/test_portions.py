@@ -1,0 +1,185 @@
+"""A receive under a rate limit is handled in portions: what waits for permits holds no core of Spark's."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from pipeline_platform.control.pace import Pace
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.lake.manifest import Manifest
+from pipeline_platform.model.message import Message
+from pipeline_platform.model.options import Processors, Producer, RateLimiting, TableBatcher
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.run.begin import begin
+from pipeline_platform.run.handling import in_portions
+from pipeline_platform.run.steps import handle_messages, receive_messages
+from tests.fixtures.flow import WINDOW, Filled, finish, rows
+from tests.fixtures.kafka_source import until
+
+START = 1_000_000.0
+STEP_S = 0.15
+"""What a step costs besides its messages."""
+
+
+class Simulated:
+    """Steps of one task, which handles a message in the same time each, on a clock that sleeping turns."""
+
+    def __init__(self, store: ControlStore, limit: RateLimiting | None, message_s: float) -> None:
+        self.store, self.limit, self.message_s = store, limit, message_s
+        self.now = START
+        self.sizes: list[int] = []
+        self.begun = Counter[int]()
+        self.waited = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def pace(self) -> Pace:
+        return Pace(self.store, "told", self.limit, sleep=self.sleep, monotonic=lambda: self.now, jitter=lambda: 0.0)
+
+    def step(self, first: int, end: int) -> Manifest:
+        self.now += STEP_S
+        self.sizes.append(end - first)
+        pace, began = self.pace(), self.now
+        for _ in pace.each(range(first, end)):
+            if self.limit:
+                self.begun[timedelta(seconds=round(self.now, 6)) // self.limit.interval] += 1
+            self.now += self.message_s
+        self.waited += pace.waited
+        return Manifest(notes=[{"waited": pace.waited, "seconds": self.now - began}])
+
+    def handle(self, messages: int) -> None:
+        in_portions(self.pace(), messages, self.step)
+        assert sum(self.sizes) == messages
+
+
+@pytest.fixture
+def simulated(tmp_path: Path) -> Iterator[Any]:
+    stores = []
+
+    def simulate(allowed: int, interval_s: float, message_s: float) -> Simulated:
+        limit = RateLimiting(allowed_messages=allowed, interval=timedelta(seconds=interval_s)) if allowed else None
+        made: list[Simulated] = []
+        store = ControlStore(f"sqlite:///{tmp_path}/{len(stores)}.sqlite", now=lambda: made[0].now)
+        stores.append(store)
+        made.append(Simulated(store, limit, message_s))
+        return made[0]
+
+    yield simulate
+    for store in stores:
+        store.close()
+
+
+def test_without_a_limit_one_step_takes_all(simulated: Any) -> None:
+    run = simulated(0, 1, 0.001)
+    run.handle(10_000)
+
+    assert run.sizes == [10_000]
+
+
+def test_a_step_takes_what_the_interval_permits_and_none_of_its_tasks_waits(simulated: Any) -> None:
+    run = simulated(100, 5, 0.001)
+    run.handle(350)
+
+    assert (run.sizes, run.waited) == ([100, 100, 100, 50], 0)
+    assert sorted(run.begun.values()) == [50, 100, 100, 100]
+
+
+def test_tasks_as_fast_as_their_permits_come_get_more_at_once_and_all_permits_are_used(simulated: Any) -> None:
+    """A step a second would spend 0.15 s of it on beginning, and leave a tenth of the permits."""
+    run = simulated(100, 1, 0.0095)
+    run.handle(3_000)
+
+    assert len(run.sizes) < 20
+    assert run.now - START < 33
+
+
+def test_intervals_too_short_for_a_step_each_are_waited_for_by_tasks(simulated: Any) -> None:
+    run = simulated(10, 0.1, 0.001)
+    run.handle(100)
+
+    assert run.sizes == [100]
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    allowed=st.integers(3, 200),
+    interval_s=st.sampled_from([0.25, 1.0, 2.0, 7.5, 60.0]),
+    message_s=st.sampled_from([0.0001, 0.01, 0.05, 1.3]),
+    messages=st.integers(1, 300),
+)
+def test_whatever_the_speed_no_interval_is_exceeded_and_few_are_left_unused(
+    simulated: Any, allowed: int, interval_s: float, message_s: float, messages: int
+) -> None:
+    run = simulated(allowed, interval_s, message_s)
+    run.handle(messages)
+
+    assert max(run.begun.values()) <= allowed
+    ideal = max(math.ceil(messages / allowed) * interval_s, messages * message_s)
+    assert run.now - START <= 1.3 * ideal + 3 * interval_s + 2
+
+
+class Line(BaseModel):
+    """A row."""
+
+    text: str
+
+
+class Held(Pipeline):
+    """Four messages a day."""
+
+    name = "held"
+    producer = Producer(source="queue", rate_limiting=RateLimiting(allowed_messages=4, interval=timedelta(days=1)))
+    processors = Processors(concurrency=2)
+    batchers = {"lines": TableBatcher(schema=Line)}
+
+    def handle_message(self, message: Message, context: Any) -> Message:
+        return message.put_data({"text": message.data.decode()}).put_batcher("lines")
+
+
+class HeldInOrder(Held):
+    """The same, in the order of three partitions."""
+
+    name = "held_in_order"
+    processors = Processors(concurrency=2, partition_by=lambda message: int(message.data) % 3)
+
+
+class Free(Held):
+    """As many as there are."""
+
+    name = "free"
+    producer = Producer(source="queue")
+
+
+@pytest.mark.parametrize("pipeline", [Held, HeldInOrder])
+def test_a_pipeline_that_waits_for_permits_holds_up_no_other(filled: Filled, pipeline: type[Held]) -> None:
+    held = filled(pipeline, (b"%d" % number for number in range(12)))
+    waiting = begin(held, origin="source", run_id="held", windows=[WINDOW], demand=12)
+    assert receive_messages(held, waiting).total("received") == 12
+    free = filled(Free, (b"%d" % number for number in range(12, 32)))
+    receive = begin(free, origin="source", run_id="free", windows=[WINDOW], demand=20)
+    receive_messages(free, receive)
+
+    with ThreadPoolExecutor() as threads:
+        handling = threads.submit(handle_messages, held, waiting)
+        limit = pipeline.producer.rate_limiting
+        until(lambda: held.control.spare(pipeline.name, limit, timedelta(0)) == 0)
+        assert handle_messages(free, receive).total("handled") == 20
+        assert not handling.done()
+        more = RateLimiting(allowed_messages=100, interval=timedelta(days=1))
+        held.control.set_rate_limiting(pipeline.name, more)
+        assert handling.result().total("handled") == 12
+
+    finish(held, waiting)
+    assert sorted(rows(held, "lines")["text"]) == sorted(f"{number}" for number in range(12))
