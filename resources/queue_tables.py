@@ -15,12 +15,15 @@ from resources.leased_table import LeasedTable
 COLUMNS_AS_JSON: Final = 60
 """SQLite takes 127 arguments to a function, two for each member of an object."""
 
+CREATE: Final = "run `pipeline-platform table-queue create`"
+"""What makes the tables, and brings those of an earlier release up to date."""
+
 _WAYS_OUT: Final = {
-    "unable to open database file": "The url must name a file that is there; create() makes it",
+    "unable to open database file": f"The url must name a file that is there; to make it, {CREATE}",
     "file is not a database": "Name a SQLite file in url",
-    "does not exist": "Correct url or table, or call create()",
-    "no such table": "Correct table, or call create()",
-    "permission denied for schema": "Grant the user of url USAGE on it, and CREATE where create() is to make tables",
+    "does not exist": f"Correct url or table, or {CREATE}",
+    "no such table": f"Correct table, or {CREATE}",
+    "permission denied for schema": "Grant the user of url USAGE on it, and CREATE where it is to make tables",
     "permission denied for sequence": "Grant the user of url USAGE on it",
     # UPDATE on the queue, too: nothing changes its rows, but a planner locks those that it leases.
     "permission denied": "Grant the user of url SELECT, UPDATE and DELETE on the queue, with INSERT to enqueue, "
@@ -49,7 +52,7 @@ def open_table(
     with database.reading() as connection:
         inspector = sa.inspect(connection)
         if not inspector.has_table(name, schema=schema):
-            raise database.refusal(f"there is no table {name!r}; correct table, or call create()")
+            raise database.refusal(f"there is no table {name!r}; correct table, or {CREATE}")
         found = {column["name"]: column["type"] for column in inspector.get_columns(name, schema=schema)}
         for option, column in options.items():
             if column is not None and column not in found:

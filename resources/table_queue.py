@@ -19,7 +19,7 @@ from pipeline_platform.source.contract import Backlog, Held, Refused, Share
 from pipeline_platform.source.leased import LeasedSource
 from resources import queue_reading
 from resources.leased_table import LeasedTable
-from resources.queue_tables import add_spans, database_at, has_spans, open_table, row_id
+from resources.queue_tables import CREATE, add_spans, database_at, has_spans, open_table, row_id
 
 IDS_PER_TRANSACTION: Final = 100_000
 """Acknowledged in one transaction: about 0.1 s of SQLite's only write lock, so that nobody waits long for it."""
@@ -233,10 +233,10 @@ class TableQueue(LeasedSource):
         with table.database.reading() as connection:
             for beside in (table.leases, table.receives):
                 if not sa.inspect(connection).has_table(beside.name, schema=beside.schema):
-                    raise table.database.refusal(f"there is no table {beside.name!r} for leases; call create() once")
+                    raise table.database.refusal(f"there is no table {beside.name!r} for leases: {CREATE}")
             if not has_spans(connection, table.receives):
                 earlier = f"table {table.receives.name!r} is an earlier release's"
-                raise table.database.refusal(f"{earlier}; call create() once, while no run is under way")
+                raise table.database.refusal(f"{earlier}: {CREATE}, while no run is under way")
             table.count_waiting(connection)
             self._time(table.oldest_waiting(connection))
         table.database.write(lambda connection: table.end_what_ran_out(connection, ""))

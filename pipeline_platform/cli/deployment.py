@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import dotenv
 import typer
 import yaml
 
@@ -61,6 +62,8 @@ class Deployment:
 def opened(module: str | None = None) -> Iterator[Deployment]:
     """Load the deployment and set up what the command line looks at; no Spark.
 
+    A file `.env` in the working directory sets variables that are not set, as it does for Dagster.
+
     Args:
         module: Its module; by default what the command line names, or `workspace.yaml`.
 
@@ -71,6 +74,7 @@ def opened(module: str | None = None) -> Iterator[Deployment]:
 
     from pipeline_platform.deployment import BUILT
 
+    dotenv.load_dotenv(Path(".env"))
     module = module or chosen() or _of_workspace()
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -93,6 +97,11 @@ def opened(module: str | None = None) -> Iterator[Deployment]:
         yield Deployment(
             pipelines, resources.control, resources.lake, {key: getattr(resources, key) for key in sources}
         )
+
+
+def counted(number: int, noun: str) -> str:
+    """So many of something: `1 run`, `2 runs`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def choose(module: str | None) -> None:

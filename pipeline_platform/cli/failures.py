@@ -14,7 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline_platform.cli import deployment
+from pipeline_platform.cli.deployment import counted
 from pipeline_platform.cli.launch import launch
+from pipeline_platform.model.windows import expect_window
 
 if TYPE_CHECKING:
     from pipeline_platform.lake.failed import FailedMessages
@@ -25,8 +27,21 @@ _PAYLOAD = 4_000
 """Bytes of a payload that are shown."""
 _REASON = 300
 
+
+def _expected(windows: list[str] | None) -> list[str] | None:
+    for window in windows or ():
+        try:
+            expect_window(window)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+    return windows
+
+
 Name = Annotated[str, typer.Argument(help="Name of the pipeline.")]
-Windows = Annotated[list[str] | None, typer.Option("--window", help="Of this window; may be given again for others.")]
+Windows = Annotated[
+    list[str] | None,
+    typer.Option("--window", help="Of this window; may be given again for others.", callback=_expected),
+]
 Kind = Annotated[str | None, typer.Option(help="Of this kind, exactly: an exception's name, or `failed`.")]
 Reason = Annotated[str | None, typer.Option(help="Whose reason contains this text.")]
 Json = Annotated[bool, typer.Option("--json", help="For programs.")]
@@ -84,7 +99,8 @@ def list_(
         table.add_row(*(Text(plain(cell)) for cell in cells))
     if groups:
         Console().print(table)
-    typer.echo(f"{sum(group.messages for group in groups):,} failures are {state.value}.")
+    total = sum(group.messages for group in groups)
+    typer.echo(f"{counted(total, 'failure')} {'is' if total == 1 else 'are'} {state.value}.")
     if len(groups) > limit:
         typer.echo(f"{len(groups) - limit:,} groups of them are not shown: give --limit, or --json.")
 
@@ -161,8 +177,9 @@ def retry(
         for launched in launch(opened, opened.pipeline(pipeline), chosen, window or ()):
             runs, messages = runs + 1, messages + launched.messages
             windows = " to ".join(dict.fromkeys((launched.windows[0], launched.windows[-1])))
-            typer.echo(f"run {launched.run_id} drives {launched.messages:,} failures of {windows}")
-    typer.echo(f"{messages:,} failures in {runs:,} runs." if runs else "No failure is such: nothing was launched.")
+            typer.echo(f"run {launched.run_id} drives {counted(launched.messages, 'failure')} of {windows}")
+    said = f"{counted(messages, 'failure')} in {counted(runs, 'run')}."
+    typer.echo(said if runs else "No failure is such: nothing was launched.")
 
 
 def _failed(

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from pipeline_platform.cli import deployment
+from pipeline_platform.model.windows import expect_window
 
 if TYPE_CHECKING:
     from pipeline_platform.lake.selection import Selection, State
@@ -60,6 +61,7 @@ def retry_failures(
     Raises:
         SetUpError: There is no deployment here, several sources have the id and none is named, or Dagster would not
             launch a run.
+        ValueError: One of `windows` is none.
     """
     from pipeline_platform.lake.selection import Selection
 
@@ -82,6 +84,8 @@ def launch(
     from assets.windows import contiguous
     from pipeline_platform.lake.failed import FailedMessages
 
+    for window in windows:
+        expect_window(window)
     if not os.environ.get("DAGSTER_HOME"):
         raise deployment.SetUpError("DAGSTER_HOME is not set: name the folder of the instance that is to run it")
     failed = FailedMessages(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipeline_platform.cli import deployment
+from pipeline_platform.cli.deployment import counted
 from pipeline_platform.model.options import Overrides, PipelineError, RateLimiting
 
 if TYPE_CHECKING:
@@ -53,8 +54,11 @@ def pause(
     with _of(pipeline, producer) as (control, key, _):
         control.pause(key, reason)
         in_flight = control.in_flight(key) if producer else control.in_flight_of_all(key)
-    messages = sum(claim.messages for claim in in_flight)
-    typer.echo(f"{key} is paused: {reason}. {messages:,} messages in {len(in_flight)} runs are finished still.")
+    messages = counted(sum(claim.messages for claim in in_flight), "message")
+    going_on = (
+        f"{messages} in {counted(len(in_flight), 'run')} will still be finished" if in_flight else "No run holds any"
+    )
+    typer.echo(f"{key} is paused: {reason}. {going_on}.")
 
 
 def resume(pipeline: Name, producer: Of = "") -> None:

@@ -152,10 +152,14 @@ def _receives(lake: Lake, pipeline: type[Pipeline]) -> Rows:
     undecided: list[str] = []
     unfinished: list[str] = []
     for receive in receives:
-        (unfinished if decided(outcomes, receive) else undecided).append(receive.receive_id[:8])
+        if decided(outcomes, receive):
+            unfinished.append(f"{receive.receive_id[:8]} of run {receive.run_id[:8]}")
+        else:
+            undecided.append(receive.receive_id[:8])
     rows: Rows = {"undecided receives": ", ".join(undecided) or "none", "unfinished receives": "none"}
     if unfinished:
-        said = f"{', '.join(unfinished)} (decided; the next run publishes and acknowledges the rest)"
+        why = "decided; the check `acknowledged` of the run says what is left, and the next run does it"
+        said = f"{', '.join(unfinished)} ({why})"
         rows["unfinished receives"] = said
     if unreadable:
         rows["unreadable receives"] = Text("\n".join(map(str, unreadable)), style="red")

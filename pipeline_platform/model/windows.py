@@ -11,3 +11,17 @@ WINDOW_FORMAT = "%Y-%m-%dT%H%M"
 def window_key(start: datetime) -> str:
     """The key of the window that begins at `start`."""
     return start.astimezone(UTC).strftime(WINDOW_FORMAT)
+
+
+def expect_window(key: str) -> None:
+    """Refuse what is no window's key.
+
+    Raises:
+        ValueError: It is none.
+    """
+    try:
+        is_one = window_key(datetime.strptime(key, WINDOW_FORMAT).replace(tzinfo=UTC)) == key
+    except ValueError:
+        is_one = False
+    if not is_one:
+        raise ValueError(f"{key!r} is no window: its key is when it begins, in UTC, such as 2026-11-21T0300")

@@ -113,8 +113,8 @@ def test_status_tells_receives_that_are_not_decided_from_those_that_are_not_fini
     said = lines(cli("status"))
 
     assert " undecided receives   begun000, handled0" in said
-    told = "decided0, publishe (decided; the next run publishes and acknowledges the rest)"
-    assert f" unfinished receives  {told}" in said
+    why = "decided; the check `acknowledged` of the run says what is left, and the next run does it"
+    assert f" unfinished receives  decided0 of run run, publishe of run run ({why})" in said
 
 
 def test_status_counts_open_failures_by_window(cli, keeping):
@@ -323,3 +323,16 @@ def test_a_key_that_is_no_table_queue_is_refused_with_those_there_are(cli):
     assert "'flights' is no table queue of this deployment; there is flights_queue" in " ".join(
         answer.output.replace("│", "").split()
     )
+
+
+def test_variables_that_are_not_set_are_read_from_the_file_that_dagster_reads(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "definitions")
+    monkeypatch.setenv("PIPELINE_PLATFORM_LAKE", "")  # whatever is loaded is undone after the test
+    monkeypatch.delenv("PIPELINE_PLATFORM_LAKE")
+    (tmp_path / ".env").write_text(f"PIPELINE_PLATFORM_LAKE={tmp_path}/elsewhere\nPIPELINE_PLATFORM_HOME=/nowhere\n")
+
+    said = cli("-m", "definitions", "status").stdout
+
+    assert f"Lake: {tmp_path}/elsewhere" in said
+    assert f"Control store: sqlite:///{tmp_path}/control.sqlite" in said, "what is set comes before it"

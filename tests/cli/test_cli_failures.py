@@ -74,6 +74,17 @@ def test_failures_are_listed_in_groups(cli: Cli) -> None:
     assert "4 failures are open." in said
 
 
+@pytest.mark.parametrize("command", [["list", "keeping"], ["show", "keeping", "a"], ["retry", "keeping"]])
+def test_what_is_no_window_is_refused(cli: Cli, command: list[str]) -> None:
+    for bogus in ("bogus", "2026-01-01", "2026-1-01T0000"):
+        refused = cli(*command, "--window", bogus)
+
+        assert refused.exit_code == 2
+        assert f"{bogus!r} is no window" in refused.stderr
+    with pytest.raises(ValueError, match="'bogus' is no window"):
+        launch.retry_failures("keeping", windows=["bogus"])
+
+
 def test_in_a_narrow_terminal_windows_and_ids_are_whole(cli: Cli, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = [f"b2TgZguRTuqz3sv8Y8QfCg:0:{number}" for number in range(3)]
     record(lake, "r4", *(event(one, kind="TimeoutError", reason="no answer " * 9) for one in ids))
@@ -189,7 +200,7 @@ def test_each_range_of_windows_is_a_run_of_its_own(cli: Cli, lake: Lake, launche
 
     assert said == [
         f"run run-1 drives 4 failures of {WINDOW} to {LATER}",
-        "run run-2 drives 1 failures of 2026-01-02T0000",
+        "run run-2 drives 1 failure of 2026-01-02T0000",
         "5 failures in 2 runs.",
     ]
     (_, first), (_, second) = launched
@@ -235,9 +246,9 @@ def test_of_an_id_that_several_sources_have_the_source_has_to_be_said(
     assert "failures of the sources memory, other have the id 'a': name one as source" in said
     assert launched == []
 
-    assert "1 failures in 1 runs." in cli("retry", "keeping", "--id", "a", "--source", "other").stdout
-    assert "1 failures in 1 runs." in cli("retry", "keeping", "--id", "gone").stdout, "what is closed is not driven"
-    assert "1 failures in 1 runs." in cli("retry", "keeping", "--source", "other").stdout
+    assert "1 failure in 1 run." in cli("retry", "keeping", "--id", "a", "--source", "other").stdout
+    assert "1 failure in 1 run." in cli("retry", "keeping", "--id", "gone").stdout, "what is closed is not driven"
+    assert "1 failure in 1 run." in cli("retry", "keeping", "--source", "other").stdout
     assert "No failure is such" in cli("retry", "keeping", "--id", "a", "--source", "third").stdout
     assert [config["failures"] for config, _ in launched] == [
         {"message_id": "a", "source": "other"},

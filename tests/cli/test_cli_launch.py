@@ -49,7 +49,7 @@ def test_failures_are_driven_by_a_run_in_the_queue_of_the_instance(cli: Cli, tmp
 
     with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
         (run,) = instance.get_runs()
-    assert said.splitlines() == [f"run {run.run_id} drives 1 failures of {window}", "1 failures in 1 runs."]
+    assert said.splitlines() == [f"run {run.run_id} drives 1 failure of {window}", "1 failure in 1 run."]
     assert (run.job_name, run.status) == ("flights_backfill", dg.DagsterRunStatus.QUEUED)
     receive = run.run_config["ops"]["flights"]["ops"]["receive_messages"]["config"]
     assert receive == {"origin": "failed", "failures": {"kind": "KeyError"}}

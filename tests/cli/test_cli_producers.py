@@ -94,7 +94,8 @@ def test_a_pause_of_all_counts_what_each_has_in_flight(cli: Cli, control: Contro
     for key in ("coasts/east", "coasts"):
         control.claim(key, f"of {key}", "run", wanted=3, capacity=10, lease_s=60)
 
-    assert "6 messages in 2 runs are finished still" in cli("pause", "coasts").stdout
+    assert "6 messages in 2 runs will still be finished." in cli("pause", "coasts").stdout
+    assert "No run holds any." in cli("pause", "coasts", "--producer", "west").stdout
 
 
 def test_a_limit_is_of_the_producer_that_is_named(cli: Cli, control: ControlStore) -> None:

@@ -22,7 +22,10 @@ def test_a_missing_file_is_refused_and_not_made(tmp_path: Path) -> None:
     path = tmp_path / "missing.db"
     queue = TableQueue(name="flights", url=f"sqlite:///{path}")
 
-    with pytest.raises(SourceError, match=r"flights, table 'messages' of .*url must name a file that is there; create"):
+    with pytest.raises(
+        SourceError,
+        match=r"flights, table 'messages' of .*url must name a file that is there; to make it, run `pipeline",
+    ):
         queue.check_ready()
     with pytest.raises(SourceError, match="url must name a file"):
         queue.enqueue([b"1"])
@@ -32,7 +35,10 @@ def test_a_missing_file_is_refused_and_not_made(tmp_path: Path) -> None:
 def test_what_is_not_there_is_named_with_its_option(queue: TableQueue, run_sql: Callable[..., Any]) -> None:
     queue.check_ready()
     for change, words in {
-        ("table", "mesages"): "there is no table 'mesages'; correct table, or call create()",
+        (
+            "table",
+            "mesages",
+        ): "there is no table 'mesages'; correct table, or run `pipeline-platform table-queue create`",
         ("id_column", "key"): "id_column is 'key', and table 'messages' has only created, data, id, metadata",
         ("id_column", "metadata"): "id_column is 'metadata', which is not unique",
         ("data_column", "body"): "data_column is 'body', and table",
@@ -49,7 +55,9 @@ def test_what_is_not_there_is_named_with_its_option(queue: TableQueue, run_sql: 
 def test_a_table_without_leases_beside_it_is_refused(url: str, run_sql: Callable[..., Any]) -> None:
     run_sql("CREATE TABLE messages (id INTEGER PRIMARY KEY, data TEXT)")
 
-    with pytest.raises(SourceError, match=r"there is no table 'messages_leases' for leases; call create\(\) once"):
+    with pytest.raises(
+        SourceError, match=r"there is no table 'messages_leases' for leases: run `pipeline-platform table-queue create`"
+    ):
         TableQueue(name="flights", url=url).check_ready()
 
 

@@ -233,8 +233,8 @@ def test_messages_are_deleted_in_tens(aws, queue):
 
     assert [len(call["Entries"]) for call in deletes] == [10, 10, 5]
     assert [entry["Id"] for entry in deletes[1]["Entries"]] == [str(i) for i in range(10)]
-    told = aws.get_queue_attributes(QueueUrl=queue, AttributeNames=["All"])["Attributes"]
-    assert told["ApproximateNumberOfMessages"] == told["ApproximateNumberOfMessagesNotVisible"] == "0"
+    # Not what is left in the queue: of two calls at once moto may forget one.
+    assert len({entry["ReceiptHandle"] for call in deletes for entry in call["Entries"]}) == 25
 
 
 STALE = {"SenderFault": True, "Code": "ReceiptHandleIsInvalid", "Message": "The input receipt handle is invalid."}

@@ -262,7 +262,7 @@ def test_a_table_that_is_dropped_under_a_run_is_said_and_what_was_decided_stays(
     told = steps.acknowledge(flow, receive)
 
     assert told.unacknowledged == COUNT
-    assert "does not exist. Correct url or table, or call create()" in told.errors[0]
+    assert "does not exist. Correct url or table, or run `pipeline-platform table-queue create`" in told.errors[0]
     flow.source.create()
     settle(flow)
     assert_each_message_once(flow)
