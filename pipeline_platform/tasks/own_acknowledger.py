@@ -16,7 +16,7 @@ from pipeline_platform.lake.reader import Range, keys_of, read_ranges
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.tasks.fork import Death, Written, in_a_fork
+from pipeline_platform.tasks.fork import Death, Limit, Written, in_a_fork
 from pipeline_platform.tasks.fresh import calls_here, from_clean
 from pipeline_platform.tasks.handle import READ
 from pipeline_platform.tasks.progress import UNWATCHED, Progress, Watch
@@ -163,5 +163,8 @@ class TellAuthor(CallingStep):
             written.notes = {"error": call(self.pipeline, progress)}
             return written
 
-        answer = in_a_fork(child, rows.num_rows, exact=False, limit=self.limit())
+        limit, count = self.limit(), rows.num_rows
+        if limit is not None:  # it was set for one message
+            limit = Limit(f"{count:,} times {limit.option}", limit.span * count)
+        answer = in_a_fork(child, count, exact=False, limit=limit)
         return answer.failure("acknowledge").reason if isinstance(answer, Death) else answer.notes["error"]

@@ -111,7 +111,7 @@ class Impatient(Marking):
     """Does not wait for ever."""
 
     name = "impatient"
-    processors = Processors(concurrency=2, message_timeout=timedelta(seconds=2))
+    processors = Processors(concurrency=2, message_timeout=timedelta(seconds=1))
 
 
 class ImpatientColumns(MarkingColumns):
@@ -279,7 +279,7 @@ def test_one_that_hangs_is_ended_after_its_time_and_costs_its_own_messages_alone
 
     answer = steps.acknowledge(flow, receive)
 
-    why = "acknowledge took longer than processors.message_timeout (2 s) allows"
+    why = "acknowledge took longer than 3 times processors.message_timeout (3 s) allows"
     assert answer.errors == [f"acknowledge of 3 messages of a: {why}"]
     assert (answer.acknowledged, answer.unacknowledged) == (3, 3)
     (tmp_path / "refuse").unlink()
