@@ -87,7 +87,7 @@ Span = Annotated[timedelta, AfterValidator(_span)]
 
 def _cron(schedule: str) -> str:
     if not cron.is_cron(schedule):
-        raise ValueError(f"it is no cron schedule: {cron.WAY_OUT}")
+        raise ValueError(f"it is not a cron schedule: {cron.WAY_OUT}")
     return schedule
 
 
