@@ -240,9 +240,10 @@ class Processors(Options):
     message_timeout: Span | None = Field(
         None,
         description="How long one call may take: of handle_message, transform, partition_by or a serializer (its "
-        "message fails), of prepare_messages or handle_failed (its chunk fails). Callbacks are then called in forks, "
-        "some chunks in each, with an instance of the pipeline of its own. In the fast lane it holds for handle_failed "
-        "alone: a query of Spark cannot be timed. None waits for ever.",
+        "message fails), of prepare_messages or handle_failed (its chunk fails), of acknowledge (the next run calls it "
+        "again). Callbacks are then called in forks, some chunks in each, with an instance of the pipeline of its own. "
+        "In the fast lane it holds for handle_failed and acknowledge: a query of Spark cannot be timed. None waits for "
+        "ever.",
     )
 
     @model_validator(mode="after")
