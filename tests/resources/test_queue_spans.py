@@ -143,7 +143,9 @@ def test_the_tables_of_an_earlier_release_are_brought_up_to_this_one(queue: Tabl
     run_sql("ALTER TABLE messages_receives DROP COLUMN spans")
     run_sql("INSERT INTO messages_receives (receive_id, leased_until) VALUES ('earlier', 4102444800)")
     run_sql("INSERT INTO messages_leases SELECT 1, id, 1 FROM messages_receives")
-    with pytest.raises(SourceError, match=r"'messages_receives' is an earlier release's; call create\(\) once"):
+    with pytest.raises(
+        SourceError, match=r"'messages_receives' is an earlier release's: run `pipeline-platform table-queue create`"
+    ):
         queue.check_ready()
 
     queue.create()

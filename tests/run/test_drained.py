@@ -113,9 +113,9 @@ def test_a_run_that_is_forced_takes_on_messages_unless_the_pipeline_is_drained(f
 
 def test_a_replay_that_is_drained_leaves_its_windows_as_they_were(filled: Filled) -> None:
     """A part of it would lose the rest: it takes the place of all there was."""
-    flow = filled(Obedient, [b"raise", *(b"sleep 0.2%d" % number for number in range(SLOW))])
-    flow.control.override(Obedient, Overrides(concurrency=1))
+    flow = filled(Obedient, [b"raise", *(b"sleep 0.2%d" % number for number in range(20))])
     words = run(flow)
+    flow.control.override(Obedient, Overrides(concurrency=1))
     before = {table: sorted(rows(flow, table).rows()) for table in ("words", "failed", "outcomes")}
     receive = begin(flow, origin="messages", run_id="test", windows=[WINDOW])
     steps.receive_messages(flow, receive)
@@ -130,7 +130,7 @@ def test_a_replay_that_is_drained_leaves_its_windows_as_they_were(filled: Filled
     with pytest.raises(FencedError):
         steps.decide(flow, receive)
     flow.control.resume("obedient")
-    assert outcomes(flow, run(flow, "messages").receive_id) == {"handled": SLOW, "failed": 1}
+    assert outcomes(flow, run(flow, "messages").receive_id) == {"handled": 20, "failed": 1}
     assert outcomes(flow, words.receive_id) == {}
 
 

@@ -207,11 +207,11 @@ class Casting(Pipeline):
 
 
 def test_one_value_that_cannot_be_cast_fails_alone(filled: Filled, capfd: pytest.CaptureFixture[str]) -> None:
-    flow = filled(Casting, [*[b"7"] * 9, b"seven"])
+    flow = filled(Casting, [b"7", b"seven"])
 
     run(flow)
 
-    assert rows(flow, "numbers")["number"].to_list() == [7] * 9
+    assert rows(flow, "numbers")["number"].to_list() == [7]
     (failure,) = rows(flow, "failed").to_dicts()
     assert (failure["data"], failure["kind"], failure["stage"]) == (b"seven", "CAST_INVALID_INPUT", "handle_messages")
     assert "try_cast" in failure["reason"]
@@ -220,13 +220,12 @@ def test_one_value_that_cannot_be_cast_fails_alone(filled: Filled, capfd: pytest
 
 
 def test_many_values_that_cannot_be_cast_fail_and_cost_no_other(filled: Filled) -> None:
-    bad = (0, 5)
-    flow = filled(Casting, [b"x%d" % number if number in bad else b"%d" % number for number in range(8)])
+    flow = filled(Casting, [b"x0", b"1", b"x2", b"3"])
 
     run(flow)
 
-    assert sorted(rows(flow, "numbers")["number"]) == [n for n in range(8) if n not in bad]
-    assert set(kinds(flow)) == {"x0", "x5"}
+    assert sorted(rows(flow, "numbers")["number"]) == [1, 3]
+    assert set(kinds(flow)) == {"x0", "x2"}
 
 
 @pytest.mark.soak

@@ -280,7 +280,7 @@ def test_a_table_that_is_dropped_before_it_is_read_fails_the_run_with_the_reason
 
     monkeypatch.setattr(TableQueue, "read", dropped)
 
-    with pytest.raises(SourceError, match=r"does not exist\. Correct url or table, or call create\(\)"):
+    with pytest.raises(SourceError, match=r"does not exist\. Correct url or table, or run `pipeline-platform"):
         run_through(flow)
 
 

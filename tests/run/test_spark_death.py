@@ -148,18 +148,21 @@ def test_a_server_that_runs_out_of_memory_dies_of_it_and_another_is_started(
     assert pids(resource)
 
 
-def test_a_server_that_was_stopped_does_not_come_back(folder: Path, mortal: spark_server.SparkServer) -> None:
-    kill(mortal)
-    spark_server.stop(folder)
-
-    assert spark_server.revive(folder) is None
-    assert not mortal.lives
+def write_down_a_dead_server(folder: Path, **told: str) -> None:
+    dead = spark_server.SparkServer(os.getpid(), "before", free_port(), "", "before", str(folder), cores=1, **told)
+    (folder / "spark.json").write_text(json.dumps(asdict(dead)))
 
 
-def test_a_dead_server_of_another_machine_is_not_started_here(tmp_path: Path, mortal: spark_server.SparkServer) -> None:
+def test_a_server_that_was_stopped_does_not_come_back(tmp_path: Path) -> None:
+    write_down_a_dead_server(tmp_path)
+    spark_server.stop(tmp_path)
+
+    assert spark_server.revive(tmp_path) is None
+
+
+def test_a_dead_server_of_another_machine_is_not_started_here(tmp_path: Path) -> None:
     """A folder that machines share names the server of one of them."""
-    elsewhere = spark_server.SparkServer(**{**vars(mortal), "host": "elsewhere", "born": "another boot"})
-    (tmp_path / "spark.json").write_text(json.dumps(asdict(elsewhere)))
+    write_down_a_dead_server(tmp_path, host="elsewhere")
 
     assert spark_server.revive(tmp_path) is None
 
