@@ -44,26 +44,26 @@ class ReceiveConfig(dg.Config):
     origin: RunOrigin | None = Field(
         default=None,
         description="`source` pulls messages, `failed` drives the open failures of the windows once more, "
-        "`messages` replays everything that the windows received, in place of what came of it. Unset, it is what the "
-        "job is for; of assets that are materialised without a job, `failed`.",
+        "`messages` replays all messages that the windows received; the new rows replace the old ones. If unset, the "
+        "job decides; without a job it is `failed`.",
     )
     demand: int | None = Field(
         default=None,
         ge=1,
-        description="Messages to take on, up to what a run may; as many if unset. A replay takes all in any case.",
+        description="Most messages to take on; if unset, as many as a run may. A replay takes all in any case.",
     )
     context: dict[str, Any] = Field(default_factory=dict, description="Fields of the pipeline's context to change.")
     although_paused: bool = Field(
-        default=False, description="Take on messages although the pipeline is paused. Unset, the run ends with nothing."
+        default=False, description="Take on messages although the pipeline is paused. If unset, the run ends empty."
     )
     producer: str | None = Field(
         default=None,
-        description="Name of the producer to pull from, where the pipeline has several. Unset, it is what the run's "
-        "tag says. Backfills and replays are of all producers.",
+        description="Name of the producer to pull from, where the pipeline has several. If unset, the run's tag "
+        "names it. Backfills and replays are of all producers.",
     )
     failures: dict[str, Any] = Field(
         default_factory=dict,
-        description="Of the open failures, those that a run on `failed` drives: `state` (`open`, dead ones included; "
+        description="Which open failures a run on `failed` drives: `state` (`open`, dead ones included; "
         "`waiting`, those not dead; `due`; `dead`), `kind`, `reason` (a part of it), `message_id`. Empty for all.",
     )
 

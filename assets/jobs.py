@@ -123,7 +123,7 @@ def pipeline_jobs(pipeline: type[Pipeline], assets: dg.AssetsDefinition) -> list
     jobs: dict[Origin, tuple[str, str]] = {
         "source": ("pull", "Pulls messages from the source."),
         "failed": ("backfill", "Drives the open failures of the chosen windows once more."),
-        "messages": ("replay", "Replays all that the chosen windows received, in place of what came of it."),
+        "messages": ("replay", "Replays all messages of the chosen windows; the new rows replace the old ones."),
     }
     replay = {"messages": {REPLAY_TAG: pipeline.name}}
     return [

@@ -28,8 +28,8 @@ class Activity(Enum):
 class LimitsConfig(dg.Config):
     """What is to change; what is unset stays as it is."""
 
-    activity: Activity = Field(default=Activity.unchanged, description="`drain` waits until nothing is under way.")
-    reason: str = Field(default="changed in Dagster", description="Of a pause or a drain: what people read meanwhile.")
+    activity: Activity = Field(default=Activity.unchanged, description="`drain` waits until no run is running.")
+    reason: str = Field(default="changed in Dagster", description="Shown while the pipeline is paused or drained.")
     allowed_messages: int | None = Field(default=None, description="Of the rate limit: messages in an interval.")
     interval_s: float | None = Field(
         default=None, gt=0, le=36_500 * 86_400, description="Of the rate limit: length of an interval."
@@ -37,8 +37,8 @@ class LimitsConfig(dg.Config):
     concurrency: int | None = Field(default=None, description=_OVERRIDES["concurrency"].description)
     max_demand: int | None = Field(default=None, description=_OVERRIDES["max_demand"].description)
     max_runs: int | None = Field(default=None, description=_OVERRIDES["max_runs"].description)
-    reset: bool = Field(default=False, description="First have the class's own rate limit and options hold again.")
-    producer: str = Field(default="", description="Of this producer alone, where the pipeline has several.")
+    reset: bool = Field(default=False, description="First go back to the class's own rate limit and options.")
+    producer: str = Field(default="", description="This producer only, where the pipeline has several.")
 
 
 def limits_job(pipeline: type[Pipeline]) -> dg.JobDefinition:
@@ -49,7 +49,7 @@ def limits_job(pipeline: type[Pipeline]) -> dg.JobDefinition:
 
     @dg.op(
         name=f"{pipeline.name}__change_limits",
-        description="Changes what the pipeline may do, from the next permits or the next run on.",
+        description="Changes limits of the pipeline, from the next permits or the next run on.",
         required_resource_keys={"control"},
         out=dg.Out(dg.Nothing),
     )

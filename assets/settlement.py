@@ -33,12 +33,12 @@ def checks_of(pipeline: type[Pipeline]) -> tuple[dg.AssetCheckSpec, dg.AssetChec
         dg.AssetCheckSpec(
             "acknowledged",
             asset=dg.AssetKey([pipeline.name, "messages"]),
-            description="The source was told of every message that this run decided, and dead ones were sent on.",
+            description="Every message that this run decided is acknowledged, and dead ones are sent to dead_letters.",
         ),
         dg.AssetCheckSpec(
             "no_open_failures",
             asset=dg.AssetKey([pipeline.name, "failed"]),
-            description="No failed message of any window waits to be driven again.",
+            description="No window has an open failure.",
         ),
     )
 
@@ -247,8 +247,8 @@ def _red(pipeline: type[Pipeline], receive: Receive | None, manifest: Manifest) 
     is_asked_for = receive is not None and receive.origin == "failed" and receive.selection.state != "due"
     if receive and is_asked_for and receive.demand < receive.asked:
         return (
-            f"took on {receive.demand} of {receive.asked} open failures, which is what a run may, or what other runs "
-            "left room for; what came of them is published. Materialise these windows again for the others"
+            f"took on {receive.demand} of {receive.asked} open failures: a run may take on no more, or other runs hold "
+            "the room. Their outcomes are published. Materialise these windows again for the others"
         )
     if receive and receive.origin == "failed" and (left := manifest.total("given_back")):
         return f"was told to stop: {left} open failures were not begun. Materialise these windows again for them"

@@ -107,7 +107,7 @@ def check_early_acks(pipeline: type[Pipeline], resources: Mapping[str, Any]) -> 
         if connector is None or (connector.in_tasks and connector.settles_by_id):
             continue
         option = f"producers[{name!r}].source" if name else "producer.source"
-        why = "is told by the run's own process alone" if connector.settles_by_id else "is told positions, no messages"
+        why = "only the run's own process settles" if connector.settles_by_id else "takes only positions"
         raise PipelineError(
             f"{pipeline.__qualname__}.acks_immediately is True: {option} {producer.source!r} is a "
             f"{connector.__name__}, which {why}; leave it out, or pull from a source that leases messages"

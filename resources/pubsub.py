@@ -1,4 +1,4 @@
-"""Google Cloud Pub/Sub as a source: pulled by the thousand, acknowledged once what came of it is safe."""
+"""Google Cloud Pub/Sub as a source: pulled by the thousand, acknowledged once decided and published."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Amazon SQS as a source: received in tens, deleted once what came of it is safe."""
+"""Amazon SQS as a source: received in tens, deleted once decided and published."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class SqsSource(LeasedSource):
     region_name: str | None = Field(
         None, description="AWS region. If unset the one in queue_url, else that of the environment or profile."
     )
-    endpoint_url: str | None = Field(None, description="Address of another server than AWS's.")
+    endpoint_url: str | None = Field(None, description="Address of a server other than AWS's.")
     profile_name: str | None = Field(None, description="AWS profile; if unset as the environment says.")
 
     @field_validator("queue_url", "endpoint_url")

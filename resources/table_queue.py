@@ -50,12 +50,12 @@ class TableQueue(LeasedSource):
     id_column: str = Field(
         "id",
         min_length=1,
-        description="Unique integer, text or UUID; a message's identity for ever, so never used twice.",
+        description="Unique integer, text or UUID; a message's identity, so never use one twice.",
     )
     data_column: str | None = Field("data", description="Payload; None for the whole row as one JSON object.")
     metadata_column: str | None = Field(None, description="JSON object of metadata, where there is one.")
     partition_column: str | None = Field(
-        None, description="Text of what keeps an order, a customer's number say; with it a message has a partition."
+        None, description="Text that names a message's partition, such as a customer's number."
     )
     one_receive_per_partition: bool = Field(
         False,

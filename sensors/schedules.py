@@ -53,7 +53,7 @@ def redrive_schedule(pipeline: type[Pipeline], job: Any) -> dg.ScheduleDefinitio
         job=job,
         cron_schedule=pipeline.redrive or "0 3 * * *",
         default_status=_on(pipeline.redrive),
-        description="Drives the failures of all windows once more, but for dead ones.",
+        description="Drives the open failures of all windows once more, except dead ones.",
         required_resource_keys={"lake", "control"},
     )
     def redrive(context: dg.ScheduleEvaluationContext) -> dg.SkipReason | list[dg.RunRequest]:

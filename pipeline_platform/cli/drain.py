@@ -9,7 +9,7 @@ import typer
 from pipeline_platform.cli.limits import Name, Of, chosen
 from pipeline_platform.control.drain import drain as drain_and_wait
 
-_REASON = "What people will read meanwhile."
+_REASON = "Shown while the pipeline is paused."
 
 
 def drain(
@@ -17,7 +17,7 @@ def drain(
     reason: Annotated[str, typer.Option(help=_REASON)] = "drained on the command line",
     producer: Of = "",
 ) -> None:
-    """Let no run take on more, have those under way give back what they have not begun, and wait for them.
+    """Pause a pipeline, stop its runs after the messages that they have begun, and wait for them.
 
     Runs begin messages for the pipeline's `shutdown` more. What was handled by then is delivered, published and
     acknowledged. The pipeline stays paused until `resume`.

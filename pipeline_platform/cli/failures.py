@@ -40,11 +40,11 @@ def _expected(windows: list[str] | None) -> list[str] | None:
 Name = Annotated[str, typer.Argument(help="Name of the pipeline.")]
 Windows = Annotated[
     list[str] | None,
-    typer.Option("--window", help="Of this window; may be given again for others.", callback=_expected),
+    typer.Option("--window", help="Failures of this window; repeat it for others.", callback=_expected),
 ]
-Kind = Annotated[str | None, typer.Option(help="Of this kind, exactly: an exception's name, or `failed`.")]
-Reason = Annotated[str | None, typer.Option(help="Whose reason contains this text.")]
-Json = Annotated[bool, typer.Option("--json", help="For programs.")]
+Kind = Annotated[str | None, typer.Option(help="Failures of exactly this kind: an exception's name, or `failed`.")]
+Reason = Annotated[str | None, typer.Option(help="Failures whose reason contains this text.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 class State(Enum):
@@ -70,18 +70,18 @@ class Listed(Enum):
 def list_(
     pipeline: Name,
     window: Windows = None,
-    state: Annotated[Listed, typer.Option(help="In this state.")] = Listed.open,
+    state: Annotated[Listed, typer.Option(help="Failures in this state.")] = Listed.open,
     kind: Kind = None,
     reason: Reason = None,
     limit: Annotated[int, typer.Option(min=1, help="Groups that are shown at most.")] = 50,
     as_json: Json = False,
 ) -> None:
-    """Count failures by window, state, kind and reason, and name some of each."""
+    """Count failures by window, state, kind and reason, with some ids of each."""
     from pipeline_platform.lake.inspection import grouped
 
     now, closed = datetime.now(UTC), state.value == "closed"
     if closed and (kind or reason):
-        raise typer.BadParameter("nothing is said of closed failures: choose them by window", param_hint="--state")
+        raise typer.BadParameter("closed failures have no kind and reason: choose them by window", param_hint="--state")
     chosen = "open" if closed else state.value
     with deployment.opened() as opened:
         failed = _failed(opened, pipeline, window, state=chosen, kind=kind, reason=reason, due_by=now)
@@ -154,13 +154,13 @@ def _say_payload(event: dict[str, Any]) -> None:
 @app.command()
 def retry(
     pipeline: Name,
-    message_id: Annotated[str | None, typer.Option("--id", help="Of this message alone.")] = None,
-    source: Annotated[str | None, typer.Option(help="Of the source of this name: ids are unique per source.")] = None,
+    message_id: Annotated[str | None, typer.Option("--id", help="This message only.")] = None,
+    source: Annotated[str | None, typer.Option(help="Name of the source: ids are unique per source.")] = None,
     window: Windows = None,
-    state: Annotated[State | None, typer.Option(help="In this state.")] = None,
+    state: Annotated[State | None, typer.Option(help="Failures in this state.")] = None,
     kind: Kind = None,
     reason: Reason = None,
-    every: Annotated[bool, typer.Option("--all", help="All that are open, dead ones included.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="All open failures, dead ones included.")] = False,
 ) -> None:
     """Launch runs that drive failures again, on the instance in DAGSTER_HOME: a run for each range of windows."""
     from pipeline_platform.lake.selection import Selection

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _SHORTEST_S, _LONGEST_S = 0.001, 366 * 86_400
 
 Name = Annotated[str, typer.Argument(help="Name of the pipeline.")]
-Of = Annotated[str, typer.Option("--producer", help="Of this producer alone, where the pipeline has several.")]
+Of = Annotated[str, typer.Option("--producer", help="This producer only, where the pipeline has several.")]
 
 
 @contextmanager
@@ -47,10 +47,10 @@ def _of(name: str, producer: str) -> Iterator[tuple[ControlStore, str, Mapping[s
 
 def pause(
     pipeline: Name,
-    reason: Annotated[str, typer.Option(help="What people will read meanwhile.")] = "paused on the command line",
+    reason: Annotated[str, typer.Option(help="Shown while the pipeline is paused.")] = "paused on the command line",
     producer: Of = "",
 ) -> None:
-    """Let no more runs take on messages; those under way finish."""
+    """Stop all runs from taking on messages; messages that a run has received are finished."""
     with _of(pipeline, producer) as (control, key, _):
         control.pause(key, reason)
         in_flight = control.in_flight(key) if producer else control.in_flight_of_all(key)
@@ -62,7 +62,7 @@ def pause(
 
 
 def resume(pipeline: Name, producer: Of = "") -> None:
-    """Ask for runs again; a producer that was paused by itself stays so until it is named."""
+    """End a pause; a producer that was paused by its name stays paused until it is named."""
     with _of(pipeline, producer) as (control, key, producers):
         before = control.paused(key)
         control.resume(key)
@@ -80,7 +80,7 @@ def limit(
     reset: Annotated[bool, typer.Option("--reset", help="Back to the pipeline's own option.")] = False,
     producer: Of = "",
 ) -> None:
-    """Change the rate limit, from the next permits on; without options, say which one holds."""
+    """Change the rate limit, from the next permits on; without options, print the present one."""
     if reset and (allowed is not None or interval is not None):
         raise typer.BadParameter("--reset goes back to the pipeline's own limit; give it alone")
     if interval is not None and not _SHORTEST_S <= interval <= _LONGEST_S:
@@ -116,7 +116,7 @@ def scale(
     reset: Annotated[bool, typer.Option("--reset", help="Back to the pipeline's own options.")] = False,
     producer: Of = "",
 ) -> None:
-    """Change options from the next run on, in place of the class's own; without options, say which are changed."""
+    """Change options from the next run on, in place of the class's own; without options, print the changed ones."""
     given = {"concurrency": concurrency, "max_demand": max_demand, "max_runs": max_runs}
     try:
         changes = Overrides(**given)

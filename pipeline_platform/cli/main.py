@@ -18,7 +18,7 @@ from pipeline_platform.source.contract import SourceError
 
 app = typer.Typer(
     pretty_exceptions_enable=False,
-    help="Pull messages, handle and batch them on Spark, acknowledge what is safe.",
+    help="Look at the pipelines of a deployment, change their limits, drive failures again, run a warm Spark.",
     no_args_is_help=True,
 )
 app.add_typer(spark.app, name="spark")
@@ -35,7 +35,7 @@ def options(
         typer.Option("-m", "--module", help="Module of the deployment; by default what workspace.yaml names."),
     ] = None,
 ) -> None:
-    """Pull messages, handle and batch them on Spark, acknowledge what is safe."""
+    """Look at the pipelines of a deployment, change their limits, drive failures again, run a warm Spark."""
     deployment.choose(module)
 
 

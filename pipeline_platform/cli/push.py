@@ -20,9 +20,9 @@ _TOGETHER, _BYTES = 1_000, 8 * 2**20
 """Messages, and bytes of them, that are sent at once: what is held in memory, and what an error leaves unsaid."""
 _EVERY_S = 2.0
 
-_FILE = "The messages, a line each; `-` for standard input. Empty lines are passed over."
+_FILE = "File with one message a line; `-` for standard input. Empty lines are skipped."
 _METADATA = 'A line is {"data": ..., "metadata": {...}}; without this, a line is a payload.'
-_FROM = "Leave out the lines before this one, which an earlier call has sent."
+_FROM = "Begin with this line: an earlier call has sent the lines before it."
 
 
 class Line(NamedTuple):
@@ -38,9 +38,9 @@ def push(
     file: Annotated[typer.FileBinaryRead, typer.Option(help=_FILE)],
     metadata: Annotated[bool, typer.Option("--metadata", help=_METADATA)] = False,
     from_line: Annotated[int, typer.Option(min=1, help=_FROM)] = 1,
-    producer: Annotated[str, typer.Option(help="Whose source, where the pipeline has several producers.")] = "",
+    producer: Annotated[str, typer.Option(help="Producer whose source it is, where the pipeline has several.")] = "",
 ) -> None:
-    """Put messages into the source of a pipeline, where it takes some."""
+    """Send messages to the source of a pipeline."""
     from pipeline_platform.source.contract import SourceError
 
     with chosen(pipeline, producer) as (opened, of):

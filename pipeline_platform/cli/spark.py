@@ -15,8 +15,8 @@ from pipeline_platform.spark import server as spark_server
 
 app = typer.Typer(help="Keep a warm Spark on this machine, so that a run need not start its own.", no_args_is_help=True)
 
-_STATE = "State folder; by default PIPELINE_PLATFORM_HOME, or what DAGSTER_HOME says."
-_TIMEOUT = "Seconds that Spark may take at most; one that stands still is given up before."
+_STATE = "State folder; by default PIPELINE_PLATFORM_HOME, else pipeline_platform in DAGSTER_HOME."
+_TIMEOUT = "Seconds that Spark may take to start; a start without progress is given up earlier."
 State = Annotated[Path, typer.Option(default_factory=home, show_default=False, resolve_path=True, help=_STATE)]
 
 

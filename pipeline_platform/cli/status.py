@@ -25,7 +25,7 @@ Rows = dict[str, str | Text]
 
 
 def status(
-    pipeline: Annotated[str | None, typer.Argument(help="Of this pipeline only.", show_default=False)] = None,
+    pipeline: Annotated[str | None, typer.Argument(help="This pipeline only.", show_default=False)] = None,
 ) -> None:
     """Show backlog, limits, runs, leases, receives to be finished, and open failures of pipelines.
 

@@ -28,7 +28,7 @@ class Payload(Enum):
 def create(
     key: Key, payload: Annotated[Payload, typer.Option(help="Type of the payload in a new table.")] = Payload.bytes
 ) -> None:
-    """Make the tables that are not there yet; what is there stays as it is."""
+    """Make the tables that are missing; existing ones stay as they are."""
     with deployment.opened() as opened:
         queue = _queue(opened, key)
         queue.create(payload.value)
@@ -37,7 +37,7 @@ def create(
 
 @app.command()
 def show(key: Key) -> None:
-    """Say what waits, since when, and who holds what."""
+    """Show how many messages wait, since when, and which receives hold how many."""
     with deployment.opened() as opened:
         queue = _queue(opened, key)
         waiting, held = queue.backlog(), queue.held()

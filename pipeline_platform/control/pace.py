@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 import time
@@ -16,6 +17,8 @@ from pipeline_platform.model.options import RateLimiting
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+_LOG = logging.getLogger(__name__)
 
 _LOOK_S = 5.0
 """How long a limit that is set, lifted or changed at run time may go unnoticed by a task that needs no permits."""
@@ -141,12 +144,16 @@ class Pace:
         Raises:
             ControlStoreError: The store has not answered for a minute.
         """
+        said = False
         while self._store is not None and self._stop_at > -math.inf:
             left = self._patiently(self._store.left_of_each, self._limits, self._stops, _SHORTEST_INTERVAL)
             if left.seconds == math.inf or left.stop_s <= 0:
                 break
             if left.messages:
                 return min(wanted, left.messages)
+            if left.seconds >= _LOOK_S and not said:
+                said = True
+                _LOG.info("%s: %d messages wait %.0f s for permits", self._pipeline, wanted, left.seconds)
             self._wait(min(left.seconds, left.stop_s, _LOOK_S))
         return wanted
 

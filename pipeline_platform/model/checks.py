@@ -304,8 +304,8 @@ def _check_lane(cls: _Class, base: _Class) -> None:
         raise PipelineError(f"{cls.__qualname__} has {has} handle_messages: write one of them")
     if cls.uses_columns():
         timeout = cls.processors.message_timeout
-        if timeout is not None and not _is_written(cls, base, "handle_failed"):
-            why = "a query of Spark cannot be timed, and there is no handle_failed that could: leave it out"
+        if timeout is not None and not any(_is_written(cls, base, one) for one in ("handle_failed", "acknowledge")):
+            why = "a query of Spark cannot be timed, and neither handle_failed nor acknowledge is written: leave it out"
             _refuse(cls, "processors.message_timeout", timeout, why)
         for callback in ("transform", "prepare_messages"):
             if _is_written(cls, base, callback):

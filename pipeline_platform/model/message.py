@@ -1,4 +1,4 @@
-"""The message: what a source delivered, and what became of it."""
+"""The message: what a source delivered, and how it stands."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Delivery:
 
 
 class Standing(NamedTuple):
-    """What messages of a batch share, until a callback says more of one than data, batcher and key; see `Message`."""
+    """What messages of a batch share, until a callback sets more of one than data, batcher and key; see `Message`."""
 
     delivery: Delivery
     batch_mode: BatchMode = BULK
@@ -99,7 +99,7 @@ _ROUTE = {"batcher": "put_batcher", "batch_key": "put_batch_key"}
 class Message:
     """One message on its way through a pipeline.
 
-    Messages are values: every method returns a new one and leaves this one as it was. What the source said of
+    Messages are values: every method returns a new one and leaves this one as it was. What the source delivered with
     a message (`message_id`, `metadata`, `attempt`, ...) is read only.
 
     Attributes:
@@ -132,7 +132,7 @@ class Message:
 
     @property
     def failure(self) -> Failure | None:
-        """Why it failed, or None while all is well."""
+        """Why it failed; None if it has not."""
         return self._standing.failure
 
     @property
@@ -152,7 +152,7 @@ class Message:
 
     @property
     def reason(self) -> str | None:
-        """Why it failed, in one line; None while all is well."""
+        """Why it failed, in one line; None if it has not."""
         return None if self.failure is None else self.failure.reason
 
     @property
@@ -162,7 +162,7 @@ class Message:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What the source said of it beside the payload: attributes, headers, times."""
+        """What the source delivered beside the payload: attributes, headers, times."""
         text = self._standing.delivery.value("metadata", self._row)
         return dict(json.loads(text)) if text else {}
 
@@ -190,14 +190,14 @@ class Message:
     def json(self, model: type[Model] | None = None) -> Any:
         """Decode the payload: plain Python, or an instance of a model, as strict as its `model_validate_json`.
 
-        Without a model whole numbers come back exactly, of two members of one name the last one counts, and NaN,
-        infinities, numbers that no float holds, halves of surrogate pairs, a byte order mark and bytes that are no
-        UTF-8 are refused. A model decides on NaN and infinities itself.
+        Without a model, whole numbers come back exactly. Of two members of one name the last one counts. NaN,
+        infinities, numbers that no float holds, halves of surrogate pairs, a byte order mark and invalid UTF-8 are
+        refused. A model decides on NaN and infinities itself.
 
         Raises:
-            PayloadError: It is no JSON; says where, and quotes nothing of it.
+            PayloadError: It is not JSON. The error names the place, and quotes nothing of it.
             ValidationError: The model refuses it.
-            TypeError: `data` is no bytes any more, and no model says what it is.
+            TypeError: `data` is not bytes any more, and there is no model.
         """
         return payload.decoded(self.data) if model is None else model.model_validate_json(self.data)
 
@@ -248,10 +248,10 @@ class Message:
         return new
 
     def put(self, data: Any, *, batcher: str | None = None, batch_key: str | None = None) -> Message:
-        """Replace the data and say where it goes, in one step: what most handlers end with. What is not given stays.
+        """Replace the data and choose the batcher and batch key. Without them these stay as they were.
 
         Raises:
-            TypeError: The key is no text.
+            TypeError: The key is not text.
         """
         new = Message(data, self._row, self._standing)
         new.batcher = self.batcher if batcher is None else batcher
@@ -263,20 +263,20 @@ class Message:
         return self.put(data)
 
     def update_data(self, function: Callable[[Any], Any]) -> Message:
-        """Replace the data by what `function` makes of it."""
+        """Replace the data by the result of `function`, called with it."""
         return self.put(function(self.data))
 
     def put_batcher(self, batcher: str) -> Message:
-        """Send it to that batcher; one that the pipeline does not have fails the message."""
+        """Send it to that batcher; the message fails if the pipeline has no batcher of this name."""
         new = self._copy()
         new.batcher = batcher
         return new
 
     def put_batch_key(self, batch_key: str) -> Message:
-        """Put it into batches of this key alone.
+        """Put it into batches of this key only.
 
         Raises:
-            TypeError: The key is no text.
+            TypeError: The key is not text.
         """
         return self.put(self.data, batch_key=_key(batch_key))
 
@@ -292,7 +292,7 @@ class Message:
         return self._but(batch_mode=mode)
 
     def failed(self, reason: object, *, retry: bool = True) -> Message:
-        """Mark it failed, for a reason that people will read. Without `retry` it is dead: only people drive it."""
+        """Mark it failed, for a reason that people will read. With `retry=False` it is dead: only people drive it."""
         if isinstance(reason, Failure):
             kind, text, trace, stage = map(words, reason[:4])
             return self._but(failure=Failure(kind, text, trace, stage, bool(reason.retry and retry)))
@@ -304,7 +304,7 @@ class Message:
         return self._but(failure=None)
 
     def configure_ack(self, *, on_success: str | None = None, on_failure: str | None = None) -> Message:
-        """Say how this message alone is settled, in the words of its source. What is not given stays.
+        """Set how this one message is settled, in the words of its source. An action that is not given stays.
 
         Raises:
             ValueError: The source lacks the word.
@@ -316,7 +316,7 @@ class Message:
         return self._but(actions=(success, failure))
 
     def ack_immediately(self) -> Message:
-        """Tell the source of this message now, and not again; see the function `ack_immediately`."""
+        """Settle this message now, and not again; see the function `ack_immediately`."""
         return ack_immediately([self])[0]
 
     def __repr__(self) -> str:
@@ -325,21 +325,21 @@ class Message:
 
 
 def ack_immediately(messages: Iterable[Message]) -> list[Message]:
-    """Tell the source of messages now, in as few calls as it takes, and not again at the end of the run.
+    """Settle messages at their source now, in as few calls as possible, and not again at the end of the run.
 
-    Each is settled as it stands: one that has failed by its action on failure, others by their action on success. One
-    that fails later is recorded as failed, and does not come back. What the source refuses is told at the end.
+    Each is settled in its present state: by its action on failure if it has failed, else by its action on success. One
+    that fails later is recorded as failed, and does not come back. What the source refuses is settled at the end.
 
     Args:
-        messages: Of one callback; `Pipeline.acks_immediately` lets it.
+        messages: Messages that a callback got. The pipeline must set `acks_immediately`.
 
     Returns:
         The messages.
 
     Raises:
-        TypeError: One is no message.
+        TypeError: One is not a message.
         RuntimeError: Their pipeline does not set `acks_immediately`, or the run was given up for dead.
-        OSError: The lake cannot note what is about to be told; nobody was told.
+        OSError: The lake cannot write the ids first; nothing was settled.
     """
     given = list(messages)
     if wrong := next((one for one in given if not isinstance(one, Message)), None):
@@ -351,8 +351,8 @@ def ack_immediately(messages: Iterable[Message]) -> list[Message]:
         settling = some[0]._standing.delivery.settling
         if settling.tell is None:
             raise RuntimeError(
-                f"{settling.source} is told at the end of the run: write acks_immediately = True into the pipeline's "
-                "class, and its callbacks may tell it before; a splitter may not"
+                f"{settling.source} is settled at the end of the run: write acks_immediately = True in the pipeline's "
+                "class, and its callbacks may settle messages before; a splitter may not"
             )
         settling.tell(some)
     return given

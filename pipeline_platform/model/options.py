@@ -87,7 +87,7 @@ Span = Annotated[timedelta, AfterValidator(_span)]
 
 def _cron(schedule: str) -> str:
     if not cron.is_cron(schedule):
-        raise ValueError(f"it is no cron schedule: {cron.WAY_OUT}")
+        raise ValueError(f"it is not a cron schedule: {cron.WAY_OUT}")
     return schedule
 
 
@@ -240,9 +240,10 @@ class Processors(Options):
     message_timeout: Span | None = Field(
         None,
         description="How long one call may take: of handle_message, transform, partition_by or a serializer (its "
-        "message fails), of prepare_messages or handle_failed (its chunk fails). Callbacks are then called in forks, "
-        "some chunks in each, with an instance of the pipeline of its own. In the fast lane it holds for handle_failed "
-        "alone: a query of Spark cannot be timed. None waits for ever.",
+        "message fails), of prepare_messages or handle_failed (its chunk fails), of acknowledge, for each of its "
+        "messages (the next run calls it again). Callbacks are then called in forks, some chunks in each, with an "
+        "instance of the pipeline of its own. In the fast lane it holds for handle_failed and acknowledge: a query of "
+        "Spark cannot be timed. None waits for ever.",
     )
 
     @model_validator(mode="after")

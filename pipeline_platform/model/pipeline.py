@@ -33,43 +33,41 @@ __all__ = ["Pipeline", "PipelineError"]
 
 
 class Pipeline:
-    """Messages in, handled, batched, failures apart, acknowledged when safe.
+    """Handles messages of a source, one by one and in batches, and records those that fail.
 
     Subclass it in a file of its own, set the options as class attributes and write the callbacks. Callbacks run in
     Spark tasks: they take what they need from the message and `context`, or make it. Pipelines may share a base,
     `class Base(Pipeline, abstract=True)`, which is not checked.
 
-    Methods and constants of your own may stand beside them. A name that resembles an option or callback
-    (`prosessors`, `handle_fialed`) is refused as a slip, and so is an option that belongs into another (`max_runs`).
-    `_prosessors`, capitals, or a name that resembles them less, is yours.
+    You may add methods and constants of your own. A name that resembles an option or callback
+    (`prosessors`, `handle_fialed`) is refused as a mistake, and so is an option that belongs into another (`max_runs`).
+    Give yours a leading underscore, capitals, or a name that resembles them less.
 
     Attributes:
-        name: Names the assets, tables, jobs and limits; lower case. Never change it: it is where the data lies.
+        name: Names the assets, tables, jobs and limits; lower case. Never change it: the data is under this name.
         producer: Where messages come from.
         producers: By name, in place of `producer`, where messages come from several sources. Each is pulled from by
-            runs of its own, within limits of its own. Never change a name while something of its runs is unfinished.
-        processors: How many are handled at once.
+            runs of its own, within limits of its own. Never change a name while one of its receives is unfinished.
+        processors: How many messages are handled at once.
         batchers: By name. Without any, a handled message leaves only its outcome.
         partition_by: Which messages keep their order: `"source"` for those of a partition that the source names, or a
             function of a message that returns its partition, an int of 0 or more. `processors` and each `Batcher` may
-            have one of their own. A function is called with what `transform` made of the message, by a `Batcher` with
-            what `handle_message` made of it; what it raises fails that message alone. A lambda, a function of the
-            module or a `staticmethod`.
+            have one of their own. A function gets the message after `transform`; that of a `Batcher` gets it after
+            `handle_message`. If it raises, that message alone fails. It is a lambda, a function of the module or a
+            `staticmethod`.
         context: A pydantic model with defaults, handed to every callback; a run can override its fields.
         window_cron: When a window begins, in UTC; hourly by default. Once there is data, another one is refused.
-        first_window: When the first one begins, with its time zone; later than there is data is refused.
+        first_window: When the first one begins, with its time zone. Once there is data, a later begin is refused.
         retention: How long windows are kept.
         fail_run_on: `never`, `any`, or the share of failed messages (0 to 1) above which a run ends red, after
             everything is published and acknowledged.
-        retry: Drives each failure again by itself after a pause, up to so many attempts; then it is dead. Not at all by
-            default.
-        dead_letters: Key of a source that dead messages are sent to, with the reason; nowhere by default.
-        redrive: When all failures that are not dead are driven once more by themselves: a cron schedule in UTC; not at
-            all by default.
-        acks_immediately: Whether callbacks may tell the source by `ack_immediately`. Tasks that call them hold the
-            source then, with its credentials.
-        shutdown: How long a run that is to stop (`pipeline-platform drain`, a termination) still begins messages.
-        telemetry: Functions that are told of events of this pipeline, by event, in whatever process these happen:
+        retry: Drives each failure again after a pause, until it is dead after its last attempt. None never does.
+        dead_letters: Key of a source that dead messages are sent to, with the reason; None for nowhere.
+        redrive: When all failures that are not dead are driven once more: a cron schedule in UTC; None for never.
+        acks_immediately: Whether callbacks may call `ack_immediately`. Their tasks then hold the source, with its
+            credentials.
+        shutdown: How long a run that has to stop (`pipeline-platform drain`, a termination) still begins messages.
+        telemetry: Functions that get this pipeline's events, by event, in the process where these happen:
             `{"batch": on_batch}`. See `docs/telemetry.md`.
         owners: Of the assets: e-mail addresses or `team:<name>`.
     """
@@ -104,13 +102,14 @@ class Pipeline:
             check_class(cls, Pipeline)
 
     def transform(self, event: Message) -> Message:
-        """Make a message of what the source delivered, before anything else; by default it is one already."""
+        """Change a message before all other callbacks see it; returns it unchanged by default."""
         return event
 
     def prepare_messages(self, messages: list[Message], context: Any) -> list[Message]:
-        """Do once for a chunk what each message would do for itself (one query, one call).
+        """Do once for a chunk what would be done for each message (one query, one call).
 
-        Must return as many messages, in the same order; raising, or returning fewer or more, fails the whole chunk.
+        It must return as many messages, in the same order. The whole chunk fails if it raises, or returns fewer or
+        more.
         """
         del context
         return messages
@@ -118,10 +117,10 @@ class Pipeline:
     def handle_message(self, message: Message, context: Any) -> Message | list[Message]:
         """Handle one message: put its data, its batcher and batch key, or mark it failed.
 
-        May return a list of messages made from this one, 10,000 at the most: its children. If one of them fails, so
-        does the message, and no table gets a row of the others. Of an empty list no table gets a row.
+        It may return a list of messages made from this one, at most 10,000: its children. If one of them fails, the
+        message fails, and no table gets a row of the others. With an empty list no table gets a row.
 
-        Whatever is raised fails this message alone, with its original payload kept.
+        If it raises, this message alone fails, and its original payload is recorded.
         """
         raise NotImplementedError(f"{type(self).__name__} has no handle_message")
 
@@ -134,38 +133,38 @@ class Pipeline:
             context: As for the other callbacks.
 
         Returns:
-            As many rows, with `position` as it was: a row is known again by it alone. A row goes to the table of its
-            `batcher`: the fields of that table's model are taken from columns of the same name (`data` where there
-            is no model). A row fails by a `status` of `failed` with its `reason`.
+            As many rows, with `position` as it was: it identifies a row. A row goes to the table of its `batcher`: the
+            fields of that table's model are taken from columns of the same name (`data` without a model). A row with
+            the `status` `failed` fails with its `reason`.
         """
         raise NotImplementedError(f"{type(self).__name__} has no handle_messages")
 
     def handle_batch(self, batcher: str, messages: list[Message], batch_info: BatchInfo, context: Any) -> list[Message]:
-        """Handle a batch: write it outside, say. Must return the messages, each ok or failed.
+        """Handle a batch, for example write it outside. Must return the messages, each ok or failed.
 
-        It may change their data, mark them failed and say how they are settled (`configure_ack`). A message whose
-        batcher or batch key it changes fails, and so does one that is not returned; raising fails them all. May run
-        again for the same `batch_info.batch_id` after a crash.
+        It may change their data, mark them failed and set how they are settled (`configure_ack`). A message whose
+        batcher or batch key it changes fails, and so does one that it does not return. If it raises, all fail. It may
+        run again for the same `batch_info.batch_id` after a crash.
         """
         raise NotImplementedError(f"{type(self).__name__} has no handle_batch")
 
     def handle_failed(self, messages: list[Message], context: Any) -> list[Message]:
         """Look at the messages that failed, before they are recorded: notify, count, `configure_ack`.
 
-        What it changes is recorded with the failure: reason, batcher, batch key. The data is not: the table `failed`
-        keeps the payload as it was delivered, to be driven again. A message that it gives back as `rescued()` goes on
-        as if it had not failed, where `Processors(rescue=True)` or the batcher's `Batcher(rescue=True)` says so; else
-        it stays failed. Raising, or returning something else, leaves messages as they were.
+        Reason, batcher and batch key are recorded as it leaves them. The data is not: the table `failed` has the
+        payload as it was delivered, to be driven again. A message that it returns as `rescued()` goes on as if it had
+        not failed, if `Processors(rescue=True)` or the batcher's `Batcher(rescue=True)` allows it; otherwise it stays
+        failed. If it raises or returns something else, messages stay as they were.
         """
         del context
         return messages
 
     def acknowledge(self, ack_ref: str, successful: list[Message], failed: list[Message], context: Any) -> None:
-        """Learn of messages whose end is decided and in the tables, before their source is told: mark rows, notify.
+        """Get messages whose outcome is decided and published, before the source does: mark rows, notify.
 
-        Called with the messages of one group, as they were delivered, up to 1,000 at once. Those that failed have their
-        reason, batcher and batch key. Where it raises, the source is not told of these messages yet, and the next run
-        calls it again; so it does after a crash. A message that is given back, or is driven again, is not told of.
+        It gets the messages of one group, as they were delivered, up to 1,000 at once. Those that failed have their
+        reason, batcher and batch key. If it raises, these messages are not acknowledged yet, and the next run calls it
+        again; so it does after a crash. It does not get messages that are given back or driven again.
         """
         del ack_ref, successful, failed, context
 

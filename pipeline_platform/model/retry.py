@@ -1,4 +1,4 @@
-"""When a failed message is driven again by itself, and when no more."""
+"""When a failed message is driven again, and when it is dead."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Backoff(Options):
     """Pauses that grow: `first`, then each `factor` times the one before it, up to `most`."""
 
     first: Span = Field(description="Pause before the second attempt.")
-    factor: float = Field(2.0, ge=1, le=100, description="How many times longer each next pause is.")
+    factor: float = Field(2.0, ge=1, le=100, description="Each pause is so many times the one before it.")
     most: Span = Field(timedelta(hours=1), description="The longest pause.")
 
     @model_validator(mode="after")
@@ -32,9 +32,9 @@ class Backoff(Options):
 
 
 class Retry(Options):
-    """A failed message is driven again by itself after a pause, up to so many attempts; then it is dead."""
+    """Drives a failed message again after a pause. A message that fails at the last attempt is dead."""
 
-    max_attempts: int = Field(ge=1, le=1_000, description="Attempts in all: 1 lets nothing be driven again.")
+    max_attempts: int = Field(ge=1, le=1_000, description="Attempts in all; with 1 no message is driven again.")
     backoff: Span | Backoff = Field(
         Backoff(first=timedelta(minutes=1)),
         description="The pause after each failure: always the same, or a Backoff. Up to a quarter is added to it.",

@@ -1,4 +1,4 @@
-"""How a source is told what became of a message: the words that it takes, and which of them end the message."""
+"""How messages are settled: the words that a source takes, and which of them end a message."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 
 class Word(NamedTuple):
-    """What a source does on one word.
+    """The effect of one word at its source.
 
     Attributes:
         ends: Whether the message is done with at the source. If not, it comes back.

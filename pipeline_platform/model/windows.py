@@ -24,4 +24,4 @@ def expect_window(key: str) -> None:
     except ValueError:
         is_one = False
     if not is_one:
-        raise ValueError(f"{key!r} is no window: its key is when it begins, in UTC, such as 2026-11-21T0300")
+        raise ValueError(f"{key!r} is not the key of a window: give its begin in UTC, such as 2026-11-21T0300")

@@ -98,10 +98,10 @@ Held = Callable[[], Iterable[tuple[str, Sequence[str]]]]
 
 
 class Source(BaseModel, ABC):
-    """A place that messages come from, and that is told what became of them.
+    """Messages are leased from a source, and settled there.
 
-    A connector is a pydantic model of its options, free of Dagster. It is pickled to Spark tasks, so it makes clients
-    and connections where it uses them, at the first use.
+    A connector is a pydantic model of its options, and does not import Dagster. It is pickled to Spark tasks, so it
+    makes clients and connections in the process that uses them, at the first use.
 
     What every source promises:
 
@@ -132,13 +132,13 @@ class Source(BaseModel, ABC):
     name: str = Field(description="Name of the source; part of every message's identity, so never change it.")
     on_success: str = Field(
         "ack",
-        description="What the source is told of a handled message. With a word that does not end it the source "
-        "delivers it again; it is not handled twice, and the source is told the same once more.",
+        description="How a handled message is settled. With a word that does not end it the source delivers it again; "
+        "it is not handled twice, but settled by the same word again.",
     )
     on_failure: str = Field(
         "ack",
-        description="What the source is told of a failed message. With a word that does not end it the source "
-        "delivers it again; else only the failed-message table holds it.",
+        description="How a failed message is settled. With a word that does not end it the source delivers it again; "
+        "otherwise it is only in the table of failed messages.",
     )
 
     @classmethod
@@ -152,7 +152,7 @@ class Source(BaseModel, ABC):
         return None
 
     def __getstate__(self) -> dict[Any, Any]:
-        """Leave behind what this process opened: a source is pickled to tasks, clients and connections are not."""
+        """Leave out what this process opened: a source is pickled to tasks, clients and connections are not."""
         state = super().__getstate__()
         return {**state, "__dict__": {k: v for k, v in state["__dict__"].items() if k in type(self).model_fields}}
 
@@ -186,12 +186,12 @@ class Source(BaseModel, ABC):
         return Patience()
 
     def open(self, positions: Positions) -> None:
-        """Prepare for a run, or for a sensor: what plans, settles and asks for the backlog calls this first.
+        """Prepare for a run or a sensor. It is called before planning, settling and looking at the backlog.
 
         Connect at the first use, not here.
 
         Args:
-            positions: Where the control store remembers what receives hold of a log.
+            positions: What receives hold of a log, in the control store.
         """
         del positions
 
@@ -200,7 +200,7 @@ class Source(BaseModel, ABC):
 
     @abstractmethod
     def backlog(self) -> Backlog:
-        """Say what waits. Sensors call it: it is quick, leases nothing and does no long poll.
+        """Count the messages that wait. Sensors call it: it is quick, leases nothing and does no long poll.
 
         Raises:
             SourceError: It cannot be reached, or is not there.
@@ -213,7 +213,7 @@ class Source(BaseModel, ABC):
         Args:
             demand: Messages that the run may take on.
             concurrency: Tasks that will read.
-            receive_id: What the messages are held under.
+            receive_id: The receive that holds the messages.
 
         Raises:
             SourceError: It cannot be reached, or is not there.
@@ -228,34 +228,34 @@ class Source(BaseModel, ABC):
 
     @abstractmethod
     def settle(self, action: str, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
-        """Tell the source what became of messages, in its largest unit; return what it refused.
+        """Settle messages, in the source's largest unit; return what it refused.
 
         Args:
             action: One of `words`, checked.
             ack_ref: Their group.
-            ack_ids: What the source knows them by.
+            ack_ids: Their ids at the source.
 
         Raises:
             SourceError: A whole call failed; earlier ones hold.
         """
 
     def finish(self, receive_id: str) -> None:
-        """Hear that all messages of a receive are settled. It may be called twice.
+        """Finish a receive: all its messages are settled. It may be called twice.
 
         Raises:
-            SourceError: The source cannot be told; the next run calls this again.
+            SourceError: The source cannot be reached; the next run calls this again.
         """
         del receive_id
 
     def give_back(self, receive_id: str, not_begun: Held, begun: Held) -> None:
-        """Give back what a run was stopped before it began, ahead of `finish`. It may be called twice.
+        """Give back the messages that a stopped run did not begin, before `finish`. It may be called twice.
 
-        Only where `gives_back_spans`: other sources hear of each message by a word.
+        It is only called where `gives_back_spans`: other sources get a word for each message.
 
         Args:
-            receive_id: Whose.
+            receive_id: The receive.
             not_begun: Its messages that come again.
-            begun: All others of it.
+            begun: All its other messages.
         """
         del receive_id, not_begun, begun
 
@@ -269,16 +269,16 @@ class Source(BaseModel, ABC):
         return True
 
     def abandon(self, receive_id: str, held: Held) -> None:
-        """Give back all that a dead receive holds. It may be called twice, and for one that never held anything.
+        """Give back everything that a dead receive holds. It may be called twice, and if it never held anything.
 
         Args:
-            receive_id: Whose.
-            held: What it wrote down before it died; it may have leased more.
+            receive_id: The receive.
+            held: The messages that it wrote to the lake before it died; it may have leased more.
         """
         del receive_id, held
 
     def holders(self) -> set[str]:
-        """Receives that hold something for as long as nobody abandons them. Where leases run out there are none."""
+        """Receives that hold messages until they are abandoned. Empty for a source whose leases run out."""
         return set()
 
     def send(self, payloads: Iterable[bytes], metadata: Iterable[Mapping[str, Any] | None] | None = None) -> int:

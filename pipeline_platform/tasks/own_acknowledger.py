@@ -19,7 +19,7 @@ from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks.fork import Death, Limit, Written, in_a_fork
 from pipeline_platform.tasks.fresh import calls_here, from_clean
 from pipeline_platform.tasks.handle import READ
-from pipeline_platform.tasks.progress import Progress
+from pipeline_platform.tasks.progress import UNWATCHED, Progress, Watch
 from pipeline_platform.tasks.said import heard
 from pipeline_platform.tasks.step import CallingStep
 
@@ -29,7 +29,9 @@ ROWS = 1_000
 UNHEARD = pa.schema([("ack_ref", pa.string()), ("ack_id", pa.string())])
 """Messages of which a call raised: their source is not told of them."""
 
-_DECIDED = ["handled", "failed"]
+DECIDED = ["handled", "failed"]
+"""Outcomes that end a message."""
+
 _FAILED = pa.schema(
     {name: pa.string() for name in ("source", "message_id", "state", "stage", "kind", "reason", "batcher", "batch_key")}
 )
@@ -79,10 +81,6 @@ class TellAuthor(CallingStep):
     failed: Sequence[Range] = ()
     before: Mapping[str, Sequence[Span]] = field(default_factory=dict)
 
-    def limit(self) -> Limit | None:
-        """None: it may take what it takes."""
-        return None
-
     @from_clean
     def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
         """Run task `index`; its notes say which positions have heard, and why others have not."""
@@ -121,7 +119,7 @@ class TellAuthor(CallingStep):
     def _decided(self) -> pa.Array:
         parts = (rows for _, rows in read_ranges(self.lake, self.outcomes, [*UNHEARD.names, "outcome"], 2**16))
         keys = [
-            keys_of(rows.filter(pc.is_in(rows.column("outcome"), pa.array(_DECIDED))), *UNHEARD.names) for rows in parts
+            keys_of(rows.filter(pc.is_in(rows.column("outcome"), pa.array(DECIDED))), *UNHEARD.names) for rows in parts
         ]
         return pa.concat_arrays(keys) if keys else pa.array([], pa.string())
 
@@ -143,11 +141,14 @@ class TellAuthor(CallingStep):
         places = pc.index_in(keys_of(rows, "source", "message_id"), value_set=self._failed_keys)
         failures = dict(enumerate(self._failures.take(places).to_pylist()))
         failures = {place: row for place, row in failures.items() if row["message_id"] is not None}
-        groups = ended(list(Message.each(rows, self.settling)), failures)
+        messages = list(Message.each(rows, self.settling))
+        groups = ended(messages, failures)
 
-        def call(pipeline: Callable[[], Pipeline]) -> str | None:
+        def call(pipeline: Callable[[], Pipeline], watch: Watch) -> str | None:
             try:
-                pipeline().acknowledge(ack_ref, *groups, self.context)
+                instance = pipeline()
+                with watch.busy("acknowledge", messages):
+                    instance.acknowledge(ack_ref, *groups, self.context)
             except BaseException as error:
                 failure = Failure.of(error, "acknowledge")
                 return f"{failure.kind}: {failure.reason}"
@@ -155,12 +156,15 @@ class TellAuthor(CallingStep):
 
         if not self.forks:
             calls_here()
-            return call(lambda: self._instance)
+            return call(lambda: self._instance, UNWATCHED)
 
-        def child(_: Progress) -> Written:
+        def child(progress: Progress) -> Written:
             written = Written()
-            written.notes = {"error": call(self.pipeline)}
+            written.notes = {"error": call(self.pipeline, progress)}
             return written
 
-        answer = in_a_fork(child, rows.num_rows, exact=False)
+        limit, count = self.limit(), rows.num_rows
+        if limit is not None:  # it was set for one message
+            limit = Limit(f"{count:,} times {limit.option}", limit.span * count)
+        answer = in_a_fork(child, count, exact=False, limit=limit)
         return answer.failure("acknowledge").reason if isinstance(answer, Death) else answer.notes["error"]

@@ -11,7 +11,7 @@ from pipeline_platform.model.message import Message
 
 _CALLBACKS = (
     "", "transform", "partition_by", "prepare_messages", "handle_message", "decode", "batch_size", "handle_batch",
-    "lake", "handle_failed",
+    "lake", "handle_failed", "acknowledge",
 )  # fmt: skip
 _CELL = 8
 _STATE, _CALLBACK, _COUNT, _CALL, _THREADS, _ROWS = range(6)

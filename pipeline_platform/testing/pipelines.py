@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, TypedDict, Unpack
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.message import BULK, MESSAGES, BatchInfo, BatchMode, Message
@@ -17,7 +18,7 @@ from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.windows import window_key
 from pipeline_platform.source.contract import Source
 from pipeline_platform.tasks.handle import READ
-from pipeline_platform.tasks.own_acknowledger import ended
+from pipeline_platform.tasks.own_acknowledger import DECIDED, ROWS, ended
 from pipeline_platform.tasks.step import Step
 from pipeline_platform.testing.dummy import DummySource
 from pipeline_platform.testing.kept import EarlyCalls, Kept
@@ -163,21 +164,27 @@ def _test(
     early, known = (teller.messages, teller.actions) if teller else ([], {})
     told = {row["message_id"]: row["action"] for row in kept.written("outcomes").to_pylist()} | known
     late = [[message for message in some if message.message_id not in known] for some in (successful, failed)]
+    _tell_author(step, instance, _received(deliveries, window), kept)
     if not early or any(late):
         acknowledge(_NAME, *late)
-    _tell_author(step, instance, _received(deliveries, window), kept.ended)
     actions = [told[one] for one in deliveries.column("message_id").to_pylist()]
     return Acknowledged(successful, failed, batches, actions, early, kept.tally.notes())
 
 
-def _tell_author(step: Step, instance: Pipeline, rows: pa.RecordBatch, ends: Mapping[int, Message]) -> None:
+def _tell_author(step: Step, instance: Pipeline, rows: pa.RecordBatch, kept: Kept) -> None:
     """Call the pipeline's own `acknowledge`, as a run does before it tells the source."""
-    failures = {
-        position: {**message.failure._asdict(), "batcher": message.batcher, "batch_key": message.batch_key}
-        for position, message in ends.items()
-        if message.failure is not None
-    }
-    instance.acknowledge(_NAME, *ended(list(Message.each(rows, step.settling)), failures), step.context)
+    outcomes = kept.written("outcomes")
+    ids = outcomes["message_id"].filter(pc.is_in(outcomes["outcome"], pa.array(DECIDED)))
+    decided = rows.filter(pc.is_in(rows["message_id"], ids.combine_chunks()))
+    for first in range(0, decided.num_rows, ROWS):
+        some = decided.slice(first, ROWS)
+        ends = (kept.ended[position] for position in some["position"].to_pylist())
+        failures = {
+            place: {**message.failure._asdict(), "batcher": message.batcher, "batch_key": message.batch_key}
+            for place, message in enumerate(ends)
+            if message.failure is not None
+        }
+        instance.acknowledge(_NAME, *ended(list(Message.each(some, step.settling)), failures), step.context)
 
 
 def _kind(pipeline: object) -> type[Pipeline]:

@@ -61,7 +61,7 @@ class KafkaOptions(LogSource):
     """What a Kafka source is told."""
 
     bootstrap_servers: str = Field(description="Brokers to begin with: host:port, separated by commas, or a list.")
-    group_id: str = Field(min_length=1, description="Consumer group that remembers how far all is settled.")
+    group_id: str = Field(min_length=1, description="Consumer group; it has the first offset that is not settled.")
     topics: tuple[Annotated[str, Field(pattern=rf"^{_TOPIC}$")], ...] = Field((), description="Topics to read.")
     topic_pattern: str | None = Field(
         None, description="Regular expression, in place of topics: reads those whose whole names match, also new ones."
@@ -91,7 +91,7 @@ class KafkaOptions(LogSource):
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "GSSAPI"] | None = Field(
         None, description="How to log in, with security_protocol SASL_PLAINTEXT or SASL_SSL."
     )
-    sasl_username: str | None = Field(None, description="Whom to log in.")
+    sasl_username: str | None = Field(None, description="User to log in.")
     sasl_password: str | None = Field(None, repr=False, description="The user's password.")
     ssl_ca_location: str | None = Field(None, description="File of the certificates that brokers are checked by.")
     ssl_certificate_location: str | None = Field(None, description="File of this client's own certificate.")

@@ -80,8 +80,8 @@ def test_what_is_no_window_is_refused(cli: Cli, command: list[str]) -> None:
         refused = cli(*command, "--window", bogus)
 
         assert refused.exit_code == 2
-        assert f"{bogus!r} is no window" in refused.stderr
-    with pytest.raises(ValueError, match="'bogus' is no window"):
+        assert f"{bogus!r} is not the key of a window" in refused.stderr
+    with pytest.raises(ValueError, match="'bogus' is not the key of a window"):
         launch.retry_failures("keeping", windows=["bogus"])
 
 

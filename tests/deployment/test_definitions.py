@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.metadata
+import logging
 import os
 import subprocess
 import sys
@@ -61,6 +62,22 @@ def test_the_instance_loads_as_dagster_yaml_describes_it(tmp_path: Path, monkeyp
         assert instance.run_monitoring_enabled
         assert instance.get_settings("sensors")["use_threads"]
         assert instance.get_settings("retention")["sensor"]["purge_after_days"]["skipped"] == 1
+
+
+def test_what_the_platform_logs_is_in_the_log_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    (tmp_path / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text())
+
+    @dg.op
+    def waits() -> None:
+        for name in ("pipeline_platform.control.pace", "resources.sqs", "elsewhere"):
+            logging.getLogger(name).info("of %s", name)
+
+    with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
+        run = dg.GraphDefinition("job", node_defs=[waits]).execute_in_process(instance=instance)
+        said = [entry.user_message for entry in instance.all_logs(run.run_id) if not entry.is_dagster_event]
+
+    assert said == ["of pipeline_platform.control.pace", "of resources.sqs"]
 
 
 def side_by_side(*pipelines: type[Pipeline]) -> dg.Definitions:

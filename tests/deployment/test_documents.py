@@ -56,7 +56,7 @@ def test_the_pipeline_of_the_readme_handles_flights_and_fails_the_cancelled(caps
     assert cancelled == "cancelled: no departure time"
     assert "Invalid JSON" in broken
     (info,) = done.batches
-    assert capsys.readouterr().out == f"1 late flights, told once by {info.batch_id}\n"
+    assert capsys.readouterr().out == f"1 late flights in batch {info.batch_id}\n"
 
 
 def test_the_pipeline_of_the_readme_takes_the_place_of_the_demo_s_with_the_assets_that_it_names() -> None:

@@ -24,8 +24,8 @@ def test_a_source_that_leases_messages_is_told_early() -> None:
 @pytest.mark.parametrize(
     ("source", "why"),
     [
-        (MemoryLog, r"is a MemoryLog, which is told positions, no messages"),
-        (MemoryChannel, r"is a MemoryChannel, which is told by the run's own process alone"),
+        (MemoryLog, r"is a MemoryLog, which takes only positions"),
+        (MemoryChannel, r"is a MemoryChannel, which only the run's own process settles"),
     ],
 )
 def test_another_source_is_refused_when_definitions_load(source: type[Any], why: str) -> None:

@@ -3,8 +3,11 @@
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +24,6 @@ from pipeline_platform.run import own_acknowledger, steps
 from pipeline_platform.run.clear_up import clear_up
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.source.contract import Share
-from pipeline_platform.testing import test_batch as try_batch
 from tests.fixtures.flow import WINDOW, Filled, finish, handled, rows, run
 from tests.fixtures.small_lake import Memory
 from tests.fixtures.spark import WarmSpark
@@ -59,6 +61,8 @@ class Base(Pipeline, abstract=True):
         if whom in (ack_ref, "all"):
             if how == "kill" and any(message.data == b"heavy" for message in successful):
                 os.kill(os.getpid(), signal.SIGKILL)
+            if how == "hang":
+                time.sleep(3_600)
             if how == "raise":
                 raise OSError("the database is away")
         told = {
@@ -101,6 +105,20 @@ class MarkingColumns(Base):
                 "reason": f.when(fails, "told to"),
             }
         )
+
+
+class Impatient(Marking):
+    """Does not wait for ever."""
+
+    name = "impatient"
+    processors = Processors(concurrency=2, message_timeout=timedelta(seconds=1))
+
+
+class ImpatientColumns(MarkingColumns):
+    """The same by columns."""
+
+    name = "impatient_columns"
+    processors = Impatient.processors
 
 
 class Groups(Memory):
@@ -249,6 +267,26 @@ def test_one_that_kills_its_worker_costs_its_own_messages_alone(groups: Flow, tm
     assert (answer.acknowledged, answer.unacknowledged) == (3, 3)
 
 
+@pytest.mark.parametrize("pipeline", [Impatient, ImpatientColumns])
+def test_one_that_hangs_is_ended_after_its_time_and_costs_its_own_messages_alone(
+    groups: Flow, tmp_path: Path, pipeline: type[Pipeline]
+) -> None:
+    flow = replace(groups, pipeline=pipeline)
+    (tmp_path / "refuse").write_text("hang a")
+    receive = handled(flow, context={"folder": str(tmp_path)})
+    steps.decide(flow, receive)
+    steps.publish(flow, receive)
+
+    answer = steps.acknowledge(flow, receive)
+
+    why = "acknowledge took longer than 3 times processors.message_timeout (3 s) allows"
+    assert answer.errors == [f"acknowledge of 3 messages of a: {why}"]
+    assert (answer.acknowledged, answer.unacknowledged) == (3, 3)
+    (tmp_path / "refuse").unlink()
+    assert clear_up(flow) == [receive.receive_id]
+    assert heard(tmp_path) == ["0", "1", "2", "3", "4", "5"], "each once"
+
+
 def test_a_run_that_dies_before_it_is_written_down_tells_again_and_one_that_dies_after_does_not(
     groups: Flow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,11 +339,3 @@ def test_thousands_are_told_a_thousand_at_a_time(filled: Filled, tmp_path: Path)
 
     assert max(len(call["successful"]) for call in calls(tmp_path)) <= 1_000
     assert sorted(map(int, heard(tmp_path))) == list(range(2_500))
-
-
-def test_the_testing_kit_calls_it_as_a_run_does(tmp_path: Path) -> None:
-    try_batch(Marking, [b"one", b"raise"], context={"folder": str(tmp_path)})
-
-    (told,) = calls(tmp_path)
-    assert told["successful"] == ["one"]
-    assert told["failed"] == [["raise", "told to", "default"]]

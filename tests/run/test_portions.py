@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Iterator
@@ -94,6 +95,19 @@ def test_a_step_takes_what_the_interval_permits_and_none_of_its_tasks_waits(simu
 
     assert (run.sizes, run.waited) == ([100, 100, 100, 50], 0)
     assert sorted(run.begun.values()) == [50, 100, 100, 100]
+
+
+def test_a_run_says_that_it_waits_for_long(simulated: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    simulated(100, 60, 0.001).handle(250)
+    assert [record.getMessage().partition(" s ")[0] for record in caplog.records] == [
+        "told: 150 messages wait 20",
+        "told: 50 messages wait 60",
+    ]
+
+    caplog.clear()
+    simulated(100, 2, 0.001).handle(250)
+    assert not caplog.records
 
 
 def test_tasks_as_fast_as_their_permits_come_get_more_at_once_and_all_permits_are_used(simulated: Any) -> None:

@@ -181,7 +181,7 @@ def test_without_the_option_the_call_fails_its_message_and_says_what_to_write(la
     manifest = handled(lake, Forgetful, b"1")
 
     (failed,) = rows_of(lake, "forgetful", manifest, "failed")
-    assert "memory is told at the end of the run: write acks_immediately = True" in failed["reason"]
+    assert "memory is settled at the end of the run: write acks_immediately = True" in failed["reason"]
 
 
 def test_a_backfill_tells_nobody(lake):

@@ -16,7 +16,7 @@ from tests.fixtures.small_lake import handled, outcomes, rows_of
 class Stopped:
     """Permits some messages, and then none for ever."""
 
-    unlimited_until = math.inf
+    unlimited_until, waited = math.inf, 0.0
 
     def __init__(self, left: int) -> None:
         self.left = left

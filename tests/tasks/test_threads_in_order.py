@@ -145,7 +145,7 @@ class Paced:
     def __init__(self, *grants: int) -> None:
         self.grants = list(grants)
 
-    unlimited_until = float("inf")
+    unlimited_until, waited = float("inf"), 0.0
 
     def permitted(self, wanted: int) -> tuple[int, float]:
         return (min(wanted, self.grants.pop(0)) if self.grants else 0), time.monotonic() + LONG_S
