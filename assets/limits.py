@@ -78,8 +78,11 @@ def change(pipeline: type[Pipeline], control: ControlStore, config: LimitsConfig
         for name in producers:
             control.set_rate_limiting(pipeline.limits_key(name), None)
     log(f"{key}: set at run time: {control.override(pipeline, changes, config.producer)}")
-    if limit is not None:
-        control.set_rate_limiting(key, limit)
+    if limit is not None:  # not as checked: another part of it may be set at the same moment
+        own = producers[config.producer].rate_limiting
+        allowed, seconds = config.allowed_messages, config.interval_s
+        interval = None if seconds is None else timedelta(seconds=seconds)
+        control.update_rate_limiting(key, own, allowed_messages=allowed, interval=interval)
     match config.activity:
         case Activity.pause:
             control.pause(key, config.reason)

@@ -11,7 +11,7 @@ import typer
 
 from pipeline_platform.cli import deployment
 from pipeline_platform.cli.deployment import counted
-from pipeline_platform.model.options import Overrides, PipelineError, RateLimiting
+from pipeline_platform.model.options import Overrides, PipelineError
 
 if TYPE_CHECKING:
     from pipeline_platform.control.store import ControlStore
@@ -94,8 +94,6 @@ def limit(
         own = producers[key].rate_limiting
         if reset:
             control.set_rate_limiting(key, None)
-        elif allowed is not None and span is not None:
-            control.set_rate_limiting(key, RateLimiting(allowed_messages=allowed, interval=span))
         elif allowed is not None or span is not None:
             try:
                 control.update_rate_limiting(key, own, allowed_messages=allowed, interval=span)

@@ -177,20 +177,19 @@ class Throttle(Database):
     ) -> RateLimiting:
         """Change a part of the limit that holds, like Broadway's `update_rate_limiting`; return the new one.
 
-        None leaves a part as it is.
+        None leaves a part as it is. What others change meanwhile stays.
 
         Raises:
-            ValueError: There is no limit to change, or a value is out of bounds (`PipelineError`).
+            ValueError: There is no limit to change a part of, or a value is out of bounds (`PipelineError`).
         """
+        given = {"allowed_messages": allowed_messages, "interval": interval}
+        changed = {name: value for name, value in given.items() if value is not None}
         with self.writing() as connection:
             lock(connection, pipeline)
             before = _limit(connection, pipeline, default)
-            if before is None:
+            if before is None and len(changed) < len(given):
                 raise ValueError(f"{pipeline} has no rate_limiting to change; set the whole with set_rate_limiting")
-            after = RateLimiting(
-                allowed_messages=before.allowed_messages if allowed_messages is None else allowed_messages,
-                interval=before.interval if interval is None else interval,
-            )
+            after = RateLimiting(**{**(before.model_dump() if before else {}), **changed})
             _set_limit(connection, pipeline, after)
         return after
 

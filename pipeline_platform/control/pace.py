@@ -53,6 +53,7 @@ class Pace:
         rate_limiting: The pipeline's own option; one that is set at run time in the store comes before it.
         beside: Other limits that the same messages take permits of, by what they limit.
         stops: What may be stopped for its messages not to begin any more: its pipeline, its producer, its receive.
+        is_over: Whether that is so already.
         sleep: Waits, in seconds; with `monotonic`, the clock of all deadlines, and `jitter`, from 0 to 1, for tests.
     """
 
@@ -63,6 +64,7 @@ class Pace:
         rate_limiting: RateLimiting | None = None,
         beside: Mapping[str, RateLimiting | None] | None = None,
         stops: Sequence[str] = (),
+        is_over: bool = False,
         *,
         sleep: Callable[[float], None] = time.sleep,
         monotonic: Callable[[], float] = time.monotonic,
@@ -70,7 +72,7 @@ class Pace:
     ) -> None:
         self._store, self._pipeline, self._rate_limiting = store, pipeline, rate_limiting
         self._beside, self._stops = beside, tuple(stops)
-        self._stop_at = math.inf
+        self._stop_at = -math.inf if is_over else math.inf
         self._sleep, self._monotonic, self._jitter = sleep, monotonic, jitter
         self._most = 1
         self._granted: tuple[int, float, float] | None = None  # messages, since, until
@@ -81,7 +83,12 @@ class Pace:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy what it was built from: a monotonic clock means nothing to another process."""
-        return Pace, (self._store, self._pipeline, self._rate_limiting, self._beside, self._stops)
+        is_over = self._stop_at == -math.inf
+        return Pace, (self._store, self._pipeline, self._rate_limiting, self._beside, self._stops, is_over)
+
+    def end(self) -> None:
+        """Let no message begin any more, here and in all copies made from now on, even if the stop is lifted."""
+        self._stop_at = -math.inf
 
     def permitted(self, wanted: int, until: float = math.inf) -> tuple[int, float]:
         """Wait until messages may be handled, and return how many and until when.
@@ -138,7 +145,7 @@ class Pace:
             ControlStoreError: The store has not answered for a minute.
         """
         said = False
-        while self._store is not None:
+        while self._store is not None and self._stop_at > -math.inf:
             left = self._patiently(self._store.left_of_each, self._limits, self._stops, _SHORTEST_INTERVAL)
             if left.seconds == math.inf or left.stop_s <= 0:
                 break

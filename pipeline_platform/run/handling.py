@@ -87,6 +87,10 @@ def in_portions(pace: Pace, messages: int, step: Callable[[int, int], Manifest])
         waited, took = (sum(notes.get(name, 0.0) for notes in manifest.notes) for name in ("waited", "seconds"))
         # Tasks to which permits come faster than they use them need no portions: these become few.
         more = 2 * portion if waited < _WAITED * took else 0
+        if manifest.total(
+            "given_back"
+        ):  # what follows in its partition must not overtake it, though the stop be lifted
+            pace.end()
         first, done = end, done + manifest
     return done
 

@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -74,6 +75,23 @@ def test_a_part_of_the_limit_that_holds_may_be_changed(tmp_path: Path) -> None:
     change(Told, store, LimitsConfig(interval_s=4.0), print)
 
     assert store.rate_limiting("told", None) == RateLimiting(allowed_messages=5, interval=timedelta(seconds=4))
+
+
+def test_what_another_changes_of_the_limit_at_the_same_moment_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
+    store.set_rate_limiting("told", RateLimiting(allowed_messages=5, interval=timedelta(seconds=2)))
+    override = store.override
+
+    def override_meanwhile(*given: Any) -> Overrides:
+        store.update_rate_limiting("told", None, allowed_messages=9)
+        return override(*given)
+
+    monkeypatch.setattr(store, "override", override_meanwhile)
+    change(Told, store, LimitsConfig(interval_s=4.0), print)
+
+    assert store.rate_limiting("told", None) == RateLimiting(allowed_messages=9, interval=timedelta(seconds=4))
 
 
 def test_a_value_out_of_bounds_fails_it_and_changes_nothing(tmp_path: Path) -> None:

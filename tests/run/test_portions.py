@@ -126,6 +126,27 @@ def test_intervals_too_short_for_a_step_each_are_waited_for_by_tasks(simulated: 
     assert run.sizes == [100]
 
 
+def test_a_run_that_gave_messages_back_begins_none_that_follow_though_the_stop_is_lifted(simulated: Any) -> None:
+    """They could be of one partition: what was given back comes later."""
+    run, begun = simulated(10, 5, 0.0), list[int]()
+    pace = Pace(run.store, "told", run.limit, None, ["told"], sleep=run.sleep, monotonic=lambda: run.now)
+
+    def step(first: int, end: int) -> Manifest:
+        if first == 10:
+            run.store.drain("told", "moves", timedelta(0))
+        rebuild, given = pace.__reduce__()
+        task = rebuild(*given, sleep=run.sleep, monotonic=lambda: run.now)
+        mine = list(task.each(range(first, end)))
+        run.store.resume("told")
+        begun.extend(mine)
+        return Manifest(notes=[{"given_back": end - first - len(mine)}])
+
+    manifest = in_portions(pace, 50, step)
+
+    assert begun == list(range(10))
+    assert manifest.total("given_back") == 40
+
+
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     allowed=st.integers(3, 200),
