@@ -1,5 +1,6 @@
 """The producer sensor: looks at a source, and asks for runs sized by demand and rate limit, or says why not."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -224,7 +225,10 @@ def failed_in_a_row(
     producer: str = "",
     origin: Origin = "source",
 ) -> demand.FailedRuns:
-    """Look at the newest runs of an origin; a red run that published all has not failed."""
+    """Look at the newest runs of an origin; a red run that published all has not failed.
+
+    Runs that were under way at once count as one: whatever ends them, a dead Spark say, ends them together.
+    """
     tags, newest = RunTags.of(pipeline), _newest(pipeline, instance, producer, origin)
 
     def has_failed(record: dg.RunRecord) -> bool:
@@ -234,7 +238,11 @@ def failed_in_a_row(
     failed = list(takewhile(has_failed, newest))
     if not failed:
         return demand.FailedRuns(0, now, "")
-    return demand.FailedRuns(len(failed), failed[0].update_timestamp.astimezone(UTC), failed[0].dagster_run.run_id)
+    count, began = 0, math.inf
+    for record in failed:
+        if (record.end_time or record.update_timestamp.timestamp()) <= began:
+            count, began = count + 1, record.start_time or record.create_timestamp.timestamp()
+    return demand.FailedRuns(count, failed[0].update_timestamp.astimezone(UTC), failed[0].dagster_run.run_id)
 
 
 def empty_in_a_row(pipeline: type[Pipeline], instance: dg.DagsterInstance, producer: str) -> int:

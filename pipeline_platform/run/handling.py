@@ -41,7 +41,9 @@ def handle(flow: Flow, receive: Receive, received: Manifest) -> Manifest:
         task = Handle(**common(flow, receive), parts=parts, pace=pace, repeats=repeats)
         return carefully(lambda task: work.run(task, len(parts)), task)
 
-    return in_portions(pace, sum(file.rows for file in files), step)
+    messages = sum(file.rows for file in files)
+    # Repeats need no permits: where all are, they wait for none.
+    return step(0, messages) if repeats else in_portions(pace, messages, step)
 
 
 def _in_order(flow: Flow, receive: Receive, files: Sequence[File], repeats: Sequence[Range], pace: Pace) -> Manifest:
@@ -87,9 +89,7 @@ def in_portions(pace: Pace, messages: int, step: Callable[[int, int], Manifest])
         waited, took = (sum(notes.get(name, 0.0) for notes in manifest.notes) for name in ("waited", "seconds"))
         # Tasks to which permits come faster than they use them need no portions: these become few.
         more = 2 * portion if waited < _WAITED * took else 0
-        if manifest.total(
-            "given_back"
-        ):  # what follows in its partition must not overtake it, though the stop be lifted
+        if manifest.total("given_back"):  # nothing that follows in its partition may overtake it, if the stop is lifted
             pace.end()
         first, done = end, done + manifest
     return done

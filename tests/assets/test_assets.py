@@ -222,7 +222,9 @@ def test_a_missing_queue_is_a_clear_error_of_the_run(location: Location) -> None
     run = location.run("told_pull", queue_url=f"sqlite:///{location.root}/elsewhere.sqlite")
 
     assert run.status == FAILURE
-    assert "url must name a file that is there; to make it, run `pipeline-platform table-queue create`" in location.log(run)
+    assert "url must name a file that is there; to make it, run `pipeline-platform table-queue create`" in location.log(
+        run
+    )
     assert location.control.in_flight("told") == []
 
 

@@ -209,11 +209,13 @@ def test_a_pipeline_that_waits_for_permits_holds_up_no_other(filled: Filled, pip
     with ThreadPoolExecutor() as threads:
         handling = threads.submit(handle_messages, held, waiting)
         limit = pipeline.producer.rate_limiting
-        until(lambda: held.control.spare(pipeline.name, limit, timedelta(0)) == 0)
-        assert handle_messages(free, receive).total("handled") == 20
-        assert not handling.done()
-        more = RateLimiting(allowed_messages=100, interval=timedelta(days=1))
-        held.control.set_rate_limiting(pipeline.name, more)
+        try:
+            until(lambda: held.control.spare(pipeline.name, limit, timedelta(0)) == 0)
+            assert handle_messages(free, receive).total("handled") == 20
+            assert not handling.done()
+        finally:  # else a failure would wait for a day
+            more = RateLimiting(allowed_messages=100, interval=timedelta(days=1))
+            held.control.set_rate_limiting(pipeline.name, more)
         assert handling.result().total("handled") == 12
 
     finish(held, waiting)

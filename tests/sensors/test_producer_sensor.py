@@ -136,6 +136,15 @@ def test_runs_that_fail_in_a_row_are_asked_for_with_a_growing_pause(
     assert place.asked() == [60]
 
 
+def test_runs_that_fail_together_are_one_failure(place: Place) -> None:
+    place.enqueue(60)
+    runs = [place.queued(tags(60), dg.DagsterRunStatus.STARTED) for _ in range(6)]
+    for run in runs:
+        place.instance.report_run_failed(run)
+
+    assert place.asked() == [60]
+
+
 def test_one_success_ends_the_pause(place: Place) -> None:
     place.enqueue(60)
     for _ in range(4):
