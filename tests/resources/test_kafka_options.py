@@ -198,7 +198,7 @@ def test_what_a_client_says_is_in_pythons_log(caplog: pytest.LogCaptureFixture) 
         source(request_timeout_s=2).extents()
 
     assert any(
-        record.name == "resources.kafka.cluster.client" and "onnect" in record.message for record in caplog.records
+        record.name == "resources.kafka.cluster.client" and "onnect" in record.getMessage() for record in caplog.records
     )
 
 

@@ -82,7 +82,7 @@ def test_a_server_that_restarts_while_a_run_acknowledges_keeps_what_it_heard(
         again = patiently(lambda: received(source), SOON)
 
     assert [one.lost for one in refused] == [True] * 12
-    assert len([record for record in caplog.records if "could not be settled" in record.message]) == 1
+    assert len([record for record in caplog.records if "could not be settled" in record.getMessage()]) == 1
     assert [row["message_id"] for row in again] == [row["message_id"] for row in rows[8:]]
     assert all(row["redelivered"] for row in again), "what may have been decided is looked up"
 

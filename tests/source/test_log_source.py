@@ -188,7 +188,7 @@ def test_what_retention_took_unread_is_said_once_and_loudly(
     assert planned(source, "b") == {"p": [6, 7, 8, 9], "q": [*range(2, 10)]}
     (said,) = caplog.records
     assert said.levelno == logging.ERROR
-    assert said.message.startswith("log: p has lost its messages from offset 2 up to 6, which nobody had read")
+    assert said.getMessage().startswith("log: p has lost its messages from offset 2 up to 6, which nobody had read")
     caplog.clear()
     planned(source, "c")
     assert caplog.messages == []
