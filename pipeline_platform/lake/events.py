@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline_platform.lake.reader import completed, keys_of, row_groups, rows_with
+from pipeline_platform.lake.reader import keys_of, only, row_groups, rows_with
 from pipeline_platform.lake.selection import ALL, Selection
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import FAILED
@@ -25,13 +25,11 @@ _OPEN, _DEAD, _CLOSED = range(3)
 
 
 def events(lake: Lake, path: str, *columns: str, message_id: str | None = None) -> Iterator[pa.Table]:
-    """Columns of the events in a file, some at a time: of all messages, or of an id alone.
-
-    A file of an earlier release lacks columns: they are null.
-    """
-    of_all = row_groups(lake, path, *columns)
-    for rows in of_all if message_id is None else rows_with(lake, path, "message_id", message_id, *columns):
-        yield completed(rows, FAILED, columns)
+    """Columns of the events in a file, some at a time: of all messages, or of an id alone."""
+    wanted = only(FAILED, *columns)
+    if message_id is None:
+        return row_groups(lake, path, wanted)
+    return rows_with(lake, path, "message_id", message_id, wanted)
 
 
 def latest(lake: Lake, paths: Sequence[str], message_id: str | None = None) -> pa.Table:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from pipeline_platform.lake.manifest import File
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.stored_file import stored_file
 
 
 class Range(NamedTuple):
@@ -57,72 +57,52 @@ def _cut(ranges: Iterable[tuple[Range, int, int]]) -> list[Range]:
 
 
 def read_ranges(
-    lake: Lake, ranges: Iterable[Range], columns: Sequence[str], max_rows: int, max_bytes: int = 16 * 2**20
+    lake: Lake, ranges: Iterable[Range], columns: pa.Schema, max_rows: int, max_bytes: int = 16 * 2**20
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Yield `(position of the first row, batch)`, each within the bounds; one larger row is a batch of its own.
 
     `window` and `position`, if asked for, are filled in: they are not stored in files.
     """
-    stored = [name for name in columns if name not in ("window", "position")]
+    stored = pa.schema([field for field in columns if field.name not in ("window", "position")])
     for wanted in ranges:
-        with lake.open_input(wanted.path) as file:
-            parquet = pq.ParquetFile(file)
+        with stored_file(lake, wanted.path, stored) as file:
             first = 0
-            for group in range(parquet.metadata.num_row_groups):
-                rows = parquet.metadata.row_group(group).num_rows
+            for group, rows in enumerate(file.groups):
                 start, stop = max(wanted.start - first, 0), min(wanted.stop - first, rows)
                 if start < stop:
-                    # By this thread alone: the other processors have tasks of their own.
-                    table = parquet.read_row_group(group, columns=stored, use_threads=False)
-                    table = table.slice(start, stop - start)
+                    table = file.group(group).slice(start, stop - start)
                     position = wanted.position + first + start
                     for batch in table.combine_chunks().to_batches(max_chunksize=max_rows):
                         for part in bounded(batch, max_bytes):
-                            yield position, _filled(part, columns, wanted.window, position)
+                            yield position, _filled(part, columns.names, wanted.window, position)
                             position += part.num_rows
                 first += rows
 
 
-def row_groups(lake: Lake, path: str, *columns: str) -> Iterator[pa.Table]:
-    """The row groups of a file, each read by this thread alone: the other processors have tasks of their own."""
-    with lake.open_input(path) as file:
-        parquet = pq.ParquetFile(file)
-        for group in range(parquet.num_row_groups):
-            yield parquet.read_row_group(group, columns=list(columns) or None, use_threads=False)
+def row_groups(lake: Lake, path: str, columns: pa.Schema | None = None) -> Iterator[pa.Table]:
+    """The row groups of a file: these columns, or those that it has."""
+    with stored_file(lake, path, columns) as file:
+        yield from map(file.group, range(len(file.groups)))
 
 
-def rows_with(lake: Lake, path: str, name: str, value: str, *columns: str) -> Iterator[pa.Table]:
+def rows_with(lake: Lake, path: str, name: str, value: str, columns: pa.Schema) -> Iterator[pa.Table]:
     """The rows of a file that have a value in a column of text. Other columns are read only of row groups with some."""
-    with lake.open_input(path) as file:
-        parquet = pq.ParquetFile(file)
-        for group in groups_with(parquet, name, value, value):
-            mine = pc.equal(parquet.read_row_group(group, columns=[name], use_threads=False)[name], value)
+    with stored_file(lake, path, columns) as file:
+        for group in file.groups_with(name, value, value):
+            mine = pc.equal(file.group(group, name)[name], value)
             if pc.any(mine).as_py():
-                yield parquet.read_row_group(group, columns=list(columns), use_threads=False).filter(mine)
+                yield file.group(group).filter(mine)
 
 
-def groups_with(parquet: pq.ParquetFile, name: str, least: Any, most: Any) -> list[int]:
-    """The row groups of a file that may have values from `least` to `most` in a column, as statistics tell."""
-    place = parquet.schema.names.index(name)
-    known = [parquet.metadata.row_group(group).column(place).statistics for group in range(parquet.num_row_groups)]
-    return [
-        group
-        for group, one in enumerate(known)
-        if one is None or not one.has_min_max or (one.min <= most and least <= one.max)
-    ]
-
-
-def completed(rows: pa.Table, schema: pa.Schema, columns: Sequence[str]) -> pa.Table:
-    """Some columns of rows, in order. Those that a file of an earlier release lacks are null."""
-    missing = {name: pa.nulls(rows.num_rows, schema.field(name).type) for name in columns}
-    return pa.table(missing | {name: rows[name] for name in rows.column_names})
+def only(schema: pa.Schema, *names: str) -> pa.Schema:
+    """Some columns of a schema."""
+    return pa.schema([schema.field(name) for name in names])
 
 
 def receive_ids(lake: Lake, path: str) -> set[str]:
     """The receives that wrote the rows of a file. A driver asks: it holds the few ids, not one for each row."""
-    with lake.open_input(path) as file:
-        batches = pq.ParquetFile(file, read_dictionary=["receive_id"]).iter_batches(columns=["receive_id"])
-        return {id_ for batch in batches for id_ in pc.unique(batch.column(0)).dictionary.to_pylist()}
+    with stored_file(lake, path, pa.schema({"receive_id": pa.string()}), dictionary=["receive_id"]) as file:
+        return {id_ for batch in file.batches(65_536) for id_ in pc.unique(batch.column(0)).to_pylist()}
 
 
 def keys_of(rows: pa.Table | pa.RecordBatch, *columns: str) -> pa.Array:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from pydantic import Field
 
 from pipeline_platform.lake.failed import LakeSource
 from pipeline_platform.lake.manifest import File
-from pipeline_platform.lake.reader import keys_of, receive_ids
+from pipeline_platform.lake.reader import keys_of, only, receive_ids
+from pipeline_platform.lake.stored_file import stored_file
 from pipeline_platform.lake.tables import OUTCOMES
 from pipeline_platform.model.message import DELIVERIES, MESSAGES
 from pipeline_platform.source.contract import Backlog, Share, SourceError
@@ -39,15 +39,16 @@ class ReplayedMessages(LakeSource):
     def _outcomes(self) -> dict[str, list[File]]:
         return self._files("outcomes", OUTCOMES, self.version)
 
-    def _batches(self, path: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        with self.lake.open_input(path) as file:
-            yield from pq.ParquetFile(file).iter_batches(_BATCH_ROWS, columns=list(columns), use_threads=False)
+    def _batches(self, path: str, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
+        with stored_file(self.lake, path, columns) as file:
+            yield from file.batches(_BATCH_ROWS)
 
     def _decided(self, paths: Iterable[str], bucket: int, of: int) -> pa.Table:
         """The messages decided in files of one window, each once: at its last attempt, by its receive."""
-        rows = [OUTCOMES.empty_table().select([*_IDENTITY, "outcome"])]
+        columns = only(OUTCOMES, *_IDENTITY, "outcome")
+        rows = [columns.empty_table()]
         for path in paths:
-            for batch in self._batches(path, [*_IDENTITY, "outcome"]):
+            for batch in self._batches(path, columns):
                 decided = batch.filter(pc.is_in(batch["outcome"], pa.array(["handled", "failed"])))
                 rows.append(pa.table(decided.filter(_are_in(decided, bucket, of))))
         # The last of those that sort by attempt; one attempt is decided by one receive.
@@ -93,7 +94,7 @@ class ReplayedMessages(LakeSource):
         decided = self._decided(share.at["outcomes"], share.at["bucket"], share.at["of"])
         mine, first = set(keys_of(decided, *_IDENTITY).to_pylist()), 0
         for path in share.at["messages"]:
-            for batch in self._batches(path, [*DELIVERIES.names, "receive_id"]):
+            for batch in self._batches(path, only(MESSAGES, *DELIVERIES.names, "receive_id")):
                 chosen = []
                 for row, key in enumerate(keys_of(batch, *_IDENTITY).to_pylist()):
                     if key in mine:  # the raw log may hold a message twice

@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 
 from pipeline_platform.lake.ledger import Ledger, Receive
 from pipeline_platform.lake.manifest import File, Manifest
-from pipeline_platform.lake.reader import keys_of, receive_ids, row_groups
+from pipeline_platform.lake.reader import keys_of, only, receive_ids, row_groups
 from pipeline_platform.lake.tables import Table, Tables
 from pipeline_platform.lake.writer import Writer
 
@@ -171,7 +171,7 @@ def _hashes(rows: pa.Table) -> np.ndarray:
 
 
 def _read(table: Table, path: str, *columns: str) -> pa.Table:
-    return pa.concat_tables(row_groups(table.lake, table.path(path), *columns))
+    return pa.concat_tables(row_groups(table.lake, table.path(path), only(table.schema, *columns)))
 
 
 def _rewrite(table: Table, receive: Receive, file: File, change: Callable[[pa.Table], pa.Table]) -> list[File]:

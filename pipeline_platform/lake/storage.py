@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.fs as pafs
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 _S3_OPTIONS = {
-    "aws_region": "region",
-    "aws_access_key_id": "access_key",
-    "aws_secret_access_key": "secret_key",
-    "aws_session_token": "session_token",
+    "region": ("aws_region", "region", "aws_default_region", "default_region"),
+    "access_key": ("aws_access_key_id", "access_key_id"),
+    "secret_key": ("aws_secret_access_key", "secret_access_key"),
+    "session_token": ("aws_session_token", "aws_token", "session_token", "token"),
 }
-"""PyArrow's names by those of delta-rs."""
+"""The names that delta-rs takes an option by, by PyArrow's."""
+_S3_SWITCHES = {
+    "anonymous": ("aws_skip_signature", "skip_signature"),
+    "force_virtual_addressing": ("aws_virtual_hosted_style_request", "virtual_hosted_style_request"),
+}
+_S3_ENDPOINT = ("aws_endpoint_url", "aws_endpoint", "endpoint_url", "endpoint")
+_STORES = ("s3", "s3a", "gs")
 
 
 class Lake(BaseModel):
@@ -30,14 +36,14 @@ class Lake(BaseModel):
     part of one.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", ignored_types=(cached_property,))
+    model_config = ConfigDict(frozen=True, extra="forbid", ignored_types=(cached_property,), hide_input_in_errors=True)
 
     root: str = Field(description="A folder, or the URL of an object store such as s3://bucket/prefix.", min_length=1)
     storage_options: dict[str, str] = Field(
         default_factory=dict,
         repr=False,
-        description="For an object store, by delta-rs's names (AWS_REGION, AWS_ENDPOINT_URL, ...); credentials "
-        "are better left to the environment.",
+        description="For S3, by delta-rs's names (AWS_REGION, AWS_ENDPOINT_URL, ...); credentials are better left to "
+        "the environment. None for gs://.",
     )
 
     @field_validator("root")
@@ -45,6 +51,22 @@ class Lake(BaseModel):
     def _the_same_for_tasks(cls, root: str) -> str:
         """Make a folder absolute: tasks run in folders of their own."""
         return root if "://" in root else os.path.abspath(root)
+
+    @model_validator(mode="after")
+    def _is_reached_alike(self) -> Self:
+        """Refuse what delta-rs, which commits, and PyArrow, which writes files, would not reach alike."""
+        scheme = urlsplit(self.root).scheme if "://" in self.root else ""
+        if scheme and scheme not in _STORES:
+            raise ValueError(
+                f"root begins with {scheme}://: the lake lies in a folder (give its path) or at s3:// or gs://. Other "
+                "stores often have a gateway that speaks S3: give its address as AWS_ENDPOINT_URL in storage_options"
+            )
+        if scheme == "gs" and self.storage_options:
+            raise ValueError(
+                f"storage_options sets {', '.join(sorted(self.storage_options))}, which at gs:// reaches commits and "
+                "no files: leave it empty, and set GOOGLE_APPLICATION_CREDENTIALS in the environment of all processes"
+            )
+        return self
 
     @property
     def is_local(self) -> bool:
@@ -62,10 +84,13 @@ class Lake(BaseModel):
         if urlsplit(self.root).scheme not in ("s3", "s3a"):
             return pafs.FileSystem.from_uri(self.root)[0]
         given = {key.lower(): value for key, value in self.storage_options.items()}
-        options = {ours: given[theirs] for theirs, ours in _S3_OPTIONS.items() if theirs in given}
-        if "aws_endpoint_url" in given:
-            endpoint = urlsplit(given["aws_endpoint_url"])
+        options: dict[str, Any] = {ours: _first(given, names) for ours, names in _S3_OPTIONS.items()}
+        if at := _first(given, _S3_ENDPOINT):
+            endpoint = urlsplit(at)
             options |= {"endpoint_override": endpoint.netloc, "scheme": endpoint.scheme}
+        switches = {ours: (_first(given, names) or "").lower() for ours, names in _S3_SWITCHES.items()}
+        options |= {name: True for name, value in switches.items() if value in ("true", "1", "yes", "on", "y")}
+        options = {name: value for name, value in options.items() if value is not None}
         return pafs.S3FileSystem(**options)
 
     def _at(self, path: str) -> str:
@@ -159,6 +184,10 @@ class Lake(BaseModel):
         while self._filesystem.get_file_info(self._at(folder)).type != pafs.FileType.NotFound:
             with suppress(FileNotFoundError):  # of a file in it that another process removed first
                 self._filesystem.delete_dir(self._at(folder))
+
+
+def _first(given: Mapping[str, str], names: Iterable[str]) -> str | None:
+    return next((given[name] for name in names if name in given), None)
 
 
 def _fsync(path: str) -> None:

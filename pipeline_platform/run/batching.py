@@ -13,7 +13,6 @@ from pipeline_platform.model.message import Trigger
 from pipeline_platform.model.options import Batcher, Splitter
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import common
-from pipeline_platform.run.spark_work import carefully
 from pipeline_platform.spark import engine
 from pipeline_platform.tasks.batch import HandleBatches
 from pipeline_platform.tasks.fan_out import ends_table, parents_table
@@ -32,7 +31,8 @@ def batch(flow: Flow, receive: Receive, handled: Manifest, batcher: str, most_ta
     """Put the messages of one batcher through `handle_batch`, in so many tasks at the most."""
     options = flow.pipeline.batchers[batcher]
     assert isinstance(options, Batcher)
-    name, receive_id, work = flow.pipeline.name, receive.receive_id, flow.work(receive.receive_id)
+    name, receive_id = flow.pipeline.name, receive.receive_id
+    work = flow.work(receive_id, f"batch-{batcher}")
     staged = handled.of_table(staged_table(receive_id, batcher))
     (whole,) = divide(staged, name, 1)
     shared = common(flow, receive)
@@ -43,13 +43,13 @@ def batch(flow: Flow, receive: Receive, handled: Manifest, batcher: str, most_ta
     messages = sum(file.rows for file in staged)
     # A splitter is code of the author's, which may end its process.
     is_ours = not isinstance(options.batch_size, Splitter) and messages <= CUT_HERE
-    planned = work.run_here(cut, 1) if is_ours else carefully(lambda task: work.run(task, 1), cut)
+    planned = work.run_here(cut, 1) if is_ours else work.run(cut, 1)
     batches = planned.of_table(plan_table(receive_id, batcher))
     tasks = min(most, sum(file.rows for file in batches))
     (plan,) = divide(batches, name, 1)
     handle = HandleBatches(**shared, batcher=batcher, staged=whole, plan=plan, tasks=tasks)
     said = Manifest(notes=[notes for notes in planned.notes if "said" in notes])
-    return said + carefully(lambda task: work.run(task, tasks), handle)
+    return said + work.run(handle, tasks)
 
 
 def parents_left(flow: Flow, receive: Receive, handled: Manifest) -> list[File]:
@@ -74,7 +74,7 @@ def end_parents(flow: Flow, receive: Receive, parents: Sequence[File]) -> Manife
     task = EndParents(
         **common(flow, receive), parts=[_whole(received, name)], plan=_whole(parents, name), ends=ranges, tasks=tasks
     )
-    return carefully(lambda task: flow.work(receive_id).run(task, tasks), task)
+    return flow.work(receive_id, PARENTS).run(task, tasks)
 
 
 def _whole(files: Sequence[File], pipeline: str) -> list[Range]:

@@ -81,28 +81,33 @@ def begin(
     flow.tables.ensure()
     if _is_held_back(flow, log, although_paused=although_paused):
         return receive
-    base = flow.tables["outcomes"].version()
-    selection = selection.at(datetime.now(UTC))
-    intake = INTAKES[origin](flow, tuple(windows), base, selection)
-    if intake.is_outside:
-        patiently(intake.source.check_ready, intake.source.patience)
+    if INTAKES[origin].is_outside:
+        patiently(flow.source.check_ready, flow.source.patience)
     _clear_up(flow, log)
-    asked = intake.asked(demand)
-    # Before the claim, which nobody renews yet: over many windows it takes longer than a lease.
-    replaces = intake.replaces()
-    wanted = intake.wanted(asked, log)
+    selection = selection.at(datetime.now(UTC))
     receive_id = receive.receive_id
-    # Nobody asks again at once for a run that waits for its turn.
-    within_s = Intake.room_within_s if intake.is_alone else intake.room_within_s
     try:
-        bounds: dict[str, Any] = {"lease_s": lease.CLAIM_S, "within_s": within_s, "alone": intake.is_alone}
-        granted = flow.room.claim(receive_id, run_id, wanted, log, **bounds)
-        # Once more: who pauses either sees this claim as one under way, or is seen here.
-        if granted and _is_held_back(flow, log, although_paused=although_paused):
-            flow.control.end(receive_id)
-            return receive
-        if granted and intake.is_alone:
-            _clear_up(flow, log)  # a run that it waited for may have died, and its tasks would handle on
+        while True:
+            # After the clear-up: what that decides is a message like any other to a backfill or a replay.
+            base = flow.tables["outcomes"].version()
+            intake = INTAKES[origin](flow, tuple(windows), base, selection)
+            asked = intake.asked(demand)
+            # Before the claim, which nobody renews yet: over many windows it takes longer than a lease.
+            replaces = intake.replaces()
+            wanted = intake.wanted(asked, log)
+            # Nobody asks again at once for a run that waits for its turn.
+            within_s = Intake.room_within_s if intake.is_alone else intake.room_within_s
+            bounds: dict[str, Any] = {"lease_s": lease.CLAIM_S, "within_s": within_s, "alone": intake.is_alone}
+            granted = flow.room.claim(receive_id, run_id, wanted, log, **bounds)
+            # Once more: who pauses either sees this claim as one under way, or is seen here.
+            if granted and _is_held_back(flow, log, although_paused=although_paused):
+                flow.control.end(receive_id)
+                return receive
+            # A run that it waited for may have died, and its tasks would handle on.
+            found = _clear_up(flow, log) if granted and intake.is_alone else False
+            if not (found and intake.is_whole):
+                break
+            flow.control.end(receive_id)  # there are more messages to replay now
         if not intake.is_enough(granted, wanted):
             raise PipelineError(
                 f"{flow.pipeline.name}: room for {granted} of the {wanted} messages of this {intake.name}, for other "
@@ -120,9 +125,11 @@ def begin(
     return receive
 
 
-def _clear_up(flow: Flow, log: Callable[[str], None]) -> None:
+def _clear_up(flow: Flow, log: Callable[[str], None]) -> bool:
+    """Clear up after dead runs; return whether there was something."""
     if cleared := clear_up(flow, log):
         log(f"cleared up after runs that died or left something unacknowledged: receives {', '.join(cleared)}")
+    return bool(cleared)
 
 
 def _is_held_back(flow: Flow, log: Callable[[str], None], *, although_paused: bool) -> bool:

@@ -10,7 +10,8 @@ import pyarrow.compute as pc
 
 from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import Manifest
-from pipeline_platform.lake.reader import divide, read_ranges
+from pipeline_platform.lake.reader import divide, only, read_ranges
+from pipeline_platform.lake.tables import FAILED
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.source.patience import patiently
 
@@ -63,7 +64,7 @@ def send(flow: Flow, receive: Receive, manifest: Manifest) -> Letters:
 
 def _dead(flow: Flow, manifest: Manifest, skip: int) -> Iterator[tuple[list[bytes], list[dict[str, str]]]]:
     """The dead messages of a receive, some at a time, but for the first ones: payloads and labels."""
-    columns = ["state", "data", "attempt", *_LABELS]
+    columns = only(FAILED, "state", "data", "attempt", *_LABELS)
     for part in divide(manifest.of_table("failed"), flow.pipeline.name, 1):
         for _, rows in read_ranges(flow.lake, part, columns, AT_ONCE):
             dead = rows.filter(pc.equal(rows.column("state"), "dead"))

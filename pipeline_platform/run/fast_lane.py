@@ -16,7 +16,7 @@ from pipeline_platform.model.failure import Failure, words
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import common
-from pipeline_platform.run.spark_work import SparkWork, carefully
+from pipeline_platform.run.spark_work import SparkWork
 from pipeline_platform.spark import engine
 from pipeline_platform.tasks import column_lane
 from pipeline_platform.tasks.by_position import checksum_of_all
@@ -29,6 +29,9 @@ _LOG = logging.getLogger(__name__)
 
 _NOT_ABOUT_ROWS = ("INVALID_HANDLE", "FAILED_READ_FILE", "UNABLE_TO_ACQUIRE_MEMORY", "OPERATION_")
 """Conditions of Spark that say nothing of a value."""
+
+_CLIENT = "pyspark.errors.exceptions.base"
+"""Errors of this module are raised while a query is put together. Those of Spark at work are in modules beside it."""
 
 MOST_TOLD_APART = 100
 """Rows that stop the query and are found one by one. Each takes two queries for each halving of the receive; where
@@ -86,7 +89,7 @@ class FastLane:
     @cached_property
     def work(self) -> SparkWork:
         """The Spark work of the receive."""
-        return self.flow.work(self.receive.receive_id)
+        return self.flow.work(self.receive.receive_id, "handle")
 
     @cached_property
     def _rows(self) -> int:
@@ -99,7 +102,7 @@ class FastLane:
     def _set_aside(self, rows: Sequence[Range], failure: Failure | None = None) -> Manifest:
         parts = spread(rows, self.flow.processors.concurrency)
         task = SetAside(**common(self.flow, self.receive), parts=parts, repeats=self.repeats, failure=failure)
-        return carefully(lambda task: self.work.run(task, len(parts)), task)
+        return self.work.run(task, len(parts))
 
     def _handled(self, rows: Sequence[Range], aside: Manifest, *, as_they_lie: bool) -> Manifest:
         """Put rows through the query, and hold it to its contract: each that was not set aside once, and no more."""
@@ -111,7 +114,7 @@ class FastLane:
         else:
             received = self._read(rows, self.flow.pace())
         write = column_lane.WriteColumns(**common(self.flow, self.receive), received=whole)
-        manifest = carefully(lambda stage: self.work.write(self._query(received), stage), write)
+        manifest = self.work.write(self._query(received), write)
         expected = self._rows - aside.total("aside")
         returned = manifest.total("returned_rows")
         if returned > expected:
@@ -179,15 +182,15 @@ def _keep_values_out_of_the_log() -> None:
 def _why(error: Exception) -> Failure | None:
     """What an error says of the rows; None where it is not about rows: of the query itself, or of Spark."""
     if isinstance(error, engine.TaskError):
+        if error.is_of_a_stage:  # of the platform's own tasks, such as a lake that cannot be read
+            return None
         lines = str(error).strip().splitlines()
-        if any("pipeline_platform/" in line for line in lines if line.startswith('  File "')):
-            return None  # of the platform's own tasks, such as a lake that cannot be read
         kind = "worker killed" if isinstance(error, engine.WorkerDiedError) else "TaskError"
         return Failure(kind, words(lines[-1], 2_000), words("\n".join(lines[1:])[-8_000:]), "handle_messages")
     condition = getattr(error, "getCondition", lambda: None)()
     if condition is None or condition.startswith(_NOT_ABOUT_ROWS):
         return None
-    if type(error).__name__ in ("AnalysisException", "ParseException"):
+    if type(error).__name__ in ("AnalysisException", "ParseException") or type(error).__module__ == _CLIENT:
         return None
     # What Spark says besides quotes the value.
     way_out = "where a value may not fit use try_cast, try_to_timestamp or the like"

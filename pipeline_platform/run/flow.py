@@ -106,9 +106,9 @@ class Flow:
         stops = (self.pipeline.name, self.room.key, receive_id) if receive_id else ()
         return Pace(self.control, key, limit, dict(others), stops)
 
-    def work(self, receive_id: str) -> SparkWork:
-        """The Spark work of a receive."""
-        return SparkWork(receive_id, self.lake, self.session)
+    def work(self, receive_id: str, step: str = "") -> SparkWork:
+        """The Spark work of a receive, in a step as the ledger names it."""
+        return SparkWork(receive_id, self.lake, self.session, f"{self.pipeline.name}/{step}")
 
 
 def no_source(pipeline: type[Pipeline], lake: Lake) -> Source:

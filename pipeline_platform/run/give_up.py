@@ -54,7 +54,7 @@ def _keep_forgotten(flow: Flow, receive: Receive) -> None:
     # The source in any case: the class may have lost `acks_immediately` since.
     task = KeepForgotten(**{**common(flow, receive), "source": intake_of(flow, receive).source}, parts=parts)
     messages = sum(file.rows for file in received)
-    kept = flow.work(receive.receive_id).run(task, len(parts), messages)
+    kept = flow.work(receive.receive_id, "give-up").run(task, len(parts), messages)
     raw = kept.of_table("messages")
     flow.ledger.write(receive, "handle", Manifest([file for file in kept if file not in raw], kept.notes))
     flow.ledger.write(receive, "receive", Manifest(raw))

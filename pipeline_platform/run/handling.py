@@ -12,7 +12,6 @@ from pipeline_platform.lake.reader import Range, between, divide, spread
 from pipeline_platform.run.fast_lane import FastLane
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import common, intake_of
-from pipeline_platform.run.spark_work import carefully
 from pipeline_platform.tasks import lookup
 from pipeline_platform.tasks.handle import Handle
 from pipeline_platform.tasks.in_order import DealPartitions, FindPartitions, HandleInOrder, found_table
@@ -34,12 +33,12 @@ def handle(flow: Flow, receive: Receive, received: Manifest) -> Manifest:
     if flow.pipeline.partitioning() is not None:
         return _in_order(flow, receive, files, repeats, pace)
     (whole,) = divide(files, flow.pipeline.name, 1)
-    work = flow.work(receive.receive_id)
+    work = flow.work(receive.receive_id, "handle")
 
     def step(first: int, end: int) -> Manifest:
         parts = spread(between(whole, first, end), flow.processors.concurrency)
         task = Handle(**common(flow, receive), parts=parts, pace=pace, repeats=repeats)
-        return carefully(lambda task: work.run(task, len(parts)), task)
+        return work.run(task, len(parts))
 
     messages = sum(file.rows for file in files)
     # Repeats need no permits: where all are, they wait for none.
@@ -49,9 +48,9 @@ def handle(flow: Flow, receive: Receive, received: Manifest) -> Manifest:
 def _in_order(flow: Flow, receive: Receive, files: Sequence[File], repeats: Sequence[Range], pace: Pace) -> Manifest:
     """Handle each partition by one task; see `tasks.in_order`."""
     name, receive_id, concurrency = flow.pipeline.name, receive.receive_id, flow.processors.concurrency
-    work, parts = flow.work(receive_id), divide(files, name, concurrency)
+    work, parts = flow.work(receive_id, "handle"), divide(files, name, concurrency)
     find = FindPartitions(**common(flow, receive), parts=parts, repeats=repeats)
-    manifest = carefully(lambda task: work.run(task, len(parts)), find)
+    manifest = work.run(find, len(parts))
     found = manifest.of_table(found_table(receive_id))
     manifest = Manifest([file for file in manifest if file not in found], manifest.notes)
     if not found:
@@ -63,7 +62,7 @@ def _in_order(flow: Flow, receive: Receive, files: Sequence[File], repeats: Sequ
     def step(first: int, end: int) -> Manifest:
         parts, turns = divide(files, name, 1), (first, end)
         task = HandleInOrder(**common(flow, receive), parts=parts, plan=plan, turns=turns, pace=pace)
-        return carefully(lambda task: work.run(task, min(concurrency, messages)), task)
+        return work.run(task, min(concurrency, messages))
 
     return manifest + in_portions(pace, messages, step)
 
@@ -97,7 +96,7 @@ def in_portions(pace: Pace, messages: int, step: Callable[[int, int], Manifest])
 
 def _look_up(flow: Flow, receive: Receive, files: Sequence[File], published: datetime | None) -> list[Range]:
     """Look up what may have come before, published at this time or later; return where the answer lies."""
-    pipeline, work = flow.pipeline, flow.work(receive.receive_id)
+    pipeline, work = flow.pipeline, flow.work(receive.receive_id, "handle")
     concurrency = flow.processors.concurrency
     # By when they were decided, not by their window: one may pull into a window of long ago.
     now = datetime.now(UTC)

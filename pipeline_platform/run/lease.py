@@ -16,7 +16,8 @@ from pipeline_platform.control.store import ControlStoreError
 from pipeline_platform.lake.decision import FencedError
 from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import File
-from pipeline_platform.lake.reader import divide, read_ranges
+from pipeline_platform.lake.reader import divide, only, read_ranges
+from pipeline_platform.lake.tables import OUTCOMES
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import intake_of
 from pipeline_platform.source.patience import patiently
@@ -108,7 +109,7 @@ def given_back(flow: Flow, receive: Receive, *, begun: bool) -> Iterator[tuple[s
 
 def _rows(flow: Flow, files: Sequence[File], *columns: str) -> Iterator[pa.RecordBatch]:
     for part in divide(files, flow.pipeline.name, 1):
-        for _, rows in read_ranges(flow.lake, part, columns, HELD_ROWS):
+        for _, rows in read_ranges(flow.lake, part, only(OUTCOMES, *columns), HELD_ROWS):
             yield rows
 
 

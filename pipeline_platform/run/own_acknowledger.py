@@ -10,7 +10,6 @@ from pipeline_platform.lake.reader import Range, divide
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import common, intake_of
-from pipeline_platform.run.spark_work import carefully
 from pipeline_platform.tasks.own_acknowledger import ROWS, Span, TellAuthor, unheard_table
 
 HEARD = "heard"
@@ -61,7 +60,7 @@ def tell(flow: Flow, receive: Receive) -> Unheard:
     calls = -(-sum(file.rows for file in files) // ROWS)
     parts = divide(files, name, min(calls, flow.processors.concurrency))
     task = TellAuthor(**common(flow, receive), parts=parts, outcomes=outcomes, failed=failed, before=spans)
-    told = carefully(lambda task: flow.work(receive.receive_id).run(task, len(parts)), task)
+    told = flow.work(receive.receive_id, HEARD).run(task, len(parts))
     flow.ledger.write(receive, HEARD, Manifest(told.files, [{"heard": spans}, *told.notes]))
     rows = whole(told.of_table(unheard_table(receive.receive_id)))
     errors = tuple(why for notes in told.notes for why in notes.get("unheard_why", []))

@@ -1,13 +1,12 @@
-"""The Spark work of one receive, named after it, so that another run can end it when this one is dead."""
+"""The Spark work of one receive, tagged with it, so that another run can end it when this one is dead."""
 
 from __future__ import annotations
 
-import logging
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -20,26 +19,12 @@ from pipeline_platform.spark import engine
 from pipeline_platform.tasks.lookup import Scan
 
 if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
     from pyspark.sql import DataFrame, SparkSession
-
-_LOG = logging.getLogger(__name__)
 
 _COLUMNS = {field.name: field for field in (*OUTCOMES, *MESSAGES, pa.field("position", pa.int64()))}
 
 FEW = 100
 """Messages that the driver reads, cuts and acknowledges by itself."""
-
-Work = TypeVar("Work", bound="DataclassInstance")
-
-
-def carefully(run: Callable[[Work], Manifest], work: Work) -> Manifest:
-    """Run what may end its Python worker. On a Spark that tries no task again it runs again here, in forks."""
-    try:
-        return run(work)
-    except engine.WorkerDiedError:
-        _LOG.warning("a message ended its Python worker: trying again, in forked processes")
-        return run(replace(work, careful=True))
 
 
 @dataclass(frozen=True)
@@ -50,11 +35,13 @@ class SparkWork:
         receive_id: Whose work it is.
         lake: Where it reads and writes.
         session: Gives the Spark session; asked only when there is work for it.
+        name: Pipeline and step, as `flights/batch-lake`: Spark shows it among the tags of each job.
     """
 
     receive_id: str
     lake: Lake
     session: Callable[[], SparkSession]
+    name: str = ""
 
     @property
     def spark(self) -> SparkSession:
@@ -106,7 +93,7 @@ class SparkWork:
     @contextmanager
     def _tagged(self) -> Iterator[None]:
         # One tag for all work of the receive; and one for this work alone, whose end must not end what is beside it.
-        spark, tags = self.spark, (self._tag, f"{self._tag}-{uuid.uuid4().hex}")
+        spark, tags = self.spark, (self._tag, f"{self.name}-{uuid.uuid4().hex}")
         for tag in tags:
             spark.addTag(tag)
         try:

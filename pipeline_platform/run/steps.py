@@ -40,8 +40,8 @@ class Acknowledgement(NamedTuple):
     """What the source answered for a receive.
 
     Attributes:
-        acknowledged: Messages that it was told of.
-        lost: Messages that another receive holds by now, which will find them decided.
+        acknowledged: Messages that it has settled. With `lost` and `unacknowledged` it adds up to all of the receive.
+        lost: Messages that this receive no longer holds: another will find them decided, or they went with their queue.
         unacknowledged: Messages that it would not take: the next run tells it again.
         errors: In words, a sample.
         letters: What became of dead messages.
@@ -59,20 +59,25 @@ class Acknowledgement(NamedTuple):
 def receive_messages(flow: Flow, receive: Receive) -> Manifest:
     """Lease messages under the receive's id and write them down, once; everything later reads what is written.
 
+    Where it was told to stop, it leases none.
+
     Raises:
         FencedError: Its claim is over: the run stalled since it began, and was given up.
     """
     if not receive.demand:
         return Manifest()
-    source, started = intake_of(flow, receive).source, time.monotonic()
+    intake, started = intake_of(flow, receive), time.monotonic()
+    source = intake.source
     expect_ours(flow, receive)
     with telling("receive", flow, receive, demand=receive.demand) as told, alive(flow, receive):
         # The driver reads few messages in turn: a share that waits at an empty queue would hold up the next.
         concurrency = flow.concurrency if receive.demand > FEW else 1
-        shares = patiently(lambda: source.plan(receive.demand, concurrency, receive.receive_id), source.patience)
+        demand = 0 if intake.is_outside and _is_stopping(flow, receive) else receive.demand
+        plan = partial(source.plan, demand, concurrency, receive.receive_id)
+        shares = patiently(plan, source.patience) if demand else []
         task = ReadShares(source, shares, flow.lake, flow.pipeline.name, receive.receive_id, receive.window)
         messages = sum(share.messages for share in shares)
-        manifest = flow.work(receive.receive_id).run(task, len(shares), messages if source.in_tasks else 0)
+        manifest = flow.work(receive.receive_id, "receive").run(task, len(shares), messages if source.in_tasks else 0)
         manifest = _written(flow, receive, "receive", manifest, started)
         flow.control.adjust(receive.receive_id, manifest.total("received"))
         tell(told, "receive", manifest)
@@ -219,16 +224,17 @@ def _acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger, told:
     unpublished = _publish_others(flow, receive) if looks else []
     answer, messages = Manifest(), sum(file.rows for file in files)
     source = intake.source
-    if files and not source.settles_by_id:
-        acknowledged = 0 if unpublished or unheard.messages else messages
-        answer = Manifest(notes=[{"acknowledged": acknowledged, "errors": [], "refusals": []}])
-    elif files:
-        parts = divide(files, flow.pipeline.name, flow.concurrency)
+    if files and source.settles_by_id:
+        # A connection that is lost between two parts would have one of them counted that it gives out again.
+        parts = divide(files, flow.pipeline.name, flow.concurrency if source.in_tasks else 1)
         task = SettleOutcomes(source, flow.lake, parts, acknowledger, bool(unpublished), unheard.rows)
-        work = flow.work(receive.receive_id)
+        work = flow.work(receive.receive_id, "acknowledge")
         answer = work.run(task, len(parts), messages if source.in_tasks else 0)
     told.add(tasks=tasks_of(answer))
-    left, is_told = messages - answer.total("acknowledged") - answer.total("lost"), True
+    acknowledged, lost, is_told = answer.total("acknowledged"), answer.total("lost"), True
+    if not source.settles_by_id and not unpublished and not unheard.messages:
+        acknowledged = messages  # by `finish`
+    left = messages - acknowledged - lost
     errors = [*([letters.error] if letters.error else []), *unheard.errors]
     errors += (one for notes in answer.notes for one in notes["errors"])
     if left == answer.total("withheld"):  # those are delivered again
@@ -237,14 +243,16 @@ def _acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger, told:
             if not letters.unsent:
                 flow.ledger.remove(receive.receive_id)
         except SourceError as error:
-            left, errors, is_told = messages, [*errors, str(error)], False
+            acknowledged = acknowledged if source.settles_by_id else 0
+            left, errors, is_told = messages - acknowledged - lost, [*errors, str(error)], False
     if is_told and not letters.unsent and not unheard.messages:
         flow.control.end(receive.receive_id)
     else:  # nothing of it waits at the source: the sensor asks for a run to finish it by its claim alone
-        flow.control.beat(receive.receive_id, 0)
+        flow.control.expire(receive.receive_id)
     refusals = [f"{one['ack_id']}: {one['reason']}" for notes in answer.notes for one in notes["refusals"]]
-    said = [*unpublished, *errors, *refusals][:10]
-    return Acknowledgement(answer.total("acknowledged"), answer.total("lost"), left, said, letters, unheard)
+    losses = [f"lost: {why}" for why in sorted({notes["why lost"] for notes in answer.notes if notes["why lost"]})]
+    said = [*unpublished, *errors, *losses, *refusals][:10]
+    return Acknowledgement(acknowledged, lost, left, said, letters, unheard)
 
 
 def _finish(flow: Flow, receive: Receive, manifest: Manifest) -> None:
@@ -257,6 +265,11 @@ def _finish(flow: Flow, receive: Receive, manifest: Manifest) -> None:
         )
         source.give_back(receive.receive_id, not_begun, begun)
     source.finish(receive.receive_id)
+
+
+def _is_stopping(flow: Flow, receive: Receive) -> bool:
+    """Whether its pipeline or producer is drained, or its run was told to end."""
+    return any(flow.control.draining(key) is not None for key in (flow.room.key, receive.receive_id))
 
 
 def _go_on(flow: Flow, receive: Receive) -> None:

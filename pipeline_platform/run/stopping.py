@@ -25,6 +25,10 @@ _TOLD: dict[str, threading.Timer] = {}
 """Of each receive of this process whose run was told to end: what ends it all the same when it takes too long."""
 
 
+_TO_END: list[str] = []
+"""The receives of this process that are settled since its run was told to end."""
+
+
 @contextmanager
 def heeding(flow: Flow, receive: Receive) -> Iterator[None]:
     """Have the first signal to end stop a receive while a step works, where it can give back what is not begun.
@@ -58,10 +62,17 @@ def heeding(flow: Flow, receive: Receive) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def end_if_told(receive: Receive) -> None:
-    """End the run of a receive that is settled, if it was told to end meanwhile; whoever handles signals does it."""
+def settled(receive: Receive) -> None:
+    """Note that a receive is settled: a run that was told to end may do so now."""
     if last := _TOLD.pop(receive.receive_id, None):
         last.cancel()
+        _TO_END.append(receive.receive_id)
+
+
+def end_if_told() -> None:
+    """End this run if it was told to end before its receive was settled; whoever handles signals does it."""
+    if _TO_END:
+        _TO_END.clear()
         signal.raise_signal(signal.SIGINT)
 
 

@@ -11,15 +11,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline_platform.lake.manifest import Manifest
-from pipeline_platform.lake.reader import Range, keys_of, read_ranges
+from pipeline_platform.lake.reader import Range, keys_of, only, read_ranges
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.tables import OUTCOMES
 from pipeline_platform.model.settling import TOLD
 from pipeline_platform.source.contract import Refused, Source
 
 _ROWS = 65_536
 """Messages that a task settles at once: it holds their ids."""
 _SAMPLE = 10
-_KEY = ["ack_ref", "ack_id"]
+_KEY = ("ack_ref", "ack_id")
+_READ, _UNHEARD = only(OUTCOMES, *_KEY, "action", "outcome"), only(OUTCOMES, *_KEY)
 
 
 class Answer(NamedTuple):
@@ -108,9 +110,9 @@ class SettleOutcomes:
     def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
         """Run task `index`; return the counts as the notes of a manifest."""
         began, started, total, withheld = time.time(), time.monotonic(), Answer(0, [], []), 0
-        lost = refused = 0
-        unheard = [keys_of(rows, *_KEY) for _, rows in read_ranges(self.lake, self.unheard, _KEY, _ROWS)]
-        for _, rows in read_ranges(self.lake, self.parts[index], ["ack_ref", "action", "ack_id", "outcome"], _ROWS):
+        lost, why_lost, refused = 0, "", 0
+        unheard = [keys_of(rows, *_KEY) for _, rows in read_ranges(self.lake, self.unheard, _UNHEARD, _ROWS)]
+        for _, rows in read_ranges(self.lake, self.parts[index], _READ, _ROWS):
             batch = rows
             if unheard:
                 hears_later = pc.is_in(keys_of(batch, *_KEY), value_set=pa.concat_arrays(unheard))
@@ -124,12 +126,14 @@ class SettleOutcomes:
                     continue
                 answer = self.acknowledger.settle(self.source, ack_ref, action, ack_ids)
                 again = [one for one in answer.refused if not one.lost]
+                why_lost = why_lost or next((one.reason for one in answer.refused if one.lost), "")
                 lost, refused = lost + len(answer.refused) - len(again), refused + len(again)
                 total += answer._replace(refused=again)
                 total = Answer(total.settled, total.refused[:_SAMPLE], total.errors[:_SAMPLE])
         notes = {
             "acknowledged": total.settled,
             "lost": lost,
+            "why lost": why_lost,
             "withheld": withheld,
             "refused": refused,
             "refusals": [one._asdict() for one in total.refused],

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pipeline_platform.lake.reader import Range
+from pipeline_platform.lake.stored_file import stored_file
 from pipeline_platform.model.failure import Failure, words
 from pipeline_platform.model.message import BatchInfo, Message
 from pipeline_platform.model.options import Batcher
@@ -23,11 +23,10 @@ from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks import cut
 from pipeline_platform.tasks.by_position import ByPosition
 from pipeline_platform.tasks.fork import Death, Limit
-from pipeline_platform.tasks.fresh import from_clean
 from pipeline_platform.tasks.handle import checked, rare_collections
 from pipeline_platform.tasks.isolate import Isolation
 from pipeline_platform.tasks.outcomes import Outcomes
-from pipeline_platform.tasks.progress import UNWATCHED
+from pipeline_platform.tasks.progress import UNWATCHED, Watch
 from pipeline_platform.tasks.said import heard
 from pipeline_platform.tasks.staging import STAGED, staged_messages
 from pipeline_platform.tasks.step import CallingStep
@@ -48,7 +47,7 @@ class Batch(NamedTuple):
     Attributes:
         window: Theirs.
         info: What `handle_batch` knows of it.
-        messages: Rows of `STAGED`.
+        messages: Rows of `STAGED`, with their window.
         failure: Why its only message fails, if the splitter failed it.
     """
 
@@ -73,20 +72,20 @@ class HandleBatches(CallingStep):
     plan: Sequence[Range]
     tasks: int = 1
 
-    @from_clean
-    def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
-        """Run task `index`."""
+    def work(self, share: int, watch: Watch | None = UNWATCHED, death: Death | None = None) -> Iterator[pa.RecordBatch]:
+        """Do the part of task `share`."""
         began, started, count = time.time(), time.monotonic(), 0
-        with self.writer(f"{self.batcher}-{index}") as writer, heard() as said, self.told(index):
-            isolation = Isolation(self, writer)
+        with self.writer(f"{self.batcher}-{share}") as writer, heard() as said, self.told(share):
+            isolation = Isolation(self, writer, watch, death)
             with rare_collections():
-                for batch in self._batches(index):
+                for batch in self._batches(share):
+                    known = isolation.begin_block()
                     if isolation.forks:
-                        self._handle_in_forks(batch, isolation)
+                        self._handle_in_forks(batch, isolation, known)
                     else:
                         self.handle(batch, isolation.outcomes)
                     count += batch.failure is None
-            notes = {"batches": count, "began": began, "seconds": time.monotonic() - started, "task": index}
+            notes = {"batches": count, "began": began, "seconds": time.monotonic() - started, "task": share}
             manifest = writer.close(**isolation.outcomes.tally.notes(), **said.notes(), **notes)
         yield from manifest.to_arrow().to_batches()
 
@@ -109,8 +108,8 @@ class HandleBatches(CallingStep):
     def _planned(self, index: int) -> Iterator[dict[str, pa.Scalar]]:
         number = 0
         for file in self.plan:
-            with self.lake.open_input(file.path) as opened:
-                for batch in pq.ParquetFile(opened).iter_batches(1_024):
+            with stored_file(self.lake, file.path, cut.BATCHES) as stored:
+                for batch in stored.batches(1_024):
                     for row in range(batch.num_rows):
                         task = batch.column("task")[row].as_py()
                         if (number % self.tasks if task is None else task) == index:
@@ -127,7 +126,8 @@ class HandleBatches(CallingStep):
         batch_id = str(uuid.uuid5(_NAMESPACE, "\0".join(names)))
         own = as_given(self.pipeline.partitioning(self.batcher), partition)
         info = BatchInfo(self.batcher, key, own, messages.num_rows, trigger, batch_id)
-        return Batch(window, info, messages, failure and Failure(**failure))
+        rows = messages.append_column("window", pa.repeat(window, messages.num_rows))
+        return Batch(window, info, rows, failure and Failure(**failure))
 
     def handle(self, batch: Batch, outcomes: Outcomes) -> None:
         """Handle a batch and record it."""
@@ -148,25 +148,30 @@ class HandleBatches(CallingStep):
             rows = rows.take(pa.array([message._row for message in messages], pa.int64()))
         outcomes.batched(self.batcher, rows, batch.window, messages, batch.info.batch_id, by_row.keys())
 
-    def _handle_in_forks(self, batch: Batch, isolation: Isolation) -> None:
+    def _handle_in_forks(self, batch: Batch, isolation: Isolation, known: Death | None) -> None:
         """Handle a batch until a fork lives: a killer of its own callback fails alone, one of `handle_batch` with all.
 
         Messages that `handle_failed` dies of are recorded without it.
+
+        Args:
+            batch: The messages.
+            isolation: Of the task.
+            known: How a host died of the batch before.
         """
         rows, killers, mute = batch.messages.num_rows, _killers(batch), set[int]()
         deaths, exact = 0, False
         while len(mute) < rows:
-            death = isolation.fork(partial(self._handle, batch, killers, mute), rows, exact=exact)
+            death = known or isolation.fork(partial(self._handle, batch, killers, mute), exact=exact)
             if not isinstance(death, Death):
                 break
-            deaths, known = deaths + 1, len(killers)
+            known, deaths, before = None, deaths + 1, len(killers)
             if death.has_several and not exact:
                 exact = True
                 continue
             # Each time `handle_batch` is called once more: soon it is the batch that is to blame.
             blamed = death.rows if death.rows and deaths <= DEATHS else range(rows)
             killers |= {row: death.failure("handle_batch") for row in blamed if row not in killers}
-            if death.callback == "handle_failed" or len(killers) == known:
+            if death.callback == "handle_failed" or len(killers) == before:
                 mute |= {*blamed}
         if mute:
             left = batch.messages.take(pa.array(sorted(mute), pa.int64()))

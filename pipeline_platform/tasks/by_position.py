@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from pipeline_platform.lake.reader import Range, completed
+from pipeline_platform.lake.reader import Range, only
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.stored_file import stored_file
+from pipeline_platform.model.message import MESSAGES
 
 DELIVERY = ("source", "message_id", "ack_ref", "ack_id", "attempt", "redelivered", "received_at")
 PAYLOAD = ("data", "metadata", "partition", "sequence")
@@ -38,10 +39,10 @@ class ByPosition:
     Args:
         lake: Where they are.
         files: Whole files, in the order of their positions.
-        schema: Theirs, where files of an earlier release may lack columns: those are null.
+        schema: Of what they hold.
     """
 
-    def __init__(self, lake: Lake, files: Sequence[Range], schema: pa.Schema | None = None) -> None:
+    def __init__(self, lake: Lake, files: Sequence[Range], schema: pa.Schema = MESSAGES) -> None:
         self._lake, self._files, self._schema = lake, files, schema
         self._groups: list[_Group] = []
         self._held: OrderedDict[tuple[str, int, str], pa.Table] = OrderedDict()
@@ -57,12 +58,19 @@ class ByPosition:
         least, most = pc.min_max(positions).values()
         if positions.null_count or least.as_py() < 0 or most.as_py() >= total:
             raise ValueError("a position that no message has")
-        starts = np.array([file.position for file in self._files])
-        files = np.searchsorted(starts, positions.to_numpy(), side="right") - 1
+        files = self._files_of(positions.to_numpy())
         windows = np.array([file.window for file in self._files], dtype=object)[files]
         found = [str(window) for window in dict.fromkeys(windows[np.unique(files, return_index=True)[1]])]
         for window in found:
             yield window, rows if len(found) == 1 else rows.filter(pa.array(windows == window))
+
+    def windows(self, positions: Positions) -> pa.Array:
+        """Look up the windows of the rows at some positions."""
+        return pa.array([file.window for file in self._files], pa.string()).take(pa.array(self._files_of(positions)))
+
+    def _files_of(self, positions: Positions) -> Positions:
+        starts = np.array([file.position for file in self._files])
+        return np.searchsorted(starts, positions, side="right") - 1
 
     def take(self, columns: Sequence[str], positions: Positions) -> list[pa.Array]:
         """Look up columns of the rows at some positions, in the order given."""
@@ -78,12 +86,12 @@ class ByPosition:
 
     def _find_groups(self) -> Iterator[_Group]:
         for file in self._files:
-            with self._lake.open_input(file.path) as opened:
-                metadata = pq.read_metadata(opened)
+            with stored_file(self._lake, file.path, self._schema) as stored:
+                groups = stored.groups
             first = file.position
-            for number in range(metadata.num_row_groups):
+            for number, rows in enumerate(groups):
                 yield _Group(file.path, number, first, file.window)
-                first += metadata.row_group(number).num_rows
+                first += rows
 
     def _from_group(self, number: int, columns: Sequence[str], positions: Positions) -> list[pa.Array]:
         group = self._groups[number]
@@ -100,11 +108,8 @@ class ByPosition:
         if key in self._held:
             self._held.move_to_end(key)
             return self._held[key]
-        with self._lake.open_input(group.path) as opened:
-            parquet = pq.ParquetFile(opened)
-            table = parquet.read_row_group(group.number, columns=list(columns), use_threads=False).combine_chunks()
-        if self._schema is not None:
-            table = completed(table, self._schema, columns)
+        with stored_file(self._lake, group.path, only(self._schema, *columns)) as stored:
+            table = stored.group(group.number).combine_chunks()
         self._held[key] = table
         self._bytes += table.nbytes
         while self._bytes > _HELD_BYTES and len(self._held) > 1:

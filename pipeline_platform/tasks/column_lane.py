@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -21,11 +22,12 @@ from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from pipeline_platform.model.schema import ColumnError, arrow_schema, refuse_nulls
 from pipeline_platform.tasks.by_position import DELIVERY, PAYLOAD, ByPosition, Positions, checksum
 from pipeline_platform.tasks.fork import Death
-from pipeline_platform.tasks.fresh import from_clean
 from pipeline_platform.tasks.handle import oversized
+from pipeline_platform.tasks.host import in_a_host
 from pipeline_platform.tasks.isolate import Isolation
 from pipeline_platform.tasks.lookup import Repeats
 from pipeline_platform.tasks.outcomes import Outcomes
+from pipeline_platform.tasks.progress import UNWATCHED, Watch
 from pipeline_platform.tasks.said import heard
 from pipeline_platform.tasks.step import CallingStep, Step
 
@@ -44,6 +46,9 @@ ROUTING = ("batcher", "batch_key", "status", "reason")
 TAKEN = ("position", "batcher", "batch_key", "_failure")
 """What of that goes to Python. A row is known again by its position alone, and has failed if it has a failure."""
 
+GROUP_BYTES = 64 * 2**20
+"""Bytes of rows that a task holds for a host: Spark gives them once, and a host that dies is followed by another."""
+
 _FIRST = 16
 """Payloads that are looked up first, before it is known how large they are."""
 
@@ -61,9 +66,8 @@ class ReadColumns:
     def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
         """Run task `index`."""
         repeats = Repeats.read(self.lake, self.repeats)
-        for _, chunk in read_ranges(
-            self.lake, self.parts[index], RECEIVED.names, self.options.chunk_size, self.options.chunk_bytes
-        ):
+        options = self.options
+        for _, chunk in read_ranges(self.lake, self.parts[index], RECEIVED, options.chunk_size, options.chunk_bytes):
             rows, *_ = repeats.split(chunk)
             if large := oversized(rows, self.options.max_message_bytes):
                 rows = rows.filter(pc.invert(pc.is_in(pa.array(range(rows.num_rows)), pa.array(large))))
@@ -162,24 +166,44 @@ class WriteColumns(CallingStep):
     """
 
     received: Sequence[Range]
+    outside = (OSError,)
 
-    @from_clean
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write one partition; return its manifest."""
+    def __call__(self, share: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Write one partition; yield its manifest, some of it for each group of rows that a host gets."""
+        for group in _groups(share):
+            yield from in_a_host(partial(self.work, group), self.lake, self.pipeline.name, self.limit())
+
+    def work(
+        self, share: Iterable[pa.RecordBatch], watch: Watch | None = UNWATCHED, death: Death | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Write rows; yield their manifest."""
         began, started, count, total = time.time(), time.monotonic(), 0, 0
         with self.writer(f"handle-{uuid.uuid4().hex[:4]}") as writer, heard() as said, self.told():
             received = ByPosition(self.lake, self.received)
-            isolation = Isolation(self, writer)
-            for batch in filter(len, batches):
+            isolation = Isolation(self, writer, watch, death)
+            for batch in filter(len, share):
                 for window, rows in _by_window(received, batch):
                     positions = rows.column("position").to_numpy()
                     count, total = count + len(positions), (total + checksum(positions)) % 2**64
                     lane = _Rows(self, received, window)
-                    isolation.deal(rows, lane.write, lane.record_death, places=positions.tolist())
+                    isolation.deal(rows, lane.write, lane.record_death)
             took = {"began": began, "seconds": time.monotonic() - started}
             notes = {"returned_rows": count, "checksum": total, **took}
             manifest = writer.close(**isolation.outcomes.tally.notes(), **said.notes(), **notes)
         yield from manifest.to_arrow().to_batches()
+
+
+def _groups(batches: Iterator[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    """Batches of `GROUP_BYTES`, or a little more."""
+    group, size = list[pa.RecordBatch](), 0
+    for batch in batches:
+        group.append(batch)
+        size += batch.nbytes
+        if size >= GROUP_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
 
 
 def _by_window(received: ByPosition, batch: pa.RecordBatch) -> list[tuple[str, pa.RecordBatch]]:
@@ -200,10 +224,13 @@ class _Rows:
         self._received, self._window = received, window
         self._misfits: dict[int, Failure] = {}
         """By position."""
+        self._row_at: dict[int, int] = {}
+        """The rows that are being written, by position."""
 
     def write(self, rows: pa.RecordBatch, outcomes: Outcomes, until: float | None) -> Sequence[int]:
         """Route rows and write them, all of them."""
         del until  # permits were taken when rows were read
+        self._number(rows)
         with outcomes.told(rows.num_rows):
             self._write_all(rows, outcomes)
         return ()
@@ -233,8 +260,12 @@ class _Rows:
 
     def record_death(self, rows: pa.RecordBatch, outcomes: Outcomes, death: Death) -> None:
         """Fail rows that ended their process."""
+        self._number(rows)
         self._outcomes = outcomes
         self._fail(rows, lambda _: death.failure("handle_messages"))
+
+    def _number(self, rows: pa.RecordBatch) -> None:
+        self._row_at = {position: row for row, position in enumerate(rows.column("position").to_pylist())}
 
     def _fail(self, rows: pa.RecordBatch, why: Callable[[dict[str, Any]], Failure]) -> None:
         known = [name for name in ("position", "batcher", "_failure") if name in rows.schema.names]
@@ -289,7 +320,8 @@ class _Rows:
             delivered = self._as_received(some.column("position").to_numpy())
             done = 0
             for part in bounded(delivered, options.chunk_bytes):
-                self._outcomes.watch.name(some["position"].slice(done, part.num_rows).to_pylist())
+                positions = some["position"].slice(done, part.num_rows).to_pylist()
+                self._outcomes.watch.name([self._row_at[position] for position in positions])
                 yield some.slice(done, part.num_rows), part
                 done += part.num_rows
             start += some.num_rows

@@ -19,6 +19,8 @@ from pipeline_platform.telemetry.spans import span
 
 IDENTITY = ["source", "message_id", "attempt"]
 PAYLOAD = ["data", "metadata", "partition", "sequence"]
+RECEIVING = "receive_messages"
+"""The stage of what fails before any callback has seen it. None of it is rescued."""
 _WORDS = ("kind", "reason", "traceback", "stage")
 
 
@@ -51,15 +53,17 @@ class Failures:
         self, messages: Sequence[Message], pipeline: Pipeline, may_rescue: Callable[[Message], bool]
     ) -> list[Message]:
         given = {message._row: message for message in messages}
-        returned: dict[int, Message] = {}
+        made: dict[int, Message] = {}
         with self._watch.busy("handle_failed", messages):
             try:
                 with span("handle_failed", self._step.pipeline, messages=len(given)) as told:
+                    returned: dict[int, Message] = {}
                     for message in pipeline.handle_failed(list(messages), self._step.context):
                         if message.__class__ is not Message or not message.is_same(given.get(message._row)):
                             why = "handle_failed must return the messages that it was given; it returned others"
                             raise TypeError(why)
                         returned.setdefault(message._row, message)
+                    made = returned  # all or nothing: it neither raised nor returned a stranger
                     if len(returned) < len(given):
                         why = f"handle_failed must return all {len(given)} messages; it returned {len(returned)}"
                         raise TypeError(why)
@@ -67,7 +71,7 @@ class Failures:
             except BaseException as error:
                 self._count_error(error)
         # One that the callback left out stays as it was.
-        return [self._looked_at(message, returned.get(row, message), may_rescue) for row, message in given.items()]
+        return [self._looked_at(message, made.get(row, message), may_rescue) for row, message in given.items()]
 
     def _looked_at(self, given: Message, returned: Message, may_rescue: Callable[[Message], bool]) -> Message:
         before = given.failure
@@ -78,7 +82,7 @@ class Failures:
             self._count_error(error)
             return returned._rejected(before)
         if returned.failure is None:
-            rescued = may_rescue(given)
+            rescued = before.stage != RECEIVING and may_rescue(given)
             self._tally.counts["rescued" if rescued else "not_rescued"] += 1
             if rescued:
                 return returned

@@ -19,9 +19,9 @@ from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import BULK, MESSAGES, SETTLING, BatchMode, Message
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.settling import Settling
+from pipeline_platform.tasks.failures import RECEIVING
 from pipeline_platform.tasks.fan_out import held_bytes, with_children
 from pipeline_platform.tasks.fork import Death
-from pipeline_platform.tasks.fresh import from_clean
 from pipeline_platform.tasks.isolate import Isolation
 from pipeline_platform.tasks.lookup import Repeats
 from pipeline_platform.tasks.outcomes import Outcomes
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pipeline_platform.control.pace import Pace
 
 _UNREAD = {"receive_id", "published_at"}
-READ = [*(name for name in MESSAGES.names if name not in _UNREAD), "position"]
+READ = pa.schema([*(field for field in MESSAGES if field.name not in _UNREAD), ("position", pa.int64())])
 """What handling reads of a received message."""
 
 LANE = "lane"
@@ -151,7 +151,8 @@ class Handler:
         # The hot loop: one call, one check and one append a message. To unpack arguments would cost twice the call.
         context, handled = self._context, []
         for message in (watch or self._watch).each(stage, messages):
-            if message._standing.failure is not None:
+            standing = message._standing
+            if standing.failure is not None:
                 handled.append(message)
                 continue
             try:
@@ -159,7 +160,7 @@ class Handler:
                 if (
                     result.__class__ is not Message
                     or result._row != message._row
-                    or result._standing is not message._standing
+                    or result._standing is not standing
                     or type(result.batcher) is not str
                     or type(result.batch_key) is not str
                 ):
@@ -237,7 +238,7 @@ def oversized(batch: pa.RecordBatch, most_bytes: int) -> list[int]:
 def too_large(payload: bytes, most_bytes: int) -> Failure:
     """Why a message fails that is larger than its pipeline takes."""
     reason = f"its payload has {len(payload):,} bytes, and processors.max_message_bytes allows {most_bytes:,}"
-    return Failure("too large", reason, "", "receive_messages", retry=False)
+    return Failure("too large", reason, "", RECEIVING, retry=False)
 
 
 @dataclass(frozen=True)
@@ -255,17 +256,16 @@ class Handle(CallingStep):
     pace: Pace | None = None
     in_order: ClassVar[bool] = False
 
-    @from_clean
-    def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
-        """Run task `index`."""
+    def work(self, share: int, watch: Watch | None = UNWATCHED, death: Death | None = None) -> Iterator[pa.RecordBatch]:
+        """Do the part of task `share`."""
         began, started, options = time.time(), time.monotonic(), self.pipeline.processors
         repeats = Repeats.read(self.lake, self.repeats)
-        with self.writer(f"handle-{index}") as writer, heard() as said, self.told(index):
-            isolation = Isolation(self, writer)
+        with self.writer(f"handle-{share}") as writer, heard() as said, self.told(share):
+            isolation = Isolation(self, writer, watch, death)
             outcomes = isolation.outcomes
             rows = max(options.chunk_size, BLOCK_ROWS)
             with rare_collections():
-                for block in self._blocks(index, rows):
+                for block in self._blocks(share, rows):
                     window, (fresh, decided, copies) = block.column("window")[0].as_py(), repeats.split(block)
                     outcomes.duplicates(decided, window, decided=True)
                     outcomes.duplicates(copies, window, decided=False)
@@ -275,7 +275,7 @@ class Handle(CallingStep):
                         give_back(fresh, outcomes)
                         continue
                     isolation.deal(fresh, work, fail, self._permitted, give_back, in_order=self.in_order)
-            took = {"began": began, "seconds": time.monotonic() - started, "task": index}
+            took = {"began": began, "seconds": time.monotonic() - started, "task": share}
             waited = self.pace.waited if self.pace else 0.0
             manifest = writer.close(**outcomes.tally.notes(), **said.notes(), **took, waited=waited)
         yield from manifest.to_arrow().to_batches()

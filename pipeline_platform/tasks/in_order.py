@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from pipeline_platform.lake.reader import Range
+from pipeline_platform.lake.reader import Range, row_groups
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.stored_file import stored_file
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.model.partition import SOURCE
 from pipeline_platform.tasks.by_position import ByPosition
@@ -117,8 +117,7 @@ class DealPartitions:
         yield from manifest.to_arrow().to_batches()
 
     def _read(self, file: Range) -> pa.Table:
-        with self.lake.open_input(file.path) as opened:
-            rows = pq.read_table(opened, schema=FOUND)
+        rows = pa.concat_tables(row_groups(self.lake, file.path, FOUND))
         return rows.append_column("window", pa.repeat(file.window, rows.num_rows))
 
 
@@ -138,7 +137,8 @@ class HandleInOrder(Handle):
 
     def _blocks(self, index: int, rows: int) -> Iterator[pa.RecordBatch]:
         (whole,) = self.parts
-        received, stored = ByPosition(self.lake, whole), [name for name in READ if name not in ("window", "position")]
+        received = ByPosition(self.lake, whole)
+        stored = [name for name in READ.names if name not in ("window", "position")]
         for some in self._dealt(index, rows):
             positions = some["position"].to_numpy()
             columns = dict(zip(stored, received.take(stored, positions), strict=True))
@@ -153,7 +153,7 @@ class HandleInOrder(Handle):
         most_bytes = self.pipeline.processors.chunk_bytes
         for mine in self._planned(index):
             first, total = 0, 0
-            for row, size in enumerate(mine["size"].to_pylist()):
+            for row, size in enumerate(mine["size"].fill_null(0).to_pylist()):  # a message may have no data
                 if row > first and (row - first == most_rows or total + size > most_bytes):
                     yield mine.slice(first, row - first)
                     first, total = row, 0
@@ -163,9 +163,10 @@ class HandleInOrder(Handle):
 
     def _planned(self, index: int) -> Iterator[pa.Table]:
         """The positions and sizes of a task, and their lanes if it keeps an order."""
-        mine: list[tuple[str, str, int]] = [("task", "==", index)]
+        mine = pc.field("task") == index
         if self.turns is not None:
-            mine += [("turn", ">=", self.turns[0]), ("turn", "<", self.turns[1])]
+            mine &= (pc.field("turn") >= self.turns[0]) & (pc.field("turn") < self.turns[1])
         for file in self.plan:
-            with self.lake.open_input(file.path) as opened:
-                yield pq.read_table(opened, columns=DEALT.names, filters=mine)
+            with stored_file(self.lake, file.path, DEALT) as stored:
+                tables = [stored.group(group).filter(mine) for group in stored.groups_with("task", index, index)]
+            yield pa.concat_tables([DEALT.empty_table(), *tables])

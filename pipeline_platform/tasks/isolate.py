@@ -1,8 +1,8 @@
-"""Isolation: a callback that ends its process or hangs does so in a fork, and costs no message but its own.
+"""Isolation: a callback that ends its process, hangs or spoils it costs no message but its own.
 
-A task that is tried again, or whose calls have a limit, calls no callback itself. A fork does, on some rows at a time,
-and gives back as Arrow what it would have written. One that dies is followed by another without the row to blame; where
-that is unknown, by others with fewer rows.
+A task calls no callback itself: its process stays clean. A host does, a fork that does all of the task's part. Where
+that dies, forks do it on some rows at a time, and give back as Arrow what they would have written. One that dies is
+followed by another without the row to blame; where that is unknown, by others with fewer rows.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from collections.abc import Callable, Sequence
 import pyarrow as pa
 
 from pipeline_platform.tasks.fork import Death, Written, in_a_fork
-from pipeline_platform.tasks.fresh import calls_here
 from pipeline_platform.tasks.outcomes import Outcomes
-from pipeline_platform.tasks.progress import Progress
+from pipeline_platform.tasks.progress import Progress, Watch, end_copy
 from pipeline_platform.tasks.step import CallingStep, Sink
 
 BEGUN_AGAIN = 2
@@ -27,7 +26,7 @@ QUICK_S = 0.5
 
 
 class Isolation:
-    """Has the callbacks of one task called: here, or in forks.
+    """Has the callbacks of one task called: here, where this is a host, or in forks.
 
     Each fork has an instance of the pipeline, and so connections, of its own.
 
@@ -36,13 +35,32 @@ class Isolation:
         outcomes: Where everything is recorded in the end. In a task that forks it calls no callback.
     """
 
-    def __init__(self, step: CallingStep, sink: Sink) -> None:
-        self.forks = step.forks
-        if not self.forks:
-            calls_here()
-        self.outcomes = Outcomes(step, sink, None if self.forks else step.pipeline())
+    def __init__(self, step: CallingStep, sink: Sink, watch: Watch | None, death: Death | None = None) -> None:
+        """Prepare to have callbacks called.
+
+        Args:
+            step: Whose.
+            sink: What takes all rows in the end.
+            watch: Learns where callbacks are that are called here; None to call them in forks.
+            death: How the host died that did all of this before.
+        """
+        self.forks = watch is None
+        if watch is not None:
+            self.outcomes = Outcomes(step, sink, step.pipeline(), watch)
+            end_copy()
+        else:
+            self.outcomes = Outcomes(step, sink)
         self._step, self._sink, self._limit = step, sink, step.limit()
+        self._watch, self._death, self._block = watch, death, 0
         self._most = self._chunk = step.pipeline.processors.chunk_size  # rows of a fork
+
+    def begin_block(self) -> Death | None:
+        """Begin with other rows; return how the host died that dealt with these before, if that says which it was."""
+        self._block += 1
+        if self._watch is not None:
+            self._watch.begin_block(self._block)
+        death = self._death
+        return death if death and death.block == self._block and death.rows else None
 
     def deal(
         self,
@@ -52,7 +70,6 @@ class Isolation:
         permitted: Callable[[int], tuple[int, float]] = lambda wanted: (wanted, math.inf),
         give_back: Callable[[pa.RecordBatch, Outcomes], None] | None = None,
         *,
-        places: Sequence[int] | None = None,
         in_order: bool = False,
     ) -> None:
         """Have rows dealt with, whichever of them end the process that does, or hang.
@@ -65,9 +82,9 @@ class Isolation:
             permitted: Called before each try in a fork, which must not touch the connections of its parent: how many
                 of some rows may be dealt with, and until when. 0 where none may any more.
             give_back: Records rows that may not be dealt with any more.
-            places: The numbers by which `work` names these rows to its watch, if not as messages are numbered.
             in_order: Whether no row may be dealt with before those that precede it.
         """
+        known = self.begin_block()
         if not rows.num_rows:
             return
         if not self.forks:
@@ -75,12 +92,29 @@ class Isolation:
             if give_back and left:
                 give_back(rows.take(pa.array(left, pa.int64())), self.outcomes)
             return
+        self._deal_in_forks(rows, work, fail, permitted, give_back, known, in_order=in_order)
+
+    def _deal_in_forks(
+        self,
+        rows: pa.RecordBatch,
+        work: Callable[[pa.RecordBatch, Outcomes, float | None], Sequence[int]],
+        fail: Callable[[pa.RecordBatch, Outcomes, Death], None],
+        permitted: Callable[[int], tuple[int, float]],
+        give_back: Callable[[pa.RecordBatch, Outcomes], None] | None,
+        known: Death | None,
+        *,
+        in_order: bool,
+    ) -> None:
+        """See `deal`; `known` is how a host died of all these rows before."""
         exact = False  # to build columns for each message by itself takes several times as long: only once it is needed
         in_time = True
-        row_at = {place: row for row, place in enumerate(places or ())}
 
         def attempt(some: Sequence[int]) -> _Tried:
-            nonlocal exact, in_time
+            nonlocal exact, in_time, known
+            if known is not None:  # a host had all of these rows
+                death, known = known, None
+                exact = death.has_several
+                return (None, some) if exact else (_renamed(death, some), ())
             # Where preparing took longer than permits hold, one message begins late: the others never would.
             count, until = permitted(min(len(some), self._most) if in_time else 1)
             if give_back and not count:
@@ -89,7 +123,7 @@ class Isolation:
             chosen = rows.take(pa.array(some[:count], pa.int64()))
             begin_until = until if in_time else math.inf
             began = time.monotonic()
-            answer = self.fork(lambda outcomes: work(chosen, outcomes, begin_until), count, exact=exact)
+            answer = self.fork(lambda outcomes: work(chosen, outcomes, begin_until), exact=exact)
             if not isinstance(answer, Death):
                 in_time = len(answer) < count
                 now = time.monotonic()
@@ -103,43 +137,45 @@ class Isolation:
             if answer.has_several and not exact:
                 exact = True
                 return None, some
-            blamed = [some[row] if places is None else row_at[row] for row in answer.rows]
-            return answer._replace(rows=blamed), some[count:]
+            return _renamed(answer, some), some[count:]
 
         def record(some: Sequence[int], death: Death) -> None:
             these = rows.take(pa.array(some, pa.int64()))
             again: Sequence[int] | Death = death
             if death.callback != "handle_failed":
-                again = self.fork(lambda outcomes: fail(these, outcomes, death), len(some), exact=False)
+                again = self.fork(lambda outcomes: fail(these, outcomes, death), exact=False)
             if isinstance(again, Death):  # `handle_failed` cannot bear it
                 fail(these, self.outcomes, death)
 
         settle(range(rows.num_rows), attempt, record, in_order=in_order)
 
-    def fork(
-        self, work: Callable[[Outcomes], Sequence[int] | None], rows: int, *, exact: bool = True
-    ) -> Sequence[int] | Death:
+    def fork(self, work: Callable[[Outcomes], Sequence[int] | None], *, exact: bool = True) -> Sequence[int] | Death:
         """Have a fork work on some rows and record here what it recorded; return its answer, or how it died.
 
         Args:
             work: Called in the fork.
-            rows: Messages that it is about, at the most.
             exact: See `Watch`; without it a death is blamed on as many rows as were at work.
         """
 
         def child(progress: Progress) -> Written:
             written = Written()
             outcomes = Outcomes(self._step, written, self._step.pipeline(), progress)
+            end_copy()
             written.notes = {"answer": work(outcomes) or (), "tally": outcomes.tally.to_json()}
             return written
 
-        answer = in_a_fork(child, rows, exact=exact, limit=self._limit)
+        answer = in_a_fork(child, exact=exact, limit=self._limit, outside=self._step.outside)
         if isinstance(answer, Death):
             return answer
         for table, window, batch in answer.batches:
             self._sink.write(table, window, batch)
         self.outcomes.tally.add(answer.notes["tally"])
         return [int(row) for row in answer.notes["answer"]]
+
+
+def _renamed(death: Death, some: Sequence[int]) -> Death:
+    """A death in which rows have the numbers that they had before some were chosen."""
+    return death._replace(rows=[some[row] for row in death.rows])
 
 
 _Tried = tuple[Death | None, Sequence[int]]

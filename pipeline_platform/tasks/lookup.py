@@ -33,7 +33,7 @@ class Repeats:
     def read(cls, lake: Lake, files: Sequence[Range]) -> Repeats:
         """Read what `WriteRepeats` wrote."""
         keep: dict[tuple[str, str], int] = {}
-        for _, batch in read_ranges(lake, files, REPEATS.names, 65_536):
+        for _, batch in read_ranges(lake, files, REPEATS, 65_536):
             sources, ids, positions = (column.to_pylist() for column in batch.columns)
             keep.update(zip(zip(sources, ids, strict=True), positions, strict=True))
         return cls(keep)
@@ -59,7 +59,7 @@ class Scan:
 
     def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
         """Run task `index`."""
-        for _, batch in read_ranges(self.lake, self.parts[index], self.schema.names, 65_536):
+        for _, batch in read_ranges(self.lake, self.parts[index], self.schema, 65_536):
             yield pa.RecordBatch.from_arrays(batch.columns, schema=self.schema)
 
 

@@ -16,10 +16,9 @@ from pipeline_platform.lake.reader import Range, keys_of, read_ranges
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.tasks.fork import Death, Limit, Written, in_a_fork
-from pipeline_platform.tasks.fresh import calls_here, from_clean
+from pipeline_platform.tasks.fork import Death, Written, in_a_fork
 from pipeline_platform.tasks.handle import READ
-from pipeline_platform.tasks.progress import UNWATCHED, Progress, Watch
+from pipeline_platform.tasks.progress import UNWATCHED, Progress, Watch, end_copy
 from pipeline_platform.tasks.said import heard
 from pipeline_platform.tasks.step import CallingStep
 
@@ -32,6 +31,7 @@ UNHEARD = pa.schema([("ack_ref", pa.string()), ("ack_id", pa.string())])
 DECIDED = ["handled", "failed"]
 """Outcomes that end a message."""
 
+_OUTCOMES = UNHEARD.append(pa.field("outcome", pa.string()))
 _FAILED = pa.schema(
     {name: pa.string() for name in ("source", "message_id", "state", "stage", "kind", "reason", "batcher", "batch_key")}
 )
@@ -81,15 +81,19 @@ class TellAuthor(CallingStep):
     failed: Sequence[Range] = ()
     before: Mapping[str, Sequence[Span]] = field(default_factory=dict)
 
-    @from_clean
-    def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
-        """Run task `index`; its notes say which positions have heard, and why others have not."""
+    def work(self, share: int, watch: Watch | None = UNWATCHED, death: Death | None = None) -> Iterator[pa.RecordBatch]:
+        """Do the part of task `share`; its notes say which positions have heard, and why others have not."""
+        number = 0
         began, started = time.time(), time.monotonic()
         spans, unheard, errors = dict[str, list[Span]](), 0, list[str]()
-        with self.writer(f"unheard-{index}") as writer, heard() as said, self.told(index):
-            for _, block in read_ranges(self.lake, self.parts[index], READ, ROWS):
+        with self.writer(f"unheard-{share}") as writer, heard() as said, self.told(share):
+            for _, block in read_ranges(self.lake, self.parts[share], READ, ROWS):
                 for ack_ref, rows in self._groups(block):
-                    error = self._tell(ack_ref, rows)
+                    number += 1
+                    if watch is not None:
+                        watch.begin_block(number)
+                    known = death if death and death.block == number and death.rows else None
+                    error = self._tell(ack_ref, rows, watch, known)
                     if error is None:
                         places = rows.column("position").to_pylist()
                         spans.setdefault(ack_ref, []).append((places[0], places[-1] + 1))
@@ -98,7 +102,7 @@ class TellAuthor(CallingStep):
                     errors.append(f"acknowledge of {rows.num_rows} messages of {ack_ref}: {error}")
                     told = rows.select(UNHEARD.names)
                     writer.write(unheard_table(self.receive_id), rows.column("window")[0].as_py(), told)
-            took = {"began": began, "seconds": time.monotonic() - started, "task": index}
+            took = {"began": began, "seconds": time.monotonic() - started, "task": share}
             notes = {"heard": spans, "unheard": unheard, "unheard_why": errors[:_SAMPLE], **said.notes(), **took}
             manifest = writer.close(**notes)
         yield from manifest.to_arrow().to_batches()
@@ -117,7 +121,7 @@ class TellAuthor(CallingStep):
 
     @cached_property
     def _decided(self) -> pa.Array:
-        parts = (rows for _, rows in read_ranges(self.lake, self.outcomes, [*UNHEARD.names, "outcome"], 2**16))
+        parts = (rows for _, rows in read_ranges(self.lake, self.outcomes, _OUTCOMES, 2**16))
         keys = [
             keys_of(rows.filter(pc.is_in(rows.column("outcome"), pa.array(DECIDED))), *UNHEARD.names) for rows in parts
         ]
@@ -125,7 +129,7 @@ class TellAuthor(CallingStep):
 
     @cached_property
     def _failures(self) -> pa.Table:
-        batches = (rows for _, rows in read_ranges(self.lake, self.failed, _FAILED.names, 2**16))
+        batches = (rows for _, rows in read_ranges(self.lake, self.failed, _FAILED, 2**16))
         return pa.Table.from_batches(batches, _FAILED).filter(pc.field("state") != "closed")
 
     @cached_property
@@ -136,8 +140,10 @@ class TellAuthor(CallingStep):
     def _instance(self) -> Pipeline:
         return self.pipeline()
 
-    def _tell(self, ack_ref: str, rows: pa.RecordBatch) -> str | None:
-        """Call `acknowledge`; return what went wrong."""
+    def _tell(self, ack_ref: str, rows: pa.RecordBatch, watch: Watch | None, known: Death | None) -> str | None:
+        """Call `acknowledge`, unless a host is known to have died of this call; return what went wrong."""
+        if known is not None:
+            return known.failure("acknowledge").reason
         places = pc.index_in(keys_of(rows, "source", "message_id"), value_set=self._failed_keys)
         failures = dict(enumerate(self._failures.take(places).to_pylist()))
         failures = {place: row for place, row in failures.items() if row["message_id"] is not None}
@@ -147,6 +153,7 @@ class TellAuthor(CallingStep):
         def call(pipeline: Callable[[], Pipeline], watch: Watch) -> str | None:
             try:
                 instance = pipeline()
+                end_copy()
                 with watch.busy("acknowledge", messages):
                     instance.acknowledge(ack_ref, *groups, self.context)
             except BaseException as error:
@@ -154,17 +161,13 @@ class TellAuthor(CallingStep):
                 return f"{failure.kind}: {failure.reason}"
             return None
 
-        if not self.forks:
-            calls_here()
-            return call(lambda: self._instance, UNWATCHED)
+        if watch is not None:
+            return call(lambda: self._instance, watch)
 
         def child(progress: Progress) -> Written:
             written = Written()
             written.notes = {"error": call(self.pipeline, progress)}
             return written
 
-        limit, count = self.limit(), rows.num_rows
-        if limit is not None:  # it was set for one message
-            limit = Limit(f"{count:,} times {limit.option}", limit.span * count)
-        answer = in_a_fork(child, count, exact=False, limit=limit)
+        answer = in_a_fork(child, limit=self.limit())
         return answer.failure("acknowledge").reason if isinstance(answer, Death) else answer.notes["error"]

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from pipeline_platform.lake.reader import Range, groups_with, keys_of, row_groups
+from pipeline_platform.lake.reader import Range, keys_of, only, row_groups
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.stored_file import stored_file
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.settling import Settling
@@ -60,14 +60,14 @@ class EndParents(HandleInOrder):
 
 def failed_keys(lake: Lake, ends: Sequence[Range]) -> pa.Array:
     """Source and id of the parents that failed, by `keys_of`."""
-    said = (rows for file in ends for rows in row_groups(lake, file.path, "source", "message_id", "kind"))
+    said = (rows for file in ends for rows in row_groups(lake, file.path, only(ENDS, "source", "message_id", "kind")))
     failed = (keys_of(rows.filter(pc.is_valid(rows["kind"])), "source", "message_id") for rows in said)
     return pc.unique(pa.concat_arrays([pa.array([], pa.string()), *map(pc.unique, failed)]))
 
 
 def _read(lake: Lake, files: Sequence[Range], schema: pa.Schema) -> pa.Table:
     """What files hold."""
-    tables = [rows for file in files for rows in row_groups(lake, file.path)]
+    tables = [rows for file in files for rows in row_groups(lake, file.path, schema)]
     return pa.concat_tables([schema.empty_table(), *tables])
 
 
@@ -75,11 +75,9 @@ def _ends_between(lake: Lake, files: Sequence[Range], first: int, last: int) -> 
     """What counts of what children say of the messages at some positions."""
     ends, held = [ENDS.empty_table()], 0
     for file in files:
-        with lake.open_input(file.path) as opened:
+        with stored_file(lake, file.path, ENDS) as stored:
             # Some at a time: each of thousands of children that failed has a traceback.
-            parquet = pq.ParquetFile(opened)
-            groups = groups_with(parquet, "position", first, last)
-            for some in parquet.iter_batches(_READ_ROWS, row_groups=groups, use_threads=False):
+            for some in stored.batches(_READ_ROWS, stored.groups_with("position", first, last)):
                 rows = pa.table(some)
                 within = pc.and_(pc.greater_equal(rows["position"], first), pc.less_equal(rows["position"], last))
                 ends.append(that_count(rows.filter(within)))

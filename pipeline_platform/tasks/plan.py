@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from pipeline_platform.lake.reader import Range, completed
+from pipeline_platform.lake.reader import Range, row_groups
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.model.failure import Failure
@@ -21,8 +21,8 @@ from pipeline_platform.model.settling import Settling
 from pipeline_platform.tasks import cut
 from pipeline_platform.tasks.by_position import ByPosition
 from pipeline_platform.tasks.fork import Death, Limit, Written, in_a_fork
-from pipeline_platform.tasks.fresh import calls_here, from_clean, tries_before
-from pipeline_platform.tasks.progress import UNWATCHED, Progress, Watch
+from pipeline_platform.tasks.host import in_a_host
+from pipeline_platform.tasks.progress import UNWATCHED, Watch
 from pipeline_platform.tasks.said import Said, heard
 from pipeline_platform.tasks.staging import CUT_BY, STAGED, staged_messages, staged_table, to_be_cut
 
@@ -41,7 +41,6 @@ class CutBatches:
         settling: How the source is told of messages.
         staged: Whole files, in the order of their positions.
         rest: The trigger of what is left when no more messages come.
-        careful: Call a splitter in a fork, as a task does that is tried again, or whose calls have a limit.
         tasks: Tasks that partitions are dealt to.
     """
 
@@ -53,49 +52,35 @@ class CutBatches:
     settling: Settling
     staged: Sequence[Range]
     rest: Trigger = "flush"
-    careful: bool = False
     tasks: int = 1
 
-    @from_clean
     def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
         """Run the only task."""
+        if not self._splits:
+            return self.work(index)
+        return in_a_host(partial(self.work, index), self.lake, self.pipeline, self._limit())
+
+    def work(self, index: int, watch: Watch | None = UNWATCHED, death: Death | None = None) -> Iterator[pa.RecordBatch]:
+        """Cut; a splitter is called here if it has a watch, and else in forks."""
         known = pa.concat_tables(map(self._known, self.staged)).combine_chunks()
         # Without one there is nothing to hear, and a thread of the driver may do this.
         with heard() if self._splits else nullcontext(Said()) as said:
-            batches = self._batches(known)
+            batches = self._cut_in_forks(known, death) if watch is None else self._cut(known, {}, watch)
         with Writer(self.lake, self.pipeline, f"{self.receive_id}-{self.batcher}-cut-{index}") as writer:
             for batch in batches.combine_chunks().to_batches():
                 writer.write(plan_table(self.receive_id, self.batcher), self.staged[0].window, batch)
             manifest = writer.close(**said.notes(), who=f"the splitter of {self.batcher!r}")
         yield from manifest.to_arrow().to_batches()
 
-    def _batches(self, known: pa.Table) -> pa.Table:
-        if self.forks:
-            return self._cut_in_forks(known)
-        if self._splits:
-            calls_here()
-        return self._cut(known, {}, UNWATCHED)
-
     @property
     def _splits(self) -> bool:
         return isinstance(self.options.batch_size, Splitter)
-
-    @property
-    def forks(self) -> bool:
-        """Whether a task that runs now calls a splitter in a fork."""
-        return self._splits and (self.careful or self._limit() is not None or tries_before() > 0)
-
-    def carefully(self) -> CutBatches:
-        """The same step, which calls a splitter in a fork."""
-        return replace(self, careful=True)
 
     def _limit(self) -> Limit | None:
         return Limit.of(f"batchers[{self.batcher!r}].message_timeout", self.options.message_timeout)
 
     def _known(self, file: Range) -> pa.Table:
-        with self.lake.open_input(file.path) as opened:
-            rows = pq.ParquetFile(opened).read(columns=CUT_BY)
-        return to_be_cut(completed(rows, STAGED, CUT_BY), file.window)
+        return to_be_cut(pa.concat_tables(row_groups(self.lake, file.path, CUT_BY)), file.window)
 
     def _cut(self, known: pa.Table, killers: Mapping[int, Failure], watch: Watch) -> pa.Table:
         options, read = self.options, partial(self._messages, known["size"].to_numpy(), killers, watch)
@@ -108,7 +93,9 @@ class CutBatches:
         """Yield the messages of some rows. A killer, by its place among them, fails undecoded."""
         staged, model, first = ByPosition(self.lake, self.staged, STAGED), self.options.table_schema, 0
         for some in _portions(sizes, rows):
-            read = pa.RecordBatch.from_arrays(staged.take(STAGED.names, np.array(some)), schema=STAGED)
+            places = np.array(some)
+            read = pa.RecordBatch.from_arrays(staged.take(STAGED.names, places), schema=STAGED)
+            read = read.append_column("window", staged.windows(places))
             known = {place - first: why for place, why in killers.items() if 0 <= place - first < len(some)}
             watch.name(range(first, first + len(some)))
             decoded = staged_messages(read, self.batcher, self.settling, model, known, _Named(watch))
@@ -117,21 +104,38 @@ class CutBatches:
                     yield message
             first += len(some)
 
-    def _cut_in_forks(self, known: pa.Table) -> pa.Table:
+    def _cut_in_forks(self, known: pa.Table, death: Death | None) -> pa.Table:
         """Cut until a fork lives: each message that one dies of, or that takes too long, fails alone."""
-        killers = dict[int, Failure]()
+        killers, rows = dict[int, Failure](), known.num_rows
 
-        def child(progress: Progress) -> Written:
-            written = Written()
-            for batch in self._cut(known, killers, progress).to_batches():
-                written.write("", "", batch)
-            return written
+        def tried(apart: Mapping[int, Failure]) -> Written | Death:
+            return in_a_fork(lambda progress: self._written(known, apart, progress), limit=self._limit())
 
-        while isinstance(answer := in_a_fork(child, known.num_rows, limit=self._limit()), Death):
-            # Where nobody knows which message it was, each may be to blame.
-            blamed = {*answer.rows} - killers.keys() or range(known.num_rows)
-            killers |= {place: answer.failure("batch_size") for place in blamed if place not in killers}
+        answer: Written | Death = death if death and death.rows else tried(killers)
+        while isinstance(answer, Death):
+            blamed = {*answer.rows} - killers.keys()
+            why = answer.failure("batch_size")
+            if not blamed:  # nobody knows which it was: the last of the fewest first ones that a fork dies of
+                first = bisect_left(
+                    range(rows + 1), True, key=lambda few: isinstance(tried(self._but(few, rows, killers, why)), Death)
+                )
+                if not 0 < first <= rows:
+                    raise RuntimeError(f"cutting batches for {self.batcher!r} failed without a message: {why.reason}")
+                blamed = {first - 1}
+            killers |= dict.fromkeys(blamed, why)
+            answer = tried(killers)
         return pa.Table.from_batches([batch for *_, batch in answer.batches], cut.BATCHES)
+
+    def _written(self, known: pa.Table, killers: Mapping[int, Failure], watch: Watch) -> Written:
+        written = Written()
+        for batch in self._cut(known, killers, watch).to_batches():
+            written.write("", "", batch)
+        return written
+
+    @staticmethod
+    def _but(few: int, rows: int, killers: dict[int, Failure], why: Failure) -> dict[int, Failure]:
+        """Killers, and all messages but the first few: what fails undecoded is not called for."""
+        return dict.fromkeys(range(few, rows), why) | killers
 
 
 class _Named(Watch):

@@ -1,8 +1,10 @@
-"""Which callback has which messages: what a fork that dies or hangs leaves behind."""
+"""Which callback has which messages: what a host that dies or hangs leaves behind in shared memory."""
 
 from __future__ import annotations
 
 import mmap
+import os
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import count
@@ -13,18 +15,57 @@ _CALLBACKS = (
     "", "transform", "partition_by", "prepare_messages", "handle_message", "decode", "batch_size", "handle_batch",
     "lake", "handle_failed", "acknowledge",
 )  # fmt: skip
+MOST_ROWS = 2**20
+"""Rows of one call that can be named. Where it has more, nobody knows which it was."""
 _CELL = 8
-_STATE, _CALLBACK, _COUNT, _CALL, _THREADS, _ROWS = range(6)
-"""Cells: one for each of these, then the rows, then for each thread its call, if several are at work."""
+_STATE, _CALLED, _BLOCK, _CALLBACK, _CALL, _COUNT, _THREADS, _ROWS = range(8)
+"""Cells: one for each of these, then the rows of a call that has several, or for each thread what it is at.
+
+A thread's cell holds its call and its row in one number, so that nobody reads one of them too early; 0 is no call.
+"""
+_SHIFT, _ROW = 32, 2**32 - 1
 RUNNING, DELIVERED, RAISED = 0, 1, 2
+end_process = os._exit
+"""Kept here: a callback could put something else into its place."""
+
 _NOTHING: AbstractContextManager[None] = nullcontext()
+
+_host = 0
+_is_copy = False
+"""Whether this process was forked from a host by a callback, and goes on where that was."""
+
+
+def _note_copy() -> None:
+    global _is_copy  # noqa: PLW0603 - it is the process that is a copy or not
+    _is_copy = True
+
+
+os.register_at_fork(after_in_child=_note_copy)
+
+
+def begin_host() -> None:
+    """Be a host from here on."""
+    global _host, _is_copy
+    _host, _is_copy = os.getpid(), False
+
+
+def end_copy() -> None:
+    """End this process if it is not the host that began: a callback forked, and its child came back here.
+
+    A fork that Python knows nothing of is noticed, too, by the process's number.
+    """
+    if _host and (_is_copy or os.getpid() != _host):
+        end_process(1)
 
 
 class Watch:
-    """Learns where callbacks are. This one forgets it, and costs nothing: for a task that has not died before."""
+    """Learns where callbacks are. This one forgets it, and costs nothing: for callbacks that no host calls."""
 
     exact = False
     """Whether serializers and `handle_failed` get one message at a time, so that a killer is known."""
+
+    def begin_block(self, number: int) -> None:
+        """What follows is about another block of rows."""
 
     def each(self, callback: str, messages: Iterable[Message]) -> Iterable[Message]:
         """Yield messages, each as its callback begins."""
@@ -49,43 +90,42 @@ UNWATCHED = Watch()
 
 
 class Progress(Watch):
-    """Where a fork is, in memory that it shares with its parent.
+    """Where a host is, in memory that it shares with its parent. What a callback's own fork leads here ends there.
 
     Args:
-        rows: Messages that the fork has at the most.
         exact: See `Watch`.
     """
 
-    def __init__(self, rows: int, *, exact: bool) -> None:
+    def __init__(self, *, exact: bool = False) -> None:
         self.exact = exact
-        self._cells = memoryview(mmap.mmap(-1, _CELL * (_ROWS + 2 * rows))).cast("q")
-        self._most, self._calls = rows, count(1)
+        # Pages that nobody touches cost nothing.
+        self._cells = memoryview(mmap.mmap(-1, _CELL * (_ROWS + MOST_ROWS))).cast("q")
+        self._calls = count(1)
         self._places: Sequence[int] | None = None
+
+    def begin_block(self, number: int) -> None:
+        """What follows is about another block of rows."""
+        end_copy()
+        self._cells[_BLOCK], self._cells[_CALLBACK], self._cells[_COUNT], self._cells[_THREADS] = number, 0, 0, 0
 
     def each(self, callback: str, messages: Iterable[Message]) -> Iterator[Message]:
         """Yield messages, each as its callback begins."""
-        cells, number, calls = self._cells, _CALLBACKS.index(callback), self._calls
-        cells[_THREADS] = 0
-        try:
-            for message in messages:
-                cells[_CALL] = 0  # else the parent could take this message for the one before, which took too long
-                cells[_CALLBACK], cells[_COUNT], cells[_ROWS] = number, 1, message._row
-                cells[_CALL] = next(calls)
-                yield message
-        finally:  # also where no more of them are asked for
-            cells[_CALL] = 0
+        return self.of_threads(callback, 1)[0].each(callback, messages)  # type: ignore[return-value]
 
     @contextmanager
     def busy(self, callback: str, messages: Sequence[Message]) -> Iterator[None]:
         """A callback has these messages, as long as this is entered."""
         cells, places = self._cells, self._places
-        for cell, message in enumerate(messages, start=_ROWS):
-            cells[cell] = message._row if places is None else places[message._row]
-        cells[_CALLBACK], cells[_COUNT], cells[_THREADS] = _CALLBACKS.index(callback), len(messages), 0
-        cells[_CALL] = next(self._calls)
+        rows = [message._row if places is None else places[message._row] for message in messages[:MOST_ROWS]]
+        if len(rows) == len(messages):
+            cells[_ROWS : _ROWS + len(rows)] = memoryview(array("q", rows))
+        cells[_CALLBACK], cells[_THREADS] = _CALLBACKS.index(callback), 0
+        cells[_COUNT] = len(rows) if len(rows) == len(messages) else 0
+        cells[_CALLED], cells[_CALL] = 1, next(self._calls)
         try:
             yield
         finally:
+            end_copy()
             cells[_CALL] = 0
 
     def name(self, places: Sequence[int]) -> None:
@@ -93,11 +133,11 @@ class Progress(Watch):
         self._places = places
 
     def of_threads(self, callback: str, threads: int) -> Sequence[Watch]:
-        """One for each of several threads that call a callback; no more threads than rows."""
+        """One for each of several threads that call a callback."""
         cells = self._cells
-        cells[_CALL], cells[_CALLBACK] = 0, _CALLBACKS.index(callback)
-        cells[_THREADS] = threads
-        return [_OfThread(cells, _ROWS + place, _ROWS + self._most + place, self._calls) for place in range(threads)]
+        cells[_CALL], cells[_CALLBACK], cells[_COUNT], cells[_THREADS] = 0, _CALLBACKS.index(callback), 0, threads
+        cells[_CALLED] = 1
+        return [_OfThread(cells, _ROWS + place, next(self._calls)) for place in range(threads)]
 
     @property
     def state(self) -> int:
@@ -109,59 +149,64 @@ class Progress(Watch):
         self._cells[_STATE] = state
 
     @property
+    def has_called(self) -> bool:
+        """Whether any callback has begun."""
+        return bool(self._cells[_CALLED])
+
+    @property
+    def block(self) -> int:
+        """The number of the block that began last."""
+        return self._cells[_BLOCK]
+
+    @property
     def calls(self) -> list[int]:
         """The numbers of the calls that are under way."""
-        return [call for call, _ in self._at_work()]
+        cells = self._cells
+        if threads := cells[_THREADS]:
+            return [call for call in cells[_ROWS : _ROWS + threads].tolist() if call]
+        return [cells[_CALL]] if cells[_CALL] else []
 
     @property
     def callback(self) -> str:
-        """The callback that began last."""
+        """The callback that began last in its block."""
         return _CALLBACKS[self._cells[_CALLBACK]]
 
     @property
     def rows(self) -> list[int]:
-        """The rows that it has."""
+        """The rows that are at work in it."""
         if self._cells[_THREADS]:
-            return [row for _, rows in self._at_work() for row in rows]
-        return self._cells[_ROWS : _ROWS + self._cells[_COUNT]].tolist()
+            return [row for call in self.calls for row in self.rows_of(call)]
+        return self._cells[_ROWS : _ROWS + self._cells[_COUNT]].tolist() if self._cells[_CALL] else []
 
     def rows_of(self, call: int) -> list[int]:
         """The rows that a call has which is under way."""
-        return [row for one, rows in self._at_work() if one == call for row in rows]
-
-    def _at_work(self) -> list[tuple[int, list[int]]]:
-        """The calls that are under way, and their rows."""
-        cells = self._cells
-        if threads := cells[_THREADS]:
-            calls = cells[_ROWS + self._most : _ROWS + self._most + threads].tolist()
-            rows = cells[_ROWS : _ROWS + threads].tolist()
-            return [(call, [row]) for call, row in zip(calls, rows, strict=True) if call]
-        call = cells[_CALL]
-        return [(call, cells[_ROWS : _ROWS + cells[_COUNT]].tolist())] if call else []
+        return [call & _ROW] if self._cells[_THREADS] else self.rows
 
 
 class _OfThread(Watch):
     """Where one of several threads is.
 
     Args:
-        cells: Of the fork.
-        row_at: Cell of its row.
-        call_at: Cell of its call.
-        calls: The next numbers of calls.
+        cells: Of the host.
+        at: Cell of what it is at.
+        number: Of its calls, together.
     """
 
-    def __init__(self, cells: memoryview, row_at: int, call_at: int, calls: Iterator[int]) -> None:
-        self._cells, self._row_at, self._call_at, self._calls = cells, row_at, call_at, calls
-        cells[call_at] = 0
+    def __init__(self, cells: memoryview, at: int, number: int) -> None:
+        self._cells, self._at, self._number = cells, at, number << _SHIFT
+        cells[at] = 0
 
     def each(self, callback: str, messages: Iterable[Message]) -> Iterator[Message]:
         """Yield messages, each as its callback begins. Between two of them the thread may wait for permits."""
         del callback  # see `of_threads`
+        cells, at, number = self._cells, self._at, self._number
         try:
             for message in messages:
-                self._cells[self._row_at] = message._row
-                self._cells[self._call_at] = next(self._calls)
+                cells[at] = number | message._row
                 yield message
-                self._cells[self._call_at] = 0
-        finally:
-            self._cells[self._call_at] = 0
+                if _is_copy:
+                    end_process(1)
+                cells[at] = 0
+        finally:  # also where no more of them are asked for
+            end_copy()
+            cells[at] = 0

@@ -12,11 +12,11 @@ from pipeline_platform.lake.reader import Range, read_ranges
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.tasks.by_position import checksum
 from pipeline_platform.tasks.fork import Death
-from pipeline_platform.tasks.fresh import from_clean
 from pipeline_platform.tasks.handle import READ, oversized, too_large
 from pipeline_platform.tasks.isolate import Isolation
 from pipeline_platform.tasks.lookup import Repeats
 from pipeline_platform.tasks.outcomes import Outcomes
+from pipeline_platform.tasks.progress import UNWATCHED, Watch
 from pipeline_platform.tasks.said import heard
 from pipeline_platform.tasks.step import CallingStep
 
@@ -34,14 +34,13 @@ class SetAside(CallingStep):
     repeats: Sequence[Range]
     failure: Failure | None = None
 
-    @from_clean
-    def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
-        """Run task `index`; note how many rows it set aside, and which, by their checksum."""
+    def work(self, share: int, watch: Watch | None = UNWATCHED, death: Death | None = None) -> Iterator[pa.RecordBatch]:
+        """Do the part of task `share`; note how many rows it set aside, and which, by their checksum."""
         repeats, options, aside = Repeats.read(self.lake, self.repeats), self.pipeline.processors, list[pa.Array]()
-        with self.writer(f"aside-{index}") as writer, heard() as said, self.told(index):
-            isolation = Isolation(self, writer)
+        with self.writer(f"aside-{share}") as writer, heard() as said, self.told(share):
+            isolation = Isolation(self, writer, watch, death)
             outcomes = isolation.outcomes
-            for _, chunk in read_ranges(self.lake, self.parts[index], READ, options.chunk_size, options.chunk_bytes):
+            for _, chunk in read_ranges(self.lake, self.parts[share], READ, options.chunk_size, options.chunk_bytes):
                 window, (fresh, decided, copies) = chunk.column("window")[0].as_py(), repeats.split(chunk)
                 if self.failure is None:
                     outcomes.duplicates(decided, window, decided=True)
@@ -56,7 +55,7 @@ class SetAside(CallingStep):
                 **said.notes(),
                 aside=sum(map(len, positions)),
                 aside_checksum=sum(map(checksum, positions)) % 2**64,
-                task=index,
+                task=share,
             )
         yield from manifest.to_arrow().to_batches()
 

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BaseModel
 
+from pipeline_platform.lake.reader import only
 from pipeline_platform.model.crossing import decode, encode
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import BULK, Delivery, Message, Standing
@@ -43,7 +44,7 @@ STAGED = pa.schema(
 is the partition that it is batched in, by `partition_by`; `partition` is the source's. The row of a `child` lacks the
 payload as delivered, which thousands may share."""
 
-CUT_BY = ["batch_key", "position", "size", "batch_mode", "source", "partition", "sequence", "own"]
+CUT_BY = only(STAGED, "batch_key", "position", "size", "batch_mode", "source", "partition", "sequence", "own")
 """What cutting reads of it."""
 
 DELIVERY = STAGED.names[: STAGED.names.index("position") + 1]
@@ -91,7 +92,10 @@ def staged_messages(
     failures: Mapping[int, Failure],
     watch: Watch,
 ) -> Iterator[Message]:
-    """Yield the message of each row. One in `failures` fails undecoded, and so does one that cannot be decoded."""
+    """Yield the message of each row of `STAGED` with its window.
+
+    One in `failures` fails undecoded, and so does one that cannot be decoded.
+    """
     messages = watch.each("decode", _undecoded(rows, batcher, settling))
     for message, encoding in zip(messages, rows.column("encoding").to_pylist(), strict=True):
         try:

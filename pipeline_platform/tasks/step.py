@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, Self
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
 
@@ -16,14 +18,15 @@ from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.settling import Settling
 from pipeline_platform.source.contract import Source
 from pipeline_platform.tasks.early import SourceTeller, Teller
-from pipeline_platform.tasks.fork import Limit
-from pipeline_platform.tasks.fresh import tries_before
+from pipeline_platform.tasks.fork import Death, Errors, Limit
+from pipeline_platform.tasks.host import in_a_host
+from pipeline_platform.tasks.progress import UNWATCHED, Watch
 from pipeline_platform.telemetry.spans import about
 from pipeline_platform.telemetry.tracing import within
 
 
 class Sink(Protocol):
-    """Where rows go: the files of a task, or the answer of a fork."""
+    """Where rows go: the files of a task, or the answer of a fork that records a block."""
 
     def write(self, table: str, window: str, batch: pa.RecordBatch) -> None:
         """Add rows to a table; an empty batch adds nothing."""
@@ -82,23 +85,19 @@ class Step:
 
 @dataclass(frozen=True)
 class CallingStep(Step):
-    """A step whose tasks may call callbacks in forks.
+    """A step whose tasks call callbacks, in a host."""
 
-    Attributes:
-        careful: Whether they do in any case, as a task does that is tried again, or whose calls have a limit.
-    """
+    outside: ClassVar[Errors] = ()
+    """Errors of what callbacks' forks themselves read; see `in_a_fork`."""
 
-    careful: bool = field(default=False, kw_only=True)
+    def __call__(self, share: Any) -> Iterator[pa.RecordBatch]:
+        """Run the task that has a share: its number, if nothing else is said."""
+        return in_a_host(partial(self.work, share), self.lake, self.pipeline.name, self.limit())
+
+    @abstractmethod
+    def work(self, share: Any, watch: Watch | None = UNWATCHED, death: Death | None = None) -> Iterator[pa.RecordBatch]:
+        """Do a share of the step; see `Isolation` for where callbacks are called."""
 
     def limit(self) -> Limit | None:
         """How long a call may take."""
         return Limit.of("processors.message_timeout", self.pipeline.processors.message_timeout)
-
-    @property
-    def forks(self) -> bool:
-        """Whether a task that runs now calls callbacks in forks."""
-        return self.careful or self.limit() is not None or tries_before() > 0
-
-    def carefully(self) -> Self:
-        """The same step, which calls callbacks in forks."""
-        return replace(self, careful=True)

@@ -40,7 +40,7 @@ class KeepForgotten(Step):
             outcomes = Outcomes(self, writer)
             assert outcomes.teller is not None
             outcomes.teller.told |= noted  # also what it may not have heard: that is known again by its id
-            columns = [*MESSAGES.names, "position"]
+            columns = MESSAGES.append(pa.field("position", pa.int64()))
             for _, block in read_ranges(self.lake, self.parts[index], columns, BLOCK_ROWS):
                 gone = [key in noted and self.settling.ends(noted[key].action) for key in keys_of(block)]
                 if any(gone):

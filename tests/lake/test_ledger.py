@@ -49,6 +49,22 @@ def test_there_is_none_before_it_begins_and_after_its_end(ledger):
     assert ledger.unfinished() == []
 
 
+def test_a_removal_that_dies_half_way_leaves_nothing_to_finish(lake, ledger, monkeypatch):
+    """A record without its manifests would be taken for a receive of no messages."""
+    ledger.begin(RECEIVE)
+    ledger.write(RECEIVE, "receive", Manifest())
+
+    def die(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(lake), "remove", die)
+    with pytest.raises(KeyboardInterrupt):
+        ledger.remove("r1")
+
+    assert ledger.get("r1") is None
+    assert ledger.unfinished() == ["r1"], "the next run removes the rest"
+
+
 @pytest.mark.parametrize("record", [b"", b"{", b"{}", b"\xff"])
 def test_a_record_that_cannot_be_read_is_named_with_the_way_out(lake, ledger, record):
     lake.write("flights/_receives/r1/receive.json", record)

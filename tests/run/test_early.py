@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from pipeline_platform import Message
+from pipeline_platform import Message, Producer
 from pipeline_platform.lake import decision
+from pipeline_platform.run import begin as beginning
 from pipeline_platform.run import give_up, steps
 from pipeline_platform.run.begin import begin, resume
 from pipeline_platform.run.clear_up import clear_up
@@ -168,3 +169,24 @@ def test_what_a_dead_run_acknowledged_early_is_an_open_failure(filled: Filled, t
         assert set(zip(failed["state"], failed["kind"], strict=True)) == {("open", "not decided")}
     assert flow.source.backlog().messages == 0
     assert flow.ledger.unfinished() == []
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_replay_takes_on_what_its_own_clear_up_records(
+    filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    """Also where the run before it dies only while the replay waits for its turn."""
+    flow = filled(Early, [b"first"])
+    first = run(flow).receive_id
+    flow.source.enqueue([b"early", b"plain"])
+    dead = killed(flow, "before the decision", tmp_path)
+    if waits:
+        taking_turns = {"partition_by": staticmethod(lambda _: 1), "producer": Producer(source="queue")}
+        flow = replace(flow, pipeline=type("Early", (Early,), taking_turns))
+        looks = iter([False])
+        monkeypatch.setattr(beginning, "clear_up", lambda *args: clear_up(*args) if next(looks, True) else [])
+
+    receive = run(flow, "messages")
+
+    assert (receive.demand, receive.replaces) == (2, tuple(sorted([first, dead])))
+    assert settled(flow) == {"first": ["handled"], "early": ["handled"]}

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from pipeline_platform.control.store import ControlStore
-from pipeline_platform.lake.decision import FencedError
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.run import steps
 from pipeline_platform.run.flow import Flow
+from pipeline_platform.source.contract import SourceError
 from resources.rabbitmq import RabbitmqSource, mailboxes
 from tests.fixtures.flow import kinds, rows, run, worked
 from tests.fixtures.flow_pipelines import Obedient
@@ -48,9 +48,11 @@ BATCHED = [f"batch {number}" for number in range(6)]
 ARRIVED = sorted([*SENT, *(json.dumps({"word": text}, separators=(",", ":")) for text in BATCHED)])
 
 
-def test_a_run_handles_each_message_once_and_leaves_the_queue_empty(started: Started, rabbitmq: Built) -> None:
+def test_a_run_handles_each_message_once_and_leaves_the_queue_empty(
+    started: Started, rabbitmq_queue: Callable[..., str], rabbitmq: Built
+) -> None:
     dead = rabbitmq()
-    flow = started()
+    flow = started(rabbitmq_queue(x_dead_letter_exchange="", x_dead_letter_routing_key=dead.queue))
     source_of(flow).send([text.encode() for text in (*SENT, *BATCHED, "raise")])
 
     receive = run(flow)
@@ -60,7 +62,7 @@ def test_a_run_handles_each_message_once_and_leaves_the_queue_empty(started: Sta
     assert words(flow) == ARRIVED
     assert kinds(flow) == {"raise": "ValueError"}
     assert source_of(flow).backlog().messages == 0
-    assert dead.backlog().messages == 0
+    assert dead.backlog().messages == 0, "a failure is acknowledged, unless told"
 
 
 def test_failed_messages_go_where_their_word_says_and_all_others_by_one_frame(
@@ -115,7 +117,7 @@ def test_messages_without_an_id_are_not_decided_once_their_connection_is_lost(st
     receive = worked(flow)
     source_of(flow).close()
 
-    with pytest.raises(FencedError):
+    with pytest.raises(SourceError, match="connection is closed"):
         steps.decide(flow, receive)
     later = started(source_of(flow).queue)
     run(later)

@@ -4,13 +4,16 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pydantic import BaseModel
 
 from pipeline_platform.lake.ledger import Receive
+from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.model.message import BatchInfo, Message
 from pipeline_platform.model.options import Batcher, Processors, Producer, Splitter
 from pipeline_platform.model.pipeline import Pipeline
@@ -141,11 +144,15 @@ def test_a_run_that_is_terminated_ends_the_work_of_all_its_batchers(filled: Fill
     def terminate() -> None:
         while not (calls(folder, "left") and calls(folder, "right")):
             time.sleep(0.05)
-        os.kill(os.getpid(), signal.SIGINT)
+        while not ended.is_set():  # again where code that lets no error out was interrupted, such as a destructor
+            os.kill(os.getpid(), signal.SIGINT)
+            ended.wait(60)
 
+    ended = threading.Event()
     threading.Thread(target=terminate, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
         steps.batch_messages(flow, receive)
+    ended.set()
 
     assert flow.ledger.manifest(receive, "batch-left", "batch-right").notes == []
     warm_up(flow.session(), 2)  # has both cores again
@@ -169,3 +176,16 @@ def test_errors_of_several_batchers_are_told_together(filled: Filled, tmp_path: 
 @pytest.mark.parametrize(("batchers", "most"), [(1, None), (2, 1), (5, 1)])
 def test_each_of_several_batchers_finds_a_core(filled: Filled, batchers: int, most: int | None) -> None:
     assert batching.most_tasks(filled(Pair, []), batchers) == most
+
+
+def test_a_job_of_spark_is_tagged_with_its_pipeline_batcher_and_receive(filled: Filled) -> None:
+    def tags(index: int) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        told = TaskContext.get().getLocalProperty("spark.job.tags")  # type: ignore[union-attr]
+        yield from Manifest(notes=[{"tags": told}]).to_arrow().to_batches()
+
+    (notes,) = filled(Pair, []).work("r1", "batch-left").run(tags, 1).notes
+
+    assert "_pair/batch-left-" in notes["tags"]
+    assert "_receive-r1," in f"{notes['tags']},"

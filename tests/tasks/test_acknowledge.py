@@ -1,5 +1,6 @@
 """Acknowledging: by group, in the source's units, and one group's error holds back no other."""
 
+from itertools import cycle
 from typing import Any
 
 import pyarrow as pa
@@ -34,10 +35,11 @@ class Moody(Memory):
 
 
 def told_by(lake: Lake, source: Memory, *outcomes: tuple[str, str, str]) -> dict[str, Any]:
-    """The notes of a task over outcomes `(ack_ref, ack_id, action)`."""
+    """The notes of a task over outcomes `(ack_ref, ack_id, action)`, every other one of a message that failed."""
+    kinds = cycle(("handled", "failed"))
     rows = [
-        {"source": "s", "message_id": ack_id, "ack_ref": ack_ref, "ack_id": ack_id, "action": action}
-        for ack_ref, ack_id, action in outcomes
+        {"source": "s", "message_id": one, "ack_ref": ack_ref, "ack_id": one, "action": action, "outcome": next(kinds)}
+        for ack_ref, one, action in outcomes
     ]
     schema = pa.schema([field for field in OUTCOMES if field.name != "window"])
     with Writer(lake, "p", "r1") as writer:
@@ -49,9 +51,10 @@ def told_by(lake: Lake, source: Memory, *outcomes: tuple[str, str, str]) -> dict
 
 
 def test_each_group_is_told_at_once_in_the_order_of_its_messages(lake):
+    """Whether they were handled or failed."""
     source = Memory()
 
-    notes = told_by(lake, source, ("b", "2", "ack"), ("a", "9", "ack"), ("b", "1", "ack"), ("a", "3", "ack"))
+    notes = told_by(lake, source, ("b", "2", "ack"), ("b", "1", "ack"), ("a", "9", "ack"), ("a", "3", "ack"))
 
     assert sorted(source.told) == [("ack", "a", ["9", "3"]), ("ack", "b", ["2", "1"])]
     assert (notes["acknowledged"], notes["refused"], notes["errors"]) == (4, 0, [])

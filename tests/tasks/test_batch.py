@@ -20,7 +20,7 @@ from pipeline_platform.tasks.batch import HandleBatches, handle_batch
 from pipeline_platform.tasks.plan import CutBatches, plan_table
 from pipeline_platform.tasks.staging import STAGED, staged_table
 from tests.fixtures.obedient import ODD
-from tests.fixtures.small_lake import WINDOW, Memory, batch_of, handled, outcomes, ranges, returned, rows_of
+from tests.fixtures.small_lake import WINDOW, Memory, batch_of, done, handled, outcomes, ranges, returned, rows_of
 
 
 @pytest.fixture
@@ -108,6 +108,7 @@ def batched(
     pipeline: type[Pipeline] | None = None,
     batcher: str = "plain",
     receive_id: str = "r1",
+    careful: bool = False,
     **options: Any,
 ) -> Manifest:
     INFOS.clear()
@@ -123,9 +124,8 @@ def batched(
         writer.write(plan_table(receive_id, batcher), WINDOW, pa.RecordBatch.from_pylist(planned, schema=cut.BATCHES))
         written = writer.close()
     files = [ranges(written, pipeline.name, table(receive_id, batcher)) for table in (staged_table, plan_table)]
-    return returned(
-        HandleBatches(pipeline, None, Memory().settling, "source", lake, receive_id, batcher, *files, **options)(0)
-    )
+    task = HandleBatches(pipeline, None, Memory().settling, "source", lake, receive_id, batcher, *files, **options)
+    return done(task, careful=careful)
 
 
 # Cutting, and reading back what was cut
@@ -163,7 +163,7 @@ def through(lake: Lake, *payloads: str, batch_size: int = 3, tasks: int = 1) -> 
     told = []
     for index in range(tasks):
         SEEN.clear()
-        returned(task(index))
+        done(task, index)
         told.append([(info.trigger, messages) for info, messages in SEEN])
     return told
 

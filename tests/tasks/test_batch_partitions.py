@@ -14,7 +14,7 @@ from pipeline_platform.tasks import cut
 from pipeline_platform.tasks.batch import HandleBatches
 from pipeline_platform.tasks.plan import CutBatches, plan_table
 from pipeline_platform.tasks.staging import staged_table
-from tests.fixtures.small_lake import Memory, handled, numbered, outcomes, ranges, returned, rows_of
+from tests.fixtures.small_lake import Memory, done, handled, numbered, outcomes, ranges, returned, rows_of
 from tests.tasks.test_in_order import Keyed
 
 SEEN: list[tuple[BatchInfo, list[str]]] = []
@@ -71,9 +71,7 @@ def through(
     told = []
     for index in range(tasks):
         SEEN.clear()
-        returned(
-            HandleBatches(pipeline, None, source.settling, "source", lake, "r1", "plain", whole, plan, tasks)(index)
-        )
+        done(HandleBatches(pipeline, None, source.settling, "source", lake, "r1", "plain", whole, plan, tasks), index)
         told.append(list(SEEN))
     return told
 

@@ -18,7 +18,7 @@ from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import Batcher, Processors, Producer, TableBatcher
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from pipeline_platform.tasks.column_lane import TAKEN, WriteColumns, taken
-from tests.fixtures.small_lake import Memory, numbered, outcomes, ranges, received, returned, rows_of
+from tests.fixtures.small_lake import Memory, done, numbered, outcomes, ranges, received, returned, rows_of
 from tests.fixtures.telemetry import named
 
 
@@ -94,9 +94,8 @@ def written(
     columns |= {name: pa.array([one[name] for one in rows], type_) for name, type_ in types.items()}
     columns["data"] = pa.array(payloads, pa.binary())
     batch = pa.RecordBatch.from_pydict(columns)
-    return returned(
-        WriteColumns(pipeline, None, Memory().settling, origin, lake, "r1", kept, careful=careful)(iter([batch]))
-    )
+    task = WriteColumns(pipeline, None, Memory().settling, origin, lake, "r1", kept)
+    return done(task, [batch], careful=careful)
 
 
 def failures(lake: Lake, manifest: Manifest) -> dict[str, tuple[str, str]]:
@@ -255,7 +254,7 @@ def test_failures_of_which_handle_failed_never_returns_cost_no_other_chunk(lake)
 
     late = ("timeout", "handle_failed took longer than processors.message_timeout (0.5 s) allows")
     seen = ("failed", "seen")
-    assert failures(lake, manifest) == {"m1": late, "m2": late, "m3": seen, "m4": seen, "m5": seen}
+    assert failures(lake, manifest) == {"m1": late, "m2": late, "m3": late, "m4": seen, "m5": seen}
     assert outcomes(lake, "fast", manifest)["m0"] == "handled"
 
 
@@ -281,7 +280,7 @@ def test_rows_of_several_windows_go_to_their_windows(lake):
     columns |= {"_failure": pa.nulls(2, pa.string()), "late": pa.nulls(2, pa.int64()), "position": pa.array([1, 0])}
 
     write = WriteColumns(Fast, None, Memory().settling, "source", lake, "r1", files)
-    manifest = returned(write(iter([pa.RecordBatch.from_pydict(columns)])))
+    manifest = returned(write.work([pa.RecordBatch.from_pydict(columns)]))
 
     assert {(file.window, file.rows) for file in manifest.of_table("lake")} == {
         ("2026-01-01T0000", 1),
@@ -296,7 +295,7 @@ def test_a_position_that_no_message_has_is_refused(lake, positions):
 
     write = WriteColumns(Fast, None, Memory().settling, "source", lake, "r1", kept)
     with pytest.raises(PipelineError, match="changed the column position"):
-        list(write(iter([pa.RecordBatch.from_pydict(columns)])))
+        list(write.work([pa.RecordBatch.from_pydict(columns)]))
 
 
 def test_a_failure_driven_again_is_closed(lake):

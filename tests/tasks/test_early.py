@@ -18,12 +18,12 @@ from tests.fixtures.small_lake import (
     WINDOW,
     Memory,
     batch_of,
+    done,
     handled,
     numbered,
     outcomes,
     ranges,
     received,
-    returned,
     rows_of,
 )
 from tests.tasks.test_given_back import Stopped
@@ -51,12 +51,12 @@ def lake(tmp_path):
     return lake
 
 
-def early(lake: Lake, pipeline: type[Pipeline], source: Memory, **options: Any) -> Manifest:
+def early(lake: Lake, pipeline: type[Pipeline], source: Memory, careful: bool = False, **options: Any) -> Manifest:
     """Receive and handle all that a source has; tasks may tell it."""
     name = pipeline.name
     rows = ranges(received(lake, name, source), name)
     step = {"context": None, "origin": "source", "settling": source.settling, "lake": lake, "receive_id": "r1"}
-    return returned(Handle(pipeline=pipeline, parts=[rows], source=source, **step, **options)(0))
+    return done(Handle(pipeline=pipeline, parts=[rows], source=source, **step, **options), careful=careful)
 
 
 def actions(lake: Lake, manifest: Any, pipeline: str = "early") -> list[str]:

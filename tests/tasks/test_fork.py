@@ -19,7 +19,7 @@ def test_what_a_fork_wrote_comes_back(tmp_path):
         written.notes = {"pid": os.getpid()}
         return written
 
-    answer = in_a_fork(work, 2)
+    answer = in_a_fork(work)
 
     assert isinstance(answer, Written)
     assert answer.notes["pid"] != os.getpid()
@@ -32,7 +32,7 @@ def test_a_fault_of_the_platform_in_a_fork_is_raised_and_is_no_messages():
         raise OSError("no such table")
 
     with pytest.raises(RuntimeError, match="no such table"):
-        in_a_fork(work, 1)
+        in_a_fork(work)
 
 
 def test_a_fork_ends_with_its_parent():
@@ -46,7 +46,7 @@ def test_a_fork_ends_with_its_parent():
             time.sleep(60)
             return Written()
 
-        in_a_fork(work, 1)
+        in_a_fork(work)
         os._exit(0)
     child = int(os.read(read, 100))
     os.kill(parent, signal.SIGKILL)

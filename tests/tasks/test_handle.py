@@ -33,6 +33,8 @@ FAULTS = {
     "unknown": ("unknown batcher", "no batcher 'nowhere'; there are ['kept']"),
     "unhashable": ("TypeError", "batcher was set to a value of type list; put_batcher takes text"),
     "fail": ("failed", "as told"),
+    "unknown option": ("TypeError", "unexpected keyword argument 'on_error'"),
+    "unknown word": ("ValueError", "memory settles a message by 'ack', 'noop', 'nack' or"),
     "misfit": ("ColumnError", "data has ['txt'], which Row has no field for"),
     "surrogate": ("ColumnError", "surrogates not allowed"),
     "surrogate key": ("UnicodeEncodeError", "surrogates not allowed"),

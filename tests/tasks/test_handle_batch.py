@@ -1,5 +1,6 @@
-"""What `handle_batch` may change of a message, and what fails it."""
+"""What `handle_batch` may change of a message, what fails it, and what `handle_failed` is shown of that."""
 
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -58,3 +59,31 @@ def test_a_message_that_handle_batch_sends_elsewhere_fails_alone(lake, monkeypat
     (failure,) = rows_of(lake, "obedient", manifest, "failed")
     assert failure["reason"] == f"handle_batch changed {reason}: handle_message says where it goes"
     assert (failure["kind"], failure["batcher"], failure["batch_key"]) == ("moved", "plain", "k")
+
+
+def test_handle_failed_is_shown_what_failed_of_a_batch_and_all_of_one_that_raised(lake, monkeypatch):
+    shown = []
+
+    def handle_failed(self, messages, context):
+        shown.append([message.data for message in messages])
+        return messages
+
+    monkeypatch.setattr(Obedient, "handle_failed", handle_failed)
+
+    batched(lake, staged("fail one", "2"), staged("raise", "4", key="other"), staged("5", key="good"))
+
+    assert shown == [["fail one"], ["raise", "4"]]
+
+
+def test_a_handle_failed_that_raises_changes_nothing_of_a_batch(lake, monkeypatch):
+    def handle_failed(self, messages, context):
+        raise ConnectionError("nobody to tell")
+
+    monkeypatch.setattr(Obedient, "handle_failed", handle_failed)
+
+    manifest = batched(lake, staged("fail one", "2"), staged("3", "4", key="other"))
+
+    ended = Counter(row["outcome"] for row in rows_of(lake, "obedient", manifest, "outcomes"))
+    assert ended == {"failed": 1, "handled": 3}
+    assert [row["reason"] for row in rows_of(lake, "obedient", manifest, "failed")] == ["as told"]
+    assert manifest.total("handle_failed_errors") == 1

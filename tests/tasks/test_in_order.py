@@ -33,7 +33,7 @@ from pipeline_platform.tasks.in_order import (
 )
 from pipeline_platform.tasks.isolate import settle
 from pipeline_platform.tasks.lookup import DECIDED, REPEATS
-from tests.fixtures.small_lake import WINDOW, Memory, numbered, outcomes, ranges, received, returned, rows_of
+from tests.fixtures.small_lake import WINDOW, Memory, done, numbered, outcomes, ranges, received, returned, rows_of
 
 
 class Colour(IntEnum):
@@ -130,6 +130,7 @@ def handle(
     source: Memory,
     repeats: tuple[Any, ...] = (),
     portions: Sequence[tuple[int, int] | None] = (None,),
+    careful: bool = False,
     **options: Any,
 ) -> Handled:
     """All steps of handling in order, in this process but for forks."""
@@ -142,7 +143,7 @@ def handle(
         "receive_id": "r1",
     }
     rows = ranges(received(lake, pipeline.name, source), pipeline.name)
-    found = returned(FindPartitions(**step, parts=[rows], repeats=repeats, **options)(0))
+    found = done(FindPartitions(**step, parts=[rows], repeats=repeats, **options), careful=careful)
     tasks, written, by_task = pipeline.processors.concurrency, Manifest(), []
     if files := found.of_table(found_table("r1")):
         deal = DealPartitions(lake, pipeline.name, "r1", divide(files, pipeline.name, 1)[0], tasks)
@@ -150,7 +151,8 @@ def handle(
         for index in range(tasks):
             pipeline.diary.write_bytes(b"")
             for turns in portions:
-                written += returned(HandleInOrder(**step, parts=[rows], plan=plan, turns=turns, **options)(index))
+                task = HandleInOrder(**step, parts=[rows], plan=plan, turns=turns, **options)
+                written += done(task, index, careful=careful)
             by_task.append(pipeline.diary.read_text().splitlines())
     return Handled(by_task, found + written)
 
@@ -222,6 +224,25 @@ def test_a_function_sees_what_transform_made_of_a_message_and_may_return_any_int
     by_task, _ = handle(lake, Ordered, memory("transformed 5", "huge", "colour", "0", "5 again"))
 
     assert by_task == [["5", "5 again"], ["huge", "0"], ["colour"]]
+
+
+class Empty(BySource):
+    """Takes messages without data."""
+
+    name = "empty"
+
+    def transform(self, event: Message) -> Message:
+        return event.put_data(event.data or b"nothing")
+
+
+@pytest.mark.parametrize("partition_by", ["source", lambda message: 1 if message.data == b"nothing" else 2])
+def test_a_message_without_data_is_handled_like_any_other(lake: Lake, partition_by: Any) -> None:
+    pipeline = type("Empty", (Empty,), {"partition_by": partition_by})
+
+    by_task, manifest = handle(lake, pipeline, Memory(deliveries_=numbered(b"a1", None, b"a2")))
+
+    assert sorted(line for lines in by_task for line in lines) == ["a1", "a2", "nothing"]
+    assert set(outcomes(lake, "empty", manifest).values()) == {"handled"}
 
 
 def test_a_source_s_partition_keeps_its_sequence_whatever_the_order_of_arrival(lake: Lake) -> None:

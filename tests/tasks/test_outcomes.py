@@ -14,7 +14,7 @@ from pipeline_platform.tasks.batch import HandleBatches
 from pipeline_platform.tasks.plan import CutBatches, plan_table
 from pipeline_platform.tasks.staging import staged_table
 from tests.fixtures.obedient import Obedient
-from tests.fixtures.small_lake import WINDOW, Memory, Row, handled, outcomes, ranges, returned, rows_of
+from tests.fixtures.small_lake import WINDOW, Memory, Row, done, handled, outcomes, ranges, returned, rows_of
 from tests.model.test_columns import EVERYTHING, Everything
 
 
@@ -195,7 +195,7 @@ def test_a_batchers_table_holds_what_a_table_batchers_would(tmp_path):
     planned = returned(CutBatches(lake, "both", "r1", "callback", Batcher(), Memory().settling, whole)(0))
     plan = ranges(planned, "both", plan_table("r1", "callback"))
 
-    second = returned(HandleBatches(Both, None, Memory().settling, "source", lake, "r1", "callback", whole, plan)(0))
+    second = done(HandleBatches(Both, None, Memory().settling, "source", lake, "r1", "callback", whole, plan))
 
     assert outcomes(lake, "both", second) == {"m1": "handled"}
     (expected,), (got,) = rows_of(lake, "both", first, "table"), rows_of(lake, "both", second, "callback")

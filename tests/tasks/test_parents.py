@@ -17,7 +17,7 @@ from pipeline_platform.tasks.parents import EndParents
 from pipeline_platform.tasks.plan import CutBatches, plan_table
 from pipeline_platform.tasks.staging import staged_table
 from tests.fixtures.families import Families
-from tests.fixtures.small_lake import Memory, numbered, outcomes, ranges, received, returned, rows_of
+from tests.fixtures.small_lake import Memory, done, numbered, outcomes, ranges, received, returned, rows_of
 
 
 @pytest.fixture
@@ -30,13 +30,16 @@ class Fragile(Families):
 
     name = "fragile"
 
+    def transform(self, event: Message) -> Message:
+        return event.put_data(event.data or b"left=nothing")
+
     def handle_failed(self, messages: list[Message], context: Any) -> list[Message]:
         if any(b"fatal" in message.data for message in messages):
             os._exit(3)
         return messages
 
 
-def ended(lake: Lake, *payloads: bytes, careful: bool, tasks: int = 2, origin: str = "source") -> Manifest:
+def ended(lake: Lake, *payloads: bytes | None, careful: bool, tasks: int = 2, origin: str = "source") -> Manifest:
     source, name = Memory(deliveries_=numbered(*payloads)), Fragile.name
     shared: dict[str, Any] = {
         "pipeline": Fragile,
@@ -48,17 +51,15 @@ def ended(lake: Lake, *payloads: bytes, careful: bool, tasks: int = 2, origin: s
     }
     raw = received(lake, name, source)
     whole = divide(raw.of_table("messages"), name, 1)
-    written = returned(Handle(**shared, parts=whole)(0))
+    written = done(Handle(**shared, parts=whole))
     for batcher in ("left", "right"):
         if staged := ranges(written, name, staged_table("r1", batcher)):
             cut = CutBatches(lake, name, "r1", batcher, Fragile.batchers[batcher], source.settling, staged)
             plan = ranges(returned(cut(0)), name, plan_table("r1", batcher))
-            written += returned(HandleBatches(**shared, batcher=batcher, staged=staged, plan=plan)(0))
+            written += done(HandleBatches(**shared, batcher=batcher, staged=staged, plan=plan))
     files = {table: ranges(written, name, table("r1")) for table in (parents_table, ends_table)}
-    end = EndParents(
-        **shared, parts=whole, plan=files[parents_table], ends=files[ends_table], tasks=tasks, careful=careful
-    )
-    return sum((returned(end(index)) for index in range(tasks)), Manifest())
+    end = EndParents(**shared, parts=whole, plan=files[parents_table], ends=files[ends_table], tasks=tasks)
+    return sum((done(end, index, careful=careful) for index in range(tasks)), Manifest())
 
 
 @pytest.mark.parametrize("careful", [False, True])
@@ -74,6 +75,10 @@ def test_each_parent_has_one_outcome_and_each_that_failed_its_payload(lake, care
         "m1": ("failed", "right", payloads[1]),
         "m2": ("not returned", "left", payloads[2]),
     }
+
+
+def test_a_parent_without_data_ends_like_any_other(lake):
+    assert outcomes(lake, "fragile", ended(lake, None, b"left=a", careful=False)) == {"m0": "handled", "m1": "handled"}
 
 
 def test_where_handle_failed_ends_the_worker_every_parent_ends_all_the_same(lake):

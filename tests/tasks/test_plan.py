@@ -18,8 +18,9 @@ from pipeline_platform.model.retry import Retry
 from pipeline_platform.tasks import plan
 from pipeline_platform.tasks.batch import HandleBatches
 from pipeline_platform.tasks.plan import CutBatches, plan_table
+from pipeline_platform.tasks.progress import UNWATCHED
 from pipeline_platform.tasks.staging import staged_table
-from tests.fixtures.small_lake import Memory, handled, outcomes, ranges, returned, rows_of
+from tests.fixtures.small_lake import Memory, done, handled, outcomes, ranges, returned, rows_of
 
 
 @pytest.fixture
@@ -77,7 +78,8 @@ def planned(lake: Lake, *payloads: str, careful: bool = False, rest: Any = "flus
     """Where parcels wait, and their plan."""
     whole = ranges(handled(lake, Boxes, *(one.encode() for one in payloads)), "boxes", staged_table("r1", "box"))
     (options,) = Boxes.batchers.values()
-    return whole, returned(CutBatches(lake, "boxes", "r1", "box", options, Memory().settling, whole, rest, careful)(0))
+    cut = CutBatches(lake, "boxes", "r1", "box", options, Memory().settling, whole, rest)
+    return whole, returned(cut.work(0, None if careful else UNWATCHED))
 
 
 def boxed(
@@ -89,7 +91,7 @@ def boxed(
     whole, plan = planned(lake, *payloads, careful=careful, rest=rest)
     files = ranges(plan, "boxes", plan_table("r1", "box"))
     task = HandleBatches(Boxes, None, Memory().settling, "source", lake, "r1", "box", whole, files)
-    manifest = returned(task(0))
+    manifest = done(task)
     return [(info.batch_key, info.trigger, weights) for info, weights in SEEN], manifest
 
 
@@ -218,7 +220,7 @@ def test_files_that_an_earlier_release_staged_are_cut_and_batched(lake, lacking)
     settling = Memory().settling
     plan = returned(CutBatches(lake, "boxes", "r1", "box", options, settling, whole)(0))
     files = ranges(plan, "boxes", plan_table("r1", "box"))
-    manifest = returned(HandleBatches(Boxes, None, settling, "source", lake, "r1", "box", whole, files)(0))
+    manifest = done(HandleBatches(Boxes, None, settling, "source", lake, "r1", "box", whole, files))
 
     assert outcomes(lake, "boxes", manifest) == dict.fromkeys(["m0", "m1", "m2"], "handled")
     assert [weights for _, weights in SEEN] == [[6, 4], [1]]

@@ -150,6 +150,19 @@ def test_in_forks_a_message_is_rescued_but_not_one_that_ended_its_worker(lake):
     assert manifest.total("not_rescued") == 1
 
 
+def test_a_message_that_is_larger_than_the_pipeline_takes_is_not_rescued(lake):
+    class Small(Rescuing):
+        name = "small"
+        processors = Processors(max_message_bytes=10, rescue=True)
+
+    manifest = handled(lake, Small, b"mend what is too large", b"fail back")
+
+    assert outcomes(lake, "small", manifest) == {"m0": "failed", "m1": "handled"}
+    (failure,) = rows_of(lake, "small", manifest, "failed")
+    assert failure["kind"] == "too large"
+    assert manifest.total("not_rescued") == 1
+
+
 @pytest.mark.parametrize("fault", ["fewer", "more", "others", "raise"])
 def test_what_handle_failed_does_not_bring_back_by_its_rules_stays_failed(lake, fault):
     class Faulty(Rescuing):
@@ -168,7 +181,7 @@ def test_what_handle_failed_does_not_bring_back_by_its_rules_stays_failed(lake, 
 
     manifest = handled(lake, Faulty, b"fail 1", b"fail 2")
 
-    first = "failed" if fault == "raise" else "handled"
+    first = "failed" if fault in ("others", "raise") else "handled"
     assert outcomes(lake, "faulty", manifest) == {"m0": first, "m1": "failed"}
     assert manifest.total("handle_failed_errors") == (0 if fault == "more" else 1)
 

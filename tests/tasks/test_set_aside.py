@@ -16,7 +16,18 @@ from pipeline_platform.tasks.handle import Handle
 from pipeline_platform.tasks.lookup import DECIDED, REPEATS, Repeats, WriteRepeats
 from pipeline_platform.tasks.set_aside import SetAside
 from resources.spark import SparkResource
-from tests.fixtures.small_lake import WINDOW, Keeping, Memory, batch_of, numbered, ranges, received, returned, rows_of
+from tests.fixtures.small_lake import (
+    WINDOW,
+    Keeping,
+    Memory,
+    batch_of,
+    done,
+    numbered,
+    ranges,
+    received,
+    returned,
+    rows_of,
+)
 
 
 @pytest.fixture
@@ -56,7 +67,7 @@ def test_what_is_decided_is_acknowledged_and_another_copy_is_left_to_its_lease(l
         parts=[rows],
         repeats=repeats,
     )
-    manifest = returned(task(0))
+    manifest = done(task)
 
     told = sorted(
         (row["message_id"], row["outcome"], row["action"]) for row in rows_of(lake, "keeping", manifest, "outcomes")
@@ -76,7 +87,7 @@ def test_the_fast_lane_settles_them_apart(lake):
     rows = ranges(received(lake, "keeping", source), "keeping")
 
     task = SetAside(Keeping, None, source.settling, "source", lake, "r1", [rows], known(lake, m0=DECIDED, m1=5))
-    manifest = returned(task(0))
+    manifest = done(task)
 
     told = {row["message_id"]: row["action"] for row in rows_of(lake, "keeping", manifest, "outcomes")}
     assert told == {"m0": "ack", "m1": "noop"}

@@ -165,7 +165,7 @@ def test_an_error_of_the_rate_limit_ends_the_task_once_what_was_begun_is_done():
 
 
 def test_a_fork_says_which_messages_its_threads_are_at():
-    progress = Progress(3, exact=False)
+    progress = Progress()
     messages = list(Message.each(batch_of(b"0", b"1", b"2")))
     first, second = progress.of_threads("handle_message", 2)
     assert progress.rows == []

@@ -1,0 +1,126 @@
+"""Taking files that cannot be read out of tables, and recording anew what became of their messages."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline_platform.lake.ledger import Ledger
+from pipeline_platform.lake.manifest import File
+from pipeline_platform.lake.reader import keys_of, only, row_groups
+from pipeline_platform.lake.stored_file import is_whole
+from pipeline_platform.lake.tables import FAILED, OUTCOMES, CommitConflictError, Table, Tables
+from pipeline_platform.lake.writer import Writer
+from pipeline_platform.model.message import MESSAGES
+
+_KEY = ("source", "message_id", "attempt")
+_RECEIVED = only(MESSAGES, *_KEY, "receive_id", "ack_ref", "ack_id", "data", "metadata", "partition", "sequence")
+_TRIES = 10
+_REASON = "what became of it was in a file that cannot be read"
+
+
+def unreadable(tables: Tables) -> list[File]:
+    """The files of a pipeline's tables that lack the end or the length that the log names."""
+    return [file for name in tables.names for file in _broken(tables[name])]
+
+
+def repair(tables: Tables) -> int:
+    """Take such files out of their tables; return for how many messages an open failure was recorded.
+
+    They stay where they are until the maintenance removes them. A message whose outcome is lost gets one again, by its
+    failure or by its row. One that has neither is an open failure, with its payload: a backfill drives it again.
+    Rows that are lost of messages whose outcome is known come back by a replay of their windows.
+
+    Raises:
+        CommitConflictError: Others commit all the time; try again.
+    """
+    broken = unreadable(tables)
+    lost = [file for file in broken if file.table == "outcomes"]
+    again = 0
+    for window in sorted({file.window for file in lost}):
+        again += _record(tables, window, [file for file in lost if file.window == window])
+    for name in dict.fromkeys(file.table for file in broken if file.table != "outcomes"):
+        _swap(tables[name], [], [file for file in broken if file.table == name])
+    return again
+
+
+def _broken(table: Table) -> list[File]:
+    if not table.exists():
+        return []
+    with table.look() as handle:
+        return [file for file in table.files(handle) if not is_whole(table.lake, table.path(file.path), file)]
+
+
+def _record(tables: Tables, window: str, broken: Sequence[File]) -> int:
+    """Record what became of the messages of a window that have no outcome any more."""
+    receives, _ = Ledger(tables.lake, tables.pipeline.name).under_way()
+    under_way = pa.array([receive.receive_id for receive in receives], pa.string())
+    received = _rows(tables["messages"], window, _RECEIVED)
+    known = keys_of(_rows(tables["outcomes"], window, only(OUTCOMES, *_KEY)), *_KEY)
+    left = pc.invert(pc.or_(pc.is_in(keys_of(received, *_KEY), known), pc.is_in(received["receive_id"], under_way)))
+    received = received.filter(left)
+    failed = keys_of(_rows(tables["failed"], window, only(FAILED, *_KEY)), *_KEY)
+    columns = only(OUTCOMES, *_KEY)  # which are in every table
+    rows = [keys_of(_rows(tables[name], window, columns), *_KEY) for name in tables.pipeline.batchers]
+    keys, handled = keys_of(received, *_KEY), pa.concat_arrays([pa.array([], pa.string()), *rows])
+    has_failed, is_handled = pc.is_in(keys, failed), pc.is_in(keys, handled)
+    is_unknown = pc.invert(pc.or_(has_failed, is_handled))
+    outcomes = _with(received, OUTCOMES, outcome=pc.if_else(is_handled, "handled", "failed"), action="noop")
+    lost = received.filter(is_unknown)
+    failures = _with(lost, FAILED, state="open", stage="repair", kind="unknown", reason=_REASON, at=datetime.now(UTC))
+    written = _write(tables, {"outcomes": outcomes, "failed": failures}, window)
+    _swap(tables["failed"], [file for file in written if file.table == "failed"], [])
+    _swap(tables["outcomes"], [file for file in written if file.table == "outcomes"], broken)
+    return int(lost.num_rows)
+
+
+def _rows(table: Table, window: str, columns: pa.Schema) -> pa.Table:
+    """The rows of a window that can be read."""
+
+    def groups() -> Iterator[pa.Table]:
+        with table.look() as handle:
+            files = table.files(handle, [window])
+        for file in files:
+            if is_whole(table.lake, table.path(file.path), file):
+                yield from row_groups(table.lake, table.path(file.path), columns)
+
+    return pa.concat_tables([columns.empty_table(), *groups()]) if table.exists() else columns.empty_table()
+
+
+def _with(rows: pa.Table, schema: pa.Schema, **values: object) -> pa.Table:
+    """Rows in the columns of a table's files: their own, values for all of them or each, and nulls."""
+    made: dict[str, object] = {}
+    for field in (field for field in schema if field.name != "window"):
+        value = values.get(field.name)
+        if isinstance(value, pa.Array | pa.ChunkedArray):
+            made[field.name] = value
+        elif value is not None:
+            made[field.name] = pa.repeat(pa.scalar(value, field.type), rows.num_rows)
+        elif field.name in rows.schema.names:
+            made[field.name] = rows[field.name]
+        else:
+            made[field.name] = pa.nulls(rows.num_rows, field.type)
+    return pa.table(made)
+
+
+def _write(tables: Tables, by_table: dict[str, pa.Table], window: str) -> list[File]:
+    with Writer(tables.lake, tables.pipeline.name, "repair") as writer:
+        for name, rows in by_table.items():
+            for batch in rows.combine_chunks().to_batches():
+                writer.write(name, window, batch)
+        return list(writer.close())
+
+
+def _swap(table: Table, added: Sequence[File], removed: Sequence[File]) -> None:
+    for attempt in range(_TRIES if added or removed else 0):
+        with table.look() as handle:
+            try:
+                table.swap(handle, f"repair-{uuid.uuid4().hex}", added, removed=removed)
+                break
+            except CommitConflictError:
+                if attempt == _TRIES - 1:
+                    raise

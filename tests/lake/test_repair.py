@@ -1,0 +1,81 @@
+"""Repair: tables with a file that nobody can read are readable again, and no message of it is lost."""
+
+import os
+
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from pipeline_platform.lake.reader import row_groups
+from pipeline_platform.lake.repair import repair, unreadable
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.tables import Tables
+from tests.fixtures.small_lake import Keeping, Memory, Run, numbered
+
+
+@pytest.fixture
+def lake(tmp_path):
+    return Lake(root=str(tmp_path))
+
+
+def damage(lake, table):
+    """Cut the only file of a table, as a second writer of it might."""
+    folder = f"{lake.root}/keeping/{table}/window=2026-01-01T0000"
+    (name,) = os.listdir(folder)
+    with open(f"{folder}/{name}", "r+b") as file:
+        file.truncate(100)
+
+
+def table(lake, name):
+    return pl.read_delta(f"{lake.root}/keeping/{name}")
+
+
+@pytest.fixture
+def published(lake):
+    tables = Tables(lake, Keeping)
+    tables.ensure()
+    source = Memory(deliveries_=numbered(b"1", b"fail", b"3"))
+    Run(tables, source, "r1").finish()
+    return tables
+
+
+def test_tables_that_are_whole_are_left_alone(published):
+    assert unreadable(published) == []
+    assert repair(published) == 0
+
+
+def test_without_a_table_of_rows_messages_keep_their_outcomes(lake, published):
+    damage(lake, "kept")
+
+    assert [file.table for file in unreadable(published)] == ["kept"]
+    assert repair(published) == 0
+
+    assert table(lake, "kept").is_empty()
+    assert table(lake, "outcomes").height == 3
+
+
+def test_lost_outcomes_are_known_by_rows_and_failures(lake, published):
+    damage(lake, "outcomes")
+    (broken,) = unreadable(published)
+    with pytest.raises(pa.ArrowInvalid):
+        list(row_groups(lake, published["outcomes"].path(broken.path)))
+
+    assert repair(published) == 0
+
+    told = table(lake, "outcomes")
+    assert dict(zip(told["message_id"], told["outcome"], strict=True)) == {
+        "m0": "handled",
+        "m1": "failed",
+        "m2": "handled",
+    }
+    assert unreadable(published) == []
+
+
+def test_a_message_of_which_nothing_is_known_any_more_is_an_open_failure_with_its_payload(lake, published):
+    damage(lake, "outcomes")
+    damage(lake, "kept")
+
+    assert repair(published) == 2
+
+    failed = table(lake, "failed").filter(pl.col("kind") == "unknown").sort("message_id")
+    assert failed.select("message_id", "state", "data").rows() == [("m0", "open", b"1"), ("m2", "open", b"3")]

@@ -1,0 +1,174 @@
+"""What a run tells its source, how many tasks each of its steps has, and what each batcher's batches are: no Spark."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.lake.manifest import Manifest
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.message import BatchInfo, Message
+from pipeline_platform.model.options import Batcher, Processors, Producer, Splitter
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.run import steps
+from pipeline_platform.run.begin import begin
+from pipeline_platform.run.flow import Flow
+from pipeline_platform.run.spark_work import SparkWork
+from pipeline_platform.source.contract import Share
+from tests.fixtures.flow import finish
+from tests.fixtures.small_lake import WINDOW, Memory, numbered
+
+SEEN: list[tuple[str, str, int]] = []
+
+
+class Plain(Pipeline):
+    """Sets no number of tasks; its data are numbers."""
+
+    name = "plain"
+    producer = Producer(source="queue")
+    batchers = {"all": Batcher(batch_size=10)}
+
+    def handle_message(self, message: Message, context: Any) -> Message:
+        """To the first batcher, or to the one that the payload names."""
+        batcher, _, number = message.data.decode().rpartition(" ")
+        return message.put(int(number), batcher=batcher or "all")
+
+    def handle_batch(self, batcher: str, messages: list[Message], batch_info: BatchInfo, context: Any) -> list[Message]:
+        """Note what came."""
+        SEEN.append((batcher, batch_info.trigger, len(messages)))
+        return messages
+
+
+class Told(Plain):
+    """Sets each."""
+
+    name = "told"
+    producer = Producer(source="queue", concurrency=3)
+    processors = Processors(concurrency=4)
+    batchers = {"all": Batcher(batch_size=10, concurrency=5)}
+
+
+def up_to_nine(message: Message, weight: int) -> tuple[str, int]:
+    """End a batch that weighs nine."""
+    weight += message.data
+    return ("emit" if weight >= 9 else "cont"), weight
+
+
+class Apart(Plain):
+    """Three batchers, each with batches of its own kind."""
+
+    name = "apart"
+    batchers = {
+        "pairs": Batcher(batch_size=2),
+        "threes": Batcher(batch_size=3),
+        "nines": Batcher(batch_size=Splitter(initial=0, step=up_to_nine)),
+    }
+
+
+class Noting(Memory):
+    """Notes what it is asked, and divides it by the tasks there are."""
+
+    @property
+    def asked(self) -> list[tuple[Any, ...]]:
+        """Of `plan` and `read`."""
+        return self._told
+
+    def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]:
+        self._told.append(("plan", demand, concurrency, receive_id))  # type: ignore[arg-type]
+        return [Share(messages=demand // concurrency, at={"task": task}) for task in range(concurrency)]
+
+    def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
+        self._told.append(("read", share.messages, receive_id))  # type: ignore[arg-type]
+        ids, data = zip(*self.deliveries_, strict=True)
+        if share.at["task"] == 0:
+            yield self.deliveries(message_id=ids, data=data, ack_id=ids, ack_ref="q", redelivered=False)
+
+
+Tasks = list[tuple[str, int]]
+
+
+@pytest.fixture
+def tasks(monkeypatch: pytest.MonkeyPatch) -> Tasks:
+    """Has tasks run in this process; what they are of, and how many."""
+    asked: Tasks = []
+
+    def run(self: SparkWork, task: Any, shares: int, messages: int | None = None) -> Manifest:
+        asked.append((self.name, shares))
+        return self.run_here(getattr(task, "work", task), shares)
+
+    monkeypatch.setattr(SparkWork, "run", run)
+    SEEN.clear()
+    return asked
+
+
+def flow_of(folder: Path, pipeline: type[Pipeline], *payloads: str) -> Flow:
+    source = Noting(name="queue", deliveries_=numbered(*(one.encode() for one in payloads)))
+    spark: Any = SimpleNamespace(conf=SimpleNamespace(get=lambda name, default: default))
+    control = ControlStore(f"sqlite:///{folder}/control.sqlite")
+    return Flow(pipeline, source, Lake(root=f"{folder}/lake"), control, lambda: spark)
+
+
+def batched(flow: Flow, demand: int = 600) -> str:
+    """Receive, handle and batch; return whose work it was."""
+    receive = begin(flow, origin="source", run_id="test", windows=[WINDOW], demand=demand)
+    steps.receive_messages(flow, receive)
+    steps.handle_messages(flow, receive)
+    steps.batch_messages(flow, receive)
+    return receive.receive_id
+
+
+@pytest.mark.parametrize(("pipeline", "reading", "handling", "batching"), [(Plain, 2, 2, 1), (Told, 3, 4, 5)])
+def test_two_tasks_read_two_handle_and_one_batches_unless_told(
+    tmp_path: Path, tasks: Tasks, pipeline: type[Pipeline], reading: int, handling: int, batching: int
+) -> None:
+    batched(flow_of(tmp_path, pipeline, *map(str, range(200))))
+
+    name = pipeline.name
+    assert tasks == [(f"{name}/receive", reading), (f"{name}/handle", handling), (f"{name}/batch-all", batching)]
+
+
+def test_a_source_is_told_the_demand_how_many_read_it_and_the_receive_and_no_more(tmp_path: Path, tasks: Tasks) -> None:
+    flow = flow_of(tmp_path, Plain, "1")
+
+    receive_id = batched(flow)
+
+    assert isinstance(flow.source, Noting)
+    assert flow.source.asked == [("plan", 600, 2, receive_id), *[("read", 300, receive_id)] * 2]
+
+
+def test_each_batcher_has_batches_of_its_own_size_or_splitter_and_what_is_left_is_delivered(
+    tmp_path: Path, tasks: Tasks
+) -> None:
+    texts = [f"{batcher} {number}" for number in range(2, 7) for batcher in Apart.batchers]
+
+    batched(flow_of(tmp_path, Apart, *texts))
+
+    seen = {name: [what for batcher, *what in SEEN if batcher == name] for name in Apart.batchers}
+    assert seen == {
+        "pairs": [["size", 2], ["size", 2], ["timeout", 1]],
+        "threes": [["size", 3], ["timeout", 2]],
+        "nines": [["size", 3], ["size", 2]],
+    }
+
+
+@pytest.mark.parametrize("stops", ["its pipeline", "itself"])
+def test_a_run_that_is_told_to_stop_before_it_receives_leases_nothing(tmp_path: Path, tasks: Tasks, stops: str) -> None:
+    flow = flow_of(tmp_path, Plain, "1")
+    receive = begin(flow, origin="source", run_id="test", windows=[WINDOW], demand=600)
+    if stops == "itself":
+        flow.control.stop(receive.receive_id, timedelta(seconds=30))
+    else:
+        flow.control.drain("plain", "moves", timedelta(seconds=30))
+
+    steps.receive_messages(flow, receive)
+
+    assert isinstance(flow.source, Noting)
+    assert flow.source.asked == []
+    steps.handle_messages(flow, receive)
+    finish(flow, receive)
+    assert (flow.control.in_flight("plain"), flow.ledger.unfinished()) == ([], [])

@@ -1,0 +1,259 @@
+"""The host of a task: what a callback does to its process costs no message but its own, and no file."""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+from collections import Counter
+
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline_platform import Batcher, Pipeline, Processors, Producer, Splitter, TableBatcher
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.tasks import host
+from pipeline_platform.tasks.batch import HandleBatches
+from pipeline_platform.tasks.fork import Written, in_a_fork
+from pipeline_platform.tasks.handle import Handle
+from pipeline_platform.tasks.plan import CutBatches, plan_table
+from pipeline_platform.tasks.staging import staged_table
+from tests.fixtures.small_lake import Memory, Row, numbered, outcomes, ranges, received, returned, rows_of
+
+
+@pytest.fixture
+def lake(tmp_path):
+    return Lake(root=str(tmp_path))
+
+
+def fork_and(how):
+    """Fork as an author does; the child comes back to the platform."""
+    child = ctypes.CDLL(None).fork() if how == "unseen" else os.fork()
+    if child:
+        os.waitpid(child, 0)
+        return
+    if how == "exit":
+        sys.exit(0)
+    if how == "raise":
+        raise ValueError("of the child")
+    # It returns, and goes on as a second copy of the host.
+
+
+def spoil(what):
+    match what:
+        case "json":
+            json.dumps = None
+        case "arrow":
+            pa.array = None
+        case "recursion":
+            sys.setrecursionlimit(60)
+        case "files":
+            os.closerange(3, 1 << 16)  # the test's process may have hundreds open
+        case _:
+            raise AssertionError(what)
+
+
+class Hostile(Pipeline):
+    """Does to its process what the payload says, in the callback that it names."""
+
+    name = "hostile"
+    producer = Producer(source="memory")
+    processors = Processors(chunk_size=10)
+    batchers = {"kept": TableBatcher(schema=Row), "called": Batcher(batch_size=4)}
+
+    def _do(self, callback, message):
+        where, _, what = bytes(message.data).decode().partition(" ")
+        if where != callback or not what:
+            return
+        verb, _, how = what.partition(" ")
+        {"fork": fork_and, "spoil": spoil}[verb](how)
+
+    def prepare_messages(self, messages, context):
+        for message in messages:
+            self._do("prepare_messages", message)
+        return messages
+
+    def handle_message(self, message, context):
+        self._do("handle_message", message)
+        if message.data.startswith(b"fail"):
+            raise ValueError("as told")
+        if message.data.startswith(b"broken"):
+            message._standing = None
+            return message
+        if message.data.startswith(b"handle_batch"):
+            return message.put_batcher("called")
+        return message.put(Row(text=message.data.decode()), batcher="kept")
+
+    def handle_batch(self, batcher, messages, info, context):
+        for message in messages:
+            self._do("handle_batch", message)
+        return messages
+
+    def handle_failed(self, messages, context):
+        for message in messages:
+            self._do("handle_failed", message)
+        return messages
+
+
+def hosted(lake, *payloads, pipeline=Hostile):
+    """What a task writes that has a host."""
+    source = Memory(deliveries_=numbered(*payloads))
+    rows = ranges(received(lake, pipeline.name, source), pipeline.name)
+    return returned(Handle(pipeline, None, source.settling, "source", lake, "r1", parts=[rows])(0))
+
+
+INNOCENT = [b"1", b"2", b"3", b"fail", b"5", b"6"]
+
+
+@pytest.mark.parametrize("how", ["exit", "raise", "return", "unseen"])
+@pytest.mark.parametrize("callback", ["handle_message", "prepare_messages"])
+def test_the_child_of_a_callback_that_forks_ends_before_it_touches_anything(lake, callback, how):
+    manifest = hosted(lake, *INNOCENT, f"{callback} fork {how}".encode(), *INNOCENT)
+
+    assert Counter(outcomes(lake, "hostile", manifest).values()) == {"handled": 11, "failed": 2}
+    files = [(file.path, file.rows) for file in manifest.of_table("outcomes")]
+    assert [rows for _, rows in files] == [13]
+    assert len(list(os.scandir(f"{lake.root}/hostile/outcomes/window=2026-01-01T0000"))) == 1, "no copy wrote one"
+
+
+def test_the_child_of_a_handle_failed_that_forks_ends_too(lake):
+    class Failing(Hostile):
+        def handle_message(self, message, context):
+            raise ValueError("as told")
+
+    manifest = hosted(lake, b"1", b"handle_failed fork return", b"3", pipeline=Failing)
+
+    assert outcomes(lake, "hostile", manifest) == dict.fromkeys(["m0", "m1", "m2"], "failed")
+
+
+@pytest.mark.parametrize("what", ["json", "arrow", "recursion", "files"])
+def test_a_message_that_spoils_its_process_fails_alone(lake, what):
+    payloads = [*INNOCENT, f"handle_message spoil {what}".encode(), *INNOCENT]
+
+    manifest = hosted(lake, *payloads)
+
+    failed = {row["message_id"]: row for row in rows_of(lake, "hostile", manifest, "failed")}
+    assert failed.keys() == {"m3", "m6", "m10"}
+    assert (failed["m3"]["reason"], failed["m10"]["reason"]) == ("as told", "as told")
+    assert failed["m6"]["kind"] == ("worker killed" if what != "recursion" else "RecursionError")
+    assert [row["text"] for row in rows_of(lake, "hostile", manifest, "kept")] == ["1", "2", "3", "5", "6"] * 2
+
+
+def test_a_message_that_is_spoiled_itself_fails_alone(lake):
+    manifest = hosted(lake, b"1", b"broken", b"3")
+
+    assert outcomes(lake, "hostile", manifest) == {"m0": "handled", "m1": "failed", "m2": "handled"}
+
+
+def test_a_batch_that_spoils_its_process_fails_with_all_its_messages_and_no_other(lake):
+    payloads = [*[b"handle_batch"] * 5, b"handle_batch spoil json", *[b"handle_batch"] * 4]
+    whole = ranges(hosted(lake, *payloads), "hostile", staged_table("r1", "called"))
+    settling, options = Memory().settling, Hostile.batchers["called"]
+    plan = returned(CutBatches(lake, "hostile", "r1", "called", options, settling, whole)(0))
+    files = ranges(plan, "hostile", plan_table("r1", "called"))
+    task = HandleBatches(Hostile, None, settling, "source", lake, "r1", batcher="called", staged=whole, plan=files)
+
+    manifest = returned(task(0))
+
+    told = outcomes(lake, "hostile", manifest)
+    assert {name for name, outcome in told.items() if outcome == "failed"} == {"m4", "m5", "m6", "m7"}
+    assert len(told) == 10
+
+
+def weigh(message, weight):
+    """A splitter that spoils its process at one message."""
+    if message.data.endswith(b"json"):
+        json.dumps = None
+    return ("emit", 0) if weight == 2 else ("cont", weight + 1)
+
+
+def test_a_splitter_that_spoils_its_process_fails_one_message(lake):
+    class Splitting(Hostile):
+        batchers = {"called": Batcher(batch_size=Splitter(initial=0, step=weigh))}
+
+    payloads = [*[b"handle_batch"] * 5, b"handle_batch - json", *[b"handle_batch"] * 4]
+    whole = ranges(hosted(lake, *payloads, pipeline=Splitting), "hostile", staged_table("r1", "called"))
+    options = Splitting.batchers["called"]
+
+    plan = returned(CutBatches(lake, "hostile", "r1", "called", options, Memory().settling, whole)(0))
+
+    planned = rows_of(lake, "hostile", plan, plan_table("r1", "called"))
+    assert [batch["rows"] for batch in planned if batch["failure"]] == [[5]]
+    assert sorted(row for batch in planned for row in batch["rows"]) == list(range(10))
+
+
+def test_a_file_that_is_not_as_its_host_names_it_is_in_no_manifest(lake, monkeypatch):
+    real = host.in_a_fork
+
+    def damaged(work, **options):
+        answer = real(work, **options)
+        if options.get("outside") and isinstance(answer, Written):
+            (path,) = lake.root and [entry.path for entry in os.scandir(_outcomes(lake))]
+            with open(path, "ab") as file:
+                file.write(b"of a stranger")
+        return answer
+
+    monkeypatch.setattr(host, "in_a_fork", damaged)
+
+    manifest = hosted(lake, b"1", b"2")
+
+    assert outcomes(lake, "hostile", manifest) == {"m0": "handled", "m1": "handled"}
+    (file,) = manifest.of_table("outcomes")
+    path = f"{lake.root}/hostile/outcomes/{file.path}"
+    assert (pq.read_metadata(path).num_rows, os.path.getsize(path)) == (2, file.bytes)
+
+
+def _outcomes(lake):
+    return f"{lake.root}/hostile/outcomes/window=2026-01-01T0000"
+
+
+def test_processes_that_callbacks_started_end_with_their_host():
+    read, write = os.pipe()
+
+    def work(progress):
+        if (child := os.fork()) == 0:
+            time.sleep(60)
+        os.write(write, str(child).encode())
+        return Written()
+
+    in_a_fork(work)
+
+    started = int(os.read(read, 100))
+    end = time.monotonic() + 10
+    while psutil.pid_exists(started) and psutil.Process(started).status() != "zombie" and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not psutil.pid_exists(started) or psutil.Process(started).status() == "zombie"
+
+
+def test_what_a_pipeline_cannot_be_made_with_ends_the_task_and_fails_no_message(lake):
+    class Away(Hostile):
+        def __init__(self):
+            raise ConnectionError("no bank")
+
+    with pytest.raises(RuntimeError, match="no bank"):
+        hosted(lake, b"1", pipeline=Away)
+
+
+def test_a_host_is_killed_and_its_task_goes_on(lake):
+    class Killer(Hostile):
+        def handle_message(self, message, context):
+            if message.data == b"kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            return message.put_batcher("kept").put_data(Row(text=message.data.decode()))
+
+    manifest = hosted(lake, *[b"1"] * 20, b"kill", *[b"2"] * 20, pipeline=Killer)
+
+    assert Counter(outcomes(lake, "hostile", manifest).values()) == {"handled": 40, "failed": 1}
+
+
+def test_forking_again_and_again_harms_neither_process():
+    """With garbage of native libraries around, and a thread that the fork does not have."""
+    garbage = []
+    for number in range(300):
+        cycle = [pa.array(range(100))]
+        cycle.append(cycle)
+        garbage.append(pa.table({"n": pa.array(range(number))}))
+        assert isinstance(in_a_fork(lambda progress: Written()), Written)

@@ -1,0 +1,231 @@
+"""What a message says of itself: all of it in every callback, whichever tasks call that, and in the testing kit."""
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from pipeline_platform.lake.manifest import Manifest
+from pipeline_platform.lake.reader import Range, divide
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.message import Message
+from pipeline_platform.model.options import Batcher, Processors, Producer, Splitter, TableBatcher
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.source.contract import Share
+from pipeline_platform.tasks.batch import HandleBatches
+from pipeline_platform.tasks.column_lane import WriteColumns
+from pipeline_platform.tasks.fan_out import ends_table, parents_table
+from pipeline_platform.tasks.handle import Handle
+from pipeline_platform.tasks.in_order import DealPartitions, FindPartitions, HandleInOrder, dealt_table, found_table
+from pipeline_platform.tasks.own_acknowledger import TellAuthor
+from pipeline_platform.tasks.parents import EndParents
+from pipeline_platform.tasks.plan import CutBatches, plan_table
+from pipeline_platform.tasks.progress import UNWATCHED
+from pipeline_platform.tasks.set_aside import SetAside
+from pipeline_platform.tasks.staging import staged_table
+from pipeline_platform.testing import test_batch
+from tests.fixtures.small_lake import WINDOW, Memory, Row, done, numbered, ranges, received, returned
+
+PROPERTIES = [name for name, value in vars(Message).items() if isinstance(value, property)]
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake(root=str(tmp_path))
+
+
+class Seeing(Pipeline, abstract=True):
+    """Writes down, in the file that the metadata name, what messages say in each callback.
+
+    Payloads say where a message is to fail: `batch handle_batch` in its batch, `family` with its children.
+    """
+
+    name = "seeing"
+    producer = Producer(source="memory")
+    processors = Processors(chunk_size=1, max_message_bytes=100)
+
+    def transform(self, event: Message) -> Message:
+        return seen("transform", event)
+
+    def prepare_messages(self, messages: list[Message], context: Any) -> list[Message]:
+        return [seen("prepare_messages", message) for message in messages]
+
+    def handle_message(self, message: Message, context: Any) -> Message | list[Message]:
+        seen("handle_message", message)
+        message = message.configure_ack(on_success="noop").put_batch_mode("flush").put_data(message.data.decode())
+        if message.data.startswith("family"):
+            return [message.put(f"batch {message.data}", batcher="batched", batch_key=key) for key in "ab"]
+        if message.data == "table":
+            return message.put(Row(text=message.data), batcher="table")
+        return message.put_batcher("batched")
+
+    def handle_batch(self, batcher: str, messages: list[Message], batch_info: Any, context: Any) -> list[Message]:
+        return [seen("handle_batch" if one.child is None else "handle_batch of a child", one) for one in messages]
+
+    def handle_failed(self, messages: list[Message], context: Any) -> list[Message]:
+        for message in messages:
+            assert message.failure is not None
+            seen(f"handle_failed of {message.failure.stage}", message)
+        return messages
+
+    def acknowledge(self, ack_ref: str, successful: list[Message], failed: list[Message], context: Any) -> None:
+        for message in successful:
+            seen("acknowledge", message)
+        for message in failed:
+            seen("acknowledge of a failed one", message)
+
+
+def splits(message: Message, acc: None) -> tuple[str, None]:
+    seen("batch_size", message)
+    return "emit", acc
+
+
+def in_one(message: Message) -> int:
+    seen("partition_by", message)
+    return 1
+
+
+class Free(Seeing):
+    """In no order."""
+
+    batchers = {
+        "table": TableBatcher(schema=Row),
+        "batched": Batcher(batch_size=Splitter(initial=None, step=splits), partition_by=in_one),
+    }
+
+
+class InOrder(Free):
+    """In the order of partitions."""
+
+    partition_by = staticmethod(in_one)
+
+
+class Columns(Pipeline):
+    """By column expressions."""
+
+    name = "seeing"
+    producer = Producer(source="memory")
+    processors = Processors(chunk_size=1, max_message_bytes=100)
+    batchers = {"batched": Batcher(batch_size=Splitter(initial=None, step=splits))}
+    handle_batch, handle_failed, acknowledge = Seeing.handle_batch, Seeing.handle_failed, Seeing.acknowledge
+
+    def handle_messages(self, messages: Any, context: Any) -> Any:
+        return messages
+
+
+def seen(callback: str, message: Message) -> Message:
+    """Write down what a message says; fail it where it is to."""
+    told = {name: getattr(message, name) for name in (*PROPERTIES, "data", "batcher", "batch_key")}
+    with Path(told["metadata"]["diary"]).open("a") as diary:
+        diary.write(json.dumps([callback, told], default=str) + "\n")
+    data = message.data if isinstance(message.data, str) else message.data.decode()
+    if data.endswith(f" {callback}"):
+        raise ValueError("as told")
+    return message
+
+
+class Telling(Memory):
+    """Says more of each message."""
+
+    diary: str
+
+    def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
+        ids, payloads = zip(*self.deliveries_, strict=True)
+        more: dict[str, Any] = {"metadata": [{"diary": self.diary}] * len(ids), "attempt": [2] * len(ids)}
+        yield self.deliveries(message_id=ids, data=payloads, ack_id=ids, ack_ref="q", **more)
+
+
+PAYLOADS = [
+    *["table", "batch", "family", "x" * 101, "batch transform", "batch partition_by", "batch prepare_messages"],
+    *["batch handle_message", "batch batch_size", "batch handle_batch", "family handle_batch of a child"],
+]
+
+Lane = Callable[[Lake, Telling], object]
+
+
+def in_tasks(pipeline: type[Pipeline], *, careful: bool = False) -> Lane:
+    def run(lake: Lake, source: Telling) -> None:
+        name, shared = pipeline.name, _shared(pipeline, lake, source)
+        raw = received(lake, name, source)
+        whole = divide(raw.of_table("messages"), name, 1)
+        if pipeline.uses_columns():
+            written = _by_columns(shared, whole, careful)
+        elif pipeline.partitioning() is None:
+            written = done(Handle(**shared, parts=whole), careful=careful)
+        else:
+            written = done(FindPartitions(**shared, parts=whole), careful=careful)
+            deal = DealPartitions(lake, name, "r1", ranges(written, name, found_table("r1")), 1)
+            plan = ranges(returned(deal(0)), name, dealt_table("r1"))
+            written += done(HandleInOrder(**shared, parts=whole, plan=plan), careful=careful)
+        staged = ranges(written, name, staged_table("r1", "batched"))
+        options = pipeline.batchers["batched"]
+        assert isinstance(options, Batcher)
+        cut = CutBatches(lake, name, "r1", "batched", options, source.settling, staged)
+        plan = ranges(returned(cut.work(0, None if careful else UNWATCHED)), name, plan_table("r1", "batched"))
+        batches = HandleBatches(**shared, batcher="batched", staged=staged, plan=plan)
+        written += done(batches, careful=careful)
+        parents, ends = (ranges(written, name, table("r1")) for table in (parents_table, ends_table))
+        written += done(EndParents(**shared, parts=whole, plan=parents, ends=ends), careful=careful)
+        ended = {"outcomes": ranges(written, name, "outcomes"), "failed": ranges(written, name, "failed")}
+        done(TellAuthor(**shared, parts=whole, **ended), careful=careful)
+
+    return run
+
+
+def _shared(pipeline: type[Pipeline], lake: Lake, source: Telling) -> dict[str, Any]:
+    told = {"context": None, "settling": source.settling, "origin": "source"}
+    return {"pipeline": pipeline, "lake": lake, "receive_id": "r1", **told}
+
+
+def _by_columns(shared: dict[str, Any], whole: list[list[Range]], careful: bool) -> Manifest:
+    aside = done(SetAside(**shared, parts=whole, repeats=()), careful=careful)
+    places = [place for place, payload in enumerate(PAYLOADS) if len(payload) <= 100]
+    failures = ["as told" if PAYLOADS[place].endswith("handle_message") else None for place in places]
+    texts = [PAYLOADS[place].encode() for place in places]
+    routed = {"batcher": ["batched"] * len(places), "batch_key": [None] * len(places), "_failure": failures}
+    columns = {"position": pa.array(places), "data": pa.array(texts)}
+    columns |= {name: pa.array(values, pa.string()) for name, values in routed.items()}
+    rows = pa.RecordBatch.from_pydict(columns)
+    return aside + done(WriteColumns(**shared, received=whole[0]), [rows], careful=careful)
+
+
+def in_the_kit(pipeline: type[Pipeline]) -> Lane:
+    def run(lake: Lake, source: Telling) -> None:
+        test_batch(pipeline, PAYLOADS, metadata={"diary": source.diary}, attempt=2, source=source)
+
+    return run
+
+
+BATCHED = {"batch_size", "handle_batch", "acknowledge", "acknowledge of a failed one"}
+FAILED = {f"handle_failed of {stage}" for stage in ("receive_messages", "batch_size", "handle_batch")}
+HANDLED = {"transform", "partition_by", "prepare_messages", "handle_message"}
+EVERY = {*BATCHED, *FAILED, *HANDLED, "handle_batch of a child", *(f"handle_failed of {stage}" for stage in HANDLED)}
+
+
+@pytest.mark.parametrize(
+    ("lane", "callbacks"),
+    [
+        pytest.param(in_tasks(Free), EVERY, id="tasks"),
+        pytest.param(in_tasks(Free, careful=True), EVERY, id="forks"),
+        pytest.param(in_tasks(InOrder), EVERY, id="in-order"),
+        pytest.param(in_tasks(Columns), BATCHED | FAILED | {"handle_failed of handle_messages"}, id="fast-lane"),
+        pytest.param(in_the_kit(Free), EVERY, id="kit"),
+        pytest.param(in_the_kit(InOrder), EVERY, id="kit-in-order"),
+    ],
+)
+def test_every_property_is_known_in_every_callback(lake: Lake, tmp_path: Path, lane: Lane, callbacks: set[str]) -> None:
+    diary = tmp_path / "diary"
+    source = Telling(deliveries_=numbered(*map(str.encode, PAYLOADS)), diary=str(diary))
+
+    lane(lake, source)
+
+    told = [json.loads(line) for line in diary.read_text().splitlines()]
+    assert {callback for callback, _ in told} == callbacks
+    known = {"metadata": {"diary": str(diary)}, "attempt": 2, "window": WINDOW}
+    for callback, says in told:
+        assert {name: says[name] for name in known} == known, callback
+        assert datetime.fromisoformat(says["received_at"]) > datetime(2026, 1, 1, tzinfo=UTC), callback
