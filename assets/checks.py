@@ -7,7 +7,7 @@ import dagster as dg
 from assets.jobs import named
 from pipeline_platform.model.options import Producer
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.source.contract import Backlog, Source, SourceError
+from pipeline_platform.source.contract import ENDLESS, Backlog, Source, SourceError
 from resources.source import source_of
 
 
@@ -49,11 +49,16 @@ def look_at_backlog(producer: Producer, source: Source) -> dg.AssetCheckResult:
         passed=passed,
         severity=dg.AssetCheckSeverity.WARN,
         description=description,
-        metadata={"messages": waiting.messages, "oldest, seconds": seconds},
+        metadata={
+            "messages": None if (waiting.messages or 0) >= ENDLESS else waiting.messages,
+            "oldest, seconds": seconds,
+        },
     )
 
 
 def _judged(waiting: Backlog, age: timedelta | None, allowed: timedelta | None) -> tuple[bool, str]:
+    if waiting.lost:
+        return False, f"The source lost messages: {waiting.lost}."
     if waiting.messages == 0:
         return True, "None waits."
     if allowed is None:

@@ -15,6 +15,7 @@ from assets.windows import windows_of
 from pipeline_platform.imports import import_apart
 from pipeline_platform.lake.ledger import Origin, Receive
 from pipeline_platform.lake.selection import Selection
+from pipeline_platform.launcher.ended import end_claims
 from pipeline_platform.model.options import Batcher, Splitter, shown
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from pipeline_platform.run import batching, steps
@@ -22,7 +23,7 @@ from pipeline_platform.run.begin import begin, resume
 from pipeline_platform.run.flow import Flow, no_source
 from pipeline_platform.run.lease import alive
 from pipeline_platform.run.standing import expect_finished
-from pipeline_platform.run.stopping import end_if_told, heeding
+from pipeline_platform.run.stopping import end_if_told, heeding, settled
 from pipeline_platform.source.connection import ConnectedSource
 from pipeline_platform.source.contract import SourceError
 
@@ -88,7 +89,7 @@ def pipeline_assets(pipeline: type[Pipeline]) -> dg.AssetsDefinition:
         received = _named(receive)()
         handled = _named(handle)(received)
         routed = _named(handle_failed)([handled, *(_named(batch)(handled) for batch in batches)])
-        settled = _named(acknowledge)(_named(commit)(routed))
+        settled = _named(acknowledge).with_hooks({end_as_told})(_named(commit)(routed))
         return {"messages": received, **{out: getattr(settled, out) for out in settled_outs}}
 
     return dg.AssetsDefinition.from_graph(
@@ -176,7 +177,10 @@ def at_work(pipeline: type[Pipeline], context: dg.AssetExecutionContext) -> tupl
     if receive is None:
         return flow, None
     flow = flow_of(pipeline, context, receive.producer)
-    return flow, receive if receive.run_id == context.run.run_id else resume(flow, receive, context.run.run_id)
+    if receive.run_id == context.run.run_id:
+        return flow, receive
+    end_claims(context.instance, flow.control, pipeline.name)
+    return flow, resume(flow, receive, context.run.run_id)
 
 
 def _lineage(context: dg.AssetExecutionContext) -> Iterator[dg.DagsterRun]:
@@ -211,6 +215,7 @@ def _receive_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
         flow = flow_of(pipeline, context, producer)
         if origin == "source":
             _expect_one_process(flow, context)
+        end_claims(context.instance, flow.control, pipeline.name)
         receive = begin(
             flow,
             origin=origin,
@@ -350,6 +355,12 @@ def _acknowledge_op(pipeline: type[Pipeline], outs: Sequence[str]) -> dg.OpDefin
             yield dg.Output(None, output_name=table)
         yield from checks
         if receive is not None:
-            end_if_told(receive)
+            settled(receive)
 
     return acknowledge
+
+
+@dg.success_hook(name="end_as_told")
+def end_as_told(_: dg.HookContext) -> None:
+    """End a run that was told to end, once `acknowledge` has succeeded: inside the step it would fail the step."""
+    end_if_told()

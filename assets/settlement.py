@@ -117,6 +117,8 @@ def _check_answer(spec: dg.AssetCheckSpec, answer: Acknowledgement | None) -> dg
         return _result(spec, True, "Had nothing to tell the source.", _of_answer(answer))
     errors = {"errors": dg.MetadataValue.json(answer.errors)} if answer.errors else {}
     said = "The next run tells it again." if answer.unacknowledged else "Told the source of all."
+    if answer.lost:
+        said += f" {answer.lost} were not this run's any more: a later one finds them decided, or their queue is gone."
     if answer.letters.unsent:
         said += f" {answer.letters.unsent} dead letters are not sent: the next run sends them."
     passed = not answer.unacknowledged and not answer.letters.unsent

@@ -25,9 +25,10 @@ WINDOW = "window"
 class LakeResource(ConfigurableResourceFactory[Lake]):
     """Where all tables lie."""
 
-    root: str = Field(description="A folder, or the URL of an object store such as s3://bucket/prefix.")
+    root: str = Field(description="A folder, or the URL of an object store: s3://bucket/prefix or gs://bucket/prefix.")
     storage_options: dict[str, str] = Field(
-        default_factory=dict, description="For an object store, by delta-rs's names; AWS_REGION, AWS_ENDPOINT_URL, ..."
+        default_factory=dict,
+        description="For S3, by delta-rs's names: AWS_REGION, AWS_ENDPOINT_URL, ... None for gs://.",
     )
 
     def create_resource(self, context: dg.InitResourceContext) -> Lake:

@@ -63,8 +63,8 @@ class LeasedTable:
         """The id column of the queue."""
         return self.columns["id_column"]
 
-    def count_waiting(self, connection: sa.Connection) -> int:
-        """Count the messages that could be leased, by counts over narrow pages."""
+    def count_waiting(self, connection: sa.Connection, most: int | None = None) -> int:
+        """Count the messages that could be leased, by counts over narrow pages; the new ones no further than `most`."""
         live = self.leases.c.receive.in_(self._live(connection))
         held = id_spans.merged(self._spans(connection, self.receives.c.leased_until > self._now(connection)))
         after: sa.ColumnElement[bool] = self.id.is_not(None)
@@ -76,10 +76,14 @@ class LeasedTable:
             between -= self._count(connection, id_spans.gaps(held), self.leases.c.id, live)
             again = self._count(connection, held, self.leases.c.id, self.leases.c.receive.is_(None) | ~live)
         count = sa.select(sa.func.count())
-        new = count.select_from(self.queue).where(after).scalar_subquery()
         taken = count.select_from(self.leases).where(live, leased).scalar_subquery()
+        new = count.select_from(self.queue).where(after)
+        if most is not None:
+            some = sa.select(self.id).where(after).limit(most + taken)
+            new = count.select_from(some.subquery())
         # Below zero where someone deleted leased messages behind the queue's back.
-        return max(0, int(connection.execute(sa.select(new - taken)).scalar_one()) + between + again)
+        waiting = int(connection.execute(sa.select(new.scalar_subquery() - taken)).scalar_one())
+        return max(0, waiting + between + again)
 
     def oldest_waiting(self, connection: sa.Connection) -> Any:
         """Look up when the message that is leased next came, as its column holds it."""

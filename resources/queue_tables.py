@@ -20,6 +20,7 @@ CREATE: Final = "run `pipeline-platform table-queue create`"
 
 _WAYS_OUT: Final = {
     "unable to open database file": f"The url must name a file that is there; to make it, {CREATE}",
+    "_receives.spans": f"An earlier release made this table: {CREATE}, while no run is under way",
     "file is not a database": "Name a SQLite file in url",
     "does not exist": f"Correct url or table, or {CREATE}",
     "no such table": f"Correct table, or {CREATE}",
@@ -86,15 +87,10 @@ def database_at(what: str, url: str, *, create: bool) -> Database:
     return Database(url, what, SourceError, away=SourceAwayError, ways_out=_WAYS_OUT, create=create)
 
 
-def has_spans(connection: sa.Connection, receives: sa.Table) -> bool:
-    """Whether receives can have spans: those of a table that an earlier release made cannot."""
-    columns = sa.inspect(connection).get_columns(receives.name, schema=receives.schema)
-    return any(column["name"] == receives.c.spans.name for column in columns)
-
-
 def add_spans(connection: sa.Connection, receives: sa.Table) -> None:
     """Let receives of a table that an earlier release made have spans."""
-    if not has_spans(connection, receives):
+    columns = sa.inspect(connection).get_columns(receives.name, schema=receives.schema)
+    if all(column["name"] != receives.c.spans.name for column in columns):
         table = connection.dialect.identifier_preparer.format_table(receives)
         connection.exec_driver_sql(f"ALTER TABLE {table} ADD COLUMN spans TEXT")
 

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 from urllib.parse import quote
@@ -139,7 +140,9 @@ class SparkResource(dg.ConfigurableResource["SparkResource"]):
         if self.remote == WARM:
             server = spark_server.revive(folder, log.warning)
             if server:
-                return _Server(packages, server.address, server.token, server.started_at, f";user_id={_USER}", server)
+                return _Server(
+                    packages, server.address, server.token, server.started_at, f";user_id={_USER}", server, folder
+                )
             log.warning(
                 f"No warm Spark server according to {folder}: starting Spark in this process, which takes seconds. "
                 "`pipeline-platform spark start` starts a server (with the same PIPELINE_PLATFORM_HOME)."
@@ -172,7 +175,7 @@ class _Process:
 
 @dataclass(frozen=True)
 class _Server:
-    """A Spark Connect server; `warm` if it is this machine's."""
+    """A Spark Connect server; `warm` if it is this machine's, of a state folder."""
 
     packages: tuple[str, ...]
     address: str
@@ -180,6 +183,7 @@ class _Server:
     life: str
     params: str
     warm: spark_server.SparkServer | None = None
+    folder: Path | None = None
 
     @property
     def lives(self) -> bool:  # as far as is known
@@ -210,10 +214,19 @@ class _Server:
 
     def _expect_alive(self) -> None:
         if self.warm is not None and not self.warm.lives:
+            assert self.folder is not None
+            _revive_once(self.folder, self.life)
             raise spark_server.SparkServerDiedError(
                 f"the warm Spark server (process {self.warm.pid}, since {self.warm.started_at}) died: this run's "
-                "messages come back, and the next run starts another server unless it was stopped"
+                "messages come back, and another server starts unless it was stopped"
             )
+
+
+@cache
+def _revive_once(folder: Path, life: str) -> None:
+    """Have another server started for one that died, however many threads of this process meet its death."""
+    del life
+    spark_server.revive_meanwhile(folder)
 
 
 _Place = _Process | _Server
@@ -320,6 +333,9 @@ def _leave(session: SparkSession) -> None:
     """Close the client and not the session: `stop` would end it for all."""
     session.client.close()
     os.environ.pop(_CLIENT_MARK, None)
+    # As `stop` does: else no later session is ever the default one, which functions such as `udf` ask for.
+    if type(session)._default_session is session:
+        type(session)._default_session = None
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """The producer sensor: looks at a source, and asks for runs sized by demand and rate limit, or says why not."""
 
 import math
+import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -15,9 +16,9 @@ from pipeline_platform.control import demand
 from pipeline_platform.control.room import Room
 from pipeline_platform.control.store import Claim, ControlStore, ControlStoreError, interval_end
 from pipeline_platform.lake.ledger import Origin
-from pipeline_platform.launcher.run_process import RunProcess
+from pipeline_platform.launcher.ended import end_claims, never_begins
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.source.contract import SourceError
+from pipeline_platform.source.contract import Backlog, SourceError
 from pipeline_platform.telemetry.configuration import export
 from pipeline_platform.telemetry.spans import Span, span
 from resources.source import source_of
@@ -29,8 +30,6 @@ UNDER_WAY = [
     dg.DagsterRunStatus.STARTED,
     dg.DagsterRunStatus.CANCELING,
 ]
-STARTS_WITHIN = timedelta(minutes=15)
-"""A run that was launched and has claimed nothing after so long is taken for dead, if its process cannot be asked."""
 
 
 def producer_sensor(pipeline: type[Pipeline], job: Any, producer: str = "") -> dg.SensorDefinition:
@@ -63,12 +62,13 @@ def producer_sensor(pipeline: type[Pipeline], job: Any, producer: str = "") -> d
             return dg.SkipReason(f"{options.source} {held_back}")
         try:
             window = window_now(pipeline)
-            backlog = source.backlog()
+            end_claims(context.instance, control, pipeline.name)
+            now = datetime.now(UTC)
             under_way = in_flight(pipeline, context.instance, control, producer)
             bounds = limits(pipeline, control, now, producer)
-            if backlog.messages is None:
-                bounds = replace(bounds, empty_runs=empty_in_a_row(pipeline, context.instance, producer))
+            backlog = source.backlog_up_to(demand.of_use(bounds, under_way))
             left = _left(pipeline, control, producer)
+            bounds = _as_runs_tell(bounds, pipeline, context.instance, producer, backlog, left, waiting.asked)
             alone = pipeline.takes_turns(leases_partitions=source.leases_partitions)
             turn = _awaits_turn(pipeline, control, alone=alone)
         except SourceError as error:
@@ -90,11 +90,13 @@ def producer_sensor(pipeline: type[Pipeline], job: Any, producer: str = "") -> d
             failed = failed_in_a_row(pipeline, context.instance, now, producer)
             held_back = demand.hold_back(failed, options.interval, now)
             asks = [demand.Ask(0, held_back)] if held_back else asks
-        cursor = waiting.after(backlog, asks, now, under_way).to_json()
+        said = {"lost": zlib.crc32(backlog.lost.encode())}
+        cursor = waiting.after(backlog, asks, now, under_way).model_copy(update=said).to_json()
         demanded = [ask.demand for ask in asks if ask.demand]
         told.add(demand=sum(demanded), runs=len(demanded), backlog=waits, in_flight=under_way.messages)
         runs = "1 run" if len(left) == 1 else f"{len(left)} runs"
         dead = f"; {runs} died and left {demand.count(held)}" if left else ""
+        dead += f"; {options.source}: {backlog.lost}" if backlog.lost and said["lost"] != waiting.lost else ""
         if not asks[0].demand:
             return dg.SensorResult(skip_reason=f"{asks[0].because}{dead}", cursor=cursor)
         for ask in asks:
@@ -123,6 +125,26 @@ def limits(pipeline: type[Pipeline], control: ControlStore, now: datetime, produ
         paused=control.paused(key),
         batch_timeout=pipeline.batch_timeout(),
     )
+
+
+def _as_runs_tell(
+    bounds: demand.Limits,
+    pipeline: type[Pipeline],
+    instance: dg.DagsterInstance,
+    producer: str,
+    backlog: Backlog,
+    left: Sequence[Claim],
+    asked: datetime | None,
+) -> demand.Limits:
+    """Add what earlier runs tell: what they left since a run was last asked for; and what a mute source gave them."""
+    if asked is None or any(claim.expires_at > asked for claim in left):
+        bounds = replace(bounds, left=bool(left))
+    elif backlog.messages != 0:
+        bounds = replace(bounds, left=ended_early(pipeline, instance, producer, asked))
+    if backlog.messages is None:
+        filled, empty = was_filled(pipeline, instance, producer), empty_in_a_row(pipeline, instance, producer)
+        bounds = replace(bounds, filled=filled, empty_runs=empty)
+    return bounds
 
 
 def _awaits_turn(pipeline: type[Pipeline], control: ControlStore, *, alone: bool) -> str | None:
@@ -154,7 +176,7 @@ def in_flight(
     names = set(pipeline.producers_of()) - {producer}
     others = sum(_in_flight(pipeline, instance, control, name).messages for name in names)
     room = Room(pipeline, control).capacity - Room(pipeline, control, producer).capacity
-    return mine._replace(messages=mine.messages + max(0, others + whole - room))
+    return replace(mine, messages=mine.messages + max(0, others + whole - room))
 
 
 def _in_flight(
@@ -170,37 +192,35 @@ def _in_flight(
     claims = {claim.run_id: claim.messages for claim in live}
     own = pipeline.producers_of(producer).get(producer)
     limit = control.rate_limiting(key, own.rate_limiting) if live and own else None
-    known = {*claims, *(claim.run_id for claim in control.over(key))}
-    tags = RunTags.of(pipeline)
-    to_lease = [
-        (run.tags[tags.origin], int(run.tags[tags.demand]))
-        for record in instance.get_run_records(runs_by_producer(pipeline, UNDER_WAY, producer))
-        if (run := record.dagster_run).run_id not in known and is_under_way(record, pipeline, instance)
-    ]
+    to_lease = runs_to_lease(pipeline, instance, control, producer)
     return demand.InFlight(
-        messages=sum(claims.values()) + sum(wanted for _, wanted in to_lease),
+        messages=sum(claims.values()) + sum(wanted for _, _, wanted in to_lease),
         runs=len(claims) + len(to_lease),
-        unleased=sum(wanted for origin, wanted in to_lease if origin == "source"),
+        run_ids=(*claims, *(run_id for run_id, _, _ in to_lease)),
+        unleased=sum(wanted for _, origin, wanted in to_lease if origin == "source"),
         permitted=demand.had_permits([(c.messages, c.started_at) for c in live], limit, datetime.now(UTC))
         if limit
         else 0,
     )
 
 
+def runs_to_lease(
+    pipeline: type[Pipeline], instance: dg.DagsterInstance, control: ControlStore, producer: str = ""
+) -> list[tuple[str, str, int]]:
+    """The runs under way that hold no claim yet and will ask for one: id, origin, and messages asked for."""
+    key, tags = pipeline.limits_key(producer), RunTags.of(pipeline)
+    known = {claim.run_id for claim in (*control.in_flight(key), *control.over(key))}
+    return [
+        (run.run_id, run.tags[tags.origin], int(run.tags[tags.demand]))
+        for record in instance.get_run_records(runs_by_producer(pipeline, UNDER_WAY, producer))
+        if (run := record.dagster_run).run_id not in known and is_under_way(record, pipeline, instance)
+    ]
+
+
 def is_under_way(record: dg.RunRecord, pipeline: type[Pipeline], instance: dg.DagsterInstance) -> bool:
     """Whether a run that holds no claim is going to ask for one."""
-    return not _is_dead(record, datetime.now(UTC)) and _is_to_lease(record.dagster_run, pipeline, instance)
-
-
-def _is_dead(record: dg.RunRecord, now: datetime) -> bool:
-    """Whether a run that was launched and holds no claim will never ask for one."""
-    run = record.dagster_run
-    if run.status is dg.DagsterRunStatus.QUEUED:
-        return False
-    process = RunProcess.of(run)
-    if process and process.is_here:
-        return not process.lives
-    return now - record.update_timestamp.astimezone(UTC) > STARTS_WITHIN
+    run, now = record.dagster_run, datetime.now(UTC)
+    return not never_begins(record, instance, now) and _is_to_lease(run, pipeline, instance)
 
 
 def _is_to_lease(run: dg.DagsterRun, pipeline: type[Pipeline], instance: dg.DagsterInstance) -> bool:
@@ -249,6 +269,31 @@ def empty_in_a_row(pipeline: type[Pipeline], instance: dg.DagsterInstance, produ
     """Count the newest runs from the source that received nothing."""
     tag, newest = RunTags.of(pipeline).received, _newest(pipeline, instance, producer)
     return len(list(takewhile(lambda run: run.dagster_run.tags.get(tag) == "0", newest)))
+
+
+def ended_early(pipeline: type[Pipeline], instance: dg.DagsterInstance, producer: str, since: datetime) -> bool:
+    """Whether a pull has failed or was ended since then: what it did not settle waits at the source again."""
+    statuses = [dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
+    tags = RunTags.of(pipeline)
+    ended = dg.RunsFilter(
+        tags={tags.origin: "source", **({tags.producer: producer} if producer else {})},
+        statuses=statuses,
+        updated_after=since,
+    )
+    runs = [record.dagster_run for record in instance.get_run_records(ended, limit=demand.LOOK_BACK)]
+    return any(run.tags.get(tags.published) != run.run_id for run in runs)
+
+
+def was_filled(pipeline: type[Pipeline], instance: dg.DagsterInstance, producer: str) -> bool:
+    """Whether the newest pull got all that it asked for; one that is under way says so once it has received.
+
+    A re-execution says nothing: it has a copy of its parent's tags.
+    """
+    tags = RunTags.of(pipeline)
+    pulls = {tags.origin: "source", **({tags.producer: producer} if producer else {})}
+    newest = instance.get_run_records(dg.RunsFilter(tags=pulls), limit=demand.LOOK_BACK)
+    run = next((run for record in newest if (run := record.dagster_run).parent_run_id is None), None)
+    return run is not None and 0 < int(run.tags[tags.demand]) <= int(run.tags.get(tags.received, 0))
 
 
 def _newest(

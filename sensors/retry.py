@@ -11,6 +11,7 @@ from pipeline_platform.control import demand
 from pipeline_platform.control.store import ControlStore, ControlStoreError
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.selection import Selection
+from pipeline_platform.launcher.ended import end_claims
 from pipeline_platform.model.pipeline import Pipeline
 from sensors.producer import UNDER_WAY, failed_in_a_row, is_under_way
 
@@ -70,6 +71,7 @@ def retry_sensor(pipeline: type[Pipeline], job: Any) -> dg.SensorDefinition:
 def _driving(pipeline: type[Pipeline], instance: dg.DagsterInstance, control: ControlStore) -> str | None:
     """A run that drives failures of the pipeline, or is to; None where there is none."""
     records = instance.get_run_records(runs_by_origin(pipeline, UNDER_WAY, ["failed"]))
+    end_claims(instance, control, pipeline.name)
     live = {claim.run_id for claim in control.in_flight(pipeline.name)}
     dead = {claim.run_id for claim in control.over(pipeline.name)} - live
     for record in records:

@@ -10,6 +10,7 @@ import typer
 from pipeline_platform.cli import deployment, failures, limits, spark, table_queue
 from pipeline_platform.cli.drain import drain
 from pipeline_platform.cli.push import push
+from pipeline_platform.cli.repair import repair
 from pipeline_platform.cli.show import show
 from pipeline_platform.cli.status import status
 from pipeline_platform.control.store import ControlStoreError
@@ -24,7 +25,7 @@ app = typer.Typer(
 app.add_typer(spark.app, name="spark")
 app.add_typer(table_queue.app, name="table-queue")
 app.add_typer(failures.app, name="failures")
-for command in (status, show, limits.pause, limits.resume, drain, limits.limit, limits.scale, push):
+for command in (status, show, limits.pause, limits.resume, drain, limits.limit, limits.scale, push, repair):
     app.command()(command)
 
 

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from sqlalchemy.exc import SQLAlchemyError
 
 from pipeline_platform.cli import deployment
 from pipeline_platform.cli.limits import changed
 
 if TYPE_CHECKING:
+    import dagster as dg
+
     from pipeline_platform.control.store import ControlStore
     from pipeline_platform.lake.storage import Lake
     from pipeline_platform.model.options import Producer
@@ -22,6 +28,8 @@ if TYPE_CHECKING:
     from pipeline_platform.source.contract import Source
 
 Rows = dict[str, str | Text]
+Instance: TypeAlias = "dg.DagsterInstance | str | Exception"
+"""Dagster's, or why it cannot be asked."""
 
 
 def status(
@@ -29,11 +37,11 @@ def status(
 ) -> None:
     """Show backlog, limits, runs, leases, receives to be finished, and open failures of pipelines.
 
-    `in flight` are the runs that hold messages: claims in the control store, with their leases. `runs in Dagster` are
-    those that its instance in DAGSTER_HOME has queued or started, whether they hold messages yet or not.
+    `in flight` are the runs that hold messages: claims in the control store, with their leases; and those that will
+    take some on, as the instance in DAGSTER_HOME tells. `runs in Dagster` are those that it has queued or started.
     """
     console = Console()
-    with deployment.opened() as opened:
+    with deployment.opened() as opened, _dagster() as instance:
         wanted = [opened.pipeline(pipeline)] if pipeline else opened.pipelines.values()
         typer.echo(f"Control store: {opened.control}\nLake: {opened.lake.root}")
         for chosen in wanted:
@@ -41,8 +49,8 @@ def status(
             table.add_column(style="dim")
             table.add_column()
             rows = {
-                **_producers(opened, chosen),
-                **_runs(chosen),
+                **_producers(opened, chosen, instance),
+                **_runs(chosen, instance),
                 **_receives(opened.lake, chosen),
                 **_failures(opened.lake, chosen),
             }
@@ -51,7 +59,24 @@ def status(
             console.print(table)
 
 
-def _producers(opened: deployment.Deployment, pipeline: type[Pipeline]) -> Rows:
+@contextmanager
+def _dagster() -> Iterator[Instance]:
+    """The instance of DAGSTER_HOME, or why it cannot be asked."""
+    import dagster as dg
+
+    if not os.environ.get("DAGSTER_HOME"):
+        yield "DAGSTER_HOME is not set"
+        return
+    try:
+        instance = dg.DagsterInstance.get()
+    except Exception as error:  # of whatever storage the instance has: the rest is reported all the same
+        yield error
+        return
+    with instance:
+        yield instance
+
+
+def _producers(opened: deployment.Deployment, pipeline: type[Pipeline], instance: Instance) -> Rows:
     """What waits and what may be done, of each producer; of several under its name, then what holds for them all."""
     rows: Rows = {}
     for name, producer in pipeline.producers_of().items():
@@ -59,13 +84,13 @@ def _producers(opened: deployment.Deployment, pipeline: type[Pipeline]) -> Rows:
         of_one = {
             **_backlog(opened.sources[producer.source], producer),
             **_limits(opened.control, key, producer),
-            **_in_flight(opened.control, key),
+            **_in_flight(opened.control, pipeline, name, instance),
         }
         rows |= {f"{name}: {what}" if name else what: value for what, value in of_one.items()}
     if pipeline.producers:
         at_run_time = changed(opened.control.overrides(pipeline.name))
         rows |= {"set at run time": at_run_time} if at_run_time else {}
-        of_all = {**_state(opened.control, pipeline.name), **_in_flight(opened.control, pipeline.name)}
+        of_all = {**_state(opened.control, pipeline.name), **_in_flight(opened.control, pipeline, "", instance)}
         rows |= {f"backfills, replays: {what}": value for what, value in of_all.items()}
     return rows
 
@@ -84,8 +109,8 @@ def _backlog(source: Source, producer: Producer) -> Rows:
         oldest = f"{_seconds(age.total_seconds())} ago"
         if allowed is not None and age > allowed:
             oldest = Text(f"{oldest}, longer than the {_seconds(allowed.total_seconds())} allowed", style="yellow")
-    backlog = "the source cannot tell" if waiting.messages is None else f"{waiting.messages:,} messages"
-    return {"backlog": f"{backlog} in {name}", "oldest": oldest}
+    lost = {"lost": Text(waiting.lost, style="red")} if waiting.lost else {}
+    return {"backlog": f"{waiting} in {name}", "oldest": oldest, **lost}
 
 
 def _state(control: ControlStore, key: str) -> Rows:
@@ -110,9 +135,13 @@ def _limits(control: ControlStore, key: str, producer: Producer) -> Rows:
     return {**rows, "permits": f"{left:,} left in the current interval"}
 
 
-def _in_flight(control: ControlStore, key: str) -> Rows:
+def _in_flight(control: ControlStore, pipeline: type[Pipeline], producer: str, instance: Instance) -> Rows:
+    """What the sensor counts: what runs hold, and what those will take on that hold nothing yet."""
+    to_lease = _to_lease(control, pipeline, producer, instance)
+    key = pipeline.limits_key(producer)
     live, now = control.in_flight(key), datetime.now(UTC)
-    rows: Rows = {"in flight": f"{sum(claim.messages for claim in live):,} messages in {len(live)} runs"}
+    messages = sum(claim.messages for claim in live) + sum(wanted for _, _, wanted in to_lease)
+    rows: Rows = {"in flight": f"{messages:,} messages in {deployment.counted(len(live) + len(to_lease), 'run')}"}
     for claim in live:
         began, left = _seconds((now - claim.started_at).total_seconds()), (claim.expires_at - now).total_seconds()
         rows[f"  run {claim.run_id[:8]}"] = f"{claim.messages:,} messages for {began}, lease for {_seconds(left)} more"
@@ -120,26 +149,47 @@ def _in_flight(control: ControlStore, key: str) -> Rows:
         since = _seconds((now - claim.expires_at).total_seconds())
         said = f"{claim.messages:,} messages, dead or stalled: its lease ended {since} ago"
         rows[f"  run {claim.run_id[:8]}"] = Text(said, style="yellow")
+    rows |= {f"  run {run_id[:8]}": f"will take on {wanted:,} messages" for run_id, _, wanted in to_lease}
     return rows
 
 
-def _runs(pipeline: type[Pipeline]) -> Rows:
-    """The runs of the pipeline's sensor, schedules and jobs; of assets materialised by hand once they receive."""
-    if not os.environ.get("DAGSTER_HOME"):
-        return {"runs in Dagster": "DAGSTER_HOME is not set"}
-    import dagster as dg
+def _to_lease(
+    control: ControlStore, pipeline: type[Pipeline], producer: str, instance: Instance
+) -> list[tuple[str, str, int]]:
+    if isinstance(instance, str | Exception):
+        return []
+    from pipeline_platform.launcher.ended import end_claims
+    from sensors.producer import runs_to_lease
 
+    try:
+        end_claims(instance, control, pipeline.name)
+        return runs_to_lease(pipeline, instance, control, producer)
+    except SQLAlchemyError:  # `runs in Dagster` says so
+        return []
+
+
+def _runs(pipeline: type[Pipeline], instance: Instance) -> Rows:
+    """The runs of the pipeline's sensor, schedules and jobs; of assets materialised by hand once they receive."""
+    if isinstance(instance, str):
+        return {"runs in Dagster": instance}
     from assets.jobs import runs_of
+    from pipeline_platform.launcher.ended import never_begins
     from sensors.producer import UNDER_WAY
 
     try:
-        with dg.DagsterInstance.get() as instance:
-            counts = {status: instance.get_runs_count(runs_of(pipeline, [status])) for status in UNDER_WAY}
+        if isinstance(instance, Exception):
+            raise instance
+        records = instance.get_run_records(runs_of(pipeline, UNDER_WAY))
+        lost = [one.dagster_run.run_id[:8] for one in records if never_begins(one, instance, datetime.now(UTC))]
     except Exception as error:  # of whatever storage the instance has: the rest is reported all the same
         said = str(error).partition("\n")[0]
         return {"runs in Dagster": Text(f"cannot be asked for: {type(error).__name__}: {said}", style="yellow")}
-    said = ", ".join(f"{n:,} {status.value.lower().replace('_', ' ')}" for status, n in counts.items() if n)
-    return {"runs in Dagster": said or "none under way"}
+    counts = Counter(record.dagster_run.status for record in records)
+    said = ", ".join(f"{counts[one]:,} {one.value.lower().replace('_', ' ')}" for one in UNDER_WAY if counts[one])
+    rows: Rows = {"runs in Dagster": said or "none under way"}
+    if lost:
+        rows["  died"] = Text(f"{', '.join(lost)}: Dagster will know later; they hold nothing", style="yellow")
+    return rows
 
 
 def _receives(lake: Lake, pipeline: type[Pipeline]) -> Rows:

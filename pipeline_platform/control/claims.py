@@ -151,6 +151,13 @@ class Claims(Database):
                 forget_stop(connection, receive_id)
             return ended
 
+    def expire(self, receive_id: str) -> None:
+        """End a claim's lease now, unless it is over already: since when it is over stays the same then."""
+        with self.writing() as connection:
+            now = self.now(connection)
+            live = sa.update(_RECEIVES).where(_is(receive_id), _RECEIVES.c.expires_at > now)
+            connection.execute(live.values(expires_at=now))
+
     def let_go(self, run_id: str) -> None:
         """End the leases of a run that works on nothing any more.
 

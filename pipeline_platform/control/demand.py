@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from pydantic import AwareDatetime, BaseModel, ValidationError
 
 from pipeline_platform.model.options import Processors, Producer, RateLimiting
-from pipeline_platform.source.contract import Backlog
+from pipeline_platform.source.contract import ENDLESS, Backlog
 
 RUN_LASTS = timedelta(seconds=60)
 """A run plans on the permits of the intervals that begin within it, at the most."""
@@ -22,6 +22,8 @@ _WORTH = 9
 
 LONGEST_PAUSE = timedelta(minutes=5)
 LONGEST_UNANSWERED = timedelta(minutes=1)
+_NAMED = 3
+"""Runs that a reason names at most."""
 LOOK_BACK = 12
 """Runs that are looked at: so many failures make the longest pause, from an interval of a second on."""
 
@@ -33,7 +35,8 @@ class Ask(NamedTuple):
     because: str
 
 
-class InFlight(NamedTuple):
+@dataclass(frozen=True)
+class InFlight:
     """Messages that runs under way hold, or will.
 
     Attributes:
@@ -41,12 +44,21 @@ class InFlight(NamedTuple):
         runs: How many runs.
         unleased: Those that are not leased yet: the source still counts them.
         permitted: Those that had their permits, of intervals that are over.
+        run_ids: Of these runs, for people.
     """
 
     messages: int = 0
     runs: int = 0
     unleased: int = 0
     permitted: int = 0
+    run_ids: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def named(self) -> str:
+        """The runs, by the beginnings of their ids, as Dagster shows them."""
+        names = ", ".join(run_id[:8] for run_id in self.run_ids[:_NAMED])
+        more = f" and {len(self.run_ids) - _NAMED} more" if len(self.run_ids) > _NAMED else ""
+        return f"{'run' if len(self.run_ids) == 1 else 'runs'} {names}{more}" if names else "runs under way"
 
 
 NOTHING = InFlight()
@@ -71,7 +83,9 @@ class Limits:
         permits_soon: The same until the next look; never more than `permits`.
         permits_at: When the next interval of the limit begins.
         paused: Why nothing is to be asked for; None where the pipeline is not paused.
-        empty_runs: The newest runs in a row that the source gave nothing.
+        empty_runs: The newest runs in a row that the source gave nothing; asked for where it cannot tell its backlog.
+        filled: Whether the source gave the newest run all that it asked for; asked for likewise.
+        left: Whether a run that died, failed or was ended may have left what waits: nobody waits for it again.
         batch_timeout: The shortest of the pipeline's batchers; None where none has one.
     """
 
@@ -82,6 +96,8 @@ class Limits:
     permits_at: datetime | None = None
     paused: str | None = None
     empty_runs: int = 0
+    filled: bool = False
+    left: bool = False
     batch_timeout: timedelta | None = None
 
     @property
@@ -141,11 +157,15 @@ class Waiting(BaseModel, frozen=True):
             last asked. None where nothing waits, or was asked yet.
         unanswered: Looks in a row that the source did not answer.
         again_at: When it is looked at again, if it did not answer.
+        lost: Checksum of the losses at the source that were said.
+        asked: When a run was last asked for.
     """
 
     since: AwareDatetime | None = None
     unanswered: int = 0
     again_at: AwareDatetime | None = None
+    lost: int = 0
+    asked: AwareDatetime | None = None
 
     def waited(self, now: datetime) -> timedelta | None:
         """Return for how long; never negative, whatever clocks do."""
@@ -154,13 +174,14 @@ class Waiting(BaseModel, frozen=True):
     def after(self, backlog: Backlog, asks: Sequence[Ask], now: datetime, in_flight: InFlight = NOTHING) -> Waiting:
         """Return what waits after a look at the source at `now`, which led to `asks` beside what was in flight."""
         demand = sum(ask.demand for ask in asks)
+        asked = now if demand else self.asked
         held = in_flight.messages if backlog.counts_held else in_flight.unleased
         if backlog.messages is not None and backlog.messages <= held + demand:
-            return Waiting()
+            return Waiting(asked=asked)
         if demand or (self.since is None and backlog.messages is not None):
-            return Waiting(since=now)
+            return Waiting(since=now, asked=asked)
         # A clock that was ahead when it was written must not make anybody wait for it to come true.
-        return self if self.since is None else Waiting(since=min(self.since, now))
+        return self if self.since is None else Waiting(since=min(self.since, now), asked=asked)
 
     def without_answer(self, now: datetime, interval: timedelta) -> Waiting:
         """Return what waits after a look that the source did not answer: the pause doubles, up to a minute.
@@ -169,7 +190,7 @@ class Waiting(BaseModel, frozen=True):
         """
         pause = min(LONGEST_UNANSWERED, interval * (1 << min(self.unanswered, LOOK_BACK)))
         again_at = now + pause * random.uniform(0.5, 1)  # noqa: S311 - no secret
-        return Waiting(since=self.since, unanswered=self.unanswered + 1, again_at=again_at)
+        return self.model_copy(update={"unanswered": self.unanswered + 1, "again_at": again_at})
 
     def held_back(self, now: datetime) -> str | None:
         """Why the source is not to be looked at now, or None."""
@@ -179,7 +200,7 @@ class Waiting(BaseModel, frozen=True):
         return f"did not answer, {looks}; asking it again at {_clock(self.again_at)}"
 
     def to_json(self) -> str:
-        """Write it as a cursor, below 150 bytes."""
+        """Write it as a cursor, below 200 bytes."""
         return self.model_dump_json(exclude_defaults=True)
 
     @classmethod
@@ -199,13 +220,18 @@ def with_left(backlog: Backlog, left: int) -> Backlog:
     return backlog if backlog.messages is None else backlog._replace(messages=max(backlog.messages, left))
 
 
+def of_use(limits: Limits, in_flight: InFlight) -> int:
+    """How far a source needs to count what waits: beyond all that runs under way and new ones take on."""
+    return max(limits.capacity, in_flight.messages) + 1
+
+
 def decide(backlog: Backlog, limits: Limits, in_flight: InFlight, waited: timedelta | None) -> Ask:
     """Decide how many messages one more run should take on, or why there should be none.
 
     A backlog is asked for as soon as what can be taken on of it makes a run worthwhile, or is as much as can be handled
-    before the next look; less than that after `limits.patience`. A source that cannot tell its backlog (None) is asked
-    for at once, and then again each `patience`. `waited` is for how long something waits that was not asked for; None
-    if nothing was seen.
+    before the next look; less than that after `limits.patience`. Of a source that cannot tell its backlog (None) runs
+    tell: a run that got all that it asked for is followed at once, another after `patience`. `waited` is for how long
+    something waits that was not asked for; None if nothing was seen.
     """
     held = in_flight.messages if backlog.counts_held else in_flight.unleased
     waiting = None if backlog.messages is None else max(0, backlog.messages - held)
@@ -214,6 +240,10 @@ def decide(backlog: Backlog, limits: Limits, in_flight: InFlight, waited: timede
     most = min(limits.per_run, limits.capacity - in_flight.messages)
     if limits.permits is not None:  # messages in flight take their permits out of the same intervals
         most = min(most, limits.permits - in_flight.messages + in_flight.permitted)
+    # Not what room there is: where others hold nearly all of it, each look would ask for a run of a few messages.
+    worthwhile = limits.processors.worthwhile
+    if limits.permits_soon is not None:
+        worthwhile = min(worthwhile, limits.permits_soon)
     patience = limits.patience
     if waiting is None:
         patience = empty_pause(patience, limits.empty_runs)
@@ -221,18 +251,20 @@ def decide(backlog: Backlog, limits: Limits, in_flight: InFlight, waited: timede
     pays_after = f"after {_seconds(patience)} (waited {_seconds(waited or timedelta(0))})"
     if waiting is None:
         cannot_tell = "the source cannot tell what waits"
+        if limits.filled and most >= worthwhile:
+            return Ask(most, f"{cannot_tell}, and the last run got all that it asked for")
+        if limits.left:
+            return Ask(most, f"{cannot_tell}, and a run that ended early may have left some")
         return Ask(0, f"{cannot_tell}; {pays_after}") if patient else Ask(most, cannot_tell)
-    demand = min(waiting, most)
-    # Not what room there is: where others hold nearly all of it, each look would ask for a run of a few messages.
-    worthwhile = limits.processors.worthwhile
-    if limits.permits_soon is not None:
-        worthwhile = min(worthwhile, limits.permits_soon)
+    demand, at_least = min(waiting, most), "at least " if backlog.at_least else ""
     if demand >= worthwhile:
-        return Ask(demand, f"{count(waiting)} at the source")
+        return Ask(demand, f"{at_least}{count(waiting)} at the source")
+    if limits.left:
+        return Ask(demand, f"{at_least}{_wait(waiting)} since before a run ended early")
     if waited is None or patient:
         bound = f", of which {demand} could be taken on" if demand < waiting else ""
-        return Ask(0, f"{_wait(waiting)}{bound}; a run pays from {worthwhile}, or {pays_after}")
-    return Ask(demand, f"{_wait(waiting)}, and {_seconds(waited)} are long enough")
+        return Ask(0, f"{at_least}{_wait(waiting)}{bound}; a run pays from {worthwhile}, or {pays_after}")
+    return Ask(demand, f"{at_least}{_wait(waiting)}, and {_seconds(waited)} are long enough")
 
 
 def decide_all(backlog: Backlog, limits: Limits, in_flight: InFlight, waited: timedelta | None) -> list[Ask]:
@@ -243,9 +275,10 @@ def decide_all(backlog: Backlog, limits: Limits, in_flight: InFlight, waited: ti
         if not ask.demand:
             return asks or [ask]
         asks.append(ask)
-        messages, runs, unleased, permitted = in_flight
-        in_flight = InFlight(messages + ask.demand, runs + 1, unleased + ask.demand, permitted)
+        messages, unleased = in_flight.messages + ask.demand, in_flight.unleased + ask.demand
+        in_flight = replace(in_flight, messages=messages, runs=in_flight.runs + 1, unleased=unleased)
         waited = timedelta(0)  # the patience of what waited is satisfied; the rest has to be worth a run of its own
+        limits = replace(limits, filled=False, left=False)  # the run that is asked for tells next
 
 
 def empty_pause(patience: timedelta, empty_runs: int) -> timedelta:
@@ -268,6 +301,8 @@ def hold_back(failed: FailedRuns, interval: timedelta, now: datetime) -> str | N
 
 def count(messages: int) -> str:
     """A number of messages in words."""
+    if messages >= ENDLESS:
+        return "messages without end"
     return f"{messages} message" if messages == 1 else f"{messages} messages"
 
 
@@ -276,13 +311,14 @@ def _hindrance(backlog: Backlog, limits: Limits, in_flight: InFlight, waiting: i
     if limits.paused is not None:
         return f"paused: {limits.paused}"
     if backlog.messages == 0:
-        return "the queue is empty"
+        return f"the queue is empty; {in_flight.named} took on {count(held)}" if held else "the queue is empty"
     if waiting == 0:
-        return f"{_wait(backlog.messages or 0)}, and runs under way will take them"
+        return f"{_wait(backlog.messages or 0)}, and {in_flight.named} will take them"
     if held >= limits.capacity:
-        return f"{count(held)} in flight fill the capacity of {limits.capacity}"
+        return f"{count(held)} in flight fill the capacity of {limits.capacity}: {in_flight.named}"
     if runs >= limits.producer.max_runs:
-        return f"{runs} {'run' if runs == 1 else 'runs'} under way; max_runs allows {limits.producer.max_runs}"
+        under_way = f"{runs} {'run' if runs == 1 else 'runs'} under way"
+        return f"{under_way}; max_runs allows {limits.producer.max_runs}: {in_flight.named}"
     if limits.permits and limits.permits <= (need := held - in_flight.permitted):
         return f"the rate limit gives {limits.permits} while a run lasts, and {count(need)} in flight need them"
     if limits.permits == 0 or limits.permits_soon == 0:

@@ -16,11 +16,12 @@ import signal
 import subprocess
 import threading
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from pipeline_platform.launcher.run_process import PROCESS_TAG, RunProcess
+from pipeline_platform.launcher.run_process import LAUNCHER_TAG, PROCESS_TAG, RunProcess, is_gone, is_lost
 
 try:
     from pipeline_platform.launcher import internals
@@ -67,8 +68,11 @@ class StandbyRunLauncher(dg.DefaultRunLauncher):
         if local is None:
             super().launch_run(context)
             return
+        # First of all: the run is STARTING already, and the process that stands by may load for half a minute yet.
+        run_id = context.dagster_run.run_id
+        self._instance.add_run_tags(run_id, {LAUNCHER_TAG: RunProcess.tag(run_id, os.getpid())})
         self._look_back()
-        run_id, standby = context.dagster_run.run_id, self._take(local.location.name) or Standby()
+        standby = self._take(local.location.name) or Standby()
         # Before it starts, for a run writes tags of its own, and the storage keeps those of the last who wrote.
         self._instance.add_run_tags(run_id, {PROCESS_TAG: RunProcess.tag(run_id, standby.process.pid)})
         standby.run(local.arguments)
@@ -99,7 +103,7 @@ class StandbyRunLauncher(dg.DefaultRunLauncher):
     def check_run_worker_health(self, run: dg.DagsterRun) -> CheckRunHealthResult:
         """Whether a run's process lives, as far as this host can tell."""
         process = RunProcess.of(run)
-        if process and process.is_here and not process.lives:
+        if process and is_gone(run):
             why = f"process {process.pid} has ended before the run"
             return internals.CheckRunHealthResult(internals.WorkerStatus.FAILED, why)
         return internals.CheckRunHealthResult(internals.WorkerStatus.RUNNING)
@@ -145,10 +149,9 @@ class StandbyRunLauncher(dg.DefaultRunLauncher):
             looked, self._has_looked_back = self._has_looked_back, True
         if looked:
             return
-        for run in self._instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTING])):
-            process = RunProcess.of(run)
-            if process and process.is_here and not process.lives:
-                self._report_death(run.run_id, "ended")
+        for record in self._instance.get_run_records(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTING])):
+            if is_gone(record.dagster_run) or is_lost(record, datetime.now(UTC)):
+                self._report_death(record.dagster_run.run_id, "ended")
 
     def _report_death(self, run_id: str, how: str) -> None:
         """Report a run whose process ended without a report of its own."""

@@ -1,10 +1,11 @@
-"""The process of a run, by a tag of the run: on its own host it can be asked whether it lives."""
+"""The process of a run, by tags of the run: on its own host it can be asked whether it lives."""
 
 from __future__ import annotations
 
 import json
 import socket
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
 
 import dagster as dg
 
@@ -12,6 +13,12 @@ from pipeline_platform.process import born
 
 PROCESS_TAG = ".dagster/pipeline_platform/process"
 """On a run that `run_launcher` started: its process. The UI hides tags with Dagster's own prefix."""
+LAUNCHER_TAG = ".dagster/pipeline_platform/launcher"
+"""On a run from the first moment of its launch: the process that starts its own, which may take a minute."""
+MARKED_WITHIN = timedelta(seconds=10)
+"""Dagster sets a run STARTING just before it asks the launcher, whose first act is to leave its tag."""
+_GRPC_TAG = ".dagster/grpc_info"
+"""On a run that Dagster's own launcher started, before it did."""
 
 
 @dataclass(frozen=True)
@@ -24,12 +31,14 @@ class RunProcess:
     born: str
 
     @classmethod
-    def of(cls, run: dg.DagsterRun) -> RunProcess | None:
-        """The process that runs it; None if Dagster's own launcher started it."""
-        written = run.tags.get(PROCESS_TAG)
-        process = cls(**json.loads(written)) if written else None
+    def of(cls, run: dg.DagsterRun, tag: str = PROCESS_TAG) -> RunProcess | None:
+        """The process that runs it; None if Dagster's own launcher started it, or the tag is another release's."""
+        try:
+            process = cls(**json.loads(run.tags[tag]))
+        except (KeyError, TypeError, ValueError):
+            return None
         # A re-execution begins with a copy of its parent's tags, hidden ones too.
-        return process if process and process.run_id == run.run_id else None
+        return process if process.run_id == run.run_id else None
 
     @classmethod
     def tag(cls, run_id: str, pid: int) -> str:
@@ -45,3 +54,18 @@ class RunProcess:
     def lives(self) -> bool:
         """Whether it has not ended. Known on its own host only."""
         return born(self.pid) == self.born
+
+
+def is_gone(run: dg.DagsterRun) -> bool | None:
+    """Whether the process of a run has ended, or the one that was to start it; None where nobody here can tell."""
+    process = RunProcess.of(run) or RunProcess.of(run, LAUNCHER_TAG)
+    return not process.lives if process and process.is_here else None
+
+
+def is_lost(record: dg.RunRecord, now: datetime) -> bool:
+    """Whether a launcher that leaves tags died before it could leave one: the run never starts."""
+    run = record.dagster_run
+    if run.status is not dg.DagsterRunStatus.STARTING or _GRPC_TAG in run.tags:
+        return False
+    is_marked = RunProcess.of(run) or RunProcess.of(run, LAUNCHER_TAG)
+    return not is_marked and now - record.update_timestamp.astimezone(UTC) > MARKED_WITHIN

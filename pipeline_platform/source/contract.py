@@ -51,18 +51,37 @@ class Patience(NamedTuple):
     within_s: float = 30.0
 
 
+ENDLESS = 2**62
+"""What a source counts that has no end."""
+
+
 class Backlog(NamedTuple):
     """What waits at a source.
 
     Attributes:
-        messages: How many could be received now; None where the source cannot tell.
+        messages: How many could be received now; None where the source cannot tell, `ENDLESS` or more without an end.
         oldest: When the oldest of them came; None where no message waits or the source cannot tell.
         counts_held: Whether `messages` counts those that receives hold, too.
+        counts_gaps: Whether `messages` counts numbers that no message has, too: then no more than so many wait.
+        lost: Which messages the source lost before anybody read them, until a run goes on behind them; empty if none.
+        at_least: Whether there may be more than `messages`: they were counted no further.
     """
 
     messages: int | None
     oldest: datetime | None = None
     counts_held: bool = False
+    counts_gaps: bool = False
+    lost: str = ""
+    at_least: bool = False
+
+    def __str__(self) -> str:
+        """How many, for people."""
+        if self.messages is None:
+            return "the source cannot tell"
+        if self.messages >= ENDLESS:
+            return "messages without end"
+        most = "up to " if self.counts_gaps and self.messages else ""
+        return f"{most}{self.messages:,} messages{' or more' if self.at_least else ''}"
 
 
 class Share(BaseModel, frozen=True, extra="forbid"):
@@ -85,7 +104,8 @@ class Refused(NamedTuple):
     Attributes:
         ack_id: Of the message.
         reason: The source's words.
-        lost: Another receive holds the message by now, and will find it decided: there is nothing left to try.
+        lost: The receive no longer holds the message, and there is nothing left to try: another receive will find it
+            decided, or it is gone with its queue.
     """
 
     ack_id: str
@@ -94,7 +114,11 @@ class Refused(NamedTuple):
 
 
 Held = Callable[[], Iterable[tuple[str, Sequence[str]]]]
-"""Reads what a receive holds: `ack_id`s in groups of one `ack_ref`. It costs a look at the lake for each call."""
+"""Reads what a receive holds: `ack_id`s in groups of one `ack_ref`. It costs a look at the lake for each call.
+
+It knows what was written down, so it gives nothing while `read` is under way, though messages are leased then. One
+`ack_ref` may come several times, each with some of its ids. A server that holds by `receive_id` need not call it.
+"""
 
 
 class Source(BaseModel, ABC):
@@ -117,17 +141,36 @@ class Source(BaseModel, ABC):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     has_identity: ClassVar[bool] = True
-    """Whether a message has an id of its own. A class may decide it by its options, with a property."""
+    """Whether a message has an id of its own. A class may decide it by its options, with a property.
+
+    If not, a message that comes again is handled again, and `check_source` does not ask for the same id. `read` gives
+    each delivery a `message_id` of its own then: a message whose id was decided before counts as a duplicate. `extend`
+    should say no once the messages come again, so that the run decides none of them.
+    """
     reads_again: ClassVar[bool] = False
-    """Whether reading the same share twice gives the same messages."""
+    """Whether reading the same share twice gives the same messages.
+
+    A run writes down what it reads, and reads a share once; but a task that dies is tried again, and reads its share
+    again. If this is true, it gets the same. If not, it may get other messages, or none, and those of the first time
+    come again to a later receive, when their lease is over. `check_source` asks a source that says so to prove it.
+    """
     settles_by_id: ClassVar[bool] = True
     """Whether `settle` does anything. If not, `finish` does it for a whole receive."""
     leases_partitions: ClassVar[bool] = False
-    """Whether a partition is given to one receive at a time, until its messages are settled."""
+    """Whether a partition is given to one receive at a time, until its messages are settled.
+
+    If so, the runs of a pipeline that keeps the order of the source's partitions (`partition_by = "source"`) work side
+    by side. If not, they take turns.
+    """
     gives_back_spans: ClassVar[bool] = False
     """Whether `give_back` leaves a part of a receive out of what `finish` settles."""
     in_tasks: ClassVar[bool] = True
-    """Whether Spark tasks read and settle. If not, the run's own process does."""
+    """Whether Spark tasks read and settle. If not, the run's own process does.
+
+    In tasks, each has a copy of the source, which connects by itself: nothing that `read` opened is there in `settle`.
+    If not, all payloads go through one process, and one part after the other is settled. Where that has to be the
+    process that read, derive from `ConnectedSource`: executors that give each step a process are refused then.
+    """
 
     name: str = Field(description="Name of the source; part of every message's identity, so never change it.")
     on_success: str = Field(
@@ -206,6 +249,17 @@ class Source(BaseModel, ABC):
             SourceError: It cannot be reached, or is not there.
         """
 
+    def backlog_up_to(self, most: int) -> Backlog:
+        """Count the messages that wait, no further than is of use to a sensor: `most`, 1 or more.
+
+        A source that takes long to count a large backlog counts less of it here.
+
+        Raises:
+            SourceError: It cannot be reached, or is not there.
+        """
+        del most
+        return self.backlog()
+
     @abstractmethod
     def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]:
         """Divide up to `demand` messages into at most `concurrency` shares, and reserve them if the source can.
@@ -264,6 +318,9 @@ class Source(BaseModel, ABC):
 
         It is called every `extend_every_s` seconds while the run lives, in the run's own process; where that is None,
         only before a decision.
+
+        Raises:
+            SourceError: It no longer has them, and the source knows why: the run ends with these words.
         """
         del receive_id, held
         return True

@@ -12,10 +12,13 @@ from typing import Any, ClassVar, NamedTuple
 from pydantic import Field, PrivateAttr
 
 from pipeline_platform.model.settling import Word, Words
-from pipeline_platform.source.contract import Backlog, Held, Refused, Share, Source, SourceError
+from pipeline_platform.source.contract import ENDLESS, Backlog, Held, Refused, Share, Source, SourceError
 from pipeline_platform.source.positions import Place, Positions, Span
 
 logger = logging.getLogger(__name__)
+
+_NAMED = 5
+"""Partitions that a look names at the most."""
 
 
 class Extent(NamedTuple):
@@ -23,14 +26,14 @@ class Extent(NamedTuple):
 
     Attributes:
         low: Offset of the oldest message that is still there.
-        past: Offset after the newest one.
+        past: Offset after the newest one; None for a log without an end.
         committed: Where its readers go on, as the log remembers it; None if it was never told, or has forgotten.
         begin: Where reading begins if nobody ever read it.
         is_ours: Whether `commit` said so. If not, somebody has set the log to another place.
     """
 
     low: int
-    past: int
+    past: int | None
     committed: int | None
     begin: int
     is_ours: bool = False
@@ -53,6 +56,11 @@ class LogSource(Source):
     reads_again: ClassVar[bool] = True
     settles_by_id: ClassVar[bool] = False
     gives_back_spans: ClassVar[bool] = True
+    has_gaps: ClassVar[bool] = False
+    """Whether some offsets have no message, as of a log that is compacted, or whose numbers skip some.
+
+    They count in the backlog and in the demand of a run, which may then get less than it asked for.
+    """
 
     one_receive_per_partition: bool = Field(
         False, description="Whether a partition is given to one receive at a time, which keeps its order."
@@ -120,11 +128,18 @@ class LogSource(Source):
         return False
 
     def backlog(self) -> Backlog:
-        """Count the offsets that no receive was given; gaps in a compacted log count, too."""
+        """Count the offsets that no receive was given; gaps count, too, where the log `has_gaps`."""
         before, extents, places = self._look()
-        starts = {one: _start(places[one], extent, before.get(one)).offset for one, extent in extents.items()}
-        free = (free_spans(extent, places[one], starts[one]) for one, extent in extents.items())
-        return Backlog(sum(span.past - span.first for spans in free for span in spans))
+        starts = {one: _start(places[one], extent, before.get(one)) for one, extent in extents.items()}
+        free = (free_spans(extent, places[one], starts[one].offset) for one, extent in extents.items())
+        is_held = {one: any(span.holder for span in places[one].spans) for one in extents}
+        lost = [f"{one} {starts[one].said}" for one in sorted(extents) if starts[one].is_loss and not is_held[one]]
+        more = f"; and {len(lost) - _NAMED} partitions more" if len(lost) > _NAMED else ""
+        return Backlog(
+            sum(span.past - span.first for spans in free for span in spans),
+            counts_gaps=self.has_gaps,
+            lost="; ".join(lost[:_NAMED]) + more,
+        )
 
     def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]:
         """Reserve spans, fair over the partitions, and divide them evenly."""
@@ -189,10 +204,10 @@ class LogSource(Source):
         del held
         self.positions.give_back(self.name, receive_id)
 
-    def _look(self) -> tuple[dict[str, Place], dict[str, Extent], dict[str, Place]]:
+    def _look(self) -> tuple[dict[str, Place], dict[str, _Extent], dict[str, Place]]:
         """What was known before the log was asked, what it holds, and what is known of each of its partitions."""
         before = self.positions.places(self.name)
-        extents = self.extents()
+        extents = {one: _Extent.of(extent) for one, extent in self.extents().items()}
         fresh = {partition: extent for partition, extent in extents.items() if partition not in before}
         if fresh:
             self.positions.begin(self.name, [self._begin(one, extent, before) for one, extent in fresh.items()])
@@ -202,12 +217,27 @@ class LogSource(Source):
             self.commit(untold)
         return before, extents, places
 
-    def _begin(self, partition: str, extent: Extent, known: Mapping[str, Place]) -> Place:
+    def _begin(self, partition: str, extent: _Extent, known: Mapping[str, Place]) -> Place:
         if extent.committed is not None:
             # What somebody has read may come a second time: it is forgotten how far.
             return Place(partition, extent.committed, extent.past)
         begin = extent.low if known and self.is_younger(partition, known) else extent.begin
         return Place(partition, begin, begin)
+
+
+class _Extent(NamedTuple):
+    """What a partition holds, with an end: an endless one ends at `ENDLESS` beyond its beginning."""
+
+    low: int
+    past: int
+    committed: int | None
+    begin: int
+    is_ours: bool
+
+    @classmethod
+    def of(cls, extent: Extent) -> _Extent:
+        past = 2 * ENDLESS - 1 if extent.past is None else extent.past
+        return cls(extent.low, past, *extent[2:])
 
 
 class _Start(NamedTuple):
@@ -216,9 +246,10 @@ class _Start(NamedTuple):
     offset: int
     said: str = ""
     level: int = logging.WARNING
+    is_loss: bool = False
 
 
-def _start(now: Place, extent: Extent, before: Place | None) -> _Start:
+def _start(now: Place, extent: _Extent, before: Place | None) -> _Start:
     """Say where reading goes on: as it is remembered here, unless somebody has set the log to another place.
 
     Args:
@@ -246,7 +277,7 @@ def _start(now: Place, extent: Extent, before: Place | None) -> _Start:
             f"has lost its messages from offset {found.offset} up to {extent.low}, which nobody had read: keep them "
             "there for longer, or let the pipeline run more often"
         )
-        return _Start(extent.low, said, logging.ERROR)
+        return _Start(extent.low, said, logging.ERROR, is_loss=True)
     return found
 
 
@@ -263,7 +294,7 @@ def _runs(offsets: Iterable[tuple[int, bool]]) -> Iterator[tuple[bool, list[int]
         yield mark, [offset for offset, _ in run]
 
 
-def free_spans(extent: Extent, place: Place, start: int) -> list[Span]:
+def free_spans(extent: _Extent, place: Place, start: int) -> list[Span]:
     """What may be given out of a partition from an offset on: what nobody holds or has settled."""
     free, at = [], start
     end = Span("", extent.past, extent.past)

@@ -40,6 +40,15 @@ _SQL_STATE = re.compile(r"\s*SQLSTATE: \w{5}\s*$")
 class TaskError(RuntimeError):
     """A task failed as often as it may. The message is its own Python traceback."""
 
+    @property
+    def is_of_a_stage(self) -> bool:
+        """Whether what was given to `run` or `map_batches` raised it, and no Python function in a query.
+
+        Folders tell nothing: shipped code lies in the home of the deployment, which may have any name. A stage is
+        called by a closure of this file, which keeps the name that the file has on the driver.
+        """
+        return f'File "{map_batches.__code__.co_filename}"' in str(self)
+
 
 class WorkerDiedError(TaskError):
     """A task ended its Python worker each time it was tried."""

@@ -8,9 +8,10 @@ from pipeline_platform.testing.check import Report, check_source, promises_of
 from pipeline_platform.testing.dummy import DummySource
 from pipeline_platform.testing.pipelines import Acknowledged, test_batch, test_message
 from pipeline_platform.testing.promise import BrokenPromiseError
-from pipeline_platform.testing.server import PAYLOADS, TEXTS, Server
+from pipeline_platform.testing.server import PAGES, PAYLOADS, TEXTS, Server
 
 __all__ = [
+    "PAGES",
     "PAYLOADS",
     "TEXTS",
     "Acknowledged",

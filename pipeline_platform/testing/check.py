@@ -10,12 +10,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from pipeline_platform.source.contract import Source
-from pipeline_platform.testing import delivering, logs, returning, settling, telling
+from pipeline_platform.testing import delivering, failing, logs, returning, settling, telling
 from pipeline_platform.testing.promise import PROMISES, BrokenPromiseError, NotAskedError, Promise
 from pipeline_platform.testing.server import Server
 from pipeline_platform.testing.trial import Trial
 
-ROOMS = (delivering, returning, settling, telling, logs)
+ROOMS = (delivering, returning, settling, failing, telling, logs)
 """Modules of promises: to import one makes them."""
 
 
@@ -104,6 +104,7 @@ def _ask(promise: Promise, source: Callable[[], Source], server: Server, report:
         try:
             with closing(trial):
                 trial.need(isinstance(trial.source, promise.family), f"{promise.family.__name__} alone promises it")
+                trial.need(trial.sent, "its server is not given many messages (many)")
                 promise.check(trial)
         except NotAskedError as why:
             report.not_asked[promise.name] = str(why)

@@ -44,11 +44,13 @@ def columns_are_as_said(trial: Trial) -> None:
 
 @promise()
 def columns_are_filled(trial: Trial) -> None:
-    """Each delivery says source, ids and payload; its metadata are a JSON object, or null."""
+    """Each delivery says source, ids and payload; its `attempt` is 1; its metadata are a JSON object, or null."""
     for row in trial.first().rows:
         nulls = [name for name in FILLED if row[name] is None]
         trial.expect(not nulls, f"a value in each of {', '.join(FILLED)}", f"null in {', '.join(nulls)}")
         trial.expect(row["source"] == trial.source.name, f"source {trial.source.name!r}", repr(row["source"]))
+        # What is decided is known by id and attempt: a count of deliveries would have it handled again.
+        trial.expect(row["attempt"] == 1, "attempt 1, as deliveries() sets it", row["attempt"])
         trial.expect(
             _is_object(row["metadata"]), "metadata that are a JSON object, or null", repr(row["metadata"])[:80]
         )

@@ -153,9 +153,10 @@ class Kept(Outcomes):
 
         def read(rows: list[int]) -> Iterator[Message]:
             (batch,) = waiting.take(rows).combine_chunks().to_batches()
+            batch = batch.append_column("window", pa.repeat(window, batch.num_rows))
             return staged_messages(batch, task.batcher, task.settling, options.table_schema, {}, self.watch)
 
-        known = to_be_cut(waiting.select(CUT_BY), window)
+        known = to_be_cut(waiting.select(CUT_BY.names), window)
         plan = cut.cut_and_deal(known, options.batch_size, options.batch_bytes, rest="timeout", read=read)
         for row in range(plan.num_rows):
             planned = {column: plan[column][row] for column in plan.column_names}

@@ -240,4 +240,4 @@ def _received(deliveries: pa.RecordBatch, window: str) -> pa.RecordBatch:
         for name, value in stamps.items()
     }
     columns["position"] = pa.array(range(deliveries.num_rows), pa.int64())
-    return pa.RecordBatch.from_pydict({name: columns[name] for name in READ})
+    return pa.RecordBatch.from_pydict({name: columns[name] for name in READ.names})

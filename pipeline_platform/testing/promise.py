@@ -36,6 +36,7 @@ class Promise(NamedTuple):
         family: Sources that make it.
         builds_on: Names of promises without which it cannot be kept; it is not asked where one of them is broken.
         messages: How many wait when it is tried; None for all payloads.
+        many: Whether so many wait that they take several calls of the server: `Server.many` in place of `payloads`.
         check: Raises `BrokenPromiseError` or `NotAskedError`.
     """
 
@@ -44,6 +45,7 @@ class Promise(NamedTuple):
     family: type[Any]
     builds_on: Sequence[str]
     messages: int | None
+    many: bool
     check: Check
 
 
@@ -57,13 +59,17 @@ DELIVERS = (
 
 
 def promise(
-    *, family: type[Any] = Source, builds_on: Sequence[str] = DELIVERS, messages: int | None = None
+    *,
+    family: type[Any] = Source,
+    builds_on: Sequence[str] = DELIVERS,
+    messages: int | None = None,
+    many: bool = False,
 ) -> Callable[[Check], Check]:
     """Make a promise of a function that tries it; the first line of its docstring is what it says."""
 
     def register(check: Check) -> Check:
         name, says = check.__name__, str(check.__doc__).partition("\n")[0]
-        PROMISES[name] = Promise(name, says, family, builds_on, messages, check)
+        PROMISES[name] = Promise(name, says, family, builds_on, messages, many, check)
         return check
 
     return register

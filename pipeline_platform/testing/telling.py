@@ -42,8 +42,11 @@ def closing_unused_is_harmless(trial: Trial) -> None:
 
 @promise(builds_on=(*SETTLES, "backlogs_take_nothing"), messages=10)
 def backlogs_are_right(trial: Trial) -> None:
-    """`backlog` counts what waits, and what is held only if it says so; what is settled it counts no more."""
+    """`backlog` counts what waits, gaps and what is held only if it says so; what is settled it counts no more."""
     backlog = trial.another().backlog()
+    if backlog.counts_gaps:
+        _expect_bounds(trial, backlog.messages or 0)
+        return
     trial.need(backlog.messages is not None, "it cannot tell its backlog")
     all_, oldest = len(trial.sent), backlog.oldest
     trial.expect(oldest is None or oldest.tzinfo, "a time with a zone, or None, for the oldest", oldest)
@@ -101,6 +104,20 @@ def secrets_stay_secret(trial: Trial) -> None:
         said["what it delivers"] = repr({**row, "data": None})
     for where, text in said.items():
         trial.expect(not any(secret in text for secret in secrets), "no secret", f"one in {where}")
+
+
+def _expect_bounds(trial: Trial, before: int) -> None:
+    """Expect a backlog that counts gaps to be none too small, and to shrink by what is settled."""
+    all_ = len(trial.sent)
+    trial.expect(before >= all_, f"{all_} messages or more where nobody holds any", before)
+    received = trial.first(demand=all_ // 2)
+    trial.settle(received, trial.words(ending=True)[0])
+    left, settled = all_ - len(received.rows), f"{len(received.rows)} of {all_} are settled"
+    sensor = trial.another()
+    trial.becomes(lambda: (sensor.backlog().messages or 0) <= before - len(received.rows), True)
+    found = sensor.backlog().messages or 0
+    wanted = f"{left} to {before - len(received.rows)} messages where {settled}"
+    trial.expect(left <= found <= before - len(received.rows), wanted, found)
 
 
 def _expect_backlog(trial: Trial, wanted: int, when: str) -> None:

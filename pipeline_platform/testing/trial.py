@@ -14,7 +14,7 @@ from pipeline_platform.source.contract import Refused, Share, Source
 from pipeline_platform.testing.promise import BrokenPromiseError, NotAskedError, Promise
 from pipeline_platform.testing.server import Server
 
-MANY = 1_000
+MANY = 10_000
 """A demand that takes all."""
 SHOWN = 3
 """Payloads that an error shows."""
@@ -83,8 +83,13 @@ class Trial:
         self.lease_s: float | None = getattr(self.source, "lease_s", every_s and 3 * every_s)
         self.sent = list(server.payloads)
         if (send := server.sender(self.source)) is not None:
-            self.sent = self.sent[: promise.messages]
+            self.sent = list(server.many) if promise.many else self.sent[: promise.messages]
             send(self.sent)
+
+    @property
+    def has_abandon(self) -> bool:
+        """Whether `abandon` does anything."""
+        return type(self.source).abandon is not Source.abandon
 
     @property
     def soon_s(self) -> float:

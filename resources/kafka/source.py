@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
@@ -40,6 +40,8 @@ class KafkaSource(KafkaOptions):
       message, where the topic keeps that one (`message.timestamp.type=LogAppendTime`).
     - `redelivered` is true below the highest offset that a receive was ever given.
     """
+
+    has_gaps: ClassVar[bool] = True
 
     def extents(self) -> dict[str, Extent]:
         """Ask for the ends of all partitions and for what the group remembers of them, in four calls."""

@@ -201,8 +201,9 @@ class Inbox:
                 tell(channel, tag, False)
             for tag in mine:
                 del self._outstanding[tag]
-            # The server does one thing after the other on a channel: its answer to this means that the rest is done.
-            channel.basic_qos(prefetch_count=1, callback=done.set_result)
+            # The server does one thing after the other on a channel: its answer to this means that the rest is done. A
+            # queue that is gone, for which it would take everything without a word, it refuses.
+            channel.queue_declare(self._queue, passive=True, callback=done.set_result)
 
         self.channel.act(act)
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from typing import Any, Literal, Self
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
+from pipeline_platform.model.options import did_you_mean
 from pipeline_platform.model.settling import Word, Words
 from pipeline_platform.source.connection import ConnectedSource
 from pipeline_platform.source.contract import Backoff, Patience
 
 AGAIN_S = 60.0
 """How long a run tries to connect: as long as a claim lasts that nobody renews."""
+PARAMETERS = (
+    "blocked_connection_timeout", "channel_max", "client_properties", "connection_attempts", "frame_max", "heartbeat",
+    "locale", "retry_delay", "socket_timeout", "ssl_options", "stack_timeout", "tcp_options",
+)  # fmt: skip
+"""Of an address, as pika 1.4 knows them."""
 STREAM = (
     "is a stream: a log that gives every message to everybody and forgets none. A run could settle nothing there. "
     "Name a classic or a quorum queue"
@@ -112,6 +118,9 @@ class RabbitmqOptions(ConnectedSource):
             right = False
         if not right:
             raise ValueError("must be amqp://user:password@host:port/vhost or amqps://..., special characters as %XX")
+        for name, _ in parse_qsl(address.query, keep_blank_values=True):
+            if name not in PARAMETERS:
+                raise ValueError(f"pika has no parameter {name!r}; {did_you_mean(name, PARAMETERS)}")
         return url
 
     @model_validator(mode="after")

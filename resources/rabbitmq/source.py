@@ -40,6 +40,7 @@ _TELL: Mapping[str, Callable[[Any, int, bool], None]] = {
     "reject_and_requeue_once": lambda channel, tag, multiple: channel.basic_nack(tag, multiple, requeue=True),
 }
 
+CLOSED = "their connection is closed"
 _NAMELESS = "?"
 """Ends the `ack_id` of a message without an id: when it comes again, nobody can tell that it came before."""
 
@@ -137,7 +138,7 @@ class RabbitmqSource(RabbitmqOptions):
         if action == "noop":
             return []
         _, inbox = self._here.inboxes.get(ack_ref, ("", None))
-        lost = "" if inbox else "their connection is closed"
+        lost = "" if inbox else CLOSED
         if inbox is not None:
             try:
                 with self._explaining():
@@ -146,18 +147,29 @@ class RabbitmqSource(RabbitmqOptions):
                 lost = str(error)
         if lost and ack_ref not in self._here.told:
             self._here.told.add(ack_ref)
-            logger.warning("%s: the server delivers messages again that could not be settled: %s", self.name, lost)
+            again = "the server delivers messages again that could not be settled, unless their queue is gone"
+            logger.warning("%s: %s: %s", self.name, again, lost)
         return [Refused(one, lost, lost=True) for one in ack_ids] if lost else []
 
     def extend(self, receive_id: str, held: Held) -> bool:
         """Say whether a receive may still be decided: its connection lives, or its messages are known when they return.
 
         A message without an id would be handled twice.
+
+        Raises:
+            SourceError: It may not, with the reason for which the channel was closed.
         """
         mine = [inbox for owner, inbox in self._here.inboxes.values() if owner == receive_id]
-        if mine and not any(inbox.channel.ended for inbox in mine):
+        ended = [inbox.channel.ended for inbox in mine if inbox.channel.ended]
+        if mine and not ended:
             return True
-        return not any(one.endswith(_NAMELESS) for _, ack_ids in held() for one in ack_ids)
+        if not any(one.endswith(_NAMELESS) for _, ack_ids in held() for one in ack_ids):
+            return True
+        why = str(self._explained(ended[0])) if ended else f"source {self.name!r}: {CLOSED}"
+        raise SourceError(
+            f"{why}. The server gives these messages to the next run. Some of them have no id, so this run decides "
+            "none: they would be handled twice. Messages with an id (message_id, or message_id_header) are decided"
+        )
 
     def close(self) -> None:
         """Close the connection. What was not settled goes back to the queue."""
@@ -337,4 +349,7 @@ class RabbitmqSource(RabbitmqOptions):
         try:
             yield
         except (AMQPError, OSError) as error:
-            raise explained(error, source=self.name, url=self.url, queue=self.queue) from error
+            raise self._explained(error) from error
+
+    def _explained(self, error: BaseException) -> SourceError:
+        return explained(error, source=self.name, url=self.url, queue=self.queue)

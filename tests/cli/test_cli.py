@@ -76,7 +76,7 @@ def test_status_tells_backlog_runs_and_permits(variables, control, tmp_path):
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     assert "1,234 messages in flights_queue" in said
-    assert "70 messages in 1 runs" in said
+    assert "70 messages in 1 run" in said
     assert "400 left in the current interval" in said
     assert "dead or stalled" in said
     assert "undecided receives   none" in said
@@ -131,6 +131,20 @@ def test_status_counts_open_failures_by_window(cli, keeping):
     ]
 
 
+def test_repair_names_what_cannot_be_read_and_takes_it_out_when_told(cli, keeping):
+    leased(keeping, "first", b"one").finish()
+    assert lines(cli("repair", "keeping")) == ["Every file of keeping has its end and its length."]
+    (path,) = Path(keeping["outcomes"].uri, "window=2026-01-01T0000").iterdir()
+    path.write_bytes(path.read_bytes()[:100])
+
+    named, told = lines(cli("repair", "keeping"))
+    assert "keeping/outcomes: window=2026-01-01T0000/" in named
+    assert "--apply" in told
+    assert "0 messages are open failures now" in cli("repair", "keeping", "--apply").stdout
+
+    assert lines(cli("repair", "keeping")) == ["Every file of keeping has its end and its length."]
+
+
 def test_status_names_a_receive_that_cannot_be_read_and_tells_the_rest(cli, keeping):
     Run(keeping, Memory(), "ab12").ledger.begin(Run(keeping, Memory(), "cd34").receive)
     keeping.lake.write("keeping/_receives/ab12/receive.json", b"{")
@@ -158,7 +172,7 @@ def test_a_store_that_is_not_there_is_named_without_its_password(cli):
     assert "hush" not in f"{answer.output}{answer.exception}"
 
 
-def test_status_counts_runs_that_dagster_has_queued_or_started(cli, tmp_path, monkeypatch):
+def test_status_counts_runs_that_dagster_has_queued_or_started(cli, control, tmp_path, monkeypatch):
     home = tmp_path / "dagster"
     home.mkdir()
     (home / "dagster.yaml").write_text("telemetry: {enabled: false}")
@@ -171,8 +185,17 @@ def test_status_counts_runs_that_dagster_has_queued_or_started(cli, tmp_path, mo
                 tags = {f"pipeline_platform.origin/{pipeline}": "source"}
                 instance.add_run(dg.DagsterRun("pull", tags=tags, status=dg.DagsterRunStatus[status]))
 
+        demand = {"pipeline_platform.origin/flights": "source", "pipeline_platform.demand/flights": "40"}
+        wanting = instance.add_run(dg.DagsterRun("pull", tags=demand))
+        ended = instance.add_run(dg.DagsterRun("pull", status=dg.DagsterRunStatus.FAILURE))
+        control.claim("flights", "r", ended.run_id, wanted=7, capacity=100, lease_s=60)
+
+    said = lines(cli("status"))
+    assert " in flight            40 messages in 1 run" in said
+    assert f"   run {wanting.run_id[:8]}       will take on 40 messages" in said
+    assert f"   run {ended.run_id[:8]}       7 messages, dead or stalled: its lease ended" in "\n".join(said)
     assert " runs in Dagster      none under way" in before
-    assert " runs in Dagster      2 not started, 1 started" in lines(cli("status"))
+    assert " runs in Dagster      3 not started, 1 started" in said
 
 
 def test_status_tells_the_rest_where_dagster_cannot_be_asked(cli, tmp_path, monkeypatch):
@@ -227,6 +250,13 @@ def test_an_interval_that_is_none_is_refused(cli, interval):
 
     assert answer.exit_code == 2
     assert "give seconds, from 0.001" in answer.stderr
+
+
+def test_an_option_that_a_limit_has_not_is_refused(cli):
+    answer = cli("limit", "flights", "--allowed", "5", "--per", "1")
+
+    assert answer.exit_code == 2
+    assert "No such option: --per" in answer.stderr
 
 
 def test_who_changes_a_limit_is_told_whose(cli, tmp_path):

@@ -64,9 +64,9 @@ def test_status_shows_each_producer_and_what_belongs_to_none(cli: Cli, control: 
     assert (said["east: state"], said["west: state"]) == ("paused: moves", "asks for runs")
     assert (said["east: rate limit"], said["west: rate limit"]) == ("none", "5 every 2.0 s, set at run time")
     assert said["west: permits"] == "5 left in the current interval"
-    assert said["east: in flight"] == "3 messages in 1 runs"
+    assert said["east: in flight"] == "3 messages in 1 run"
     assert said["west: in flight"] == "0 messages in 0 runs"
-    assert said["backfills, replays: in flight"] == "4 messages in 1 runs"
+    assert said["backfills, replays: in flight"] == "4 messages in 1 run"
     assert said["open failures"] == "none"
 
 

@@ -18,6 +18,7 @@ from pipeline_platform.control.demand import (
     decide,
     decide_all,
     hold_back,
+    of_use,
 )
 from pipeline_platform.model.options import Processors, Producer
 from pipeline_platform.source.contract import Backlog
@@ -82,13 +83,29 @@ def test_a_wait_for_room_says_so():
     )
 
 
+@pytest.mark.parametrize(("in_flight", "expected"), [(0, [100_000, 100_000]), (100_000, [100_000]), (200_000, [])])
+def test_a_backlog_that_is_counted_no_further_than_of_use_is_asked_for_as_a_whole_one(in_flight, expected):
+    now = datetime.now(UTC)
+    under_way = InFlight(in_flight, runs=in_flight // 100_000, unleased=in_flight)
+    bounded, whole = Backlog(of_use(LIMITS, under_way), at_least=True), Backlog(1_000_000)
+
+    for backlog in (bounded, whole):
+        asks = decide_all(backlog, LIMITS, under_way, None)
+        assert [ask.demand for ask in asks if ask.demand] == expected
+        assert Waiting().after(backlog, asks, now, under_way).since == now, "more waits"
+    words = decide(bounded, LIMITS, NOTHING, None).because
+    assert words == f"at least {bounded.messages} messages at the source"
+
+
 @pytest.mark.parametrize(
     ("backlog", "in_flight", "runs", "unleased", "waited", "because"),
     [
         (0, 0, 0, 0, None, "the queue is empty"),
-        (9, 200_000, 2, 0, None, "200000 messages in flight fill the capacity of 200000"),
-        (9, 5, 2, 0, None, "2 runs under way; max_runs allows 2"),
-        (9, 9, 1, 9, None, "9 messages wait, and runs under way will take them"),
+        (0, 7, 1, 0, None, "the queue is empty; run 0 took on 7 messages"),
+        (9, 200_000, 2, 0, None, "200000 messages in flight fill the capacity of 200000: runs 0, 1"),
+        (9, 5, 2, 0, None, "2 runs under way; max_runs allows 2: runs 0, 1"),
+        (9, 9, 1, 9, None, "9 messages wait, and run 0 will take them"),
+        (9, 9, 5, 9, None, "9 messages wait, and runs 0, 1, 2 and 2 more will take them"),
         (12, 0, 0, 0, 4, "12 messages wait; a run pays from 50000, or after 30 s (waited 4 s)"),
         (1, 0, 0, 0, None, "1 message waits; a run pays from 50000, or after 30 s (waited 0 s)"),
         (None, 0, 0, 0, 4, "the source cannot tell what waits; after 30 s (waited 4 s)"),
@@ -97,7 +114,9 @@ def test_a_wait_for_room_says_so():
 def test_a_look_without_an_ask_says_why(backlog, in_flight, runs, unleased, waited, because):
     span = None if waited is None else seconds(waited)
 
-    assert decide(Backlog(backlog), LIMITS, InFlight(in_flight, runs, unleased), span) == Ask(0, because)
+    under_way = InFlight(in_flight, runs, unleased, run_ids=tuple(str(run) for run in range(runs)))
+
+    assert decide(Backlog(backlog), LIMITS, under_way, span) == Ask(0, because)
 
 
 def test_a_pause_comes_before_all_else():
@@ -245,9 +264,11 @@ def test_waiting_begins_when_something_is_first_left_over():
 def test_waiting_ends_with_an_ask_and_begins_anew_for_the_rest():
     waiting = Waiting(since=NOON)
 
-    assert waiting.after(Backlog(12), [Ask(12, "")], NOON + seconds(9)) == Waiting()
+    assert waiting.after(Backlog(12), [Ask(12, "")], NOON + seconds(9)) == Waiting(asked=NOON + seconds(9))
     assert waiting.after(Backlog(12), [Ask(0, "")], NOON + seconds(9), InFlight(12, 1, 12)) == Waiting()
-    assert waiting.after(Backlog(12), [Ask(8, "")], NOON + seconds(9)) == Waiting(since=NOON + seconds(9))
+    assert waiting.after(Backlog(12), [Ask(8, "")], NOON + seconds(9)) == Waiting(
+        since=NOON + seconds(9), asked=NOON + seconds(9)
+    )
 
 
 @pytest.mark.parametrize("cursor", [None, "", "{", "[]", '{"since": 1e999}', '{"since": "noon"}', '{"a": "12:00"}'])

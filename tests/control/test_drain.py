@@ -1,6 +1,7 @@
 """A drain: who begins no more messages, from when on, and when it is over."""
 
 import math
+from collections import Counter
 from datetime import timedelta
 
 import pytest
@@ -78,6 +79,18 @@ def test_a_task_that_waits_for_its_interval_gives_up_when_the_drain_s_time_is_ov
     assert paced(store, clock, TEN_A_MINUTE).permitted(5)[0] == 0
     assert clock.now == ends, "the next interval begins later"
     assert store.spare("told", TEN_A_MINUTE, timedelta(minutes=1)) == 10, "no permit is taken for nothing"
+
+
+def test_messages_that_begin_in_a_drain_keep_to_the_limit_and_to_their_order(store, clock):
+    store.drain("told", "why", timedelta(seconds=90))
+    begun = []
+
+    for number in paced(store, clock, TEN_A_MINUTE).each(range(1_000)):
+        begun.append((number, clock.now // 60))
+        clock.now += 0.1
+
+    assert [number for number, _ in begun] == [*range(20)]
+    assert [*Counter(minute for _, minute in begun).values()] == [10, 10]
 
 
 @pytest.mark.parametrize(("stops", "begins"), [(("told", "r"), 0), (("told", "other"), 9), ((), 9)])

@@ -1,16 +1,19 @@
 """What counts as in flight: claims, and runs that are to claim, for as long as they may still do so."""
 
+import json
+import sqlite3
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 
 import dagster as dg
 import pytest
 from dagster._core.events import DagsterEvent
 
 from pipeline_platform.control.demand import InFlight
-from pipeline_platform.launcher.run_process import PROCESS_TAG, RunProcess
+from pipeline_platform.launcher.run_process import LAUNCHER_TAG, PROCESS_TAG, RunProcess
 from sensors.producer import in_flight
 from tests.fixtures.sensor import TAGS, Asked, Place, tags
 
@@ -21,7 +24,10 @@ def test_queued_runs_count_until_they_end(place: Place) -> None:
     place.enqueue(300)
 
     assert place.asked() == [100, 100]
-    assert place.skips() == "200 messages in flight fill the capacity of 200"
+    named = ", ".join(sorted(run.run_id[:8] for run in place.instance.get_runs()))
+    said, _, names = place.skips().partition(": runs ")
+    assert said == "200 messages in flight fill the capacity of 200"
+    assert ", ".join(sorted(names.split(", "))) == named, "people can look them up"
     for run in place.instance.get_runs():
         place.instance.delete_run(run.run_id)
     assert place.asked() == [100, 100]
@@ -31,7 +37,8 @@ def test_what_queued_runs_will_take_is_not_asked_for_again(place: Place) -> None
     place.enqueue(60)
 
     assert place.asked() == [60]
-    assert place.skips() == "60 messages wait, and runs under way will take them"
+    (run,) = place.instance.get_runs()
+    assert place.skips() == f"60 messages wait, and run {run.run_id[:8]} will take them"
 
 
 def test_a_run_that_leased_counts_as_what_it_holds(place: Place) -> None:
@@ -49,6 +56,66 @@ def test_a_dead_run_does_not_count_once_its_claim_is_over(place: Place) -> None:
 
     assert in_flight(Asked, place.instance, place.control) == InFlight()
     assert place.asked() == [100, 100]
+
+
+ENDED = [dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
+
+
+@pytest.mark.parametrize("status", ENDED)
+def test_a_run_that_dagster_knows_as_ended_holds_nothing_and_what_it_left_is_due_at_once(
+    place: Place, status: dg.DagsterRunStatus
+) -> None:
+    """A run that was killed ended neither its claim nor its leases: the claim would count for a minute."""
+    assert place.skips() == "the queue is empty"
+    run = place.queued(tags(7, **{TAGS.receive_id: "r"}), status)
+    place.control.claim("asked", "r", run.run_id, wanted=7, capacity=200, lease_s=60)
+
+    assert place.asked() == [7]
+    assert [claim.run_id for claim in place.control.over("asked")] == [run.run_id], "for the next run to give back"
+
+
+def test_a_run_whose_process_ended_holds_nothing_before_dagster_knows(
+    place: Place, process: subprocess.Popen[bytes]
+) -> None:
+    run = run_in(process, place, STARTED)
+    place.control.claim("asked", "r", run.run_id, wanted=7, capacity=200, lease_s=60)
+    assert place.skips() != ""
+    assert place.control.over("asked") == []
+
+    process.kill()
+    process.wait()
+
+    assert place.asked() == [7]
+
+
+@pytest.mark.parametrize("status", ENDED)
+def test_patience_does_not_begin_anew_for_what_a_run_gave_back(
+    place: Place, status: dg.DagsterRunStatus, at: Callable[[timedelta], None]
+) -> None:
+    place.enqueue(60)
+    assert place.asked() == [60]
+    (run,) = place.instance.get_runs()
+    (event,) = {"FAILURE": ["RUN_FAILURE"], "CANCELED": ["RUN_CANCELED"]}[status.value]
+    place.instance.report_dagster_event(DagsterEvent(dg.DagsterEventType[event].value, run.job_name), run.run_id)
+    with sqlite3.connect(place.folder / "queue.sqlite") as queue:
+        queue.execute("DELETE FROM messages WHERE id > 7")
+
+    assert place.asked() == [7]
+    place.instance.delete_run(place.instance.get_runs()[0].run_id)
+    assert place.skips() == "7 messages wait; a run pays from 50, or after 30 s (waited 0 s)", "once"
+
+
+def test_what_no_run_can_finish_is_asked_for_at_once_but_once(place: Place) -> None:
+    """Each run that tries leaves the claim as it is: it is over since the first one ended."""
+    run = place.queued(tags(7, **{TAGS.receive_id: "r"}), dg.DagsterRunStatus.SUCCESS)
+    place.control.claim("asked", "r", run.run_id, wanted=7, capacity=200, lease_s=60)
+    place.control.expire("r")
+    assert place.asked() == [7]
+
+    place.instance.delete_run(place.instance.get_runs()[0].run_id)
+    place.control.expire("r")
+
+    assert "a run pays from 50, or after 30 s" in place.skips()
 
 
 def test_a_backfill_takes_room_but_nothing_of_what_waits_at_the_source(place: Place) -> None:
@@ -136,6 +203,37 @@ def test_a_run_whose_process_nobody_here_can_ask_counts_for_a_quarter_of_an_hour
     assert in_flight(Asked, place.instance, place.control) == InFlight(100, 1, 100)
     at(timedelta(minutes=16))
     assert in_flight(Asked, place.instance, place.control) == InFlight()
+
+
+def test_a_run_whose_launcher_died_before_it_had_a_process_stops_counting(
+    place: Place, process: subprocess.Popen[bytes]
+) -> None:
+    run = place.queued(tags(100), STARTING)
+    place.instance.add_run_tags(run.run_id, {LAUNCHER_TAG: RunProcess.tag(run.run_id, process.pid)})
+    assert in_flight(Asked, place.instance, place.control) == InFlight(100, 1, 100)
+
+    process.kill()
+    process.wait()
+
+    assert in_flight(Asked, place.instance, place.control) == InFlight()
+
+
+def test_a_run_whose_launcher_died_before_it_left_its_tag_stops_counting_soon(
+    tmp_path: Path, at: Callable[[timedelta], None]
+) -> None:
+    launcher = {"module": "pipeline_platform.launcher.run_launcher", "class": "StandbyRunLauncher"}
+    settings = {"run_launcher": launcher, "telemetry": {"enabled": False}}
+    (tmp_path / "dagster.yaml").write_text(json.dumps(settings))
+    with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
+        place = Place(tmp_path, instance)
+        place.queued(tags(100), STARTING)
+        at(timedelta(seconds=2))
+        assert in_flight(Asked, instance, place.control) == InFlight(100, 1, 100)
+        at(timedelta(seconds=11))
+        assert in_flight(Asked, instance, place.control) == InFlight()
+
+        place.queued(tags(100, **{".dagster/grpc_info": "{}"}), STARTING)
+        assert in_flight(Asked, instance, place.control) == InFlight(100, 1, 100), "Dagster's own launcher started it"
 
 
 def test_a_re_execution_is_not_judged_by_the_process_of_its_parent(

@@ -121,6 +121,8 @@ def test_a_change_of_nothing_or_to_nothing_is_refused(store):
         store.update_rate_limiting("flights", None, allowed_messages=3)
     with pytest.raises(ValueError, match="allowed_messages"):
         store.update_rate_limiting("flights", TEN_A_MINUTE, allowed_messages=0)
+    with pytest.raises(TypeError, match="allowed_message'"):
+        store.update_rate_limiting("flights", TEN_A_MINUTE, allowed_message=3)
     assert store.rate_limiting("flights", TEN_A_MINUTE) == TEN_A_MINUTE
 
 

@@ -20,7 +20,7 @@ from dagster._core.workspace.load_target import WorkspaceFileTarget
 from dagster_graphql.cli import execute_query
 
 from pipeline_platform.launcher.run_launcher import StandbyRunLauncher
-from pipeline_platform.launcher.run_process import PROCESS_TAG, RunProcess
+from pipeline_platform.launcher.run_process import LAUNCHER_TAG, PROCESS_TAG, RunProcess, is_gone
 from pipeline_platform.process import born
 
 PATIENCE_S = 30
@@ -297,12 +297,13 @@ def test_a_re_execution_by_another_launcher_is_not_judged_by_the_process_of_its_
     assert launching.launcher.check_run_worker_health(again).status is WorkerStatus.RUNNING
 
 
+@pytest.mark.parametrize("tag", [PROCESS_TAG, LAUNCHER_TAG])
 def test_a_run_that_died_before_it_started_with_its_launcher_has_failed_when_the_next_one_launches(
-    launching: Launching,
+    launching: Launching, tag: str
 ) -> None:
     run = launching.instance.add_run(dg.DagsterRun(job_name="sleeping", status=dg.DagsterRunStatus.STARTING))
     with subprocess.Popen(["sleep", "600"]) as process:
-        launching.instance.add_run_tags(run.run_id, {PROCESS_TAG: RunProcess.tag(run.run_id, process.pid)})
+        launching.instance.add_run_tags(run.run_id, {tag: RunProcess.tag(run.run_id, process.pid)})
         process.kill()
 
     with deployed_again(launching) as restarted:
@@ -364,3 +365,34 @@ def test_with_a_dagster_that_lacks_what_it_uses_it_warns_once_and_launches_as_da
 
     (warning,) = [line for line in caplog.messages if "Runs start as Dagster starts them" in line]
     assert "recon_repository_from_origin" in warning
+
+
+def test_a_tag_of_another_release_says_nothing_about_a_run(launching: Launching) -> None:
+    earlier = {PROCESS_TAG: json.dumps({"host": "here", "pid": 1, "born": "1"})}
+    for tags in (earlier, {PROCESS_TAG: "no JSON"}, {PROCESS_TAG: "[]"}):
+        run = dg.DagsterRun(job_name="sleeping", status=dg.DagsterRunStatus.STARTED, tags=tags)
+        assert launching.launcher.check_run_worker_health(run).status is WorkerStatus.RUNNING
+        assert not launching.launcher.terminate(launching.instance.add_run(run).run_id)
+        launching.instance.delete_run(run.run_id)
+
+
+def test_a_launch_that_waits_is_known_by_its_launcher(launching: Launching, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever looks meanwhile learns whether that lives."""
+    found: list[tuple[RunProcess | None, bool | None]] = []
+
+    def load_slowly(launcher: StandbyRunLauncher, location: str) -> None:
+        (run,) = launcher._instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTING]))
+        found.append((RunProcess.of(run, LAUNCHER_TAG), is_gone(run)))
+
+    monkeypatch.setattr(StandbyRunLauncher, "_take", load_slowly)
+    launching.told(launching.launch("telling"))
+
+    ((launcher, gone),) = found
+    assert launcher
+    assert (launcher.pid, gone) == (os.getpid(), False)
+
+
+def test_the_name_of_an_earlier_release_stays_for_files_that_hold_it() -> None:
+    from pipeline_platform import run_launcher
+
+    assert run_launcher.StandbyRunLauncher is StandbyRunLauncher

@@ -118,6 +118,7 @@ def test_what_retention_takes_unread_is_said(
     time.sleep(0.2)
     source.send([b"a new segment"])
     until(lambda: source.extents().popitem()[1].low >= 10)
+    assert "has lost its messages from offset 0 up to" in source.backlog().lost
 
     received(source, "a")
     source.finish("a")

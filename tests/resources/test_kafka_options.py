@@ -13,7 +13,6 @@ from pydantic import ValidationError
 from pipeline_platform.source.contract import SourceAwayError, SourceError
 from resources.kafka import KafkaSource
 from resources.kafka.cluster import Address, Cluster
-from resources.kafka.options import OWNED
 from resources.source import source_resource
 from tests.fixtures.kafka_source import Open, until
 
@@ -77,22 +76,39 @@ def test_numbers_keep_to_what_kafka_allows(option: str, lowest: int, highest: in
     for refused in (lowest - 1, (highest + 1) if highest else "many", "few"):
         with pytest.raises(ValidationError, match=rf"{option}\n"):
             source(**{option: refused})
+    for refused in (-1, 301, "long"):
+        with pytest.raises(ValidationError, match=r"fetch_max_wait_s\n"):
+            source(fetch_max_wait_s=refused, request_timeout_s=300)
     with pytest.raises(
         ValidationError, match=r"fetch_max_wait_s is 10 and request_timeout_s 10: brokers would be given"
     ):
         source(fetch_max_wait_s=10)
 
 
-@pytest.mark.parametrize("name", sorted(OWNED))
+OWNED = """
+acks auto.commit.enable auto.offset.reset bootstrap.servers client.id enable.auto.commit enable.auto.offset.store
+enable.idempotence enable.partition.eof fetch.max.bytes fetch.min.bytes fetch.wait.max.ms group.id group.instance.id
+group.protocol isolation.level metadata.broker.list partition.assignment.strategy request.required.acks sasl.mechanism
+sasl.mechanisms sasl.password sasl.username security.protocol socket.timeout.ms ssl.ca.location ssl.certificate.location
+ssl.key.location ssl.key.password transactional.id
+"""
+
+
+@pytest.mark.parametrize("name", OWNED.split())
 def test_options_of_the_connector_are_not_set_behind_its_back(name: str) -> None:
     with pytest.raises(ValidationError, match=rf"{name!r} belongs to this connector: .*\. Leave it out"):
         source(client_options={name: "x"})
 
 
-def test_other_options_reach_the_client_library_whatever_is_set_here() -> None:
-    given = source(client_options={"queued.min.messages": "7", "linger.ms": "3"})
-    assert given.to_read()["queued.min.messages"] == "7"
-    assert given.to_send()["linger.ms"] == "3"
+@pytest.mark.parametrize(
+    "name",
+    ["api.version.request", "linger.ms", "queued.min.messages", "reconnect.backoff.max.ms", "reconnect.backoff.ms",
+     "socket.connection.setup.timeout.ms"],
+)  # fmt: skip
+def test_other_options_reach_the_client_library_whatever_is_set_here(name: str) -> None:
+    given = source(client_options={name: "7"})
+
+    assert [settings[name] for settings in (given.settings(), given.to_read(), given.to_send())] == ["7"] * 3
     assert source().to_read()["queued.min.messages"] == 20_000
 
 
@@ -111,7 +127,10 @@ def test_security_options_fit_together() -> None:
     assert {name: settings[name] for name in ("security.protocol", "sasl.password", "ssl.ca.location")} == {
         "security.protocol": "SASL_SSL", "sasl.password": SECRET, "ssl.ca.location": "/ca.pem",
     }  # fmt: skip
-    assert not any(name.startswith(("sasl", "ssl")) for name in source().settings())
+    encrypted = source(security_protocol="SSL").settings()
+    assert encrypted["security.protocol"] == "SSL", "by the certificates that the machine trusts"
+    for plain in (source().settings(), encrypted):
+        assert not any(name.startswith(("sasl", "ssl")) for name in plain)
     with pytest.raises(
         ValidationError, match=r"sasl_username is set, but security_protocol is SSL, .* set SASL_PLAINTEXT"
     ):
@@ -208,6 +227,17 @@ def test_a_task_gets_no_connection(kafka: Open, kafka_topic: Any) -> None:
     copy = pickle.loads(pickle.dumps(ours))
     assert copy.model_dump() == ours.model_dump()
     assert "_cluster" not in copy.__dict__
+
+
+def test_what_is_closed_connects_again_when_it_is_used(kafka: Open, kafka_topic: Any) -> None:
+    ours = kafka(kafka_topic())
+    ours.backlog()
+    before = ours._cluster
+    ours.close()
+    ours.close()
+
+    assert ours.backlog().messages == 0
+    assert ours._cluster is not before
 
 
 def test_a_look_is_quick_once_connected(kafka: Open, kafka_topic: Any, monkeypatch: pytest.MonkeyPatch) -> None:

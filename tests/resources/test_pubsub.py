@@ -10,9 +10,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from pydantic import ValidationError
 
-from pipeline_platform.model.message import DELIVERIES
+from pipeline_platform.model.message import DELIVERIES, Message
 from pipeline_platform.source.contract import Backlog, Share, SourceError
 from resources.pubsub import PubsubSource
+from tests.fixtures.small_lake import batch_of
 
 PATH = "projects/shop/subscriptions/flights"
 
@@ -103,6 +104,12 @@ def test_a_source_says_what_becomes_of_messages_by_pubsub_s_words(option):
         source(**{option: "nack:601"})
     with pytest.raises(ValidationError, match=rf"{option}: flights settles .*not 'reject'"):
         source(**{option: "reject"})
+    (message,) = Message.each(batch_of(b"1"), source().settling)
+    for known in ("noop", "nack", "nack:600"):
+        assert known in message.configure_ack(**{option: known}).actions
+    for unknown in ("reject", "nack:601"):
+        with pytest.raises(ValueError, match=f"^flights settles .*up to 600.*, not {unknown!r}"):
+            message.configure_ack(**{option: unknown})
     assert (source().on_success, source().on_failure) == ("ack", "ack")
 
 
@@ -141,8 +148,8 @@ def test_an_empty_subscription_gives_nothing_after_two_pulls(subscribed, monkeyp
     pulls = requests(flights, monkeypatch, "pull")
 
     assert received(flights, 10) == []
-    assert len(pulls) == 2
-    assert all("return_immediately" not in call for call in pulls)
+    assert [call.pop("retry") is not None for call in pulls] == [True, True]
+    assert pulls == [{"subscription": flights._path, "max_messages": 10, "timeout": 2.0}] * 2
 
 
 def test_a_pull_that_waits_for_too_long_is_an_empty_one(subscribed, monkeypatch):

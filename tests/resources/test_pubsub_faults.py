@@ -19,7 +19,7 @@ from google.pubsub_v1 import (
     SubscriberClient,
     Subscription,
 )
-from google.rpc.code_pb2 import FAILED_PRECONDITION, PERMISSION_DENIED, UNAVAILABLE
+from google.rpc.code_pb2 import FAILED_PRECONDITION, PERMISSION_DENIED, RESOURCE_EXHAUSTED, UNAVAILABLE
 from google.rpc.error_details_pb2 import ErrorInfo
 from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
@@ -233,6 +233,17 @@ def test_a_call_that_fails_for_a_moment_is_made_again(stub_server):
     assert made == [["a"]] * 3
 
 
+@pytest.mark.parametrize("code", [UNAVAILABLE, RESOURCE_EXHAUSTED])
+def test_a_pull_that_fails_is_an_error_and_no_empty_one(stub_server, code):
+    stub_server.answers |= {
+        "GetSubscription": lambda *_: Subscription.serialize(Subscription(name=MINE, ack_deadline_seconds=600)),
+        "Pull": failed(code),
+    }
+
+    with pytest.raises(SourceAwayError, match=f"subscription '{MINE}'"):
+        received(mine(stub_server, ack_deadline_s=600, pull_timeout_s=0.5), 1)
+
+
 def test_a_subscriber_s_rights_are_enough_and_the_deadline_is_then_always_set(stub_server):
     deadlines = []
 
@@ -342,6 +353,19 @@ def test_credentials_that_are_no_good_are_named_by_their_option_and_never_repeat
         PubsubSource(name="flights", subscription=MINE, credentials_file=str(file)).check_ready()
 
     assert "SECRET" not in str(told.value)
+
+
+def test_credentials_are_the_environment_s_where_no_file_is_named(tmp_path, monkeypatch):
+    monkeypatch.delenv("PUBSUB_EMULATOR_HOST", raising=False)
+    file = tmp_path / "environment.json"
+    user = {"type": "authorized_user", "client_id": "a", "client_secret": "b", "refresh_token": "the environment's"}
+    file.write_text(json.dumps(user))
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
+    monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "shop")  # or the library would look for it elsewhere
+    flights = PubsubSource(name="flights", subscription=MINE)
+
+    assert flights._client.transport._credentials.refresh_token == "the environment's"
+    flights.close()
 
 
 @pytest.mark.parametrize(

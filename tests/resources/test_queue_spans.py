@@ -18,6 +18,10 @@ from resources.table_queue import LOST, TableQueue
 from tests.fixtures.table_queue import ids, numbers, receive
 
 Sql = Callable[..., Any]
+REFUSAL = (
+    r"messages_receives\.spans.*An earlier release made this table: run `pipeline-platform table-queue create`, "
+    "while no run is under way"
+)
 
 
 def insert(run_sql: Sql, *ids_: int) -> None:
@@ -143,10 +147,10 @@ def test_the_tables_of_an_earlier_release_are_brought_up_to_this_one(queue: Tabl
     run_sql("ALTER TABLE messages_receives DROP COLUMN spans")
     run_sql("INSERT INTO messages_receives (receive_id, leased_until) VALUES ('earlier', 4102444800)")
     run_sql("INSERT INTO messages_leases SELECT 1, id, 1 FROM messages_receives")
-    with pytest.raises(
-        SourceError, match=r"'messages_receives' is an earlier release's: run `pipeline-platform table-queue create`"
-    ):
-        queue.check_ready()
+    plan, ack = (lambda: queue.plan(1, 1, "a")), (lambda: queue.ack("a", "1"))
+    for use in (queue.check_ready, queue.backlog, queue.held, plan, ack):
+        with pytest.raises(SourceError, match=REFUSAL):
+            use()
 
     queue.create()
     queue.check_ready()

@@ -118,9 +118,14 @@ def test_a_queue_that_is_deleted_while_a_run_receives_costs_nothing_of_what_came
 
     assert (len(rows), rest) == (5, [])
     assert "was deleted or moved" in caplog.text
-    assert settled(source, "ack", rows) == []
+    assert [one.lost for one in settled(source, "ack", rows)] == [True] * 5, "the server would take anything"
     with pytest.raises(SourceError, match=r"is not there .*Create it"):
         received(source)
+    connection = source._here.connection
+    queue(declare={}).backlog()
+    source.send([b"new"])
+    assert texts(received(source, 1)) == ["new"], "by another consumer, on a channel of its own"
+    assert source._here.connection is connection
 
 
 def test_a_queue_that_is_deleted_before_anything_came_is_an_error(server: RabbitMQ, queue: Built) -> None:
@@ -134,16 +139,21 @@ def test_a_queue_that_is_deleted_before_anything_came_is_an_error(server: Rabbit
     timer.join()
 
 
-def test_a_server_that_is_away_is_said_at_once_and_waited_for_by_a_run(server: RabbitMQ, queue: Built) -> None:
+def test_a_server_that_is_away_is_said_at_once_and_waited_for_by_a_run(
+    server: RabbitMQ, queue: Built, built: Built
+) -> None:
     source = queue()
     source.send([b"1"])
     source.close()
+    transient = built(server.address, "transient", declare={"durable": False})
+    transient.backlog()
     with restarting(server):
         with pytest.raises(SourceAwayError, match=r"127.0.0.1:\d+ does not answer.*Start the server, or correct url"):
             source.backlog()
         patiently(source.check_ready, SOON)
 
     assert texts(received(source)) == ["1"]
+    assert transient.backlog().messages == 0, "a queue that went with the server is declared anew"
 
 
 def test_a_connection_that_is_cut_while_it_is_made_is_made_by_a_later_try(
@@ -247,6 +257,24 @@ def test_a_server_that_stops_answering_is_given_up(
     finally:
         os.kill(halted[0], signal.SIGCONT)
     assert patiently(source.backlog, SOON).messages == 0
+
+
+def test_a_channel_that_is_closed_for_its_age_says_so_where_messages_without_an_id_were_to_be_decided(
+    server: RabbitMQ, queue: Built
+) -> None:
+    server.ctl(
+        "eval",
+        "application:set_env(rabbit, consumer_timeout, 1), application:set_env(rabbit, channel_tick_interval, 100).",
+    )
+    source = queue()
+    source.send(numbers(3), [{"message_id": None}] * 3)
+    rows = received(source)
+    _until(lambda: any(inbox.channel.ended for _, inbox in source._here.inboxes.values()))
+
+    with pytest.raises(SourceError, match=r"406 PRECONDITION_FAILED.*max_demand.*consumer_timeout.*have no id") as late:
+        source.extend("r1", lambda: [(rows[0]["ack_ref"], [row["ack_id"] for row in rows])])
+
+    assert not isinstance(late.value, SourceAwayError), "to ask once more would not help"
 
 
 def _until(holds: Callable[[], bool]) -> None:

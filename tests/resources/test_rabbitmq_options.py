@@ -8,6 +8,7 @@ from typing import Any
 from uuid import uuid4
 
 import dagster as dg
+import pika
 import pytest
 from pika.exceptions import (
     ConnectionClosedByBroker,
@@ -22,8 +23,9 @@ from pipeline_platform.source.contract import Patience, SourceAwayError, SourceE
 from resources.rabbitmq import RabbitmqSource
 from resources.rabbitmq.connection import Channel
 from resources.rabbitmq.errors import explained
+from resources.rabbitmq.options import PARAMETERS
 from resources.source import source_resource
-from tests.fixtures.rabbitmq_source import Built, received
+from tests.fixtures.rabbitmq_source import Built, numbers, received
 
 SECRET = "hush-this-is-secret"
 URL = f"amqps://user:{SECRET}@rabbit.example:5671/flights?heartbeat=30"
@@ -42,6 +44,13 @@ def test_a_url_is_an_amqp_address_and_a_wrong_one_is_not_printed(url: str) -> No
     assert SECRET not in str(refused.value)
 
 
+def test_the_parameters_of_an_address_are_those_of_pika() -> None:
+    prefix = "_set_url_"
+    known = {name.removeprefix(prefix) for name in dir(pika.URLParameters) if name.startswith(prefix)}
+
+    assert known == {*PARAMETERS}, f"tried with pika 1.4.4; this is {pika.__version__}"
+
+
 def test_the_url_is_printed_nowhere() -> None:
     assert SECRET not in repr(source()) + str(source())
 
@@ -50,6 +59,9 @@ def test_the_url_is_printed_nowhere() -> None:
     ("options", "said"),
     [
         ({"queue": ""}, r"queue\n.*at least 1 character"),
+        ({"queue": None}, r"queue\n.*valid string"),
+        ({"queue": 5}, r"queue\n.*valid string"),
+        ({"url": f"{URL}&hartbeat=5"}, r"url\n.*no parameter 'hartbeat'; did you mean 'heartbeat'\?"),
         ({"prefetch_count": 0}, r"prefetch_count\n.*greater than or equal to 1"),
         ({"wait_time_s": 61}, r"wait_time_s\n.*less than or equal to 60"),
         ({"declare": {"exclusive": True}}, r"declare.exclusive\n.*deleted with the messages that come between"),
@@ -57,6 +69,7 @@ def test_the_url_is_printed_nowhere() -> None:
         ({"declare": {"arguments": {"x-queue-type": "stream"}}}, r"declare.arguments\n.*x-queue-type is a stream"),
         ({"declare": {"nowait": True}}, r"declare.nowait\n.*Extra inputs"),
         ({"bindings": [{"routing_key": "a"}]}, r"bindings.0.exchange\n.*required"),
+        ({"bindings": [{"exchange": "a", "nowait": True}]}, r"bindings.0.nowait\n.*Extra inputs"),
         ({"consume_options": {"no_ack": True}}, r"consume_options.no_ack\n.*Extra inputs"),
         ({"backoff_type": "linear"}, r"backoff_type\n.*'exp', 'rand', 'rand_exp' or 'stop'"),
         ({"backoff_min_s": 0}, r"backoff_min_s\n.*greater than 0"),
@@ -72,6 +85,15 @@ def test_what_cannot_work_is_refused_by_name(options: dict[str, Any], said: str)
         source(**options)
 
 
+def test_what_is_unset_has_the_value_of_the_documents() -> None:
+    assert source().model_dump(exclude={"name", "url", "queue"}) == {
+        "on_success": "ack", "on_failure": "ack", "declare": None, "bindings": (), "prefetch_count": None,
+        "wait_time_s": 0.0, "consume_options": {"consumer_tag": "", "exclusive": False, "arguments": {}},
+        "message_id_header": None, "deduplicate_publishes": False, "connection_name": None, "backoff_type": "rand_exp",
+        "backoff_min_s": 1.0, "backoff_max_s": 30.0,
+    }  # fmt: skip
+
+
 def test_a_run_waits_for_a_server_as_the_options_say() -> None:
     assert source().patience == Patience("rand_exp", 1.0, 30.0, 60.0)
     assert source(backoff_type="exp", backoff_min_s=2, backoff_max_s=8).patience == Patience("exp", 2.0, 8.0, 60.0)
@@ -80,21 +102,22 @@ def test_a_run_waits_for_a_server_as_the_options_say() -> None:
 def test_as_a_resource_it_takes_the_same_options(rabbitmq_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RABBITMQ_UNDER_TEST", rabbitmq_server)
     queue = f"queue-{uuid4().hex[:8]}"
+    options: dict[str, Any] = {
+        "connection_name": "a run", "prefetch_count": 3, "wait_time_s": 0.5, "message_id_header": "id",
+        "declare": {"durable": True, "arguments": {"x-queue-type": "quorum"}},
+        "bindings": [{"exchange": "amq.topic", "routing_key": "a.#", "arguments": {}}],
+        "consume_options": {"consumer_tag": "mine", "exclusive": True, "arguments": {"x-priority": 5}},
+    }  # fmt: skip
     resource = source_resource(RabbitmqSource)(
-        name="flights",
-        url=dg.EnvVar("RABBITMQ_UNDER_TEST"),
-        queue=queue,
-        declare={"arguments": {"x-queue-type": "quorum"}},
-        bindings=[{"exchange": "amq.topic", "routing_key": "a.#"}],
+        name="flights", url=dg.EnvVar("RABBITMQ_UNDER_TEST"), queue=queue, **options
     )
 
     with dg.build_resources({"flights": resource}) as resources:
         made: RabbitmqSource = resources.flights
-        assert made.backlog().messages == 0
+        made.send(numbers(5))
+        assert [row["data"] for row in received(made)] == numbers(3), "as the prefetch count says"
         made.close()
-    assert made.declare is not None
-    assert made.declare.arguments == {"x-queue-type": "quorum"}
-    assert made.bindings[0].routing_key == "a.#"
+    assert made.model_dump(mode="json", exclude_unset=True, exclude={"name", "url", "queue"}) == options
 
 
 # What a real server refuses

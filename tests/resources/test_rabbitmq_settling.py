@@ -3,14 +3,18 @@
 import logging
 import pickle
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
+from pipeline_platform.model.message import Message
+from pipeline_platform.source.contract import SourceError
 from resources.rabbitmq import RabbitmqSource
 from resources.rabbitmq import source as rabbitmq_source
 from resources.rabbitmq.options import WORDS
 from tests.fixtures.rabbitmq_source import Built, numbers, received, settled
+from tests.fixtures.small_lake import batch_of
 
 
 @pytest.mark.parametrize(
@@ -48,6 +52,12 @@ def test_requeue_once_is_another_word_the_second_time() -> None:
 def test_an_unknown_word_is_refused() -> None:
     with pytest.raises(ValueError, match=r"on_failure: flights settles a message by .*'reject'.*, not 'nack'"):
         RabbitmqSource(name="flights", url="amqp://host", queue="q", on_failure="nack")
+    source = RabbitmqSource(name="flights", url="amqp://host", queue="q")
+    (message,) = Message.each(batch_of(b"1"), source.settling)
+
+    assert message.configure_ack(on_failure="reject").actions == (None, "reject")
+    with pytest.raises(ValueError, match=r"^flights settles a message by .*'reject'.*, not 'nack'"):
+        message.configure_ack(on_failure="nack")
 
 
 @pytest.mark.parametrize(
@@ -110,6 +120,7 @@ def test_a_receive_may_be_decided_while_it_is_held_and_later_where_all_its_messa
         rows = received(source, receive_id=f"r{decides}")
         assert source.extend(f"r{decides}", lambda rows=rows: held(rows))  # type: ignore[misc]
         source.close()
-        assert source.extend(f"r{decides}", lambda rows=rows: held(rows)) is decides  # type: ignore[misc]
+        with nullcontext() if decides else pytest.raises(SourceError, match=r"connection is closed.*have no id"):
+            assert source.extend(f"r{decides}", lambda rows=rows: held(rows))  # type: ignore[misc]
         settled(source, "ack", received(source))
     assert source.extend("of nobody", list)

@@ -134,11 +134,11 @@ def test_an_empty_queue_gives_nothing_after_three_short_polls_or_one_long_one(aw
 
 
 def test_a_call_asks_for_ten_and_for_no_more_than_is_needed_unless_told(aws, queue):
-    flights = source(queue_url=queue)
-    asked = calls(flights, "ReceiveMessage")
+    asked = calls(flights := source(queue_url=queue), "ReceiveMessage")
     received(flights, 30)
-    names = ("MaxNumberOfMessages", "WaitTimeSeconds", "MessageSystemAttributeNames", "MessageAttributeNames")
-    assert [asked[0][name] for name in names] == [10, 0, ["ApproximateReceiveCount", "SentTimestamp"], []]
+    options = {"QueueUrl": queue, "MaxNumberOfMessages": 10, "WaitTimeSeconds": 0, "VisibilityTimeout": 900}
+    names = {"MessageSystemAttributeNames": ["ApproximateReceiveCount", "SentTimestamp"], "MessageAttributeNames": []}
+    assert asked[0] == options | names
 
 
 def test_rows_hold_what_sqs_said(aws, queue):
@@ -311,7 +311,7 @@ def test_the_region_is_that_of_the_queue(no_settings):
     [
         ({"queue_url": "http://127.0.0.1:1/1/flights"}, r"region_name is unset.*Set region_name or AWS_DEFAULT_REGION"),
         ({}, r"no valid credentials.*AWS_ACCESS_KEY_ID.*a profile or a role"),
-        ({"profile_name": "nobody"}, r"no valid credentials.*AWS_ACCESS_KEY_ID.*a profile or a role"),
+        ({"profile_name": "nobody"}, r"no valid credentials.*\(ProfileNotFound; profile_name nobody\)"),
     ],
 )
 def test_settings_that_lack_are_named_with_where_they_are_looked_for(no_settings, options, said):

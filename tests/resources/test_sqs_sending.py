@@ -1,14 +1,21 @@
-"""Sending to SQS, and FIFO queues: batches within a call's limits, groups in order, refusals named."""
+"""Sending to SQS, and FIFO queues: batches within a call's limits, groups in order, refusals named, metadata."""
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.message import Message
+from pipeline_platform.model.options import Producer
+from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.source.contract import SourceError
 from resources.aws_messages import sequence_of
 from resources.sqs import SqsSource
+from tests.fixtures.small_lake import handled
 from tests.fixtures.sqs_between import Between, between
 
 
@@ -142,3 +149,25 @@ def test_sequence_numbers_of_aws_keep_their_order_in_63_bits() -> None:
 
     assert fitted == sorted(fitted)
     assert all(0 <= number < 2**63 for number in fitted)
+
+
+def test_what_sqs_says_of_a_message_reaches_the_callback(made: Callable[..., SqsSource], tmp_path: Path) -> None:
+    seen: list[dict[str, Any]] = []
+
+    class Seeing(Pipeline):
+        name = "seeing"
+        producer = Producer(source="flights")
+
+        def handle_message(self, message: Message, context: Any) -> Message:
+            seen.append(message.metadata)
+            return message
+
+    flights, trace = made(), {"trace": {"DataType": "String", "StringValue": "t1"}}
+    flights.send([b"one"], [{"message_attributes": trace}])
+
+    handled(Lake(root=str(tmp_path)), Seeing, source=flights)
+
+    (metadata,) = seen
+    assert metadata["message_attributes"] == trace
+    assert metadata["attributes"]["ApproximateReceiveCount"] == "1"
+    assert metadata["md5_of_body"] == hashlib.md5(b"one").hexdigest()

@@ -152,10 +152,27 @@ def test_backlog_counts_what_could_be_leased_and_since_when_it_waits(
 
     assert queue.backlog() == Backlog(3, datetime(2013, 1, 1, 10, tzinfo=UTC))
     queue.plan(1, 1, "a")
-    messages, oldest, _ = queue.backlog()
+    messages, oldest, *_ = queue.backlog()
     assert messages == 2
     assert oldest is not None
     assert abs(datetime.now(UTC) - oldest) < timedelta(minutes=1)
+
+
+def test_a_look_counts_no_further_than_it_is_asked_to(queue: TableQueue) -> None:
+    queue.enqueue(b"x" for _ in range(10))
+    shares = queue.plan(4, 1, "a")
+    queue.release("a", ids(read(queue, shares[0], "a"))[:1])
+
+    looks = {most: queue.backlog_up_to(most) for most in (1, 6, 7, 8, 100)}
+
+    assert {most: (look.messages, look.at_least) for most, look in looks.items()} == {
+        1: (2, True),
+        6: (7, True),
+        7: (7, True),
+        8: (7, False),
+        100: (7, False),
+    }
+    assert queue.backlog().messages == 7
 
 
 def test_a_share_can_be_read_again_and_nothing_is_marked_by_that(queue: TableQueue) -> None:

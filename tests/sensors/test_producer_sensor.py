@@ -10,13 +10,16 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
+from dagster._core.events import DagsterEvent
 
 from assets.jobs import RunTags
 from assets.windows import window_now
 from pipeline_platform.control.demand import Waiting
-from pipeline_platform.model.options import Batcher
+from pipeline_platform.model.options import Batcher, Producer
 from pipeline_platform.source.contract import Backlog
 from resources.table_queue import TableQueue
+from sensors.producer import producer_sensor
+from tests.fixtures.pipelines_under_test import Told
 from tests.fixtures.sensor import TAGS, Asked, Limited, Place, tags
 
 ROOT = Path(__file__).parents[2]
@@ -40,6 +43,16 @@ def test_it_asks_for_runs_by_demand_on_the_open_window(place: Place) -> None:
 
 def test_an_empty_queue_is_a_reason(place: Place) -> None:
     assert place.skips() == "the queue is empty"
+    place.enqueue(100)
+    assert place.asked() == [100], "it is looked at again"
+
+
+def test_it_looks_as_often_as_its_producer_says() -> None:
+    class Often(Told):
+        name = "often"
+        producer = Producer(source="queue", interval=timedelta(seconds=7))
+
+    assert producer_sensor(Often, job=None).minimum_interval_seconds == 7
 
 
 def test_what_is_not_worth_a_run_waits_for_patience_and_no_longer(
@@ -74,18 +87,12 @@ def test_what_a_dead_run_left_is_asked_for_as_if_it_waited(place: Place) -> None
     left_by_a_dead_run(place, 70)
 
     assert place.asked() == [70]
-    assert "runs under way will take them" in place.skips(), "one is enough"
+    assert "will take them" in place.skips(), "one is enough"
 
 
-def test_little_that_a_dead_run_left_gets_a_run_after_patience_even_where_no_message_waits(
-    place: Place, at: Callable[[timedelta], None]
-) -> None:
+def test_little_that_a_dead_run_left_gets_a_run_at_once_even_where_no_message_waits(place: Place) -> None:
     left_by_a_dead_run(place, 7)
 
-    assert place.skips() == (
-        "7 messages wait; a run pays from 50, or after 30 s (waited 0 s); 1 run died and left 7 messages"
-    )
-    at(timedelta(seconds=31))
     assert place.asked() == [7]
 
 
@@ -116,7 +123,7 @@ def test_no_more_is_asked_for_than_the_rate_limit_will_give(place: Place) -> Non
     assert "the rate limit" in place.skips(Limited)
 
 
-FAILURE, SUCCESS = dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.SUCCESS
+FAILURE, SUCCESS, STARTED = dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.STARTED
 
 
 def test_runs_that_fail_in_a_row_are_asked_for_with_a_growing_pause(
@@ -191,11 +198,14 @@ def test_a_source_that_stays_away_is_asked_less_and_less_often(place: Place) -> 
     assert Waiting.from_json(place.cursor).unanswered == 0
 
 
-def test_a_source_that_cannot_tell_its_backlog_is_asked_less_often_while_it_gives_nothing(place: Place) -> None:
-    class Mute(TableQueue):
-        def backlog(self) -> Backlog:
-            return Backlog(None)
+class Mute(TableQueue):
+    """It cannot tell its backlog."""
 
+    def backlog_up_to(self, most: int) -> Backlog:
+        return Backlog(None)
+
+
+def test_a_source_that_cannot_tell_its_backlog_is_asked_less_often_while_it_gives_nothing(place: Place) -> None:
     mute = Mute(name="queue", url=place.queue.url)
     for _ in range(3):
         place.queued({**tags(60), TAGS.received: "0"}, SUCCESS)
@@ -205,6 +215,45 @@ def test_a_source_that_cannot_tell_its_backlog_is_asked_less_often_while_it_give
 
     place.queued({**tags(60), TAGS.received: "5"}, SUCCESS)
     assert place.tick(source=mute).run_requests
+
+
+def test_a_source_that_cannot_tell_its_backlog_is_asked_at_once_after_a_run_that_it_filled(place: Place) -> None:
+    mute = Mute(name="queue", url=place.queue.url)
+    (first,) = place.tick(source=mute).run_requests
+    run = place.queued(first.tags, STARTED)
+    assert "after 30 s" in str(place.tick(source=mute).skip_message), "nobody knows what the first run gets"
+
+    place.instance.add_run_tags(run.run_id, {TAGS.received: first.tags[TAGS.demand]})
+    (second,) = place.tick(source=mute).run_requests
+    run = place.queued(second.tags, STARTED)
+    assert "200 messages in flight fill the capacity" in str(place.tick(source=mute).skip_message)
+
+    for under_way in place.instance.get_runs():
+        ended = DagsterEvent(dg.DagsterEventType.RUN_SUCCESS.value, under_way.job_name)
+        place.instance.report_dagster_event(ended, under_way.run_id)
+    assert "after 30 s" in str(place.tick(source=mute).skip_message), "the second run has not said what it got"
+    place.instance.add_run_tags(run.run_id, {TAGS.received: "99"})
+    assert "after 30 s" in str(place.tick(source=mute).skip_message), "the source seems empty"
+
+
+def test_what_a_source_lost_is_said_by_one_tick_and_again_where_more_is_lost(place: Place) -> None:
+    class Lossy(TableQueue):
+        lost: str
+
+        def backlog_up_to(self, most: int) -> Backlog:
+            return Backlog(0, lost=self.lost)
+
+    def said(lost: str) -> str:
+        return str(place.tick(source=Lossy(name="queue", url=place.queue.url, lost=lost)).skip_message)
+
+    first, more = "p has lost its messages from offset 0 up to 5", "p has lost its messages from offset 0 up to 9"
+    assert [said(first), said(first), said(more), said(""), said(first)] == [
+        f"the queue is empty; queue: {first}",
+        "the queue is empty",
+        f"the queue is empty; queue: {more}",
+        "the queue is empty",
+        f"the queue is empty; queue: {first}",
+    ]
 
 
 def test_it_leases_nothing(place: Place) -> None:

@@ -3,22 +3,39 @@
 import subprocess
 import sys
 import time
-from typing import Any
+from collections.abc import Iterator
+from contextlib import closing
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar
 
+import pyarrow as pa
 import pytest
 
 from pipeline_platform import Backlog, Extent, LogSource, Share
-from pipeline_platform.testing import PAYLOADS, TEXTS, BrokenPromiseError, Report, Server, check_source, promises_of
+from pipeline_platform.control.demand import NOTHING, decide
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.testing import (
+    PAGES,
+    PAYLOADS,
+    TEXTS,
+    BrokenPromiseError,
+    Report,
+    Server,
+    check_source,
+    promises_of,
+)
 from pipeline_platform.testing.promise import PROMISES
+from tests.control.test_demand import LIMITS
 from tests.fixtures.broken_sources import BROKEN
 from tests.fixtures.broken_sources.breaking import Altered
 from tests.fixtures.broken_sources.delivering import LosesOne
 from tests.fixtures.broken_sources.telling import CountsWhatIsHeld
-from tests.fixtures.memory_sources import MEMORY, MemoryChannel, MemoryLog, MemoryQueue, cut
+from tests.fixtures.memory_sources import MEMORY, MemoryChannel, MemoryLog, MemoryQueue, away, cut
 
 
 def server(kind: type[Any], **more: Any) -> Server:
-    return Server(sleep=MEMORY.sleep, missing=lambda: kind(name="memory", queue="not-there"), cut=cut, **more)
+    missing = lambda: kind(name="memory", queue="not-there")  # noqa: E731
+    return Server(sleep=MEMORY.sleep, many=PAGES[:300], missing=missing, away=away, cut=cut, **more)
 
 
 def check(kind: type[Any], only: Any = None, **options: Any) -> Report:
@@ -44,19 +61,77 @@ class Silent(MemoryQueue):
         return super().backlog()._replace(messages=None)
 
 
+class MemoryLogWithGaps(MemoryLog):
+    """A message at each third offset."""
+
+    has_gaps = True
+
+    def extents(self) -> dict[str, Extent]:
+        return {one: extent._replace(past=3 * (extent.past or 0)) for one, extent in super().extents().items()}
+
+    def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
+        for partition, first, past, reached in share.at["spans"]:
+            log = self.partitions[int(partition)]
+            offsets = [offset for offset in range(first, past) if offset % 3 == 0]
+            yield self.deliveries(
+                message_id=[f"{partition}-{offset}" for offset in offsets],
+                data=[log[offset // 3] for offset in offsets],
+                ack_id=[str(offset) for offset in offsets],
+                ack_ref=partition,
+                redelivered=[offset < reached for offset in offsets],
+                partition=partition,
+                sequence=offsets,
+            )
+
+
 class OneReceiveAtATime(MemoryQueue):
     def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]:
         held = any(entry.holder and entry.until > MEMORY.clock for entry in self.entries)
         return [] if held else super().plan(demand, concurrency, receive_id)
 
 
-@pytest.mark.parametrize("kind", [MemoryQueue, MemoryLog, MemoryChannel, WithoutIdentity, Silent, OneReceiveAtATime])
+@pytest.mark.parametrize(
+    "kind", [MemoryQueue, MemoryLog, MemoryLogWithGaps, MemoryChannel, WithoutIdentity, Silent, OneReceiveAtATime]
+)
 def test_a_correct_source_keeps_all_that_concerns_it(kind: type[Any]) -> None:
     report = check(kind)
 
     assert set(report.kept) | set(report.not_asked) == set(PROMISES)
     assert set(report.kept) <= set(promises_of(kind))
     assert report.figures["backlog"] > 0
+
+
+class CountsTooFew(MemoryLogWithGaps):
+    counted: ClassVar[int] = 3
+
+    def backlog(self) -> Backlog:
+        return super().backlog()._replace(messages=self.counted)
+
+
+class NeverShrinks(CountsTooFew):
+    counted: ClassVar[int] = 1_000
+
+
+@pytest.mark.parametrize("kind", [CountsTooFew, NeverShrinks])
+def test_of_a_log_with_gaps_too_few_are_refused_and_what_never_shrinks(kind: type[Any]) -> None:
+    with pytest.raises(BrokenPromiseError, match=rf"seen: +{kind.counted}$"):
+        check(kind, only="backlogs_are_right")
+
+
+def test_a_log_without_an_end_is_shown_as_such_and_gives_what_is_asked_for() -> None:
+    class Endless(MemoryLog):
+        def extents(self) -> dict[str, Extent]:
+            return {"0": Extent(low=0, past=None, committed=None, begin=0)}
+
+    source = Endless(name="endless", queue=MEMORY.create())
+    with TemporaryDirectory() as folder, closing(ControlStore(f"sqlite:///{folder}/control.sqlite")) as store:
+        source.open(store)
+        backlog = source.backlog()
+        shares = source.plan(10, 1, "r")
+
+    assert (str(backlog), str(Backlog(1_234, counts_gaps=True))) == ("messages without end", "up to 1,234 messages")
+    assert decide(backlog, LIMITS, NOTHING, None).because == "messages without end at the source"
+    assert shares == [Share(at={"spans": [["0", 0, 10, 0]]}, messages=10)]
 
 
 def test_a_log_that_gives_a_partition_to_one_receive_at_a_time_is_correct() -> None:
@@ -115,6 +190,16 @@ class CountsWrongly(CountsWhatIsHeld):
 
 def test_all_promises_that_a_source_breaks_are_named() -> None:
     assert {error.promise for error in broken_of(CountsWrongly)} == {"backlogs_are_right", "sending_is_counted"}
+
+
+def test_what_a_server_cannot_show_is_not_asked() -> None:
+    able = Server(sleep=MEMORY.sleep, many=(), says_lost=False)
+
+    report = check_source(lambda: MemoryQueue(name="memory", queue=MEMORY.create()), able)
+
+    assert report.not_asked["what_is_away_is_an_error"] == "its server cannot be away (away)"
+    assert report.not_asked["settling_late_is_refused"] == "its server does not say what is lost (says_lost)"
+    assert report.not_asked["many_are_delivered_and_settled"] == "its server is not given many messages (many)"
 
 
 def test_one_promise_can_be_asked_for_alone() -> None:

@@ -194,6 +194,28 @@ def test_what_retention_took_unread_is_said_once_and_loudly(
     assert caplog.messages == []
 
 
+def test_what_retention_took_of_a_log_that_falls_quiet_is_told_by_each_look_until_a_run_goes_on(
+    log: Log, journal: Journal
+) -> None:
+    source = log()
+    planned(source, "a")
+    journal.low["p"] = 4
+    assert source.backlog().lost == "", "a receive holds them, and may have read them"
+    source.abandon("a", list)
+    journal.low["p"] = journal.low["q"] = 10
+
+    for _ in range(2):
+        backlog = log().backlog()
+        assert backlog.messages == 0
+        assert "p has lost its messages from offset 0 up to 10" in backlog.lost
+        assert "q has lost its messages from offset 0 up to 10" in backlog.lost
+
+    journal.add("p", 1)
+    journal.add("q", 1)
+    planned(source, "b")
+    assert source.backlog().lost == ""
+
+
 def test_a_log_that_was_cut_off_is_said_loudly(log: Log, journal: Journal, caplog: pytest.LogCaptureFixture) -> None:
     """New messages take offsets that were read before; where they begin, nobody but an operator can know."""
     source = log()

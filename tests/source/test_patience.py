@@ -3,11 +3,11 @@
 import pytest
 from tenacity import RetryCallState, Retrying
 
-from pipeline_platform.source.contract import Patience, SourceAwayError, SourceError
+from pipeline_platform.source.contract import Backoff, Patience, SourceAwayError, SourceError
 from pipeline_platform.source.patience import patiently, pauses
 
 
-def test_a_source_that_comes_back_is_asked_until_it_does() -> None:
+def test_a_source_that_comes_back_is_asked_until_it_does(caplog: pytest.LogCaptureFixture) -> None:
     answers = iter([SourceAwayError("restarting"), SourceAwayError("restarting"), "here"])
 
     def ask() -> str:
@@ -17,6 +17,8 @@ def test_a_source_that_comes_back_is_asked_until_it_does() -> None:
         return answer
 
     assert patiently(ask) == "here"
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
+    assert all("restarting" in text for text in caplog.messages)
 
 
 def test_one_that_stays_away_is_the_reason() -> None:
@@ -68,8 +70,9 @@ def test_random_exponential_pauses_vary_below_a_bound_that_doubles() -> None:
         assert (max(said) > 5) == (number >= 4), "the bound of the fourth pause is 8"
 
 
-def test_each_wait_begins_with_the_shortest_pause() -> None:
-    patience = Patience("exp", 0.01, 10.0)
+@pytest.mark.parametrize("backoff", ["exp", "rand_exp"])
+def test_each_wait_begins_with_the_shortest_pause(backoff: Backoff) -> None:
+    patience = Patience(backoff, 0.01, 10.0)
     for _ in range(2):
         answers = iter([SourceAwayError("restarting")] * 3)
         slept: list[float] = []
@@ -82,7 +85,8 @@ def test_each_wait_begins_with_the_shortest_pause() -> None:
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr("tenacity.nap.time.sleep", slept.append)
             assert patiently(ask, patience) == "here"
-        assert slept == [0.01, 0.02, 0.04]
+        assert slept[0] == 0.01
+        assert all(pause <= longest for pause, longest in zip(slept, [0.01, 0.02, 0.04], strict=True))
 
 
 def test_who_is_told_to_stop_asks_once() -> None:

@@ -295,6 +295,13 @@ def test_a_run_closes_its_client_and_leaves_the_session_to_the_others(warm_spark
     assert first.session_id == second.session_id
 
 
+def test_a_later_session_of_a_process_is_the_one_that_functions_of_spark_ask_for(warm_spark):
+    for _ in range(2):
+        with closing(warm_spark.resource()) as spark:
+            session = spark.spark_session
+            assert type(session)._get_default_session() is session
+
+
 def test_a_run_that_needs_no_spark_opens_none(warm_spark):
     @dg.op
     def idle(spark: SparkResource):
@@ -350,6 +357,7 @@ def test_without_the_warm_server_a_run_starts_its_own_spark_and_ends_it(tmp_path
 
     assert f"No warm Spark server according to {tmp_path}" in ended.stderr
     assert told["rows"] == [0, 1, 2]
+    assert told["config"] == "me"
     assert told["code"] == [True], "workers run the shipped code"
     assert told["error"].endswith("ValueError: sour")
     assert "org.apache.spark" not in told["error"]
@@ -364,8 +372,11 @@ from pipeline_platform.spark import engine
 from resources.spark import SparkResource
 
 ROWS = pa.schema([("share", pa.int64()), ("shipped", pa.bool_())])
-spark = SparkResource(remote="warm", state_folder=sys.argv[1], cores=2, packages=["pipeline_platform"])
-told = {}
+config = {"spark.executorEnv.WHO": "me"}
+spark = SparkResource(
+    remote="warm", state_folder=sys.argv[1], cores=2, packages=["pipeline_platform"], spark_config=config
+)
+told = {"config": spark.spark_session.conf.get(*config)}
 
 def task(index):
     import pipeline_platform.model.message

@@ -234,12 +234,23 @@ def test_metadata_are_for_all_or_for_each() -> None:
     told = test_batch(Seeing, ["a", "b", "c"], metadata=each)
     assert [data[1] for data in data_of(told.successful)] == [{"to": "JFK"}, {}, {"to": "LGA"}]
     assert data_of(test_message(Seeing, "a", both).successful)[0][1] == both
+    assert data_of(test_message(Seeing, "a").successful)[0][1] == {}
 
 
 def test_payloads_are_bytes_as_a_source_delivers_them() -> None:
     (done,) = test_message(Seeing, "Zoë", attempt=3).successful
 
     assert done.data == ("Zoë".encode(), {}, 3, "0")
+
+
+def test_callbacks_get_no_context_where_the_class_has_none() -> None:
+    class Contextless(Seeing):
+        name = "contextless"
+
+        def handle_message(self, message: Message, context: Any) -> Message:
+            return message.put_data([context])
+
+    assert data_of(test_message(Contextless, "a").successful) == [[None]]
 
 
 def test_fields_of_the_context_are_overridden_as_by_a_run() -> None:

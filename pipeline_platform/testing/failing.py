@@ -1,0 +1,106 @@
+"""Promises about what is not settled: a source hides neither what is refused, nor what lies beyond its first call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pipeline_platform.source.connection import ConnectedSource
+from pipeline_platform.source.contract import Refused, Source, SourceError
+from pipeline_platform.testing.promise import promise
+from pipeline_platform.testing.settling import LAPSES, POSITIONS, SETTLES
+from pipeline_platform.testing.trial import MANY, Received, Trial, some
+
+LATE = (
+    "settling_late_touches_nothing", "settling_twice_is_harmless", "settling_works_elsewhere",
+    "what_is_given_back_comes_at_once",
+)  # fmt: skip
+
+
+@promise(builds_on=(*SETTLES, "abandoning_gives_back_at_once", "finishing_twice_is_harmless", POSITIONS), many=True)
+def many_are_delivered_and_settled(trial: Trial) -> None:
+    """However many messages wait, all are delivered, and one call of `settle` settles all that it is given."""
+    came = trial.come(trial.sent, trial.soon_s, by=trial.source)
+    lacking = set(trial.sent) - {payload for one in came for payload in one.data}
+    all_ = f"{len(trial.sent)} messages within {trial.soon_s:g} s"
+    trial.expect(not lacking, all_, f"{len(trial.sent) - len(lacking)}, without {some(lacking)}")
+    for received in came:
+        trial.settle(received, trial.words(ending=True)[0])
+    trial.lose(*came)
+    if not trial.has_abandon:
+        trial.lapse(*came)
+    trial.expect_none_of(trial.sent, "that were settled")
+
+
+@promise(builds_on=(*SETTLES, *LAPSES, *LATE), messages=5)
+def settling_late_is_refused(trial: Trial) -> None:
+    """What another receive holds by now is returned as `Refused`, with its `ack_id` and `lost`."""
+    trial.need(trial.source.settles_by_id, "it settles whole receives")
+    trial.need(trial.server.says_lost, "its server does not say what is lost (says_lost)")
+    late = trial.first()
+    trial.lapse(late)
+    held = trial.expect_back(late.data, trial.patience_s, "again")
+    for word in _telling(trial):
+        try:
+            refused = trial.settle(late, word)
+        except SourceError:
+            if trial.source.in_tasks:
+                raise
+            continue  # its connection is gone
+        _expect_refused(trial, late, word, refused, lost=True)
+    trial.lose(*held)
+
+
+@promise(
+    builds_on=(*SETTLES, "what_is_missing_is_refused_by_name", "what_is_given_back_comes_at_once", "logs_are_told",
+               "settling_works_elsewhere"),
+    messages=10,
+)  # fmt: skip
+def what_is_away_is_an_error(trial: Trial) -> None:
+    """Where no server answers, each call that needs it raises a `SourceError`, and `settle` loses nothing."""
+    away = trial.server.away
+    trial.need(away, "its server cannot be away (away)")
+    assert away is not None
+    received = trial.first()
+    absent = trial.opened(away(trial.another()))
+    _expect_error(trial, "backlog()", absent.backlog)
+    _expect_error(trial, "plan() and read()", lambda: _receive(absent))
+    if trial.source.extend_every_s:
+        _expect_error(trial, "extend()", lambda: absent.extend(received.receive_id, received.held))
+    if not trial.source.settles_by_id:
+        _expect_error(trial, "finish()", lambda: absent.finish(received.receive_id))
+        return
+    for word in _telling(trial):
+        try:
+            refused = [one for ref, ids in received.held() for one in absent.settle(word, ref, ids)]
+        except SourceError:
+            continue
+        _expect_refused(trial, received, word, refused, lost=isinstance(trial.source, ConnectedSource))
+
+
+def _receive(source: Source) -> None:
+    for share in source.plan(MANY, 1, "while-away"):
+        for _ in source.read(share, "while-away"):
+            pass
+
+
+def _expect_error(trial: Trial, what: str, call: Callable[[], object]) -> None:
+    try:
+        seen = call()
+    except SourceError:
+        return
+    except Exception as error:
+        trial.expect(False, f"a SourceError from {what}", f"{type(error).__name__}: {error}")
+    else:
+        trial.expect(False, f"a SourceError from {what}", f"no error, but {seen}")
+
+
+def _expect_refused(trial: Trial, received: Received, word: str, refused: list[Refused], *, lost: bool) -> None:
+    wanted = {row["ack_id"] for row in received.rows}
+    found = {one.ack_id for one in refused if one.lost is lost}
+    expected = f"Refused with lost={lost} from settle({word!r}) for each of {len(wanted)} messages"
+    trial.expect(wanted <= found, expected, f"{len(wanted & found)} such, of {len(refused)} refused")
+
+
+def _telling(trial: Trial) -> list[str]:
+    """The words of which the server hears, those last that end a message."""
+    return [word for word in (*trial.words(ending=False), *trial.words(ending=True)) if word != "noop"]
