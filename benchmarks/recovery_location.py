@@ -1,0 +1,79 @@
+"""The code location that `benchmarks.recovery` deploys: one pipeline, over the source that the environment names."""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from pipeline_platform.deployment import platform_definitions
+from pipeline_platform.model.message import Message
+from pipeline_platform.model.options import Processors, Producer, TableBatcher
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.source.contract import Source
+from pipeline_platform.spark.shipping import PACKAGES
+from resources.kafka import KafkaSource
+from resources.lake import ControlResource, LakeResource
+from resources.pubsub import PubsubSource
+from resources.rabbitmq import RabbitmqSource
+from resources.source import source_resource
+from resources.spark import SparkResource
+from resources.sqs import SqsSource
+from resources.table_queue import TableQueue
+
+NAME, TABLE = "recovery", "lines"
+SOURCES: dict[str, type[Source]] = {
+    connector.__name__: connector for connector in (TableQueue, SqsSource, KafkaSource, RabbitmqSource, PubsubSource)
+}
+
+
+class Asked(BaseModel):
+    """What the benchmark asks of its location, in RECOVERY_BENCHMARK as JSON."""
+
+    folder: str = "."
+    source: str = "TableQueue"
+    options: dict[str, Any] = {"name": "queue", "url": "sqlite://"}
+    max_runs: int = Producer(source="queue").max_runs
+
+
+ASKED = Asked.model_validate(json.loads(os.environ.get("RECOVERY_BENCHMARK", "{}")))
+
+
+class Line(BaseModel):
+    """What becomes of a message."""
+
+    text: str
+
+
+class Recovery(Pipeline):
+    """Waits in each message until its trial's gate is open, and leaves a mark: when, and in which process."""
+
+    name = NAME
+    producer = Producer(source="queue", max_runs=ASKED.max_runs)
+    processors = Processors(concurrency=2, max_demand=500)
+    batchers = {TABLE: TableBatcher(schema=Line)}
+
+    def handle_message(self, message: Message, context: Any) -> Message:
+        """Mark, wait, keep. The payload names the trial's folder: workers have an environment of their own."""
+        text = message.data.decode()
+        trial = Path(text.split(" ", 1)[1])
+        with (trial / "marks").open("a") as marks:
+            marks.write(f"{time.time()} {os.getpid()}\n")
+        while not (trial / "gate").exists():
+            time.sleep(0.05)
+        return message.put(Line(text=text), batcher=TABLE)
+
+
+def resources(asked: Asked) -> dict[str, Any]:
+    """What the pipeline runs on."""
+    return {
+        "lake": LakeResource(root=f"{asked.folder}/lake"),
+        "control": ControlResource(url=f"sqlite:///{asked.folder}/control.sqlite"),
+        "spark": SparkResource(remote="warm", state_folder=f"{asked.folder}/spark", packages=[*PACKAGES, "benchmarks"]),
+        "queue": source_resource(SOURCES[asked.source])(**asked.options),
+    }
+
+
+defs = platform_definitions([Recovery], resources(ASKED))

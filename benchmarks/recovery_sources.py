@@ -1,0 +1,171 @@
+"""The sources of `benchmarks.recovery`, each on a server of its own that can be killed."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+from pipeline_platform.source.patience import patiently
+from resources.kafka import KafkaSource
+from resources.pubsub import PubsubSource
+from resources.rabbitmq import RabbitmqSource
+from resources.rabbitmq.options import Declare
+from resources.table_queue import TableQueue
+from servers import kafka, postgres, pubsub, rabbitmq, sqs
+from servers.server import Program, Server
+
+SERVERS = Path(os.environ.get("PIPELINE_SERVERS", Path(__file__).parents[1] / ".servers"))
+AWAY_S = 10.0
+"""For how long a server is away that dies."""
+
+
+class Ground(NamedTuple):
+    """A source that exists.
+
+    Attributes:
+        connector: Name of its class.
+        options: Of that class.
+        send: Puts payloads into it.
+        left: Returns how many messages it has not been told of, as far as it says so.
+        server: What holds it; None where it is a file.
+        environment: Variables that its clients need.
+    """
+
+    connector: str
+    options: dict[str, Any]
+    send: Callable[[Sequence[bytes]], object]
+    left: Callable[[], int]
+    server: Server | None = None
+    environment: dict[str, str] = {}
+
+    def outage(self) -> None:
+        """Kill the server and start it again after `AWAY_S`; one that keeps all in memory is halted for so long."""
+        assert self.server is not None
+        self.server.kill() if isinstance(self.server, Program) else self.server.stop()
+        time.sleep(AWAY_S)
+        self.server.start()
+        patiently(self.left)  # it may be ready and yet refuse
+
+
+@contextmanager
+def table(folder: Path) -> Iterator[Ground]:
+    """A table queue on SQLite."""
+    yield _table_queue(f"sqlite:///{folder}/queue.sqlite")
+
+
+@contextmanager
+def on_postgres(folder: Path) -> Iterator[Ground]:
+    """A table queue on PostgreSQL."""
+    with postgres.serve(SERVERS) as server:
+        yield _table_queue(server.address)._replace(server=server)
+
+
+def _table_queue(url: str) -> Ground:
+    options = {"name": "queue", "url": url, "created_column": "created_at"}
+    queue = TableQueue(**options)
+    queue.create()
+
+    def left() -> int:
+        return (queue.backlog().messages or 0) + sum(messages for _, _, messages in queue.held())
+
+    return Ground("TableQueue", options, queue.send, left)
+
+
+@contextmanager
+def on_sqs(folder: Path) -> Iterator[Ground]:
+    """A queue of the local SQS server."""
+    with sqs.serve(SERVERS) as server:
+        url, client = sqs.create_queue(server.address, "recovery"), sqs.client(server.address)
+
+        def left() -> int:
+            told = client.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
+            return int(told["ApproximateNumberOfMessages"]) + int(told["ApproximateNumberOfMessagesNotVisible"])
+
+        options = {"name": "queue", "queue_url": url, "endpoint_url": server.address, "region_name": sqs.REGION}
+        yield Ground("SqsSource", options, lambda some: sqs.fill(url, some), left, server, sqs.ENVIRONMENT)
+
+
+@contextmanager
+def on_kafka(folder: Path) -> Iterator[Ground]:
+    """A topic of four partitions, and a group; the group's lag is left."""
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    with kafka.serve(SERVERS) as server:
+        topic, address = "recovery", server.address
+        admin = AdminClient({"bootstrap.servers": address})
+        admin.create_topics([NewTopic(topic, 4)])[topic].result(30)
+        options = {"name": "queue", "bootstrap_servers": address, "group_id": topic, "topics": [topic]}
+        with closing(KafkaSource(**options, offset_reset_policy="earliest")) as source:
+
+            def left() -> int:
+                extents = patiently(source.extents).values()  # a broker that has just started knows no groups yet
+                return sum((one.past or 0) - (one.begin if one.committed is None else one.committed) for one in extents)
+
+            options |= {"offset_reset_policy": "earliest"}
+            spread = [{"partition": n % 4} for n in range(100_000)]
+            yield Ground("KafkaSource", options, lambda some: source.send(some, spread[: len(some)]), left, server)
+
+
+@contextmanager
+def on_rabbitmq(folder: Path) -> Iterator[Ground]:
+    """A queue of the local RabbitMQ; its messages have ids."""
+    with rabbitmq.serve(SERVERS) as server:
+        options = {"name": "queue", "url": server.address, "queue": "recovery"}
+        with closing(RabbitmqSource(**options, declare=Declare(durable=True))) as source:
+            source.backlog()  # declares it
+
+        def left() -> int:
+            told = server.ctl("list_queues", "name", "messages", "--no-table-headers")
+            return sum(int(line.split()[1]) for line in told.splitlines() if line.startswith("recovery"))
+
+        def send(payloads: Sequence[bytes]) -> None:
+            with closing(RabbitmqSource(**options)) as source:
+                source.send(payloads)
+
+        yield Ground("RabbitmqSource", options, send, left, server)
+
+
+@contextmanager
+def on_pubsub(folder: Path) -> Iterator[Ground]:
+    """A subscription of the local Pub/Sub, which says how many messages wait to whom it gives them."""
+    from google.api_core.exceptions import DeadlineExceeded
+    from google.pubsub_v1 import SubscriberClient
+
+    from resources.google_cloud import connected
+
+    with pubsub.serve(SERVERS) as server:
+        subscription = pubsub.subscribe(server.address, f"recovery-{uuid4().hex[:8]}")
+        topic = subscription.replace("/subscriptions/", "/topics/")
+        options = {"name": "queue", "subscription": subscription, "topic": topic, "emulator_host": server.address}
+
+        def left() -> int:
+            with connected(SubscriberClient, server.address) as client:
+                try:
+                    found = client.pull(subscription=subscription, max_messages=1_000, timeout=0.5).received_messages
+                except DeadlineExceeded:
+                    return 0
+                ids = [one.ack_id for one in found]
+                if ids:
+                    client.modify_ack_deadline(subscription=subscription, ack_ids=ids, ack_deadline_seconds=0)
+                return len(ids)
+
+        def send(payloads: Sequence[bytes]) -> None:
+            with closing(PubsubSource(**options)) as source:
+                source.send(payloads)
+
+        yield Ground("PubsubSource", options, send, left, server)
+
+
+SOURCES: dict[str, Callable[[Path], Any]] = {
+    "table": table,
+    "postgres": on_postgres,
+    "sqs": on_sqs,
+    "kafka": on_kafka,
+    "rabbitmq": on_rabbitmq,
+    "pubsub": on_pubsub,
+}
