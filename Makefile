@@ -31,11 +31,11 @@ dev: setup ## Open the Dagster UI on what the demo left (PORT=3000)
 # Three at a time, a file to each: most tests wait for servers that they started. In order, for those that wait longest
 # are in files of few tests, which would come last.
 test: setup-dev ## Run the tests
-	@$(BIN)/python -m servers
+	@$(BIN)/python -m servers install
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=40 --durations-min=5
 
 soak: setup-dev ## Run the long fault tests
-	@$(BIN)/python -m servers
+	@$(BIN)/python -m servers install
 	$(BIN)/python -m pytest -m soak --timeout=3600
 
 check: setup-dev ## Lint, format and types

@@ -21,12 +21,16 @@ class DemoError(Exception):
     """The demo cannot go on; the message says why, and what to do."""
 
 
-class Progress(BaseModel, extra="forbid", frozen=True):
-    """A demo whose queue was filled, and whether its figures added up; an emptier one starts afresh."""
+class Progress(BaseModel, frozen=True):
+    """A demo whose queue was filled, and whether its figures added up; an emptier one starts afresh.
+
+    An earlier release wrote it before the queue was filled, too, and more of it than counts here.
+    """
 
     source: Kind
     flights: int
     finished: bool = False
+    filled: bool = True
 
 
 class Place:
@@ -39,11 +43,21 @@ class Place:
         self.chart, self._progress = home / "demo.png", home / "demo.json"
 
     def progress(self) -> Progress | None:
-        """Return what the last demo here did; None if there was none, or one of another version."""
+        """Return what the last demo here did; None if there was none whose queue was filled.
+
+        Raises:
+            DemoError: Nobody can tell, and a new demo would erase what waits in its queue.
+        """
         try:
-            return Progress.model_validate_json(self._progress.read_bytes())
-        except (FileNotFoundError, ValueError):
+            progress = Progress.model_validate_json(self._progress.read_bytes())
+        except FileNotFoundError:
             return None
+        except ValueError:
+            raise DemoError(
+                f"this release cannot read {self._progress}. Go on with the release that began that demo, or remove "
+                f"{self.home}, and with it the messages that wait in its queue"
+            ) from None
+        return progress if progress.filled else None
 
     def write(self, progress: Progress) -> None:
         """Write what this demo did, whole or not at all."""

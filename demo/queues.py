@@ -126,7 +126,7 @@ def _kafka(_place: Place) -> Iterator[Queue]:
 
         def left() -> int:
             extents = patiently(source.extents).values()  # a broker that has just started knows no groups yet
-            return sum(one.past - (one.begin if one.committed is None else one.committed) for one in extents)
+            return sum((one.past or 0) - (one.begin if one.committed is None else one.committed) for one in extents)
 
         with closing(source):
             environment = {"KAFKA_BOOTSTRAP_SERVERS": address, "FLIGHTS_TOPIC": topic}

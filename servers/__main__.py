@@ -1,11 +1,135 @@
-"""`python -m servers` installs the servers that this machine can run: else a first test would wait for it."""
+"""`python -m servers` says what it does; with the name of a server it starts one here, until Ctrl-C."""
 
+from __future__ import annotations
+
+import argparse
 import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from types import FrameType, ModuleType
+from typing import NamedTuple
 
-from servers import kafka, pubsub, sqs
+from servers import kafka, postgres, pubsub, rabbitmq, sqs
+from servers.server import ServerError
 
-folder = Path(os.environ.get("PIPELINE_SERVERS", Path(__file__).parents[1] / ".servers"))
-for server in (kafka, pubsub, sqs):  # RabbitMQ and PostgreSQL are packages of the machine's
-    if server.missing() is None:
-        server.install(folder)
+FOLDER = Path(os.environ.get("PIPELINE_SERVERS", Path(__file__).parents[1] / ".servers"))
+INSTALLED = (kafka, pubsub, sqs)
+"""RabbitMQ and PostgreSQL are packages of the machine's."""
+_ENDING = (signal.SIGINT, signal.SIGTERM)
+
+
+class Use(NamedTuple):
+    """How a server is used, with `{address}` in its place.
+
+    Attributes:
+        module: What starts it.
+        environment: What a shell exports for clients of it.
+        source: The class of its source, and the options that go into `definitions.py`.
+        needs: What has to be made there before a pipeline runs.
+    """
+
+    module: ModuleType
+    environment: dict[str, str]
+    source: tuple[str, str]
+    needs: str
+
+
+USES = {
+    "kafka": Use(
+        kafka,
+        {"KAFKA_BOOTSTRAP_SERVERS": "{address}"},
+        ("KafkaSource", 'bootstrap_servers="{address}", group_id="trial", topics=["trial"]'),
+        "a topic 'trial'",
+    ),
+    "postgres": Use(
+        postgres,
+        {"DATABASE_URL": "{address}"},
+        ("TableQueue", 'url="{address}", table="trial"'),
+        "its tables: pipeline-platform table-queue create trial",
+    ),
+    "pubsub": Use(
+        pubsub,
+        {"PUBSUB_EMULATOR_HOST": "{address}"},
+        ("PubsubSource", f'project="{pubsub.PROJECT}", subscription="trial", emulator_host="{{address}}"'),
+        "a topic and a subscription 'trial'",
+    ),
+    "rabbitmq": Use(
+        rabbitmq,
+        {"RABBITMQ_URL": "{address}"},
+        ("RabbitmqSource", 'url="{address}", queue="trial", declare={{}}'),
+        "nothing: it declares its queue",
+    ),
+    "sqs": Use(
+        sqs,
+        {**sqs.ENVIRONMENT, "AWS_ENDPOINT_URL_SQS": "{address}"},
+        (
+            "SqsSource",
+            f'queue_url="{{address}}/000000000000/trial", endpoint_url="{{address}}", region_name="{sqs.REGION}"',
+        ),
+        "a queue 'trial'",
+    ),
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Do what the command line says."""
+    parser = argparse.ArgumentParser(
+        prog="python -m servers",
+        description="Servers for tests and trials, on loopback and without data to keep: what they hold is gone in the "
+        "end. A server runs until Ctrl-C or SIGTERM.",
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    commands.add_parser("install", help="install what this machine can run, so that no test waits for it")
+    for name, use in USES.items():
+        lack = use.module.missing()
+        commands.add_parser(name, help=f"not on this machine: {lack}" if lack else f"start {name}")
+    command = parser.parse_args(arguments).command
+    if command is None:
+        parser.print_help()
+        return 0
+    try:
+        install() if command == "install" else serve(USES[command])
+    except ServerError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+def install() -> None:
+    """Install the servers that this machine can run."""
+    for server in INSTALLED:
+        if server.missing() is None:
+            server.install(FOLDER)
+
+
+def serve(use: Use) -> None:
+    """Run a server until a signal comes."""
+    for ending in _ENDING:
+        signal.signal(ending, _interrupt)
+    with suppress(KeyboardInterrupt), use.module.serve(FOLDER) as server:
+        sys.stdout.writelines(f"{line}\n" for line in how_to_use(use, server.address))
+        sys.stdout.flush()
+        signal.pause()
+
+
+def how_to_use(use: Use, address: str) -> Iterator[str]:
+    """Say where a server is, and give lines for a shell and for `definitions.py`."""
+    kind, options = use.source
+    yield f"It answers at {address} until Ctrl-C. For a shell:"
+    yield from (f"  export {name}='{value.format(address=address)}'" for name, value in use.environment.items())
+    yield "For definitions.py:"
+    yield f'  RESOURCES["trial"] = source_resource({kind})(name="trial", {options.format(address=address)})'
+    yield f"Make there first: {use.needs}."
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    for ending in _ENDING:  # the end is under way
+        signal.signal(ending, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -2,11 +2,11 @@
 
 import importlib.util
 import os
-from collections.abc import Iterator
+import signal
+import warnings
 
 import pytest
 
-from pipeline_platform.tasks import fresh
 from servers import sqs
 
 pytest_plugins = [
@@ -52,17 +52,14 @@ LONGEST = (
 )  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def _clean_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Each test begins as a process does that has called no callback, and has a fork server of its own."""
-    monkeypatch.setattr(fresh, "_is_clean", True)
-    yield
-    if fresh._server is not None:
-        fresh._server.end()
-        fresh._server = None
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that take longest."""
     rank = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Have Ctrl-C raise in each test: an earlier one may have left a handler of Dagster's, or a shell ignores it."""
+    if (found := signal.getsignal(signal.SIGINT)) is not signal.default_int_handler:
+        warnings.warn(f"{found} was left for SIGINT before {item.nodeid}", stacklevel=1)
+        signal.signal(signal.SIGINT, signal.default_int_handler)

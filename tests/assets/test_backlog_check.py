@@ -8,11 +8,12 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from assets.checks import backlog_check
+from assets.checks import backlog_check, look_at_backlog
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.deployment import platform_definitions
 from pipeline_platform.model.options import Producer
 from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.source.contract import Backlog
 from resources.table_queue import TableQueue
 from tests.fixtures.jobs_under_test import resources_at
 from tests.fixtures.pipelines_under_test import Told
@@ -66,6 +67,17 @@ def test_it_warns_while_the_oldest_message_waits_too_long_and_needs_no_run(
     assert old.metadata["messages"].value == 1
     assert (away.passed, away.severity) == (False, WARN), "a source that is away is a warning, not an error"
     assert place.instance.get_runs_count() == 0
+
+
+def test_it_warns_of_messages_that_the_source_lost() -> None:
+    class Lossy(TableQueue):
+        def backlog(self) -> Backlog:
+            return Backlog(0, lost="p has lost its messages from offset 0 up to 5")
+
+    result = look_at_backlog(Producer(source="queue"), Lossy(name="queue", url="sqlite:///none.sqlite"))
+
+    assert (result.passed, result.severity) == (False, WARN)
+    assert "from offset 0 up to 5" in str(result.description)
 
 
 @pytest.mark.parametrize(

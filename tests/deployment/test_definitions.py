@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tomllib
+from datetime import timedelta
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
@@ -17,10 +18,13 @@ import yaml
 from dagster._utils.tags import TagConcurrencyLimitsCounter
 from pydantic import Field
 
+from pipeline_platform.control.store import ControlStore
 from pipeline_platform.deployment import platform_definitions
+from pipeline_platform.model.options import Producer
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.source.contract import Backlog, Refused, Share, Source
 from pipeline_platform.source.leased import LeasedSource
+from pipeline_platform.testing import DummySource, test_message
 from resources.source import source_resource
 from resources.table_queue import TableQueue
 from tests.fixtures.installed import needed_by, plain
@@ -127,18 +131,38 @@ def test_the_cloud_is_told_where_the_code_is_and_how_it_is_built() -> None:
 
 
 def test_pipelines_side_by_side_share_resources_and_nothing_else() -> None:
-    pipelines = [Told, Strict, Lenient, Bare, Fast]
+    slow = type("Slow", (Bare,), {"name": "slow", "producer": Producer(source="queue", interval=timedelta(minutes=1))})
+    pipelines = [Told, Strict, Lenient, Bare, Fast, slow]
     definitions = side_by_side(*pipelines)
 
     dg.Definitions.validate_loadable(definitions)
 
     names = {job.name for job in definitions.get_repository_def().get_all_jobs()}
     for pipeline in pipelines:
-        kinds = ("pull", "backfill", "replay", "maintenance")
+        kinds = ("pull", "backfill", "replay", "maintenance", "limits")
         assert {f"{pipeline.name}_{kind}" for kind in kinds} <= names
+    sensors = {sensor.name: sensor for sensor in definitions.get_repository_def().sensor_defs}
+    assert {f"{pipeline.name}_producer" for pipeline in pipelines} <= sensors.keys()
+    assert [sensors[f"{name}_producer"].minimum_interval_seconds for name in ("bare", "slow")] == [5, 60]
     keys = {key.to_user_string() for key in definitions.resolve_asset_graph().get_all_asset_keys()}
     assert {"bare/messages", "bare/failed", "fast/lines", "told/lines", "told/letters"} <= keys
     assert "bare/lines" not in keys
+
+
+def test_pipelines_of_one_class_differ_by_their_names(tmp_path: Path) -> None:
+    north, south = (type(name.title(), (Told,), {"name": name}) for name in ("north", "south"))
+
+    definitions = side_by_side(north, south)
+
+    repository = definitions.get_repository_def()
+    for name in ("north", "south"):
+        assert {f"{name}_pull", f"{name}_limits"} <= {job.name for job in repository.get_all_jobs()}
+        assert f"{name}_producer" in {sensor.name for sensor in repository.sensor_defs}
+        assert dg.AssetKey([name, "lines"]) in definitions.resolve_asset_graph().get_all_asset_keys()
+    control = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
+    control.pause(north.limits_key(), "moves")
+    assert [control.paused(one.limits_key()) for one in (north, south)] == ["moves", None]
+    assert all(test_message(one, "a line").successful for one in (north, south))
 
 
 @pytest.mark.parametrize(("kind", "origin"), [("pull", "source"), ("backfill", "failed"), ("replay", "messages")])
@@ -161,6 +185,31 @@ def test_runs_of_a_job_do_not_look_at_the_backlog() -> None:
 
 
 # Sources as resources
+
+
+class Closing(DummySource):
+    """Notes when it is closed."""
+
+    def close(self) -> None:
+        DONE.append("closed")
+
+
+DONE: list[str] = []
+
+
+def test_a_source_is_closed_at_the_end_of_its_run_and_stays_open_for_the_next_look_of_a_sensor() -> None:
+    DONE.clear()
+    queue = source_resource(Closing)(name="queue")
+
+    @dg.op(required_resource_keys={"queue"})
+    def reads() -> None:
+        DONE.append("read")
+
+    with dg.build_resources({"queue": queue}):
+        DONE.append("looked at")
+    dg.GraphDefinition("job", node_defs=[reads]).execute_in_process(resources={"queue": queue})
+
+    assert DONE == ["looked at", "read", "closed"]
 
 
 class Mood(Enum):

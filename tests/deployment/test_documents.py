@@ -52,6 +52,7 @@ def test_the_pipeline_of_the_readme_handles_flights_and_fails_the_cancelled(caps
         ("lake", "UA"),
         ("alerts", "default"),
     ]
+    assert done.actions == ["ack"] * 4
     cancelled, broken = (str(message.reason) for message in done.failed)
     assert cancelled == "cancelled: no departure time"
     assert "Invalid JSON" in broken

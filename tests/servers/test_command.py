@@ -1,0 +1,80 @@
+"""`python -m servers`: what it says, and a server that it starts and ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from pipeline_platform import Source
+from resources.kafka import KafkaSource
+from resources.pubsub import PubsubSource
+from resources.rabbitmq import RabbitmqSource
+from resources.sqs import SqsSource
+from resources.table_queue import TableQueue
+from servers import rabbitmq, sqs
+from servers.__main__ import USES, how_to_use, main
+from tests.fixtures.keeper import PROJECT
+from tests.fixtures.servers import ready
+from tests.servers.test_servers import descendants, remaining
+
+
+def source_of(lines: list[str]) -> Source:
+    """What the line for `definitions.py` builds."""
+    (line,) = (line for line in lines if "RESOURCES" in line)
+    kinds = (KafkaSource, PubsubSource, RabbitmqSource, SqsSource, TableQueue)
+    names = {kind.__name__: kind for kind in kinds} | {"RESOURCES": {}, "source_resource": lambda kind: kind}
+    exec(line.strip(), names)
+    source = names["RESOURCES"]["trial"]  # type: ignore[index]
+    assert isinstance(source, Source)
+    return source
+
+
+@pytest.mark.parametrize("name", USES)
+def test_the_line_for_definitions_builds_a_source_at_that_address(name: str) -> None:
+    scheme = {"postgres": "postgresql://", "rabbitmq": "amqp://", "sqs": "http://"}.get(name, "")
+
+    source = source_of(list(how_to_use(USES[name], f"{scheme}127.0.0.1:5")))
+
+    assert "127.0.0.1:5" in str(source.model_dump())
+
+
+def test_without_a_name_it_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+
+    said = capsys.readouterr().out
+    assert all(name in said for name in ("install", *USES))
+
+
+@pytest.mark.parametrize(
+    ("module", "ending"), [(rabbitmq, signal.SIGINT), (sqs, signal.SIGTERM)], ids=["ctrl-c", "sigterm"]
+)
+def test_it_starts_a_server_that_ends_with_a_signal_and_leaves_nothing(
+    module: ModuleType, ending: signal.Signals, tmp_path: Path
+) -> None:
+    before, command = descendants(), [sys.executable, "-m", "servers", ready(module)]
+    place = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, cwd=PROJECT, env=place, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        said: list[str] = []
+        for line in process.stdout:
+            said.append(line.rstrip())
+            if line.startswith("Make there first"):
+                break
+        started = descendants() - before
+        source = source_of(said)
+        if isinstance(source, SqsSource):
+            assert source.queue_url == sqs.create_queue(source.endpoint_url or "", "trial")
+        if isinstance(source, RabbitmqSource):
+            assert source.backlog().messages == 0, "; ".join(said)
+            source.close()
+
+        process.send_signal(ending)
+        assert process.wait(60) == 0
+    assert not remaining(started)
+    assert not [*tmp_path.glob("rabbitmq-*")], "nor a folder"

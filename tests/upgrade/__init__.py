@@ -1,0 +1,1 @@
+"""What an earlier release left, opened by this one."""

@@ -1,0 +1,124 @@
+"""What an earlier release left in the midst of its work: `make_earlier` says what that is, and how it was made."""
+
+from __future__ import annotations
+
+import tarfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import timedelta
+from pathlib import Path
+from unittest import mock
+
+import dagster as dg
+import pytest
+from dagster._core.launcher import WorkerStatus
+
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.lake.failed import FailedMessages
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.launcher.run_launcher import StandbyRunLauncher
+from pipeline_platform.model.options import Producer, RateLimiting
+from pipeline_platform.run.flow import Flow
+from pipeline_platform.run.spark_work import SparkWork
+from pipeline_platform.source.contract import SourceError
+from resources.table_queue import TableQueue
+from tests.fixtures.flow import WINDOW, rows, run
+from tests.fixtures.small_lake import WINDOW as EARLIER
+from tests.fixtures.small_lake import Keeping, Row
+from tests.fixtures.spark import WarmSpark
+
+ALL = {
+    f"{kind} {number}.{at}"
+    for number in range(1, 5)
+    for at in range(1, 11)
+    for kind in [("good", "fail")[at in (4, 7)]]
+}
+FAIL = {text for text in ALL if text.startswith("fail")}
+
+
+class Orders(Keeping):
+    """The pipeline that was upgraded."""
+
+    name = "orders"
+    producer = Producer(source="orders_queue")
+
+
+class Mended(Orders):
+    """The same after a fix: nothing fails."""
+
+    def handle_message(self, message, context):
+        return message.put_batcher("kept").put_data(Row(text=message.data.decode()))
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    with tarfile.open(Path(__file__).with_name("earlier.tar.xz")) as archive:
+        archive.extractall(tmp_path, filter="data")
+    return tmp_path / "earlier"
+
+
+@pytest.fixture
+def queue(home: Path) -> TableQueue:
+    return TableQueue(name="orders_queue", url=f"sqlite:///{home}/queue.sqlite", created_column="created_at")
+
+
+@pytest.fixture
+def flow(home: Path, queue: TableQueue, warm_spark: WarmSpark) -> Iterator[Flow]:
+    control = ControlStore(f"sqlite:///{home}/control.sqlite")
+    here = mock.patch.object(SparkWork, "run", lambda work, task, shares, *_: work.run_here(task, shares))
+    with closing(warm_spark.resource()) as spark, here:
+        yield Flow(Orders, queue, Lake(root=str(home / "lake")), control, lambda: spark.spark_session)
+
+
+def open_failures(flow: Flow) -> int:
+    return sum(FailedMessages(name="orders_queue", lake=flow.lake, pipeline="orders").open_by_window().values())
+
+
+def kept(flow: Flow) -> list[str]:
+    return rows(flow, "kept")["text"].to_list()
+
+
+def test_an_upgrade_loses_nothing_and_doubles_nothing(flow: Flow, queue: TableQueue) -> None:
+    for use in (queue.check_ready, queue.backlog, lambda: run(flow, although_paused=True)):
+        with pytest.raises(SourceError, match="An earlier release made this table: run `pipeline-platform table-queue"):
+            use()
+    queue.create()
+    assert queue.backlog().messages == 30, "what was acknowledged is gone, and the leases have run out"
+
+    assert flow.control.paused("orders") == "an upgrade"
+    assert flow.control.rate_limiting("orders", None) == RateLimiting(
+        allowed_messages=500, interval=timedelta(seconds=1)
+    )
+    assert run(flow).demand == 0, "a pause holds"
+    flow.control.resume("orders")
+    while queue.backlog().messages:
+        run(flow)
+
+    assert Counter(kept(flow)) == Counter(ALL - FAIL)
+    assert open_failures(flow) == len(FAIL)
+    assert (queue.held(), flow.ledger.unfinished(), flow.control.in_flight("orders")) == ([], [], [])
+
+    mended = Flow(Mended, queue, flow.lake, flow.control, flow.session)
+    run(mended, origin="failed", windows=[EARLIER, WINDOW])
+    assert Counter(kept(flow)) == Counter(ALL)
+    assert open_failures(flow) == 0
+
+    for name in ("kept", "failed"):  # compaction puts files of both releases together
+        assert flow.tables[name].open().optimize.compact()["numFilesRemoved"] > 1
+    run(mended, origin="messages", windows=[EARLIER, WINDOW])
+    assert Counter(kept(flow)) == Counter(ALL)
+    decided = rows(flow, "outcomes").filter(outcome="handled")
+    assert decided.height == decided.n_unique(["source", "message_id"]) == 40
+
+
+def test_dagster_opens_its_home_and_asks_after_runs_of_the_earlier_release(home: Path) -> None:
+    with dg.DagsterInstance.from_config(str(home / "dagster")) as instance:
+        runs = {run.run_id[-1]: run for run in instance.get_runs()}
+        assert {number: run.status.value for number, run in runs.items()} == {
+            "1": "SUCCESS", "2": "FAILURE", "3": "STARTED",
+        }  # fmt: skip
+        health = instance.run_launcher.check_run_worker_health(runs["3"])
+
+    assert type(instance.run_launcher) is StandbyRunLauncher, "dagster.yaml has its earlier name"
+    assert health.status is not WorkerStatus.FAILED, "nobody here can tell by the tag of another release"
