@@ -1,1 +1,1 @@
-"""Partitioned assets, jobs and checks of a pipeline."""
+"""This deployment's assets: the partitioned ones of its pipelines, and those downstream of them."""

@@ -3,10 +3,13 @@
 import dagster as dg
 import polars as pl
 
+from pipeline_platform.orchestration import IO_MANAGER
+
 
 @dg.asset(
     key_prefix="flights",
     group_name="flights",
+    io_manager_key=IO_MANAGER,
     kinds={"polars"},
     owners=["team:flights"],
     ins={"lake": dg.AssetIn(key=["flights", "lake"])},

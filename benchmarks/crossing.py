@@ -21,6 +21,7 @@ from unittest import mock
 import pyarrow as pa
 
 from benchmarks.events import Event, payloads
+from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.reader import Range, divide
 from pipeline_platform.lake.storage import Lake
@@ -28,13 +29,12 @@ from pipeline_platform.model import crossing
 from pipeline_platform.model.message import BatchInfo, Message
 from pipeline_platform.model.options import Batcher, Producer
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.tasks import staging
-from pipeline_platform.tasks.batch import HandleBatches
-from pipeline_platform.tasks.handle import Handle
-from pipeline_platform.tasks.plan import CutBatches, plan_table
-from pipeline_platform.tasks.receive import ReadShares
-from pipeline_platform.tasks.staging import staged_table
-from resources.table_queue import TableQueue
+from pipeline_platform.tasks.batch.batch_plan import CutBatches, plan_table
+from pipeline_platform.tasks.batch.handle_batches import HandleBatches
+from pipeline_platform.tasks.handle.handle_messages import Handle
+from pipeline_platform.tasks.receive.read_shares import ReadShares
+from pipeline_platform.tasks.record import staging
+from pipeline_platform.tasks.record.staging import staged_table
 
 WINDOW = "2026-11-21T0000"
 

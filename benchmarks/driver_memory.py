@@ -14,23 +14,22 @@ from contextlib import closing
 from pathlib import Path
 
 from benchmarks.events import Events, payloads
+from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.ledger import Origin
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.orchestration.spark_resource import WARM, SparkResource
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.spark import server as spark_server
-from pipeline_platform.spark.shipping import PACKAGES
-from resources.spark import WARM, SparkResource
-from resources.table_queue import TableQueue
 
 
 def run_once(
     root: str, queue: TableQueue, spark_folder: str, origin: Origin, peaks: multiprocessing.Queue[int]
 ) -> None:
     """Run once; tell the peak in MB."""
-    resource_ = SparkResource(remote=WARM, state_folder=spark_folder, packages=[*PACKAGES, "benchmarks"])
+    resource_ = SparkResource(remote=WARM, state_folder=spark_folder, packages=["benchmarks"])
     with closing(resource_) as spark:
         control = ControlStore(f"sqlite:///{root}/control.sqlite")
         flow = Flow(Events, queue, Lake(root=f"{root}/lake"), control, lambda: spark.spark_session)

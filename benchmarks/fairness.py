@@ -17,15 +17,14 @@ import polars as pl
 
 from benchmarks.events import Waiting
 from benchmarks.handling import WINDOW
+from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.orchestration.spark_resource import WARM, SparkResource
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.spark import server as spark_server
-from pipeline_platform.spark.shipping import PACKAGES
-from resources.spark import WARM, SparkResource
-from resources.table_queue import TableQueue
 
 MESSAGES = 10
 
@@ -55,7 +54,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="bench-") as root:
         spark_server.start(Path(root) / "spark", cores=2)
         try:
-            packages = [*PACKAGES, "benchmarks"]
+            packages = ["benchmarks"]
             with closing(SparkResource(remote=WARM, state_folder=f"{root}/spark", packages=packages)) as spark:
                 counts = [busy(Path(tempfile.mkdtemp(dir=root)), spark) for _ in range(rounds)]
         finally:

@@ -27,19 +27,18 @@ from typing import Any
 import pyarrow as pa
 
 from benchmarks.events import Event, EventColumns, Events, parsed, payloads
+from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.schema import arrow_schema
+from pipeline_platform.orchestration.spark_resource import WARM, SparkResource
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.spark import engine
 from pipeline_platform.spark import server as spark_server
-from pipeline_platform.spark.shipping import PACKAGES
-from resources.spark import WARM, SparkResource
-from resources.table_queue import TableQueue
 
 WINDOW = "2026-11-21T0000"
 COUNTS = pa.schema([("table", pa.string()), ("rows", pa.int64())])
@@ -138,7 +137,7 @@ def measure(messages: int, rounds: int) -> dict[str, list[float]]:
         root = Path(folder)
         spark_server.start(root / "spark", memory="2g")
         try:
-            packages = [*PACKAGES, "benchmarks"]
+            packages = ["benchmarks"]
             with closing(SparkResource(remote=WARM, state_folder=str(root / "spark"), packages=packages)) as spark:
                 bench = Bench(root, spark, messages)
                 rows, rows_receive, files = bench.received(Events, bench.queue("rows"))

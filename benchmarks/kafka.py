@@ -22,6 +22,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 
+from pipeline_platform.connectors.kafka import KafkaSource
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.storage import Lake
@@ -29,8 +30,7 @@ from pipeline_platform.lake.writer import Writer
 from pipeline_platform.model.message import MESSAGES
 from pipeline_platform.source.contract import Share
 from pipeline_platform.source.patience import patiently
-from pipeline_platform.tasks.receive import ReadShares
-from resources.kafka import KafkaSource
+from pipeline_platform.tasks.receive.read_shares import ReadShares
 from servers import kafka as local
 
 PARTITIONS, WINDOW = 4, "2026-01-01T0000"

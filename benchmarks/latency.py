@@ -23,8 +23,8 @@ import dagster as dg
 
 from benchmarks.events import payloads
 from benchmarks.latency_location import CALLS
+from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.spark import server as spark_server
-from resources.table_queue import TableQueue
 
 ROOT = Path(__file__).parents[1]
 PATIENCE_S = 120

@@ -10,15 +10,14 @@ from typing import Any
 import dagster as dg
 
 from benchmarks.events import Event
-from pipeline_platform.deployment import platform_definitions
+from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import Batcher, Processors, Producer, TableBatcher
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.spark.shipping import PACKAGES
-from resources.lake import ControlResource, LakeResource
-from resources.source import source_resource
-from resources.spark import SparkResource
-from resources.table_queue import TableQueue
+from pipeline_platform.orchestration.deployment import platform_definitions
+from pipeline_platform.orchestration.lake_resources import ControlResource, LakeResource
+from pipeline_platform.orchestration.source_resources import source_resource
+from pipeline_platform.orchestration.spark_resource import SparkResource
 
 FOLDER = Path(os.environ.get("LATENCY_BENCHMARK", "."))
 CALLS = "calls"
@@ -65,7 +64,7 @@ def resources(folder: Path) -> dict[str, Any]:
     return {
         "lake": LakeResource(root=f"{folder}/lake"),
         "control": ControlResource(url=f"sqlite:///{folder}/control.sqlite"),
-        "spark": SparkResource(remote="warm", state_folder=f"{folder}/spark", packages=[*PACKAGES, "benchmarks"]),
+        "spark": SparkResource(remote="warm", state_folder=f"{folder}/spark", packages=["benchmarks"]),
         "queue": source_resource(TableQueue)(
             name="queue", url=f"sqlite:///{folder}/queue.sqlite", created_column="created_at"
         ),

@@ -17,11 +17,10 @@ from pathlib import Path
 
 from benchmarks.events import POISON, Clean, Poisoned, Timed, payloads
 from benchmarks.handling import Bench, ratio, timed
+from pipeline_platform.connectors.table_queue import TableQueue
+from pipeline_platform.orchestration.spark_resource import WARM, SparkResource
 from pipeline_platform.run import steps
 from pipeline_platform.spark import server as spark_server
-from pipeline_platform.spark.shipping import PACKAGES
-from resources.spark import WARM, SparkResource
-from resources.table_queue import TableQueue
 
 
 def measure(messages: int, rounds: int) -> dict[str, list[float]]:
@@ -32,7 +31,7 @@ def measure(messages: int, rounds: int) -> dict[str, list[float]]:
         root = Path(folder)
         spark_server.start(root / "spark", memory="2g")
         try:
-            packages = [*PACKAGES, "benchmarks"]
+            packages = ["benchmarks"]
             with closing(SparkResource(remote=WARM, state_folder=str(root / "spark"), packages=packages)) as spark:
                 bench = Bench(root, spark, messages)
                 poisoned = TableQueue(name="poisoned", url=f"sqlite:///{root}/poisoned.sqlite")

@@ -20,9 +20,9 @@ from pathlib import Path
 import grpc
 from google.pubsub_v1 import PublisherClient, SubscriberClient
 
+from pipeline_platform.connectors.pubsub.google_cloud import connected
+from pipeline_platform.connectors.pubsub.pubsub_source import ACK_IDS, THREADS, PubsubSource
 from pipeline_platform.source.contract import Share
-from resources.google_cloud import connected
-from resources.pubsub import ACK_IDS, THREADS, PubsubSource
 from servers import pubsub
 
 

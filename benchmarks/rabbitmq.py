@@ -22,7 +22,7 @@ from typing import Any
 import pika
 import pyarrow as pa
 
-from resources.rabbitmq import RabbitmqSource
+from pipeline_platform.connectors.rabbitmq import RabbitmqSource
 from servers import rabbitmq
 
 AHEAD = 65_535

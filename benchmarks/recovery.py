@@ -31,8 +31,8 @@ from benchmarks.recovery_sources import SOURCES, Ground
 from pipeline_platform.lake.ledger import Ledger
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.launcher.run_process import RunProcess
+from pipeline_platform.orchestration.producers import UNDER_WAY
 from pipeline_platform.spark import server as spark_server
-from sensors.producer import UNDER_WAY
 
 ROOT = Path(__file__).parents[1]
 WITHIN_S = 120.0

@@ -8,20 +8,19 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from pipeline_platform.deployment import platform_definitions
+from pipeline_platform.connectors.kafka import KafkaSource
+from pipeline_platform.connectors.pubsub import PubsubSource
+from pipeline_platform.connectors.rabbitmq import RabbitmqSource
+from pipeline_platform.connectors.sqs import SqsSource
+from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import Processors, Producer, TableBatcher
 from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.orchestration.deployment import platform_definitions
+from pipeline_platform.orchestration.lake_resources import ControlResource, LakeResource
+from pipeline_platform.orchestration.source_resources import source_resource
+from pipeline_platform.orchestration.spark_resource import SparkResource
 from pipeline_platform.source.contract import Source
-from pipeline_platform.spark.shipping import PACKAGES
-from resources.kafka import KafkaSource
-from resources.lake import ControlResource, LakeResource
-from resources.pubsub import PubsubSource
-from resources.rabbitmq import RabbitmqSource
-from resources.source import source_resource
-from resources.spark import SparkResource
-from resources.sqs import SqsSource
-from resources.table_queue import TableQueue
 
 NAME, TABLE = "recovery", "lines"
 SOURCES: dict[str, type[Source]] = {
@@ -71,7 +70,7 @@ def resources(asked: Asked) -> dict[str, Any]:
     return {
         "lake": LakeResource(root=f"{asked.folder}/lake"),
         "control": ControlResource(url=f"sqlite:///{asked.folder}/control.sqlite"),
-        "spark": SparkResource(remote="warm", state_folder=f"{asked.folder}/spark", packages=[*PACKAGES, "benchmarks"]),
+        "spark": SparkResource(remote="warm", state_folder=f"{asked.folder}/spark", packages=["benchmarks"]),
         "queue": source_resource(SOURCES[asked.source])(**asked.options),
     }
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
 
+from pipeline_platform.connectors.kafka import KafkaSource
+from pipeline_platform.connectors.pubsub import PubsubSource
+from pipeline_platform.connectors.rabbitmq import RabbitmqSource
+from pipeline_platform.connectors.rabbitmq.rabbitmq_options import Declare
+from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.source.patience import patiently
-from resources.kafka import KafkaSource
-from resources.pubsub import PubsubSource
-from resources.rabbitmq import RabbitmqSource
-from resources.rabbitmq.options import Declare
-from resources.table_queue import TableQueue
 from servers import kafka, postgres, pubsub, rabbitmq, sqs
 from servers.server import Program, Server
 
@@ -136,7 +136,7 @@ def on_pubsub(folder: Path) -> Iterator[Ground]:
     from google.api_core.exceptions import DeadlineExceeded
     from google.pubsub_v1 import SubscriberClient
 
-    from resources.google_cloud import connected
+    from pipeline_platform.connectors.pubsub.google_cloud import connected
 
     with pubsub.serve(SERVERS) as server:
         subscription = pubsub.subscribe(server.address, f"recovery-{uuid4().hex[:8]}")

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import psutil
 import psycopg
 
-from resources.table_queue import TableQueue
+from pipeline_platform.connectors.table_queue import TableQueue
 from servers import postgres
 
 

@@ -23,11 +23,10 @@ import psutil
 
 from benchmarks.events import Batched, Events
 from benchmarks.handling import Bench
+from pipeline_platform.orchestration.spark_resource import WARM, SparkResource
 from pipeline_platform.run import spark_work, steps
 from pipeline_platform.spark import engine
 from pipeline_platform.spark import server as spark_server
-from pipeline_platform.spark.shipping import PACKAGES
-from resources.spark import WARM, SparkResource
 
 SETTING = "spark.python.daemon.module"
 MESSAGES = 20
@@ -47,7 +46,7 @@ def start(folder: Path, *, preloads: bool) -> spark_server.SparkServer:
 
 def on(folder: Path) -> closing[SparkResource]:
     """A session on the server of a folder."""
-    return closing(SparkResource(remote=WARM, state_folder=str(folder), packages=[*PACKAGES, "benchmarks"]))
+    return closing(SparkResource(remote=WARM, state_folder=str(folder), packages=["benchmarks"]))
 
 
 def workers(server: spark_server.SparkServer) -> list[psutil.Process]:

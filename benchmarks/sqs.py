@@ -29,19 +29,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.events import LongKnown, payloads
+from pipeline_platform.connectors.sqs.sqs_source import THREADS, SqsSource
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import OUTCOMES
 from pipeline_platform.lake.writer import Writer
+from pipeline_platform.orchestration.spark_resource import WARM, SparkResource
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.source.contract import Share
 from pipeline_platform.spark import server as spark_server
-from pipeline_platform.spark.shipping import PACKAGES
-from pipeline_platform.tasks.receive import ReadShares
-from resources.spark import WARM, SparkResource
-from resources.sqs import THREADS, SqsSource
+from pipeline_platform.tasks.receive.read_shares import ReadShares
 from servers import sqs
 
 PROCESSES = 2
@@ -175,7 +174,7 @@ def one_message(endpoint: str, history: int, rounds: int, root: Path) -> None:
     spark_server.start(root)
     ratios, times = list[float](), dict[str, list[float]]()
     try:
-        with closing(SparkResource(remote=WARM, state_folder=str(root), packages=[*PACKAGES, "benchmarks"])) as spark:
+        with closing(SparkResource(remote=WARM, state_folder=str(root), packages=["benchmarks"])) as spark:
             session = spark.spark_session
             flows = {}
             for name, rows in (("no history", 0), ("history", history)):

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
+from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.source.contract import Share
-from resources.table_queue import TableQueue
 
 
 def main() -> None:

@@ -11,13 +11,13 @@ from typing import NamedTuple
 from uuid import uuid4
 
 from demo.place import PROJECT, Kind, Place
+from pipeline_platform.connectors.kafka import KafkaSource
+from pipeline_platform.connectors.pubsub import PubsubSource
+from pipeline_platform.connectors.rabbitmq import RabbitmqSource
+from pipeline_platform.connectors.rabbitmq.rabbitmq_options import Declare
+from pipeline_platform.connectors.sqs import SqsSource
+from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.source.patience import patiently
-from resources.kafka import KafkaSource
-from resources.pubsub import PubsubSource
-from resources.rabbitmq import RabbitmqSource
-from resources.rabbitmq.options import Declare
-from resources.sqs import SqsSource
-from resources.table_queue import TableQueue
 from servers import kafka, postgres, pubsub, rabbitmq, sqs
 
 Fill = Callable[[list[bytes]], int]

@@ -17,8 +17,8 @@ import dagster as dg
 import psutil
 from filelock import FileLock, Timeout
 
-from assets.jobs import RunTags
 from demo.place import MARK, PROJECT, DemoError, Place
+from pipeline_platform.orchestration.jobs import RunTags
 from pipeline_platform.spark import server as spark_server
 from pipelines.flights import Flights
 

@@ -10,7 +10,6 @@ from typing import Any
 import polars as pl
 from rich.console import Console
 
-from assets.windows import contiguous
 from demo.chart import draw
 from demo.figures import account, look, open_failures, sent_alerts, table
 from demo.flights import departures, payloads
@@ -19,6 +18,7 @@ from demo.queues import Queue, opened
 from demo.screen import Screen, account_table, run_table
 from demo.services import Run, Services, alone
 from pipeline_platform.control.store import ControlStore
+from pipeline_platform.orchestration.asset_windows import contiguous
 from pipelines.flights import Flights
 
 _LOOK_EVERY_S = 0.5

@@ -1,1 +1,1 @@
-"""What runs reach outside with: one file per connector, Spark, the lake, the acknowledger."""
+"""What this deployment's runs reach outside with: sources, the lake, the control store, Spark, the acknowledger."""

@@ -1,23 +1,5 @@
-"""The acknowledger as a Dagster resource: how patiently a source is told what became of its messages."""
+"""Acknowledges what is decided and published, in groups: what a source refuses is asked again three times."""
 
-import dagster as dg
-from dagster._config.pythonic_config import ConfigurableResourceFactory
-from pydantic import Field
+from pipeline_platform.orchestration import AcknowledgerResource
 
-from pipeline_platform.tasks.acknowledge import Acknowledger
-
-
-class AcknowledgerResource(ConfigurableResourceFactory[Acknowledger]):
-    """Acknowledges what is decided and published, grouped by `ack_ref`.
-
-    One group's error never holds back another. What a source refuses is asked again, then reported and kept for the
-    next run: it is never dropped.
-    """
-
-    attempts: int = Field(default=3, ge=1, description="How often a run tries to settle what a source refuses.")
-    wait_s: float = Field(default=1.0, ge=0, description="Seconds before it is asked again, doubled each time.")
-
-    def create_resource(self, context: dg.InitResourceContext) -> Acknowledger:
-        """Hand out the acknowledger."""
-        del context
-        return Acknowledger(self.attempts, self.wait_s)
+acknowledger = AcknowledgerResource(attempts=3, wait_s=1.0)

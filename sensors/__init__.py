@@ -1,1 +1,1 @@
-"""What asks for runs: the producer sensor and the schedules."""
+"""This deployment's pull producers: sensors that ask for runs, sized by demand and rate limits."""

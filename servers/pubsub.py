@@ -16,7 +16,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from resources.google_cloud import connected
+from pipeline_platform.connectors.pubsub.google_cloud import connected
 from servers.server import Server, ServerError, in_memory
 
 PROJECT = "local"

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from pipeline_platform.cli import deployment
+from pipeline_platform.cli import loading
 from pipeline_platform.model.windows import expect_window
 
 if TYPE_CHECKING:
@@ -66,12 +66,12 @@ def retry_failures(
     from pipeline_platform.lake.selection import Selection
 
     selection = Selection(state=state, kind=kind, reason=reason, message_id=message_id, source=source)
-    with deployment.opened(module) as opened:
+    with loading.opened(module) as opened:
         return list(launch(opened, opened.pipeline(pipeline), selection, windows, module))
 
 
 def launch(
-    opened: deployment.Deployment,
+    opened: loading.Deployment,
     pipeline: type[Pipeline],
     selection: Selection,
     windows: Sequence[str] = (),
@@ -80,14 +80,14 @@ def launch(
     """Launch them, and tell of each as it is launched; see `retry_failures`."""
     from datetime import UTC, datetime
 
-    from assets.jobs import run_request
-    from assets.windows import contiguous
     from pipeline_platform.lake.failed import FailedMessages
+    from pipeline_platform.orchestration.asset_windows import contiguous
+    from pipeline_platform.orchestration.jobs import run_request
 
     for window in windows:
         expect_window(window)
     if not os.environ.get("DAGSTER_HOME"):
-        raise deployment.SetUpError("DAGSTER_HOME is not set: name the folder of the instance that is to run it")
+        raise loading.SetUpError("DAGSTER_HOME is not set: name the folder of the instance that is to run it")
     failed = FailedMessages(
         name=pipeline.name,
         lake=opened.lake,
@@ -96,7 +96,7 @@ def launch(
         selection=selection.at(datetime.now(UTC)),
     )
     if selection.message_id is not None and selection.source is None and len(sources := failed.sources()) > 1:
-        raise deployment.SetUpError(
+        raise loading.SetUpError(
             f"failures of the sources {', '.join(sources)} have the id {selection.message_id!r}: name one as source"
         )
     waiting = failed.chosen_by_window()
@@ -105,7 +105,7 @@ def launch(
         expected = min(messages, opened.control.processors_of(pipeline).per_run)
         request = run_request(pipeline, "failed", neighbours, expected=expected, selection=selection)
         partition = {"dagster/partition": request.partition_key} if request.partition_key else {}
-        tags, of_module = {**request.tags, **partition}, module or deployment.chosen()
+        tags, of_module = {**request.tags, **partition}, module or loading.chosen()
         run_id = _launch(f"{pipeline.name}_backfill", request.run_config, tags, of_module)
         yield Launched(run_id, neighbours, messages)
 
@@ -119,5 +119,5 @@ def _launch(job: str, config: object, tags: object, module: str | None) -> str:
     done = subprocess.run([*command, *given], capture_output=True, text=True, check=False)  # noqa: S603 - no shell
     if done.returncode:
         said = (done.stderr or done.stdout).strip().splitlines()
-        raise deployment.SetUpError(f"Dagster did not launch {job}: {said[-1] if said else 'it said nothing'}")
+        raise loading.SetUpError(f"Dagster did not launch {job}: {said[-1] if said else 'it said nothing'}")
     return run_id

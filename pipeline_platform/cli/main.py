@@ -7,12 +7,16 @@ from typing import Annotated
 
 import typer
 
-from pipeline_platform.cli import deployment, failures, limits, spark, table_queue
-from pipeline_platform.cli.drain import drain
-from pipeline_platform.cli.push import push
-from pipeline_platform.cli.repair import repair
-from pipeline_platform.cli.show import show
-from pipeline_platform.cli.status import status
+from pipeline_platform.cli import failure_commands as failures
+from pipeline_platform.cli import limit_commands as limits
+from pipeline_platform.cli import loading
+from pipeline_platform.cli import spark_commands as spark
+from pipeline_platform.cli import table_queue_commands as table_queue
+from pipeline_platform.cli.drain_command import drain
+from pipeline_platform.cli.push_command import push
+from pipeline_platform.cli.repair_command import repair
+from pipeline_platform.cli.show_command import show
+from pipeline_platform.cli.status_command import status
 from pipeline_platform.control.store import ControlStoreError
 from pipeline_platform.model.options import PipelineError
 from pipeline_platform.source.contract import SourceError
@@ -37,14 +41,14 @@ def options(
     ] = None,
 ) -> None:
     """Look at the pipelines of a deployment, change their limits, drive failures again, run a warm Spark."""
-    deployment.choose(module)
+    loading.choose(module)
 
 
 def main() -> None:
     """Run a command; an error of a deployment is reported in one line."""
     try:
         app()
-    except (deployment.SetUpError, ControlStoreError, PipelineError, SourceError) as error:
+    except (loading.SetUpError, ControlStoreError, PipelineError, SourceError) as error:
         typer.echo(str(error), err=True)
         sys.exit(1)
 

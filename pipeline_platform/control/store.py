@@ -11,7 +11,7 @@ from pipeline_platform.control.claims import Claim, Claims
 from pipeline_platform.control.database import transaction
 from pipeline_platform.control.limits import TABLES, Grant, Throttle, interval_end
 from pipeline_platform.control.overrides import Overriding
-from pipeline_platform.control.positions import LogPositions
+from pipeline_platform.control.reserved_offsets import LogPositions
 
 __all__ = ["Claim", "ControlStore", "ControlStoreError", "Grant", "interval_end"]
 

@@ -11,14 +11,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
-from pipeline_platform.lake import events
-from pipeline_platform.lake.events import open_failures
+from pipeline_platform.lake import failure_events
+from pipeline_platform.lake.failure_events import open_failures
 from pipeline_platform.lake.manifest import File
 from pipeline_platform.lake.selection import ALL, Selection
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import FAILED, Table
+from pipeline_platform.model.actions import Words
 from pipeline_platform.model.message import DELIVERIES
-from pipeline_platform.model.settling import Words
 from pipeline_platform.source.contract import Backlog, Refused, Share, Source
 
 _COUNTED = "_open_failures.json"
@@ -67,7 +67,7 @@ class Counts(NamedTuple):
     Attributes:
         open: Those that are not closed.
         dead: Those of them that nothing drives again by itself.
-        due: When the first of the others is due, as `events.seconds`; None where none ever is.
+        due: When the first of the others is due, as `failure_events.seconds`; None where none ever is.
     """
 
     open: int
@@ -77,7 +77,7 @@ class Counts(NamedTuple):
     def at_most(self, selection: Selection) -> int:
         """How many of them a selection may be about; that many, if it goes by the state alone and not by the time."""
         waiting = self.open - self.dead
-        is_due = self.due is not None and self.due <= events.seconds(selection.due_by)
+        is_due = self.due is not None and self.due <= failure_events.seconds(selection.due_by)
         return {"open": self.open, "waiting": waiting, "due": waiting if is_due else 0, "dead": self.dead}[
             selection.state
         ]
@@ -129,10 +129,10 @@ class FailedMessages(LakeSource):
 
     def _rows(self, paths: Sequence[str], *columns: str) -> Iterator[pa.Table]:
         """Rows that the selection is about; ranks alone where nothing else is asked for."""
-        some = events.chosen(self.lake, paths, self.selection)
+        some = failure_events.chosen(self.lake, paths, self.selection)
         if not columns and not self.selection.by_words:
             return iter([some])
-        return events.rows_of(self.lake, paths, some, self.selection, *columns)
+        return failure_events.rows_of(self.lake, paths, some, self.selection, *columns)
 
     def _count(self, files: Mapping[str, Sequence[str]]) -> dict[str, Counts]:
         """Count the failures of each window whose files are not those that somebody counted before."""
@@ -142,7 +142,7 @@ class FailedMessages(LakeSource):
             digest = sha256("\0".join(sorted(paths)).encode()).hexdigest()
             before, counts = known.get(window, ("", NONE))
             if before != digest:
-                counts = Counts(*events.counts(open_failures(self.lake, paths)))
+                counts = Counts(*failure_events.counts(open_failures(self.lake, paths)))
             counted[window] = digest, counts
         if counted.items() - known.items():
             others = {} if self.windows is None else known

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline_platform.lake import events
+from pipeline_platform.lake import failure_events
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.tables import FAILED
 
@@ -59,8 +59,12 @@ def grouped(failed: FailedMessages, now: datetime, *, closed: bool = False) -> l
     """
     found: dict[tuple[str, str, str, str], _Count] = defaultdict(_Count)
     for window, paths in sorted(failed.paths().items()):
-        some = events.closed(failed.lake, paths) if closed else events.chosen(failed.lake, paths, failed.selection)
-        for rows in events.rows_of(failed.lake, paths, some, failed.selection, "kind", "reason"):
+        some = (
+            failure_events.closed(failed.lake, paths)
+            if closed
+            else failure_events.chosen(failed.lake, paths, failed.selection)
+        )
+        for rows in failure_events.rows_of(failed.lake, paths, some, failed.selection, "kind", "reason"):
             due = pc.cast(rows["due_at"], pa.int64())  # to make a time of each would take most of the time
             states = _states(rows, now)
             columns = [one.to_pylist() for one in (states, rows["kind"], rows["reason"], rows["message_id"], due)]
@@ -94,8 +98,8 @@ def history(failed: FailedMessages, message_id: str) -> list[dict[str, Any]]:
     found: list[tuple[str, int, dict[str, Any]]] = []
     for window, paths in failed.paths().items():
         for path in paths:
-            for mine in events.events(failed.lake, path, *_SHOWN, message_id=message_id):
-                ranks: Sequence[int] = events.rank(mine).to_pylist()
+            for mine in failure_events.events(failed.lake, path, *_SHOWN, message_id=message_id):
+                ranks: Sequence[int] = failure_events.rank(mine).to_pylist()
                 found += [
                     (row["source"], rank, {"window": window, **row})
                     for row, rank in zip(mine.to_pylist(), ranks, strict=True)
@@ -104,6 +108,6 @@ def history(failed: FailedMessages, message_id: str) -> list[dict[str, Any]]:
 
 
 _SHOWN = (
-    *events.RANKED,
+    *failure_events.RANKED,
     *("stage", "kind", "reason", "traceback", "batcher", "batch_key", "data", "metadata", "at", "receive_id"),
 )

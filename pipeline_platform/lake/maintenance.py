@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 
 from deltalake import WriterProperties
 
-from pipeline_platform.lake.events import open_failures
+from pipeline_platform.lake.failure_events import open_failures
 from pipeline_platform.lake.ledger import Ledger
 from pipeline_platform.lake.manifest import File
 from pipeline_platform.lake.tables import CommitConflictError, Table, Tables

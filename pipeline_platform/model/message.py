@@ -12,8 +12,8 @@ import pyarrow as pa
 from pydantic import BaseModel
 
 from pipeline_platform.model import payload
+from pipeline_platform.model.actions import Settling
 from pipeline_platform.model.failure import Failure, reason_of, words
-from pipeline_platform.model.settling import Settling
 
 Status = Literal["ok", "failed"]
 BatchMode = Literal["bulk", "flush"]

@@ -14,11 +14,11 @@ from pipeline_platform.model.options import Batcher, Splitter
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import common
 from pipeline_platform.spark import engine
-from pipeline_platform.tasks.batch import HandleBatches
-from pipeline_platform.tasks.fan_out import ends_table, parents_table
-from pipeline_platform.tasks.parents import EndParents, failed_keys
-from pipeline_platform.tasks.plan import CutBatches, plan_table
-from pipeline_platform.tasks.staging import staged_table
+from pipeline_platform.tasks.batch.batch_plan import CutBatches, plan_table
+from pipeline_platform.tasks.batch.handle_batches import HandleBatches
+from pipeline_platform.tasks.batch.parents import EndParents, failed_keys
+from pipeline_platform.tasks.record.fan_out import ends_table, parents_table
+from pipeline_platform.tasks.record.staging import staged_table
 
 PARENTS = "parents"
 """The step that ends the messages with children that waited for batches."""

@@ -11,7 +11,7 @@ from pipeline_platform.run import steps
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.give_up import give_up
 from pipeline_platform.run.intake import intake_of
-from pipeline_platform.run.standing import as_decided
+from pipeline_platform.run.receive_state import as_decided
 
 _LOG = logging.getLogger(__name__)
 

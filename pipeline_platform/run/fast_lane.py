@@ -18,9 +18,9 @@ from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import common
 from pipeline_platform.run.spark_work import SparkWork
 from pipeline_platform.spark import engine
-from pipeline_platform.tasks import column_lane
 from pipeline_platform.tasks.by_position import checksum_of_all
-from pipeline_platform.tasks.set_aside import SetAside
+from pipeline_platform.tasks.handle import column_lane
+from pipeline_platform.tasks.handle.set_aside import SetAside
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -5,14 +5,14 @@ from __future__ import annotations
 import uuid
 
 from pipeline_platform.lake import decision
+from pipeline_platform.lake.early_acks import Notes
 from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.reader import divide
-from pipeline_platform.lake.told import Notes
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import common, intake_of
 from pipeline_platform.run.lease import held
-from pipeline_platform.tasks.undecided import KeepForgotten
+from pipeline_platform.tasks.receive.undecided import KeepForgotten
 
 
 def give_up(flow: Flow, receive: Receive) -> Receive | None:

@@ -12,9 +12,9 @@ from pipeline_platform.lake.reader import Range, between, divide, spread
 from pipeline_platform.run.fast_lane import FastLane
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import common, intake_of
-from pipeline_platform.tasks import lookup
-from pipeline_platform.tasks.handle import Handle
-from pipeline_platform.tasks.in_order import DealPartitions, FindPartitions, HandleInOrder, found_table
+from pipeline_platform.tasks.handle import repeats
+from pipeline_platform.tasks.handle.handle_messages import Handle
+from pipeline_platform.tasks.handle.in_order import DealPartitions, FindPartitions, HandleInOrder, found_table
 
 CLOCKS = timedelta(minutes=15)
 """How far a run's clock may be behind its source's. AWS refuses requests by a clock that is off by as much."""
@@ -113,8 +113,8 @@ def _look_up(flow: Flow, receive: Receive, files: Sequence[File], published: dat
         decisions = work.scan(parts, "source", "message_id", "outcome")
     fresh = divide(files, pipeline.name, concurrency)
     copies = work.scan(fresh, "source", "message_id", "position", "redelivered")
-    write = lookup.WriteRepeats(flow.lake, pipeline.name, receive.receive_id, receive.window)
-    manifest = work.write(lookup.find_repeats(copies, decisions), write)
+    write = repeats.WriteRepeats(flow.lake, pipeline.name, receive.receive_id, receive.window)
+    manifest = work.write(repeats.find_repeats(copies, decisions), write)
     return [Range(f"{pipeline.name}/{file.table}/{file.path}", file.window, 0, file.rows, 0) for file in manifest]
 
 

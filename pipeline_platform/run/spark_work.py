@@ -16,7 +16,7 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import OUTCOMES
 from pipeline_platform.model.message import MESSAGES
 from pipeline_platform.spark import engine
-from pipeline_platform.tasks.lookup import Scan
+from pipeline_platform.tasks.handle.repeats import Scan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -18,21 +18,21 @@ from pipeline_platform.lake.reader import divide
 from pipeline_platform.lake.rewriting import DROPPED
 from pipeline_platform.model.options import Batcher
 from pipeline_platform.model.pipeline import PipelineError
-from pipeline_platform.run import batching, dead_letters, handling, own_acknowledger
+from pipeline_platform.run import batching, dead_letters, handling, notifying
 from pipeline_platform.run.dead_letters import Letters
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.give_up import give_up
 from pipeline_platform.run.intake import intake_of
 from pipeline_platform.run.lease import alive, expect_ours, given_back, renew
-from pipeline_platform.run.own_acknowledger import Unheard
+from pipeline_platform.run.notifying import Unheard
+from pipeline_platform.run.receive_state import as_decided, expect_decided
+from pipeline_platform.run.run_events import tasks_of, tell, telling
 from pipeline_platform.run.spark_work import FEW
-from pipeline_platform.run.standing import as_decided, expect_decided
-from pipeline_platform.run.telling import tasks_of, tell, telling
 from pipeline_platform.source.contract import SourceError
 from pipeline_platform.source.patience import patiently
-from pipeline_platform.tasks.acknowledge import ONCE, Acknowledger, SettleOutcomes
-from pipeline_platform.tasks.receive import ReadShares
-from pipeline_platform.tasks.staging import staged_table
+from pipeline_platform.tasks.acknowledge.acknowledger import ONCE, Acknowledger, SettleOutcomes
+from pipeline_platform.tasks.receive.read_shares import ReadShares
+from pipeline_platform.tasks.record.staging import staged_table
 from pipeline_platform.telemetry.spans import Span
 
 
@@ -219,7 +219,7 @@ def _acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger, told:
             "execute all steps again, and it receives anew. The next run gives this receive up"
         )
     letters = dead_letters.send(flow, receive, manifest)
-    unheard = own_acknowledger.tell(flow, receive) if files else Unheard()
+    unheard = notifying.tell(flow, receive) if files else Unheard()
     looks = manifest.total("duplicates") or manifest.total(DROPPED)
     unpublished = _publish_others(flow, receive) if looks else []
     answer, messages = Manifest(), sum(file.rows for file in files)
@@ -291,7 +291,7 @@ def _publish_others(flow: Flow, receive: Receive) -> list[str]:
             other = flow.ledger.get(receive_id)
             if other is not None and (done := as_decided(flow, other)):
                 publish(flow, done)
-                if own_acknowledger.waits(flow, done):
+                if notifying.waits(flow, done):
                     unpublished.append(f"receive {receive_id} waits for `acknowledge`")
         except Exception as error:
             unpublished.append(unfinishable(receive_id, error))

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from pipeline_platform.model.actions import LEASED, Settling, Words
 from pipeline_platform.model.message import DELIVERIES
-from pipeline_platform.model.settling import LEASED, Settling, Words
 
 if TYPE_CHECKING:
-    from pipeline_platform.source.positions import Positions
+    from pipeline_platform.source.offsets import Positions
 
 
 class SourceError(Exception):

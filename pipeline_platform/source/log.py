@@ -11,9 +11,9 @@ from typing import Any, ClassVar, NamedTuple
 
 from pydantic import Field, PrivateAttr
 
-from pipeline_platform.model.settling import Word, Words
+from pipeline_platform.model.actions import Word, Words
 from pipeline_platform.source.contract import ENDLESS, Backlog, Held, Refused, Share, Source, SourceError
-from pipeline_platform.source.positions import Place, Positions, Span
+from pipeline_platform.source.offsets import Place, Positions, Span
 
 logger = logging.getLogger(__name__)
 

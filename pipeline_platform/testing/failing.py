@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from pipeline_platform.source.connection import ConnectedSource
 from pipeline_platform.source.contract import Refused, Source, SourceError
+from pipeline_platform.testing.acknowledging import LAPSES, POSITIONS, SETTLES
 from pipeline_platform.testing.promise import promise
-from pipeline_platform.testing.settling import LAPSES, POSITIONS, SETTLES
 from pipeline_platform.testing.trial import MANY, Received, Trial, some
 
 LATE = (

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pipeline_platform.source.log import LogSource
+from pipeline_platform.testing.acknowledging import SETTLES
 from pipeline_platform.testing.promise import promise
-from pipeline_platform.testing.settling import SETTLES
 from pipeline_platform.testing.trial import Received, Trial
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from pipeline_platform.source.contract import Refused, Share, Source
 from pipeline_platform.testing.promise import BrokenPromiseError, NotAskedError, Promise
-from pipeline_platform.testing.server import Server
+from pipeline_platform.testing.server_under_test import Server
 
 MANY = 10_000
 """A demand that takes all."""

@@ -16,17 +16,17 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 import definitions
-from pipeline_platform.cli.deployment import Deployment
+from pipeline_platform.cli.loading import Deployment
 from pipeline_platform.cli.main import app
-from pipeline_platform.cli.status import _seconds
+from pipeline_platform.cli.status_command import _seconds
+from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
-from pipeline_platform.deployment import Built
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.options import RateLimiting
-from resources.lake import ControlResource
-from resources.source import source_resource
-from resources.table_queue import TableQueue
+from pipeline_platform.orchestration.deployment import Built
+from pipeline_platform.orchestration.lake_resources import ControlResource
+from pipeline_platform.orchestration.source_resources import source_resource
 from tests.fixtures.pipelines_under_test import Lettered, Told
 from tests.fixtures.small_lake import Keeping, Memory, Run
 
@@ -45,6 +45,8 @@ def variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def cli(variables: None, monkeypatch: pytest.MonkeyPatch) -> Cli:
     """The commands, in this process: to load Dagster takes a new one seconds."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "resources"]:
+        monkeypatch.delitem(sys.modules, name)
     importlib.reload(definitions)  # its resources are configured by variables
 
     def call(*arguments: str) -> Result:
@@ -89,7 +91,7 @@ def keeping(tmp_path: Path, control: ControlStore, monkeypatch: pytest.MonkeyPat
     """The tables of a deployment that has another pipeline."""
     lake = Lake(root=str(tmp_path / "lake"))
     deployment = Deployment({"keeping": Keeping}, control, lake, {"memory": Memory()})
-    monkeypatch.setattr("pipeline_platform.cli.status.deployment.opened", lambda: nullcontext(deployment))
+    monkeypatch.setattr("pipeline_platform.cli.loading.opened", lambda: nullcontext(deployment))
     return Tables(lake, Keeping)
 
 
@@ -221,7 +223,7 @@ def test_a_variable_that_is_not_set_is_named_without_a_traceback():
         "import dagster as dg\n"
         "import definitions\n"
         "from pipeline_platform.cli import main as cli\n"
-        "from resources.lake import ControlResource\n"
+        "from pipeline_platform.orchestration.lake_resources import ControlResource\n"
         "definitions.RESOURCES['control'] = ControlResource(url=dg.EnvVar('NOWHERE_SET'))\n"
         "cli.main()"
     )
@@ -296,7 +298,7 @@ class Unlimited(Told):
 
 def test_a_part_of_a_limit_that_is_not_there_is_refused_with_the_way_out(control, monkeypatch):
     deployment = Deployment({"unlimited": Unlimited}, control, Lake(root="nowhere"), {})
-    monkeypatch.setattr("pipeline_platform.cli.limits.deployment.opened", lambda: nullcontext(deployment))
+    monkeypatch.setattr("pipeline_platform.cli.limit_commands.deployment.opened", lambda: nullcontext(deployment))
 
     refused = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["limit", "unlimited", "--allowed", "5"])
     told = CliRunner().invoke(app, ["limit", "unlimited"])
@@ -340,7 +342,7 @@ def test_the_table_of_a_queue_of_dead_letters_is_made(cli, tmp_path, monkeypatch
     dead = source_resource(TableQueue)(name="letters", url=f"sqlite:///{tmp_path}/dead.sqlite")
     queue = definitions.RESOURCES["flights_queue"]
     built = Built((Lettered,), {**definitions.RESOURCES, "queue": queue, "letters": dead})
-    monkeypatch.setattr("pipeline_platform.deployment.BUILT", [built])
+    monkeypatch.setattr("pipeline_platform.orchestration.deployment.BUILT", [built])
 
     assert "letters is ready" in cli("table-queue", "create", "letters").output
     assert cli("table-queue", "show", "letters").output == "0 messages wait.\n"
@@ -357,7 +359,8 @@ def test_a_key_that_is_no_table_queue_is_refused_with_those_there_are(cli):
 
 def test_variables_that_are_not_set_are_read_from_the_file_that_dagster_reads(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "definitions")
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("definitions", "resources")]:
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setenv("PIPELINE_PLATFORM_LAKE", "")  # whatever is loaded is undone after the test
     monkeypatch.delenv("PIPELINE_PLATFORM_LAKE")
     (tmp_path / ".env").write_text(f"PIPELINE_PLATFORM_LAKE={tmp_path}/elsewhere\nPIPELINE_PLATFORM_HOME=/nowhere\n")

@@ -13,7 +13,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from pipeline_platform.cli import launch
-from pipeline_platform.cli.deployment import Deployment
+from pipeline_platform.cli.loading import Deployment
 from pipeline_platform.cli.main import app
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
@@ -38,7 +38,7 @@ def lake(tmp_path: Path) -> Lake:
 def cli(lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
     control = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
     deployment = Deployment({"keeping": Keeping}, control, lake, {"memory": Memory()})
-    monkeypatch.setattr("pipeline_platform.cli.deployment.opened", lambda *_: nullcontext(deployment))
+    monkeypatch.setattr("pipeline_platform.cli.loading.opened", lambda *_: nullcontext(deployment))
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
 
     def call(*arguments: str) -> Result:

@@ -12,8 +12,8 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from assets.windows import window_now
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.orchestration.asset_windows import window_now
 from pipelines.flights import Flights
 from tests.fixtures.failures import event, record
 

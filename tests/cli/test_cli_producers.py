@@ -11,7 +11,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from pipeline_platform.cli.deployment import Deployment
+from pipeline_platform.cli.loading import Deployment
 from pipeline_platform.cli.main import app
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
@@ -35,8 +35,7 @@ def cli(tmp_path: Path, control: ControlStore, monkeypatch: pytest.MonkeyPatch) 
     deployment = Deployment(
         pipelines, control, Lake(root=str(tmp_path / "lake")), {"queue": queue, "beside_queue": beside}
     )
-    for module in ("status", "limits"):
-        monkeypatch.setattr(f"pipeline_platform.cli.{module}.deployment.opened", lambda: nullcontext(deployment))
+    monkeypatch.setattr("pipeline_platform.cli.loading.opened", lambda: nullcontext(deployment))
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
 
     def call(*arguments: str) -> Result:

@@ -12,14 +12,14 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from pipeline_platform.cli import push as pushing
-from pipeline_platform.cli.deployment import Deployment
+from pipeline_platform.cli import push_command as pushing
+from pipeline_platform.cli.loading import Deployment
 from pipeline_platform.cli.main import app
+from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.options import Processors
 from pipeline_platform.source.contract import SourceError
-from resources.table_queue import TableQueue
 from tests.fixtures.pipelines_under_test import Coasts, Told
 from tests.fixtures.small_lake import Memory
 
@@ -46,7 +46,7 @@ def push(tmp_path: Path, queue: TableQueue, monkeypatch: pytest.MonkeyPatch) -> 
     pipelines = {"told": Told, "coasts": Coasts, "small": Small}
     sources = {"queue": queue, "beside_queue": Memory()}
     deployment = Deployment(pipelines, control, Lake(root=str(tmp_path / "lake")), sources)
-    monkeypatch.setattr("pipeline_platform.cli.limits.deployment.opened", lambda: nullcontext(deployment))
+    monkeypatch.setattr("pipeline_platform.cli.limit_commands.deployment.opened", lambda: nullcontext(deployment))
 
     def call(name: str, content: bytes, *more: str) -> Result:
         file = tmp_path / "rows.ndjson"

@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 
 from tests.fixtures.sensor import Place
-from tests.sensors.test_schedules import scheduled
+from tests.orchestration.test_schedules import scheduled
 
 
 def damage(place: Place) -> None:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from assets.limits import Activity, LimitsConfig, change
 from pipeline_platform.control.room import Room
 from pipeline_platform.model.options import Overrides, PipelineError, Processors, Producer
+from pipeline_platform.orchestration.limits_job import Activity, LimitsConfig, change
 from tests.fixtures.pipelines_under_test import Coasts, Told
 
 

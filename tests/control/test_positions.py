@@ -9,7 +9,7 @@ from threading import Barrier
 import pytest
 
 from pipeline_platform.control.store import ControlStore
-from pipeline_platform.source.positions import Place, Span
+from pipeline_platform.source.offsets import Place, Span
 
 Chosen = tuple[list[Span], dict[str, int]]
 

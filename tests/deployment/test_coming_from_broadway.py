@@ -16,18 +16,17 @@ import boto3
 import dagster as dg
 import pytest
 
+from pipeline_platform.connectors.kafka import KafkaSource
+from pipeline_platform.connectors.rabbitmq import RabbitmqSource
+from pipeline_platform.connectors.sqs import SqsSource
 from pipeline_platform.control import demand
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.orchestration.producers import limits
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.source.contract import Source
 from pipeline_platform.source.patience import patiently
-from pipeline_platform.spark import shipping
-from resources.kafka import KafkaSource
-from resources.rabbitmq import RabbitmqSource
-from resources.sqs import SqsSource
-from sensors.producer import limits
 from tests.fixtures.flow import kinds, rows, run
 from tests.fixtures.rabbitmq import create_queue
 from tests.fixtures.spark import WarmSpark
@@ -56,7 +55,7 @@ def started(
             (tmp_path / f"{file}.py").write_text(environment + PIPELINES[name])
             monkeypatch.delitem(sys.modules, file, raising=False)
             pipeline: type[Pipeline] = getattr(importlib.import_module(file), name)
-            spark = warm_spark.resource(*shipping.PACKAGES, file)
+            spark = warm_spark.resource(file)
             request.addfinalizer(spark.close)
             return Flow(pipeline, source, Lake(root=str(tmp_path / "lake")), control, lambda: spark.spark_session)
 

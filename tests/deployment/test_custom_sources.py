@@ -10,8 +10,8 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from pipeline_platform.orchestration.source_resources import source_resource
 from pipeline_platform.source.contract import Source
-from resources.source import source_resource
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "sources" / "custom.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.S)

@@ -20,11 +20,11 @@ import dagster as dg
 import polars as pl
 import pytest
 
-from assets.jobs import RunTags
 from demo.services import free_port
+from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.model.windows import WINDOW_FORMAT
-from resources.table_queue import TableQueue
+from pipeline_platform.orchestration.jobs import RunTags
 from tests.fixtures.pipelines_under_test import Told
 from tests.fixtures.spark import WarmSpark
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from pipeline_platform.deployment import platform_definitions
+from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.model.pipeline import PipelineError
-from resources.source import source_resource
-from resources.table_queue import TableQueue
+from pipeline_platform.orchestration.deployment import platform_definitions
+from pipeline_platform.orchestration.source_resources import source_resource
 from tests.fixtures.jobs_under_test import resources_at
 from tests.fixtures.memory_sources import MemoryQueue
 from tests.fixtures.pipelines_under_test import Told

@@ -18,15 +18,15 @@ import yaml
 from dagster._utils.tags import TagConcurrencyLimitsCounter
 from pydantic import Field
 
+from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
-from pipeline_platform.deployment import platform_definitions
 from pipeline_platform.model.options import Producer
 from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.orchestration.deployment import platform_definitions
+from pipeline_platform.orchestration.source_resources import source_resource
 from pipeline_platform.source.contract import Backlog, Refused, Share, Source
 from pipeline_platform.source.leased import LeasedSource
 from pipeline_platform.testing import DummySource, test_message
-from resources.source import source_resource
-from resources.table_queue import TableQueue
 from tests.fixtures.installed import needed_by, plain
 from tests.fixtures.jobs_under_test import resources_at
 from tests.fixtures.pipelines_under_test import Bare, Fast, Lenient, Strict, Told
@@ -74,14 +74,14 @@ def test_what_the_platform_logs_is_in_the_log_of_the_run(tmp_path: Path, monkeyp
 
     @dg.op
     def waits() -> None:
-        for name in ("pipeline_platform.control.pace", "resources.sqs", "elsewhere"):
+        for name in ("pipeline_platform.control.pace", "pipeline_platform.connectors.sqs.sqs_source", "elsewhere"):
             logging.getLogger(name).info("of %s", name)
 
     with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
         run = dg.GraphDefinition("job", node_defs=[waits]).execute_in_process(instance=instance)
         said = [entry.user_message for entry in instance.all_logs(run.run_id) if not entry.is_dagster_event]
 
-    assert said == ["of pipeline_platform.control.pace", "of resources.sqs"]
+    assert said == ["of pipeline_platform.control.pace", "of pipeline_platform.connectors.sqs.sqs_source"]
 
 
 def side_by_side(*pipelines: type[Pipeline]) -> dg.Definitions:

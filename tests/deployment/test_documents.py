@@ -12,11 +12,11 @@ import pytest
 
 import definitions
 from pipeline_platform.cli.main import app
+from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.orchestration.source_resources import source_resource
 from pipeline_platform.source.contract import Source
 from pipeline_platform.testing import test_batch
-from resources.source import source_resource
-from resources.table_queue import TableQueue
 from tests.fixtures.installed import needed_by, plain
 
 ROOT = Path(__file__).parents[2]
@@ -118,9 +118,9 @@ WORKER = """
 import importlib, pkgutil, sys
 sys.modules.update(dict.fromkeys(sys.argv[1:]))  # to import one is an error from now on
 import pipeline_platform.tasks
-for module in pkgutil.iter_modules(pipeline_platform.tasks.__path__, "pipeline_platform.tasks."):
+for module in pkgutil.walk_packages(pipeline_platform.tasks.__path__, "pipeline_platform.tasks."):
     importlib.import_module(module.name)
-import pipelines.flights, resources.sqs, resources.table_queue
+import pipelines.flights, pipeline_platform.connectors.sqs, pipeline_platform.connectors.table_queue
 """
 
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from pipeline_platform.deployment import platform_definitions
 from pipeline_platform.model.pipeline import PipelineError
-from resources.source import source_resource
+from pipeline_platform.orchestration.deployment import platform_definitions
+from pipeline_platform.orchestration.source_resources import source_resource
 from tests.fixtures.early import Early
 from tests.fixtures.jobs_under_test import resources_at
 from tests.fixtures.memory_sources import MemoryChannel, MemoryLog, MemoryQueue

@@ -8,12 +8,12 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from pipeline_platform.connectors.kafka import KafkaSource
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.source.patience import patiently
-from pipeline_platform.tasks.handle import Handler
-from resources.kafka import KafkaSource
+from pipeline_platform.tasks.handle.handle_messages import Handler
 from tests.fixtures.kafka_source import lag
 
 ROOT = Path(__file__).parents[2]

@@ -5,14 +5,14 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from pipeline_platform.deployment import platform_definitions
+from pipeline_platform.connectors.kafka import KafkaSource
+from pipeline_platform.connectors.rabbitmq import RabbitmqSource
+from pipeline_platform.connectors.sqs import SqsSource
+from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.model.options import Batcher, Processors
 from pipeline_platform.model.pipeline import PipelineError
-from resources.kafka import KafkaSource
-from resources.rabbitmq import RabbitmqSource
-from resources.source import source_resource
-from resources.sqs import SqsSource
-from resources.table_queue import TableQueue
+from pipeline_platform.orchestration.deployment import platform_definitions
+from pipeline_platform.orchestration.source_resources import source_resource
 from tests.fixtures.jobs_under_test import resources_at
 from tests.fixtures.small_lake import Keeping
 from tests.tasks.test_batch import Obedient

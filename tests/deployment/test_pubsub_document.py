@@ -8,11 +8,11 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from pipeline_platform.connectors.pubsub import PubsubSource
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.tasks.handle import Handler
-from resources.pubsub import PubsubSource
-from tests.resources.test_pubsub import received
+from pipeline_platform.tasks.handle.handle_messages import Handler
+from tests.connectors.test_pubsub import received
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "sources" / "pubsub.md").read_text()

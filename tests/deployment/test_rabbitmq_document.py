@@ -7,11 +7,11 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from pipeline_platform.connectors.rabbitmq import RabbitmqSource
+from pipeline_platform.connectors.rabbitmq.rabbitmq_options import WORDS, Binding, ConsumeOptions, Declare
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.tasks.handle import Handler
-from resources.rabbitmq import RabbitmqSource
-from resources.rabbitmq.options import WORDS, Binding, ConsumeOptions, Declare
+from pipeline_platform.tasks.handle.handle_messages import Handler
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "sources" / "rabbitmq.md").read_text()

@@ -9,10 +9,10 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from pipeline_platform.connectors.sqs import SqsSource
+from pipeline_platform.connectors.sqs import sqs_refusals as aws_refusals
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.tasks.handle import Handler
-from resources import aws_refusals
-from resources.sqs import SqsSource
+from pipeline_platform.tasks.handle.handle_messages import Handler
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "sources" / "sqs.md").read_text()

@@ -10,9 +10,9 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
+from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.tasks.handle import Handler
-from resources.table_queue import TableQueue
+from pipeline_platform.tasks.handle.handle_messages import Handler
 from tests.fixtures.postgres import administrator
 
 ROOT = Path(__file__).parents[2]

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from pipeline_platform.run.begin import begin
 from pipeline_platform.run.flow import Flow
-from resources.table_queue import TableQueue
 from tests.fixtures.small_lake import Keeping, Memory, Run
 
 HOURLY, DAILY = "0 * * * *", "0 0 * * *"

@@ -11,16 +11,16 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame
 
+from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
+from pipeline_platform.orchestration.lake_resources import LakeIOManager, LakeResource
+from pipeline_platform.orchestration.spark_resource import SparkResource
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import intake_of
-from resources.lake import LakeIOManager, LakeResource
-from resources.spark import SparkResource
-from resources.table_queue import TableQueue
 from tests.fixtures.dagster import NEXT, WINDOW, Location, empty_location
 from tests.fixtures.pipelines_under_test import SINCE, Told
 from tests.fixtures.spark import WarmSpark

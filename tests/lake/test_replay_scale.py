@@ -8,6 +8,7 @@ from typing import Any
 import polars as pl
 import pytest
 
+from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake import replay
 from pipeline_platform.lake.failed import FailedMessages
@@ -19,7 +20,6 @@ from pipeline_platform.run.begin import begin
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.spark_work import FEW
 from pipeline_platform.source.contract import Share
-from resources.table_queue import TableQueue
 from tests.fixtures.flow_pipelines import Obedient
 from tests.fixtures.small_lake import WINDOW, Memory, Run
 from tests.fixtures.spark import WarmSpark

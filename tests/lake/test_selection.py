@@ -115,10 +115,12 @@ def failures_at(time: datetime) -> int:
 def test_windows_where_nothing_is_due_are_not_read(mixed, monkeypatch):
     failures(mixed).by_window()
     read: list[list[str]] = []
-    from pipeline_platform.lake import events
+    from pipeline_platform.lake import failure_events
 
-    look = events.chosen
-    monkeypatch.setattr(events, "chosen", lambda lake, paths, *more: read.append(paths) or look(lake, paths, *more))
+    look = failure_events.chosen
+    monkeypatch.setattr(
+        failure_events, "chosen", lambda lake, paths, *more: read.append(paths) or look(lake, paths, *more)
+    )
 
     assert failures(mixed, state="due", due_by=NOON).chosen_by_window() == {LATER: 1}
     assert [path for paths in read for path in paths if WINDOW in path] == []

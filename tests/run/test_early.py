@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from pipeline_platform import Message, Producer
+from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.lake import decision
 from pipeline_platform.run import begin as beginning
 from pipeline_platform.run import give_up, steps
 from pipeline_platform.run.begin import begin, resume
 from pipeline_platform.run.clear_up import clear_up
 from pipeline_platform.run.flow import Flow
-from resources.table_queue import TableQueue
 from tests.fixtures.early import MOMENTS, Early, handle_here, killed_at
 from tests.fixtures.flow import WINDOW, Filled, finish, rows, run
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.lake.ledger import Ledger, Receive
 from pipeline_platform.model.options import Batcher, Processors, Producer, TableBatcher
 from pipeline_platform.model.pipeline import PipelineError
@@ -14,7 +15,6 @@ from pipeline_platform.model.retry import Retry
 from pipeline_platform.run import batching, steps
 from pipeline_platform.run.begin import begin
 from pipeline_platform.run.flow import Flow
-from resources.table_queue import TableQueue
 from tests.fixtures import families
 from tests.fixtures.families import Word
 from tests.fixtures.flow import WINDOW, Filled, finish, rows, run

@@ -10,6 +10,7 @@ import polars as pl
 import pytest
 from confluent_kafka import Consumer
 
+from pipeline_platform.connectors.kafka import KafkaSource
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.storage import Lake
@@ -18,7 +19,6 @@ from pipeline_platform.run.begin import begin
 from pipeline_platform.run.clear_up import clear_up
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.lease import alive
-from resources.kafka import KafkaSource
 from tests.fixtures.flow import WINDOW, finish, kinds, rows, run, worked
 from tests.fixtures.flow_pipelines import Obedient
 from tests.fixtures.kafka_source import Open, lag, set_group, until

@@ -4,12 +4,12 @@ import time
 
 import pytest
 
+from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore, ControlStoreError
 from pipeline_platform.run import lease, steps
 from pipeline_platform.run.begin import begin
 from pipeline_platform.run.lease import alive
 from pipeline_platform.source.contract import Patience, SourceAwayError
-from resources.table_queue import TableQueue
 from tests.fixtures.flow import WINDOW, Filled, worked
 from tests.fixtures.flow_pipelines import Obedient
 

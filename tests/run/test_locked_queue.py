@@ -10,6 +10,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.run import lease, steps
@@ -17,7 +18,6 @@ from pipeline_platform.run.begin import begin
 from pipeline_platform.run.clear_up import clear_up
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.lease import alive
-from resources.table_queue import TableQueue
 from tests.fixtures.flow_pipelines import Obedient
 
 WINDOW = "2026-11-21T0000"

@@ -9,15 +9,14 @@ from typing import Any
 import polars as pl
 import pytest
 
+from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import Processors, Producer, TableBatcher
 from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.orchestration.spark_resource import WARM, SparkResource
 from pipeline_platform.run.flow import Flow
-from pipeline_platform.spark.shipping import PACKAGES
-from resources.spark import WARM, SparkResource
-from resources.table_queue import TableQueue
 from tests.fixtures.flow import run as run_through
 from tests.fixtures.numbers_under_fault import Number
 from tests.fixtures.processes import PROCESSES
@@ -40,7 +39,7 @@ class Million(Pipeline):
 
 
 def run_until_empty(folder: str, spark_folder: str, url: str) -> None:
-    spark = SparkResource(remote=WARM, state_folder=spark_folder, packages=[*PACKAGES, "tests"])
+    spark = SparkResource(remote=WARM, state_folder=spark_folder, packages=["tests"])
     queue, control = TableQueue(name="queue", url=url), ControlStore(url)
     with closing(spark):
         flow = Flow(Million, queue, Lake(root=folder), control, lambda: spark.spark_session)

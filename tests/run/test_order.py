@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from pipeline_platform.connectors.sqs import SqsSource
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.message import BatchInfo, Message
@@ -19,7 +20,6 @@ from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin
 from pipeline_platform.run.flow import Flow
-from resources.sqs import SqsSource
 from tests.fixtures.flow import WINDOW, Filled, kinds, rows, run
 from tests.fixtures.flow_pipelines import Word
 from tests.fixtures.kafka_source import Open

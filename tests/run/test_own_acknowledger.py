@@ -20,7 +20,7 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import Processors, Producer, TableBatcher
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.run import own_acknowledger, steps
+from pipeline_platform.run import notifying, steps
 from pipeline_platform.run.clear_up import clear_up
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.source.contract import Share
@@ -326,7 +326,7 @@ def test_a_pipeline_without_one_asks_nothing_of_spark(filled: Filled, monkeypatc
         acknowledge = Pipeline.acknowledge
 
     flow = filled(Plain, [b"one"])
-    monkeypatch.setattr(own_acknowledger, "TellAuthor", None)
+    monkeypatch.setattr(notifying, "TellAuthor", None)
 
     assert run(flow).windows == (WINDOW,)
     assert flow.ledger.unfinished() == []

@@ -11,6 +11,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
+from pipeline_platform.connectors.sqs import SqsSource
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.reader import Range
 from pipeline_platform.lake.storage import Lake
@@ -21,7 +22,6 @@ from pipeline_platform.run.begin import begin
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.spark_work import SparkWork
 from pipeline_platform.source.contract import Share
-from resources.sqs import SqsSource
 from tests.fixtures.flow_pipelines import Obedient
 from tests.fixtures.small_lake import WINDOW, Keeping, Memory, received, visible
 from tests.fixtures.spark import WarmSpark

@@ -11,16 +11,15 @@ from typing import Any
 
 import pytest
 
+from pipeline_platform.connectors.table_queue import TableQueue, queue_reading
+from pipeline_platform.connectors.table_queue.leased_table import LeasedTable
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.run import lease, steps
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.steps import Acknowledgement
 from pipeline_platform.source.contract import SourceAwayError, SourceError
-from pipeline_platform.tasks.acknowledge import Acknowledger
-from resources import queue_reading
-from resources.leased_table import LeasedTable
-from resources.table_queue import TableQueue
+from pipeline_platform.tasks.acknowledge.acknowledger import Acknowledger
 from servers.server import Server
 from tests.fixtures import fault_run
 from tests.fixtures.fault_ground import assert_each_message_once as assert_each_number_once

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from pipeline_platform.connectors.rabbitmq import RabbitmqSource, mailboxes
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.run import steps
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.source.contract import SourceError
-from resources.rabbitmq import RabbitmqSource, mailboxes
 from tests.fixtures.flow import kinds, rows, run, worked
 from tests.fixtures.flow_pipelines import Obedient
 from tests.fixtures.rabbitmq_source import Built

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
+from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control import demand
 from pipeline_platform.model.message import BatchInfo, Message
 from pipeline_platform.model.options import Batcher, Producer, RateLimiting
 from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.orchestration.producers import limits
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.source.contract import Refused
-from resources.table_queue import TableQueue
-from sensors.producer import limits
 from tests.fixtures.flow import WINDOW, Filled, rows
 
 TEN_A_DAY = RateLimiting(allowed_messages=10, interval=timedelta(days=1))

@@ -21,7 +21,7 @@ from pipeline_platform.run import batching, steps
 from pipeline_platform.run.begin import begin
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.spark.engine import TaskError, warm_up
-from pipeline_platform.tasks.plan import CutBatches
+from pipeline_platform.tasks.batch.batch_plan import CutBatches
 from tests.fixtures.flow import WINDOW, Filled, finish, handled, rows
 
 

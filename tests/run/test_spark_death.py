@@ -18,11 +18,11 @@ import pytest
 
 from demo.services import free_port
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.orchestration import spark_resource
+from pipeline_platform.orchestration.spark_resource import WARM, SparkResource
 from pipeline_platform.run.spark_work import SparkWork
 from pipeline_platform.spark import engine
 from pipeline_platform.spark import server as spark_server
-from resources import spark as spark_resource
-from resources.spark import WARM, SparkResource
 from tests.spark.test_spark_server import spark_processes
 
 TOLD = pa.schema([("pid", pa.int64())])

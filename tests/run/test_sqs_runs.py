@@ -8,11 +8,11 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
+from pipeline_platform.connectors.sqs import SqsSource
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin
 from pipeline_platform.run.lease import held
 from pipeline_platform.source.contract import Share
-from resources.sqs import SqsSource
 from tests.fixtures import fault_run
 from tests.fixtures.fault_ground import assert_each_message_once, filled_sqs, join
 from tests.fixtures.flow import WINDOW

@@ -15,7 +15,7 @@ from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin, resume
 from pipeline_platform.run.clear_up import clear_up
 from pipeline_platform.run.flow import Flow
-from pipeline_platform.run.standing import expect_finished
+from pipeline_platform.run.receive_state import expect_finished
 from tests.fixtures.flow import WINDOW, Filled, rows, worked
 from tests.fixtures.flow_pipelines import Obedient, Word
 from tests.lake.test_decision import SWAP

@@ -5,10 +5,10 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from assets import graph
-from assets.jobs import RunTags, receive_config
+from pipeline_platform.connectors.table_queue import TableQueue
+from pipeline_platform.orchestration import graph
+from pipeline_platform.orchestration.jobs import RunTags, receive_config
 from pipeline_platform.run import steps
-from resources.table_queue import TableQueue
 from tests.fixtures.dagster import ROOT, WINDOW, Location
 from tests.fixtures.pipelines_under_test import Beside, Told
 

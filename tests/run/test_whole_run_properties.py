@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.ledger import Ledger
 from pipeline_platform.lake.manifest import Manifest
@@ -29,7 +30,6 @@ from pipeline_platform.model.options import Batcher, Processors, Splitter, Table
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.spark_work import SparkWork
-from resources.table_queue import TableQueue
 from tests.fixtures.flow import rows, run
 from tests.fixtures.moody import BAD, BAD_IN_BATCH, GOOD, GOOD_IN_BATCH, WHOLE_BATCH, Mood, Moody, account, moods
 from tests.fixtures.spark import WarmSpark

@@ -12,11 +12,11 @@ from types import ModuleType
 import pytest
 
 from pipeline_platform import Source
-from resources.kafka import KafkaSource
-from resources.pubsub import PubsubSource
-from resources.rabbitmq import RabbitmqSource
-from resources.sqs import SqsSource
-from resources.table_queue import TableQueue
+from pipeline_platform.connectors.kafka import KafkaSource
+from pipeline_platform.connectors.pubsub import PubsubSource
+from pipeline_platform.connectors.rabbitmq import RabbitmqSource
+from pipeline_platform.connectors.sqs import SqsSource
+from pipeline_platform.connectors.table_queue import TableQueue
 from servers import rabbitmq, sqs
 from servers.__main__ import USES, how_to_use, main
 from tests.fixtures.keeper import PROJECT

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline_platform.source.log import Extent, divided, fair, free_spans
-from pipeline_platform.source.positions import Place, Span
+from pipeline_platform.source.offsets import Place, Span
 
 HOLDERS = st.sampled_from([None, "a", "b"])
 

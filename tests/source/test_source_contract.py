@@ -15,15 +15,15 @@ import pytest
 from pydantic import Field
 
 from pipeline_platform import Source
+from pipeline_platform.connectors.kafka import KafkaSource
+from pipeline_platform.connectors.pubsub import PubsubSource
+from pipeline_platform.connectors.rabbitmq import RabbitmqSource
+from pipeline_platform.connectors.sqs import SqsSource
+from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.source.leased import LeasedSource
 from pipeline_platform.source.patience import patiently
 from pipeline_platform.testing import PAGES, TEXTS, BrokenPromiseError, Server, check_source, promises_of
-from resources.kafka import KafkaSource
-from resources.pubsub import PubsubSource
-from resources.rabbitmq import RabbitmqSource
-from resources.sqs import SqsSource
-from resources.table_queue import TableQueue
 from servers import sqs
 
 SHORT_S, LONG_S = 2, 15

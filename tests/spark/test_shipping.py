@@ -101,7 +101,7 @@ def test_what_cannot_be_shipped_is_refused_by_name(project, tmp_path, name, reas
 
 
 def test_the_platform_itself_can_be_shipped(tmp_path):
-    shipped = names(shipping.pack(shipping.PACKAGES, tmp_path))
+    shipped = names(shipping.pack([shipping.PLATFORM], tmp_path))
 
     assert "pipeline_platform/spark/engine.py" in shipped
     assert not [name for name in shipped if "demo" in name]

@@ -10,10 +10,10 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.run.flow import Flow
-from resources.table_queue import TableQueue
 from tests.fixtures.numbers_under_fault import Thousands, expected
 from tests.fixtures.spark_cluster import SparkCluster
 from tests.run.test_flow import run

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.orchestration.spark_resource import WARM, SparkResource
 from pipeline_platform.spark import engine
 from pipeline_platform.spark import server as spark_server
-from resources.spark import WARM, SparkResource
 
 SCHEMA = pa.schema([("n", pa.int64())])
 LOG_BYTES = 500_000

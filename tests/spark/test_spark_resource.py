@@ -14,8 +14,8 @@ import pyarrow as pa
 import pydantic
 import pytest
 
+from pipeline_platform.orchestration.spark_resource import SparkResource
 from pipeline_platform.spark import engine
-from resources.spark import SparkResource
 
 ROOT = Path(__file__).parents[2]
 ROWS = pa.schema([("share", pa.int64()), ("worker", pa.int64()), ("told", pa.string())])
@@ -24,7 +24,7 @@ SCRIPT = """
 import json, os, sys, time
 import pyarrow as pa
 from pipeline_platform.spark import engine
-from resources.spark import SparkResource
+from pipeline_platform.orchestration.spark_resource import SparkResource
 
 ROWS = pa.schema([("share", pa.int64()), ("worker", pa.int64()), ("told", pa.string())])
 asked = json.loads(sys.argv[1])
@@ -104,7 +104,8 @@ def who(index):
 
 
 def test_loading_it_loads_no_spark():
-    loaded = "import resources.spark, sys; sys.exit(sum(name.startswith('pyspark') for name in sys.modules))"
+    module = "pipeline_platform.orchestration.spark_resource"
+    loaded = f"import {module}, sys; sys.exit(sum(name.startswith('pyspark') for name in sys.modules))"
 
     assert subprocess.run([sys.executable, "-c", loaded], cwd=ROOT, check=False).returncode == 0
 
@@ -369,7 +370,7 @@ LOCAL = """
 import json, sys
 import pyarrow as pa
 from pipeline_platform.spark import engine
-from resources.spark import SparkResource
+from pipeline_platform.orchestration.spark_resource import SparkResource
 
 ROWS = pa.schema([("share", pa.int64()), ("shipped", pa.bool_())])
 config = {"spark.executorEnv.WHO": "me"}

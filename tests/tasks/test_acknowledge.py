@@ -7,13 +7,13 @@ import pyarrow as pa
 import pytest
 from pydantic import PrivateAttr
 
+from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.lake.reader import Range
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import OUTCOMES
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.source.contract import Refused, SourceError
-from pipeline_platform.tasks.acknowledge import ONCE, Acknowledger, Answer, SettleOutcomes
-from resources.table_queue import TableQueue
+from pipeline_platform.tasks.acknowledge.acknowledger import ONCE, Acknowledger, Answer, SettleOutcomes
 from tests.fixtures.small_lake import WINDOW, Memory, returned
 
 

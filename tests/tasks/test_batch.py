@@ -14,11 +14,10 @@ from pipeline_platform.model.crossing import encode
 from pipeline_platform.model.message import BatchInfo, Message
 from pipeline_platform.model.options import Batcher, Producer
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.tasks import batch as batching
-from pipeline_platform.tasks import cut
-from pipeline_platform.tasks.batch import HandleBatches, handle_batch
-from pipeline_platform.tasks.plan import CutBatches, plan_table
-from pipeline_platform.tasks.staging import STAGED, staged_table
+from pipeline_platform.tasks.batch import cutting, handle_batches
+from pipeline_platform.tasks.batch.batch_plan import CutBatches, plan_table
+from pipeline_platform.tasks.batch.handle_batches import HandleBatches, handle_batch
+from pipeline_platform.tasks.record.staging import STAGED, staged_table
 from tests.fixtures.obedient import ODD
 from tests.fixtures.small_lake import WINDOW, Memory, batch_of, done, handled, outcomes, ranges, returned, rows_of
 
@@ -121,7 +120,9 @@ def batched(
             trigger = "size" if batch.full else "flush"
             told = {"window": WINDOW, "batch_key": batch.key, "number": batch.number, "trigger": trigger}
             planned.append({**told, "size": len(rows), "rows": rows})
-        writer.write(plan_table(receive_id, batcher), WINDOW, pa.RecordBatch.from_pylist(planned, schema=cut.BATCHES))
+        writer.write(
+            plan_table(receive_id, batcher), WINDOW, pa.RecordBatch.from_pylist(planned, schema=cutting.BATCHES)
+        )
         written = writer.close()
     files = [ranges(written, pipeline.name, table(receive_id, batcher)) for table in (staged_table, plan_table)]
     task = HandleBatches(pipeline, None, Memory().settling, "source", lake, receive_id, batcher, *files, **options)
@@ -197,7 +198,7 @@ def test_batches_are_dealt_in_turn(lake):
 
 @pytest.mark.parametrize("at_once", [1, 100, 10**9])
 def test_however_many_batches_are_read_together_they_are_the_same(lake, monkeypatch, at_once):
-    monkeypatch.setattr(batching, "GROUP_BYTES", at_once)
+    monkeypatch.setattr(handle_batches, "GROUP_BYTES", at_once)
     payloads = [f"{number % 7} {number}" for number in range(100)]
 
     (told,) = through(lake, *payloads, batch_size=4)

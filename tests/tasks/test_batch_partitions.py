@@ -10,10 +10,10 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.message import BatchInfo, Message
 from pipeline_platform.model.options import Batcher, Processors, Producer
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.tasks import cut
-from pipeline_platform.tasks.batch import HandleBatches
-from pipeline_platform.tasks.plan import CutBatches, plan_table
-from pipeline_platform.tasks.staging import staged_table
+from pipeline_platform.tasks.batch import cutting
+from pipeline_platform.tasks.batch.batch_plan import CutBatches, plan_table
+from pipeline_platform.tasks.batch.handle_batches import HandleBatches
+from pipeline_platform.tasks.record.staging import staged_table
 from tests.fixtures.small_lake import Memory, done, handled, numbered, outcomes, ranges, returned, rows_of
 from tests.tasks.test_in_order import Keyed
 
@@ -145,6 +145,6 @@ def test_batches_of_partitions_are_numbered_apart() -> None:
     plain = {"window": "w", "batch_key": "k", "size": 1, "flush": False}
     rows = [{**plain, "position": place, "partition": part} for place, part in enumerate(["1", None, "1", "", None])]
 
-    found = cut.cut(pa.Table.from_pylist(rows, cut.MESSAGES), 1).to_pylist()
+    found = cutting.cut(pa.Table.from_pylist(rows, cutting.MESSAGES), 1).to_pylist()
 
     assert [(one["partition"], one["number"]) for one in found] == [("1", 0), (None, 0), ("1", 1), ("", 0), (None, 1)]

@@ -17,7 +17,7 @@ from pipeline_platform.model.crossing import decode
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import Batcher, Processors, Producer, TableBatcher
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
-from pipeline_platform.tasks.column_lane import TAKEN, WriteColumns, taken
+from pipeline_platform.tasks.handle.column_lane import TAKEN, WriteColumns, taken
 from tests.fixtures.small_lake import Memory, done, numbered, outcomes, ranges, received, returned, rows_of
 from tests.fixtures.telemetry import named
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import Splitter
-from pipeline_platform.tasks import cut
+from pipeline_platform.tasks.batch import cutting
 from tests.fixtures.small_lake import batch_of
 
 WINDOWS = ("2026-01-01T0000", "2026-01-01T0100")
@@ -17,11 +17,11 @@ WINDOWS = ("2026-01-01T0000", "2026-01-01T0100")
 
 def waiting(*messages: dict[str, Any]) -> pa.Table:
     plain = {"window": WINDOWS[0], "batch_key": "k", "size": 1, "flush": False}
-    return pa.Table.from_pylist([{**plain, "position": n, **one} for n, one in enumerate(messages)], cut.MESSAGES)
+    return pa.Table.from_pylist([{**plain, "position": n, **one} for n, one in enumerate(messages)], cutting.MESSAGES)
 
 
 def batches(table: pa.Table, batch_size: int, batch_bytes: int = 10**9) -> list[tuple[list[int], str]]:
-    return [(one["rows"], one["trigger"]) for one in cut.cut(table, batch_size, batch_bytes).to_pylist()]
+    return [(one["rows"], one["trigger"]) for one in cutting.cut(table, batch_size, batch_bytes).to_pylist()]
 
 
 def test_no_messages_make_no_batch():
@@ -47,7 +47,7 @@ def test_a_batch_that_is_full_by_a_flushing_message_is_full():
 def test_batches_are_numbered_within_their_window_and_key():
     table = waiting({"batch_key": "b"}, {"batch_key": "a"}, {"batch_key": "b"}, {"window": WINDOWS[1]}, {})
 
-    found = cut.cut(table, 1).to_pylist()
+    found = cutting.cut(table, 1).to_pylist()
 
     assert [(one["window"][-4:], one["batch_key"], one["number"]) for one in found] == [
         ("0000", "b", 0),
@@ -79,8 +79,8 @@ def test_every_message_is_in_one_batch_of_its_own_window_partition_and_key_in_it
     rows = [{**one, "position": 10 * n} for n, one in enumerate(messages)]
     random.shuffle(rows)
 
-    table = pa.Table.from_pylist(rows, cut.MESSAGES)
-    found = cut.cut(table, batch_size, batch_bytes, rest="timeout").to_pylist()
+    table = pa.Table.from_pylist(rows, cutting.MESSAGES)
+    found = cutting.cut(table, batch_size, batch_bytes, rest="timeout").to_pylist()
 
     assert sorted(row for one in found for row in one["rows"]) == list(range(len(rows)))
     last: dict[tuple[Any, ...], int] = {}
@@ -107,7 +107,7 @@ def test_every_message_is_in_one_batch_of_its_own_window_partition_and_key_in_it
 def test_batches_never_mix_partitions_and_are_numbered_within_each():
     table = waiting({"partition": "7"}, {"partition": "0"}, {"partition": "7"}, {"partition": None}, {"partition": "0"})
 
-    found = cut.cut(table, 2).to_pylist()
+    found = cutting.cut(table, 2).to_pylist()
 
     assert [(one["partition"], one["number"], one["rows"], one["trigger"]) for one in found] == [
         ("7", 0, [0, 2], "size"),
@@ -139,7 +139,9 @@ def split(splitter: Splitter, *payloads: bytes, batch_bytes: int = 10**9, **colu
     """The payloads of each batch with its trigger; or why a message fails."""
     told = list(Message.each(batch_of(*payloads)))
     rows = [{name: values[n] for name, values in columns.items()} for n in range(len(payloads))]
-    found = cut.cut(waiting(*rows), splitter, batch_bytes, read=lambda rows: map(told.__getitem__, rows)).to_pylist()
+    found = cutting.cut(
+        waiting(*rows), splitter, batch_bytes, read=lambda rows: map(told.__getitem__, rows)
+    ).to_pylist()
     return [
         ([one["failure"]["kind"], one["failure"]["reason"]], payloads[one["rows"][0]])
         if one["failure"]
@@ -182,7 +184,7 @@ def test_a_batch_that_ends_otherwise_begins_the_accumulator_anew(columns):
 
 
 def test_a_splitter_that_never_ends_a_batch_leaves_that_to_the_most_that_a_batch_holds(monkeypatch):
-    monkeypatch.setattr(cut, "BATCH_MESSAGES", 2)
+    monkeypatch.setattr(cutting, "BATCH_MESSAGES", 2)
 
     assert split(Splitter(initial=None, step=lambda message, acc: ("cont", acc)), b"1", b"2", b"3") == [
         ([b"1", b"2"], "size"),

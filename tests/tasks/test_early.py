@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from pipeline_platform import Message, Pipeline, Processors, Refused, SourceError, ack_immediately
+from pipeline_platform.lake.early_acks import Notes
 from pipeline_platform.lake.ledger import Ledger, Receive
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.lake.told import Notes
-from pipeline_platform.tasks.handle import Handle
+from pipeline_platform.tasks.handle.handle_messages import Handle
 from tests.fixtures.early import Early, Together
 from tests.fixtures.obedient import Obedient
 from tests.fixtures.small_lake import (

@@ -6,9 +6,9 @@ import pyarrow as pa
 import pytest
 
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.actions import Word
 from pipeline_platform.model.message import DELIVERIES, Message
 from pipeline_platform.model.options import Processors
-from pipeline_platform.model.settling import Word
 from tests.fixtures.obedient import Obedient, PanicError
 from tests.fixtures.small_lake import Memory, batch_of, handled, numbered, outcomes, rows_of
 

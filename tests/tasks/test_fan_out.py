@@ -11,7 +11,7 @@ from pipeline_platform import testing
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import Batcher, PipelineError, Processors, Producer, TableBatcher
-from pipeline_platform.tasks.staging import staged_table
+from pipeline_platform.tasks.record.staging import staged_table
 from tests.fixtures.families import FAULTS, SHOWN, Families, Word
 from tests.fixtures.small_lake import handled, outcomes, rows_of
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline_platform.tasks.fork import Written, in_a_fork
-from pipeline_platform.tasks.progress import Progress
+from pipeline_platform.tasks.host.fork import Written, in_a_fork
+from pipeline_platform.tasks.host.progress import Progress
 from tests.tasks.test_batch import staged
 
 

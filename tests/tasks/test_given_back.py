@@ -8,7 +8,7 @@ import pytest
 
 from pipeline_platform import Message, Processors
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.tasks import handle
+from pipeline_platform.tasks.handle import handle_messages
 from tests.fixtures.obedient import Obedient
 from tests.fixtures.small_lake import handled, outcomes, rows_of
 
@@ -67,7 +67,7 @@ class Transforms(Obedient):
 
 def test_no_callback_sees_more_than_the_block_in_which_a_task_was_stopped(tmp_path, monkeypatch):
     """A slow one would hold up the drain."""
-    monkeypatch.setattr(handle, "BLOCK_ROWS", 4)
+    monkeypatch.setattr(handle_messages, "BLOCK_ROWS", 4)
     monkeypatch.setattr(Transforms, "processors", Processors(chunk_size=2))
     lake, payloads = Lake(root=str(tmp_path)), [b"%d" % number for number in range(12)]
 

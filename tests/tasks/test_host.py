@@ -15,12 +15,12 @@ import pytest
 
 from pipeline_platform import Batcher, Pipeline, Processors, Producer, Splitter, TableBatcher
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.tasks import host
-from pipeline_platform.tasks.batch import HandleBatches
-from pipeline_platform.tasks.fork import Written, in_a_fork
-from pipeline_platform.tasks.handle import Handle
-from pipeline_platform.tasks.plan import CutBatches, plan_table
-from pipeline_platform.tasks.staging import staged_table
+from pipeline_platform.tasks.batch.batch_plan import CutBatches, plan_table
+from pipeline_platform.tasks.batch.handle_batches import HandleBatches
+from pipeline_platform.tasks.handle.handle_messages import Handle
+from pipeline_platform.tasks.host import hosting
+from pipeline_platform.tasks.host.fork import Written, in_a_fork
+from pipeline_platform.tasks.record.staging import staged_table
 from tests.fixtures.small_lake import Memory, Row, numbered, outcomes, ranges, received, returned, rows_of
 
 
@@ -186,7 +186,7 @@ def test_a_splitter_that_spoils_its_process_fails_one_message(lake):
 
 
 def test_a_file_that_is_not_as_its_host_names_it_is_in_no_manifest(lake, monkeypatch):
-    real = host.in_a_fork
+    real = hosting.in_a_fork
 
     def damaged(work, **options):
         answer = real(work, **options)
@@ -196,7 +196,7 @@ def test_a_file_that_is_not_as_its_host_names_it_is_in_no_manifest(lake, monkeyp
                 file.write(b"of a stranger")
         return answer
 
-    monkeypatch.setattr(host, "in_a_fork", damaged)
+    monkeypatch.setattr(hosting, "in_a_fork", damaged)
 
     manifest = hosted(lake, b"1", b"2")
 

@@ -23,16 +23,16 @@ from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import Processors, Producer
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.source.contract import Share
-from pipeline_platform.tasks.fork import Death
-from pipeline_platform.tasks.in_order import (
+from pipeline_platform.tasks.handle.in_order import (
     DealPartitions,
     FindPartitions,
     HandleInOrder,
     dealt_table,
     found_table,
 )
-from pipeline_platform.tasks.isolate import settle
-from pipeline_platform.tasks.lookup import DECIDED, REPEATS
+from pipeline_platform.tasks.handle.repeats import DECIDED, REPEATS
+from pipeline_platform.tasks.host.fork import Death
+from pipeline_platform.tasks.host.isolation import settle
 from tests.fixtures.small_lake import WINDOW, Memory, done, numbered, outcomes, ranges, received, returned, rows_of
 
 

@@ -18,10 +18,10 @@ from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.options import Processors, Producer, TableBatcher
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.tasks import isolate
-from pipeline_platform.tasks.fork import Death
-from pipeline_platform.tasks.isolate import BEGUN_AGAIN, settle
-from pipeline_platform.tasks.staging import STAGED
+from pipeline_platform.tasks.host import isolation
+from pipeline_platform.tasks.host.fork import Death
+from pipeline_platform.tasks.host.isolation import BEGUN_AGAIN, settle
+from pipeline_platform.tasks.record.staging import STAGED
 from tests.fixtures.fragile import Fragile, Gathering, harm
 from tests.fixtures.small_lake import Row, handled, outcomes, rows_of
 from tests.tasks.test_batch import batched, staged
@@ -90,7 +90,7 @@ def calls(diary: Path) -> dict[str, Counter[str]]:
 @pytest.fixture
 def small_blocks(monkeypatch):
     """A fork gets a chunk, however quick the last one was."""
-    monkeypatch.setattr(isolate, "QUICK_S", 0)
+    monkeypatch.setattr(isolation, "QUICK_S", 0)
 
 
 @pytest.mark.parametrize("killers", [[137], [131, 135, 138]])
@@ -130,7 +130,7 @@ def test_forks_grow_as_long_as_they_are_quick(lake, monkeypatch):
         def handle_message(self, message, context):
             return message.put(Row(text=str(os.getpid())), batcher="kept")
 
-    monkeypatch.setattr(isolate, "QUICK_S", 10**6)
+    monkeypatch.setattr(isolation, "QUICK_S", 10**6)
     manifest = handled(lake, Placed, *[b"1"] * 100, careful=True)
 
     forks = Counter(row["text"] for row in rows_of(lake, "placed", manifest, "kept"))

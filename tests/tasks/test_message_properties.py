@@ -16,17 +16,23 @@ from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import Batcher, Processors, Producer, Splitter, TableBatcher
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.source.contract import Share
-from pipeline_platform.tasks.batch import HandleBatches
-from pipeline_platform.tasks.column_lane import WriteColumns
-from pipeline_platform.tasks.fan_out import ends_table, parents_table
-from pipeline_platform.tasks.handle import Handle
-from pipeline_platform.tasks.in_order import DealPartitions, FindPartitions, HandleInOrder, dealt_table, found_table
-from pipeline_platform.tasks.own_acknowledger import TellAuthor
-from pipeline_platform.tasks.parents import EndParents
-from pipeline_platform.tasks.plan import CutBatches, plan_table
-from pipeline_platform.tasks.progress import UNWATCHED
-from pipeline_platform.tasks.set_aside import SetAside
-from pipeline_platform.tasks.staging import staged_table
+from pipeline_platform.tasks.acknowledge.notify_author import TellAuthor
+from pipeline_platform.tasks.batch.batch_plan import CutBatches, plan_table
+from pipeline_platform.tasks.batch.handle_batches import HandleBatches
+from pipeline_platform.tasks.batch.parents import EndParents
+from pipeline_platform.tasks.handle.column_lane import WriteColumns
+from pipeline_platform.tasks.handle.handle_messages import Handle
+from pipeline_platform.tasks.handle.in_order import (
+    DealPartitions,
+    FindPartitions,
+    HandleInOrder,
+    dealt_table,
+    found_table,
+)
+from pipeline_platform.tasks.handle.set_aside import SetAside
+from pipeline_platform.tasks.host.progress import UNWATCHED
+from pipeline_platform.tasks.record.fan_out import ends_table, parents_table
+from pipeline_platform.tasks.record.staging import staged_table
 from pipeline_platform.testing import test_batch
 from tests.fixtures.small_lake import WINDOW, Memory, Row, done, numbered, ranges, received, returned
 

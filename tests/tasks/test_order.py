@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline_platform.tasks.order import SOURCE_ORDER, dealt, in_source_order
+from pipeline_platform.tasks.handle.source_order import SOURCE_ORDER, dealt, in_source_order
 
 WINDOWS = ("2026-01-01T0000", "2026-01-01T0100")
 

@@ -10,9 +10,9 @@ from pydantic import BaseModel, computed_field, field_validator
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.options import Batcher, Producer, TableBatcher
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.tasks.batch import HandleBatches
-from pipeline_platform.tasks.plan import CutBatches, plan_table
-from pipeline_platform.tasks.staging import staged_table
+from pipeline_platform.tasks.batch.batch_plan import CutBatches, plan_table
+from pipeline_platform.tasks.batch.handle_batches import HandleBatches
+from pipeline_platform.tasks.record.staging import staged_table
 from tests.fixtures.obedient import Obedient
 from tests.fixtures.small_lake import WINDOW, Memory, Row, done, handled, outcomes, ranges, returned, rows_of
 from tests.model.test_columns import EVERYTHING, Everything
@@ -111,7 +111,7 @@ def test_messages_for_a_callback_wait_in_the_receives_own_folder_and_have_no_out
 
 
 def test_many_reasons_and_keys_do_not_fill_the_tasks_memory(lake, monkeypatch):
-    monkeypatch.setattr("pipeline_platform.tasks.tally._DISTINCT", 10)
+    monkeypatch.setattr("pipeline_platform.tasks.record.tally._DISTINCT", 10)
 
     class Chatty(Obedient):
         name = "chatty"

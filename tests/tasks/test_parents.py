@@ -9,13 +9,13 @@ from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.reader import divide
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.message import Message
-from pipeline_platform.tasks import parents
-from pipeline_platform.tasks.batch import HandleBatches
-from pipeline_platform.tasks.fan_out import ends_table, parents_table
-from pipeline_platform.tasks.handle import Handle
-from pipeline_platform.tasks.parents import EndParents
-from pipeline_platform.tasks.plan import CutBatches, plan_table
-from pipeline_platform.tasks.staging import staged_table
+from pipeline_platform.tasks.batch import parents
+from pipeline_platform.tasks.batch.batch_plan import CutBatches, plan_table
+from pipeline_platform.tasks.batch.handle_batches import HandleBatches
+from pipeline_platform.tasks.batch.parents import EndParents
+from pipeline_platform.tasks.handle.handle_messages import Handle
+from pipeline_platform.tasks.record.fan_out import ends_table, parents_table
+from pipeline_platform.tasks.record.staging import staged_table
 from tests.fixtures.families import Families
 from tests.fixtures.small_lake import Memory, done, numbered, outcomes, ranges, received, returned, rows_of
 

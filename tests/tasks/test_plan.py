@@ -15,11 +15,11 @@ from pipeline_platform.model.message import BatchInfo, Message
 from pipeline_platform.model.options import Batcher, Producer, Splitter
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.retry import Retry
-from pipeline_platform.tasks import plan
-from pipeline_platform.tasks.batch import HandleBatches
-from pipeline_platform.tasks.plan import CutBatches, plan_table
-from pipeline_platform.tasks.progress import UNWATCHED
-from pipeline_platform.tasks.staging import staged_table
+from pipeline_platform.tasks.batch import batch_plan
+from pipeline_platform.tasks.batch.batch_plan import CutBatches, plan_table
+from pipeline_platform.tasks.batch.handle_batches import HandleBatches
+from pipeline_platform.tasks.host.progress import UNWATCHED
+from pipeline_platform.tasks.record.staging import staged_table
 from tests.fixtures.small_lake import Memory, done, handled, outcomes, ranges, returned, rows_of
 
 
@@ -109,7 +109,7 @@ def test_what_no_more_messages_come_to_says_why_it_is_delivered(lake):
 
 @pytest.mark.parametrize("portion", [1, 2, 10**6])
 def test_however_many_messages_are_read_together_the_batches_are_the_same(lake, monkeypatch, portion):
-    monkeypatch.setattr(plan, "SPLIT_ROWS", portion)
+    monkeypatch.setattr(batch_plan, "SPLIT_ROWS", portion)
 
     boxes, manifest = boxed(lake, *(f"{number % 3} {number % 7} -" for number in range(60)))
 
@@ -148,7 +148,7 @@ def test_a_message_that_a_splitter_fails_fails_alone_and_handle_failed_sees_it(l
 
 @pytest.mark.parametrize("portion", [1, 2, 10**6])
 def test_messages_that_a_splitter_dies_of_fail_alone(lake, monkeypatch, portion):
-    monkeypatch.setattr(plan, "SPLIT_ROWS", portion)
+    monkeypatch.setattr(batch_plan, "SPLIT_ROWS", portion)
 
     boxes, manifest = boxed(lake, "b 9 leave", "a 6 -", "a 9 leave", "a 4 -", "b 1 -", careful=True)
 

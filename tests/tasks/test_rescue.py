@@ -9,7 +9,7 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import Batcher, PipelineError, Processors, Producer, TableBatcher
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.tasks.staging import staged_table
+from pipeline_platform.tasks.record.staging import staged_table
 from tests.fixtures.obedient import Obedient
 from tests.fixtures.small_lake import Memory, Row, handled, numbered, outcomes, rows_of
 from tests.tasks.test_batch import batched, staged

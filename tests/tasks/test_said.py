@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.tasks.said import LINES, ROOM, heard
+from pipeline_platform.tasks.host.output import LINES, ROOM, heard
 from tests.fixtures.obedient import Obedient
 from tests.fixtures.small_lake import handled
 from tests.tasks.test_batch import Obedient as Batching

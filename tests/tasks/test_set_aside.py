@@ -11,11 +11,11 @@ import pytest
 
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.options import Processors
-from pipeline_platform.tasks import lookup
-from pipeline_platform.tasks.handle import Handle
-from pipeline_platform.tasks.lookup import DECIDED, REPEATS, Repeats, WriteRepeats
-from pipeline_platform.tasks.set_aside import SetAside
-from resources.spark import SparkResource
+from pipeline_platform.orchestration.spark_resource import SparkResource
+from pipeline_platform.tasks.handle import repeats
+from pipeline_platform.tasks.handle.handle_messages import Handle
+from pipeline_platform.tasks.handle.repeats import DECIDED, REPEATS, Repeats, WriteRepeats
+from pipeline_platform.tasks.handle.set_aside import SetAside
 from tests.fixtures.small_lake import (
     WINDOW,
     Keeping,
@@ -129,7 +129,7 @@ def looked_up(spark: SparkResource) -> Callable[..., dict[tuple[str, str], int]]
         known = None
         if outcomes is not None:
             known = session.createDataFrame(outcomes, f"{key}, outcome string")
-        return {(row["source"], row["message_id"]): row["keep"] for row in lookup.find_repeats(rows, known).collect()}
+        return {(row["source"], row["message_id"]): row["keep"] for row in repeats.find_repeats(rows, known).collect()}
 
     return look
 

@@ -13,9 +13,9 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import PipelineError, Processors, Producer
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.tasks.handle import Handler
-from pipeline_platform.tasks.progress import Progress
-from pipeline_platform.tasks.threads import at_once
+from pipeline_platform.tasks.handle.handle_messages import Handler
+from pipeline_platform.tasks.handle.threads import at_once
+from pipeline_platform.tasks.host.progress import Progress
 from tests.fixtures.obedient import Obedient
 from tests.fixtures.small_lake import batch_of, handled, outcomes, rows_of
 

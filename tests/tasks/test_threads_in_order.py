@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import Processors
-from pipeline_platform.tasks.threads import at_once, followers
+from pipeline_platform.tasks.handle.threads import at_once, followers
 from tests.fixtures.small_lake import numbered, outcomes
 from tests.tasks.test_in_order import Keyed, Ordered, by_payload, handle, memory, reasons
 

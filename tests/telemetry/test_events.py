@@ -184,7 +184,7 @@ def test_without_functions_the_callback_itself_is_called(lake, monkeypatch):
     def refused(*_: Any) -> None:
         raise AssertionError("told of a message")
 
-    monkeypatch.setattr("pipeline_platform.tasks.handle._told", refused)
+    monkeypatch.setattr("pipeline_platform.tasks.handle.handle_messages._told", refused)
 
     manifest = handled(lake, Obedient, b"1", b"2")
 

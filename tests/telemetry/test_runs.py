@@ -15,6 +15,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from pipeline_platform import telemetry
+from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.run import steps
@@ -23,7 +24,6 @@ from pipeline_platform.run.flow import Flow
 from pipeline_platform.source.contract import SourceError
 from pipeline_platform.telemetry import EVENTS, Event, configuration
 from pipeline_platform.telemetry.exporter import Exporter
-from resources.table_queue import TableQueue
 from tests.fixtures.flow import WINDOW, run
 from tests.fixtures.flow_pipelines import Obedient
 from tests.fixtures.sensor import Place

@@ -11,10 +11,10 @@ from pydantic import BaseModel
 
 from pipeline_platform import Batcher, Message, Pipeline, Processors, Producer, Splitter, TableBatcher
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.model.settling import Word, Words
-from pipeline_platform.tasks.batch import HandleBatches
-from pipeline_platform.tasks.plan import CutBatches, plan_table
-from pipeline_platform.tasks.staging import staged_table
+from pipeline_platform.model.actions import Word, Words
+from pipeline_platform.tasks.batch.batch_plan import CutBatches, plan_table
+from pipeline_platform.tasks.batch.handle_batches import HandleBatches
+from pipeline_platform.tasks.record.staging import staged_table
 from pipeline_platform.testing import Acknowledged, DummySource, test_batch, test_message
 from tests.fixtures.early import Early, Together
 from tests.fixtures.obedient import Obedient

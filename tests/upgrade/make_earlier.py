@@ -26,12 +26,12 @@ from unittest import mock
 import dagster as dg
 from pipeline_platform.options import Producer, RateLimiting
 from pipeline_platform.stages.handle import Handle
+from resources.table_queue import TableQueue
 
 from pipeline_platform.control import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.run_launcher import PROCESS_TAG
-from resources.table_queue import TableQueue
 from tests.small_lake import Keeping, Run
 
 ARCHIVE = Path(__file__).with_name("earlier.tar.xz")

@@ -14,6 +14,7 @@ import dagster as dg
 import pytest
 from dagster._core.launcher import WorkerStatus
 
+from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.storage import Lake
@@ -22,7 +23,6 @@ from pipeline_platform.model.options import Producer, RateLimiting
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.spark_work import SparkWork
 from pipeline_platform.source.contract import SourceError
-from resources.table_queue import TableQueue
 from tests.fixtures.flow import WINDOW, rows, run
 from tests.fixtures.small_lake import WINDOW as EARLIER
 from tests.fixtures.small_lake import Keeping, Row

@@ -1,0 +1,213 @@
+"""`pipeline-platform failures`: what failed and why, one of them with its history, and drive them again."""
+
+from __future__ import annotations
+
+import json
+from codecs import getincrementaldecoder
+from datetime import UTC, datetime
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pipeline_platform.cli import loading
+from pipeline_platform.cli.launch import launch
+from pipeline_platform.cli.loading import counted
+from pipeline_platform.model.windows import expect_window
+
+if TYPE_CHECKING:
+    from pipeline_platform.lake.failed import FailedMessages
+
+app = typer.Typer(help="Look at failed messages, and drive them again.", no_args_is_help=True)
+
+_PAYLOAD = 4_000
+"""Bytes of a payload that are shown."""
+_REASON = 300
+
+
+def _expected(windows: list[str] | None) -> list[str] | None:
+    for window in windows or ():
+        try:
+            expect_window(window)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+    return windows
+
+
+Name = Annotated[str, typer.Argument(help="Name of the pipeline.")]
+Windows = Annotated[
+    list[str] | None,
+    typer.Option("--window", help="Failures of this window; repeat it for others.", callback=_expected),
+]
+Kind = Annotated[str | None, typer.Option(help="Failures of exactly this kind: an exception's name, or `failed`.")]
+Reason = Annotated[str | None, typer.Option(help="Failures whose reason contains this text.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+class State(Enum):
+    """Open failures are all that are not closed; `waiting` are those that are not dead, `due` the ones to drive now."""
+
+    open = "open"
+    waiting = "waiting"
+    due = "due"
+    dead = "dead"
+
+
+class Listed(Enum):
+    """The same, and those that are closed."""
+
+    open = "open"
+    waiting = "waiting"
+    due = "due"
+    dead = "dead"
+    closed = "closed"
+
+
+@app.command("list")
+def list_(
+    pipeline: Name,
+    window: Windows = None,
+    state: Annotated[Listed, typer.Option(help="Failures in this state.")] = Listed.open,
+    kind: Kind = None,
+    reason: Reason = None,
+    limit: Annotated[int, typer.Option(min=1, help="Groups that are shown at most.")] = 50,
+    as_json: Json = False,
+) -> None:
+    """Count failures by window, state, kind and reason, with some ids of each."""
+    from pipeline_platform.lake.inspection import grouped
+
+    now, closed = datetime.now(UTC), state.value == "closed"
+    if closed and (kind or reason):
+        raise typer.BadParameter("closed failures have no kind and reason: choose them by window", param_hint="--state")
+    chosen = "open" if closed else state.value
+    with loading.opened() as opened:
+        failed = _failed(opened, pipeline, window, state=chosen, kind=kind, reason=reason, due_by=now)
+        groups = grouped(failed, now, closed=closed)
+    if as_json:
+        typer.echo(json.dumps([group._asdict() for group in groups], default=str))
+        return
+    table = Table(box=None)
+    for column in ("window", "state", "messages", "kind", "reason", "ids"):
+        table.add_column(column, no_wrap=column in ("window", "ids"), overflow="fold")  # to be copied whole
+    for group in groups[:limit]:
+        due = f" {group.due_at:%Y-%m-%d %H:%M:%S}" if group.state == "waiting" and group.due_at else ""
+        ids = "\n".join([*group.ids[:3], *(["..."] if group.messages > 3 else [])])
+        cells = (group.window, f"{group.state}{due}", f"{group.messages:,}", group.kind, group.reason[:_REASON], ids)
+        table.add_row(*(Text(plain(cell)) for cell in cells))
+    if groups:
+        Console().print(table)
+    total = sum(group.messages for group in groups)
+    typer.echo(f"{counted(total, 'failure')} {'is' if total == 1 else 'are'} {state.value}.")
+    if len(groups) > limit:
+        typer.echo(f"{len(groups) - limit:,} groups of them are not shown: give --limit, or --json.")
+
+
+@app.command()
+def show(
+    pipeline: Name,
+    message_id: Annotated[str, typer.Argument(help="Id of the message.")],
+    window: Windows = None,
+    as_json: Json = False,
+) -> None:
+    """Show one message: its payload as it was delivered, its metadata, its traceback and all that became of it."""
+    from pipeline_platform.lake.inspection import history, state_of
+
+    with loading.opened() as opened:
+        events = history(_failed(opened, pipeline, window), message_id)
+    if not events:
+        raise typer.BadParameter(f"no message {message_id!r} of {pipeline} has failed", param_hint="MESSAGE_ID")
+    if as_json:
+        typer.echo(json.dumps([{**event, "data": _payload(event["data"])} for event in events], default=str))
+        return
+    for source in dict.fromkeys(event["source"] for event in events):
+        mine = [event for event in events if event["source"] == source]
+        failures = [event for event in mine if event["state"] != "closed"]
+        state = state_of(mine[-1], datetime.now(UTC))
+        _say(f"message {message_id} of {source}, in window {mine[-1]['window']}: {state}")
+        for event in mine:
+            _say(f"  {_happened(event)}")
+        if failures:
+            _say_payload(failures[-1])
+
+
+def _happened(event: dict[str, Any]) -> str:
+    said = f"{event['at']:%Y-%m-%d %H:%M:%S} attempt {event['attempt']}: {event['state']}"
+    if event["state"] != "closed":
+        said += f" in {event['stage']}, {event['kind']}: {event['reason']}"
+    due = f" (due {event['due_at']:%Y-%m-%d %H:%M:%S})" if event["due_at"] else ""
+    return f"{said}{due}; receive {event['receive_id']}"
+
+
+def _say_payload(event: dict[str, Any]) -> None:
+    shown = _payload(event["data"])
+    _say(f"metadata: {event['metadata'] or 'none'}")
+    cut = f", the first {_PAYLOAD:,} of them" if shown["bytes"] > _PAYLOAD else ""
+    name = "text" if "text" in shown else "hex"
+    _say(f"payload: {shown['bytes']:,} bytes{cut}, as {name}:\n{shown[name]}")
+    if event["traceback"]:
+        _say(event["traceback"].rstrip())
+
+
+@app.command()
+def retry(
+    pipeline: Name,
+    message_id: Annotated[str | None, typer.Option("--id", help="This message only.")] = None,
+    source: Annotated[str | None, typer.Option(help="Name of the source: ids are unique per source.")] = None,
+    window: Windows = None,
+    state: Annotated[State | None, typer.Option(help="Failures in this state.")] = None,
+    kind: Kind = None,
+    reason: Reason = None,
+    every: Annotated[bool, typer.Option("--all", help="All open failures, dead ones included.")] = False,
+) -> None:
+    """Launch runs that drive failures again, on the instance in DAGSTER_HOME: a run for each range of windows."""
+    from pipeline_platform.lake.selection import Selection
+
+    criteria = (message_id, source, window, state, kind, reason)
+    if every == any(one is not None for one in criteria):
+        raise typer.BadParameter(
+            "say which failures: --id, --source, --window, --state, --kind or --reason; or --all alone"
+        )
+    by_key = {"message_id": message_id, "source": source}
+    chosen = Selection(state=state.value if state else "open", kind=kind, reason=reason, **by_key)
+    runs = messages = 0
+    with loading.opened() as opened:
+        for launched in launch(opened, opened.pipeline(pipeline), chosen, window or ()):
+            runs, messages = runs + 1, messages + launched.messages
+            windows = " to ".join(dict.fromkeys((launched.windows[0], launched.windows[-1])))
+            typer.echo(f"run {launched.run_id} drives {counted(launched.messages, 'failure')} of {windows}")
+    said = f"{counted(messages, 'failure')} in {counted(runs, 'run')}."
+    typer.echo(said if runs else "No failure is such: nothing was launched.")
+
+
+def _failed(opened: loading.Deployment, pipeline: str, windows: list[str] | None, **selection: Any) -> FailedMessages:
+    from pipeline_platform.lake.failed import FailedMessages
+    from pipeline_platform.lake.selection import Selection
+
+    name = opened.pipeline(pipeline).name
+    chosen = Selection(**selection)
+    return FailedMessages(
+        name=name, lake=opened.lake, pipeline=name, windows=tuple(windows) if windows else None, selection=chosen
+    )
+
+
+def _payload(data: bytes | None) -> dict[str, Any]:
+    """A payload for people: text where it is text, hexadecimal where it is not; not the whole of a large one."""
+    whole = data or b""
+    some = whole[:_PAYLOAD]
+    try:
+        # Not final where it is cut, which may be within a character.
+        return {"bytes": len(whole), "text": getincrementaldecoder("utf-8")().decode(some, len(some) == len(whole))}
+    except UnicodeDecodeError:
+        return {"bytes": len(whole), "hex": some.hex()}
+
+
+def plain(text: str) -> str:
+    """Text that a terminal only shows: what would steer it is escaped."""
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
+def _say(text: str) -> None:
+    typer.echo(plain(text))

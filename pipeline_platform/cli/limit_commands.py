@@ -1,0 +1,137 @@
+"""`pipeline-platform pause`, `resume`, `limit` and `scale`: what a pipeline may do, changed while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pipeline_platform.cli import loading
+from pipeline_platform.cli.loading import counted
+from pipeline_platform.model.options import Overrides, PipelineError
+
+if TYPE_CHECKING:
+    from pipeline_platform.control.store import ControlStore
+    from pipeline_platform.model.options import Producer
+    from pipeline_platform.model.pipeline import Pipeline
+
+_SHORTEST_S, _LONGEST_S = 0.001, 366 * 86_400
+
+Name = Annotated[str, typer.Argument(help="Name of the pipeline.")]
+Of = Annotated[str, typer.Option("--producer", help="This producer only, where the pipeline has several.")]
+
+
+@contextmanager
+def chosen(name: str, producer: str) -> Iterator[tuple[loading.Deployment, type[Pipeline]]]:
+    """The deployment, and the pipeline of this name, which has the producer."""
+    with loading.opened() as opened:
+        pipeline = opened.pipeline(name)
+        try:
+            pipeline.producers_of(producer)
+        except PipelineError as error:
+            raise typer.BadParameter(str(error), param_hint="--producer") from None
+        typer.echo(f"Control store: {opened.control}")
+        yield opened, pipeline
+
+
+@contextmanager
+def _of(name: str, producer: str) -> Iterator[tuple[ControlStore, str, Mapping[str, Producer]]]:
+    """The control store, what it knows the producer or the whole pipeline by, and of which producers that is."""
+    with chosen(name, producer) as (opened, pipeline):
+        of_keys = {pipeline.limits_key(one): options for one, options in pipeline.producers_of(producer).items()}
+        yield opened.control, pipeline.limits_key(producer), of_keys
+
+
+def pause(
+    pipeline: Name,
+    reason: Annotated[str, typer.Option(help="Shown while the pipeline is paused.")] = "paused on the command line",
+    producer: Of = "",
+) -> None:
+    """Stop all runs from taking on messages; messages that a run has received are finished."""
+    with _of(pipeline, producer) as (control, key, _):
+        control.pause(key, reason)
+        in_flight = control.in_flight(key) if producer else control.in_flight_of_all(key)
+    messages = counted(sum(claim.messages for claim in in_flight), "message")
+    going_on = (
+        f"{messages} in {counted(len(in_flight), 'run')} will still be finished" if in_flight else "No run holds any"
+    )
+    typer.echo(f"{key} is paused: {reason}. {going_on}.")
+
+
+def resume(pipeline: Name, producer: Of = "") -> None:
+    """End a pause; a producer that was paused by its name stays paused until it is named."""
+    with _of(pipeline, producer) as (control, key, producers):
+        before = control.paused(key)
+        control.resume(key)
+        still = {each: why for each in producers if (why := control.paused(each))}
+    if key not in still:
+        typer.echo(f"{key} asks for runs again." if before else f"{key} was not paused.")
+    for each, why in still.items():
+        typer.echo(f"{each} stays paused: {why}")
+
+
+def limit(
+    pipeline: Name,
+    allowed: Annotated[int | None, typer.Option(min=1, max=10**12, help="Messages handled in an interval.")] = None,
+    interval: Annotated[float | None, typer.Option(help="Length of an interval, seconds.")] = None,
+    reset: Annotated[bool, typer.Option("--reset", help="Back to the pipeline's own option.")] = False,
+    producer: Of = "",
+) -> None:
+    """Change the rate limit, from the next permits on; without options, print the present one."""
+    if reset and (allowed is not None or interval is not None):
+        raise typer.BadParameter("--reset goes back to the pipeline's own limit; give it alone")
+    if interval is not None and not _SHORTEST_S <= interval <= _LONGEST_S:
+        raise typer.BadParameter(f"--interval is {interval}; give seconds, from {_SHORTEST_S} to {_LONGEST_S}")
+    span = None if interval is None else timedelta(seconds=interval)
+    with _of(pipeline, producer) as (control, key, producers):
+        if key not in producers:
+            names = ", ".join(each.partition("/")[2] for each in producers)
+            said = f"each producer of {pipeline} has a limit of its own: choose one of {names}"
+            raise typer.BadParameter(said, param_hint="--producer")
+        own = producers[key].rate_limiting
+        if reset:
+            control.set_rate_limiting(key, None)
+        elif allowed is not None or span is not None:
+            try:
+                control.update_rate_limiting(key, own, allowed_messages=allowed, interval=span)
+            except ValueError:
+                raise typer.BadParameter(
+                    f"{key} has no rate limit to change a part of; give both --allowed and --interval"
+                ) from None
+        holds = control.rate_limiting(key, own)
+    if holds is None:
+        typer.echo(f"{key} has no rate limit.")
+    else:
+        typer.echo(f"{key} handles at most {holds.allowed_messages:,} messages in {holds.interval}.")
+
+
+def scale(
+    pipeline: Name,
+    concurrency: Annotated[int | None, typer.Option(help="Tasks that handle messages at once.")] = None,
+    max_demand: Annotated[int | None, typer.Option(help="Messages that one task takes on in a run.")] = None,
+    max_runs: Annotated[int | None, typer.Option(help="Runs that may be under way at once.")] = None,
+    reset: Annotated[bool, typer.Option("--reset", help="Back to the pipeline's own options.")] = False,
+    producer: Of = "",
+) -> None:
+    """Change options from the next run on, in place of the class's own; without options, print the changed ones."""
+    given = {"concurrency": concurrency, "max_demand": max_demand, "max_runs": max_runs}
+    try:
+        changes = Overrides(**given)
+        if reset and any(value is not None for value in given.values()):
+            raise PipelineError("--reset goes back to the pipeline's own options; give it alone")
+        with chosen(pipeline, producer) as (opened, of):
+            if reset:
+                opened.control.reset_overrides(of, producer)
+            now, key = opened.control.override(of, changes, producer), of.limits_key(producer)
+    except PipelineError as error:
+        raise typer.BadParameter(str(error)) from None
+    typer.echo(f"{key}: {changed(now) or 'nothing is changed; its own options hold'}.")
+
+
+def changed(overrides: Overrides) -> str:
+    """Say which options are set at run time; empty where none is."""
+    said = overrides.model_dump(exclude_none=True)
+    return ", ".join(f"{name} {value:,}" for name, value in said.items())

@@ -1,0 +1,127 @@
+"""The deployment that the command line works on: what `workspace.yaml` or `-m` names. Dagster need not run."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import dotenv
+import typer
+import yaml
+
+if TYPE_CHECKING:
+    from pipeline_platform.control.store import ControlStore
+    from pipeline_platform.lake.storage import Lake
+    from pipeline_platform.model.pipeline import Pipeline
+    from pipeline_platform.source.contract import Source
+
+
+_CHOSEN: dict[str, str] = {}
+"""What `-m` names, in this process."""
+
+
+class SetUpError(Exception):
+    """There is no deployment here, or a resource of it cannot be set up; the message names what is missing."""
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """The pipelines that are defined, and what they share.
+
+    Attributes:
+        pipelines: By name.
+        control: Limits, pauses and claims.
+        lake: The tables.
+        sources: By key: those that are pulled from, and those that dead letters are sent to.
+    """
+
+    pipelines: dict[str, type[Pipeline]]
+    control: ControlStore
+    lake: Lake
+    sources: dict[str, Source]
+
+    def pipeline(self, name: str) -> type[Pipeline]:
+        """One pipeline.
+
+        Raises:
+            BadParameter: There is none of that name.
+        """
+        if name not in self.pipelines:
+            said = f"there is no pipeline {name!r}; there is {', '.join(self.pipelines) or 'none'}"
+            raise typer.BadParameter(said, param_hint="PIPELINE")
+        return self.pipelines[name]
+
+
+@contextmanager
+def opened(module: str | None = None) -> Iterator[Deployment]:
+    """Load the deployment and set up what the command line looks at; no Spark.
+
+    A file `.env` in the working directory sets variables that are not set, as it does for Dagster.
+
+    Args:
+        module: Its module; by default what the command line names, or `workspace.yaml`.
+
+    Raises:
+        SetUpError: There is none here; or a variable that a resource is configured by is not set, or a value is wrong.
+    """
+    import dagster as dg
+
+    from pipeline_platform.orchestration.deployment import BUILT
+
+    dotenv.load_dotenv(Path(".env"))
+    module = module or chosen() or _of_workspace()
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    importlib.import_module(module)
+    if not BUILT:
+        raise SetUpError(f"{module} puts no pipelines together: have it call platform_definitions")
+    built = BUILT[-1]
+    pipelines: dict[str, type[Pipeline]] = {pipeline.name: pipeline for pipeline in built.pipelines}
+    sources = {producer.source for pipeline in built.pipelines for producer in pipeline.producers_of().values()}
+    sources |= {pipeline.dead_letters for pipeline in built.pipelines if pipeline.dead_letters}
+    with ExitStack() as set_up:
+        try:
+            needed = {key: built.resources[key] for key in ("lake", "control", *sources)}
+            resources = set_up.enter_context(dg.build_resources(needed))
+            for key in sources:
+                getattr(resources, key).open(resources.control)
+        except dg.DagsterInvalidConfigError as error:
+            said = str(error).partition("Stack Trace:")[0].strip()
+            raise SetUpError(f"the resources of {module} cannot be set up. {said}") from None
+        yield Deployment(
+            pipelines, resources.control, resources.lake, {key: getattr(resources, key) for key in sources}
+        )
+
+
+def counted(number: int, noun: str) -> str:
+    """So many of something: `1 run`, `2 runs`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def choose(module: str | None) -> None:
+    """Work on this module from now on; without one on that of `workspace.yaml`."""
+    _CHOSEN.clear()
+    if module is not None:
+        _CHOSEN["module"] = module
+
+
+def chosen() -> str | None:
+    """The module that was chosen; None for that of `workspace.yaml`."""
+    return _CHOSEN.get("module")
+
+
+def _of_workspace() -> str:
+    workspace = Path("workspace.yaml")
+    if not workspace.is_file():
+        raise SetUpError(f"there is no workspace.yaml in {Path.cwd()}: go where it lies, or name a module with -m")
+    entries = [entry.get("python_module") for entry in yaml.safe_load(workspace.read_text()).get("load_from", [])]
+    modules = [entry if isinstance(entry, str) else entry["module_name"] for entry in entries if entry]
+    if len(modules) != 1:
+        raise SetUpError(f"workspace.yaml names {len(modules)} modules ({', '.join(modules)}): choose one with -m")
+    return str(modules[0])

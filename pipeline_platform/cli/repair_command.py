@@ -1,0 +1,33 @@
+"""`pipeline-platform repair`: tables with files that nobody can read."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from pipeline_platform.cli import loading
+from pipeline_platform.cli.limit_commands import Name
+from pipeline_platform.lake.repair import repair as repair_tables
+from pipeline_platform.lake.repair import unreadable
+from pipeline_platform.lake.tables import Tables
+
+_APPLY = "Take the files out, and record anew what became of their messages; else they are only named."
+
+
+def repair(pipeline: Name, apply: Annotated[bool, typer.Option("--apply", help=_APPLY)] = False) -> None:
+    """Find files of a pipeline's tables that lack the end or the length that the table's log names."""
+    with loading.opened() as opened:
+        tables = Tables(opened.lake, opened.pipeline(pipeline))
+        broken = unreadable(tables)
+        for file in broken:
+            typer.echo(f"{pipeline}/{file.table}: {file.path} cannot be read ({file.rows:,} rows).")
+        if not broken:
+            typer.echo(f"Every file of {pipeline} has its end and its length.")
+        elif not apply:
+            typer.echo("Take them out with --apply, while no run of the pipeline is under way.")
+        else:
+            again = repair_tables(tables)
+            windows = ", ".join(sorted({file.window for file in broken}))
+            typer.echo(f"They are out of their tables. {again:,} messages are open failures now: backfill {windows}.")
+            typer.echo(f"Rows that are missing besides come back by a replay of {windows}.")

@@ -1,0 +1,84 @@
+"""`pipeline-platform show`: what a pipeline is made of, with what is changed of it at run time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pipeline_platform.cli import loading
+from pipeline_platform.cli.limit_commands import changed
+from pipeline_platform.model.options import Options
+from pipeline_platform.model.pipeline import Pipeline
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from pipeline_platform.control.store import ControlStore
+
+
+def show(
+    pipeline: Annotated[str | None, typer.Argument(help="This pipeline only.", show_default=False)] = None,
+) -> None:
+    """Show sources, processors, batchers, tables and limits of pipelines, as they hold now."""
+    with loading.opened() as opened:
+        chosen = [opened.pipeline(pipeline)] if pipeline else list(opened.pipelines.values())
+        typer.echo(f"Control store: {opened.control}\nLake: {opened.lake.root}")
+        for one in chosen:
+            typer.echo("\n".join(["", one.name, *(f"  {line}" for line in _lines(opened, one))]))
+
+
+def _lines(opened: loading.Deployment, pipeline: type[Pipeline]) -> list[str]:
+    control, lines = opened.control, []
+    for name, own in pipeline.producers_of().items():
+        kind = type(opened.sources[own.source]).__name__
+        options = _options(control.producer_of(pipeline, name), "source", "rate_limiting")
+        lines.append(f"producer {name}: " if name else "producer: ")
+        lines[-1] += f"{own.source} ({kind}), {options}"
+        lines += [f"  {line}" for line in _limits(control, pipeline, name)]
+    lane = "handle_messages, by columns" if pipeline.uses_columns() else "handle_message"
+    lines.append(f"processors: {lane}; {_options(control.processors_of(pipeline))}")
+    if at_run_time := changed(control.overrides(pipeline.name)):
+        lines.append(f"  set at run time: {at_run_time}")
+    for name, batcher in pipeline.batchers.items():
+        model = batcher.table_schema.__name__ if batcher.table_schema else "JSON"
+        lines.append(f"batcher {name}: {type(batcher).__name__} of {model}, {_options(batcher, 'table_schema')}")
+    if said := _own(pipeline):
+        lines.append(f"options: {said}")
+    tables = ["messages", "outcomes", *pipeline.batchers, "failed"]
+    lines.append(f"tables: {', '.join(f'{pipeline.name}/{table}' for table in tables)}")
+    return [*lines, f"windows: {pipeline.window_cron} (UTC), shutdown: {pipeline.shutdown}"]
+
+
+def _limits(control: ControlStore, pipeline: type[Pipeline], producer: str) -> list[str]:
+    key, own = pipeline.limits_key(producer), pipeline.producers_of(producer)[producer].rate_limiting
+    limit, lines = control.rate_limiting(key, own), []
+    if limit:
+        origin = "" if limit == own else ", set at run time"
+        lines.append(f"rate limit: {limit.allowed_messages:,} every {limit.interval}{origin}")
+    if producer and (at_run_time := changed(control.overrides(key))):
+        lines.append(f"set at run time: {at_run_time}")
+    if paused := control.paused(key):
+        lines.append(f"paused: {paused}")
+    return lines
+
+
+def _own(pipeline: type[Pipeline]) -> str:
+    """Options of the class itself, where they differ from what a class has without them."""
+    names = ("partition_by", "retry", "dead_letters", "redrive", "fail_run_on", "acks_immediately", "retention")
+    given = {name: getattr(pipeline, name) for name in names}
+    return ", ".join(f"{name} {_said(value)}" for name, value in given.items() if value != getattr(Pipeline, name))
+
+
+def _options(options: BaseModel, *but: str) -> str:
+    """Options by name, without those that are unset."""
+    return ", ".join(f"{name} {_said(value)}" for name, value in options if value is not None and name not in but)
+
+
+def _said(value: object) -> str:
+    """Show an option's value: a function by its name, options within options in brackets."""
+    if type(value) is int:
+        return f"{value:,}"
+    if isinstance(value, Options):
+        return f"{type(value).__name__}({_options(value)})"
+    return getattr(value, "__qualname__", None) or str(value)

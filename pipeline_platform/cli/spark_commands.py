@@ -1,0 +1,68 @@
+"""`pipeline-platform spark`: keep a warm Spark on this machine."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipeline_platform.home import home
+from pipeline_platform.spark import jvm
+from pipeline_platform.spark import server as spark_server
+
+app = typer.Typer(help="Keep a warm Spark on this machine, so that a run need not start its own.", no_args_is_help=True)
+
+_STATE = "State folder; by default PIPELINE_PLATFORM_HOME, else pipeline_platform in DAGSTER_HOME."
+_TIMEOUT = "Seconds that Spark may take to start; a start without progress is given up earlier."
+State = Annotated[Path, typer.Option(default_factory=home, show_default=False, resolve_path=True, help=_STATE)]
+
+
+@app.command()
+def start(
+    state: State,
+    cores: Annotated[int | None, typer.Option(min=1, help="Tasks at a time; all cores by default.")] = None,
+    memory: Annotated[str, typer.Option(help="Memory of the JVM; Python workers come on top.")] = "1g",
+    warm_up: Annotated[bool, typer.Option(help="Start the Python workers as well.")] = True,
+    timeout: Annotated[float, typer.Option(min=1, help=_TIMEOUT)] = spark_server.START_WITHIN_S,
+) -> None:
+    """Start the warm server, or say where the running one is."""
+    from pipeline_platform.orchestration.spark_resource import WARM, SparkResource
+
+    def log(line: str) -> None:
+        typer.echo(line, err=True)
+
+    began = time.monotonic()
+    try:
+        server = spark_server.start(state, cores=cores, memory=memory, timeout_s=timeout, log=log)
+    except (jvm.JavaNotFoundError, spark_server.SparkServerError) as error:
+        log(str(error))
+        raise typer.Exit(1) from None
+    if warm_up:
+        with closing(SparkResource(remote=WARM, cores=server.cores, state_folder=str(state))) as spark:
+            spark.warm_up()
+    typer.echo(f"{_described(server)}; ready after {time.monotonic() - began:.1f} s")
+
+
+@app.command()
+def stop(state: State) -> None:
+    """End the warm server."""
+    typer.echo("Spark server stopped" if spark_server.stop(state) else "no Spark server was running")
+
+
+@app.command()
+def status(state: State) -> None:
+    """Say whether the warm server runs; exits with 1 if not."""
+    server = spark_server.status(state)
+    typer.echo(_described(server) if server else f"no Spark server according to {state}")
+    if server is None:
+        raise typer.Exit(1)
+
+
+def _described(server: spark_server.SparkServer) -> str:
+    return (
+        f"Spark server at {server.address}, process {server.pid}, {server.cores} cores, since {server.started_at}, "
+        f"Java in {server.java}"
+    )

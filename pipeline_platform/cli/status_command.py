@@ -1,0 +1,239 @@
+"""`pipeline-platform status`: what waits, what is in flight, what is left to do; Dagster need not run."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from sqlalchemy.exc import SQLAlchemyError
+
+from pipeline_platform.cli import loading
+from pipeline_platform.cli.limit_commands import changed
+
+if TYPE_CHECKING:
+    import dagster as dg
+
+    from pipeline_platform.control.store import ControlStore
+    from pipeline_platform.lake.storage import Lake
+    from pipeline_platform.model.options import Producer
+    from pipeline_platform.model.pipeline import Pipeline
+    from pipeline_platform.source.contract import Source
+
+Rows = dict[str, str | Text]
+Instance: TypeAlias = "dg.DagsterInstance | str | Exception"
+"""Dagster's, or why it cannot be asked."""
+
+
+def status(
+    pipeline: Annotated[str | None, typer.Argument(help="This pipeline only.", show_default=False)] = None,
+) -> None:
+    """Show backlog, limits, runs, leases, receives to be finished, and open failures of pipelines.
+
+    `in flight` are the runs that hold messages: claims in the control store, with their leases; and those that will
+    take some on, as the instance in DAGSTER_HOME tells. `runs in Dagster` are those that it has queued or started.
+    """
+    console = Console()
+    with loading.opened() as opened, _dagster() as instance:
+        wanted = [opened.pipeline(pipeline)] if pipeline else opened.pipelines.values()
+        typer.echo(f"Control store: {opened.control}\nLake: {opened.lake.root}")
+        for chosen in wanted:
+            table = Table(title=chosen.name, title_justify="left", title_style="bold", box=None, show_header=False)
+            table.add_column(style="dim")
+            table.add_column()
+            rows = {
+                **_producers(opened, chosen, instance),
+                **_runs(chosen, instance),
+                **_receives(opened.lake, chosen),
+                **_failures(opened.lake, chosen),
+            }
+            for name, value in rows.items():
+                table.add_row(name, value if isinstance(value, Text) else Text(value))
+            console.print(table)
+
+
+@contextmanager
+def _dagster() -> Iterator[Instance]:
+    """The instance of DAGSTER_HOME, or why it cannot be asked."""
+    import dagster as dg
+
+    if not os.environ.get("DAGSTER_HOME"):
+        yield "DAGSTER_HOME is not set"
+        return
+    try:
+        instance = dg.DagsterInstance.get()
+    except Exception as error:  # of whatever storage the instance has: the rest is reported all the same
+        yield error
+        return
+    with instance:
+        yield instance
+
+
+def _producers(opened: loading.Deployment, pipeline: type[Pipeline], instance: Instance) -> Rows:
+    """What waits and what may be done, of each producer; of several under its name, then what holds for them all."""
+    rows: Rows = {}
+    for name, producer in pipeline.producers_of().items():
+        key = pipeline.limits_key(name)
+        of_one = {
+            **_backlog(opened.sources[producer.source], producer),
+            **_limits(opened.control, key, producer),
+            **_in_flight(opened.control, pipeline, name, instance),
+        }
+        rows |= {f"{name}: {what}" if name else what: value for what, value in of_one.items()}
+    if pipeline.producers:
+        at_run_time = changed(opened.control.overrides(pipeline.name))
+        rows |= {"set at run time": at_run_time} if at_run_time else {}
+        of_all = {**_state(opened.control, pipeline.name), **_in_flight(opened.control, pipeline, "", instance)}
+        rows |= {f"backfills, replays: {what}": value for what, value in of_all.items()}
+    return rows
+
+
+def _backlog(source: Source, producer: Producer) -> Rows:
+    from pipeline_platform.source.contract import SourceError
+
+    name = producer.source
+    try:
+        waiting = source.backlog()
+    except SourceError as error:
+        return {"backlog": Text(f"{name} does not answer: {error}", style="red")}
+    oldest: str | Text = "none waits" if waiting.messages == 0 else "the source cannot tell"
+    if waiting.oldest is not None:
+        age, allowed = datetime.now(UTC) - waiting.oldest, producer.oldest_allowed
+        oldest = f"{_seconds(age.total_seconds())} ago"
+        if allowed is not None and age > allowed:
+            oldest = Text(f"{oldest}, longer than the {_seconds(allowed.total_seconds())} allowed", style="yellow")
+    lost = {"lost": Text(waiting.lost, style="red")} if waiting.lost else {}
+    return {"backlog": f"{waiting} in {name}", "oldest": oldest, **lost}
+
+
+def _state(control: ControlStore, key: str) -> Rows:
+    paused, stops_at = control.paused(key), control.draining(key)
+    if not paused:
+        return {"state": "asks for runs"}
+    drains = f", and drained: runs begin no message after {stops_at:%H:%M:%S} UTC" if stops_at else ""
+    return {"state": Text(f"paused: {paused}{drains}", style="yellow")}
+
+
+def _limits(control: ControlStore, key: str, producer: Producer) -> Rows:
+    rows = _state(control, key)
+    if at_run_time := changed(control.overrides(key)):
+        rows["set at run time"] = at_run_time
+    limit = control.rate_limiting(key, producer.rate_limiting)
+    if limit is None:
+        return {**rows, "rate limit": "none"}
+    left = control.spare(key, limit, timedelta(0)) or 0
+    every = _seconds(limit.interval.total_seconds())
+    origin = "" if limit == producer.rate_limiting else ", set at run time"
+    rows["rate limit"] = f"{limit.allowed_messages:,} every {every}{origin}"
+    return {**rows, "permits": f"{left:,} left in the current interval"}
+
+
+def _in_flight(control: ControlStore, pipeline: type[Pipeline], producer: str, instance: Instance) -> Rows:
+    """What the sensor counts: what runs hold, and what those will take on that hold nothing yet."""
+    to_lease = _to_lease(control, pipeline, producer, instance)
+    key = pipeline.limits_key(producer)
+    live, now = control.in_flight(key), datetime.now(UTC)
+    messages = sum(claim.messages for claim in live) + sum(wanted for _, _, wanted in to_lease)
+    rows: Rows = {"in flight": f"{messages:,} messages in {loading.counted(len(live) + len(to_lease), 'run')}"}
+    for claim in live:
+        began, left = _seconds((now - claim.started_at).total_seconds()), (claim.expires_at - now).total_seconds()
+        rows[f"  run {claim.run_id[:8]}"] = f"{claim.messages:,} messages for {began}, lease for {_seconds(left)} more"
+    for claim in control.over(key):
+        since = _seconds((now - claim.expires_at).total_seconds())
+        said = f"{claim.messages:,} messages, dead or stalled: its lease ended {since} ago"
+        rows[f"  run {claim.run_id[:8]}"] = Text(said, style="yellow")
+    rows |= {f"  run {run_id[:8]}": f"will take on {wanted:,} messages" for run_id, _, wanted in to_lease}
+    return rows
+
+
+def _to_lease(
+    control: ControlStore, pipeline: type[Pipeline], producer: str, instance: Instance
+) -> list[tuple[str, str, int]]:
+    if isinstance(instance, str | Exception):
+        return []
+    from pipeline_platform.launcher.ended import end_claims
+    from pipeline_platform.orchestration.producers import runs_to_lease
+
+    try:
+        end_claims(instance, control, pipeline.name)
+        return runs_to_lease(pipeline, instance, control, producer)
+    except SQLAlchemyError:  # `runs in Dagster` says so
+        return []
+
+
+def _runs(pipeline: type[Pipeline], instance: Instance) -> Rows:
+    """The runs of the pipeline's sensor, schedules and jobs; of assets materialised by hand once they receive."""
+    if isinstance(instance, str):
+        return {"runs in Dagster": instance}
+    from pipeline_platform.launcher.ended import never_begins
+    from pipeline_platform.orchestration.jobs import runs_of
+    from pipeline_platform.orchestration.producers import UNDER_WAY
+
+    try:
+        if isinstance(instance, Exception):
+            raise instance
+        records = instance.get_run_records(runs_of(pipeline, UNDER_WAY))
+        lost = [one.dagster_run.run_id[:8] for one in records if never_begins(one, instance, datetime.now(UTC))]
+    except Exception as error:  # of whatever storage the instance has: the rest is reported all the same
+        said = str(error).partition("\n")[0]
+        return {"runs in Dagster": Text(f"cannot be asked for: {type(error).__name__}: {said}", style="yellow")}
+    counts = Counter(record.dagster_run.status for record in records)
+    said = ", ".join(f"{counts[one]:,} {one.value.lower().replace('_', ' ')}" for one in UNDER_WAY if counts[one])
+    rows: Rows = {"runs in Dagster": said or "none under way"}
+    if lost:
+        rows["  died"] = Text(f"{', '.join(lost)}: Dagster will know later; they hold nothing", style="yellow")
+    return rows
+
+
+def _receives(lake: Lake, pipeline: type[Pipeline]) -> Rows:
+    from pipeline_platform.lake.decision import decided
+    from pipeline_platform.lake.ledger import Ledger
+    from pipeline_platform.lake.tables import Tables
+
+    outcomes = Tables(lake, pipeline)["outcomes"]
+    receives, unreadable = Ledger(lake, pipeline.name).under_way()
+    undecided: list[str] = []
+    unfinished: list[str] = []
+    for receive in receives:
+        if decided(outcomes, receive):
+            unfinished.append(f"{receive.receive_id[:8]} of run {receive.run_id[:8]}")
+        else:
+            undecided.append(receive.receive_id[:8])
+    rows: Rows = {"undecided receives": ", ".join(undecided) or "none", "unfinished receives": "none"}
+    if unfinished:
+        why = "decided; the check `acknowledged` of the run says what is left, and the next run does it"
+        said = f"{', '.join(unfinished)} ({why})"
+        rows["unfinished receives"] = said
+    if unreadable:
+        rows["unreadable receives"] = Text("\n".join(map(str, unreadable)), style="red")
+    return rows
+
+
+def _failures(lake: Lake, pipeline: type[Pipeline]) -> Rows:
+    from pipeline_platform.lake.failed import FailedMessages
+
+    waiting = FailedMessages(name=pipeline.name, lake=lake, pipeline=pipeline.name).by_window()
+    if not waiting:
+        return {"open failures": "none"}
+    windows = {f"  window {window}": _counted(counts.open, counts.dead) for window, counts in waiting.items()}
+    every = _counted(sum(one.open for one in waiting.values()), sum(one.dead for one in waiting.values()))
+    return {"open failures": Text(every, style="yellow"), **windows}
+
+
+def _counted(open_: int, dead: int) -> str:
+    return f"{open_:,}, {dead:,} of them dead" if dead else f"{open_:,}"
+
+
+def _seconds(seconds: float) -> str:
+    """A span in its largest unit, with a digit after the point below ten."""
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.{1 if seconds < 10 * length else 0}f} {unit}"
+    return f"{seconds:.{1 if seconds < 10 else 0}f} s"

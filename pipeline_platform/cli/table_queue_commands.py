@@ -1,0 +1,61 @@
+"""`pipeline-platform table-queue`: the tables of a queue of this deployment, made and looked at."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pipeline_platform.cli import loading
+
+if TYPE_CHECKING:
+    from pipeline_platform.connectors.table_queue import TableQueue
+
+app = typer.Typer(help="Make the tables of a table queue, or look at them.", no_args_is_help=True)
+
+Key = Annotated[str, typer.Argument(help="Key of the resource in this deployment.")]
+
+
+class Payload(Enum):
+    """What a new table holds."""
+
+    bytes = "bytes"
+    json = "json"
+
+
+@app.command()
+def create(
+    key: Key, payload: Annotated[Payload, typer.Option(help="Type of the payload in a new table.")] = Payload.bytes
+) -> None:
+    """Make the tables that are missing; existing ones stay as they are."""
+    with loading.opened() as opened:
+        queue = _queue(opened, key)
+        queue.create(payload.value)
+        typer.echo(f"{key} is ready: table {queue.table!r} with {queue.table}_leases and {queue.table}_receives.")
+
+
+@app.command()
+def show(key: Key) -> None:
+    """Show how many messages wait, since when, and which receives hold how many."""
+    with loading.opened() as opened:
+        queue = _queue(opened, key)
+        waiting, held = queue.backlog(), queue.held()
+    since = f", the oldest since {waiting.oldest:%Y-%m-%d %H:%M:%S} UTC" if waiting.oldest else ""
+    typer.echo(f"{waiting.messages:,} messages wait{since}.")
+    for receive_id, left_s, messages in held:
+        who = "are given back, and wait" if receive_id is None else f"are leased by receive {receive_id}"
+        until = f"for {left_s:.0f} s more" if left_s > 0 else "ran out, until somebody plans"
+        typer.echo(f"{messages:,} messages {who} {until}.")
+
+
+def _queue(opened: loading.Deployment, key: str) -> TableQueue:
+    from pipeline_platform.connectors.table_queue import TableQueue
+
+    source = opened.sources.get(key)
+    if not isinstance(source, TableQueue):
+        queues = sorted(one for one, source in opened.sources.items() if isinstance(source, TableQueue))
+        raise typer.BadParameter(
+            f"{key!r} is no table queue of this deployment; there is {', '.join(queues) or 'none'}"
+        )
+    return source

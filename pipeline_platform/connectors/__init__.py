@@ -1,0 +1,1 @@
+"""Sources that come with the platform: a folder each."""

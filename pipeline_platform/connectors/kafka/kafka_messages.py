@@ -1,0 +1,108 @@
+"""Messages of Kafka as columns of deliveries, and what a message says beside its payload as JSON."""
+
+from __future__ import annotations
+
+import base64
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from json.encoder import encode_basestring
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from pipeline_platform.connectors.kafka.offset_ranges import named
+
+if TYPE_CHECKING:
+    from pipeline_platform.connectors.kafka.offset_ranges import Piece
+
+BATCH_BYTES = 16 * 2**20
+"""Bytes of payloads that fill a batch: one message may have many."""
+
+_APPENDED = 2
+"""A timestamp of the broker that took the message, as the client library says it; 1 is one of the sender."""
+_KINDS = {0: '"none"', 1: '"create"', _APPENDED: '"log_append"'}
+
+
+def bounded(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    """Cut pieces into groups of `BATCH_BYTES` or one message more."""
+    group: list[Piece] = []
+    size = 0
+    for range_, messages in pieces:
+        begin = 0
+        for end, message in enumerate(messages, 1):
+            size += len(message)
+            if size >= BATCH_BYTES:
+                yield [*group, (range_, messages[begin:end])]
+                group, size, begin = [], 0, end
+        if begin < len(messages):
+            group.append((range_, messages[begin:]))
+    if group:
+        yield group
+
+
+def columns(pieces: Iterable[Piece]) -> dict[str, Any]:
+    """Build what `Source.deliveries` takes.
+
+    By columns, and JSON by hand: a dict and a dump for each message would take longer than to receive it.
+    """
+    made: dict[str, list[Any]] = defaultdict(list)
+    for one, messages in pieces:
+        begin, place = f"{one.topic_id}:{one.partition}:", f"{one.topic}:{one.partition}"
+        name = named(one.topic, one.topic_id, one.partition)
+        head = f'{{"topic": "{one.topic}", "partition": {one.partition}, "offset": '
+        offsets = [message.offset() or 0 for message in messages]
+        payloads = [message.value() for message in messages]
+        keys = [_text(message.key()) for message in messages]
+        headers = [_pairs(pairs) if (pairs := message.headers()) else "[]" for message in messages]
+        times = [message.timestamp() for message in messages]
+        made["message_id"] += [f"{begin}{offset}" for offset in offsets]
+        made["data"] += [b"" if payload is None else payload for payload in payloads]
+        made["ack_id"] += map(str, offsets)
+        made["ack_ref"] += [name] * len(offsets)
+        made["metadata"] += [
+            f'{head}{offset}, "key": {key}, "headers": {pairs}, "timestamp": {ms if kind else "null"}, '
+            f'"timestamp_type": {_KINDS[kind]}{TOMBSTONE if payload is None else "}"}'
+            for offset, key, pairs, (kind, ms), payload in zip(offsets, keys, headers, times, payloads, strict=True)
+        ]
+        made["redelivered"] += [offset < one.reached for offset in offsets]
+        made["published_at"] += [ms if kind == _APPENDED else None for kind, ms in times]
+        made["partition"] += [place] * len(offsets)
+        made["sequence"] += offsets
+    return {**made, "metadata": pa.array(made["metadata"], pa.string()), "published_at": _at(made["published_at"])}
+
+
+TOMBSTONE = ', "tombstone": true}'
+"""The end of the metadata of a message that has no payload: in a compacted topic, its key is deleted."""
+
+
+def to_bytes(value: Any) -> bytes | None:
+    """Read a key or the value of a header: bytes, or as metadata holds it.
+
+    Raises:
+        ValueError: It is neither.
+    """
+    if isinstance(value, str):
+        return value.encode()
+    if value is None or isinstance(value, bytes):
+        return value
+    if isinstance(value, Mapping) and value.keys() == {"base64"}:
+        return base64.b64decode(value["base64"], validate=True)
+    raise ValueError(f"a key or the value of a header is text, bytes, {{'base64': ...}} or None, not {value!r}")
+
+
+def _at(times: list[int | None]) -> pa.Array:
+    return pa.array(times, pa.timestamp("ms", "UTC"))
+
+
+def _text(value: bytes | None) -> str:
+    """JSON of bytes: text where they are UTF-8."""
+    if value is None:
+        return "null"
+    try:
+        return encode_basestring(value.decode())
+    except UnicodeDecodeError:
+        return f'{{"base64": "{base64.b64encode(value).decode()}"}}'
+
+
+def _pairs(headers: Iterable[Any]) -> str:
+    return f"[{', '.join(f'[{encode_basestring(name)}, {_text(value)}]' for name, value in headers)}]"

@@ -1,0 +1,230 @@
+"""The options of a Kafka source: what may be set, what must fit together, and what the client library is told."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from pipeline_platform.connectors.kafka.cluster import Address
+from pipeline_platform.source.log import LogSource
+
+_TOPIC = r"[a-zA-Z0-9._-]{1,249}"
+_SECRET = re.compile(r"password|secret|pem|token|config$")
+"""Names of the client library's options whose values no error may quote."""
+AT_ONCE = {"fetch_queue_backoff_ms": 2, "queued_min_messages": 20_000, "queued_max_messages_kbytes": 32_768}
+"""What `client_options` may set again. By itself the client library holds five times as many messages ready, of which
+the last would be thrown away at the end of a range, and waits for a second whenever it holds them, which took half of
+the time of reading.
+"""
+LARGEST = 2_147_483_647
+"""Bytes of an answer that a client takes at the most: as many as the client library can."""
+
+OWNED = {
+    "acks": "send() says that messages are safe",
+    "auto.commit.enable": "offsets are committed once all before them is settled",
+    "auto.offset.reset": "offsets that are gone are an error, never skipped",
+    "bootstrap.servers": "set bootstrap_servers",
+    "client.id": "set client_id",
+    "enable.auto.commit": "offsets are committed once all before them is settled",
+    "enable.auto.offset.store": "offsets are committed once all before them is settled",
+    "enable.idempotence": "send() sends no message twice",
+    "enable.partition.eof": "it ends a range whose last offsets are gaps",
+    "fetch.max.bytes": "set fetch_max_bytes",
+    "fetch.min.bytes": "set fetch_min_bytes",
+    "fetch.wait.max.ms": "set fetch_max_wait_s",
+    "group.id": "set group_id",
+    "group.instance.id": "nothing here joins the group",
+    "group.protocol": "nothing here joins the group",
+    "isolation.level": "set isolation_level",
+    "metadata.broker.list": "set bootstrap_servers",
+    "partition.assignment.strategy": "nothing here joins the group",
+    "request.required.acks": "send() says that messages are safe",
+    "sasl.mechanism": "set sasl_mechanism",
+    "sasl.mechanisms": "set sasl_mechanism",
+    "sasl.password": "set sasl_password",
+    "sasl.username": "set sasl_username",
+    "security.protocol": "set security_protocol",
+    "socket.timeout.ms": "set request_timeout_s",
+    "ssl.ca.location": "set ssl_ca_location",
+    "ssl.certificate.location": "set ssl_certificate_location",
+    "ssl.key.location": "set ssl_key_location",
+    "ssl.key.password": "set ssl_key_password",
+    "transactional.id": "send() begins no transaction",
+}
+"""Options of the client library that this connector sets itself, and why or by what."""
+
+
+class KafkaOptions(LogSource):
+    """What a Kafka source is told."""
+
+    bootstrap_servers: str = Field(description="Brokers to begin with: host:port, separated by commas, or a list.")
+    group_id: str = Field(min_length=1, description="Consumer group; it has the first offset that is not settled.")
+    topics: tuple[Annotated[str, Field(pattern=rf"^{_TOPIC}$")], ...] = Field((), description="Topics to read.")
+    topic_pattern: str | None = Field(
+        None, description="Regular expression, in place of topics: reads those whose whole names match, also new ones."
+    )
+    offset_reset_policy: str = Field(
+        "earliest",
+        description="Where reading begins that the group remembers nothing of: earliest, latest, or "
+        "timestamp:<ISO 8601 with a zone>, as in timestamp:2026-01-31T00:00:00Z. Partitions that a topic gains later "
+        "are read from their beginning.",
+    )
+    isolation_level: Literal["read_committed", "read_uncommitted"] = Field(
+        "read_committed", description="Whether messages of open and aborted transactions are left out."
+    )
+    fetch_min_bytes: int = Field(1, ge=1, description="Bytes that a broker waits for before it answers a fetch.")
+    fetch_max_bytes: int = Field(
+        52_428_800,
+        ge=1_000_000,
+        le=LARGEST - 512,
+        description="Bytes that a broker answers a fetch with at the most; a message that is larger comes alone.",
+    )
+    fetch_max_wait_s: float = Field(0.5, ge=0, le=300, description="Seconds that a broker waits for fetch_min_bytes.")
+    request_timeout_s: float = Field(10.0, ge=2, le=300, description="Seconds that a call to a broker may take.")
+    client_id: str = Field("pipeline-platform", description="What brokers call this client in their logs and quotas.")
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
+        "PLAINTEXT", description="How to talk to brokers."
+    )
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "GSSAPI"] | None = Field(
+        None, description="How to log in, with security_protocol SASL_PLAINTEXT or SASL_SSL."
+    )
+    sasl_username: str | None = Field(None, description="User to log in.")
+    sasl_password: str | None = Field(None, repr=False, description="The user's password.")
+    ssl_ca_location: str | None = Field(None, description="File of the certificates that brokers are checked by.")
+    ssl_certificate_location: str | None = Field(None, description="File of this client's own certificate.")
+    ssl_key_location: str | None = Field(None, description="File of this client's own key.")
+    ssl_key_password: str | None = Field(None, repr=False, description="Password of that key.")
+    client_options: dict[str, str] = Field(
+        {}, repr=False, description="Other options of the client library (librdkafka), by its names."
+    )
+
+    @field_validator("bootstrap_servers", mode="before")
+    @classmethod
+    def _servers_in_one_text(cls, servers: Any) -> Any:
+        return ",".join(map(str, servers)) if isinstance(servers, list | tuple) else servers
+
+    @field_validator("bootstrap_servers")
+    @classmethod
+    def _servers_have_ports(cls, servers: str) -> str:
+        for server in servers.split(","):
+            if not re.fullmatch(r"([\w.-]+|\[[\da-fA-F:.]+\]):\d+", server.strip()):
+                raise ValueError(f"must be host:port, or several separated by commas; got {server!r}")
+        return servers
+
+    @field_validator("offset_reset_policy")
+    @classmethod
+    def _begins_somewhere(cls, policy: str) -> str:
+        _since(policy)
+        return policy
+
+    @field_validator("client_options")
+    @classmethod
+    def _leaves_what_is_owned(cls, options: dict[str, str]) -> dict[str, str]:
+        for name in options:
+            if name in OWNED:
+                raise ValueError(f"{name!r} belongs to this connector: {OWNED[name]}. Leave it out")
+        return options
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if bool(self.topics) == bool(self.topic_pattern):
+            raise ValueError(f"topics is {list(self.topics)} and topic_pattern {self.topic_pattern!r}: set one of them")
+        try:
+            re.compile(self.topic_pattern or "")
+        except re.error as error:
+            raise ValueError(f"topic_pattern {self.topic_pattern!r} is no regular expression: {error}") from None
+        for kind, protocols in (("sasl", "SASL_PLAINTEXT or SASL_SSL"), ("ssl", "SSL or SASL_SSL")):
+            given = [one for one in type(self).model_fields if one.startswith(f"{kind}_") and getattr(self, one)]
+            if given and self.security_protocol not in protocols.split(" or "):
+                raise ValueError(
+                    f"{given[0]} is set, but security_protocol is {self.security_protocol}, which has no use for it: "
+                    f"set {protocols}"
+                )
+        if self.security_protocol.startswith("SASL") and self.sasl_mechanism is None:
+            raise ValueError(f"security_protocol is {self.security_protocol}: set sasl_mechanism, too")
+        if self.fetch_max_wait_s + 1 > self.request_timeout_s:
+            raise ValueError(
+                f"fetch_max_wait_s is {self.fetch_max_wait_s:g} and request_timeout_s {self.request_timeout_s:g}: "
+                "brokers would be given up while they wait. Let the second be larger by 1 at least"
+            )
+        return self
+
+    @property
+    def since_ms(self) -> int | None:
+        """The time that reading begins at, in milliseconds since the epoch, where offset_reset_policy names one."""
+        return _since(self.offset_reset_policy)
+
+    @property
+    def address(self) -> Address:
+        """What errors name, and what they must not."""
+        others = [value for name, value in self.client_options.items() if _SECRET.search(name)]
+        secrets = tuple(one for one in (self.sasl_password, self.ssl_key_password, *others) if one)
+        return Address(self.name, self.bootstrap_servers, self.group_id, self.security_protocol, secrets)
+
+    def settings(self, **more: str | int | bool) -> dict[str, Any]:
+        """What any client is told, in the client library's words; `more` with underscores for dots."""
+        given = {
+            "bootstrap.servers": self.bootstrap_servers,
+            "client.id": self.client_id,
+            "security.protocol": self.security_protocol,
+            "sasl.mechanism": self.sasl_mechanism,
+            "sasl.username": self.sasl_username,
+            "sasl.password": self.sasl_password,
+            "ssl.ca.location": self.ssl_ca_location,
+            "ssl.certificate.location": self.ssl_certificate_location,
+            "ssl.key.location": self.ssl_key_location,
+            "ssl.key.password": self.ssl_key_password,
+            "socket.timeout.ms": round(self.request_timeout_s * 1_000),
+            "reconnect.backoff.max.ms": 1_000,
+            **{name.replace("_", "."): value for name, value in more.items()},
+            **self.client_options,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+    def to_read(self) -> dict[str, Any]:
+        """What a client that reads is told."""
+        return self.settings(
+            group_id=self.group_id,
+            isolation_level=self.isolation_level,
+            fetch_min_bytes=self.fetch_min_bytes,
+            fetch_max_bytes=self.fetch_max_bytes,
+            fetch_wait_max_ms=round(self.fetch_max_wait_s * 1_000),
+            receive_message_max_bytes=LARGEST,  # or a message above 100 MB would be asked for again for ever
+            enable_auto_commit=False,
+            enable_partition_eof=True,
+            auto_offset_reset="error",
+            **AT_ONCE,
+        )
+
+    def to_send(self) -> dict[str, Any]:
+        """What a client that sends is told."""
+        return self.settings(
+            acks="all",
+            enable_idempotence=True,
+            message_timeout_ms=round(self.request_timeout_s * 1_000),
+            message_max_bytes=1_000_000_000,  # what is too large, the broker says
+        )
+
+
+def _since(policy: str) -> int | None:
+    """Read an offset_reset_policy.
+
+    Raises:
+        ValueError: It is none.
+    """
+    if policy in ("earliest", "latest"):
+        return None
+    word, _, text = policy.partition(":")
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        time = None
+    if word != "timestamp" or time is None or time.tzinfo is None:
+        raise ValueError(
+            "is earliest, latest or timestamp: and a time with its zone, as in timestamp:2026-01-31T00:00:00Z; got "
+            f"{policy!r}"
+        )
+    return round(time.timestamp() * 1_000)

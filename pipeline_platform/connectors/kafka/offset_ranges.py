@@ -1,0 +1,150 @@
+"""Reading ranges of offsets out of Kafka, each once and to its end, by a consumer that joins no group."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pipeline_platform.connectors.kafka.cluster import is_refusal
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer, KafkaError, Message
+
+ROWS = 10_000
+"""Messages that are taken out of the client at once."""
+WAIT_S = 0.1
+"""Seconds that a look for messages takes at the most: what a range may wait whose last offsets are gaps."""
+
+
+class Range(NamedTuple):
+    """Offsets of one partition, from `first` up to but without `past`.
+
+    Attributes:
+        reached: Messages before this offset may have been read before.
+    """
+
+    topic: str
+    topic_id: str
+    partition: int
+    first: int
+    past: int
+    reached: int
+
+    @classmethod
+    def of(cls, span: Sequence[Any]) -> Range:
+        """Make one of a span as a share has it."""
+        partition, first, past, reached = span
+        return cls(*parted(partition), first, past, reached)
+
+    def __str__(self) -> str:
+        """Name it for people."""
+        return f"{self.topic} [{self.partition}] from offset {self.first} up to {self.past}"
+
+
+Place = tuple[str, int]
+"""Topic and partition."""
+
+Piece = tuple[Range, Sequence["Message"]]
+"""Messages of one range, in order."""
+
+
+class ReadError(Exception):
+    """A range cannot be read to its end: for the client's `error`, or because nothing comes."""
+
+    def __init__(self, range_: Range, error: KafkaError | None = None) -> None:
+        super().__init__(str(range_))
+        self.range, self.error = range_, error
+
+
+def named(topic: str, topic_id: str, partition: int) -> str:
+    """The name of a partition, which is the same for ever. None of its parts can hold a colon."""
+    return f"{topic}:{topic_id}:{partition}"
+
+
+def parted(name: str) -> tuple[str, str, int]:
+    """Topic, its id and the number of a partition, out of its name."""
+    topic, topic_id, partition = name.split(":")
+    return topic, topic_id, int(partition)
+
+
+class Reading:
+    """Some ranges that are being read.
+
+    Args:
+        consumer: In no group. It says where a partition ends, and fails where an offset is not there any more.
+        ranges: What to read; those of one partition do not overlap.
+        patience_s: Seconds in which nothing comes, after which reading fails.
+        heard: What the client has heard that is of no partition; it grows meanwhile.
+    """
+
+    def __init__(
+        self, consumer: Consumer, ranges: Iterable[Range], patience_s: float, heard: Sequence[KafkaError] = ()
+    ) -> None:
+        self._consumer, self._patience_s, self._heard = consumer, patience_s, heard
+        self._left: dict[Place, deque[Range]] = {}
+        for one in sorted(ranges):
+            self._left.setdefault((one.topic, one.partition), deque()).append(one)
+        self._next = {place: ranges[0].first for place, ranges in self._left.items()}
+
+    def __iter__(self) -> Iterator[list[Piece]]:
+        """Yield what comes, until all ranges are at their ends.
+
+        Raises:
+            ReadError: One cannot be read so far.
+        """
+        from confluent_kafka import TopicPartition
+
+        self._consumer.assign([TopicPartition(*place, at) for place, at in self._next.items()])
+        last = time.monotonic()
+        while self._left:
+            messages = self._consumer.consume(min(ROWS, self._most()), WAIT_S)
+            if messages:
+                last = time.monotonic()
+            elif (refusal := next(filter(is_refusal, self._heard), None)) is not None:
+                raise ReadError(self._any(), refusal)
+            elif time.monotonic() - last > self._patience_s:
+                raise ReadError(self._any(), self._heard[-1] if self._heard else None)
+            places = groupby(messages, lambda message: (message.topic(), message.partition()))
+            if pieces := [piece for place, some in places for piece in self._pieces(place, some)]:
+                yield pieces
+
+    def _most(self) -> int:
+        """How many messages may be left, and an event for the end of each partition."""
+        return sum(ranges[-1].past - self._next[place] + 1 for place, ranges in self._left.items())
+
+    def _any(self) -> Range:
+        return next(iter(self._left.values()))[0]
+
+    def _pieces(self, place: Any, some: Iterable[Message]) -> Iterator[Piece]:
+        """Divide what came of a partition by its ranges. What lies between them is left out, and what came before."""
+        from confluent_kafka import KafkaError, TopicPartition
+
+        ranges, messages, past = self._left.get(place), [*some], -1
+        for event in [message for message in messages if message.error() is not None]:
+            messages.remove(event)
+            if (error := event.error()).code() == KafkaError._PARTITION_EOF:
+                past = event.offset() or 0
+            elif ranges or place not in self._next:
+                raise ReadError(ranges[0] if ranges else self._any(), error)
+        offsets = [message.offset() or 0 for message in messages]
+        past = max(past, offsets[-1] + 1 if offsets else -1)
+        while ranges:
+            first = max(ranges[0].first, self._next[place])
+            inside = slice(bisect_left(offsets, first), bisect_left(offsets, ranges[0].past))
+            if inside.start < inside.stop:
+                yield ranges[0], messages[inside]
+            if past < ranges[0].past:
+                self._next[place] = max(past, self._next[place])
+                return
+            ranges.popleft()
+            if ranges and ranges[0].first > past:
+                self._next[place] = ranges[0].first
+                self._consumer.seek(TopicPartition(*place, ranges[0].first))
+                return
+        if ranges is not None:
+            del self._left[place]
+            self._consumer.pause([TopicPartition(*place)])  # or it would read on, for nobody

@@ -1,0 +1,355 @@
+"""Google Cloud Pub/Sub as a source: pulled by the thousand, acknowledged once decided and published."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any, Self
+
+import pyarrow as pa
+from pydantic import Field, model_validator
+
+from pipeline_platform.connectors.pubsub.google_cloud import code, connected, explained, last, tries
+from pipeline_platform.connectors.pubsub.pubsub_messages import columns_of, requests_of
+from pipeline_platform.model.actions import LEASED, Words
+from pipeline_platform.source import calls
+from pipeline_platform.source.contract import Backlog, Held, Refused, Share, SourceError
+from pipeline_platform.source.leased import LeasedSource
+
+logger = logging.getLogger(__name__)
+
+LONGEST_S = 600
+"""The longest deadline that Pub/Sub gives a message, and so the longest delay."""
+ACK_IDS = 2_500
+ACK_BYTES = 500 * 1024
+"""What one request acknowledges at the most: Pub/Sub takes 512 KiB, and an id has some 200 bytes."""
+THREADS = 8
+"""Calls under way at once in one task. A call to Google is mostly waiting, and a pull brings fewer than it may."""
+EMPTY_REPLIES = 2
+"""Pulls in a row without a message that end a share: one alone may be empty although messages wait."""
+BATCH_ROWS = 5_000
+BATCH_BYTES = 16 * 2**20
+"""One message may have 10 MB, so a batch is bounded by its bytes too."""
+
+
+class PubsubSource(LeasedSource):
+    """A pull subscription of Google Cloud Pub/Sub, or of a server that speaks its protocol.
+
+    - The lease is the deadline of each message. A run extends it after a third, once it has written messages down.
+    - `redelivered` is always true: Pub/Sub counts deliveries only with a dead-letter policy, and only about right.
+    - `published_at` is Pub/Sub's own time: ids are looked up in what was decided since.
+    - `metadata` holds `publish_time` and, where a message has them, `attributes`, `ordering_key` and
+      `delivery_attempt`.
+    - `partition` is the ordering key. Pub/Sub numbers no messages: those of a key are in the order in which it gave
+      them, and their `sequence` is null.
+    - Only a subscription with exactly-once delivery refuses an acknowledgement that comes after the deadline. Any other
+      may end a message that another receive holds by then. That receive finds it decided.
+    """
+
+    subscription: str = Field(description="projects/<project>/subscriptions/<name>, or its name alone beside project.")
+    project: str | None = Field(None, description="Google Cloud project of subscription and topic given by name.")
+    topic: str | None = Field(
+        None,
+        description="Where send() publishes: projects/<project>/topics/<name>, or its name alone beside project.",
+    )
+    ack_deadline_s: int = Field(
+        LONGEST_S,
+        ge=10,
+        le=LONGEST_S,
+        description="Seconds that a received message is kept from others, 10 to 600, while its run does not extend "
+        "that. It is the lease: lease_s follows it, and is not set by itself.",
+    )
+    max_number_of_messages: int = Field(
+        1_000, ge=1, le=1_000, description="Messages asked for in one pull, 1 to 1,000. Lower it for large messages."
+    )
+    pull_timeout_s: float = Field(
+        2.0,
+        ge=0.1,
+        le=60,
+        description="Seconds that a pull waits for a message, 0.1 to 60. Raise it where pulls come back empty although "
+        "messages wait: what Pub/Sub gives to a pull that has ended waits for its deadline.",
+    )
+    timeout_s: float = Field(
+        10.0, ge=1, le=20, description="Seconds that any other call may take with its retries, 1 to 20."
+    )
+    credentials_file: str | None = Field(
+        None, description="JSON file of credentials, on every machine that runs tasks; if unset the environment's own."
+    )
+    emulator_host: str | None = Field(
+        None, description="host:port of a server without TLS and credentials; if unset PUBSUB_EMULATOR_HOST, or Google."
+    )
+    api_endpoint: str | None = Field(
+        None, description="host of Pub/Sub in one region, as europe-west1-pubsub.googleapis.com; if unset the global."
+    )
+
+    @model_validator(mode="after")
+    def _has_full_names_and_one_lease(self) -> Self:
+        _ = self._path, self._topic
+        if "lease_s" in self.model_fields_set and self.lease_s != self.ack_deadline_s:
+            raise ValueError(
+                f"lease_s is {self.lease_s}, but the lease of a Pub/Sub message is ack_deadline_s "
+                f"({self.ack_deadline_s} s): set that one, and leave lease_s out"
+            )
+        self.__dict__["lease_s"] = float(self.ack_deadline_s)  # the model is frozen from here on
+        return self
+
+    @property
+    def words(self) -> Words:
+        """The delay is a deadline."""
+        return {**LEASED, "nack": LEASED["nack"]._replace(longest_s=LONGEST_S)}
+
+    @property
+    def _path(self) -> str:
+        return self._full_name("subscription", self.subscription)
+
+    @property
+    def _topic(self) -> str | None:
+        return self.topic and self._full_name("topic", self.topic)
+
+    def _full_name(self, option: str, name: str) -> str:
+        if re.fullmatch(rf"projects/[^/]+/{option}s/[^/]+", name):
+            return name
+        if "/" in name or not name:
+            raise ValueError(f"{option} must be projects/<project>/{option}s/<name>, or a name alone; got {name!r}")
+        if not self.project or "/" in self.project:
+            raise ValueError(
+                f"{option} {name!r} is a name alone and project is {self.project!r}: set project to the Google Cloud "
+                f"project's id, or {option} to projects/<project>/{option}s/{name}"
+            )
+        return f"projects/{self.project}/{option}s/{name}"
+
+    def backlog(self) -> Backlog:
+        """Look whether the subscription is there and may be pulled from; Pub/Sub's API does not say what waits.
+
+        A subscriber's rights are enough. With those alone, Pub/Sub says only whether they are there.
+        """
+        found = self._subscription()
+        if found is None:
+            self._expect_rights()
+        elif found.push_config.push_endpoint or found.detached:
+            state = "is detached from its topic" if found.detached else "pushes its messages to an address"
+            raise SourceError(f"source {self.name!r}: subscription {self._path!r} {state}: name one to pull from")
+        return Backlog(None)
+
+    def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]:
+        """Divide the demand into equal shares, each worth a full pull at least. Nothing is leased yet."""
+        del receive_id
+        shares = min(concurrency, -(-demand // self.max_number_of_messages))
+        return [Share(messages=demand // shares + (i < demand % shares)) for i in range(shares)]
+
+    def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
+        """Pull until the share's demand is met, the subscription seems empty or a call fails.
+
+        It ends after a third of the lease, too: what takes longer could be given to another before the run has written
+        it down and extends it.
+        """
+        del receive_id
+        found = self._subscription()  # connects, too, before the threads do
+        is_held = found is not None and found.ack_deadline_seconds == self.ack_deadline_s
+        for messages in calls.receive(
+            partial(self._pull, is_held=is_held),
+            share.messages,
+            per_call=self.max_number_of_messages,
+            threads=THREADS,
+            empty_replies=EMPTY_REPLIES,
+            batch_rows=BATCH_ROWS,
+            batch_bytes=BATCH_BYTES,
+            size=lambda received: len(received.message.data),
+            within_s=self.extend_every_s,
+        ):
+            yield self.deliveries(**columns_of(messages), ack_ref=self._path)
+
+    def ack(self, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
+        """Acknowledge messages, 2,500 a call.
+
+        All are lost where the subscription `ack_ref` is gone and `subscription` names another by now: its messages
+        went with it.
+        """
+        return self._settle("acknowledge", ack_ref, ack_ids)
+
+    def release(self, ack_ref: str, ack_ids: Sequence[str], delay_s: int = 0) -> list[Refused]:
+        """Have messages delivered again after `delay_s` seconds, 600 at the most; 0 follows the retry policy."""
+        return self._settle(_HOLD, ack_ref, ack_ids, ack_deadline_seconds=min(delay_s, LONGEST_S))
+
+    def extend(self, receive_id: str, held: Held) -> bool:
+        """Keep the messages for `ack_deadline_s` from now.
+
+        Only a subscription with exactly-once delivery says which it gave to another receive, or does not keep for
+        another reason. The run goes on: what another decides first is left out of what it decides.
+
+        Returns:
+            False if all messages are others' by now.
+        """
+        del receive_id
+        asked, left = 0, list[Refused]()
+        for subscription, ack_ids in held():
+            asked += len(ack_ids)
+            left += self._settle(_HOLD, subscription, ack_ids, ack_deadline_seconds=self.ack_deadline_s)
+        if left:
+            logger.warning(
+                "%s: %d of %d messages cannot be kept for longer: %s", self.name, len(left), asked, left[0].reason
+            )
+        return not asked or sum(one.lost for one in left) < asked
+
+    def abandon(self, receive_id: str, held: Held) -> None:
+        """Give back at once what a dead receive wrote down; what it did not waits for its deadline."""
+        del receive_id
+        for subscription, ack_ids in held():
+            self.release(subscription, ack_ids)
+
+    def labelled(self, labels: Mapping[str, str]) -> Mapping[str, Any]:
+        """As attributes."""
+        return {"attributes": dict(labels)}
+
+    def send(self, payloads: Iterable[bytes], metadata: Iterable[Mapping[str, Any] | None] | None = None) -> int:
+        """Publish to `topic`, in order; return how many, once Pub/Sub has them.
+
+        A request that is tried again may publish its messages twice, under other ids.
+
+        Args:
+            payloads: One per message.
+            metadata: Of each, `attributes` (text by name) and `ordering_key`; other keys are passed over.
+        """
+        from google.pubsub_v1 import PublisherClient
+
+        topic, sent = self._topic, 0
+        if not topic:
+            raise SourceError(f"source {self.name!r}: topic is unset, so send() cannot publish: set it")
+        with self._connected(PublisherClient) as publisher:
+            for messages in requests_of(payloads, metadata, self.name):
+                try:
+                    publisher.publish(
+                        topic=topic, messages=messages, timeout=self.timeout_s, retry=tries(self.timeout_s)
+                    )
+                except Exception as error:
+                    raise self._explained(last(error), f"topic {topic!r} (took {sent:,} messages before)") from error
+                sent += len(messages)
+        return sent
+
+    def close(self) -> None:
+        """Close the connection that this process opened."""
+        if client := self._clients.pop(os.getpid(), None):
+            client.transport.close()
+
+    @cached_property
+    def _clients(self) -> dict[int, Any]:
+        """By process: gRPC does not promise that a fork can use its parent's connection."""
+        return {}
+
+    @property
+    def _client(self) -> Any:
+        client = self._clients.get(os.getpid())
+        if client is None:
+            from google.pubsub_v1 import SubscriberClient
+
+            client = self._clients[os.getpid()] = self._connected(SubscriberClient)
+        return client
+
+    def _connected(self, service: Any) -> Any:
+        try:
+            return connected(
+                service, self._emulator, credentials_file=self.credentials_file, api_endpoint=self.api_endpoint
+            )
+        except Exception as error:
+            raise self._explained(error) from error
+
+    def _ask(self, operation: str, timeout_s: float | None = None, **parameters: Any) -> Any:
+        call = getattr(self._client, operation)
+        try:
+            return call(**parameters, timeout=timeout_s or self.timeout_s, retry=tries(self.timeout_s))
+        except Exception as error:
+            raise self._explained(last(error)) from last(error)
+
+    def _subscription(self) -> Any:
+        """What Pub/Sub says of the subscription, or None where looking at it is not allowed."""
+        try:
+            return self._ask("get_subscription", subscription=self._path)
+        except SourceError as error:
+            if code(error.__cause__) != "PermissionDenied":
+                raise
+            return None
+
+    def _expect_rights(self) -> None:
+        asked = {"resource": self._path, "permissions": [_CONSUME]}
+        try:
+            granted = self._client.test_iam_permissions(request=asked, timeout=self.timeout_s).permissions
+        except Exception as error:
+            raise self._explained(error) from error
+        if _CONSUME not in granted:
+            raise SourceError(
+                f"source {self.name!r}: subscription {self._path!r} is not there, or {_CONSUME} on it is not granted. "
+                "Create it, correct subscription or project, or grant roles/pubsub.subscriber"
+            )
+
+    def _pull(self, most: int, *, is_held: bool) -> list[Any]:
+        try:
+            reply = self._ask("pull", self.pull_timeout_s, subscription=self._path, max_messages=most)
+        except SourceError as error:
+            if code(error.__cause__) not in {"DeadlineExceeded", "Cancelled"}:  # the server may give up first
+                raise
+            return []
+        messages = list(type(reply).pb(reply).received_messages)  # wrapped ones take four times as long to read
+        if is_held or not messages:
+            return messages
+        # What is another's by now, as an exactly-once subscription says, is not received here.
+        ids = [received.ack_id for received in messages]
+        refused = self._tell(_HOLD, self._path, ids, ack_deadline_seconds=self.ack_deadline_s)
+        lost = {one.ack_id for one in refused if one.lost}
+        return [received for received in messages if received.ack_id not in lost]
+
+    def _settle(self, operation: str, subscription: str, ack_ids: Sequence[str], **options: Any) -> list[Refused]:
+        if not ack_ids:
+            return []
+        _ = self._client  # made once, before the threads ask for it
+        per_call = min(ACK_IDS, ACK_BYTES // max(map(len, ack_ids)))
+        return calls.settle(
+            lambda group: self._tell(operation, subscription, group, **options),
+            ack_ids,
+            per_call=per_call,
+            threads=THREADS,
+        )
+
+    def _tell(self, operation: str, subscription: str, ack_ids: Sequence[str], **options: Any) -> list[Refused]:
+        """Make one request; return what it refused."""
+        try:
+            self._ask(operation, subscription=subscription, ack_ids=ack_ids, **options)
+        except SourceError as error:
+            if subscription != self._path and code(error.__cause__) == "NotFound":
+                return [Refused(ack_id, f"{subscription} is no subscription any more", lost=True) for ack_id in ack_ids]
+            if refused := _refused_by_name(ack_ids, error):
+                return refused
+            raise
+        return []
+
+    def _explained(self, error: Exception, what: str | None = None) -> SourceError:
+        host = self._emulator
+        place = f"emulator_host {host}" if host else f"api_endpoint {self.api_endpoint or 'unset, so Google'}"
+        return explained(
+            error, self.name, what or f"subscription {self._path!r}", place, f"credentials_file {self.credentials_file}"
+        )
+
+    @property
+    def _emulator(self) -> str | None:
+        return self.emulator_host or os.environ.get("PUBSUB_EMULATOR_HOST")
+
+
+_HOLD = "modify_ack_deadline"
+_CONSUME = "pubsub.subscriptions.consume"
+
+
+def _refused_by_name(ack_ids: Sequence[str], error: SourceError) -> list[Refused]:
+    """What a request says of single ids, as subscriptions with exactly-once delivery do; empty if it names none.
+
+    Nothing is said of the other ids of a failed request: they count as refused, and may be tried again.
+    """
+    metadata = [getattr(detail, "metadata", {}) for detail in getattr(error.__cause__, "details", ())]
+    said = {ack_id: words for each in metadata for ack_id, words in each.items()}
+    if said.keys().isdisjoint(ack_ids):
+        return []
+    return [
+        Refused(ack_id, said.get(ack_id, str(error)), lost=said.get(ack_id) == "PERMANENT_FAILURE_INVALID_ACK_ID")
+        for ack_id in ack_ids
+    ]

@@ -1,0 +1,142 @@
+"""Options of RabbitMQ as a source; those of AMQP with the names that it gives them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+from urllib.parse import parse_qsl, urlsplit
+
+from pydantic import BaseModel, Field, field_validator, model_validator
+
+from pipeline_platform.model.actions import Word, Words
+from pipeline_platform.model.options import did_you_mean
+from pipeline_platform.source.connection import ConnectedSource
+from pipeline_platform.source.contract import Backoff, Patience
+
+AGAIN_S = 60.0
+"""How long a run tries to connect: as long as a claim lasts that nobody renews."""
+PARAMETERS = (
+    "blocked_connection_timeout", "channel_max", "client_properties", "connection_attempts", "frame_max", "heartbeat",
+    "locale", "retry_delay", "socket_timeout", "ssl_options", "stack_timeout", "tcp_options",
+)  # fmt: skip
+"""Of an address, as pika 1.4 knows them."""
+STREAM = (
+    "is a stream: a log that gives every message to everybody and forgets none. A run could settle nothing there. "
+    "Name a classic or a quorum queue"
+)
+
+
+WORDS: Words = {
+    "ack": Word(ends=True),
+    "reject": Word(ends=True),
+    "reject_and_requeue": Word(ends=False, gives_back=True),
+    "reject_and_requeue_once": Word(ends=False, again="reject"),
+    "noop": Word(ends=False),
+}
+
+
+class Declare(BaseModel, extra="forbid", frozen=True):
+    """How the queue is declared, each time something connects."""
+
+    passive: bool = Field(False, description="Only check that it is there.")
+    durable: bool = Field(True, description="Whether it outlasts a restart of the server.")
+    arguments: dict[str, Any] = Field({}, description="As in {'x-queue-type': 'quorum'}.")
+    exclusive: Literal[False] = Field(False, description="A run and its sensor have a connection each.")
+    auto_delete: Literal[False] = Field(False, description="The queue would end with each run.")
+
+    @field_validator("exclusive", "auto_delete", mode="before")
+    @classmethod
+    def _outlasts_a_run(cls, value: object) -> object:
+        if value is True:
+            raise ValueError(
+                "is not for a queue that runs read one after the other: it would be deleted with the messages that "
+                "come between two of them. Leave it out, and use the argument x-expires for a queue that nobody needs"
+            )
+        return value
+
+    @field_validator("arguments")
+    @classmethod
+    def _is_no_stream(cls, arguments: dict[str, Any]) -> dict[str, Any]:
+        if arguments.get("x-queue-type") == "stream":
+            raise ValueError(f"x-queue-type {STREAM}")
+        return arguments
+
+
+class Binding(BaseModel, extra="forbid", frozen=True):
+    """From where the queue is given messages."""
+
+    exchange: str = Field(min_length=1)
+    routing_key: str = ""
+    arguments: dict[str, Any] = {}
+
+
+class ConsumeOptions(BaseModel, extra="forbid", frozen=True):
+    """How a run consumes. It always acknowledges, so there is no `no_ack`."""
+
+    consumer_tag: str = Field("", description="Name of the consumer; the server makes one if unset.")
+    exclusive: bool = Field(False, description="Refuse other consumers meanwhile: other runs, too.")
+    arguments: dict[str, Any] = Field({}, description="As in {'x-priority': 10}.")
+
+
+class RabbitmqOptions(ConnectedSource):
+    """What a source of RabbitMQ can be told."""
+
+    url: str = Field(
+        repr=False,
+        description="amqp://user:password@host:port/vhost, or amqps:// for TLS. The virtual host '/' is written %2F. "
+        "Parameters such as ?heartbeat=30&socket_timeout=5 are pika's.",
+    )
+    queue: str = Field(min_length=1, description="Name of the queue.")
+    declare: Declare | None = Field(None, description="Declare the queue; if unset it has to be there.")
+    bindings: tuple[Binding, ...] = Field((), description="Bindings of the queue to exchanges, made when connecting.")
+    prefetch_count: int | None = Field(
+        None, ge=1, description="Messages that a run holds at the most; if unset as many as its demand."
+    )
+    wait_time_s: float = Field(0.0, ge=0, le=60, description="Seconds that a run waits at the end of the queue.")
+    consume_options: ConsumeOptions = Field(ConsumeOptions(), description="consumer_tag, exclusive and arguments.")
+    message_id_header: str | None = Field(
+        None, min_length=1, description="Header that holds a message's id; the property message_id if unset."
+    )
+    deduplicate_publishes: bool = Field(
+        False,
+        description="Look up the id of every message, for publishers that may send one twice: each run reads what was "
+        "decided within the pipeline's deduplicate_for. `reject_and_requeue_once` requeues nothing then.",
+    )
+    connection_name: str | None = Field(None, description="Shown by the server; the name of the source if unset.")
+    backoff_type: Backoff = Field(
+        "rand_exp", description="How the pauses between a run's tries to connect grow; `stop` has it try once."
+    )
+    backoff_min_s: float = Field(1.0, gt=0, description="Seconds of the shortest pause.")
+    backoff_max_s: float = Field(30.0, gt=0, description="Seconds of the longest pause.")
+
+    @field_validator("url")
+    @classmethod
+    def _is_a_url(cls, url: str) -> str:
+        try:
+            address = urlsplit(url)
+            right = address.scheme in {"amqp", "amqps"} and address.hostname and (address.port or 1) > 0
+        except ValueError:
+            right = False
+        if not right:
+            raise ValueError("must be amqp://user:password@host:port/vhost or amqps://..., special characters as %XX")
+        for name, _ in parse_qsl(address.query, keep_blank_values=True):
+            if name not in PARAMETERS:
+                raise ValueError(f"pika has no parameter {name!r}; {did_you_mean(name, PARAMETERS)}")
+        return url
+
+    @model_validator(mode="after")
+    def _pauses_have_a_range(self) -> Self:
+        if self.backoff_min_s > self.backoff_max_s:
+            raise ValueError(
+                f"backoff_min_s is {self.backoff_min_s:g}, above backoff_max_s ({self.backoff_max_s:g}): lower it"
+            )
+        return self
+
+    @property
+    def words(self) -> Words:
+        """`reject` drops or dead-letters a message, `noop` leaves it until the connection closes."""
+        return WORDS
+
+    @property
+    def patience(self) -> Patience:
+        """By the options, for up to a minute."""
+        return Patience(self.backoff_type, self.backoff_min_s, self.backoff_max_s, AGAIN_S)

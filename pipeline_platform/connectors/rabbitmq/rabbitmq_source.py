@@ -1,0 +1,355 @@
+"""RabbitMQ as a source: messages that an open connection holds, until they are settled on it or it closes."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pyarrow as pa
+
+from pipeline_platform.connectors.rabbitmq.rabbitmq_errors import explained
+from pipeline_platform.connectors.rabbitmq.rabbitmq_options import AGAIN_S, STREAM, RabbitmqOptions
+from pipeline_platform.source.contract import Backlog, Held, Refused, Share, SourceError
+
+if TYPE_CHECKING:  # the code server loads this file and needs no client
+    from pipeline_platform.connectors.rabbitmq.mailboxes import Delivery, Inbox
+    from pipeline_platform.connectors.rabbitmq.rabbitmq_connection import Channel, Connection
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+QUIET_S = 0.1
+"""Without a message for so long, the server is asked whether more wait."""
+STALLED_S = 5.0
+"""How long a run waits for messages that the server has and does not send: it prefers another consumer."""
+LOOK_S = 15.0
+"""How long a server may take to answer a look. A sensor's tick has 60 s for everything."""
+
+_TELL: Mapping[str, Callable[[Any, int, bool], None]] = {
+    "ack": lambda channel, tag, multiple: channel.basic_ack(tag, multiple),
+    "reject": lambda channel, tag, multiple: channel.basic_nack(tag, multiple, requeue=False),
+    "reject_and_requeue": lambda channel, tag, multiple: channel.basic_nack(tag, multiple, requeue=True),
+    "reject_and_requeue_once": lambda channel, tag, multiple: channel.basic_nack(tag, multiple, requeue=True),
+}
+
+CLOSED = "their connection is closed"
+_NAMELESS = "?"
+"""Ends the `ack_id` of a message without an id: when it comes again, nobody can tell that it came before."""
+
+
+@dataclass
+class _Here:
+    """What this process has of a source.
+
+    Attributes:
+        connection: The newest; it may be lost by now.
+        inboxes: By their `ack_ref`, with the id of their receive.
+        told: `ack_ref`s that are known to be lost.
+        no_stream: The connection that found no stream.
+    """
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    connection: Connection | None = None
+    inboxes: dict[str, tuple[str, Inbox]] = field(default_factory=dict)
+    told: set[str] = field(default_factory=set)
+    no_stream: Connection | None = None
+
+
+class RabbitmqSource(RabbitmqOptions):
+    """A classic or quorum queue of RabbitMQ, or of another server that speaks AMQP 0-9-1.
+
+    A run holds its messages by an open connection. If that is lost, the server gives them to the next run.
+
+    - A message's id is its property `message_id`, or a header. A message without is handled again where it comes
+      again: at least once.
+    - What a publisher sends twice under one id is handled twice, unless `deduplicate_publishes` is set: the server
+      knows nothing of it.
+    - `redelivered` is the server's word, which it gives for every message that it may have delivered before; or the
+      queue's own entry in `x-death`, of a message that came back by a dead-letter exchange.
+    - `published_at` is empty: the property `timestamp` is by the publisher's clock.
+    - `metadata` holds `exchange`, `routing_key`, `redelivered` and the properties that are set, `headers` among them,
+      in AMQP's words; a binary value is `{"base64": ...}`.
+    - Failed messages are acknowledged unless `on_failure` says otherwise: the failed-message table has them.
+    - A stream is refused: it is a log, which gives everything to everybody.
+    """
+
+    def after_connect(self, channel: Channel) -> None:
+        """Prepare the server, before the queue is declared and bound: for subclasses.
+
+        Args:
+            channel: Asks by the names of pika's methods, as in `channel.ask("exchange_declare", exchange="flights")`.
+        """
+
+    @classmethod
+    def without_partitions(cls, options: Mapping[str, Any]) -> str | None:
+        """A queue has none."""
+        del options
+        return "whose queues have no partitions: leave it out"
+
+    def backlog(self) -> Backlog:
+        """Say how many messages wait; those that runs hold are not among them."""
+
+        def look(connection: Connection) -> int:
+            channel = connection.channel(LOOK_S)
+            try:
+                waiting = self._waiting(channel)
+            finally:
+                channel.close()
+            if not waiting:
+                self._expect_no_stream(connection)
+            return waiting
+
+        return Backlog(self._on_connection(look))
+
+    def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]:
+        """One share: the connection receives by itself, whatever the concurrency. Nothing is reserved yet."""
+        del concurrency, receive_id
+        messages = min(demand, self.prefetch_count or demand)
+        return [Share(messages=messages)] if messages else []
+
+    def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
+        """Receive what waits now, up to the share; what comes meanwhile, too, where there is a `wait_time_s`.
+
+        Raises:
+            SourceError: The server cannot be reached, refuses, or was lost: it gives all of this to the next run.
+        """
+        begun = self._on_connection(lambda connection: self._begin(connection, share.messages, receive_id))
+        if begun is None:
+            return
+        inbox, batch = begun
+        with self._explaining():
+            try:
+                while batch:
+                    yield self._batch(inbox.channel.ref, batch)
+                    batch = self._next(inbox)
+            finally:
+                inbox.stop()
+
+    def settle(self, action: str, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
+        """Settle messages on the channel that received them; those of a lost channel are `lost`, and come back."""
+        if action == "noop":
+            return []
+        _, inbox = self._here.inboxes.get(ack_ref, ("", None))
+        lost = "" if inbox else CLOSED
+        if inbox is not None:
+            try:
+                with self._explaining():
+                    inbox.settle([int(one.removesuffix(_NAMELESS)) for one in ack_ids], _TELL[action])
+            except SourceError as error:
+                lost = str(error)
+        if lost and ack_ref not in self._here.told:
+            self._here.told.add(ack_ref)
+            again = "the server delivers messages again that could not be settled, unless their queue is gone"
+            logger.warning("%s: %s: %s", self.name, again, lost)
+        return [Refused(one, lost, lost=True) for one in ack_ids] if lost else []
+
+    def extend(self, receive_id: str, held: Held) -> bool:
+        """Say whether a receive may still be decided: its connection lives, or its messages are known when they return.
+
+        A message without an id would be handled twice.
+
+        Raises:
+            SourceError: It may not, with the reason for which the channel was closed.
+        """
+        mine = [inbox for owner, inbox in self._here.inboxes.values() if owner == receive_id]
+        ended = [inbox.channel.ended for inbox in mine if inbox.channel.ended]
+        if mine and not ended:
+            return True
+        if not any(one.endswith(_NAMELESS) for _, ack_ids in held() for one in ack_ids):
+            return True
+        why = str(self._explained(ended[0])) if ended else f"source {self.name!r}: {CLOSED}"
+        raise SourceError(
+            f"{why}. The server gives these messages to the next run. Some of them have no id, so this run decides "
+            "none: they would be handled twice. Messages with an id (message_id, or message_id_header) are decided"
+        )
+
+    def close(self) -> None:
+        """Close the connection. What was not settled goes back to the queue."""
+        here = self.__dict__.pop("_here", None)
+        if here is not None and here.connection is not None:
+            here.connection.close()
+
+    def labelled(self, labels: Mapping[str, str]) -> Mapping[str, Any]:
+        """As headers."""
+        return {"headers": dict(labels)}
+
+    def send(self, payloads: Iterable[bytes], metadata: Iterable[Mapping[str, Any] | None] | None = None) -> int:
+        """Publish messages; the server has confirmed each one when this returns.
+
+        Args:
+            payloads: One per message.
+            metadata: `exchange` (if unset the default one) and `routing_key` (if unset the queue's name), and AMQP's
+                properties, as `headers`, `message_id` and `priority`. Unless it says otherwise a message is persistent
+                and has an id of its own.
+
+        Raises:
+            SourceError: The server cannot be reached or refuses, or no queue takes a message. Others may be there.
+        """
+        from pipeline_platform.connectors.rabbitmq.mailboxes import Outbox, Parcel
+
+        notes = repeat(None) if metadata is None else metadata
+        parcels = (
+            Parcel.of(payload, note or {}, self.queue, self.message_id_header)
+            for payload, note in zip(payloads, notes, strict=metadata is not None)
+        )
+        sent = 0
+        with self._explaining():
+            channel = self._connected().channel()
+            try:
+                for count, refusals in Outbox(channel).publish(parcels):
+                    if refusals:
+                        raise SourceError(
+                            f"source {self.name!r}: no queue took {len(refusals)} of {count} messages, as "
+                            f"{refusals[0]}. Correct queue, or exchange and routing_key in the metadata"
+                        )
+                    sent += count
+            finally:
+                channel.close()
+        return sent
+
+    @cached_property
+    def _here(self) -> _Here:
+        return _Here()
+
+    def _on_connection(self, act: Callable[[Connection], T]) -> T:
+        """Act on the connection; once more on a new one, where the kept one turns out to be lost."""
+        with self._explaining():
+            kept, connection = self._here.connection, self._connected()
+            try:
+                return act(connection)
+            except Exception:
+                if connection is not kept or connection.is_open:
+                    raise
+            return act(self._connected())
+
+    def _connected(self) -> Connection:
+        """The connection of this process; a new one where that is lost."""
+        import pika
+
+        from pipeline_platform.connectors.rabbitmq.rabbitmq_connection import Connection
+
+        with self._here.lock:
+            if self._here.connection is None or not self._here.connection.is_open:
+                parameters = pika.URLParameters(self.url)
+                parameters.client_properties = {"connection_name": self.connection_name or self.name}
+                if parameters.blocked_connection_timeout is None:
+                    parameters.blocked_connection_timeout = AGAIN_S
+                connection = Connection(parameters)
+                try:
+                    self._prepare(connection)
+                except BaseException:
+                    connection.close()
+                    raise
+                self._here.connection = connection
+            return self._here.connection
+
+    def _prepare(self, connection: Connection) -> None:
+        channel = connection.channel(LOOK_S)
+        self.after_connect(channel)
+        if self.declare is not None:
+            options = self.declare.model_dump(include={"passive", "durable", "arguments"})
+            channel.ask("queue_declare", LOOK_S, queue=self.queue, **options)
+        for binding in self.bindings:
+            channel.ask("queue_bind", LOOK_S, queue=self.queue, **binding.model_dump())
+        channel.close()
+
+    def _waiting(self, channel: Channel) -> int:
+        answer = channel.ask("queue_declare", LOOK_S, queue=self.queue, passive=True)
+        return int(answer.method.message_count)
+
+    def _expect_no_stream(self, connection: Connection) -> None:
+        """Ask once for each connection: nothing else tells a stream from a queue that stays empty."""
+        if self._here.no_stream is connection or connection.product != "RabbitMQ":
+            return
+        from pika.exceptions import ChannelClosedByBroker
+
+        self._here.no_stream = connection
+        probe = connection.channel(LOOK_S)
+        try:
+            probe.ask("basic_qos", LOOK_S, prefetch_count=1)
+            only_of_streams = {"x-stream-offset": "next"}  # refused for every other queue
+            probe.ask(
+                "basic_consume",
+                LOOK_S,
+                queue=self.queue,
+                on_message_callback=lambda *_: None,
+                arguments=only_of_streams,
+            )
+        except ChannelClosedByBroker:
+            return
+        probe.close()
+        self._here.no_stream = None
+        raise SourceError(f"source {self.name!r}: queue {self.queue!r} {STREAM}")
+
+    def _begin(self, connection: Connection, messages: int, receive_id: str) -> tuple[Inbox, list[Delivery]] | None:
+        """Begin to receive; return the first batch, or None where nothing waits."""
+        from pipeline_platform.connectors.rabbitmq.mailboxes import Inbox
+
+        channel = connection.channel()
+        if not self.wait_time_s:
+            # Else a queue that is filled as fast as it is read would keep a run until it is full.
+            messages = min(messages, self._waiting(channel))
+        if messages:
+            inbox = Inbox(channel, self.queue, messages, self.message_id_header)
+            inbox.consume(**self.consume_options.model_dump())
+            if batch := self._next(inbox):
+                self._here.inboxes[channel.ref] = (receive_id, inbox)
+                return inbox, batch
+            inbox.stop()
+            if inbox.is_cancelled:
+                raise SourceError(f"source {self.name!r}: queue {self.queue!r} was deleted or moved meanwhile")
+        channel.close()
+        self._expect_no_stream(connection)
+        return None
+
+    def _next(self, inbox: Inbox) -> list[Delivery]:
+        """The next batch; nothing once the share is full or the end of the queue is reached."""
+        started, count = time.monotonic(), None
+        while not inbox.is_stopped:
+            if (batch := inbox.take(QUIET_S)) or inbox.is_full:
+                return batch
+            if inbox.is_cancelled:
+                logger.warning("%s: queue %r was deleted or moved while a run received", self.name, self.queue)
+                return []
+            # Not waited for: it comes after all that is on its way, for which there may be no room.
+            count = count or inbox.count()
+            if count.done():
+                waiting, count = count.result(), None
+                if time.monotonic() - started >= max(self.wait_time_s, STALLED_S if waiting else 0.0):
+                    if waiting:
+                        told = "%s: the server has %d messages more and sends none: it prefers another consumer"
+                        logger.warning(told, self.name, waiting)
+                    inbox.stop()
+        return inbox.take(0)
+
+    def _batch(self, ack_ref: str, deliveries: Sequence[Delivery]) -> pa.RecordBatch:
+        tags, ids, data, metadata, again = zip(*deliveries, strict=True)
+        named = list(zip(ids, tags, strict=True))
+        return self.deliveries(
+            message_id=[id_ or f"{ack_ref}/{tag}" for id_, tag in named],
+            data=data,
+            ack_id=[f"{tag}" if id_ else f"{tag}{_NAMELESS}" for id_, tag in named],
+            ack_ref=ack_ref,
+            metadata=pa.array(metadata, pa.string()),
+            redelivered=self.deduplicate_publishes or again,
+        )
+
+    @contextmanager
+    def _explaining(self) -> Iterator[None]:
+        from pika.exceptions import AMQPError
+
+        try:
+            yield
+        except (AMQPError, OSError) as error:
+            raise self._explained(error) from error
+
+    def _explained(self, error: BaseException) -> SourceError:
+        return explained(error, source=self.name, url=self.url, queue=self.queue)

@@ -1,0 +1,380 @@
+"""Amazon SQS as a source: received in tens, deleted once decided and published."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from itertools import islice
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from pipeline_platform.connectors.sqs.sqs_messages import PER_CALL, batches, entry_of, metadata_of, sequence_of
+from pipeline_platform.connectors.sqs.sqs_refusals import NO_QUEUE, code_of, explained, refused, said_of
+from pipeline_platform.model.actions import LEASED, Words
+from pipeline_platform.source import calls
+from pipeline_platform.source.contract import Backlog, Held, Refused, Share, SourceError
+from pipeline_platform.source.leased import LeasedSource
+
+logger = logging.getLogger(__name__)
+
+LONGEST_S = 43_200
+"""Twelve hours: the longest that SQS hides a message, counted from its receive (SQS API, ReceiveMessage)."""
+THREADS = 8
+"""Calls under way at once in one task. A call to AWS is mostly waiting: measured with 10 ms a call, one thread
+deletes 730 messages a second, four 2,100 and eight 4,100."""
+BATCH_ROWS = 1_000
+BATCH_BYTES = 16 * 2**20
+"""One message may be 1 MiB, so a batch is bounded by its bytes too."""
+EMPTY_REPLIES = 3
+"""Empty short polls in a row that end a share. A short poll asks a random part of the servers (SQS guide, short
+and long polling). If it asks half of them, three polls miss a waiting message once in eight; that message stays in the
+backlog, for the next run. A long poll asks all servers: one empty reply is enough."""
+
+_HIDE = "change_message_visibility_batch"
+
+AttributeName = Literal[
+    "All", "AWSTraceHeader", "ApproximateFirstReceiveTimestamp", "ApproximateReceiveCount", "DeadLetterQueueSourceArn",
+    "MessageDeduplicationId", "MessageGroupId", "SenderId", "SentTimestamp", "SequenceNumber",
+]  # fmt: skip
+
+
+class SqsSource(LeasedSource):
+    """A queue of Amazon SQS, or of a server that speaks its JSON protocol.
+
+    Credentials come from where AWS clients look for them: environment, profile, container or instance role. They
+    need `sqs:GetQueueAttributes`, `sqs:ReceiveMessage`, `sqs:DeleteMessage` and `sqs:ChangeMessageVisibility`; `send`
+    needs `sqs:SendMessage`.
+
+    - The lease is the visibility timeout. To renew it costs a request per ten messages, so let it be longer than most
+      runs take: a run renews it after a third. SQS hides no message for longer than twelve hours.
+    - `redelivered` is always true: SQS may hand out a copy of a deleted message, and its receive count is approximate.
+    - `published_at` is `SentTimestamp`: ids are looked up in what was decided since.
+    - `metadata` holds `md5_of_body`, `attributes` (with `ApproximateReceiveCount` and `SentTimestamp`) and
+      `message_attributes`, in SQS's words; binary values are base64. A body that does not match its MD5 is left to
+      its lease.
+    - A queue's own dead-letter policy counts every receive, also those of runs that died: leave it room.
+    - On a FIFO queue `partition` is `MessageGroupId`, and `sequence` follows `SequenceNumber`. SQS gives out up to ten
+      messages of a group at once, and no others of it until these are deleted or visible again.
+    """
+
+    queue_url: str = Field(description="URL of the queue; also what its messages are acknowledged by.")
+    visibility_timeout: int = Field(
+        900,
+        ge=1,
+        le=LONGEST_S,
+        description="Seconds that a received message is hidden from others, 1 to 43,200, while its run does not "
+        "extend that. "
+        "It is the lease: lease_s follows it, and is not set by itself.",
+    )
+    max_number_of_messages: int = Field(
+        PER_CALL, ge=1, le=PER_CALL, description="Messages asked for in one call, 1 to 10."
+    )
+    wait_time_seconds: int = Field(
+        0, ge=0, le=20, description="Seconds that a task waits at the end of the queue, 0 to 20; 0 polls short."
+    )
+    attribute_names: tuple[AttributeName, ...] = Field(
+        (), description="Attributes wanted beside ApproximateReceiveCount and SentTimestamp; All for all."
+    )
+    message_attribute_names: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        (), description="Message attributes wanted, by name or by prefix as in 'trace.*'; All for all."
+    )
+    max_in_flight: int = Field(
+        120_000,
+        ge=1,
+        description="The queue's quota of messages that are received and not deleted, over all who receive from it. "
+        "A run takes on no more than it leaves.",
+    )
+    region_name: str | None = Field(
+        None, description="AWS region. If unset the one in queue_url, else that of the environment or profile."
+    )
+    endpoint_url: str | None = Field(None, description="Address of a server other than AWS's.")
+    profile_name: str | None = Field(None, description="AWS profile; if unset as the environment says.")
+
+    @field_validator("queue_url", "endpoint_url")
+    @classmethod
+    def _is_a_url(cls, url: str | None, field: ValidationInfo) -> str | None:
+        address = urlsplit(url or "")
+        if url is not None and (address.scheme not in {"http", "https"} or not address.netloc):
+            raise ValueError(f"must be a URL that begins with http:// or https://, not {url!r}")
+        if field.field_name == "queue_url" and not address.path.strip("/"):
+            raise ValueError(f"must end with the queue's name, as `aws sqs get-queue-url` prints it; got {url!r}")
+        return url
+
+    @model_validator(mode="after")
+    def _is_within_twelve_hours(self) -> Self:
+        if "lease_s" in self.model_fields_set and self.lease_s != self.visibility_timeout:
+            raise ValueError(
+                f"lease_s is {self.lease_s}, but the lease of an SQS message is visibility_timeout "
+                f"({self.visibility_timeout} s): set that one, and leave lease_s out"
+            )
+        self.__dict__["lease_s"] = float(self.visibility_timeout)  # the model is frozen from here on
+        return self
+
+    @classmethod
+    def without_partitions(cls, options: Mapping[str, Any]) -> str | None:
+        """A FIFO queue says it: its groups. An address from the environment is not known."""
+        is_standard = type(url := options["queue_url"]) is str and not url.endswith(".fifo")
+        return "on a standard queue, which has no groups: pull from a FIFO queue" if is_standard else None
+
+    @property
+    def leases_partitions(self) -> bool:  # type: ignore[override]
+        """SQS gives out nothing of a group of which something is in flight."""
+        return self._is_fifo
+
+    @property
+    def words(self) -> Words:
+        """The delay is what SQS hides a message for, less what its lease may have taken."""
+        return {**LEASED, "nack": LEASED["nack"]._replace(longest_s=self._longest_delay_s)}
+
+    @property
+    def _longest_delay_s(self) -> int:
+        return LONGEST_S - self.visibility_timeout
+
+    def backlog(self) -> Backlog:
+        """Say how many messages could be received, as SQS counts them: approximately, and without those in flight."""
+        waiting, free = self._counts()
+        return Backlog(min(waiting, free))
+
+    def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]:
+        """Divide the demand into shares of whole calls. Nothing is leased yet.
+
+        The demand is cut to what the queue's quota of messages in flight leaves and, where a task does not wait for
+        messages, to what seems to be there: tasks that find the end of the queue poll for nothing.
+        """
+        del receive_id
+        if demand < 1:
+            return []
+        most = self.max_number_of_messages
+        waiting, free = self._counts()
+        if free < min(demand, waiting):
+            quota = f"max_in_flight ({self.max_in_flight:,}) leaves {free:,}"
+            logger.warning("%s: %d messages were asked for, and %s", self.name, demand, quota)
+        # A call at least: the count may not know yet of a message that has just come.
+        wanted = min(demand, free, demand if self.wait_time_seconds else max(waiting, most))
+        full, rest = divmod(-(-wanted // most), concurrency)
+        shares = [(full + (nth < rest)) * most for nth in range(concurrency)]
+        shares = [messages for messages in shares if messages]
+        if shares:
+            shares[-1] -= sum(shares) - wanted
+        return [Share(messages=messages) for messages in shares]
+
+    def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
+        """Receive until the share's demand is met, the queue seems empty, a call fails or a third of the lease is over.
+
+        What takes longer could be visible again before the run has written it down and extends it.
+        """
+        del receive_id
+        _ = self._client  # made once, before the threads ask for it
+        for messages in calls.receive(
+            self._receive,
+            share.messages,
+            per_call=self.max_number_of_messages,
+            threads=THREADS,
+            empty_replies=1 if self.wait_time_seconds else EMPTY_REPLIES,
+            batch_rows=BATCH_ROWS,
+            batch_bytes=BATCH_BYTES,
+            size=lambda message: len(message["Body"]),
+            within_s=self.extend_every_s,
+        ):
+            yield self._batch(messages)
+
+    def ack(self, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
+        """Delete messages by their receipt handles, ten a call.
+
+        All are lost where the queue `ack_ref` is gone and `queue_url` names another by now: its messages went with it.
+        """
+        return self._settle("delete_message_batch", ack_ref, ack_ids)
+
+    def release(self, ack_ref: str, ack_ids: Sequence[str], delay_s: int = 0) -> list[Refused]:
+        """Make messages visible again after `delay_s` seconds, ten a call.
+
+        SQS refuses a delay that could take a message beyond twelve hours from its receive: it is cut to twelve hours
+        less `visibility_timeout`.
+        """
+        delay_s = min(delay_s, self._longest_delay_s)
+        return self._settle(_HIDE, ack_ref, ack_ids, VisibilityTimeout=delay_s)
+
+    def extend(self, receive_id: str, held: Held) -> bool:
+        """Hide the messages for `visibility_timeout` from now: a request for each ten.
+
+        What SQS refuses stays hidden as long as it was: it is another receive's, or was received twelve hours ago.
+        The run goes on, for what another decides first is left out of what it decides.
+
+        Returns:
+            False if all messages are others' by now.
+        """
+        del receive_id
+        started, asked, left = time.monotonic(), 0, list[Refused]()
+        for queue_url, handles in held():
+            asked += len(handles)
+            left += self._settle(_HIDE, queue_url, handles, VisibilityTimeout=self.visibility_timeout)
+        if left:
+            how_many = f"{len(left)} of {asked}"
+            logger.warning("%s: %s messages cannot be hidden for longer: %s", self.name, how_many, left[0].reason)
+        if (took := time.monotonic() - started) > (self.extend_every_s or 0):
+            logger.warning(
+                "%s: to hide %d messages for longer took %.0f s, more than a third of visibility_timeout (%d s): some "
+                "may come twice. Raise it, or lower the demand of a run",
+                *(self.name, asked, took, self.visibility_timeout),
+            )
+        return not asked or sum(one.lost for one in left) < asked
+
+    def abandon(self, receive_id: str, held: Held) -> None:
+        """Make what a dead receive wrote down visible at once; what it did not waits for its lease to end."""
+        del receive_id
+        for queue_url, handles in held():
+            self.release(queue_url, handles)
+
+    def send(self, payloads: Iterable[bytes], metadata: Iterable[Mapping[str, Any] | None] | None = None) -> int:
+        """Send messages, up to ten and 1 MiB a call; on a FIFO queue one call after the other, which keeps their order.
+
+        Args:
+            payloads: Text in UTF-8.
+            metadata: For each None, or as a received message has it: `message_attributes`, and `attributes` with
+                `MessageGroupId` and `MessageDeduplicationId`. What else it holds is left out.
+
+        Raises:
+            SourceError: SQS refused a message, named by its number from 0; others may have been sent.
+            ValueError: There are more or fewer metadata than payloads.
+        """
+        pairs = ((one, None) for one in payloads) if metadata is None else zip(payloads, metadata, strict=True)
+        calls_, sent = batches(self._entry(*each) for each in enumerate(pairs)), 0
+        at_once = 1 if self._is_fifo else THREADS
+        _ = self._client
+        with ThreadPoolExecutor(at_once) as pool:
+            while some := list(islice(calls_, at_once)):
+                failures = [failure for failed in pool.map(self._send, some) for failure in failed]
+                sent += sum(map(len, some)) - len(failures)
+                if failures:
+                    first = min(failures, key=lambda failure: int(failure["Id"]))
+                    raise SourceError(
+                        f"source {self.name!r}: {self.queue_url} refused {len(failures)} messages, the first of them "
+                        f"number {first['Id']}: {said_of(first)}. {sent} were sent"
+                    )
+        return sent
+
+    def labelled(self, labels: Mapping[str, str]) -> Mapping[str, Any]:
+        """As message attributes; on a FIFO queue in a group of the pipeline, and known again by what they say."""
+        said: dict[str, Any] = {
+            "message_attributes": {name: {"DataType": "String", "StringValue": text} for name, text in labels.items()}
+        }
+        if self._is_fifo:
+            digest = hashlib.sha256("\0".join(labels.values()).encode()).hexdigest()
+            said["attributes"] = {"MessageGroupId": labels["pipeline"], "MessageDeduplicationId": digest}
+        return said
+
+    @cached_property
+    def _client(self) -> Any:
+        import boto3  # here: the code server loads this file and needs no client
+        from botocore.config import Config
+
+        in_url = re.match(r"sqs\.([a-z0-9-]+)\.amazonaws\.", urlsplit(self.queue_url).netloc)
+        session = boto3.session.Session(
+            profile_name=self.profile_name, region_name=self.region_name or (in_url.group(1) if in_url else None)
+        )
+        config = Config(
+            retries={"mode": "standard", "total_max_attempts": 4},
+            max_pool_connections=THREADS,
+            # A sensor's tick has 60 s for everything; four attempts of the defaults' 60 s would take it.
+            connect_timeout=4,
+            read_timeout=10 + self.wait_time_seconds,
+        )
+        return session.client("sqs", endpoint_url=self.endpoint_url, config=config)
+
+    def _ask(self, operation: str, **parameters: Any) -> Any:
+        try:
+            return getattr(self._client, operation)(**parameters)
+        except Exception as error:
+            raise explained(error, self) from error
+
+    @property
+    def _is_fifo(self) -> bool:
+        return self.queue_url.endswith(".fifo")
+
+    def _counts(self) -> tuple[int, int]:
+        """How many messages wait, and how many more may be in flight."""
+        names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
+        told = self._ask("get_queue_attributes", QueueUrl=self.queue_url, AttributeNames=names)["Attributes"]
+        waiting, hidden = (int(told[name]) for name in names)
+        return waiting, max(0, self.max_in_flight - hidden)
+
+    def _receive(self, most: int) -> list[dict[str, Any]]:
+        attributes = {"ApproximateReceiveCount", "SentTimestamp", *self.attribute_names}
+        if self._is_fifo:
+            attributes |= {"MessageGroupId", "SequenceNumber"}
+        try:
+            reply = self._ask(
+                "receive_message",
+                QueueUrl=self.queue_url,
+                MaxNumberOfMessages=most,
+                VisibilityTimeout=self.visibility_timeout,
+                WaitTimeSeconds=self.wait_time_seconds,
+                MessageSystemAttributeNames=["All"] if "All" in attributes else sorted(attributes),
+                MessageAttributeNames=list(self.message_attribute_names),
+            )
+        except SourceError as error:
+            if code_of(error.__cause__) != "OverLimit":
+                raise
+            logger.warning("%s", error)
+            return []  # no failure: the other tasks may have received plenty
+        messages: list[dict[str, Any]] = reply.get("Messages", [])
+        return messages
+
+    def _batch(self, messages: list[dict[str, Any]]) -> pa.RecordBatch:
+        data, whole = [], []
+        for message in messages:
+            body = message["Body"].encode()
+            if hashlib.md5(body, usedforsecurity=False).hexdigest() == message["MD5OfBody"]:
+                data.append(body)
+                whole.append(message)
+            else:
+                logger.warning("%s: left to its lease, damaged on its way: %s", self.name, message["MessageId"])
+        # Not every server that speaks the protocol says when a message was sent.
+        told = [m.get("Attributes", {}) for m in whole]
+        sent = [attributes.get("SentTimestamp") for attributes in told]
+        return self.deliveries(
+            message_id=[m["MessageId"] for m in whole],
+            data=data,
+            ack_id=[m["ReceiptHandle"] for m in whole],
+            ack_ref=self.queue_url,
+            metadata=[metadata_of(m) for m in whole],
+            published_at=pa.array([int(ms) if ms else None for ms in sent], pa.timestamp("ms", "UTC")),
+            partition=[attributes.get("MessageGroupId") for attributes in told] if self._is_fifo else None,
+            sequence=[sequence_of(attributes["SequenceNumber"]) for attributes in told] if self._is_fifo else None,
+        )
+
+    def _entry(self, number: int, pair: tuple[bytes, Mapping[str, Any] | None]) -> dict[str, Any]:
+        payload, metadata = pair
+        try:
+            return entry_of(number, payload.decode(), metadata, is_fifo=self._is_fifo)
+        except UnicodeDecodeError as error:
+            what = f"message {number} is not UTF-8, and SQS takes nothing else"
+            raise SourceError(f"source {self.name!r}: {what}: {error}") from error
+
+    def _send(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        reply = self._ask("send_message_batch", QueueUrl=self.queue_url, Entries=entries)
+        failed: list[dict[str, Any]] = reply.get("Failed", [])
+        return failed
+
+    def _settle(self, operation: str, queue_url: str, handles: Sequence[str], **options: Any) -> list[Refused]:
+        def settle(ten: Sequence[str]) -> list[Refused]:
+            # Ids by position: receipt handles are too long, and message ids may repeat, which SQS refuses.
+            entries = [{"Id": str(i), "ReceiptHandle": handle, **options} for i, handle in enumerate(ten)]
+            try:
+                reply = self._ask(operation, QueueUrl=queue_url, Entries=entries)
+            except SourceError as error:
+                if queue_url == self.queue_url or not re.fullmatch(NO_QUEUE, code_of(error.__cause__)):
+                    raise
+                return [Refused(handle, f"{queue_url} is no queue any more", lost=True) for handle in ten]
+            return [refused(ten[int(failure["Id"])], failure) for failure in reply.get("Failed", [])]
+
+        _ = self._client if handles else None
+        return calls.settle(settle, handles, per_call=PER_CALL, threads=THREADS)

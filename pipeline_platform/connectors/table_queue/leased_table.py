@@ -1,0 +1,396 @@
+"""A SQL table whose rows are leased: its statements, the same on SQLite and PostgreSQL.
+
+Three tables. The **queue** is only ever inserted into and deleted from, so that a lease never rewrites a payload and
+any table with a unique id can be a queue. Beside it `<table>_receives` has one row for each receive: until when its
+lease lasts, and the spans of consecutive ids that it leased as the first to do so. Leasing a million new messages is
+an insert of one row, and renewing their lease an update of it. `<table>_leases` has one narrow row for each message
+that was leased otherwise and not acknowledged: whose it is and how often it was delivered. There are those that come
+again, those whose ids are no integers or lie scattered, and all where partitions are kept apart. Where a message has a
+row there, what spans say of it does not count.
+
+A message waits when no receive holds it, or when its receive is over. A receive is over once a planner finds that it
+ran out, or once it is given back; it never revives. Until a planner comes by, a late driver may still renew it. The
+planner gives each message that is left in its spans a row; until another receive takes that over, a late
+acknowledgement counts.
+
+Two planners never lease one message: they take turns, SQLite's by its only writer, PostgreSQL's by a lock of their own.
+On PostgreSQL a planner skips messages that an acknowledgement locks, and takes a row over only if its count of
+deliveries is still the one it saw.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
+
+from pipeline_platform.connectors.table_queue import id_spans
+from pipeline_platform.connectors.table_queue.id_spans import HOLE, Span
+from pipeline_platform.control.database import Database, insert
+from pipeline_platform.source.contract import Share
+
+
+@dataclass(frozen=True)
+class LeasedTable:
+    """The three tables as one process knows them. Each method is a part of the transaction that it is given.
+
+    Attributes:
+        database: Where they are.
+        queue: The messages.
+        leases: `id`, `receive` (NULL where it was given back), `attempts` (how often it was delivered).
+        receives: `id`, `receive_id` (NULL for a delay), `leased_until` in seconds since 1970, NULL once it is over, and
+            `spans`, a JSON list of first and last ids.
+        kind: What an id is in Python: `int`, `str` or `UUID`.
+        columns: Columns of `queue` by the names of the options.
+        partitions_apart: Whether the messages of a partition are leased to one receive at a time.
+    """
+
+    database: Database
+    queue: sa.TableClause
+    leases: sa.Table
+    receives: sa.Table
+    kind: type[int] | type[str] | type[UUID]
+    columns: Mapping[str, sa.ColumnClause[Any]]
+    partitions_apart: bool = False
+
+    @property
+    def id(self) -> sa.ColumnClause[Any]:
+        """The id column of the queue."""
+        return self.columns["id_column"]
+
+    def count_waiting(self, connection: sa.Connection, most: int | None = None) -> int:
+        """Count the messages that could be leased, by counts over narrow pages; the new ones no further than `most`."""
+        live = self.leases.c.receive.in_(self._live(connection))
+        held = id_spans.merged(self._spans(connection, self.receives.c.leased_until > self._now(connection)))
+        after: sa.ColumnElement[bool] = self.id.is_not(None)
+        leased: sa.ColumnElement[bool] = sa.true()
+        between = again = 0
+        if held:
+            after, leased = self.id > held[-1][1], self.leases.c.id > held[-1][1]
+            between = self._count(connection, id_spans.gaps(held), self.id)
+            between -= self._count(connection, id_spans.gaps(held), self.leases.c.id, live)
+            again = self._count(connection, held, self.leases.c.id, self.leases.c.receive.is_(None) | ~live)
+        count = sa.select(sa.func.count())
+        taken = count.select_from(self.leases).where(live, leased).scalar_subquery()
+        new = count.select_from(self.queue).where(after)
+        if most is not None:
+            some = sa.select(self.id).where(after).limit(most + taken)
+            new = count.select_from(some.subquery())
+        # Below zero where someone deleted leased messages behind the queue's back.
+        waiting = int(connection.execute(sa.select(new.scalar_subquery() - taken)).scalar_one())
+        return max(0, waiting + between + again)
+
+    def oldest_waiting(self, connection: sa.Connection) -> Any:
+        """Look up when the message that is leased next came, as its column holds it."""
+        if "created_column" not in self.columns:
+            return None
+        # Without its type: SQLite holds what it likes.
+        came: sa.ColumnElement[Any] = sa.type_coerce(self.columns["created_column"], sa.types.NullType())
+        held = id_spans.merged(self._spans(connection, self.receives.c.leased_until > self._now(connection)))
+        for waiting in (self._again(self._live(connection)), *self._fresh(held)):
+            if row := connection.execute(waiting.add_columns(came).limit(1)).first():
+                return row[-1]
+        return None
+
+    def end_what_ran_out(self, connection: sa.Connection, receive_id: str) -> None:
+        """Mark receives as over whose lease ran out, and an earlier plan of this one; forget those that left nothing.
+
+        It needs a transaction of its own, before the lease: planners who lease for seconds do not hold each other up
+        over these rows.
+        """
+        receives = self.receives
+        over = sa.or_(receives.c.leased_until <= self._now(connection), receives.c.receive_id == receive_id)
+        connection.execute(receives.update().where(over).values(leased_until=sa.null()))
+        mine = receives.update().where(receives.c.receive_id == receive_id)
+        connection.execute(mine.values(receive_id=sa.null()))
+        ended = receives.c.leased_until.is_(None)
+        # One that is acknowledging at this moment is for the next planner.
+        in_spans = sa.select(receives.c.id, receives.c.spans).where(ended, receives.c.spans.is_not(None))
+        for receive, spans in connection.execute(in_spans.with_for_update(skip_locked=True)).all():
+            within = self._joined(id_spans.parse(spans), self.id)
+            self._give_rows(connection, receive, sa.select(self.id).select_from(within))
+            connection.execute(receives.update().where(receives.c.id == receive).values(spans=sa.null()))
+        connection.execute(receives.delete().where(ended, receives.c.spans.is_(None), ~self._has_rows()))
+
+    def lease(
+        self, connection: sa.Connection, receive_id: str, lease_s: float, demand: int, concurrency: int
+    ) -> list[Share]:
+        """Lease up to `demand` messages, and divide them into at most `concurrency` shares of equal counts."""
+        self._take_turns(connection)
+        receives = self.receives
+        held = id_spans.merged(self._spans(connection, receives.c.spans.is_not(None)))
+        receive = self._new_receive(connection, receive_id, lease_s)
+        live = sa.select(receives.c.id).where(receives.c.leased_until.is_not(None))
+        rows, spans = 0, list[Span]()
+        if self.kind is int and not self.partitions_apart:
+            rows = self._take_rows(connection, receive, self._again(live).limit(demand))
+            for fresh in self._fresh(held):
+                left = demand - rows - id_spans.size(spans)
+                found = self._islands(connection, fresh.limit(left)) if left else []
+                if len(found) <= max(100, id_spans.size(found) // 10):
+                    spans += found
+                else:  # ids far apart: a row for each is shorter
+                    rows += self._take_rows(connection, receive, fresh.add_columns(sa.literal(1)).limit(left))
+            if spans:
+                mine = receives.update().where(receives.c.id == receive)
+                connection.execute(mine.values(spans=json.dumps(spans)))
+        else:
+            waiting = self._waiting(live, held)
+            if self.partitions_apart:
+                waiting = self._of_free_partitions(waiting, live)
+            rows = self._take_rows(connection, receive, waiting.limit(demand))
+        if not rows and not spans:
+            connection.execute(receives.delete().where(receives.c.id == receive))
+        return list(self._shares(connection, receive, rows, id_spans.merged(spans), max(1, concurrency)))
+
+    def _take_rows(self, connection: sa.Connection, receive: int, waiting: sa.Select[Any]) -> int:
+        """Lease messages by a row for each; return how many."""
+        leases = self.leases
+        picked = waiting.with_for_update(of=self.queue, skip_locked=True).subquery("picked")
+        # SQLite needs a WHERE here, to tell ON CONFLICT from the ON of a join.
+        rows = sa.select(picked.c[0], sa.literal(receive), picked.c[1]).where(sa.true())
+        taken = insert(connection, leases).from_select(["id", "receive", "attempts"], rows)
+        taken = taken.on_conflict_do_update(
+            index_elements=[leases.c.id],
+            set_={"receive": receive, "attempts": taken.excluded.attempts},
+            where=leases.c.attempts == taken.excluded.attempts - 1,
+        )
+        return int(connection.execution_options(preserve_rowcount=True).execute(taken).rowcount)
+
+    def _give_rows(self, connection: sa.Connection, receive: int | None, ids: sa.Select[Any]) -> int:
+        """Give messages of spans a row each where they have none; return how many.
+
+        By the conflict, and not by a join: PostgreSQL plans that for the few rows which the table has before.
+        """
+        holder = sa.cast(sa.literal(receive), self.leases.c.receive.type)
+        once = ids.add_columns(holder, sa.literal(1)).where(sa.true())
+        new = insert(connection, self.leases).from_select(["id", "receive", "attempts"], once)
+        return int(connection.execute(new.on_conflict_do_nothing()).rowcount)
+
+    def _islands(self, connection: sa.Connection, ids: sa.Select[Any]) -> list[Span]:
+        """Find the spans that sorted ids make."""
+        id_ = ids.subquery("fresh").c[0]
+        island = (id_ - sa.func.row_number().over(order_by=id_)).label("island")
+        of = sa.select(id_.label("id"), island).subquery("of_islands")
+        ends = sa.select(sa.func.min(of.c.id), sa.func.max(of.c.id)).group_by(of.c.island)
+        return sorted((first, last) for first, last in connection.execute(ends))
+
+    def _shares(
+        self, connection: sa.Connection, receive: int, rows: int, spans: Sequence[Span], concurrency: int
+    ) -> Iterator[Share]:
+        """Divide what a receive leased: rows first, for which each share's last id has to be looked up."""
+        leases, after, left = self.leases, None, spans
+        messages = rows + id_spans.size(spans)
+        shares = min(messages, concurrency)
+        for nth in range(shares):
+            size = messages // shares + (nth < messages % shares)
+            at: dict[str, Any] = {}
+            by_row = min(size, rows)
+            if by_row:
+                rest = sa.select(leases.c.id).where(leases.c.receive == receive)
+                if after is not None:
+                    rest = rest.where(leases.c.id > after)
+                to = connection.execute(rest.order_by(leases.c.id).limit(1).offset(by_row - 1)).scalar_one()
+                at |= {"after": _plain(after), "to": _plain(to)}
+                after, rows = to, rows - by_row
+            if size > by_row:
+                mine, left = id_spans.cut(left, size - by_row)
+                at["spans"] = mine
+            yield Share(at=at, messages=size)
+
+    def held(self, connection: sa.Connection) -> list[tuple[str | None, float, int]]:
+        """List the live receives: id (None for messages that wait for a delay), seconds that are left, messages."""
+        receives, leases = self.receives, self.leases
+        by_row = sa.select(leases.c.receive, sa.func.count()).group_by(leases.c.receive)
+        rows = {receive: int(count) for receive, count in connection.execute(by_row)}
+        left = receives.c.leased_until - self._now(connection)
+        live = sa.select(receives.c.id, receives.c.receive_id, left, receives.c.spans).order_by(receives.c.id)
+        listed = [
+            (receive_id, float(seconds), rows.get(id_, 0) + self._count_new(connection, id_spans.parse(spans)))
+            for id_, receive_id, seconds, spans in connection.execute(live.where(receives.c.leased_until.is_not(None)))
+        ]
+        return [one for one in listed if one[2]]
+
+    def renew(self, connection: sa.Connection, receive_id: str, lease_s: float) -> bool:
+        """Set a receive's lease to `lease_s` from now; False where it is over or has nothing left."""
+        receives = self.receives
+        mine = sa.and_(receives.c.receive_id == receive_id, receives.c.leased_until.is_not(None))
+        left = self._has_rows()
+        for near in id_spans.near(self._spans(connection, mine), HOLE):
+            within = sa.select(self.id).where(self.id.between(near[0][0], near[-1][1])).limit(1)
+            if connection.execute(within).first():
+                left = sa.true()
+                break
+        row = receives.update().where(mine, left).values(leased_until=self._now(connection) + lease_s)
+        return connection.execute(row).rowcount == 1
+
+    def give_back_all(self, connection: sa.Connection, receive_id: str) -> None:
+        """Mark a receive as over."""
+        row = self.receives.update().where(self.receives.c.receive_id == receive_id)
+        connection.execute(row.values(leased_until=sa.null()))
+
+    def is_live(self, connection: sa.Connection, receive_id: str) -> bool:
+        """Whether a receive is not over."""
+        found = self._receive(receive_id).where(self.receives.c.leased_until.is_not(None))
+        return connection.execute(found).scalar() is not None
+
+    def acknowledge(self, connection: sa.Connection, receive_id: str, ids: Sequence[Any]) -> list[Any]:
+        """Delete messages under a receive, with their leases; return the ids that are still there."""
+        in_spans, by_row = self._of(connection, receive_id, ids)
+        deleted = 0
+        if in_spans:
+            mine = sa.delete(self.queue).where(self._among(self.id, in_spans))
+            bounds = sa.select(self.leases.c.id).where(self.leases.c.id.between(in_spans[0], in_spans[-1])).limit(1)
+            if connection.execute(bounds).first():
+                mine = mine.where(~sa.exists().where(self.leases.c.id == self.id))
+            deleted += connection.execute(mine).rowcount
+        if by_row:
+            among = self._held(receive_id, by_row)
+            # Locked: a planner may take a lease over at this moment, and only the lease shows it.
+            held = sa.select(self.leases.c.id).where(among).with_for_update()
+            deleted += connection.execute(sa.delete(self.queue).where(self.id.in_(held))).rowcount
+            connection.execute(self.leases.delete().where(among))
+        return [] if deleted == len(ids) else self._still_there(connection, ids, sa.true())
+
+    def give_back(self, connection: sa.Connection, receive_id: str, ids: Sequence[Any], delay_s: float) -> list[Any]:
+        """Free messages of a receive, or put them under a lease that nobody renews; return the ids of others."""
+        leases = self.leases
+        to = self._new_receive(connection, None, delay_s) if delay_s > 0 else None
+        in_spans, by_row = self._of(connection, receive_id, ids)
+        freed = 0
+        if in_spans:
+            freed += self._give_rows(connection, to, sa.select(self.id).where(self._among(self.id, in_spans)))
+        if by_row:
+            rows = leases.update().where(self._held(receive_id, by_row)).values(receive=to)
+            freed += connection.execute(rows).rowcount
+        others = sa.or_(leases.c.id.is_(None), leases.c.receive.is_distinct_from(to))
+        return [] if freed == len(ids) else self._still_there(connection, ids, others)
+
+    def _now(self, connection: sa.Connection) -> float:
+        return self.database.now(connection) / 1_000_000
+
+    def _new_receive(self, connection: sa.Connection, receive_id: str | None, lease_s: float) -> int:
+        row = self.receives.insert().values(receive_id=receive_id, leased_until=self._now(connection) + lease_s)
+        return int(connection.execute(row.returning(self.receives.c.id)).scalar_one())
+
+    def _live(self, connection: sa.Connection) -> sa.Select[tuple[int]]:
+        return sa.select(self.receives.c.id).where(self.receives.c.leased_until > self._now(connection))
+
+    def _again(self, live: sa.Select[tuple[int]]) -> sa.Select[Any]:
+        """Select ids, in order, and deliveries of what was leased by a row before and no receive in `live` holds."""
+        leases = self.leases
+        return (
+            sa.select(leases.c.id, leases.c.attempts + 1)
+            .select_from(leases.join(self.queue, self.id == leases.c.id))
+            .where(leases.c.receive.is_(None) | leases.c.receive.not_in(live))
+            .order_by(leases.c.id)
+        )
+
+    def _waiting(self, live: sa.Select[tuple[int]], held: Sequence[Span]) -> sa.Select[Any]:
+        """Select ids, in order, and deliveries of all that no receive in `live` or of the spans `held` holds."""
+        leases = self.leases
+        new: sa.ColumnElement[bool] = leases.c.id.is_(None)
+        if held:
+            spans = self._rows(held)
+            new &= ~sa.exists().select_from(spans).where(self.id.between(spans.c.first, spans.c.last))
+        again = leases.c.id.is_not(None) & (leases.c.receive.is_(None) | leases.c.receive.not_in(live))
+        return (
+            sa.select(self.id, sa.func.coalesce(leases.c.attempts, 0) + 1)
+            .select_from(self.queue.outerjoin(leases, leases.c.id == self.id))
+            .where(new | again)
+            .where(self.id.is_not(None))  # a column that is only unique may be NULL
+            .order_by(self.id)
+        )
+
+    def _fresh(self, held: Sequence[Span]) -> Iterator[sa.Select[Any]]:
+        """Select ids, in order, of what was never leased: first between the spans that others hold, then after them."""
+        leases = self.leases
+        after: sa.ColumnElement[bool] = self.id.is_not(None)
+        same: sa.ColumnElement[bool] = leases.c.id == self.id
+        if held:
+            between = self._joined(id_spans.gaps(held), self.id).outerjoin(leases, same)
+            # Not by the index's order: PostgreSQL would look for a gap around each message there is.
+            in_gaps = sa.select(self.id).select_from(between).order_by(self.id + 0)
+            yield in_gaps.where(leases.c.id.is_(None))
+            last = held[-1][1]
+            after, same = self.id > last, sa.and_(same, leases.c.id > last)
+        both = self.queue.outerjoin(leases, same)
+        yield sa.select(self.id).select_from(both).where(leases.c.id.is_(None), after).order_by(self.id)
+
+    def _rows(self, spans: Sequence[Span]) -> sa.FromClause:
+        return id_spans.rows(spans, is_sqlite=self.database.is_sqlite)
+
+    def _joined(self, spans: Sequence[Span], id_: sa.ColumnElement[Any]) -> sa.Join:
+        """Spans, with the rows of the queue or of the leases whose ids lie in them."""
+        rows = self._rows(spans)
+        return rows.join(self.leases if id_ is self.leases.c.id else self.queue, id_.between(rows.c.first, rows.c.last))
+
+    def _count(self, connection: sa.Connection, spans: Sequence[Span], id_: Any, *such: sa.ColumnElement[bool]) -> int:
+        """Count what such spans hold of the queue or of the leases."""
+        count = sa.select(sa.func.count()).select_from(self._joined(spans, id_)).where(*such)
+        return int(connection.execute(count).scalar_one()) if spans else 0
+
+    def _count_new(self, connection: sa.Connection, spans: Sequence[Span]) -> int:
+        """Count the messages in spans that have no row of their own."""
+        has_message = sa.exists().where(self.id == self.leases.c.id)
+        rows = self._count(connection, spans, self.leases.c.id, has_message)
+        return self._count(connection, spans, self.id) - rows
+
+    def _spans(self, connection: sa.Connection, of: sa.ColumnElement[bool]) -> list[Span]:
+        spans = self.receives.c.spans
+        found = connection.execute(sa.select(spans).where(of, spans.is_not(None))).scalars()
+        return [span for text in found for span in id_spans.parse(text)]
+
+    def _of(self, connection: sa.Connection, receive_id: str, ids: Sequence[Any]) -> tuple[list[int], Sequence[Any]]:
+        """Divide ids into those that a receive holds by its spans, which a planner leaves alone now, and the others."""
+        row = self._receive(receive_id).add_columns(self.receives.c.spans).with_for_update(read=True, key_share=True)
+        found = connection.execute(row).first()
+        return id_spans.inside(ids, id_spans.parse(found.spans)) if found and found.spans else ([], ids)
+
+    def _take_turns(self, connection: sa.Connection) -> None:
+        """Wait for another planner of this table: what it leases by spans locks no message."""
+        if not self.database.is_sqlite:
+            name = f"{self.queue.schema or ''}.{self.queue.name}"
+            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtextextended(name, 0))))
+
+    def _of_free_partitions(self, waiting: sa.Select[Any], live: sa.Select[tuple[int]]) -> sa.Select[Any]:
+        """Leave out partitions of which a receive holds a message."""
+        partition = self.columns["partition_column"]
+        queue = self.queue.alias("held")
+        leased = queue.join(self.leases, self.leases.c.id == queue.c[self.id.name])
+        held = sa.select(queue.c[partition.name]).select_from(leased).where(self.leases.c.receive.in_(live))
+        return waiting.where(~sa.exists(held.where(queue.c[partition.name] == partition)))
+
+    def _has_rows(self) -> sa.ColumnElement[bool]:
+        return sa.exists().where(self.leases.c.receive == self.receives.c.id)
+
+    def _receive(self, receive_id: str) -> sa.Select[tuple[int]]:
+        return sa.select(self.receives.c.id).where(self.receives.c.receive_id == receive_id)
+
+    def _held(self, receive_id: str, ids: Sequence[Any]) -> sa.ColumnElement[bool]:
+        mine = self.leases.c.receive == self._receive(receive_id).scalar_subquery()
+        return sa.and_(mine, self._among(self.leases.c.id, ids))
+
+    def _still_there(
+        self, connection: sa.Connection, ids: Sequence[Any], condition: sa.ColumnElement[bool]
+    ) -> list[Any]:
+        both = self.queue.outerjoin(self.leases, self.leases.c.id == self.id)
+        there = sa.select(self.id).select_from(both).where(self._among(self.id, ids), condition)
+        return list(connection.execute(there).scalars())
+
+    def _among(self, column: sa.ColumnElement[Any], ids: Sequence[Any]) -> sa.ColumnElement[bool]:
+        """Condition that a column's id is one of `ids`, sorted and each once, however many they are."""
+        if self.kind is int and ids[-1] - ids[0] + 1 == len(ids):  # the common case, and a quarter faster
+            return column.between(ids[0], ids[-1])
+        if self.database.is_sqlite:
+            return column.in_(sa.select(sa.func.json_each(json.dumps(ids)).table_valued("value").c.value))
+        return column == sa.any_(sa.cast(ids, postgresql.ARRAY(self.leases.c.id.type)))
+
+
+def _plain(id_: Any) -> int | str | None:
+    return id_ if id_ is None or isinstance(id_, int) else str(id_)

@@ -1,0 +1,130 @@
+"""The tables of a queue: looked up and checked, once a process, and those beside it."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Final
+from uuid import UUID
+
+import sqlalchemy as sa
+
+from pipeline_platform.connectors.table_queue.leased_table import LeasedTable
+from pipeline_platform.control.database import Database
+from pipeline_platform.source.contract import SourceAwayError, SourceError
+
+COLUMNS_AS_JSON: Final = 60
+"""SQLite takes 127 arguments to a function, two for each member of an object."""
+
+CREATE: Final = "run `pipeline-platform table-queue create`"
+"""What makes the tables, and brings those of an earlier release up to date."""
+
+_WAYS_OUT: Final = {
+    "unable to open database file": f"The url must name a file that is there; to make it, {CREATE}",
+    "_receives.spans": f"An earlier release made this table: {CREATE}, while no run is under way",
+    "file is not a database": "Name a SQLite file in url",
+    "does not exist": f"Correct url or table, or {CREATE}",
+    "no such table": f"Correct table, or {CREATE}",
+    "permission denied for schema": "Grant the user of url USAGE on it, and CREATE where it is to make tables",
+    "permission denied for sequence": "Grant the user of url USAGE on it",
+    # UPDATE on the queue, too: nothing changes its rows, but a planner locks those that it leases.
+    "permission denied": "Grant the user of url SELECT, UPDATE and DELETE on the queue, with INSERT to enqueue, "
+    "and SELECT, INSERT, UPDATE and DELETE on the two tables beside it",
+}
+
+
+@functools.lru_cache(maxsize=32)
+def open_table(
+    what: str, url: str, schema: str | None, name: str, *, partitions_apart: bool = False, **options: str | None
+) -> LeasedTable:
+    """Look the tables up, once per process: a queue is pickled and copied, so it keeps nothing itself.
+
+    Args:
+        what: The queue's name, for errors.
+        url: Of the database.
+        schema: Of the tables; None for the default.
+        name: Of the queue.
+        partitions_apart: See `LeasedTable`.
+        options: Names of columns, by option.
+
+    Raises:
+        SourceError: The queue's table or a column is not there, or its id cannot be one.
+    """
+    database = database_at(what, url, create=False)
+    with database.reading() as connection:
+        inspector = sa.inspect(connection)
+        if not inspector.has_table(name, schema=schema):
+            raise database.refusal(f"there is no table {name!r}; correct table, or {CREATE}")
+        found = {column["name"]: column["type"] for column in inspector.get_columns(name, schema=schema)}
+        for option, column in options.items():
+            if column is not None and column not in found:
+                has = ", ".join(sorted(found))
+                raise database.refusal(f"{option} is {column!r}, and table {name!r} has only {has}")
+        id_ = str(options["id_column"])
+        unique: list[Any] = [inspector.get_pk_constraint(name, schema=schema)["constrained_columns"]]
+        unique += [constraint["column_names"] for constraint in inspector.get_unique_constraints(name, schema=schema)]
+        unique += [index["column_names"] for index in inspector.get_indexes(name, schema=schema) if index["unique"]]
+    if [id_] not in unique:
+        raise database.refusal(f"id_column is {id_!r}, which is not unique; name a primary key or a unique column")
+    kind = next((kind for kind in (int, str, UUID) if _python_type(found[id_]) is kind), None)
+    if kind is None:
+        wanted = "name a column of integers, texts or UUIDs"
+        raise database.refusal(f"id_column is {id_!r}, of type {found[id_]!r}; {wanted}")
+    if options["data_column"] is None and database.is_sqlite and len(found) > COLUMNS_AS_JSON:
+        most = f"SQLite makes objects of up to {COLUMNS_AS_JSON} columns"
+        raise database.refusal(f"data_column is None, and {most}; name a column")
+    # Lightweight, for whatever else is in a table of one's own is left alone.
+    queue = sa.table(name, *(sa.column(*column) for column in found.items()), schema=schema)
+    columns = {option: queue.c[column] for option, column in options.items() if column is not None}
+    id_type = found[id_]
+    if database.is_sqlite:
+        id_type = sa.Integer() if kind is int else sa.Text()
+    beside = _beside(schema, name, id_type, kind)
+    return LeasedTable(database, queue, *beside, kind=kind, columns=columns, partitions_apart=partitions_apart)
+
+
+def database_at(what: str, url: str, *, create: bool) -> Database:
+    """Name a queue's database. A connection is not kept: each use is one bulk statement."""
+    return Database(url, what, SourceError, away=SourceAwayError, ways_out=_WAYS_OUT, create=create)
+
+
+def add_spans(connection: sa.Connection, receives: sa.Table) -> None:
+    """Let receives of a table that an earlier release made have spans."""
+    columns = sa.inspect(connection).get_columns(receives.name, schema=receives.schema)
+    if all(column["name"] != receives.c.spans.name for column in columns):
+        table = connection.dialect.identifier_preparer.format_table(receives)
+        connection.exec_driver_sql(f"ALTER TABLE {table} ADD COLUMN spans TEXT")
+
+
+def row_id() -> sa.types.TypeEngine[int]:
+    """Type of an id that the database gives: 64 bits on both, but SQLite's row id must be called INTEGER."""
+    return sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+
+
+def _python_type(type_: sa.types.TypeEngine[Any]) -> type | None:
+    try:
+        return type_.python_type
+    except NotImplementedError:
+        return None
+
+
+def _beside(schema: str | None, name: str, id_type: sa.types.TypeEngine[Any], kind: type) -> tuple[sa.Table, sa.Table]:
+    tables = sa.MetaData(schema=schema)
+    leases = sa.Table(
+        f"{name}_leases",
+        tables,
+        sa.Column("id", id_type, primary_key=True, autoincrement=False),
+        sa.Column("receive", row_id()),
+        sa.Column("attempts", sa.Integer, nullable=False),
+        sqlite_with_rowid=kind is int,
+    )
+    receives = sa.Table(
+        f"{name}_receives",
+        tables,
+        # An identity: a user who inserts needs rights on a serial's sequence as well, and on an identity's none.
+        sa.Column("id", row_id(), sa.Identity(), primary_key=True),
+        sa.Column("receive_id", sa.Text, unique=True),
+        sa.Column("leased_until", sa.Double),
+        sa.Column("spans", sa.Text),
+        sqlite_autoincrement=True,
+    )
+    return leases, receives

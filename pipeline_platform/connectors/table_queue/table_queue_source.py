@@ -1,0 +1,382 @@
+"""A queue in a SQL table: SQLite as the embedded default, PostgreSQL for more than one machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, date, datetime
+from itertools import zip_longest
+from typing import Any, ClassVar, Final, Literal, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import sqlalchemy as sa
+from pydantic import Field, field_validator, model_validator
+from sqlalchemy.dialects import postgresql
+
+from pipeline_platform.connectors.table_queue import queue_reading
+from pipeline_platform.connectors.table_queue.leased_table import LeasedTable
+from pipeline_platform.connectors.table_queue.queue_tables import CREATE, add_spans, database_at, open_table, row_id
+from pipeline_platform.control.database import parse
+from pipeline_platform.source.contract import Backlog, Held, Refused, Share
+from pipeline_platform.source.leased import LeasedSource
+
+IDS_PER_TRANSACTION: Final = 100_000
+"""Acknowledged in one transaction: about 0.1 s of SQLite's only write lock, so that nobody waits long for it."""
+
+LOST: Final = "not leased by this receive any more: another has it, or it was given back"
+
+
+Payload = Literal["bytes", "json"]
+
+
+class TableQueue(LeasedSource):
+    """Messages in a SQL table, leased to one receive at a time, oldest (lowest id) first.
+
+    `create` makes the tables. To use a table of one's own, name its columns and call `create` once: it leaves the
+    table as it is and makes the two small ones beside it. Acknowledging a message deletes its row: a table of one's
+    own should be an outbox, or a copy. On SQLite it also turns on write-ahead logging for the
+    file, so that readers and the writer do not wait for each other; that needs a local disk.
+    """
+
+    reads_again: ClassVar[bool] = True
+
+    url: str = Field(
+        repr=False,
+        description="SQLAlchemy URL: sqlite:///<path> or postgresql+psycopg://user:password@host/database. "
+        "Sessions of PostgreSQL have time-outs for locks and idle transactions, and UTC, unless it has own options.",
+    )
+    table: str = Field("messages", min_length=1, description="Table of the messages; may be <schema>.<table>.")
+    id_column: str = Field(
+        "id",
+        min_length=1,
+        description="Unique integer, text or UUID; a message's identity, so never use one twice.",
+    )
+    data_column: str | None = Field("data", description="Payload; None for the whole row as one JSON object.")
+    metadata_column: str | None = Field(None, description="JSON object of metadata, where there is one.")
+    partition_column: str | None = Field(
+        None, description="Text that names a message's partition, such as a customer's number."
+    )
+    one_receive_per_partition: bool = Field(
+        False,
+        description="Whether the messages of a partition are leased to one receive at a time. Needs partition_column, "
+        "with an index if many messages wait.",
+    )
+    created_column: str | None = Field(
+        None, description="When it came, to tell how long the oldest has waited; UTC where it has no time zone."
+    )
+
+    @field_validator("url")
+    @classmethod
+    def _names_a_database(cls, url: str) -> str:
+        return parse(url).render_as_string(hide_password=False)
+
+    @model_validator(mode="after")
+    def _has_partitions(self) -> Self:
+        if self.one_receive_per_partition and self.partition_column is None:
+            raise ValueError("one_receive_per_partition needs partition_column: name the column")
+        return self
+
+    @classmethod
+    def without_partitions(cls, options: Mapping[str, Any]) -> str | None:
+        """A column says it."""
+        return "which has no partition_column: name one" if options["partition_column"] is None else None
+
+    @property
+    def leases_partitions(self) -> bool:  # type: ignore[override]
+        """By its option."""
+        return self.one_receive_per_partition
+
+    def create(self, payload: Payload = "bytes") -> None:
+        """Make the tables that are not there yet; on SQLite the file and its folders, too.
+
+        Args:
+            payload: Of a new table: `bytes`, or `json`, which PostgreSQL checks and can look into (jsonb).
+
+        Raises:
+            SourceError: The database cannot be reached, or a table of one's own lacks what the options name.
+        """
+        schema, name = self._schema_and_name()
+        database = database_at(self._what, self.url, create=True)
+        with database.writing() as connection:
+            if not sa.inspect(connection).has_table(name, schema=schema):
+                if self.data_column is None:
+                    raise database.refusal(
+                        f"there is no table {name!r}, and with data_column None it is one of your own"
+                    )
+                self._new_queue(schema, name, payload).create(connection)
+        open_table.cache_clear()
+        table = self._table()
+        table.database.write(table.leases.metadata.create_all)
+        table.database.write(lambda connection: add_spans(connection, table.receives))
+
+    def enqueue(self, payloads: Iterable[bytes], metadata: Iterable[Mapping[str, Any] | None] | None = None) -> int:
+        """Add messages, all or none, and return how many; they are on disk then.
+
+        On SQLite the write lock is held meanwhile: hand over what is at hand, not what takes long to come.
+
+        Args:
+            payloads: One per message.
+            metadata: One JSON object or None per payload; needs `metadata_column`, or `partition_column` for what it
+                says under the name of that.
+
+        Raises:
+            SourceError: The table cannot take them.
+            TypeError: A payload is not `bytes`.
+            ValueError: There are more or fewer metadata than payloads, or a payload for a text column is not UTF-8.
+        """
+        table = self._table()
+        options = ["data_column"]
+        if metadata is not None:
+            beside = [option for option in ("metadata_column", "partition_column") if option in table.columns]
+            options += beside or ["metadata_column"]
+        for option in options:
+            if option not in table.columns:
+                raise table.database.refusal(f"{option} is None, so there is no column to put them in")
+        columns = [table.columns[option] for option in options]
+        rows = _rows(payloads, metadata, self, as_text=not isinstance(columns[0].type, sa.LargeBinary))
+        with table.database.writing() as connection:
+            return _copy_in(connection, table.queue, [column.name for column in columns], rows)
+
+    def labelled(self, labels: Mapping[str, str]) -> Mapping[str, Any] | None:
+        """As the JSON object of `metadata_column`, if there is one."""
+        return labels if self.metadata_column else None
+
+    def send(self, payloads: Iterable[bytes], metadata: Iterable[Mapping[str, Any] | None] | None = None) -> int:
+        """Add messages: see `enqueue`."""
+        return self.enqueue(payloads, metadata)
+
+    def backlog(self) -> Backlog:
+        """Count what waits, and look up since when where `created_column` is given."""
+        return self._backlog(None)
+
+    def backlog_up_to(self, most: int) -> Backlog:
+        """Count what waits, but no further than to `most`: the whole of a million rows takes a tenth of a second."""
+        return self._backlog(most)
+
+    def _backlog(self, most: int | None) -> Backlog:
+        table = self._table()
+        with table.database.reading() as connection:
+            messages = table.count_waiting(connection, most)
+            oldest = table.oldest_waiting(connection) if messages else None
+        return Backlog(messages, self._time(oldest), at_least=most is not None and messages >= most)
+
+    def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]:
+        """Lease up to `demand` messages, oldest first, and divide them into shares with equal counts.
+
+        Two planners never lease one message: they take turns. What comes again is leased before what is new. Planned
+        again under the same `receive_id`, what the first plan leased is given back: the earlier shares are void.
+        """
+        if demand < 1:
+            return []
+        table = self._table()
+        lease = (receive_id, self.lease_s, demand, concurrency)
+        return table.database.write(
+            lambda connection: table.lease(connection, *lease),
+            before=lambda connection: table.end_what_ran_out(connection, receive_id),
+        )
+
+    def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
+        """Read what this receive still holds of a share; a task may do so again.
+
+        What comes again is first, then what is new, each in the order of ids.
+
+        `redelivered` is exact: it was leased before. Metadata then say `deliveries`, this one included. A payload
+        that is not binary comes as its text in UTF-8, NULL as empty, a whole row as JSON with binary columns as
+        a backslash, x and hexadecimal digits.
+
+        Raises:
+            SourceError: The receive is over, or the database cannot be reached.
+        """
+        table = self._table()
+        with table.database.reading() as connection:
+            if not table.is_live(connection, receive_id):
+                raise table.database.refusal(
+                    f"receive {receive_id!r} is over, others may have its messages; "
+                    f"extend it in time, or raise lease_s (now {self.lease_s:g})"
+                )
+            for rows in queue_reading.read(table, connection, share, receive_id):
+                yield self._batch(rows, receive_id)
+
+    def ack(self, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
+        """Delete messages that are leased under `ack_ref`, 100,000 a transaction; several tasks may do so at once.
+
+        The lease may have run out, as long as no other receive was given the message. What is gone already is
+        fine. What is there and not under `ack_ref` is returned as lost.
+        """
+        return self._each(ack_ids, lambda table, connection, ids: table.acknowledge(connection, ack_ref, ids))
+
+    def release(self, ack_ref: str, ack_ids: Sequence[str], delay_s: int = 0) -> list[Refused]:
+        """Give messages that are leased under `ack_ref` back; the count of their deliveries stays."""
+        return self._each(ack_ids, lambda table, connection, ids: table.give_back(connection, ack_ref, ids, delay_s))
+
+    def extend(self, receive_id: str, held: Held) -> bool:
+        """Renew the lease of a whole receive by `lease_s` from now: one row, however many messages.
+
+        Returns:
+            True when all that the receive has neither acknowledged nor released is its own for `lease_s` more, even
+            if the lease had run out, as long as nobody has planned since. False when the receive is over (it ran
+            out and somebody planned, or it was abandoned), was never planned, or has no message left.
+        """
+        del held
+        table = self._table()
+        return table.database.write(lambda connection: table.renew(connection, receive_id, self.lease_s))
+
+    def abandon(self, receive_id: str, held: Held) -> None:
+        """Give back all that a receive still holds, in one row. Until another is given a message, `ack` still works."""
+        del held
+        table = self._table()
+        table.database.write(lambda connection: table.give_back_all(connection, receive_id))
+
+    def held(self) -> list[tuple[str | None, float, int]]:
+        """List what is leased: receive, or None for messages that wait for a delay; seconds left; messages."""
+        table = self._table()
+        with table.database.reading() as connection:
+            return table.held(connection)
+
+    def check_ready(self) -> None:
+        """Raise `SourceError` where a receive is bound to fail: the tables, the columns, or the right to write."""
+        table = self._table()
+        with table.database.reading() as connection:
+            for beside in (table.leases, table.receives):
+                if not sa.inspect(connection).has_table(beside.name, schema=beside.schema):
+                    raise table.database.refusal(f"there is no table {beside.name!r} for leases: {CREATE}")
+            table.count_waiting(connection)
+            self._time(table.oldest_waiting(connection))
+        table.database.write(lambda connection: table.end_what_ran_out(connection, ""))
+
+    @property
+    def _what(self) -> str:
+        return f"{self.name}, table {self.table!r} of"
+
+    def _schema_and_name(self) -> tuple[str | None, str]:
+        schema, dot, name = self.table.rpartition(".")
+        return (schema, name) if dot else (None, name)
+
+    def _table(self) -> LeasedTable:
+        columns = {option: getattr(self, option) for option in type(self).model_fields if option.endswith("_column")}
+        apart = self.one_receive_per_partition
+        return open_table(self._what, self.url, *self._schema_and_name(), partitions_apart=apart, **columns)
+
+    def _new_queue(self, schema: str | None, name: str, payload: Payload) -> sa.Table:
+        kind = sa.Text().with_variant(postgresql.JSONB(), "postgresql") if payload == "json" else sa.LargeBinary()
+        columns: list[sa.Column[Any]] = [
+            sa.Column(self.id_column, row_id(), sa.Identity(), primary_key=True),
+            sa.Column(self.data_column, kind, nullable=False),
+        ]
+        if self.partition_column:
+            columns.append(sa.Column(self.partition_column, sa.Text, index=True))
+        if self.metadata_column:
+            columns.append(sa.Column(self.metadata_column, sa.Text))
+        if self.created_column:
+            time_type = sa.DateTime(timezone=True)
+            columns.append(sa.Column(self.created_column, time_type, server_default=sa.func.now(), nullable=False))
+        # AUTOINCREMENT: without it SQLite gives the id of the last message, once that is deleted, to the next.
+        return sa.Table(name, sa.MetaData(), *columns, schema=schema, sqlite_autoincrement=True)
+
+    def _each(
+        self, ack_ids: Sequence[str], act: Callable[[LeasedTable, sa.Connection, list[Any]], list[Any]]
+    ) -> list[Refused]:
+        """Act on ids as the column holds them, each once, some per transaction."""
+        table, left = self._table(), list[Any]()
+        try:
+            ids: list[Any] = sorted({int(id_) for id_ in ack_ids}) if table.kind is int else sorted(set(ack_ids))
+        except ValueError as error:
+            raise table.database.refusal(f"id_column holds integers, and among the ids is another: {error}") from None
+        for start in range(0, len(ids), IDS_PER_TRANSACTION):
+            part = ids[start : start + IDS_PER_TRANSACTION]
+            left += table.database.write(lambda connection, part=part: act(table, connection, part))  # type: ignore[misc]
+        return [Refused(str(id_), LOST, lost=True) for id_ in left]
+
+    def _batch(self, rows: list[tuple[Any, ...]], receive_id: str) -> pa.RecordBatch:
+        ids, attempts, data, *notes = zip(*rows, strict=True)
+        partition = [_text(value) for value in notes.pop()] if self.partition_column else None
+        id_strings = pa.array(ids).cast(pa.string()) if isinstance(ids[0], int) else [str(id_) for id_ in ids]
+        batch = self.deliveries(
+            message_id=id_strings,
+            data=pc.fill_null(pa.array(data, pa.binary()), b""),
+            ack_id=id_strings,
+            ack_ref=receive_id,
+            metadata=[self._metadata(*both) for both in zip(notes[0], attempts, strict=True)] if notes else None,
+            redelivered=pc.greater(pa.array(attempts, pa.int32()), 1),
+            partition=partition,
+            sequence=ids if isinstance(ids[0], int) else None,
+        )
+        if notes or max(attempts) == 1:
+            return batch
+        # The few texts there are, made once: one for each row would cost 3 us, as much as to read it.
+        texts = {count: json.dumps({"deliveries": count}) if count > 1 else None for count in set(attempts)}
+        column = pa.array([texts[count] for count in attempts], pa.string())
+        return batch.set_column(batch.schema.get_field_index("metadata"), batch.schema.field("metadata"), column)
+
+    def _metadata(self, note: Any, deliveries: int) -> dict[str, Any]:
+        if isinstance(note, str | bytes):
+            try:
+                parsed = json.loads(note)
+                if len(note) > 500:  # long enough to be so deep that it can be read and not be written again
+                    json.dumps([[parsed]])
+                note = parsed
+            except (ValueError, RecursionError):  # one row with broken or bottomless JSON must not cost the others
+                note = note if isinstance(note, str) else note.decode(errors="replace")
+        known = note if isinstance(note, dict) else {} if note is None else {self.metadata_column or "metadata": note}
+        return {**known, "deliveries": deliveries} if deliveries > 1 else known
+
+    def _time(self, value: Any) -> datetime | None:
+        """Read what the created column holds; what has no zone is UTC, as both databases write it."""
+        try:
+            if isinstance(value, str):
+                value = datetime.fromisoformat(value)
+            elif isinstance(value, int | float):
+                value = datetime.fromtimestamp(value, UTC)
+            elif isinstance(value, date) and not isinstance(value, datetime):
+                value = datetime(value.year, value.month, value.day, tzinfo=UTC)
+        except (ValueError, OverflowError):
+            pass
+        if value is not None and not isinstance(value, datetime):
+            raise self._table().database.refusal(
+                f"created_column is {self.created_column!r}, and {value!r} in it is no time; "
+                "name a column of timestamps, ISO 8601 texts or seconds since 1970, or leave it out"
+            )
+        return value.replace(tzinfo=UTC) if value is not None and value.tzinfo is None else value
+
+
+def _text(value: Any) -> str | None:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def _copy_in(connection: sa.Connection, queue: sa.TableClause, names: Sequence[str], rows: Iterable[Any]) -> int:
+    """Insert rows as they come, by the driver: SQLAlchemy takes a dict for each, and up to five times as long."""
+    raw: Any = connection.connection.driver_connection
+    if connection.dialect.name == "sqlite":
+        insert = queue.insert().values({name: sa.bindparam(name) for name in names})
+        return int(raw.executemany(str(insert.compile(dialect=connection.dialect)), rows).rowcount)
+    quote = postgresql.dialect().identifier_preparer.quote  # type: ignore[no-untyped-call]
+    into = ".".join(quote(part) for part in (queue.schema, queue.name) if part)
+    with raw.cursor() as cursor:
+        with cursor.copy(f"COPY {into} ({', '.join(map(quote, names))}) FROM STDIN") as copy:
+            for row in rows:
+                copy.write_row(row)
+        return int(cursor.rowcount)
+
+
+def _rows(
+    payloads: Iterable[bytes],
+    metadata: Iterable[Mapping[str, Any] | None] | None,
+    queue: TableQueue,
+    *,
+    as_text: bool,
+) -> Iterator[tuple[Any, ...]]:
+    missing: Any = object()
+    for payload, note in zip_longest(payloads, () if metadata is None else metadata, fillvalue=missing):
+        if payload is missing or (note is missing and metadata is not None):
+            which = "more" if payload is missing else "fewer"
+            raise ValueError(f"there are {which} metadata than payloads; give one or None for each")
+        if not isinstance(payload, bytes):
+            raise TypeError(f"a payload is bytes, not {type(payload).__name__}; encode it")
+        data = payload.decode() if as_text else payload
+        if metadata is None:
+            yield (data,)
+            continue
+        text = () if queue.metadata_column is None else (None if note is None else json.dumps(note, default=str),)
+        partition = () if queue.partition_column is None else ((note or {}).get(queue.partition_column),)
+        yield data, *text, *partition

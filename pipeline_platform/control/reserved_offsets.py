@@ -1,0 +1,163 @@
+"""What receives hold of logs: spans of offsets, so that no two planners give out the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import sqlalchemy as sa
+
+from pipeline_platform.control.database import Database, insert
+from pipeline_platform.control.limits import TABLES
+from pipeline_platform.source.offsets import Place, Span, without
+
+_LOGS = sa.Table("control_logs", TABLES, sa.Column("source", sa.Text, primary_key=True))
+"""A row for each log: the lock that its planners take turns by."""
+
+_PLACES = sa.Table(
+    "control_places",
+    TABLES,
+    sa.Column("source", sa.Text, primary_key=True),
+    sa.Column("partition", sa.Text, primary_key=True),
+    sa.Column("settled_to", sa.BigInteger, nullable=False),
+    sa.Column("reached", sa.BigInteger, nullable=False),
+)
+
+_SPANS = sa.Table(
+    "control_spans",
+    TABLES,
+    sa.Column("source", sa.Text, primary_key=True),
+    sa.Column("partition", sa.Text, primary_key=True),
+    sa.Column("first", sa.BigInteger, primary_key=True),
+    sa.Column("past", sa.BigInteger, nullable=False),
+    sa.Column("holder", sa.Text, index=True),
+)
+"""What is held, and, without a holder, what is settled and lies beyond what is not."""
+
+
+class LogPositions(Database):
+    """The part of the control store that remembers logs; see `source.positions.Positions`."""
+
+    def places(self, source: str) -> dict[str, Place]:
+        """Say what is known of each partition of a source."""
+        with self.reading() as connection:
+            return _places(connection, source)
+
+    def begin(self, source: str, places: Iterable[Place]) -> None:
+        """Remember partitions that nobody knows yet, without spans; what is known of others stays."""
+        rows = [
+            {"source": source, "partition": place.partition, "settled_to": place.settled_to, "reached": place.reached}
+            for place in places
+        ]
+        if rows:
+            with self.writing() as connection:
+                connection.execute(insert(connection, _PLACES).on_conflict_do_nothing(), rows)
+
+    def reserve(
+        self, source: str, receive_id: str, choose: Callable[[Mapping[str, Place]], tuple[list[Span], dict[str, int]]]
+    ) -> list[Span]:
+        """Give spans to a receive, so that no other planner is given them."""
+        with self.writing() as connection:
+            _lock(connection, source)
+            _free(connection, source, receive_id)
+            now = _places(connection, source)
+            spans, settled_to = choose(now)
+            _settle_to(connection, now, source, settled_to)
+            if spans:
+                held = [span._asdict() | {"source": source, "holder": receive_id} for span in spans]
+                connection.execute(sa.insert(_SPANS), held)
+                past: sa.BindParameter[int] = sa.bindparam("at")
+                further = sa.update(_PLACES).where(_of(_PLACES, source, sa.bindparam("one")), _PLACES.c.reached < past)
+                connection.execute(further.values(reached=past), [{"one": s.partition, "at": s.past} for s in spans])
+        self.sync()  # or these offsets could be given out again, as if nobody had ever been given them
+        return spans
+
+    def settled(self, source: str, receive_id: str) -> dict[str, int]:
+        """Count all spans of a receive as settled; return the offsets that positions are to move to."""
+        with self.writing() as connection:
+            _lock(connection, source)
+            mine = sa.and_(_SPANS.c.source == source, _SPANS.c.holder == receive_id)
+            partitions = set(connection.execute(sa.select(_SPANS.c.partition).where(mine)).scalars())
+            connection.execute(sa.update(_SPANS).where(mine).values(holder=None))
+            now = _places(connection, source)
+            for partition in partitions & now.keys():
+                _join(connection, source, now[partition].spans)
+            return {one: offset for one, place in now.items() if (offset := _gapless(place)) > place.settled_to}
+
+    def told(self, source: str, settled_to: Mapping[str, int]) -> dict[str, int]:
+        """Record what the source was told; return what others have settled beyond that meanwhile."""
+        with self.writing() as connection:
+            _lock(connection, source)
+            now = _places(connection, source)
+            known = {one: offset for one, offset in settled_to.items() if one in now}
+            _settle_to(
+                connection, now, source, {one: max(offset, now[one].settled_to) for one, offset in known.items()}
+            )
+            return {one: further for one, offset in known.items() if (further := _gapless(now[one])) > offset}
+
+    def give_back(self, source: str, receive_id: str, spans: Iterable[Span] | None = None) -> None:
+        """Free what a receive holds and has not settled: these spans of it, or all."""
+        with self.writing() as connection:
+            _lock(connection, source)
+            mine = sa.select(_SPANS).where(_SPANS.c.source == source, _SPANS.c.holder == receive_id)
+            held = [Span(row.partition, row.first, row.past, row.holder) for row in connection.execute(mine)]
+            _free(connection, source, receive_id)
+            if spans is not None and (left := without(held, spans)):
+                connection.execute(sa.insert(_SPANS), [span._asdict() | {"source": source} for span in left])
+
+
+def _of(table: sa.Table, source: str, partition: str | sa.BindParameter[str]) -> sa.ColumnElement[bool]:
+    return sa.and_(table.c.source == source, table.c.partition == partition)
+
+
+def _lock(connection: sa.Connection, source: str) -> None:
+    connection.execute(insert(connection, _LOGS).values(source=source).on_conflict_do_nothing())
+    connection.execute(sa.select(_LOGS).where(_LOGS.c.source == source).with_for_update())
+
+
+def _places(connection: sa.Connection, source: str) -> dict[str, Place]:
+    spans: dict[str, list[Span]] = {}
+    found = connection.execute(sa.select(_SPANS).where(_SPANS.c.source == source).order_by(_SPANS.c.first))
+    for row in found:
+        spans.setdefault(row.partition, []).append(Span(row.partition, row.first, row.past, row.holder))
+    places = connection.execute(sa.select(_PLACES).where(_PLACES.c.source == source)).all()
+    return {p.partition: Place(p.partition, p.settled_to, p.reached, tuple(spans.get(p.partition, ()))) for p in places}
+
+
+def _free(connection: sa.Connection, source: str, receive_id: str) -> None:
+    connection.execute(sa.delete(_SPANS).where(_SPANS.c.source == source, _SPANS.c.holder == receive_id))
+
+
+def _settle_to(connection: sa.Connection, now: Mapping[str, Place], source: str, settled_to: Mapping[str, int]) -> None:
+    moved = [{"one": one, "to": offset} for one, offset in settled_to.items() if offset != now[one].settled_to]
+    if moved:
+        places = sa.update(_PLACES).where(_of(_PLACES, source, sa.bindparam("one")))
+        connection.execute(places.values(settled_to=sa.bindparam("to")), moved)
+    mine = sa.and_(_PLACES.c.source == _SPANS.c.source, _PLACES.c.partition == _SPANS.c.partition)
+    to = sa.select(_PLACES.c.settled_to).where(mine).scalar_subquery()
+    over = sa.delete(_SPANS).where(_SPANS.c.source == source, _SPANS.c.holder.is_(None), _SPANS.c.past <= to)
+    connection.execute(over)
+
+
+def _join(connection: sa.Connection, source: str, spans: Iterable[Span]) -> None:
+    """Make one of settled spans that touch, so that there are no more of them than gaps."""
+    last: Span | None = None
+    for span in spans:
+        if span.holder is not None or last is None or last.past != span.first:
+            last = None if span.holder is not None else span
+            continue
+        last = last._replace(past=span.past)
+        connection.execute(sa.delete(_SPANS).where(_of(_SPANS, source, span.partition), _SPANS.c.first == span.first))
+        joined = sa.update(_SPANS).where(_of(_SPANS, source, span.partition), _SPANS.c.first == last.first)
+        connection.execute(joined.values(past=last.past))
+
+
+def _gapless(place: Place) -> int:
+    """The offset up to which all is settled."""
+    offset = place.settled_to
+    for span in place.spans:
+        if span.past <= offset:  # the log was set forward over it
+            continue
+        if span.holder is not None or span.first > offset:
+            break
+        offset = span.past
+    return offset

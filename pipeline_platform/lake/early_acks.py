@@ -1,0 +1,89 @@
+"""What tasks tell a source before their receive is decided: noted first, since the source forgets it."""
+
+from __future__ import annotations
+
+import io
+import uuid
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline_platform.lake.ledger import owners_among
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.actions import Settling
+
+Key = tuple[str, str]
+"""The `ack_ref` and `ack_id` of a delivery."""
+
+_SCHEMA = pa.schema(
+    [
+        ("ack_ref", pa.string()),
+        ("ack_id", pa.string()),
+        ("action", pa.string()),
+        ("failed", pa.bool_()),
+        ("certain", pa.bool_()),
+    ]
+)
+
+
+class Entry(NamedTuple):
+    """A message that the source was told of, or is about to be.
+
+    Attributes:
+        ack_ref: Its group.
+        ack_id: What the source knows it by.
+        action: What the source is told.
+        failed: Whether the message had failed by then.
+        certain: Whether a call succeeded, or its process died on the way. If not, it raised, and is made again.
+    """
+
+    ack_ref: str
+    ack_id: str
+    action: str
+    failed: bool
+    certain: bool = True
+
+    def comes_back(self, settling: Settling) -> bool:
+        """Whether the source was told to deliver it again, as a message that failed."""
+        return self.failed and not settling.ends(self.action)
+
+
+class Notes:
+    """The notes of one receive: a small file for each call, in the receive's folder."""
+
+    def __init__(self, lake: Lake, pipeline: str, receive_id: str, owner: int = 0) -> None:
+        self._lake, self._receive, self._owner = lake, f"{pipeline}/_receives/{receive_id}", owner
+        self._folder = f"{self._receive}/_told"
+        self._read: dict[str, list[Entry]] = {}
+
+    def write(self, entries: Iterable[Entry], path: str | None = None) -> str:
+        """Note what the source is about to be told, or put it in the place of an earlier note; return its path."""
+        rows = [entry._asdict() for entry in entries]
+        path, sink = path or f"{self._folder}/{uuid.uuid4().hex}.parquet", io.BytesIO()
+        pq.write_table(pa.Table.from_pylist(rows, schema=_SCHEMA), sink)
+        self._lake.write(path, sink.getvalue())
+        return path
+
+    def read(self) -> dict[Key, Entry]:
+        """All that is noted by now. A file that was read is not read again."""
+        for name in self._lake.names(self._folder):
+            if name.endswith(".parquet") and name not in self._read:
+                content = self._lake.read(f"{self._folder}/{name}") or b""
+                rows = pq.read_table(io.BytesIO(content)).to_pylist() if content else []
+                self._read[name] = [Entry(**row) for row in rows]
+        return {entry[:2]: entry for entries in self._read.values() for entry in entries}
+
+    def close(self) -> None:
+        """Let nobody tell anything more: the receive is given up. What is noted by then may have been told."""
+        self._lake.write(f"{self._receive}/_given_up", b"")
+
+    def is_open(self) -> bool:
+        """Whether this owner may tell the source of what it noted before this call: it is asked in that order.
+
+        A run that takes the receive over leaves a folder first, and then looks what is noted.
+        """
+        names = self._lake.names(self._receive)
+        is_ours = all(owner <= self._owner for owner in owners_among(names))
+        return is_ours and "receive.json" in names and "_given_up" not in names

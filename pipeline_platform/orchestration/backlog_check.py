@@ -1,0 +1,71 @@
+"""The check that needs no run of the pipeline: how long messages wait at the source."""
+
+from datetime import UTC, datetime, timedelta
+
+import dagster as dg
+
+from pipeline_platform.model.options import Producer
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.orchestration.jobs import named
+from pipeline_platform.orchestration.source_resources import source_of
+from pipeline_platform.source.contract import ENDLESS, Backlog, Source, SourceError
+
+
+def backlog_check(pipeline: type[Pipeline], producer: str = "") -> dg.AssetChecksDefinition:
+    """Build the check `backlog`: a warning while the oldest message waits longer than `oldest_allowed`.
+
+    Of several producers each has its own, `backlog_<producer>`.
+    """
+    options = pipeline.producers_of(producer)[producer]
+
+    @dg.asset_check(
+        asset=dg.AssetKey([pipeline.name, "messages"]),
+        name=backlog_name(producer),
+        description="No message waits at the source for longer than the pipeline allows. Looked at by the sensor "
+        f"`{named(pipeline, producer)}_backlog`, which needs no run for it.",
+        required_resource_keys={options.source, "control"},
+    )
+    def backlog(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+        return look_at_backlog(options, source_of(context.resources, options.source))
+
+    return backlog
+
+
+def backlog_name(producer: str) -> str:
+    """The name of the check of a producer."""
+    return f"backlog_{producer}" if producer else "backlog"
+
+
+def look_at_backlog(producer: Producer, source: Source) -> dg.AssetCheckResult:
+    """Evaluate the check: a source that is away is a warning too."""
+    try:
+        waiting = source.backlog()
+    except SourceError as error:
+        return dg.AssetCheckResult(passed=False, severity=dg.AssetCheckSeverity.WARN, description=str(error))
+    age = datetime.now(UTC) - waiting.oldest if waiting.oldest else None
+    seconds = None if age is None else round(age.total_seconds(), 1)
+    passed, description = _judged(waiting, age, producer.oldest_allowed)
+    return dg.AssetCheckResult(
+        passed=passed,
+        severity=dg.AssetCheckSeverity.WARN,
+        description=description,
+        metadata={
+            "messages": None if (waiting.messages or 0) >= ENDLESS else waiting.messages,
+            "oldest, seconds": seconds,
+        },
+    )
+
+
+def _judged(waiting: Backlog, age: timedelta | None, allowed: timedelta | None) -> tuple[bool, str]:
+    if waiting.lost:
+        return False, f"The source lost messages: {waiting.lost}."
+    if waiting.messages == 0:
+        return True, "None waits."
+    if allowed is None:
+        return True, "The pipeline's `oldest_allowed` sets no limit."
+    if age is None:
+        said = "Messages wait, and the source cannot tell for how long: watch their age at the source itself, or leave "
+        return False, f"{said}`oldest_allowed` out."
+    if age > allowed:
+        return False, f"The oldest has waited {age}; {allowed} are allowed."
+    return True, "None waits too long."

@@ -1,0 +1,181 @@
+"""A deployment: pipelines, resources and assets put together for Dagster and for the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import dagster as dg
+
+from pipeline_platform.model.checks import check_together
+from pipeline_platform.model.options import nearest
+from pipeline_platform.model.partition import SOURCE
+from pipeline_platform.model.pipeline import Pipeline, PipelineError
+from pipeline_platform.orchestration.acknowledger_resource import AcknowledgerResource
+from pipeline_platform.orchestration.backlog_check import backlog_check
+from pipeline_platform.orchestration.backlog_sensor import backlog_sensor
+from pipeline_platform.orchestration.graph import asset_keys, pipeline_assets
+from pipeline_platform.orchestration.jobs import maintenance_job, pipeline_jobs
+from pipeline_platform.orchestration.lake_resources import IO_MANAGER, LakeIOManager
+from pipeline_platform.orchestration.limits_job import limits_job
+from pipeline_platform.orchestration.producers import producer_sensor
+from pipeline_platform.orchestration.retry_sensor import retry_sensor
+from pipeline_platform.orchestration.schedules import maintenance_schedule, pull_schedule, redrive_schedule
+from pipeline_platform.orchestration.source_resources import connector_of
+from pipeline_platform.orchestration.spark_resource import shipping_also
+from pipeline_platform.source.contract import Source
+
+
+class Built(NamedTuple):
+    """What `platform_definitions` was given: the classes, and resources by key."""
+
+    pipelines: tuple[type[Pipeline], ...]
+    resources: Mapping[str, Any]
+
+
+BUILT: list[Built] = []
+"""In this process, for the command line: the last one is of the module that was loaded last."""
+
+
+def platform_definitions(
+    pipelines: Sequence[type[Pipeline]],
+    resources: Mapping[str, Any],
+    assets: Sequence[Any] = (),
+    sensors: Sequence[Any] = (),
+) -> dg.Definitions:
+    """Put pipelines and resources together with assets and sensors of one's own.
+
+    Each pipeline gets its assets, checks, jobs, sensors and schedules. What is given in place of one of these, such as
+    `producer_sensor(Orders)` or `pipeline_assets(Orders)`, is not made again.
+
+    Args:
+        pipelines: The classes.
+        resources: By key: `lake`, `control`, `spark`, and each pipeline's source. Spark's workers get the packages that
+            pipelines and connectors are from.
+        assets: Whatever else there is, such as assets downstream of pipelines.
+        sensors: Whatever else there is.
+
+    Returns:
+        Definitions that hold nothing for other assets and jobs: a project that has definitions merges both,
+        `dg.Definitions.merge(own, platform_definitions(...))`. The jobs work in one process each, so that Spark starts
+        once a run, not once a step.
+
+    Raises:
+        PipelineError: Two pipelines have one name, or two producers one source, there is no resource for a source, or
+            dead letters cannot be sent where a pipeline says, a source cannot be told early, or one never says in which
+            partition a message is, and the pipeline goes by that.
+    """
+    check_together(pipelines, resources)
+    for pipeline in pipelines:
+        check_dead_letters(pipeline, resources)
+        check_early_acks(pipeline, resources)
+        check_partitions(pipeline, resources)
+    BUILT.append(Built(tuple(pipelines), resources))
+    resources = {**resources, "spark": shipping_also(resources["spark"], packages_of(pipelines, resources))}
+    given = {key: asset for asset in assets if isinstance(asset, dg.AssetsDefinition) for key in asset.keys}
+    named = {sensor.name for sensor in sensors}
+    io_manager = LakeIOManager(lake=resources["lake"], spark=resources["spark"])
+    return dg.Definitions.merge(
+        *(_definitions(pipeline, given, named) for pipeline in pipelines),
+        dg.Definitions(
+            assets=list(assets),
+            sensors=list(sensors),
+            resources={"acknowledger": AcknowledgerResource(), IO_MANAGER: io_manager, **resources},
+        ),
+    )
+
+
+def packages_of(pipelines: Sequence[type[Pipeline]], resources: Mapping[str, Any]) -> set[str]:
+    """The top-level packages that pipelines and connectors are from, which tasks import."""
+    classes = [*pipelines, *filter(None, map(connector_of, resources.values()))]
+    return {one.__module__.partition(".")[0] for one in classes} - {"__main__"}
+
+
+def check_dead_letters(pipeline: type[Pipeline], resources: Mapping[str, Any]) -> None:
+    """Refuse a pipeline whose dead letters can be sent nowhere, or would come back to it.
+
+    Raises:
+        PipelineError: `dead_letters` names no resource, none that is a source with `send`, or a source of the pipeline.
+    """
+    key = pipeline.dead_letters
+    if key is None:
+        return
+    own = [producer.source for producer in pipeline.producers_of().values()]
+    connector = connector_of(resources.get(key))
+    if key not in resources:
+        meant = nearest(key, resources, 0.6)
+        why = f"no resource has this key; {f'did you mean {meant!r}?' if meant else f'there is {sorted(resources)}'}"
+    elif connector is None:
+        why = "that resource is no source: make one of a connector by source_resource(...)"
+    elif connector.send is Source.send:
+        why = f"{connector.__name__} has no send(): name a source that takes messages"
+    elif key in own or resources[key] in [resources[one] for one in own]:
+        why = "the pipeline pulls from it, and would get its dead messages again: name another source"
+    else:
+        return
+    raise PipelineError(f"{pipeline.__qualname__}.dead_letters is {key!r}: {why}")
+
+
+def check_early_acks(pipeline: type[Pipeline], resources: Mapping[str, Any]) -> None:
+    """Refuse `acks_immediately` where tasks cannot tell a source of single messages.
+
+    Raises:
+        PipelineError: A producer's source is settled by its run's own process, or by positions.
+    """
+    for name, producer in pipeline.producers_of().items() if pipeline.acks_immediately else ():
+        connector = connector_of(resources[producer.source])
+        if connector is None or (connector.in_tasks and connector.settles_by_id):
+            continue
+        option = f"producers[{name!r}].source" if name else "producer.source"
+        why = "only the run's own process settles" if connector.settles_by_id else "takes only positions"
+        raise PipelineError(
+            f"{pipeline.__qualname__}.acks_immediately is True: {option} {producer.source!r} is a "
+            f"{connector.__name__}, which {why}; leave it out, or pull from a source that leases messages"
+        )
+
+
+def check_partitions(pipeline: type[Pipeline], resources: Mapping[str, Any]) -> None:
+    """Refuse `partition_by = "source"` where a source never says in which partition a message is.
+
+    Raises:
+        PipelineError: A producer's source is one.
+    """
+    options = {
+        "processors": pipeline.processors,
+        **{f"batchers[{key!r}]": one for key, one in pipeline.batchers.items()},
+    }
+    places = {f"{place}.partition_by": getattr(one, "partition_by", None) for place, one in options.items()}
+    by_source = [place for place, one in {"partition_by": pipeline.partition_by, **places}.items() if one == SOURCE]
+    for name, producer in pipeline.producers_of().items() if by_source else ():
+        connector = connector_of(resource := resources[producer.source])
+        given = {field: getattr(resource, field) for field in connector.model_fields} if connector else {}
+        if connector and (why := connector.without_partitions(given)):
+            option = f"producers[{name!r}].source" if name else "producer.source"
+            raise PipelineError(
+                f"{pipeline.__qualname__}.{by_source[0]} is {SOURCE!r}: {option} {producer.source!r} is a "
+                f"{connector.__name__}, {why}, or partition by a function of the message"
+            )
+
+
+def _definitions(
+    pipeline: type[Pipeline], given: Mapping[dg.AssetKey, dg.AssetsDefinition], named: Container[str]
+) -> dg.Definitions:
+    """What one pipeline is in Dagster, but for assets and sensors that are given; each producer has its own sensors."""
+    own = given.get(asset_keys(pipeline)["messages"])
+    assets, producers = own or pipeline_assets(pipeline), pipeline.producers_of()
+    sensors = [
+        *(producer_sensor(pipeline, name) for name in producers),
+        *(backlog_sensor(pipeline, name) for name in producers),
+        *([retry_sensor(pipeline)] if pipeline.retry else []),
+    ]
+    return dg.Definitions(
+        assets=[] if own else [assets],
+        asset_checks=[backlog_check(pipeline, name) for name in producers],
+        jobs=[*pipeline_jobs(pipeline, assets), maintenance_job(pipeline), limits_job(pipeline)],
+        sensors=[sensor for sensor in sensors if sensor.name not in named],
+        schedules=[
+            *(pull_schedule(pipeline, name) for name in producers),
+            redrive_schedule(pipeline),
+            maintenance_schedule(pipeline),
+        ],
+    )

@@ -1,0 +1,372 @@
+"""A pipeline as one graph of ops, whose outputs are its partitioned assets."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from enum import Enum
+from typing import Any
+
+import dagster as dg
+from pydantic import Field, ValidationError
+
+from pipeline_platform.imports import import_apart
+from pipeline_platform.lake.ledger import Origin, Receive
+from pipeline_platform.lake.selection import Selection
+from pipeline_platform.launcher.ended import end_claims
+from pipeline_platform.model.options import Batcher, Splitter, shown
+from pipeline_platform.model.pipeline import Pipeline, PipelineError
+from pipeline_platform.orchestration import reporting
+from pipeline_platform.orchestration.asset_windows import windows_of
+from pipeline_platform.orchestration.callback_output import log_said
+from pipeline_platform.orchestration.jobs import RunTags
+from pipeline_platform.orchestration.lake_resources import IO_MANAGER
+from pipeline_platform.run import batching, steps
+from pipeline_platform.run.begin import begin, resume
+from pipeline_platform.run.flow import Flow, no_source
+from pipeline_platform.run.lease import alive
+from pipeline_platform.run.receive_state import expect_finished
+from pipeline_platform.run.stopping import end_if_told, heeding, settled
+from pipeline_platform.source.connection import ConnectedSource
+from pipeline_platform.source.contract import SourceError
+
+
+class RunOrigin(Enum):
+    """Where a run takes its messages from: the origins, as the launchpad offers them."""
+
+    source = "source"
+    failed = "failed"
+    messages = "messages"
+
+
+class ReceiveConfig(dg.Config):
+    """What a run takes on. An empty config drives the open failures of its windows once more.
+
+    A job names its origin by a tag: Dagster takes no config for backfills of a job that has config of its own.
+    """
+
+    origin: RunOrigin | None = Field(
+        default=None,
+        description="`source` pulls messages, `failed` drives the open failures of the windows once more, "
+        "`messages` replays all messages that the windows received; the new rows replace the old ones. If unset, the "
+        "job decides; without a job it is `failed`.",
+    )
+    demand: int | None = Field(
+        default=None,
+        ge=1,
+        description="Most messages to take on; if unset, as many as a run may. A replay takes all in any case.",
+    )
+    context: dict[str, Any] = Field(default_factory=dict, description="Fields of the pipeline's context to change.")
+    although_paused: bool = Field(
+        default=False, description="Take on messages although the pipeline is paused. If unset, the run ends empty."
+    )
+    producer: str | None = Field(
+        default=None,
+        description="Name of the producer to pull from, where the pipeline has several. If unset, the run's tag "
+        "names it. Backfills and replays are of all producers.",
+    )
+    failures: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Which open failures a run on `failed` drives: `state` (`open`, dead ones included; "
+        "`waiting`, those not dead; `due`; `dead`), `kind`, `reason` (a part of it), `message_id`. Empty for all.",
+    )
+
+
+def asset_keys(pipeline: type[Pipeline]) -> dict[str, dg.AssetKey]:
+    """The keys of a pipeline's assets by table: its messages, its batchers' and its failures."""
+    return {table: dg.AssetKey([pipeline.name, table]) for table in ("messages", *pipeline.batchers, "failed")}
+
+
+def pipeline_assets(pipeline: type[Pipeline]) -> dg.AssetsDefinition:
+    """Build `<pipeline>/messages`, `<pipeline>/<batcher>` for each batcher and `<pipeline>/failed`.
+
+    They are partitioned by window, and have the checks `acknowledged` and `no_open_failures`.
+    """
+    keys = asset_keys(pipeline)
+    specs = reporting.checks_of(pipeline)
+    settled_outs = [*list(keys)[1:], *(spec.get_python_identifier() for spec in specs)]
+    receive, acknowledge = _receive_op(pipeline), _acknowledge_op(pipeline, settled_outs)
+    handle, commit = _step_op(pipeline, "handle_messages", _handle), _step_op(pipeline, "commit", _commit)
+    has_batches = any(isinstance(options, Batcher) for options in pipeline.batchers.values())
+    batches = [_step_op(pipeline, "handle_batches", _handle_batches)] if has_batches else []
+    handle_failed = _step_op(pipeline, "handle_failed", _handle_failed)
+    outs = {out: dg.GraphOut() for out in ("messages", *settled_outs)}
+
+    @dg.graph(name=pipeline.name, description=pipeline.description(), out=outs)
+    def ops() -> dict[str, Any]:
+        received = _named(receive)()
+        handled = _named(handle)(received)
+        routed = _named(handle_failed)([handled, *(_named(batch)(handled) for batch in batches)])
+        settled = _named(acknowledge).with_hooks({end_as_told})(_named(commit)(routed))
+        return {"messages": received, **{out: getattr(settled, out) for out in settled_outs}}
+
+    return dg.AssetsDefinition.from_graph(
+        ops,
+        keys_by_output_name=keys,
+        internal_asset_deps={out: {keys["messages"]} - {key} for out, key in keys.items()},
+        partitions_def=windows_of(pipeline),
+        backfill_policy=dg.BackfillPolicy.single_run(),
+        check_specs=specs,
+        group_name=pipeline.name,
+        descriptions_by_output_name=_descriptions(pipeline),
+        owners_by_output_name={out: list(pipeline.owners) for out in keys},
+        tags_by_output_name={out: {"dagster/kind/spark": "", "dagster/kind/deltalake": ""} for out in keys},
+        metadata_by_output_name={out: {"dagster/storage_kind": "delta"} for out in keys},
+    )
+
+
+def _descriptions(pipeline: type[Pipeline]) -> dict[str, str]:
+    sources = ", ".join(f"`{producer.source}`" for producer in pipeline.producers_of().values())
+    descriptions = {
+        "messages": f"Every delivery from {sources}, as received.\n\n{pipeline.description()}",
+        "failed": "Messages that could not be handled, with reason and original payload. Materialise windows of it, "
+        "with no configuration, to drive those that are open once more.",
+    }
+    for name, options in pipeline.batchers.items():
+        rows = "" if options.table_schema is None else f" Columns: `{options.table_schema.__name__}`."
+        how = (
+            f"What `handle_batch` made of batches of up to {_size(options)}, {options.concurrency} at a time."
+            if isinstance(options, Batcher)
+            else "The rows that `handle_message` sent here."
+        )
+        descriptions[name] = f"{how}{rows} Each message once."
+    return descriptions
+
+
+def _size(options: Batcher) -> str:
+    by_step = isinstance(options.batch_size, Splitter)
+    return f"{options.batch_bytes:,} bytes, cut by a splitter" if by_step else f"{options.batch_size} messages"
+
+
+_FLOWS: dict[str, Flow] = {}
+"""Of the run that this process works on, by producer: the steps of a run share what they know of their receive."""
+
+
+def flow_of(pipeline: type[Pipeline], context: dg.AssetExecutionContext, producer: str = "") -> Flow:
+    """The producer with the resources of a run, the same for all steps in one process."""
+    chosen, key = pipeline.producers_of(producer).get(producer), pipeline.limits_key(producer)
+    resources, flow = context.resources, _FLOWS.get(key)
+    if flow is None or flow.pipeline is not pipeline or flow.control is not resources.control:
+        import_apart("pandas")  # PyArrow imports it with the first value that it makes
+        flow = _FLOWS[key] = Flow(
+            pipeline=pipeline,
+            source=getattr(resources, chosen.source) if chosen else no_source(pipeline, resources.lake),
+            lake=resources.lake,
+            control=resources.control,
+            session=lambda: resources.spark.spark_session,
+            producer=producer,
+            dead_letters=getattr(resources, pipeline.dead_letters) if pipeline.dead_letters else None,
+        )
+    return flow
+
+
+def at_work(pipeline: type[Pipeline], context: dg.AssetExecutionContext) -> tuple[Flow, Receive | None]:
+    """What this run received, or the run that it re-executes, as this run's from now on; with the flow of its producer.
+
+    Returns:
+        No receive if there was no room for messages, or another run finished it.
+
+    Raises:
+        PipelineError: No run received anything.
+        FencedError: The receive was given up, or another run works on it by now.
+    """
+    flow, tags, lineage = flow_of(pipeline, context), RunTags.of(pipeline), list(_lineage(context))
+    received = next((run for run in lineage if run.tags.get(tags.receive_id)), None)
+    if received is None:
+        raise PipelineError(
+            f"{pipeline.name}: run {context.run.run_id} received nothing, nor did a run that it re-executes: "
+            "execute `receive_messages` and all steps after it"
+        )
+    receive_id = received.tags[tags.receive_id]
+    receive = flow.ledger.get(receive_id)
+    if receive is None and received.tags.get(tags.demand) != "0":
+        expect_finished(flow, receive_id, [run.run_id for run in lineage])
+        context.log.warning(f"receive {receive_id} is finished: nothing is left to do here")
+    if receive is None:
+        return flow, None
+    flow = flow_of(pipeline, context, receive.producer)
+    if receive.run_id == context.run.run_id:
+        return flow, receive
+    end_claims(context.instance, flow.control, pipeline.name)
+    return flow, resume(flow, receive, context.run.run_id)
+
+
+def _lineage(context: dg.AssetExecutionContext) -> Iterator[dg.DagsterRun]:
+    """The run, the one that it re-executes, and so on, with the tags that they have now: a run starts without them."""
+    run_id: str | None = context.run.run_id
+    while run_id and (run := context.instance.get_run_by_id(run_id)):
+        yield run
+        run_id = run.parent_run_id
+
+
+def _op(pipeline: type[Pipeline], name: str, **options: Any) -> Callable[..., dg.OpDefinition]:
+    """The decorator of an op that hands nothing over: what ops share lies in the lake under their receive."""
+    sources = {producer.source for producer in pipeline.producers_of().values()}
+    letters = {pipeline.dead_letters} if pipeline.dead_letters else set()
+    keys = {*sources, *letters, "lake", "control", "spark", "acknowledger"}
+    options = {"out": dg.Out(dg.Nothing, io_manager_key=IO_MANAGER), **options}
+    return dg.op(name=f"{pipeline.name}__{name}", required_resource_keys=keys, **options)
+
+
+def _named(op: dg.OpDefinition) -> Any:
+    """The op by its name in the pipeline's graph; in a code location, each op's own name is unique."""
+    return op.alias(op.name.split("__", 1)[1])
+
+
+def _receive_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
+    @_op(pipeline, "receive_messages")
+    def receive_messages(context: dg.AssetExecutionContext, config: ReceiveConfig) -> None:
+        """Leases messages and writes them down, once; everything later reads what is written here."""
+        tags = RunTags.of(pipeline)
+        origin: Origin = (config.origin or RunOrigin(context.run.tags.get(tags.origin, "failed"))).value
+        producer = config.producer or context.run.tags.get(tags.producer, "")
+        flow = flow_of(pipeline, context, producer)
+        if origin == "source":
+            _expect_one_process(flow, context)
+        end_claims(context.instance, flow.control, pipeline.name)
+        receive = begin(
+            flow,
+            origin=origin,
+            run_id=context.run.run_id,
+            windows=context.partition_keys,
+            demand=config.demand,
+            context=config.context,
+            selection=_selection(pipeline, config.failures),
+            although_paused=config.although_paused,
+            log=context.log.info,
+        )
+        received = {tags.origin: origin, tags.demand: str(receive.demand), tags.receive_id: receive.receive_id}
+        if producer:
+            received[tags.producer] = producer
+        context.instance.add_run_tags(context.run.run_id, received)
+        with heeding(flow, receive):
+            manifest = steps.receive_messages(flow, receive)
+            context.instance.add_run_tags(context.run.run_id, {tags.received: str(manifest.total("received"))})
+            reporting.report_received(context, receive, manifest)
+
+    return receive_messages
+
+
+def _selection(pipeline: type[Pipeline], given: dict[str, Any]) -> Selection:
+    """The failures that a run's configuration chooses.
+
+    Raises:
+        PipelineError: It names no such criterion, or one with another value.
+    """
+    try:
+        return Selection.model_validate(given)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise PipelineError(
+            f"{pipeline.name}: `failures` of the run config: {'.'.join(map(str, first['loc']))} is "
+            f"{shown(first['input'])}: {first['msg']}; there is {', '.join(Selection.model_fields)}"
+        ) from None
+
+
+def _expect_one_process(flow: Flow, context: dg.AssetExecutionContext) -> None:
+    """Refuse executors that give each step a process, where the steps share the source's connection.
+
+    Raises:
+        SourceError: The run's executor does.
+    """
+    executor = context.job_def.executor_def.name
+    execution: Any = context.run.run_config.get("execution") or {}
+    config = execution.get("config") or {}
+    in_one = executor in {dg.in_process_executor.name, "execute_in_process_executor"} or "in_process" in config
+    if isinstance(flow.source, ConnectedSource) and not in_one:
+        raise SourceError(
+            f"source {flow.source.name!r}: executor {executor!r} gives each step of a run a process of its own, but "
+            "the connection that receives messages has to settle them. Leave the job to dg.in_process_executor, which "
+            "platform_definitions sets"
+        )
+
+
+Step = Callable[[Flow, Receive, dg.AssetExecutionContext], None]
+"""What an op does with what its run received; not called if that was nothing."""
+
+
+def _step_op(pipeline: type[Pipeline], name: str, step: Step, description: str | None = None) -> dg.OpDefinition:
+    @_op(pipeline, name, description=description or step.__doc__, ins={"after": dg.In(dg.Nothing)})
+    def op(context: dg.AssetExecutionContext) -> None:
+        flow, receive = at_work(pipeline, context)
+        if receive is not None:
+            with heeding(flow, receive):
+                step(flow, receive, context)
+
+    return op
+
+
+def _handle(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
+    """Gives each message to `handle_message`, in Spark tasks; a failure is its message's alone."""
+    manifest = steps.handle_messages(flow, receive)
+    log_said(context, manifest)
+    staged = sum(manifest.total(f"staged:{name}") for name in flow.pipeline.batchers)
+    handled, failed = manifest.total("handled"), manifest.total("failed")
+    context.log.info(f"handled {handled}, failed {failed}, to batch {staged}")
+    if given_back := manifest.total("given_back"):
+        context.log.warning(f"was told to stop: {given_back} messages were not begun, and are given back")
+
+
+def _handle_batches(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
+    """Gives batches of messages to `handle_batch`, all batchers side by side."""
+    for batcher, manifest in steps.batch_messages(flow, receive).items():
+        log_said(context, manifest)
+        batches, handled, failed = map(manifest.total, ("batches", "handled", "failed"))
+        context.log.info(f"{batcher}: {batches} batches, handled {handled}, failed {failed}")
+
+
+def _handle_failed(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
+    """Brings the failures of all stages together: kept as failed messages, or given back to the source."""
+    log_said(context, flow.ledger.manifest(receive, batching.PARENTS))
+    manifest = flow.ledger.manifest(receive)
+    if figures := reporting.of_failures(manifest):
+        context.add_output_metadata(figures)
+    if rescued := manifest.total("rescued"):
+        context.log.info(f"handle_failed rescued {rescued} messages")
+    if kept := manifest.total("not_rescued"):
+        context.log.warning(
+            f"handle_failed gave back {kept} failed messages as ok, and they stay failed: it may rescue where "
+            "Processors(rescue=True), or Batcher(rescue=True) of their batcher, says so, never what ended its worker"
+        )
+
+
+def _commit(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
+    """Decides what became of every message, then makes it visible in every table."""
+    with alive(flow, receive):
+        decision = steps.decide(flow, receive)
+        rows = steps.publish(flow, receive)
+    if decision.dropped:
+        context.log.info(
+            f"{decision.dropped} messages were decided by other runs meanwhile; decided the rest in "
+            f"{decision.tries} tries"
+        )
+    context.add_output_metadata({f"rows in {table}": count for table, count in rows.items()})
+
+
+def _acknowledge_op(pipeline: type[Pipeline], outs: Sequence[str]) -> dg.OpDefinition:
+    tables = [*pipeline.batchers, "failed"]
+    out = {name: dg.Out(dg.Nothing if name in tables else None, io_manager_key=IO_MANAGER) for name in outs}
+
+    @_op(pipeline, "acknowledge", ins={"committed": dg.In(dg.Nothing)}, out=out)
+    def acknowledge(context: dg.AssetExecutionContext) -> Iterator[Any]:
+        """Tells the source, in groups, what is decided and published; then settles the windows' figures."""
+        flow, receive = at_work(pipeline, context)
+        with nullcontext() if receive is None else heeding(flow, receive):
+            red, checks = reporting.settle(context, flow, receive, context.resources.acknowledger)
+        if red:
+            yield from checks
+            context.instance.add_run_tags(context.run.run_id, {RunTags.of(pipeline).published: context.run.run_id})
+            # Before the tables' outputs: a window that is materialised is green, and a backfill of it too.
+            raise dg.Failure(red, allow_retries=False)
+        # Each table once, and last: what Dagster shows of it are the figures of the whole run.
+        for table in tables:
+            yield dg.Output(None, output_name=table)
+        yield from checks
+        if receive is not None:
+            settled(receive)
+
+    return acknowledge
+
+
+@dg.success_hook(name="end_as_told")
+def end_as_told(_: dg.HookContext) -> None:
+    """End a run that was told to end, once `acknowledge` has succeeded: inside the step it would fail the step."""
+    end_if_told()

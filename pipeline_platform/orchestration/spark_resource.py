@@ -1,0 +1,357 @@
+"""Spark for a run: in the run's own process, on this machine's warm server, or on a cluster.
+
+dagster-pyspark makes the session on first use. Loading this file loads no Spark: the code server and sensors do so.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+from urllib.parse import quote
+
+import dagster as dg
+from pydantic import Field, PrivateAttr, field_validator
+from tenacity import retry, retry_if_exception_message, stop_after_attempt
+
+from pipeline_platform.home import home
+from pipeline_platform.imports import import_apart
+from pipeline_platform.spark import engine, jvm, shipping
+from pipeline_platform.spark import server as spark_server
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.connect.client.retries import RetryPolicy
+
+WARM = "warm"
+"""Value of `SparkResource.remote` that stands for this machine's warm server."""
+
+_USER = "pipeline-platform"  # a server knows sessions by user and id, and several users may start runs
+_GENERATIONS = 100
+_OUTAGE_S = 60.0
+"""Seconds that a client tries to reach a server, over all calls; Spark's own client tries ten minutes in each call."""
+_CALM_S = 30.0
+"""Seconds without an error after which the next one begins another outage."""
+_CLIENT_MARK = "SPARK_CONNECT_MODE_ENABLED"
+_CONNECT = ("pyspark.sql.connect.session", "pyspark.sql.connect.window")
+_CLASSIC = ("pandas", "pyspark.sql.classic.dataframe", "pyspark.sql.classic.window")
+"""What sessions of either kind load sooner or later."""
+
+
+class SparkResource(dg.ConfigurableResource["SparkResource"]):
+    """A Spark session for the steps of a run, started on first use.
+
+    Workers get the project's code as a zip. On a Connect server, all runs of the same code share one session, so that
+    its Python workers are warm; an edit starts another. So make no temporary views and set nothing that differs by run.
+
+    A process has one Spark session at a time: resources with the same settings share it, others are refused until it
+    is closed.
+    """
+
+    remote: str = Field(
+        default="",
+        description=(
+            "Where Spark runs: empty for the run's own process; `warm` for the server that `pipeline-platform spark "
+            "start` started on this machine (a run that finds it dead starts it anew, a run without one its own "
+            "session); or the address of a Spark Connect server, `sc://host:port`."
+        ),
+    )
+    token: str | None = Field(
+        default=None,
+        description="Token for the server at an `sc://` address, as an environment variable (`dg.EnvVar`).",
+    )
+    cores: int = Field(default=0, ge=0, description="Tasks at a time in a session of the run's own; 0 takes all cores.")
+    memory: str = Field(default="1g", description="Memory of the JVM of a session of the run's own.")
+    spark_config: dict[str, str] = Field(
+        default_factory=dict,
+        description="More Spark settings for a session of the run's own; servers have theirs from their start.",
+    )
+    packages: list[str] = Field(
+        default_factory=list,
+        description="Importable packages and modules that workers get, beside this one and those that the pipelines "
+        "and connectors of `platform_definitions` are from.",
+    )
+    state_folder: str | None = Field(
+        default=None,
+        description="Where the warm server's state lies; see `pipeline_platform.home.home`.",
+    )
+    _held: _Held | None = PrivateAttr(default=None)
+
+    @field_validator("remote")
+    @classmethod
+    def _is_somewhere(cls, remote: str) -> str:
+        if remote in ("", WARM):
+            return remote
+        if not remote.startswith("sc://"):
+            raise ValueError(
+                f"remote is {remote!r}: leave it empty for a session in the run's own process, or give `warm` or "
+                "the address of a Spark Connect server, `sc://host:port`."
+            )
+        if "token=" in remote:
+            raise ValueError(
+                "remote holds a token, which would show in the UI: give it as `token=dg.EnvVar(...)` instead."
+            )
+        return remote
+
+    @contextmanager
+    def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator[Self]:  # noqa: ARG002
+        """Lend the resource to a run; then close what it opened."""
+        with closing(self):
+            yield self
+
+    @property
+    def spark_session(self) -> SparkSession:
+        """The session, started or joined on first use, and again after its server died.
+
+        Raises:
+            RuntimeError: This process has another Spark session open.
+            pipeline_platform.spark.server.SparkServerError: The warm server had died, and another did not start.
+            pipeline_platform.spark.jvm.JavaNotFoundError: A session of the run's own finds no Java.
+        """
+        if self._held is not None and not self._held.place.lives:
+            self.close()
+        if self._held is None:
+            self._held = _hold(self._place())
+        return self._held.session
+
+    def warm_up(self) -> None:
+        """Start the session and a Python worker per core, so that the next run need not wait for them."""
+        engine.warm_up(self.spark_session, self.cores or os.cpu_count() or 1)
+
+    def close(self) -> None:
+        """Stop a session of this process's own, leave a server's to the others. The next use opens one again."""
+        if self._held is not None:
+            held, self._held = self._held, None
+            _let_go(held)
+
+    def _place(self) -> _Place:
+        log = dg.get_dagster_logger("spark")
+        folder = Path(self.state_folder).resolve() if self.state_folder else home()
+        packages = tuple(dict.fromkeys((shipping.PLATFORM, *self.packages)))
+        if self.remote == WARM:
+            server = spark_server.revive(folder, log.warning)
+            if server:
+                return _Server(
+                    packages, server.address, server.token, server.started_at, f";user_id={_USER}", server, folder
+                )
+            log.warning(
+                f"No warm Spark server according to {folder}: starting Spark in this process, which takes seconds. "
+                "`pipeline-platform spark start` starts a server (with the same PIPELINE_PLATFORM_HOME)."
+            )
+        elif self.remote:
+            address, _, params = self.remote.rstrip("/").partition("/;")
+            return _Server(packages, address, self.token, address, f";{params}" if params else "")
+        cores = self.cores or os.cpu_count() or 1
+        settings = engine.local_settings(cores, self.memory) | self.spark_config
+        return _Process(packages, tuple(sorted(settings.items())), folder)
+
+
+def shipping_also(spark: SparkResource, packages: Iterable[str]) -> SparkResource:
+    """The same resource, whose workers get more packages."""
+    options = {name: getattr(spark, name) for name in SparkResource.model_fields}
+    return SparkResource(**options | {"packages": sorted({*spark.packages, *packages} - {shipping.PLATFORM})})
+
+
+@dataclass(frozen=True)
+class _Process:
+    """Spark inside this process."""
+
+    packages: tuple[str, ...]
+    settings: tuple[tuple[str, str], ...]
+    folder: Path
+    lives = True
+
+    def open(self, closing_up: ExitStack, code: Path) -> SparkSession:
+        java = str(jvm.ensure_java(self.folder))
+        with _environment(JAVA_HOME=java, **engine.interpreters()):  # Java keeps what it was started with
+            session = _session(dict(self.settings))
+        closing_up.callback(session.stop)
+        _ship(session, code)
+        return session
+
+
+@dataclass(frozen=True)
+class _Server:
+    """A Spark Connect server; `warm` if it is this machine's, of a state folder."""
+
+    packages: tuple[str, ...]
+    address: str
+    token: str | None
+    life: str
+    params: str
+    warm: spark_server.SparkServer | None = None
+    folder: Path | None = None
+
+    @property
+    def lives(self) -> bool:  # as far as is known
+        return self.warm is None or self.warm.lives
+
+    def open(self, closing_up: ExitStack, code: Path) -> SparkSession:
+        for generation in range(_GENERATIONS):
+            try:
+                session = self._join(code, shipping.session_id(code.name, self.life, generation))
+                closing_up.callback(_leave, session)
+                return session
+            except Exception as error:
+                # It was stopped or timed out. Its id never comes back, so all go on to the next.
+                if "SESSION_CLOSED" not in str(error):
+                    raise
+        raise RuntimeError(f"{self.address} closed {_GENERATIONS} sessions of this code: restart that server.")
+
+    def _join(self, code: Path, name: str) -> SparkSession:
+        token = f";token={quote(self.token)}" if self.token else ""
+        session = _session({"spark.remote": f"{self.address}/{token};session_id={name}{self.params}"})
+        try:
+            session.client.set_retry_policies([_retries(self._expect_alive)])
+            _ship(session, code)
+        except BaseException:
+            _leave(session)
+            raise
+        return session
+
+    def _expect_alive(self) -> None:
+        if self.warm is not None and not self.warm.lives:
+            assert self.folder is not None
+            _revive_once(self.folder, self.life)
+            raise spark_server.SparkServerDiedError(
+                f"the warm Spark server (process {self.warm.pid}, since {self.warm.started_at}) died: this run's "
+                "messages come back, and another server starts unless it was stopped"
+            )
+
+
+@cache
+def _revive_once(folder: Path, life: str) -> None:
+    """Have another server started for one that died, however many threads of this process meet its death."""
+    del life
+    spark_server.revive_meanwhile(folder)
+
+
+_Place = _Process | _Server
+
+
+@dataclass
+class _Held:
+    """The session of this process, and how many resources hold it."""
+
+    place: _Place
+    session: SparkSession
+    closing_up: ExitStack
+    holders: int = 0
+
+
+_lock = threading.RLock()
+_current: _Held | None = None
+
+
+def _hold(place: _Place) -> _Held:
+    """Join this process's session, or open it."""
+    global _current  # noqa: PLW0603 - a process can have one session
+    with _lock:
+        if _current is not None and not _current.place.lives:
+            dead, _current = _current, None
+            dead.closing_up.close()
+        if _current is None:
+            with ExitStack() as closing_up:
+                folder = closing_up.enter_context(tempfile.TemporaryDirectory(prefix="spark-code-"))
+                session = place.open(closing_up, shipping.pack(place.packages, Path(folder)))
+                _current = _Held(place, session, closing_up.pop_all())
+        elif _current.place != place:
+            raise RuntimeError(
+                "this process has a Spark session with other settings open: Spark allows one at a time. "
+                "Close it first, or give both resources the same settings."
+            )
+        _current.holders += 1
+        return _current
+
+
+def _let_go(held: _Held) -> None:
+    """Close the session when its last holder goes."""
+    global _current  # noqa: PLW0603
+    with _lock:
+        held.holders -= 1
+        if held.holders == 0 and held is _current:
+            _current = None
+            held.closing_up.close()
+
+
+@atexit.register
+def _close_at_exit() -> None:
+    """Close what a script forgot: a process with an open client may hang at its end."""
+    with _lock:
+        if _current is not None:
+            _current.holders = 1
+            _let_go(_current)
+
+
+def _session(settings: dict[str, str]) -> SparkSession:
+    """Have dagster-pyspark make a session, whatever the environment says about Spark."""
+    # Left by a client before this one; Spark's functions look at it to know which kind of column to make.
+    os.environ.pop(_CLIENT_MARK, None)
+    with warnings.catch_warnings(), _environment(SPARK_REMOTE=None, SPARK_LOCAL_REMOTE=None):
+        warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
+        import_apart("dagster_pyspark", *(_CONNECT if "spark.remote" in settings else _CLASSIC))
+        from dagster_pyspark import LazyPySparkResource
+
+        return LazyPySparkResource(spark_config=settings).spark_session
+
+
+def _retries(expect_alive: Callable[[], None]) -> RetryPolicy:
+    """Build a retry policy that tries again for `_OUTAGE_S`, while the server lives."""
+    from pyspark.sql.connect.client.retries import DefaultPolicy
+
+    class WhileAlive(DefaultPolicy):  # type: ignore[misc, unused-ignore]
+        began = seen = float("-inf")
+
+        def can_retry(self, e: BaseException) -> bool:
+            if not super().can_retry(e):
+                return False
+            expect_alive()
+            now = time.monotonic()
+            if now - self.seen > _CALM_S:
+                self.began = now
+            self.seen = now
+            # Over all calls: what a failed step still has to tell the server must not wait as long again.
+            return now - self.began < _OUTAGE_S
+
+    return WhileAlive(max_backoff=5_000)
+
+
+# Two processes that see no file yet both send theirs; the later one finds the very same bytes the next time.
+@retry(retry=retry_if_exception_message(match=r"(?is).*already_?exists"), stop=stop_after_attempt(3), reraise=True)
+def _ship(session: SparkSession, code: Path) -> None:
+    path = list(sys.path)
+    try:
+        session.addArtifacts(str(code), pyfile=True)
+    finally:
+        sys.path[:] = path  # Spark puts the code on this process's path too, where it would outlive an edit
+
+
+def _leave(session: SparkSession) -> None:
+    """Close the client and not the session: `stop` would end it for all."""
+    session.client.close()
+    os.environ.pop(_CLIENT_MARK, None)
+    # As `stop` does: else no later session is ever the default one, which functions such as `udf` ask for.
+    if type(session)._default_session is session:
+        type(session)._default_session = None
+
+
+@contextmanager
+def _environment(**changes: str | None) -> Iterator[None]:
+    before = {name: os.environ.pop(name, None) for name in changes}
+    os.environ.update({name: value for name, value in changes.items() if value is not None})
+    try:
+        yield
+    finally:
+        for name in changes:
+            os.environ.pop(name, None)
+        os.environ.update({name: value for name, value in before.items() if value is not None})

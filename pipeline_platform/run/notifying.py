@@ -1,0 +1,84 @@
+"""The pipeline's own `acknowledge`: told of what is decided before its source is, and of what it has heard no more."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pipeline_platform.lake.ledger import Receive
+from pipeline_platform.lake.manifest import File, Manifest
+from pipeline_platform.lake.reader import Range, divide
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.run.flow import Flow
+from pipeline_platform.run.intake import common, intake_of
+from pipeline_platform.tasks.acknowledge.notify_author import ROWS, Span, TellAuthor, unheard_table
+
+HEARD = "heard"
+"""A step of a receive of which `acknowledge` was told: which positions have heard."""
+
+
+class Unheard(NamedTuple):
+    """The messages of which `acknowledge` could not be told.
+
+    Attributes:
+        messages: How many.
+        rows: Where their ids lie; see `tasks.own_acknowledger.UNHEARD`.
+        errors: A sample of what it raised, in words.
+        told: What the tasks wrote; empty if there was nothing to tell.
+    """
+
+    messages: int = 0
+    rows: tuple[Range, ...] = ()
+    errors: tuple[str, ...] = ()
+    told: Manifest = Manifest()
+
+
+def waits(flow: Flow, receive: Receive) -> bool:
+    """Whether a decided receive has messages of which `acknowledge` has not heard."""
+    if flow.pipeline.acknowledge is Pipeline.acknowledge or not intake_of(flow, receive).is_outside:
+        return False
+    if not flow.ledger.manifest(receive).of_table("outcomes"):
+        return False
+    before = flow.ledger.manifest(receive, HEARD)
+    return not before.notes or before.total("unheard") > 0
+
+
+def tell(flow: Flow, receive: Receive) -> Unheard:
+    """Tell `acknowledge` of the messages of a decided receive that have not heard, and write down which have now.
+
+    A run that dies before that is written tells them again.
+    """
+    if not waits(flow, receive):
+        return Unheard()
+    manifest, before = flow.ledger.manifest(receive), flow.ledger.manifest(receive, HEARD)
+    name, spans = flow.pipeline.name, _spans(before)
+
+    def whole(files: list[File]) -> list[Range]:
+        return [one for part in divide(files, name, 1) for one in part]
+
+    outcomes, failed = whole(manifest.of_table("outcomes")), whole(manifest.of_table("failed"))
+    files = manifest.of_table("messages")
+    calls = -(-sum(file.rows for file in files) // ROWS)
+    parts = divide(files, name, min(calls, flow.processors.concurrency))
+    task = TellAuthor(**common(flow, receive), parts=parts, outcomes=outcomes, failed=failed, before=spans)
+    told = flow.work(receive.receive_id, HEARD).run(task, len(parts))
+    flow.ledger.write(receive, HEARD, Manifest(told.files, [{"heard": spans}, *told.notes]))
+    rows = whole(told.of_table(unheard_table(receive.receive_id)))
+    errors = tuple(why for notes in told.notes for why in notes.get("unheard_why", []))
+    return Unheard(told.total("unheard"), tuple(rows), errors, told)
+
+
+def _spans(manifest: Manifest) -> dict[str, list[Span]]:
+    """The positions that have heard, by `ack_ref`, neighbours put together."""
+    found: dict[str, list[Span]] = {}
+    for notes in manifest.notes:
+        for ack_ref, spans in notes.get("heard", {}).items():
+            found.setdefault(ack_ref, []).extend((first, end) for first, end in spans)
+    merged: dict[str, list[Span]] = {}
+    for ack_ref, spans in found.items():
+        joined = merged[ack_ref] = list[Span]()
+        for first, end in sorted(spans):
+            if joined and first <= joined[-1][1]:
+                joined[-1] = joined[-1][0], max(end, joined[-1][1])
+            else:
+                joined.append((first, end))
+    return merged

@@ -1,0 +1,1 @@
+"""Acknowledging, in tasks and in the driver."""

@@ -1,0 +1,173 @@
+"""Telling the pipeline's own `acknowledge` of messages that are decided, before their source is told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline_platform.lake.reader import Range, keys_of, read_ranges
+from pipeline_platform.model.failure import Failure
+from pipeline_platform.model.message import Message
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.tasks.handle.handle_messages import READ
+from pipeline_platform.tasks.host.calling_step import CallingStep
+from pipeline_platform.tasks.host.fork import Death, Written, in_a_fork
+from pipeline_platform.tasks.host.output import heard
+from pipeline_platform.tasks.host.progress import UNWATCHED, Progress, Watch, end_copy
+
+ROWS = 1_000
+"""Messages of one call, at the most."""
+
+UNHEARD = pa.schema([("ack_ref", pa.string()), ("ack_id", pa.string())])
+"""Messages of which a call raised: their source is not told of them."""
+
+DECIDED = ["handled", "failed"]
+"""Outcomes that end a message."""
+
+_OUTCOMES = UNHEARD.append(pa.field("outcome", pa.string()))
+_FAILED = pa.schema(
+    {name: pa.string() for name in ("source", "message_id", "state", "stage", "kind", "reason", "batcher", "batch_key")}
+)
+_SAMPLE = 10
+
+Span = tuple[int, int]
+"""Positions of received messages, the last one excluded."""
+
+
+def unheard_table(receive_id: str) -> str:
+    """Where `TellAuthor` writes `UNHEARD`; no batcher has a name like that."""
+    return f"_receives/{receive_id}/_unheard"
+
+
+def ended(
+    messages: Sequence[Message], failures: Mapping[int, Mapping[str, Any]]
+) -> tuple[list[Message], list[Message]]:
+    """Messages as `acknowledge` gets them: those that succeeded and those that failed, as they were delivered.
+
+    Args:
+        messages: All that are decided, as the source delivered them.
+        failures: What the table `failed` has of those that failed, by their place.
+    """
+    successful, failed = list[Message](), list[Message]()
+    for place, message in enumerate(messages):
+        if (row := failures.get(place)) is None:
+            successful.append(message)
+            continue
+        failure = Failure(row["kind"] or "", row["reason"] or "", "", row["stage"] or "")
+        routed = message.put(message.data, batcher=row["batcher"], batch_key=row["batch_key"])
+        failed.append(routed.failed(failure))
+    return successful, failed
+
+
+@dataclass(frozen=True)
+class TellAuthor(CallingStep):
+    """Task `n` tells `acknowledge` of the received messages `parts[n]` that are decided, a group of `ack_ref` a call.
+
+    Attributes:
+        outcomes: Of the receive, all.
+        failed: What the receive wrote for the table `failed`, all.
+        before: The positions that have heard before, by `ack_ref`.
+    """
+
+    parts: Sequence[Sequence[Range]]
+    outcomes: Sequence[Range] = ()
+    failed: Sequence[Range] = ()
+    before: Mapping[str, Sequence[Span]] = field(default_factory=dict)
+
+    def work(self, share: int, watch: Watch | None = UNWATCHED, death: Death | None = None) -> Iterator[pa.RecordBatch]:
+        """Do the part of task `share`; its notes say which positions have heard, and why others have not."""
+        number = 0
+        began, started = time.time(), time.monotonic()
+        spans, unheard, errors = dict[str, list[Span]](), 0, list[str]()
+        with self.writer(f"unheard-{share}") as writer, heard() as said, self.told(share):
+            for _, block in read_ranges(self.lake, self.parts[share], READ, ROWS):
+                for ack_ref, rows in self._groups(block):
+                    number += 1
+                    if watch is not None:
+                        watch.begin_block(number)
+                    known = death if death and death.block == number and death.rows else None
+                    error = self._tell(ack_ref, rows, watch, known)
+                    if error is None:
+                        places = rows.column("position").to_pylist()
+                        spans.setdefault(ack_ref, []).append((places[0], places[-1] + 1))
+                        continue
+                    unheard += rows.num_rows
+                    errors.append(f"acknowledge of {rows.num_rows} messages of {ack_ref}: {error}")
+                    told = rows.select(UNHEARD.names)
+                    writer.write(unheard_table(self.receive_id), rows.column("window")[0].as_py(), told)
+            took = {"began": began, "seconds": time.monotonic() - started, "task": share}
+            notes = {"heard": spans, "unheard": unheard, "unheard_why": errors[:_SAMPLE], **said.notes(), **took}
+            manifest = writer.close(**notes)
+        yield from manifest.to_arrow().to_batches()
+
+    def _groups(self, block: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+        """The decided messages of a block that have not heard, by `ack_ref`."""
+        known = pc.is_in(keys_of(block, *UNHEARD.names), value_set=self._decided)
+        rows = block.filter(known)
+        for ack_ref in pc.unique(rows.column("ack_ref")).to_pylist():
+            mine = rows.filter(pc.equal(rows.column("ack_ref"), ack_ref))
+            places, new = mine.column("position").to_numpy(), np.ones(mine.num_rows, bool)
+            for first, end in self.before.get(ack_ref, ()):
+                new &= (places < first) | (places >= end)
+            if new.any():
+                yield ack_ref, mine.filter(pa.array(new))
+
+    @cached_property
+    def _decided(self) -> pa.Array:
+        parts = (rows for _, rows in read_ranges(self.lake, self.outcomes, _OUTCOMES, 2**16))
+        keys = [
+            keys_of(rows.filter(pc.is_in(rows.column("outcome"), pa.array(DECIDED))), *UNHEARD.names) for rows in parts
+        ]
+        return pa.concat_arrays(keys) if keys else pa.array([], pa.string())
+
+    @cached_property
+    def _failures(self) -> pa.Table:
+        batches = (rows for _, rows in read_ranges(self.lake, self.failed, _FAILED, 2**16))
+        return pa.Table.from_batches(batches, _FAILED).filter(pc.field("state") != "closed")
+
+    @cached_property
+    def _failed_keys(self) -> pa.Array:
+        return keys_of(self._failures, "source", "message_id")
+
+    @cached_property
+    def _instance(self) -> Pipeline:
+        return self.pipeline()
+
+    def _tell(self, ack_ref: str, rows: pa.RecordBatch, watch: Watch | None, known: Death | None) -> str | None:
+        """Call `acknowledge`, unless a host is known to have died of this call; return what went wrong."""
+        if known is not None:
+            return known.failure("acknowledge").reason
+        places = pc.index_in(keys_of(rows, "source", "message_id"), value_set=self._failed_keys)
+        failures = dict(enumerate(self._failures.take(places).to_pylist()))
+        failures = {place: row for place, row in failures.items() if row["message_id"] is not None}
+        messages = list(Message.each(rows, self.settling))
+        groups = ended(messages, failures)
+
+        def call(pipeline: Callable[[], Pipeline], watch: Watch) -> str | None:
+            try:
+                instance = pipeline()
+                end_copy()
+                with watch.busy("acknowledge", messages):
+                    instance.acknowledge(ack_ref, *groups, self.context)
+            except BaseException as error:
+                failure = Failure.of(error, "acknowledge")
+                return f"{failure.kind}: {failure.reason}"
+            return None
+
+        if watch is not None:
+            return call(lambda: self._instance, watch)
+
+        def child(progress: Progress) -> Written:
+            written = Written()
+            written.notes = {"error": call(self.pipeline, progress)}
+            return written
+
+        answer = in_a_fork(child, limit=self.limit())
+        return answer.failure("acknowledge").reason if isinstance(answer, Death) else answer.notes["error"]

@@ -1,0 +1,1 @@
+"""Batching, in tasks."""

@@ -1,0 +1,258 @@
+"""Cutting: which messages make which batch. It moves no payloads; only a splitter looks at messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline_platform.model.failure import Failure
+from pipeline_platform.model.message import Message, Trigger
+from pipeline_platform.model.options import BATCH_BYTES, BATCH_MESSAGES, Splitter
+from pipeline_platform.tasks.handle.source_order import dealt, in_source_order
+
+MESSAGES = pa.schema(
+    [
+        ("window", pa.string()),
+        ("partition", pa.string()),
+        ("batch_key", pa.string()),
+        ("position", pa.int64()),
+        ("size", pa.int64()),
+        ("flush", pa.bool_()),
+    ]
+)
+"""What is known of a message that waits for its batch. `position` is its place in order of arrival, `size` in bytes.
+
+`partition` is null where nothing partitions messages; the whole column may be missing.
+"""
+
+FAILURE = pa.struct(
+    [*((name, pa.string()) for name in ("kind", "reason", "traceback", "stage")), ("retry", pa.bool_())]
+)
+"""A `Failure`."""
+
+BATCHES = pa.schema(
+    [
+        ("window", pa.string()),
+        ("partition", pa.string()),
+        ("batch_key", pa.string()),
+        ("number", pa.int64()),
+        ("trigger", pa.string()),
+        ("size", pa.int64()),
+        ("rows", pa.list_(pa.int64())),
+        ("failure", FAILURE),
+        ("task", pa.int64()),
+    ]
+)
+"""A batch: its number within its group, why it ends, its bytes, the rows it is made of, and the task that handles all
+of its partition; null where any task may.
+
+A message that a splitter fails is a row by itself, with its `Failure`. It is in no batch.
+"""
+
+_GROUP = ["window", "partition", "batch_key"]
+
+Read = Callable[[list[int]], Iterable[Message]]
+"""Yields the messages of some rows, in the order given."""
+
+
+def cut(
+    messages: pa.Table,
+    batch_size: int | Splitter,
+    batch_bytes: int = BATCH_BYTES,
+    *,
+    rest: Trigger = "flush",
+    read: Read | None = None,
+) -> pa.Table:
+    """Cut messages of the same window, partition and key into batches, in order of arrival.
+
+    A batch ends when it has `batch_size` messages or its splitter says so, before a message that would take it above
+    `batch_bytes`, and after a message in mode `flush`.
+
+    Args:
+        messages: Rows of `MESSAGES`; a row is named by its index.
+        batch_size: Messages in a batch, at the most, or what says where batches end.
+        batch_bytes: Bytes in a batch, at the most. A single larger message is a batch.
+        rest: The trigger of a batch that is delivered because no more messages come.
+        read: Gives the messages to a splitter; needed for no other.
+
+    Returns:
+        Rows of `BATCHES`, in order of the arrival of their first messages; nobody has dealt them to tasks.
+    """
+    if not messages.num_rows:
+        return BATCHES.empty_table()
+    if "partition" not in messages.schema.names:
+        messages = messages.append_column("partition", pa.nulls(messages.num_rows, pa.string()))
+    keys = [(name, "ascending") for name in (*_GROUP, "position")]
+    ordered = messages.take(order := pc.sort_indices(messages, sort_keys=keys))
+    begins = np.ones(len(order), bool)
+    begins[1:] = ~np.logical_and.reduce([_repeats(ordered[name]) for name in _GROUP])
+    splits = None
+    if isinstance(batch_size, Splitter):
+        assert read is not None, "a splitter reads messages"
+        splits, batch_size = _Splits(batch_size, read(order.to_pylist())), BATCH_MESSAGES
+    ends = _ends(begins, ordered["size"].to_numpy(), ordered["flush"].to_numpy(), batch_size, batch_bytes, rest, splits)
+    batches = _table(ordered, order.cast(pa.int64()), np.cumsum(begins), ends)
+    return batches.take(pc.sort_indices(messages["position"].take(pc.list_element(batches["rows"], 0))))
+
+
+def cut_and_deal(
+    messages: pa.Table,
+    batch_size: int | Splitter,
+    batch_bytes: int = BATCH_BYTES,
+    *,
+    tasks: int = 1,
+    rest: Trigger = "flush",
+    read: Read | None = None,
+) -> pa.Table:
+    """Cut messages into batches; those of partitions in the order of their source, each dealt to its partition's task.
+
+    Args:
+        messages: Rows as `cut` takes them, and `SOURCE_ORDER`: there `partition` is the source's, and `own` is the one
+            that batches are cut by.
+        batch_size: As for `cut`.
+        batch_bytes: As for `cut`.
+        tasks: How many tasks there are.
+        rest: As for `cut`.
+        read: As for `cut`.
+    """
+    own, messages = messages["own"], messages.drop_columns("own")
+    has_partitions = own.null_count < messages.num_rows
+    if has_partitions:
+        place = np.empty(messages.num_rows, np.int64)
+        place[in_source_order(messages)] = np.arange(messages.num_rows)
+        messages = _put(messages, position=place)
+    batches = cut(_put(messages, partition=own), batch_size, batch_bytes, rest=rest, read=read)
+    if not has_partitions:
+        return batches
+    counts = pc.list_value_length(batches["rows"]).to_numpy()
+    return _put(batches, task=dealt(batches["partition"], counts, tasks))
+
+
+def _put(rows: pa.Table, **columns: Any) -> pa.Table:
+    """Put columns in the place of those of the same name."""
+    for name, values in columns.items():
+        column = values if isinstance(values, pa.ChunkedArray) else pa.array(values)
+        rows = rows.set_column(rows.schema.get_field_index(name), name, column)
+    return rows
+
+
+class _Ends(NamedTuple):
+    """Where batches end.
+
+    Attributes:
+        starts: Of each batch, and where the last one ends. Rows that failed lie within batches.
+        triggers: Of each batch.
+        failures: By row.
+    """
+
+    starts: list[int]
+    triggers: list[Trigger]
+    failures: Mapping[int, Failure]
+
+
+class _Splits:
+    """Where a splitter ends batches.
+
+    Args:
+        splitter: Which.
+        messages: All messages, in order.
+    """
+
+    def __init__(self, splitter: Splitter, messages: Iterable[Message]) -> None:
+        self._splitter, self._messages = splitter, iter(messages)
+        self._accumulator: Any = None
+
+    def after(self, *, begins: bool) -> bool | Failure:
+        """Whether the batch ends after the next message, which may begin it; or why that message fails."""
+        message = next(self._messages)
+        if message.failure is not None:
+            return message.failure
+        try:
+            if begins:
+                self._accumulator = deepcopy(self._splitter.initial)
+            said = self._splitter.step(message, self._accumulator)
+            if type(said) is not tuple or len(said) != 2 or type(said[0]) is not str or said[0] not in ("emit", "cont"):
+                raise TypeError(f"a step must return ('emit', acc) or ('cont', acc), got {_shown(said)}")
+        except BaseException as error:
+            return Failure.of(error, "batch_size")
+        self._accumulator = said[1]
+        return said[0] == "emit"
+
+
+def _shown(said: object) -> str:
+    """The type of a value, and of its first part; the values may hold payloads."""
+    parts = f" of {len(said)}, beginning with {type(said[0]).__name__}" if type(said) is tuple and said else ""
+    return f"{type(said).__name__}{parts}"
+
+
+def _repeats(column: pa.ChunkedArray) -> Any:
+    """Whether each value but the first is the same as the one before; null is the same as null."""
+    now, before = column.slice(1), column.slice(0, len(column) - 1)
+    same = pc.fill_null(pc.equal(now, before), False)
+    return pc.or_(same, pc.and_(pc.is_null(now), pc.is_null(before))).to_numpy()
+
+
+def _ends(
+    begins: Any, sizes: Any, flushes: Any, batch_size: int, batch_bytes: int, rest: Trigger, splits: _Splits | None
+) -> _Ends:
+    starts, triggers, failures = [0], list[Trigger](), dict[int, Failure]()
+    count = size = 0
+    for row, (new, weight, flush) in enumerate(zip(begins.tolist(), sizes.tolist(), flushes.tolist(), strict=True)):
+        if count and (new or size + weight > batch_bytes):
+            starts.append(row)
+            triggers.append(rest if new else "size")
+            count = size = 0
+        split = splits.after(begins=not count) if splits else False
+        if isinstance(split, Failure):
+            failures[row] = split
+            continue
+        count, size = count + 1, size + weight
+        if split or flush or count == batch_size:
+            starts.append(row + 1)
+            triggers.append("size" if split or count == batch_size else "flush")
+            count = size = 0
+    if count:
+        starts.append(len(begins))
+        triggers.append(rest)
+    return _Ends(starts, triggers, failures)
+
+
+def _table(ordered: pa.Table, order: pa.Array, groups: Any, ends: _Ends) -> pa.Table:
+    """Rows of `BATCHES`: first the batches, then the messages that failed."""
+    kept = np.ones(len(order), bool)
+    kept[list(ends.failures)] = False
+    # From places among all rows to places among those that are kept.
+    starts = np.concatenate([[0], np.cumsum(kept)])[ends.starts]
+    rows, good, group = order.filter(pa.array(kept)), ordered.filter(pa.array(kept)), groups[kept][starts[:-1]]
+    place = np.arange(len(group))
+    new = np.ones(len(group), bool)
+    new[1:] = group[1:] != group[:-1]
+    first = good.take(pa.array(starts[:-1]))
+    batches = {
+        **{name: first[name] for name in _GROUP},
+        "number": place - np.maximum.accumulate(np.where(new, place, 0)),
+        "trigger": ends.triggers,
+        "size": np.add.reduceat(good["size"].to_numpy(), starts[:-1]) if len(place) else [],
+        "rows": pa.ListArray.from_arrays(pa.array(starts, pa.int32()), rows),
+        "failure": pa.nulls(len(place), FAILURE),
+        "task": pa.nulls(len(place), pa.int64()),
+    }
+    made = pa.Table.from_pydict(batches, schema=BATCHES)
+    if not ends.failures:
+        return made
+    at = pa.array(ends.failures.keys(), pa.int64())
+    failed = ordered.take(at)
+    alone = {
+        **{name: failed[name] for name in (*_GROUP, "size")},
+        "number": pa.repeat(pa.scalar(-1, pa.int64()), len(at)),
+        "trigger": pa.repeat("size", len(at)),
+        "rows": pa.array([[row] for row in order.take(at).to_pylist()]),
+        "failure": [failure._asdict() for failure in ends.failures.values()],
+        "task": pa.nulls(len(at), pa.int64()),
+    }
+    return pa.concat_tables([made, pa.Table.from_pydict(alone, schema=BATCHES)]).combine_chunks()

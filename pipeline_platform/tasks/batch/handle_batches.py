@@ -1,0 +1,247 @@
+"""Batching: handled messages of one batch key, in batches, through `handle_batch`."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline_platform.lake.reader import Range
+from pipeline_platform.lake.stored_file import stored_file
+from pipeline_platform.model.failure import Failure, words
+from pipeline_platform.model.message import BatchInfo, Message
+from pipeline_platform.model.options import Batcher
+from pipeline_platform.model.partition import as_given
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.tasks.batch import cutting
+from pipeline_platform.tasks.by_position import ByPosition
+from pipeline_platform.tasks.handle.handle_messages import checked, rare_collections
+from pipeline_platform.tasks.host.calling_step import CallingStep
+from pipeline_platform.tasks.host.fork import Death, Limit
+from pipeline_platform.tasks.host.isolation import Isolation
+from pipeline_platform.tasks.host.output import heard
+from pipeline_platform.tasks.host.progress import UNWATCHED, Watch
+from pipeline_platform.tasks.record.outcomes import Outcomes
+from pipeline_platform.tasks.record.staging import STAGED, staged_messages
+from pipeline_platform.telemetry.spans import span
+
+_NAMESPACE = uuid.UUID("6f1c3c0e-6a50-5a53-9f6e-0f3b6f0f6d5a")
+
+DEATHS = 5
+"""Forks that may die of single messages of a batch, before all of it is taken for the killer."""
+
+GROUP_BYTES = 64 * 2**20
+"""Bytes of batches that a task reads together: their messages lie scattered, and each alone would read all again."""
+
+
+class Batch(NamedTuple):
+    """A batch of staged messages.
+
+    Attributes:
+        window: Theirs.
+        info: What `handle_batch` knows of it.
+        messages: Rows of `STAGED`, with their window.
+        failure: Why its only message fails, if the splitter failed it.
+    """
+
+    window: str
+    info: BatchInfo
+    messages: pa.RecordBatch
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True)
+class HandleBatches(CallingStep):
+    """Task `n` of `tasks` handles, one at a time, its partitions' batches and each `tasks`-th of the others.
+
+    Attributes:
+        batcher: Whose batches.
+        staged: Whole files of staged messages, in the order of their positions.
+        plan: The files that say which of their rows make which batch.
+    """
+
+    batcher: str
+    staged: Sequence[Range]
+    plan: Sequence[Range]
+    tasks: int = 1
+
+    def work(self, share: int, watch: Watch | None = UNWATCHED, death: Death | None = None) -> Iterator[pa.RecordBatch]:
+        """Do the part of task `share`."""
+        began, started, count = time.time(), time.monotonic(), 0
+        with self.writer(f"{self.batcher}-{share}") as writer, heard() as said, self.told(share):
+            isolation = Isolation(self, writer, watch, death)
+            with rare_collections():
+                for batch in self._batches(share):
+                    known = isolation.begin_block()
+                    if isolation.forks:
+                        self._handle_in_forks(batch, isolation, known)
+                    else:
+                        self.handle(batch, isolation.outcomes)
+                    count += batch.failure is None
+            notes = {"batches": count, "began": began, "seconds": time.monotonic() - started, "task": share}
+            manifest = writer.close(**isolation.outcomes.tally.notes(), **said.notes(), **notes)
+        yield from manifest.to_arrow().to_batches()
+
+    def limit(self) -> Limit | None:
+        """How long a call of `handle_batch` may take."""
+        options = self.pipeline.batchers[self.batcher]
+        span = options.message_timeout if isinstance(options, Batcher) else None
+        return Limit.of(f"batchers[{self.batcher!r}].message_timeout", span)
+
+    def _batches(self, index: int) -> Iterator[Batch]:
+        rows = ByPosition(self.lake, self.staged, STAGED)
+        for group in _groups(self._planned(index)):
+            wanted = np.concatenate([batch["rows"].values.to_numpy() for batch in group])
+            messages, first = pa.RecordBatch.from_arrays(rows.take(STAGED.names, wanted), schema=STAGED), 0
+            for batch in group:
+                count = len(batch["rows"])
+                yield self.batch(batch, messages.slice(first, count))
+                first += count
+
+    def _planned(self, index: int) -> Iterator[dict[str, pa.Scalar]]:
+        number = 0
+        for file in self.plan:
+            with stored_file(self.lake, file.path, cutting.BATCHES) as stored:
+                for batch in stored.batches(1_024):
+                    for row in range(batch.num_rows):
+                        task = batch.column("task")[row].as_py()
+                        if (number % self.tasks if task is None else task) == index:
+                            yield {name: batch.column(name)[row] for name in cutting.BATCHES.names}
+                        number += 1
+
+    def batch(self, planned: Mapping[str, pa.Scalar], messages: pa.RecordBatch) -> Batch:
+        """A batch: a row of `cutting.BATCHES`, and the messages that it names."""
+        window, partition, key, number, trigger, failure = (
+            planned[name].as_py() for name in ("window", "partition", "batch_key", "number", "trigger", "failure")
+        )
+        within = () if partition is None else (partition,)
+        names = (self.receive_id, self.batcher, window, key, str(number), *within)
+        batch_id = str(uuid.uuid5(_NAMESPACE, "\0".join(names)))
+        own = as_given(self.pipeline.partitioning(self.batcher), partition)
+        info = BatchInfo(self.batcher, key, own, messages.num_rows, trigger, batch_id)
+        rows = messages.append_column("window", pa.repeat(window, messages.num_rows))
+        return Batch(window, info, rows, failure and Failure(**failure))
+
+    def handle(self, batch: Batch, outcomes: Outcomes) -> None:
+        """Handle a batch and record it."""
+        self._handle(batch, _killers(batch), frozenset(), outcomes)
+
+    def _handle(self, batch: Batch, killers: Mapping[int, Failure], mute: Set[int], outcomes: Outcomes) -> None:
+        """Handle a batch and record it, but for the mute rows. Known killers only fail."""
+        model = self.pipeline.batchers[self.batcher].table_schema
+        decoded = list(staged_messages(batch.messages, self.batcher, outcomes.settling, model, killers, outcomes.watch))
+        ok = [message for message in decoded if message.failure is None]
+        assert outcomes.pipeline is not None
+        with outcomes.watch.busy("handle_batch", ok):
+            handled = handle_batch(outcomes.pipeline, self.batcher, ok, batch.info, self.context) if ok else []
+        by_row = {message._row: message for message in handled}
+        messages = [by_row.get(message._row, message) for message in decoded if message._row not in mute]
+        rows = batch.messages
+        if mute:
+            rows = rows.take(pa.array([message._row for message in messages], pa.int64()))
+        outcomes.batched(self.batcher, rows, batch.window, messages, batch.info.batch_id, by_row.keys())
+
+    def _handle_in_forks(self, batch: Batch, isolation: Isolation, known: Death | None) -> None:
+        """Handle a batch until a fork lives: a killer of its own callback fails alone, one of `handle_batch` with all.
+
+        Messages that `handle_failed` dies of are recorded without it.
+
+        Args:
+            batch: The messages.
+            isolation: Of the task.
+            known: How a host died of the batch before.
+        """
+        rows, killers, mute = batch.messages.num_rows, _killers(batch), set[int]()
+        deaths, exact = 0, False
+        while len(mute) < rows:
+            death = known or isolation.fork(partial(self._handle, batch, killers, mute), exact=exact)
+            if not isinstance(death, Death):
+                break
+            known, deaths, before = None, deaths + 1, len(killers)
+            if death.has_several and not exact:
+                exact = True
+                continue
+            # Each time `handle_batch` is called once more: soon it is the batch that is to blame.
+            blamed = death.rows if death.rows and deaths <= DEATHS else range(rows)
+            killers |= {row: death.failure("handle_batch") for row in blamed if row not in killers}
+            if death.callback == "handle_failed" or len(killers) == before:
+                mute |= {*blamed}
+        if mute:
+            left = batch.messages.take(pa.array(sorted(mute), pa.int64()))
+            failures = {row: killers[number] for row, number in enumerate(sorted(mute))}
+            failed = list(staged_messages(left, self.batcher, self.settling, None, failures, UNWATCHED))
+            isolation.outcomes.batched(self.batcher, left, batch.window, failed, batch.info.batch_id)
+
+
+def _killers(batch: Batch) -> dict[int, Failure]:
+    """What is known to fail before `handle_batch` is called, by row."""
+    return {} if batch.failure is None else {0: batch.failure}
+
+
+def _groups(planned: Iterator[dict[str, pa.Scalar]]) -> Iterator[list[dict[str, pa.Scalar]]]:
+    """Batches to be read together, within `GROUP_BYTES`; a single larger one is a group."""
+    group: list[dict[str, pa.Scalar]] = []
+    size = 0
+    for batch in planned:
+        if group and size + batch["size"].as_py() > GROUP_BYTES:
+            yield group
+            group, size = [], 0
+        group.append(batch)
+        size += batch["size"].as_py()
+    if group:
+        yield group
+
+
+def handle_batch(
+    pipeline: Pipeline, batcher: str, messages: Sequence[Message], info: BatchInfo, context: Any
+) -> list[Message]:
+    """Call `handle_batch`, and hold it to its contract.
+
+    It may change data, status and how messages are settled. What it does not return fails, and so does what it sends
+    elsewhere. It may add no message.
+    """
+    known = {"batch_id": info.batch_id, "trigger": info.trigger}
+    try:
+        with span("batch", type(pipeline), batcher=batcher, **known, messages=len(messages)) as told:
+            returned = pipeline.handle_batch(batcher, list(messages), info, context)
+            if not isinstance(returned, list) or any(one.__class__ is not Message for one in returned):
+                raise TypeError(f"handle_batch must return a list of Messages, got {_kinds(returned)}")
+            given = {message._row: message for message in messages}
+            if not all(message.is_same(given.get(message._row)) for message in returned):
+                raise TypeError("handle_batch must return the messages it was given; it returned others")
+            by_row = {message._row: message for message in returned}
+            times = Counter(message._row for message in returned)
+            done = [_as_batched(message, by_row.get(message._row), times[message._row]) for message in messages]
+            ok = sum(message.failure is None for message in done)
+            told.add(ok=ok, failed=len(done) - ok)
+            return done
+    except BaseException as error:
+        failure = Failure.of(error, "handle_batch")
+        return [message._rejected(failure) for message in messages]
+
+
+def _kinds(returned: object) -> str:
+    if not isinstance(returned, list):
+        return type(returned).__name__
+    return f"a list with {sorted({type(one).__name__ for one in returned if not isinstance(one, Message)})}"
+
+
+def _as_batched(given: Message, returned: Message | None, times: int) -> Message:
+    if returned is None:
+        return given._rejected(Failure("not returned", "handle_batch did not return it", "", "handle_batch"))
+    if times > 1:
+        return given._rejected(Failure("returned twice", f"handle_batch returned it {times} times", "", "handle_batch"))
+    batched = checked(given, returned, "handle_batch")
+    for name in ("batcher", "batch_key"):
+        was, now = getattr(given, name), getattr(batched, name)
+        if batched.failure is None and now != was:
+            why = f"handle_batch changed its {name} from {words(was, 200)!r} to {words(now, 200)!r}"
+            return given._rejected(Failure("moved", f"{why}: handle_message says where it goes", "", "handle_batch"))
+    return batched

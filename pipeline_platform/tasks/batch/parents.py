@@ -1,0 +1,140 @@
+"""Parents: messages that end when all their children did, which share their fate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline_platform.lake.reader import Range, keys_of, only, row_groups
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.stored_file import stored_file
+from pipeline_platform.model.actions import Settling
+from pipeline_platform.model.failure import Failure
+from pipeline_platform.model.message import Message
+from pipeline_platform.tasks.handle.in_order import HandleInOrder
+from pipeline_platform.tasks.record.fan_out import ENDS, PARENTS
+from pipeline_platform.tasks.record.outcomes import Outcomes
+
+_READ_ROWS, _HELD_ROWS = 1_024, 65_536
+"""Rows of `ENDS` that are read at once, and held of those that are read."""
+
+
+@dataclass(frozen=True)
+class EndParents(HandleInOrder):
+    """Task `n` of `tasks` records what became of its share of the parents.
+
+    Attributes:
+        plan: The files of `PARENTS`.
+        ends: The files of `ENDS`.
+        tasks: How many tasks there are.
+    """
+
+    ends: Sequence[Range] = ()
+    tasks: int = 1
+    in_order = False
+
+    def _planned(self, index: int) -> Iterator[pa.Table]:
+        parents = _read(self.lake, self.plan, PARENTS).sort_by("position")
+        first, end = (parents.num_rows * number // self.tasks for number in (index, index + 1))
+        yield parents.slice(first, end - first)
+
+    def _blocks(self, index: int, rows: int) -> Iterator[pa.RecordBatch]:
+        for block in super()._blocks(index, rows):
+            bounds = pc.min_max(block.column("position")).as_py()
+            yield with_ends(block, _ends_between(self.lake, self.ends, bounds["min"], bounds["max"]))
+
+    def _handle(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes, until: float | None) -> Sequence[int]:
+        del until  # a message took its permit when it was handled
+        with outcomes.told(len(rows)):
+            outcomes.ended_parents(rows, window, *parents_of(rows, outcomes.settling))
+        return ()
+
+    def _blamed(self) -> str:
+        return "handle_failed"
+
+
+def failed_keys(lake: Lake, ends: Sequence[Range]) -> pa.Array:
+    """Source and id of the parents that failed, by `keys_of`."""
+    said = (rows for file in ends for rows in row_groups(lake, file.path, only(ENDS, "source", "message_id", "kind")))
+    failed = (keys_of(rows.filter(pc.is_valid(rows["kind"])), "source", "message_id") for rows in said)
+    return pc.unique(pa.concat_arrays([pa.array([], pa.string()), *map(pc.unique, failed)]))
+
+
+def _read(lake: Lake, files: Sequence[Range], schema: pa.Schema) -> pa.Table:
+    """What files hold."""
+    tables = [rows for file in files for rows in row_groups(lake, file.path, schema)]
+    return pa.concat_tables([schema.empty_table(), *tables])
+
+
+def _ends_between(lake: Lake, files: Sequence[Range], first: int, last: int) -> pa.Table:
+    """What counts of what children say of the messages at some positions."""
+    ends, held = [ENDS.empty_table()], 0
+    for file in files:
+        with stored_file(lake, file.path, ENDS) as stored:
+            # Some at a time: each of thousands of children that failed has a traceback.
+            for some in stored.batches(_READ_ROWS, stored.groups_with("position", first, last)):
+                rows = pa.table(some)
+                within = pc.and_(pc.greater_equal(rows["position"], first), pc.less_equal(rows["position"], last))
+                ends.append(that_count(rows.filter(within)))
+                held += ends[-1].num_rows
+                if held > _HELD_ROWS:
+                    ends, held = [that_count(pa.concat_tables(ends))], 0
+    return that_count(pa.concat_tables(ends))
+
+
+def that_count(ends: pa.Table) -> pa.Table:
+    """Of each message the first child that failed, and the last that says how it is settled."""
+    ends = ends.sort_by([("position", "ascending"), ("child", "ascending")])
+    failed = ends.filter(pc.is_valid(ends["kind"]))
+    settling = ends.filter(pc.or_(pc.is_valid(ends["on_success"]), pc.is_valid(ends["on_failure"])))
+    first_of_each = np.diff(failed["position"].to_numpy(), prepend=-1) != 0
+    last_of_each = np.diff(settling["position"].to_numpy(), append=-1) != 0
+    return pa.concat_tables([failed.filter(pa.array(first_of_each)), settling.filter(pa.array(last_of_each))])
+
+
+def with_ends(rows: pa.RecordBatch, ends: pa.Table) -> pa.RecordBatch:
+    """The rows of parents, with a column of what its children say: rows of `ENDS`, by child."""
+    by_position: dict[int, list[dict[str, Any]]] = {position: [] for position in rows.column("position").to_pylist()}
+    for one in ends.sort_by("child").to_pylist():
+        if one["position"] in by_position:
+            by_position[one["position"]].append(one)
+    return rows.append_column("ends", pa.array(by_position.values(), pa.list_(pa.struct(list(ENDS)))))
+
+
+def parents_of(rows: pa.RecordBatch, settling: Settling) -> tuple[list[Message], Callable[[Message], bool]]:
+    """The parents of some rows, ok or failed as their first child that failed, and whether one may be rescued.
+
+    Args:
+        rows: As they were received, `with_ends`.
+        settling: How the source is told of them.
+    """
+    messages, rescuable = list[Message](), set[int]()
+    for parent, said in zip(Message.each(rows, settling), rows.column("ends").to_pylist(), strict=True):
+        message = parent
+        for one in said:
+            if one["on_success"] or one["on_failure"]:  # the last one counts
+                message = message._but(actions=(one["on_success"], one["on_failure"]))
+        first = next((one for one in said if one["kind"] is not None), None)
+        if first is not None:
+            message = _failed(message, first)
+            if first["may_rescue"]:
+                rescuable.add(message._row)
+        messages.append(message)
+    return messages, lambda message: message._row in rescuable
+
+
+def _failed(parent: Message, end: dict[str, Any]) -> Message:
+    """A parent, failed and settled as its child says."""
+    kind, reason, traceback, stage, batcher, key = (
+        str(end[name]) for name in ("kind", "reason", "traceback", "stage", "batcher", "batch_key")
+    )
+    failure = Failure(kind, reason, traceback, stage, bool(end["retry"]))
+    actions = (end["on_success"], end["on_failure"]) if end["on_success"] or end["on_failure"] else None
+    child = parent._but(failure=failure, actions=actions)
+    child.batcher, child.batch_key = batcher, key
+    return parent._failed_as(child)

@@ -1,0 +1,1 @@
+"""Handling, in tasks."""

@@ -1,0 +1,172 @@
+"""Handling in order: all messages of a partition by one task, in the order of their source.
+
+First tasks ask for the partition of each message; then one task deals the partitions, over positions alone; then each
+task handles the messages that it was dealt, and looks them up by position.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline_platform.lake.reader import Range, row_groups
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.stored_file import stored_file
+from pipeline_platform.lake.writer import Writer
+from pipeline_platform.model.partition import SOURCE
+from pipeline_platform.tasks.by_position import ByPosition
+from pipeline_platform.tasks.handle.handle_messages import LANE, READ, Handle, Handler
+from pipeline_platform.tasks.handle.source_order import SOURCE_ORDER, dealt, in_source_order
+from pipeline_platform.tasks.record.columns import partitioned
+from pipeline_platform.tasks.record.outcomes import Outcomes
+
+FOUND = pa.schema(
+    [*(field for field in SOURCE_ORDER if field.name != "window"), ("own", pa.string()), ("size", pa.int64())]
+)
+"""What is known of a message that waits for its task: `own` is the partition that it is handled in, `size` in bytes."""
+
+DEALT = pa.schema(
+    [("task", pa.int32()), ("turn", pa.int64()), ("position", pa.int64()), ("size", pa.int64()), (LANE, pa.int32())]
+)
+"""The messages of each task, in the order in which it handles them: `turn` counts all of them, in their source's order.
+Partitions are numbered."""
+
+
+def found_table(receive_id: str) -> str:
+    """Where `FindPartitions` writes; no batcher has a name like that."""
+    return f"_receives/{receive_id}/_found"
+
+
+def dealt_table(receive_id: str) -> str:
+    """Where `DealPartitions` writes."""
+    return f"_receives/{receive_id}/_dealt"
+
+
+@dataclass(frozen=True)
+class FindPartitions(Handle):
+    """Task `n` finds the partitions of the received rows `parts[n]`, and records those that are not to be handled.
+
+    Repeats are not, nor messages that fail before they have a partition.
+    """
+
+    def _handle(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes, until: float | None) -> Sequence[int]:
+        del until  # a message takes its permit when it is handled
+        self.find(window, rows, outcomes)
+        return ()
+
+    def find(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes) -> None:
+        """Write what is known of the rows that have a partition, and what came of the others."""
+        partition_by, good, own = self.pipeline.partitioning(), rows, rows.column("partition")
+        if partition_by != SOURCE:
+            assert outcomes.pipeline is not None
+            handler = Handler(outcomes.pipeline, self.context, outcomes.settling, watch=outcomes.watch)
+            messages, found = partitioned(partition_by, handler.transformed(rows), outcomes.watch)
+            failed = [row for row, partition in enumerate(found) if partition is None]
+            outcomes.handled(_take(rows, failed), window, [messages[row] for row in failed])
+            kept = [row for row, partition in enumerate(found) if partition is not None]
+            good, own = _take(rows, kept), pa.array([found[row] for row in kept], pa.string())
+        size = pc.binary_length(good.column("data")).cast(pa.int64())
+        columns = [*(good.column(name) for name in FOUND.names[:-2]), own, size]
+        outcomes.write(found_table(self.receive_id), window, pa.RecordBatch.from_arrays(columns, schema=FOUND))
+
+    def _permitted(self, wanted: int) -> tuple[int, float]:
+        return wanted, math.inf
+
+    def _blamed(self) -> str:
+        return "partition_by"
+
+
+def _take(rows: pa.RecordBatch, indexes: Sequence[int]) -> pa.RecordBatch:
+    return rows if len(indexes) == rows.num_rows else rows.take(pa.array(indexes, pa.int64()))
+
+
+@dataclass(frozen=True)
+class DealPartitions:
+    """Deals the partitions that were found to tasks: whole ones, evenly by their messages.
+
+    Attributes:
+        found: Whole files.
+        tasks: How many tasks will handle.
+    """
+
+    lake: Lake
+    pipeline: str
+    receive_id: str
+    found: Sequence[Range]
+    tasks: int
+
+    def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
+        """Run the only task."""
+        rows = pa.concat_tables(map(self._read, self.found))
+        rows = rows.take(in_source_order(rows))
+        tasks = dealt(rows["own"], np.ones(rows.num_rows, np.int64), self.tasks)
+        by_task = pa.array(np.argsort(tasks, kind="stable"))
+        lanes = rows["own"].combine_chunks().dictionary_encode().indices
+        turns = pa.array(np.arange(rows.num_rows))
+        columns = [pa.array(tasks, pa.int32()), turns, rows["position"], rows["size"], lanes]
+        plan = pa.table(columns, schema=DEALT).take(by_task).combine_chunks()
+        with Writer(self.lake, self.pipeline, f"{self.receive_id}-deal-{index}") as writer:
+            for batch in plan.to_batches():
+                writer.write(dealt_table(self.receive_id), self.found[0].window, batch)
+            manifest = writer.close()
+        yield from manifest.to_arrow().to_batches()
+
+    def _read(self, file: Range) -> pa.Table:
+        rows = pa.concat_tables(row_groups(self.lake, file.path, FOUND))
+        return rows.append_column("window", pa.repeat(file.window, rows.num_rows))
+
+
+@dataclass(frozen=True)
+class HandleInOrder(Handle):
+    """Task `n` handles the messages that it was dealt, in order.
+
+    Attributes:
+        parts: One part: the received files, whole and in the order of their positions.
+        plan: The files of `DEALT`.
+        turns: The first turn of those to be handled, and the one after the last; None for all.
+    """
+
+    plan: Sequence[Range] = ()
+    turns: tuple[int, int] | None = None
+    in_order = True
+
+    def _blocks(self, index: int, rows: int) -> Iterator[pa.RecordBatch]:
+        (whole,) = self.parts
+        received = ByPosition(self.lake, whole)
+        stored = [name for name in READ.names if name not in ("window", "position")]
+        for some in self._dealt(index, rows):
+            positions = some["position"].to_numpy()
+            columns = dict(zip(stored, received.take(stored, positions), strict=True))
+            columns["position"] = pa.array(positions)
+            if self.in_order and self.pipeline.processors.threads > 1:
+                columns[LANE] = some[LANE].combine_chunks()
+            for window, block in received.by_window(pa.RecordBatch.from_pydict(columns)):
+                yield block.append_column("window", pa.repeat(window, block.num_rows))
+
+    def _dealt(self, index: int, most_rows: int) -> Iterator[pa.Table]:
+        """What is planned for a task, as many rows at a time as are within the bounds of a block."""
+        most_bytes = self.pipeline.processors.chunk_bytes
+        for mine in self._planned(index):
+            first, total = 0, 0
+            for row, size in enumerate(mine["size"].fill_null(0).to_pylist()):  # a message may have no data
+                if row > first and (row - first == most_rows or total + size > most_bytes):
+                    yield mine.slice(first, row - first)
+                    first, total = row, 0
+                total += size
+            if first < mine.num_rows:
+                yield mine.slice(first)
+
+    def _planned(self, index: int) -> Iterator[pa.Table]:
+        """The positions and sizes of a task, and their lanes if it keeps an order."""
+        mine = pc.field("task") == index
+        if self.turns is not None:
+            mine &= (pc.field("turn") >= self.turns[0]) & (pc.field("turn") < self.turns[1])
+        for file in self.plan:
+            with stored_file(self.lake, file.path, DEALT) as stored:
+                tables = [stored.group(group).filter(mine) for group in stored.groups_with("task", index, index)]
+            yield pa.concat_tables([DEALT.empty_table(), *tables])

@@ -1,0 +1,1 @@
+"""Where callbacks are called: in a host of their task, which dies in its place."""

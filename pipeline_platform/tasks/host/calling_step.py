@@ -1,0 +1,103 @@
+"""What the tasks that call a pipeline's callbacks have in common."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar, Protocol
+
+import pyarrow as pa
+
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.writer import Writer
+from pipeline_platform.model.actions import Settling
+from pipeline_platform.model.options import TableBatcher
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.source.contract import Source
+from pipeline_platform.tasks.host.fork import Death, Errors, Limit
+from pipeline_platform.tasks.host.hosting import in_a_host
+from pipeline_platform.tasks.host.progress import UNWATCHED, Watch
+from pipeline_platform.tasks.record.early import SourceTeller, Teller
+from pipeline_platform.telemetry.spans import about
+from pipeline_platform.telemetry.tracing import within
+
+
+class Sink(Protocol):
+    """Where rows go: the files of a task, or the answer of a fork that records a block."""
+
+    def write(self, table: str, window: str, batch: pa.RecordBatch) -> None:
+        """Add rows to a table; an empty batch adds nothing."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of a receive whose tasks call callbacks.
+
+    Attributes:
+        pipeline: The class; a task makes its own instance.
+        context: What callbacks are handed.
+        settling: How the source is told of messages.
+        origin: `source`, `failed` or `messages`: see `Receive.origin`.
+        lake: Where tasks read and write.
+        receive_id: Whose lease the messages are under.
+        run_id: Of the run that has it.
+        owner: As `Receive.owner`.
+        traceparent: Of the run's step; empty where nobody traces.
+        source: What `ack_immediately` tells; None where the pipeline does not, or nobody is to be told.
+    """
+
+    pipeline: type[Pipeline]
+    context: Any
+    settling: Settling
+    origin: str
+    lake: Lake
+    receive_id: str
+    run_id: str = field(default="", kw_only=True)
+    owner: int = field(default=0, kw_only=True)
+    traceparent: str = field(default="", kw_only=True)
+    source: Source | None = field(default=None, kw_only=True)
+
+    def teller(self) -> Teller | None:
+        """What tells the source early; None where nobody does."""
+        if self.source is None:
+            return None
+        return SourceTeller(self.source, self.lake, self.pipeline.name, self.receive_id, self.owner)
+
+    def writer(self, name: str) -> Writer:
+        """The files of one task; `name` is part of their names, for people who look."""
+        rows_per_file = {
+            batcher: options.batch_size
+            for batcher, options in self.pipeline.batchers.items()
+            if isinstance(options, TableBatcher)
+        }
+        return Writer(self.lake, self.pipeline.name, f"{self.receive_id}-{name}", rows_per_file)
+
+    @contextmanager
+    def told(self, task: int | None = None) -> Iterator[None]:
+        """Have events, and spans of the author's own, belong to this receive and task meanwhile."""
+        known = {} if task is None else {"task": task}
+        with within(self.traceparent), about(receive_id=self.receive_id, run_id=self.run_id, **known):
+            yield
+
+
+@dataclass(frozen=True)
+class CallingStep(Step):
+    """A step whose tasks call callbacks, in a host."""
+
+    outside: ClassVar[Errors] = ()
+    """Errors of what callbacks' forks themselves read; see `in_a_fork`."""
+
+    def __call__(self, share: Any) -> Iterator[pa.RecordBatch]:
+        """Run the task that has a share: its number, if nothing else is said."""
+        return in_a_host(partial(self.work, share), self.lake, self.pipeline.name, self.limit())
+
+    @abstractmethod
+    def work(self, share: Any, watch: Watch | None = UNWATCHED, death: Death | None = None) -> Iterator[pa.RecordBatch]:
+        """Do a share of the step; see `Isolation` for where callbacks are called."""
+
+    def limit(self) -> Limit | None:
+        """How long a call may take."""
+        return Limit.of("processors.message_timeout", self.pipeline.processors.message_timeout)

@@ -1,0 +1,1 @@
+"""Receiving, in tasks."""

@@ -1,0 +1,51 @@
+"""Messages that a source has forgotten, although their run died before it decided: each becomes an open failure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from pipeline_platform.lake.early_acks import Notes
+from pipeline_platform.lake.reader import Range, read_ranges
+from pipeline_platform.model.failure import Failure
+from pipeline_platform.model.message import MESSAGES
+from pipeline_platform.tasks.handle.handle_messages import BLOCK_ROWS
+from pipeline_platform.tasks.host.calling_step import Step
+from pipeline_platform.tasks.record.early import keys_of
+from pipeline_platform.tasks.record.outcomes import Outcomes
+
+_STORED = [name for name in MESSAGES.names if name != "window"]
+
+_FAILURE = Failure(
+    "not decided",
+    "the source was told of it by ack_immediately, and its run died before it decided; "
+    "nobody knows whether it was handled",
+    "",
+    "ack_immediately",
+)
+
+
+@dataclass(frozen=True)
+class KeepForgotten(Step):
+    """Task `n` keeps the received rows of `parts[n]` which the source has forgotten: as failures, and as received."""
+
+    parts: Sequence[Sequence[Range]]
+
+    def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
+        """Run task `index`."""
+        noted = Notes(self.lake, self.pipeline.name, self.receive_id).read()
+        with self.writer(f"forgotten-{index}") as writer:
+            outcomes = Outcomes(self, writer)
+            assert outcomes.teller is not None
+            outcomes.teller.told |= noted  # also what it may not have heard: that is known again by its id
+            columns = MESSAGES.append(pa.field("position", pa.int64()))
+            for _, block in read_ranges(self.lake, self.parts[index], columns, BLOCK_ROWS):
+                gone = [key in noted and self.settling.ends(noted[key].action) for key in keys_of(block)]
+                if any(gone):
+                    rows, window = block.filter(pa.array(gone)), block.column("window")[0].as_py()
+                    writer.write("messages", window, rows.select(_STORED))
+                    outcomes.failed(rows, window, [_FAILURE] * rows.num_rows)
+            manifest = writer.close(**outcomes.tally.notes(), task=index)
+        yield from manifest.to_arrow().to_batches()

@@ -1,0 +1,1 @@
+"""What became of messages, as tasks write it down."""

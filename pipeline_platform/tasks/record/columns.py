@@ -1,0 +1,139 @@
+"""Columns of messages for their batchers; a message that fits none fails alone."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import pyarrow as pa
+from pydantic import BaseModel
+from pydantic_core import to_json
+
+from pipeline_platform.model.crossing import encode
+from pipeline_platform.model.failure import Failure
+from pipeline_platform.model.message import Message
+from pipeline_platform.model.options import Batcher
+from pipeline_platform.model.partition import SOURCE, partition_of
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.model.schema import RowType
+from pipeline_platform.tasks.host.progress import Watch
+from pipeline_platform.tasks.record.block import Block
+from pipeline_platform.tasks.record.staging import handled_columns
+
+
+class Columns:
+    """Builds what is written of messages: the columns of their batcher's table, or of those that wait for a batch.
+
+    Args:
+        pipeline: Whose batchers.
+        watch: Learns where code of the author's is.
+
+    Attributes:
+        row_types: Of the batchers with a model.
+    """
+
+    def __init__(self, pipeline: type[Pipeline], watch: Watch) -> None:
+        self._batchers, self._watch = pipeline.batchers, watch
+        models = {name: options.table_schema for name, options in self._batchers.items()}
+        self._partition_by = {name: pipeline.partitioning(name) for name in self._batchers}
+        self.row_types = {name: RowType(model) for name, model in models.items() if model is not None}
+
+    def wait(self, name: str, batch_id: str | None = None) -> bool:
+        """Whether messages of a batcher have to wait for their batch."""
+        return batch_id is None and isinstance(self._batchers[name], Batcher)
+
+    def build(
+        self, name: str, block: Block, indexes: list[int], batch_id: str | None = None
+    ) -> tuple[list[pa.Array], list[int]]:
+        """Build the columns of the messages that fit, and return their indexes."""
+        if self.wait(name, batch_id):
+            return self._staged_columns(name, block, indexes)
+        row_type = self.row_types.get(name)
+
+        def build(some: list[Message]) -> list[pa.Array]:
+            data = [one.data for one in some]
+            columns = row_type.columns(data) if row_type else [pa.array(map(_json, data), pa.string())]
+            return [*columns, pa.array([one.batch_key for one in some], pa.string())]
+
+        return self._fitting(build, block, indexes)
+
+    def _staged_columns(self, name: str, block: Block, indexes: list[int]) -> tuple[list[pa.Array], list[int]]:
+        """Those of `handled_columns`, and the partitions."""
+        model, partition_by = self._batchers[name].table_schema, self._partition_by[name]
+        if partition_by is None or partition_by == SOURCE:
+            columns, fitting = self._fitting(lambda some: handled_columns(some, model), block, indexes)
+            own = block.take(["partition"], fitting).column(0) if partition_by else pa.nulls(len(fitting), pa.string())
+        else:
+            indexes, partitions = self._partitioned(partition_by, block, indexes)
+            columns, fitting = self._fitting(lambda some: handled_columns(some, model), block, indexes)
+            own = partitions.take(pa.array(fitting, pa.int64()))
+        return [*columns, own], fitting
+
+    def _partitioned(self, function: Any, block: Block, indexes: list[int]) -> tuple[list[int], pa.Array]:
+        """The indexes of the messages that have a partition, and the partitions by index."""
+        messages, found = partitioned(function, [block.messages[index] for index in indexes], self._watch)
+        by_index: list[str | None] = [None] * len(block.messages)
+        kept = []
+        for index, message, partition in zip(indexes, messages, found, strict=True):
+            by_index[index] = partition
+            if message.failure is None:
+                kept.append(index)
+            else:
+                block.fail(index, message.failure)
+        return kept, pa.array(by_index, pa.string())
+
+    def _fitting(
+        self, build: Callable[[list[Message]], list[pa.Array]], block: Block, indexes: list[int]
+    ) -> tuple[list[pa.Array], list[int]]:
+        """Build the columns of the messages that fit; one by one only if one does not.
+
+        Building runs code of the models' own, which may raise anything.
+        """
+        messages = [block.messages[index] for index in indexes]
+        if not self._watch.exact:
+            busy = messages if block.at is None else [*{one._row: one for one in messages}.values()]
+            with self._watch.busy("lake", busy), suppress(BaseException):
+                return build(messages), indexes
+        fitting, built = [], []
+        for index, message in zip(indexes, messages, strict=True):
+            with self._watch.busy("lake", [message]):
+                try:
+                    built.append(build([message]))
+                except BaseException as error:
+                    block.fail(index, Failure.of(error, "lake"))
+                else:
+                    fitting.append(index)
+        return [pa.concat_arrays(column) for column in zip(*built, strict=True)], fitting
+
+
+def partitioned(
+    function: Callable[[Message], object], messages: Sequence[Message], watch: Watch
+) -> tuple[list[Message], list[str | None]]:
+    """Ask for the partition of each message; one without has failed, if it had not before."""
+    given, found = list[Message](), list[str | None]()
+    for message in messages:
+        partition = None
+        if message.failure is None:
+            with watch.busy("partition_by", [message]):
+                try:
+                    partition = partition_of(function, message)
+                except BaseException as error:
+                    message = message._rejected(Failure.of(error, "partition_by"))  # noqa: PLW2901
+        given.append(message)
+        found.append(partition)
+    return given, found
+
+
+def _json(data: Any) -> str:
+    """Data for a column of JSON, which has no NaN and no infinity: they become null, as pydantic has it."""
+    if isinstance(data, bytes):
+        try:
+            return json.dumps(data.decode())
+        except UnicodeDecodeError:  # the batch is handled: data that is no text must not fail it now
+            return json.dumps({"base64": b64encode(data).decode()})
+    if isinstance(data, BaseModel):
+        return encode(data)[0].decode()
+    return to_json(data, inf_nan_mode="null").decode()

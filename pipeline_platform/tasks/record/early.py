@@ -1,0 +1,123 @@
+"""Telling a source of messages before their run's decision: `ack_immediately`."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import pyarrow as pa
+
+from pipeline_platform.lake.early_acks import Entry, Key, Notes
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.actions import Settling
+from pipeline_platform.model.message import Message
+from pipeline_platform.source.contract import Source
+from pipeline_platform.tasks.acknowledge.acknowledger import ONCE
+
+_LOG = logging.getLogger(__name__)
+
+
+def nobody(messages: Sequence[Message]) -> None:
+    """Tell nobody: a backfill and a replay have no source."""
+    del messages
+
+
+def keys_of(rows: pa.RecordBatch) -> Iterator[Key]:
+    """What the source knows rows by."""
+    return zip(rows.column("ack_ref").to_pylist(), rows.column("ack_id").to_pylist(), strict=True)
+
+
+class Teller(ABC):
+    """Tells a source of messages, each once. Threads of a task share one, and tell in turn.
+
+    Attributes:
+        told: What the source was told, by delivery.
+    """
+
+    def __init__(self, settling: Settling) -> None:
+        self.told: dict[Key, Entry] = {}
+        self._settling, self._turn = settling, threading.Lock()
+
+    def __call__(self, messages: Sequence[Message]) -> None:
+        """Tell the source of those that it was not told of."""
+        with self._turn:
+            by_key = {self._key(message): message for message in messages}
+            if left := {key: message for key, message in by_key.items() if key not in self.told}:
+                self.told |= self._tell(left)
+
+    @abstractmethod
+    def _tell(self, messages: Mapping[Key, Message]) -> dict[Key, Entry]:
+        """Tell the source; return what it was told."""
+
+    def among(self, rows: pa.RecordBatch, *, by_forks: bool) -> dict[int, Entry]:
+        """What the source was told of rows, by index; where forks tell it, one may have died since the last look."""
+        if by_forks:
+            self.look()
+        told = self.told
+        return {index: told[key] for index, key in enumerate(keys_of(rows)) if key in told} if told else {}
+
+    def look(self) -> None:
+        """Learn what forks have told it."""
+        return
+
+    def _entry(self, key: Key, message: Message) -> Entry:
+        on_success, on_failure = message.actions or (None, None)
+        if message.failure is None:
+            return Entry(*key, on_success or self._settling.on_success, failed=False)
+        redelivered = message._standing.delivery.value("redelivered", message._row)
+        action = self._settling.of_delivery(on_failure or self._settling.on_failure, redelivered=redelivered)
+        return Entry(*key, action, failed=True)
+
+    @staticmethod
+    def _key(message: Message) -> Key:
+        value = message._standing.delivery.value
+        return value("ack_ref", message._row), value("ack_id", message._row)
+
+
+class SourceTeller(Teller):
+    """Tells a source, in its largest unit, what was noted in the lake before."""
+
+    def __init__(self, source: Source, lake: Lake, pipeline: str, receive_id: str, owner: int = 0) -> None:
+        super().__init__(source.settling)
+        self._source, self._receive_id, self._warned = source, receive_id, False
+        self._notes = Notes(lake, pipeline, receive_id, owner)
+        self.look()
+
+    def look(self) -> None:
+        """Learn what others told it: a fork, an earlier try of the task, the step before."""
+        self.told |= {key: entry for key, entry in self._notes.read().items() if entry.certain}
+
+    def _tell(self, messages: Mapping[Key, Message]) -> dict[Key, Entry]:
+        entries = {key: self._entry(key, message) for key, message in messages.items()}
+        path = self._notes.write(entries.values())
+        # Asked after that: who gives the receive up, or takes it over, forbids it first, and then looks what is noted.
+        if not self._notes.is_open():
+            raise RuntimeError(
+                f"receive {self._receive_id} was given up or taken over while its run stalled: nobody is told"
+            )
+        left = dict(entries)
+        for (ack_ref, action), group in _groups(entries.values()).items():
+            answer = ONCE.settle(self._source, ack_ref, action, group)
+            for one in answer.refused:
+                left.pop((ack_ref, one.ack_id), None)
+            if answer.errors:  # the source may have heard it all the same
+                left |= {(ack_ref, one): left[ack_ref, one]._replace(certain=False) for one in group}
+            self._warn([*answer.errors, *(f"{one.ack_id}: {one.reason}" for one in answer.refused)])
+        if left != entries:
+            self._notes.write(left.values(), path)
+        return {key: entry for key, entry in left.items() if entry.certain}
+
+    def _warn(self, refusals: Sequence[str]) -> None:
+        if refusals and not self._warned:
+            self._warned = True
+            _LOG.warning("%s is told at the end of the run, since it refused now: %s", self._source.name, refusals[0])
+
+
+def _groups(entries: Iterable[Entry]) -> dict[tuple[str, str], list[str]]:
+    """The ids by `ack_ref` and action, in order."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for entry in entries:
+        groups.setdefault((entry.ack_ref, entry.action), []).append(entry.ack_id)
+    return groups

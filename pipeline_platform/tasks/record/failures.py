@@ -1,0 +1,136 @@
+"""Failed messages: `handle_failed` looks at them, then they are recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+
+from pipeline_platform.lake.tables import FAILED
+from pipeline_platform.model.failure import Failure, reason_of, words
+from pipeline_platform.model.message import Message
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.tasks.host.calling_step import Sink, Step
+from pipeline_platform.tasks.host.progress import Watch
+from pipeline_platform.tasks.record.tally import Tally
+from pipeline_platform.telemetry.spans import span
+
+IDENTITY = ["source", "message_id", "attempt"]
+PAYLOAD = ["data", "metadata", "partition", "sequence"]
+RECEIVING = "receive_messages"
+"""The stage of what fails before any callback has seen it. None of it is rescued."""
+_WORDS = ("kind", "reason", "traceback", "stage")
+
+
+class Failures:
+    """Writes the events of the table `failed` for one task.
+
+    Args:
+        step: Whose messages they are.
+        sink: Where events go.
+        tally: Counts them.
+        watch: Learns where `handle_failed` is.
+    """
+
+    def __init__(self, step: Step, sink: Sink, tally: Tally, watch: Watch) -> None:
+        self._step, self._sink, self._tally, self._watch = step, sink, tally, watch
+        self._chunk_size = 1 if watch.exact else step.pipeline.processors.chunk_size
+
+    def shown(
+        self, messages: Sequence[Message], pipeline: Pipeline, may_rescue: Callable[[Message], bool]
+    ) -> list[Message]:
+        """Show failed messages to `handle_failed`, a chunk at a time; return them, with what it made of each.
+
+        Those that it gives back as ok stay failed, but for those that it may rescue.
+        """
+        size = self._chunk_size
+        chunks = (messages[start : start + size] for start in range(0, len(messages), size))
+        return [message for chunk in chunks for message in self._shown(chunk, pipeline, may_rescue)]
+
+    def _shown(
+        self, messages: Sequence[Message], pipeline: Pipeline, may_rescue: Callable[[Message], bool]
+    ) -> list[Message]:
+        given = {message._row: message for message in messages}
+        made: dict[int, Message] = {}
+        with self._watch.busy("handle_failed", messages):
+            try:
+                with span("handle_failed", self._step.pipeline, messages=len(given)) as told:
+                    returned: dict[int, Message] = {}
+                    for message in pipeline.handle_failed(list(messages), self._step.context):
+                        if message.__class__ is not Message or not message.is_same(given.get(message._row)):
+                            why = "handle_failed must return the messages that it was given; it returned others"
+                            raise TypeError(why)
+                        returned.setdefault(message._row, message)
+                    made = returned  # all or nothing: it neither raised nor returned a stranger
+                    if len(returned) < len(given):
+                        why = f"handle_failed must return all {len(given)} messages; it returned {len(returned)}"
+                        raise TypeError(why)
+                    told.add(rescuing=sum(message.failure is None for message in returned.values()))
+            except BaseException as error:
+                self._count_error(error)
+        # One that the callback left out stays as it was.
+        return [self._looked_at(message, made.get(row, message), may_rescue) for row, message in given.items()]
+
+    def _looked_at(self, given: Message, returned: Message, may_rescue: Callable[[Message], bool]) -> Message:
+        before = given.failure
+        assert before is not None
+        try:
+            returned = returned._checked(before.stage)
+        except BaseException as error:
+            self._count_error(error)
+            return returned._rejected(before)
+        if returned.failure is None:
+            rescued = before.stage != RECEIVING and may_rescue(given)
+            self._tally.counts["rescued" if rescued else "not_rescued"] += 1
+            if rescued:
+                return returned
+        after = returned.failure or before
+        return returned._but(failure=after._replace(traceback=after.traceback or before.traceback))
+
+    def _count_error(self, error: BaseException) -> None:
+        self._tally.counts["handle_failed_errors"] += 1
+        self._tally.reason(f"handle_failed itself: {type(error).__name__}: {reason_of(error)}")
+
+    def record(self, rows: pa.RecordBatch, window: str, messages: Sequence[Message]) -> None:
+        """Write an `open` or `dead` event for each row, with its payload as delivered, whatever became of it."""
+        failed = [(message, message.failure or Failure("failed", "")) for message in messages]
+        texts: dict[str, list[str]] = {
+            name: [words(getattr(failure, name)) for _, failure in failed] for name in _WORDS
+        }
+        texts |= {name: [words(getattr(message, name)) for message, _ in failed] for name in ("batcher", "batch_key")}
+        retry, at = self._step.pipeline.retry, datetime.now(UTC)
+        sources, ids, attempts = (rows.column(name).to_pylist() for name in IDENTITY)
+        dead = [
+            not failure.retry or (retry is not None and retry.is_last(attempt))
+            for (_, failure), attempt in zip(failed, attempts, strict=True)
+        ]
+        due = [
+            None if is_dead or retry is None else retry.due_at(source, message_id, attempt, at)
+            for source, message_id, attempt, is_dead in zip(sources, ids, attempts, dead, strict=True)
+        ]
+        self._tally.outcome("dead", window, sum(dead))
+        self._write(
+            rows,
+            window,
+            at,
+            ["dead" if is_dead else "open" for is_dead in dead],
+            **texts,
+            **{name: rows.column(name) for name in PAYLOAD},
+            due_at=pa.array(due, FAILED.field("due_at").type),
+        )
+
+    def close(self, rows: pa.RecordBatch, window: str) -> None:
+        """Write a `closed` event for each row: a failure that was driven again and is handled."""
+        self._write(rows, window, datetime.now(UTC), ["closed"] * rows.num_rows)
+
+    def _write(self, rows: pa.RecordBatch, window: str, at: datetime, states: Sequence[str], **columns: Any) -> None:
+        count = rows.num_rows
+        columns |= {name: rows.column(name) for name in IDENTITY}
+        columns["state"] = pa.array(states, pa.string())
+        columns["at"] = pa.repeat(pa.scalar(at, FAILED.field("at").type), count)
+        columns["receive_id"] = pa.repeat(self._step.receive_id, count)
+        schema = pa.schema([field for field in FAILED if field.name != "window"])
+        missing = {field.name: pa.nulls(count, field.type) for field in schema if field.name not in columns}
+        self._sink.write("failed", window, pa.RecordBatch.from_pydict({**columns, **missing}, schema=schema))

@@ -1,0 +1,121 @@
+"""Messages that wait for their batch: what handling writes of them, and batching reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import BaseModel
+
+from pipeline_platform.lake.reader import only
+from pipeline_platform.model.actions import Settling
+from pipeline_platform.model.crossing import decode, encode
+from pipeline_platform.model.failure import Failure
+from pipeline_platform.model.message import BULK, Delivery, Message, Standing
+from pipeline_platform.tasks.host.progress import Watch
+
+STAGED = pa.schema(
+    [
+        ("source", pa.string()),
+        ("message_id", pa.string()),
+        ("data", pa.binary()),
+        ("metadata", pa.string()),
+        ("ack_ref", pa.string()),
+        ("ack_id", pa.string()),
+        ("attempt", pa.int32()),
+        ("redelivered", pa.bool_()),
+        ("received_at", pa.timestamp("us", "UTC")),
+        ("partition", pa.string()),
+        ("sequence", pa.int64()),
+        ("position", pa.int64()),
+        ("value", pa.binary()),
+        ("encoding", pa.string()),
+        ("batch_key", pa.string()),
+        ("batch_mode", pa.string()),
+        ("on_success", pa.string()),
+        ("on_failure", pa.string()),
+        ("size", pa.int64()),
+        ("own", pa.string()),
+        ("child", pa.int32()),
+    ]
+)
+"""The delivery, and what handling made of its data. `size` is the bytes of both payloads: batches are cut by it. `own`
+is the partition that it is batched in, by `partition_by`; `partition` is the source's. The row of a `child` lacks the
+payload as delivered, which thousands may share."""
+
+CUT_BY = only(STAGED, "batch_key", "position", "size", "batch_mode", "source", "partition", "sequence", "own")
+"""What cutting reads of it."""
+
+DELIVERY = STAGED.names[: STAGED.names.index("position") + 1]
+_HANDLED = STAGED.names[len(DELIVERY) : STAGED.names.index("size")]
+
+
+def staged_table(receive_id: str, batcher: str) -> str:
+    """Where the messages of a batcher with a callback wait."""
+    return f"_receives/{receive_id}/{batcher}"
+
+
+def handled_columns(messages: Sequence[Message], model: type[BaseModel] | None) -> list[pa.Array]:
+    """Build the columns of `STAGED` that handling fills.
+
+    Raises:
+        Exception: Data does not cross to batching; see `encode`.
+    """
+    cells = [
+        (*encode(one.data, model), one.batch_key, one.batch_mode, *(one.actions or (None, None))) for one in messages
+    ]
+    columns = zip(_HANDLED, zip(*cells, strict=True), strict=True)
+    return [pa.array(values, STAGED.field(name).type) for name, values in columns]
+
+
+def staged_rows(
+    delivered: pa.RecordBatch, handled: Sequence[pa.Array], own: pa.Array, child: pa.Array
+) -> pa.RecordBatch:
+    """Put the columns `DELIVERY`, those of `handled_columns`, the partitions and the numbers of children together."""
+    value, *_ = handled
+    sizes = [pc.fill_null(pc.binary_length(column), 0).cast(pa.int64()) for column in (delivered.column("data"), value)]
+    return pa.RecordBatch.from_arrays([*delivered.columns, *handled, pc.add(*sizes), own, child], schema=STAGED)
+
+
+def to_be_cut(rows: pa.Table, window: str) -> pa.Table:
+    """What `cut_and_deal` takes, of the columns `CUT_BY` of staged rows."""
+    rows = rows.append_column("window", pa.repeat(window, rows.num_rows))
+    return rows.append_column("flush", pc.equal(rows["batch_mode"], "flush")).drop_columns("batch_mode")
+
+
+def staged_messages(
+    rows: pa.RecordBatch,
+    batcher: str,
+    settling: Settling,
+    model: type[BaseModel] | None,
+    failures: Mapping[int, Failure],
+    watch: Watch,
+) -> Iterator[Message]:
+    """Yield the message of each row of `STAGED` with its window.
+
+    One in `failures` fails undecoded, and so does one that cannot be decoded.
+    """
+    messages = watch.each("decode", _undecoded(rows, batcher, settling))
+    for message, encoding in zip(messages, rows.column("encoding").to_pylist(), strict=True):
+        try:
+            if message._row not in failures:
+                message.data = decode(message.data, encoding, model)
+        except BaseException as error:  # code of the model's own, an enum's say, may raise anything
+            yield message.failed(Failure.of(error, "lake"))
+        else:
+            yield message.failed(failures[message._row]) if message._row in failures else message
+
+
+def _undecoded(rows: pa.RecordBatch, batcher: str, settling: Settling) -> Iterator[Message]:
+    standing = Standing(Delivery(rows, settling))
+    names = [*(name for name in _HANDLED if name != "encoding"), "child"]
+    for row, cells in enumerate(zip(*(rows.column(name).to_pylist() for name in names), strict=True)):
+        value, key, mode, on_success, on_failure, child = cells
+        message = Message(value, row, standing if mode == BULK else standing._replace(batch_mode=mode))
+        message.batcher, message.batch_key = batcher, key
+        if on_success is not None or on_failure is not None:
+            message = message.configure_ack(on_success=on_success, on_failure=on_failure)
+        if child is not None:
+            message = message._but(child=child)
+        yield message

@@ -1,0 +1,193 @@
+"""Promises about what a source says: its backlog, its errors, and what goes to other processes."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import statistics
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from pydantic import SecretStr
+
+from pipeline_platform.source.contract import Source, SourceError
+from pipeline_platform.testing.acknowledging import SETTLES
+from pipeline_platform.testing.promise import promise
+from pipeline_platform.testing.trial import Trial
+
+NO_ACTION = "word-that-nobody-knows"
+
+
+@promise(builds_on=("nothing_is_lost",))
+def pickles_without_clients(trial: Trial) -> None:
+    """A source that was used is pickled to tasks without the clients and connections that it made."""
+    before = _classes(pickle.dumps(trial.source))
+    received = trial.first()
+    trial.settle(received, trial.source.on_success)
+    trial.source.backlog()
+    more = _classes(pickle.dumps(trial.source)) - before
+    trial.expect(not more, "the same classes as in a pickle of a source that was not used", ", ".join(sorted(more)))
+
+
+@promise(builds_on=("nothing_is_lost", "pickles_without_clients"))
+def closing_unused_is_harmless(trial: Trial) -> None:
+    """A source that nobody used may be closed, and so may one that is closed."""
+    unused = trial.another()
+    unused.close()
+    unused.close()
+
+
+@promise(builds_on=(*SETTLES, "backlogs_take_nothing"), messages=10)
+def backlogs_are_right(trial: Trial) -> None:
+    """`backlog` counts what waits, gaps and what is held only if it says so; what is settled it counts no more."""
+    backlog = trial.another().backlog()
+    if backlog.counts_gaps:
+        _expect_bounds(trial, backlog.messages or 0)
+        return
+    trial.need(backlog.messages is not None, "it cannot tell its backlog")
+    all_, oldest = len(trial.sent), backlog.oldest
+    trial.expect(oldest is None or oldest.tzinfo, "a time with a zone, or None, for the oldest", oldest)
+    _expect_backlog(trial, all_, "nobody holds any")
+    received = trial.first(demand=all_ // 2)
+    left = all_ - len(received.rows)
+    _expect_backlog(trial, all_ if backlog.counts_held else left, f"a receive holds {len(received.rows)}")
+    trial.settle(received, trial.words(ending=True)[0])
+    _expect_backlog(trial, left, f"{len(received.rows)} of {all_} are settled")
+
+
+@promise()
+def backlogs_take_nothing(trial: Trial) -> None:
+    """To look at the backlog takes no message, and little time."""
+    sensor, took = trial.another(), list[float]()
+    for _ in range(5):
+        started = time.perf_counter()
+        sensor.backlog()
+        took.append(time.perf_counter() - started)
+    trial.figures["backlog"] = statistics.median(took)
+    trial.expect_back(trial.sent, trial.soon_s, "that wait, after looks at the backlog")
+
+
+@promise()
+def unknown_actions_are_refused(trial: Trial) -> None:
+    """An action that the source lacks is refused when it is built."""
+    for option in ("on_success", "on_failure"):
+        error = _refusal(trial.source, option)
+        trial.expect(error and NO_ACTION in str(error), f"an error for {option}={NO_ACTION!r}", error)
+
+
+@promise()
+def what_is_missing_is_refused_by_name(trial: Trial) -> None:
+    """A queue that is not there is a `SourceError` with the source's name, before anything is received."""
+    trial.source.check_ready()
+    for call, error in _errors_of_missing(trial).items():
+        trial.expect(isinstance(error, SourceError), f"a SourceError from {call}()", repr(error))
+        name = trial.source.name
+        trial.expect(name in str(error), f"the name {name!r} in the error of {call}()", error)
+
+
+@promise()
+def secrets_stay_secret(trial: Trial) -> None:
+    """What a field with `repr=False` holds is in no error and no delivery, nor in what the source shows of itself."""
+    secrets = set(_secrets(trial.source))
+    said = {"its repr()": repr(trial.source), "its str()": str(trial.source)}
+    said["the refusal of an option"] = _text(_refusal(trial.source, "on_failure"))
+    if trial.server.missing is not None:
+        secrets |= set(_secrets(trial.server.missing()))
+        said |= {f"the error of {call}()": _text(error) for call, error in _errors_of_missing(trial).items()}
+    trial.need(secrets, "none of its fields has repr=False and a secret")
+    hidden = type(trial.source).model_config.get("hide_input_in_errors")
+    trial.expect(hidden, "hide_input_in_errors=True in model_config", f"{hidden}: a refusal quotes what it was given")
+    for row in trial.receive().rows:
+        said["what it delivers"] = repr({**row, "data": None})
+    for where, text in said.items():
+        trial.expect(not any(secret in text for secret in secrets), "no secret", f"one in {where}")
+
+
+def _expect_bounds(trial: Trial, before: int) -> None:
+    """Expect a backlog that counts gaps to be none too small, and to shrink by what is settled."""
+    all_ = len(trial.sent)
+    trial.expect(before >= all_, f"{all_} messages or more where nobody holds any", before)
+    received = trial.first(demand=all_ // 2)
+    trial.settle(received, trial.words(ending=True)[0])
+    left, settled = all_ - len(received.rows), f"{len(received.rows)} of {all_} are settled"
+    sensor = trial.another()
+    trial.becomes(lambda: (sensor.backlog().messages or 0) <= before - len(received.rows), True)
+    found = sensor.backlog().messages or 0
+    wanted = f"{left} to {before - len(received.rows)} messages where {settled}"
+    trial.expect(left <= found <= before - len(received.rows), wanted, found)
+
+
+def _expect_backlog(trial: Trial, wanted: int, when: str) -> None:
+    sensor = trial.another()
+    found = trial.becomes(lambda: sensor.backlog().messages, wanted)
+    trial.expect(found == wanted, f"{wanted} messages where {when}", found)
+
+
+def _refusal(source: Source, option: str) -> Exception | None:
+    given = {name: getattr(source, name) for name in source.model_fields_set}
+    try:
+        type(source)(**{**given, option: NO_ACTION})
+    except ValueError as error:
+        return error
+    return None
+
+
+def _errors_of_missing(trial: Trial) -> dict[str, Exception | None]:
+    trial.need(trial.server.missing, "its server has no queue that is missing")
+    assert trial.server.missing is not None
+    missing = trial.opened(trial.server.missing())
+    calls: dict[str, Callable[[], object]] = {"check_ready": missing.check_ready, "backlog": missing.backlog}
+    errors: dict[str, Exception | None] = {}
+    for name, call in calls.items():
+        try:
+            call()
+        except Exception as error:
+            errors[name] = error
+        else:
+            errors[name] = None
+    return errors
+
+
+def _text(error: Exception | None) -> str:
+    """All that a log would show of an error, with its causes."""
+    return "" if error is None else "".join(traceback.format_exception(error))
+
+
+def _secrets(source: Source) -> Iterator[str]:
+    for name, field in type(source).model_fields.items():
+        if not field.repr:
+            yield from _texts(getattr(source, name))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """What is secret in a value: of an address the password alone."""
+    if isinstance(value, Mapping):
+        for one in value.values():
+            yield from _texts(one)
+    elif isinstance(value, SecretStr):
+        yield value.get_secret_value()
+    elif isinstance(value, str) and value:
+        secret = urlsplit(value).password if "://" in value else value
+        if secret:
+            yield secret
+
+
+class _Classes(pickle.Unpickler):
+    """Remembers what classes a pickle names."""
+
+    def __init__(self, pickled: bytes) -> None:
+        super().__init__(io.BytesIO(pickled))
+        self.named: set[str] = set()
+
+    def find_class(self, module: str, name: str) -> Any:
+        self.named.add(f"{module}.{name}")
+        return super().find_class(module, name)
+
+
+def _classes(pickled: bytes) -> set[str]:
+    unpickler = _Classes(pickled)
+    unpickler.load()
+    return unpickler.named

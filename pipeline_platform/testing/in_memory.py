@@ -1,0 +1,164 @@
+"""Messages through the functions that tasks run, and what these record kept in memory in place of files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator, Mapping
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline_platform.lake.early_acks import Entry, Key
+from pipeline_platform.model.actions import Settling
+from pipeline_platform.model.message import BatchInfo, BatchMode, Message
+from pipeline_platform.model.options import Batcher
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.tasks.batch import cutting
+from pipeline_platform.tasks.batch.handle_batches import Batch, HandleBatches
+from pipeline_platform.tasks.batch.parents import parents_of, with_ends
+from pipeline_platform.tasks.handle.handle_messages import LANE, Handler
+from pipeline_platform.tasks.handle.in_order import FOUND, FindPartitions, found_table
+from pipeline_platform.tasks.handle.source_order import in_source_order
+from pipeline_platform.tasks.host.calling_step import Step
+from pipeline_platform.tasks.host.fork import Written
+from pipeline_platform.tasks.record.block import Block
+from pipeline_platform.tasks.record.early import Teller
+from pipeline_platform.tasks.record.fan_out import ENDS, ends_table, parents_table
+from pipeline_platform.tasks.record.outcomes import Outcomes
+from pipeline_platform.tasks.record.staging import CUT_BY, staged_messages, staged_table, to_be_cut
+
+
+class EarlyCalls(Teller):
+    """Hears what `ack_immediately` says, in the place of a source.
+
+    Attributes:
+        messages: Those that were told, in order.
+        actions: What the source would be told of each, by its id.
+    """
+
+    def __init__(self, settling: Settling, acknowledge: Callable[[str, list[Message], list[Message]], object]) -> None:
+        """Have `acknowledge` called with `(ack_ref, successful, failed)` for each call."""
+        super().__init__(settling)
+        self._acknowledge = acknowledge
+        self.messages, self.actions = list[Message](), dict[str, str]()
+
+    def _tell(self, messages: Mapping[Key, Message]) -> dict[Key, Entry]:
+        some, entries = list(messages.values()), {key: self._entry(key, one) for key, one in messages.items()}
+        (ack_ref, _), *_ = messages
+        failed = [message for message in some if message.status == "failed"]
+        self._acknowledge(ack_ref, [message for message in some if message.status == "ok"], failed)
+        self.messages += some
+        self.actions |= {one.message_id: entries[key].action for key, one in messages.items()}
+        return entries
+
+
+class Kept(Outcomes):
+    """Outcomes in memory, and the messages that they are of.
+
+    Attributes:
+        ended: Messages that are handled or failed, by position.
+    """
+
+    def __init__(self, step: Step, instance: Pipeline, teller: Teller | None = None) -> None:
+        self._files = Written()
+        super().__init__(step, self._files, instance, teller=teller)
+        self._instance, self.ended = instance, dict[int, Message]()
+        self._children: dict[int, dict[int, Message]] = {}
+
+    def settle(self, block: Block) -> None:
+        """Record messages, and keep them."""
+        super().settle(block)
+        positions = block.rows.column("position").to_pylist()
+        self.ended |= {positions[index]: block.messages[index] for index in (*block.done, *block.failed)}
+
+    def handled(self, batch: pa.RecordBatch, window: str, messages: list[Message]) -> None:
+        """Record messages, and keep their children."""
+        for position, message in zip(batch.column("position").to_pylist(), messages, strict=True):
+            self._children[position] = dict(enumerate(message._standing.children or ()))
+        super().handled(batch, window, messages)
+
+    def batched(
+        self,
+        name: str,
+        batch: pa.RecordBatch,
+        window: str,
+        messages: list[Message],
+        batch_id: str,
+        called: Container[int] = (),
+    ) -> None:
+        """Record a batch, and keep the children in it."""
+        super().batched(name, batch, window, messages, batch_id, called)
+        for position, message in zip(batch.column("position").to_pylist(), messages, strict=True):
+            if message.child is not None:
+                self._children[position][message.child] = message
+
+    @property
+    def successful(self) -> list[Message]:
+        """Messages that are handled, in order; in the place of one with children these."""
+        ended = [self.ended[position] for position in sorted(self.ended)]
+        return [
+            one
+            for message in ended
+            if message.failure is None
+            for one in ([message] if message._standing.children is None else message._standing.children)
+        ]
+
+    def written(self, table: str) -> pa.Table:
+        """What was recorded in a table; there has to be something."""
+        return pa.Table.from_batches([rows for name, _, rows in self._files.batches if name == table]).combine_chunks()
+
+    def handle(self, rows: pa.RecordBatch, window: str, batch_mode: BatchMode) -> list[BatchInfo]:
+        """Handle the messages of a receive, and then their batches; return what is known of these."""
+        rows = self._in_order(rows, window)
+        handler = Handler(self._instance, self._step.context, self.settling, batch_mode=batch_mode)
+        self.handled(rows, window, handler.handle(rows))
+        infos = []
+        for name, options in self._step.pipeline.batchers.items():
+            if isinstance(options, Batcher) and self.tally.counts[f"staged:{name}"]:
+                task = HandleBatches(**vars(self._step), batcher=name, staged=(), plan=())
+                for batch in self._cut(task, window, options):
+                    task.handle(batch, self)
+                    infos += [] if batch.failure else [batch.info]
+        self._end_parents(rows, window)
+        return infos
+
+    def _end_parents(self, rows: pa.RecordBatch, window: str) -> None:
+        written = {table for table, *_ in self._files.batches}
+        names = [table(self._step.receive_id) for table in (parents_table, ends_table)]
+        if names[0] not in written:
+            return
+        parents, ends = (self.written(name) if name in written else ENDS.empty_table() for name in names)
+        rows = rows.filter(pc.is_in(rows["position"], parents["position"].combine_chunks()))
+        rows = with_ends(rows, ends)
+        messages, may_rescue = parents_of(rows, self.settling)
+        for index, position in enumerate(rows["position"].to_pylist()):
+            if messages[index].failure is None:
+                children = self._children[position]
+                messages[index] = messages[index]._but(children=tuple(children[number] for number in sorted(children)))
+        self.ended_parents(rows, window, messages, may_rescue)
+
+    def _in_order(self, rows: pa.RecordBatch, window: str) -> pa.RecordBatch:
+        """The rows that have a partition, in the order of their source; all, where nothing has a partition."""
+        if self._step.pipeline.partitioning() is None:
+            return rows
+        FindPartitions(**vars(self._step), parts=()).find(window, rows, self)
+        table = found_table(self._step.receive_id)
+        found = [some for name, _, some in self._files.batches if name == table]
+        plan = pa.Table.from_batches(found, FOUND).combine_chunks()
+        rows = rows.take(pc.index_in(plan["position"].combine_chunks(), rows["position"]))
+        rows = rows.append_column(LANE, plan["own"].combine_chunks().dictionary_encode().indices)
+        return rows.take(pa.array(in_source_order(pa.table(rows))))
+
+    def _cut(self, task: HandleBatches, window: str, options: Batcher) -> Iterator[Batch]:
+        waiting = self.written(staged_table(task.receive_id, task.batcher))
+
+        def read(rows: list[int]) -> Iterator[Message]:
+            (batch,) = waiting.take(rows).combine_chunks().to_batches()
+            batch = batch.append_column("window", pa.repeat(window, batch.num_rows))
+            return staged_messages(batch, task.batcher, task.settling, options.table_schema, {}, self.watch)
+
+        known = to_be_cut(waiting.select(CUT_BY.names), window)
+        plan = cutting.cut_and_deal(known, options.batch_size, options.batch_bytes, rest="timeout", read=read)
+        for row in range(plan.num_rows):
+            planned = {column: plan[column][row] for column in plan.column_names}
+            (messages,) = waiting.take(planned["rows"].values).combine_chunks().to_batches()
+            yield task.batch(planned, messages)

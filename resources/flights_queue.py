@@ -1,0 +1,51 @@
+"""The source of the flights: the embedded table queue, or what `FLIGHTS_SOURCE` names. Yours needs one alone."""
+
+import os
+from typing import Any
+
+import dagster as dg
+
+from pipeline_platform.connectors.kafka import KafkaSource
+from pipeline_platform.connectors.pubsub import PubsubSource
+from pipeline_platform.connectors.rabbitmq import RabbitmqSource
+from pipeline_platform.connectors.sqs import SqsSource
+from pipeline_platform.connectors.table_queue import TableQueue
+from pipeline_platform.home import home
+from pipeline_platform.orchestration import source_resource
+
+
+def flights_queue() -> Any:
+    """Make the source that the environment asks for."""
+    name, given = "flights_queue", os.environ.get
+    match given("FLIGHTS_SOURCE"):
+        case "postgres":
+            return source_resource(TableQueue)(
+                name=name,
+                url=dg.EnvVar("FLIGHTS_POSTGRES_URL"),
+                table=given("FLIGHTS_TABLE", "messages"),
+                created_column="created_at",
+            )
+        case "sqs":
+            return source_resource(SqsSource)(
+                name=name,
+                queue_url=dg.EnvVar("FLIGHTS_SQS_URL"),
+                visibility_timeout=int(given("FLIGHTS_SQS_VISIBILITY", "900")),
+                endpoint_url=given("AWS_ENDPOINT_URL"),
+                region_name=given("AWS_REGION", "us-east-1"),
+            )
+        case "kafka":
+            topic, servers = given("FLIGHTS_TOPIC", "flights"), given("KAFKA_BOOTSTRAP_SERVERS", "localhost:9092")
+            return source_resource(KafkaSource)(
+                name=name,
+                bootstrap_servers=servers,
+                group_id=topic,
+                topics=[topic],
+                offset_reset_policy="earliest",
+            )
+        case "rabbitmq":
+            queue = given("FLIGHTS_RABBITMQ_QUEUE", "flights")
+            return source_resource(RabbitmqSource)(name=name, url=dg.EnvVar("RABBITMQ_URL"), queue=queue)
+        case "pubsub":
+            return source_resource(PubsubSource)(name=name, subscription=dg.EnvVar("FLIGHTS_SUBSCRIPTION"))
+    url = f"sqlite:///{home()}/queue.sqlite"
+    return source_resource(TableQueue)(name=name, url=url, created_column="created_at")

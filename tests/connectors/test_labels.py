@@ -1,0 +1,91 @@
+"""Labels of a dead letter, as each source takes them beside a payload."""
+
+from typing import Any
+
+import pytest
+
+from pipeline_platform.connectors.kafka import KafkaSource, sending
+from pipeline_platform.connectors.pubsub import PubsubSource
+from pipeline_platform.connectors.pubsub.pubsub_messages import requests_of
+from pipeline_platform.connectors.rabbitmq import RabbitmqSource
+from pipeline_platform.connectors.rabbitmq.mailboxes import Parcel
+from pipeline_platform.connectors.sqs import SqsSource
+from pipeline_platform.connectors.sqs.sqs_messages import entry_of
+from pipeline_platform.connectors.table_queue import TableQueue
+from pipeline_platform.source.contract import Source
+from tests.fixtures.small_lake import Memory
+
+LABELS = {"pipeline": "orders", "message_id": "7", "reason": "no price"}
+HEADERS = {"headers": LABELS}
+AWS = {name: {"DataType": "String", "StringValue": text} for name, text in LABELS.items()}
+
+
+@pytest.mark.parametrize(
+    ("source", "metadata"),
+    [
+        (Memory(name="m"), LABELS),
+        (KafkaSource(name="k", bootstrap_servers="h:1", group_id="g", topics=["t"]), {**HEADERS, "key": "7"}),
+        (RabbitmqSource(name="r", url="amqp://h", queue="q"), HEADERS),
+        (PubsubSource(name="p", subscription="projects/p/subscriptions/s"), {"attributes": LABELS}),
+        (SqsSource(name="s", queue_url="https://sqs.eu-west-1.amazonaws.com/1/q"), {"message_attributes": AWS}),
+        (TableQueue(name="t", url="sqlite:////tmp/none", metadata_column="m"), LABELS),
+        (TableQueue(name="t", url="sqlite:////tmp/none"), None),
+    ],
+    ids=lambda given: type(given).__name__,
+)
+def test_labels_are_what_send_takes(source: Source, metadata: object) -> None:
+    assert source.labelled(LABELS) == metadata
+
+
+def test_each_client_is_handed_them_as_it_takes_them() -> None:
+    rabbitmq = RabbitmqSource(name="r", url="amqp://h", queue="q").labelled(LABELS)
+    kafka = KafkaSource(name="k", bootstrap_servers="h:1", group_id="g", topics=["t"])
+    pubsub = PubsubSource(name="p", subscription="projects/p/subscriptions/s").labelled(LABELS)
+    sqs = SqsSource(name="s", queue_url="https://sqs.eu-west-1.amazonaws.com/1/q.fifo").labelled(LABELS)
+
+    assert Parcel.of(b"x", rabbitmq, "q", "x-id").properties.headers.items() >= LABELS.items()
+    produced: list[dict[str, Any]] = []
+    assert sending.send(Recorder(produced), kafka.address, "t", [b"x"], [kafka.labelled(LABELS)]) == (1, [])
+    assert produced[0]["headers"] == [(name, text.encode()) for name, text in LABELS.items()]
+    ((published,),) = requests_of([b"x"], [pubsub], "p")
+    assert published["attributes"] == LABELS
+    entry = entry_of(0, "x", sqs, is_fifo=True)
+    assert (entry["MessageGroupId"], entry["MessageAttributes"]) == ("orders", AWS)
+
+
+class Recorder:
+    """A producer that keeps what it is to send."""
+
+    def __init__(self, produced: list[dict[str, Any]]) -> None:
+        self._produced = produced
+
+    def produce(self, **message: Any) -> None:
+        self._produced.append(message)
+
+    def poll(self, timeout: float) -> None:
+        """There is nobody to hear from."""
+
+    def flush(self) -> None:
+        """Nothing waits."""
+
+
+def test_a_fifo_queue_gets_a_group_and_knows_a_letter_that_comes_again() -> None:
+    queue = SqsSource(name="s", queue_url="https://sqs.eu-west-1.amazonaws.com/1/q.fifo")
+
+    first, same, other = (queue.labelled(labels) for labels in (LABELS, LABELS, {**LABELS, "message_id": "8"}))
+
+    assert first["attributes"]["MessageGroupId"] == "orders"
+    assert first == same
+    assert first["attributes"]["MessageDeduplicationId"] != other["attributes"]["MessageDeduplicationId"]
+
+
+def test_a_table_queue_keeps_a_letter_with_or_without_labels(tmp_path) -> None:
+    for column in (None, "said"):
+        queue = TableQueue(name="t", url=f"sqlite:///{tmp_path}/{column}.sqlite", metadata_column=column)
+        queue.create()
+        said = queue.labelled(LABELS)
+        queue.send([b"x"], [said] if said else None)
+
+        rows = [row for share in queue.plan(9, 1, "r") for one in queue.read(share, "r") for row in one.to_pylist()]
+        assert [row["data"] for row in rows] == [b"x"]
+        assert (rows[0]["metadata"] is not None) == (column is not None)

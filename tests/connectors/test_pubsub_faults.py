@@ -1,0 +1,386 @@
+"""Pub/Sub as a source when something dies, stalls, is gone or refuses."""
+
+import json
+import multiprocessing
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+from google.api_core import exceptions
+from google.iam.v1.iam_policy_pb2 import TestIamPermissionsResponse as Granted
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.pubsub_v1 import (
+    AcknowledgeRequest,
+    ModifyAckDeadlineRequest,
+    PullResponse,
+    SubscriberClient,
+    Subscription,
+)
+from google.rpc.code_pb2 import FAILED_PRECONDITION, PERMISSION_DENIED, RESOURCE_EXHAUSTED, UNAVAILABLE
+from google.rpc.error_details_pb2 import ErrorInfo
+from google.rpc.status_pb2 import Status
+from grpc_status import rpc_status
+
+from pipeline_platform.connectors.pubsub import PubsubSource
+from pipeline_platform.connectors.pubsub.google_cloud import connected, explained
+from pipeline_platform.source.contract import Backlog, Share, SourceAwayError, SourceError
+from tests.connectors.test_pubsub import received
+
+MINE = "projects/local/subscriptions/mine"
+
+
+def ids(rows):
+    return [row["ack_id"] for row in rows]
+
+
+def names(rows):
+    return {row["message_id"] for row in rows}
+
+
+def come_back(source, count):
+    """Receive until so many came; deadlines have to pass first, and some may pass twice."""
+    rows, end = {}, time.monotonic() + 40
+    while len(rows) < count and time.monotonic() < end:
+        rows |= {row["message_id"]: row for row in received(source, count)}
+    return list(rows.values())
+
+
+# Leases
+
+
+def test_deadlines_hold_for_as_long_as_they_are_extended(subscribed):
+    left_alone, extended, set_longer = subscribed(ack_deadline_s=10), subscribed(ack_deadline_s=10), subscribed()
+    sources = (left_alone, extended, set_longer)
+    for source in sources:
+        source.send([b"1", b"2"])
+    alone, held, _ = (received(source, 2) for source in sources)
+
+    time.sleep(6)
+    assert extended.extend("r1", lambda: [(extended._path, ids(held)[:1]), (extended._path, ids(held)[1:])])
+    time.sleep(5)
+
+    assert names(received(left_alone, 2)) == names(alone)
+    assert received(extended, 2) == []
+    assert received(set_longer, 2) == [], "its subscription's own deadline was 10 s, and ours is not"
+
+
+def receive_and_die(source):
+    assert len(received(source, 3)) == 3
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_what_a_killed_process_held_comes_back_after_its_deadline(subscribed):
+    flights = subscribed(ack_deadline_s=10)
+    flights.send([b"1", b"2", b"3"])
+    task = multiprocessing.get_context("spawn").Process(target=receive_and_die, args=(flights,))
+    task.start()
+    task.join(60)
+
+    assert task.exitcode == -signal.SIGKILL
+    assert received(flights, 3) == []
+    assert {row["data"] for row in come_back(flights, 3)} == {b"1", b"2", b"3"}
+
+
+def test_two_receives_at_once_are_given_different_messages(subscribed):
+    flights = subscribed(max_number_of_messages=20)
+    flights.send(b"%d" % n for n in range(500))
+
+    with ThreadPoolExecutor(2) as runs:
+        first, second = runs.map(lambda _: received(flights, 400), range(2))
+
+    assert len(names(first) | names(second)) == len(first) + len(second) == 500
+
+
+def test_a_message_of_the_largest_size_is_one(subscribed):
+    flights = subscribed()
+    largest = os.urandom(10**7 - 200)
+    flights.send([b"small", largest, largest])
+
+    rows = received(flights, 3)
+
+    assert sorted(len(row["data"]) for row in rows) == [5, len(largest), len(largest)]
+    assert rows[0]["data"] in (b"small", largest)
+    assert flights.ack(flights._path, ids(rows)) == []
+
+
+# The server is away
+
+
+def test_a_server_that_stops_in_the_middle_of_a_receive_ends_it_with_what_came(
+    subscribed, own_pubsub_server, monkeypatch
+):
+    monkeypatch.setattr("pipeline_platform.connectors.pubsub.pubsub_source.BATCH_ROWS", 100)
+    flights = subscribed(address=own_pubsub_server.address, max_number_of_messages=50, ack_deadline_s=10)
+    flights.send(b"%d" % n for n in range(1_000))
+
+    reading = flights.read(Share(messages=1_000), "r1")
+    rows = next(reading).to_pylist()
+    own_pubsub_server.stop()
+    rows += [row for batch in reading for row in batch.to_pylist()]
+    own_pubsub_server.start()
+
+    assert len(names(rows)) == len(rows) < 1_000
+    assert flights.ack(flights._path, ids(rows)) == []
+    rest = come_back(flights, 1_000 - len(rows))
+    assert len(names(rest) | names(rows)) == 1_000
+
+
+def test_a_server_that_stops_in_the_middle_of_an_acknowledgement_refuses_what_may_be_tried_again(
+    subscribed, own_pubsub_server, monkeypatch
+):
+    monkeypatch.setattr("pipeline_platform.connectors.pubsub.pubsub_source.THREADS", 1)
+    flights = subscribed(address=own_pubsub_server.address, timeout_s=1)
+    flights.send(b"%d" % n for n in range(6_000))
+    rows = received(flights, 6_000)
+    acknowledge = flights._client.acknowledge
+
+    def stop_after_one(**request):
+        acknowledge(**request)
+        own_pubsub_server.stop()
+
+    monkeypatch.setattr(flights._client, "acknowledge", stop_after_one)
+    refused = flights.ack(flights._path, ids(rows))
+    own_pubsub_server.start()
+    monkeypatch.undo()
+
+    assert {one.ack_id for one in refused} == set(ids(rows)[2_500:])
+    assert not any(one.lost for one in refused)
+    assert "does not answer" in refused[0].reason
+    assert flights.ack(flights._path, [one.ack_id for one in refused]) == []
+    assert received(flights, 1) == []
+
+
+def test_a_server_that_does_not_answer_is_away_until_it_does(subscribed, own_pubsub_server):
+    flights = subscribed(address=own_pubsub_server.address, timeout_s=1)
+    flights.backlog()
+    own_pubsub_server.stop()
+    for call in (flights.backlog, lambda: received(flights, 1), lambda: flights.ack(flights._path, ["a"])):
+        with pytest.raises(SourceAwayError, match=r"source 'flights': emulator_host .* does not answer"):
+            call()
+    own_pubsub_server.start()
+
+    assert flights.backlog() == Backlog(None)
+
+
+def test_a_server_that_is_gone_is_named_within_the_time_for_a_call(subscribed):
+    flights = subscribed().model_copy(update={"emulator_host": "127.0.0.1:1", "timeout_s": 1, "_clients": {}})
+    with pytest.raises(SourceAwayError, match=r"emulator_host 127.0.0.1:1 does not answer .*Connection refused"):
+        flights.check_ready()
+
+
+# The subscription is gone, or not to be pulled from
+
+
+def test_a_subscription_that_is_deleted_is_named(subscribed):
+    flights = subscribed()
+    flights.send([b"1", b"2"])
+    rows = received(flights, 1)
+    with connected(SubscriberClient, flights.emulator_host) as subscriber:
+        subscriber.delete_subscription(subscription=flights._path)
+
+    for call in (
+        flights.backlog,
+        lambda: received(flights, 1),
+        lambda: flights.ack(flights._path, ids(rows)),
+        lambda: flights.extend("r1", lambda: [(flights._path, ids(rows))]),
+    ):
+        with pytest.raises(SourceError, match=r"subscription 'projects/local/.*' is not there .*Create it") as told:
+            call()
+        assert not isinstance(told.value, SourceAwayError), "no waiting brings it back"
+
+
+def test_a_subscription_that_pushes_is_refused_before_anything_is_leased(subscribed):
+    flights = subscribed({"push_config": {"push_endpoint": "http://127.0.0.1:1/"}})
+    with pytest.raises(SourceError, match="pushes its messages to an address: name one to pull from"):
+        flights.check_ready()
+
+
+# What no local server does: rights and exactly-once delivery, from a stub
+
+
+def failed(code, details=()):
+    """The end of a call as Google's servers end one."""
+    packed = []
+    for detail in details:
+        packed.append(AnyMessage())
+        packed[-1].Pack(detail)
+
+    def end(_, context: grpc.ServicerContext):
+        context.abort_with_status(rpc_status.to_status(Status(code=code, message="said", details=packed)))
+
+    return end
+
+
+def mine(stub, **options):
+    return PubsubSource(name="flights", subscription=MINE, emulator_host=stub.address, timeout_s=2, **options)
+
+
+def test_a_call_that_fails_for_a_moment_is_made_again(stub_server):
+    answers = iter([failed(UNAVAILABLE), failed(UNAVAILABLE), lambda *_: b""])
+    made = []
+
+    def moody(request, context):
+        made.append(AcknowledgeRequest.deserialize(request).ack_ids)
+        return next(answers)(request, context)
+
+    stub_server.answers["Acknowledge"] = moody
+
+    assert mine(stub_server).ack(MINE, ["a"]) == []
+    assert made == [["a"]] * 3
+
+
+@pytest.mark.parametrize("code", [UNAVAILABLE, RESOURCE_EXHAUSTED])
+def test_a_pull_that_fails_is_an_error_and_no_empty_one(stub_server, code):
+    stub_server.answers |= {
+        "GetSubscription": lambda *_: Subscription.serialize(Subscription(name=MINE, ack_deadline_seconds=600)),
+        "Pull": failed(code),
+    }
+
+    with pytest.raises(SourceAwayError, match=f"subscription '{MINE}'"):
+        received(mine(stub_server, ack_deadline_s=600, pull_timeout_s=0.5), 1)
+
+
+def test_a_subscriber_s_rights_are_enough_and_the_deadline_is_then_always_set(stub_server):
+    deadlines = []
+
+    def modified(request, _):
+        deadlines.append(ModifyAckDeadlineRequest.deserialize(request).ack_deadline_seconds)
+        return b""
+
+    pulled = {"ack_id": "a", "message": {"message_id": "1", "data": b"x"}}
+    stub_server.answers |= {
+        "GetSubscription": failed(PERMISSION_DENIED),
+        "TestIamPermissions": lambda *_: Granted(permissions=["pubsub.subscriptions.consume"]).SerializeToString(),
+        "Pull": lambda *_: PullResponse.serialize(PullResponse(received_messages=[pulled])),
+        "ModifyAckDeadline": modified,
+    }
+    flights = mine(stub_server, ack_deadline_s=10)
+
+    assert flights.backlog() == Backlog(None)
+    assert [row["data"] for row in received(flights, 1)] == [b"x"]
+    assert deadlines == [10]
+
+
+def test_without_a_subscriber_s_rights_nothing_is_asked_for(stub_server):
+    stub_server.answers |= {
+        "GetSubscription": failed(PERMISSION_DENIED),
+        "TestIamPermissions": lambda *_: Granted().SerializeToString(),
+    }
+    with pytest.raises(SourceError, match=f"'{MINE}' is not there, or .*consume on it is not granted.*grant roles/"):
+        mine(stub_server).check_ready()
+
+
+WORDS = {
+    "gone": "PERMANENT_FAILURE_INVALID_ACK_ID",
+    "odd": "PERMANENT_FAILURE_OTHER",
+    "soon": "TRANSIENT_FAILURE_UNORDERED_ACK_ID",
+}
+
+
+@pytest.mark.parametrize("action", ["ack", "nack:7"])
+def test_ids_that_an_exactly_once_subscription_names_are_lost_or_to_be_tried_again(stub_server, action):
+    told = failed(FAILED_PRECONDITION, [ErrorInfo(reason="EXACTLY_ONCE_ACKID_FAILURE", metadata=WORDS)])
+    stub_server.answers |= {"Acknowledge": told, "ModifyAckDeadline": told}
+
+    refused = mine(stub_server).settle(action, MINE, ["gone", "odd", "soon", "unsaid"])
+
+    assert [(one.ack_id, one.lost) for one in refused] == [
+        ("gone", True), ("odd", False), ("soon", False), ("unsaid", False),
+    ]  # fmt: skip
+    assert [one.reason for one in refused[:3]] == list(WORDS.values())
+    assert "said" in refused[3].reason
+
+
+def test_a_confirmed_acknowledgement_is_one_that_the_server_answered(stub_server):
+    acknowledged = []
+
+    def confirmed(request, _):
+        acknowledged.extend(AcknowledgeRequest.deserialize(request).ack_ids)
+        return b""
+
+    stub_server.answers["Acknowledge"] = confirmed
+
+    assert mine(stub_server).ack(MINE, ["a", "b"]) == []
+    assert acknowledged == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("words", "is_held"),
+    [
+        ({"soon": WORDS["soon"]}, True),
+        ({"gone": WORDS["gone"]}, True),
+        ({"gone": WORDS["gone"], "soon": WORDS["gone"]}, False),
+    ],
+)
+def test_an_exactly_once_lease_is_over_once_all_of_its_ids_are_another_s(stub_server, words, is_held):
+    stub_server.answers["ModifyAckDeadline"] = failed(FAILED_PRECONDITION, [ErrorInfo(metadata=words)])
+
+    assert mine(stub_server).extend("r1", lambda: [(MINE, ["gone", "soon"])]) is is_held
+
+
+def test_what_an_exactly_once_subscription_gave_another_meanwhile_is_not_received(stub_server):
+    pulled = [{"ack_id": ack_id, "message": {"message_id": ack_id}} for ack_id in ("gone", "kept")]
+    stub_server.answers |= {
+        "GetSubscription": lambda *_: Subscription.serialize(Subscription(name=MINE, ack_deadline_seconds=600)),
+        "Pull": lambda *_: PullResponse.serialize(PullResponse(received_messages=pulled)),
+        "ModifyAckDeadline": failed(FAILED_PRECONDITION, [ErrorInfo(metadata={"gone": WORDS["gone"]})]),
+    }
+    flights = mine(stub_server, ack_deadline_s=10)
+
+    (batch,) = flights.read(Share(messages=1), "r1")
+
+    assert batch.column("message_id").to_pylist() == ["kept"]
+
+
+# Credentials
+
+
+@pytest.mark.filterwarnings("ignore:The load_credentials_from_file:DeprecationWarning")
+@pytest.mark.parametrize("content", [None, "no JSON", json.dumps({"type": "service_account", "private_key": "SECRET"})])
+def test_credentials_that_are_no_good_are_named_by_their_option_and_never_repeated(tmp_path, monkeypatch, content):
+    monkeypatch.delenv("PUBSUB_EMULATOR_HOST", raising=False)
+    file = tmp_path / "key.json"
+    if content:
+        file.write_text(content)
+
+    with pytest.raises(
+        SourceError, match=rf"no valid credentials .*credentials_file {file}.*Set credentials_file"
+    ) as told:
+        PubsubSource(name="flights", subscription=MINE, credentials_file=str(file)).check_ready()
+
+    assert "SECRET" not in str(told.value)
+
+
+def test_credentials_are_the_environment_s_where_no_file_is_named(tmp_path, monkeypatch):
+    monkeypatch.delenv("PUBSUB_EMULATOR_HOST", raising=False)
+    file = tmp_path / "environment.json"
+    user = {"type": "authorized_user", "client_id": "a", "client_secret": "b", "refresh_token": "the environment's"}
+    file.write_text(json.dumps(user))
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
+    monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "shop")  # or the library would look for it elsewhere
+    flights = PubsubSource(name="flights", subscription=MINE)
+
+    assert flights._client.transport._credentials.refresh_token == "the environment's"
+    flights.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "is_away"),
+    [
+        (exceptions.Unauthenticated("token SECRET"), "no valid credentials", False),
+        (exceptions.ServiceUnavailable("Getting metadata from plugin failed: SECRET"), "no valid credentials", True),
+        (exceptions.ResourceExhausted("quota"), "a quota is used up", True),
+        (exceptions.PermissionDenied("denied"), "Grant roles/pubsub.subscriber", False),
+        (exceptions.InvalidArgument("too long"), "failed: InvalidArgument: 400 too long", False),
+    ],
+)
+def test_an_error_says_what_to_do_and_whether_it_may_pass(error, said, is_away):
+    told = explained(error, "flights", "subscription 's'", "api_endpoint a", "credentials_file f")
+
+    assert said in str(told)
+    assert str(told).startswith("source 'flights': ")
+    assert "SECRET" not in str(told)
+    assert isinstance(told, SourceAwayError) is is_away

@@ -1,0 +1,98 @@
+"""Whole runs over Pub/Sub, on a real Spark."""
+
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from pydantic import Field, ValidationError
+
+from pipeline_platform.connectors.pubsub import PubsubSource
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.orchestration.source_resources import source_resource
+from pipeline_platform.run import steps
+from pipeline_platform.run.begin import begin
+from pipeline_platform.run.flow import Flow
+from tests.connectors.test_pubsub import received
+from tests.fixtures.flow import WINDOW, kinds, rows, run
+from tests.fixtures.flow_pipelines import Obedient
+from tests.fixtures.spark import WarmSpark
+
+
+@pytest.fixture
+def flow(tmp_path: Path, warm_spark: WarmSpark, subscribed: Callable[..., PubsubSource]) -> Iterator[Flow]:
+    control = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
+    with closing(warm_spark.resource()) as spark:
+        yield Flow(
+            Obedient, subscribed(name="queue"), Lake(root=str(tmp_path / "lake")), control, lambda: spark.spark_session
+        )
+
+
+def test_spark_s_tasks_receive_handle_and_acknowledge(flow: Flow) -> None:
+    words = [f"word {n}" for n in range(1_500)]
+    flow.source.send([*(word.encode() for word in words), b"raise", b"batch a"])
+
+    receive = run(flow)
+
+    assert sorted(rows(flow, "words")["word"]) == sorted(words)
+    assert rows(flow, "batches")["batch_key"].to_list() == ["a"]
+    assert kinds(flow) == {"raise": "ValueError"}
+    assert flow.ledger.get(receive.receive_id) is None
+    assert isinstance(flow.source, PubsubSource)
+    flow.source.release(flow.source._path, rows(flow, "messages")["ack_id"].to_list())
+    assert received(flow.source, 1) == [], "all was acknowledged, what failed, too: none is there to be given back"
+
+
+def test_a_message_that_comes_twice_in_one_receive_is_in_the_table_once(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow.source.send([b"one", b"two", b"three"])
+    pull, pulled = PubsubSource._pull, []
+
+    def let_go_of_the_first(source: PubsubSource, most: int, **options: Any) -> list[Any]:
+        messages = pull(source, most, **options)
+        if not pulled:
+            source.release(source._path, [one.ack_id for one in messages])
+        pulled.extend(messages)
+        return messages
+
+    monkeypatch.setattr(PubsubSource, "_pull", let_go_of_the_first)
+    receive = begin(flow, origin="source", run_id="test", windows=[WINDOW], demand=50)  # few: read in this process
+    steps.receive_messages(flow, receive)
+    steps.handle_messages(flow, receive)
+    steps.decide(flow, receive)
+    steps.publish(flow, receive)
+    steps.acknowledge(flow, receive)
+
+    assert len(pulled) == 6
+    assert sorted(rows(flow, "words")["word"]) == ["one", "three", "two"]
+    assert received(flow.source, 1) == []
+
+
+def test_its_options_are_those_of_a_resource(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLIGHTS_SUBSCRIPTION", "projects/shop/subscriptions/flights")
+    made = source_resource(PubsubSource)(name="flights", subscription=dg.EnvVar("FLIGHTS_SUBSCRIPTION"))
+
+    with dg.build_resources({"flights": made}) as resources:
+        assert resources.flights == PubsubSource(name="flights", subscription="projects/shop/subscriptions/flights")
+
+
+class Tenants(PubsubSource):
+    """Pulls for one tenant."""
+
+    tenant: str = Field(description="Whose messages.")
+
+
+def test_options_of_a_subclass_are_those_of_a_resource_and_known_in_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENANT", "north")
+    own: dict[str, Any] = {"name": "flights", "subscription": "flights", "project": "shop"}
+
+    with dg.build_resources({"flights": source_resource(Tenants)(**own, tenant=dg.EnvVar("TENANT"))}) as resources:
+        copied = pickle.loads(pickle.dumps(resources.flights))
+    assert (type(copied), copied.tenant) == (Tenants, "north")
+    with pytest.raises(ValidationError, match="tenant"):
+        Tenants(**own)

@@ -1,0 +1,72 @@
+"""Several processes that lease, read, give back and acknowledge at once: no message is given to two, none is lost."""
+
+import random
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+
+from pipeline_platform.connectors.table_queue import TableQueue
+from tests.fixtures.processes import PROCESSES
+from tests.fixtures.table_queue import do, ids, numbers, receive
+
+PROCESSES_AT_ONCE = 4
+
+
+def drained_by(queue: TableQueue, seed: int, demand: int) -> list[str]:
+    """Receive until nothing waits or is held; return what was acknowledged, in whatever order and as often."""
+    chance, acknowledged = random.Random(seed), []
+    for nth in range(100_000):
+        receive_id = f"{seed}-{nth}"
+        mine = ids(receive(queue, receive_id, demand=chance.randint(1, demand)))
+        if not mine:
+            if not queue.backlog().messages and not queue.held():
+                return acknowledged
+            continue
+        if chance.random() < 0.1:
+            queue.abandon(receive_id, list)  # as the next run does for one that died
+            continue
+        chance.shuffle(mine)
+        back = len(mine) // 20
+        assert queue.release(receive_id, mine[:back]) == []
+        for part in (mine[back::2], mine[back + 1 :: 2]):
+            assert queue.ack(receive_id, part) == []
+            acknowledged += part
+    raise AssertionError(f"still {queue.backlog()}, and held {queue.held()}")
+
+
+def assert_each_is_given_to_one(queue: TableQueue, expected: list[str], demand: int) -> None:
+    queue.create()
+    do(queue.url, "ANALYZE")  # plans are made for tables that were empty when somebody last looked
+    if not queue.backlog().messages:
+        queue.enqueue(b"x" for _ in expected)
+
+    with ProcessPoolExecutor(PROCESSES_AT_ONCE, mp_context=PROCESSES) as pool:
+        seeds = range(PROCESSES_AT_ONCE)
+        acknowledged = list(pool.map(drained_by, [queue] * len(seeds), seeds, [demand] * len(seeds)))
+
+    times = Counter(id_ for part in acknowledged for id_ in part)
+    assert times.keys() == set(expected)
+    assert set(times.values()) == {1}
+    assert sum(bool(part) for part in acknowledged) > 1, "one process did all"
+
+
+def test_fifty_thousand_messages_by_four_processes(url: str) -> None:
+    assert_each_is_given_to_one(TableQueue(name="load", url=url, lease_s=600), numbers(1, 50_000), demand=3_000)
+
+
+@pytest.mark.parametrize("gone", ["id % 50 = 0", "id % 3 > 0"], ids=["holes", "scattered"])
+def test_messages_whose_ids_are_not_consecutive_by_four_processes(url: str, gone: str) -> None:
+    queue = TableQueue(name="load", url=url, lease_s=600)
+    queue.create()
+    queue.enqueue(b"x" for _ in range(6_000))
+    do(url, f"DELETE FROM messages WHERE {gone}")
+
+    assert_each_is_given_to_one(queue, [str(id_) for (id_,) in do(url, "SELECT id FROM messages")], demand=400)
+
+
+@pytest.mark.soak
+def test_a_million_messages_by_four_processes(postgres_url: str) -> None:
+    assert_each_is_given_to_one(
+        TableQueue(name="load", url=postgres_url, lease_s=600), numbers(1, 1_000_000), demand=50_000
+    )

@@ -1,0 +1,317 @@
+"""Leases of a queue in a SQL table: no message is given to two, none is lost."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from pipeline_platform.connectors.table_queue.table_queue_source import LOST, TableQueue
+from pipeline_platform.control.database import Database
+from pipeline_platform.source.contract import Backlog, Refused, SourceError
+from tests.fixtures.processes import PROCESSES
+from tests.fixtures.table_queue import Rows, do, ids, numbers, read, receive
+
+
+def test_fewer_messages_than_tasks_make_fewer_shares(queue: TableQueue) -> None:
+    queue.enqueue([b"1", b"2"])
+
+    assert [share.messages for share in queue.plan(10, 8, "a")] == [1, 1]
+    assert queue.plan(10, 8, "b") == []
+    assert queue.plan(0, 8, "c") == []
+
+
+def test_the_oldest_are_leased_first_wherever_leases_are(queue: TableQueue, run_sql: Callable[..., Any]) -> None:
+    for number in (10, 20, 30):
+        run_sql("INSERT INTO messages (id, data) VALUES (:id, :data)", id=number, data=b"")
+    assert ids(receive(queue, "held", demand=1)) == ["10"]
+    assert ids(receive(queue, "given back", demand=1)) == ["20"]
+    queue.abandon("given back", list)
+    for number in (5, 15, 25, 35):
+        run_sql("INSERT INTO messages (id, data) VALUES (:id, :data)", id=number, data=b"")
+
+    first, rest = receive(queue, "a", demand=4), receive(queue, "b")
+
+    assert [(row["message_id"], row["redelivered"]) for row in first] == [
+        ("20", True),
+        ("5", False),
+        ("15", False),
+        ("25", False),
+    ]
+    assert ids(rest) == ["30", "35"]
+
+
+def test_concurrent_planners_never_lease_one_message(queue: TableQueue) -> None:
+    queue.enqueue(b"x" for _ in range(3_000))
+    planners = [f"planner-{number}" for number in range(6)]
+
+    with ProcessPoolExecutor(3, mp_context=PROCESSES) as pool:
+        received = list(pool.map(_receive_all_in_small_parts, [queue] * 6, planners))
+
+    assert sorted(id_ for part in received for id_ in part) == sorted(numbers(1, 3_000))
+
+
+def _receive_all_in_small_parts(queue: TableQueue, planner: str) -> list[str]:
+    received: list[str] = []
+    for nth in range(1_000):
+        rows = receive(queue, f"{planner}-{nth}", demand=100)
+        if not rows and not queue.backlog().messages:
+            return received
+        received += ids(rows)
+    raise AssertionError(f"still {queue.backlog()} after {len(received)}")
+
+
+def test_planners_take_an_expired_receive_over_once(queue: TableQueue, let_run_out: Callable[[str], None]) -> None:
+    queue.enqueue(b"x" for _ in range(2_000))
+    queue.plan(2_000, 1, "dead")
+    let_run_out("dead")
+    together = threading.Barrier(4)
+
+    def take_over(receive_id: str) -> Rows:
+        together.wait()
+        return receive(queue, receive_id, demand=800)
+
+    with ThreadPoolExecutor(4) as pool:
+        rows = [row for part in pool.map(take_over, "abcd") for row in part]
+    rows += receive(queue, "e", demand=2_000)
+
+    assert sorted(ids(rows)) == sorted(numbers(1, 2_000))
+    assert all(row["redelivered"] for row in rows)
+
+
+def test_planners_take_turns(postgres_url: str) -> None:
+    queue = TableQueue(name="flights", url=postgres_url)
+    queue.create()
+    queue.enqueue([b"1", b"2", b"3"])
+    slow, quick = queue._table(), ThreadPoolExecutor(1)
+    with quick, slow.database.writing() as connection:
+        slow.lease(connection, "slow", 60, 2, 1)
+        waits = quick.submit(receive, queue, "quick")
+        while not connection.exec_driver_sql("SELECT 1 FROM pg_locks WHERE NOT granted").all():
+            assert not waits.done()
+        connection.commit()
+
+    assert ids(waits.result()) == ["3"]
+
+
+def test_an_acknowledgement_waits_for_a_planner_who_takes_the_message_over(postgres_url: str) -> None:
+    queue = TableQueue(name="flights", url=postgres_url)
+    queue.create()
+    queue.enqueue([b"1", b"2"])
+    queue.release("early", ids(receive(queue, "early")))
+    held = ids(receive(queue, "late"))
+    with ThreadPoolExecutor(1) as pool:
+        with Database(postgres_url, "a test", SourceError).writing() as planner:
+            planner.exec_driver_sql("SELECT FROM messages WHERE id = 1 FOR UPDATE")
+            planner.exec_driver_sql("UPDATE messages_leases SET receive = 99, attempts = 3 WHERE id = 1")
+            late = pool.submit(queue.ack, "late", held)
+            while not planner.exec_driver_sql("SELECT 1 FROM pg_locks WHERE NOT granted").all():
+                assert not late.done()
+        refused = late.result()
+
+    assert refused == [Refused("1", LOST, lost=True)]
+    assert do(postgres_url, "SELECT id FROM messages") == do(postgres_url, "SELECT id FROM messages_leases") == [(1,)]
+
+
+def test_a_lease_that_ran_out_is_delivered_again_and_marked(
+    queue: TableQueue, let_run_out: Callable[[str], None]
+) -> None:
+    queue.enqueue([b"1", b"2", b"3"], metadata=[{"key": 1}, None, None])
+    receive(queue, "a", demand=2)
+    let_run_out("a")
+
+    rows = receive(queue, "b")
+
+    assert [(row["message_id"], row["redelivered"], row["attempt"]) for row in rows] == [
+        ("1", True, 1),
+        ("2", True, 1),
+        ("3", False, 1),
+    ]
+    assert [json.loads(row["metadata"] or "{}") for row in rows] == [{"key": 1, "deliveries": 2}, {"deliveries": 2}, {}]
+
+
+def test_a_tiny_lease_runs_out_by_the_clock_of_the_database(queue: TableQueue) -> None:
+    queue.enqueue([b"1"])
+    hasty = queue.model_copy(update={"lease_s": 1e-6})
+    hasty.plan(1, 1, "a")
+
+    assert ids(receive(queue, "b")) == ["1"]
+
+
+def test_a_receive_that_is_over_reads_nothing(queue: TableQueue, let_run_out: Callable[[str], None]) -> None:
+    queue.enqueue([b"1"])
+    [share] = queue.plan(1, 1, "a")
+    let_run_out("a")
+    queue.plan(1, 1, "b")
+
+    with pytest.raises(SourceError, match=r"receive 'a' is over.*raise lease_s \(now 60\)"):
+        read(queue, share, "a")
+
+
+def test_planning_again_under_one_name_voids_the_earlier_shares(queue: TableQueue) -> None:
+    queue.enqueue([b"1", b"2", b"3"])
+    queue.plan(2, 2, "a")
+
+    rows = receive(queue, "a", demand=1)
+
+    assert [(row["message_id"], row["redelivered"]) for row in rows] == [("1", True)]
+    assert queue.backlog().messages == 2
+
+
+def test_extending_keeps_a_receive_from_running_out(queue: TableQueue, let_run_out: Callable[[str], None]) -> None:
+    queue.enqueue([b"1"])
+    queue.plan(1, 1, "a")
+
+    assert queue.extend("a", list)
+    let_run_out("a")
+    assert queue.extend("a", list), "it ran out, but nobody has planned since"
+    assert receive(queue, "b") == []
+
+
+def test_extending_fails_once_another_planned_after_it_ran_out(
+    queue: TableQueue, let_run_out: Callable[[str], None]
+) -> None:
+    queue.enqueue([b"1", b"2", b"3"])
+    queue.plan(3, 1, "a")
+    let_run_out("a")
+    queue.plan(1, 1, "b")
+
+    assert not queue.extend("a", list), "one message is lost"
+    assert queue.extend("b", list)
+    assert ids(receive(queue, "c")) == ["2", "3"]
+
+
+def test_extending_fails_where_nothing_is_held(queue: TableQueue) -> None:
+    queue.enqueue([b"1"])
+    queue.plan(1, 1, "a")
+    queue.ack("a", ["1"])
+
+    assert not queue.extend("a", list)
+    assert not queue.extend("never planned", list)
+
+
+@pytest.mark.parametrize("theirs", [["2"], ["2", "3"]])
+def test_acknowledging_never_deletes_what_another_holds(
+    queue: TableQueue, let_run_out: Callable[[str], None], theirs: list[str]
+) -> None:
+    queue.enqueue([b"1", b"2", b"3", b"4"])
+    receive(queue, "a")
+    queue.ack("a", ["1"])
+    let_run_out("a")
+    assert ids(receive(queue, "b", demand=len(theirs))) == theirs
+
+    refused = queue.ack("a", ["1", "2", "3", "4"])
+
+    assert sorted(refused) == [Refused(id_, LOST, lost=True) for id_ in theirs]
+    assert queue.ack("b", theirs) == []
+    assert receive(queue, "c") == []
+
+
+def test_a_late_acknowledgement_counts_while_nobody_else_was_given_the_message(
+    queue: TableQueue, let_run_out: Callable[[str], None]
+) -> None:
+    queue.enqueue([b"1", b"2"])
+    receive(queue, "dead")
+    let_run_out("dead")
+    receive(queue, "b", demand=1)
+
+    assert queue.ack("dead", ["2"]) == [], "whoever finishes a dead run acknowledges in its name"
+    assert queue.backlog() == Backlog(0)
+
+
+def test_an_unknown_receive_acknowledges_nothing(queue: TableQueue) -> None:
+    queue.enqueue([b"1", b"2"])
+    receive(queue, "a", demand=1)
+
+    assert sorted(queue.ack("b", ["1", "2"])) == [Refused("1", LOST, lost=True), Refused("2", LOST, lost=True)]
+
+
+def test_scattered_and_contiguous_ids_are_acknowledged_exactly(
+    queue: TableQueue, monkeypatch: pytest.MonkeyPatch, let_run_out: Callable[[str], None]
+) -> None:
+    monkeypatch.setattr("pipeline_platform.connectors.table_queue.table_queue_source.IDS_PER_TRANSACTION", 100)
+    queue.enqueue(b"x" for _ in range(1_000))
+    receive(queue, "a")
+    chosen = numbers(1, 150) + numbers(300, 1_000)[::7] + ["250", "250"]
+
+    assert queue.ack("a", chosen[::-1]) == []
+
+    let_run_out("a")
+    assert set(ids(receive(queue, "b"))) == set(numbers(1, 1_000)) - set(chosen)
+
+
+def test_several_tasks_acknowledge_at_once(queue: TableQueue) -> None:
+    queue.enqueue(b"x" for _ in range(4_000))
+    receive(queue, "a", demand=4_000)
+    parts = [numbers(1, 4_000)[nth::4] for nth in range(4)]
+
+    with ProcessPoolExecutor(2, mp_context=PROCESSES) as pool:
+        refused = list(pool.map(queue.ack, ["a"] * 8, parts * 2))
+
+    assert refused == [[]] * 8
+    assert queue.backlog() == Backlog(0)
+
+
+def test_released_messages_come_back_marked_and_the_others_do_not(queue: TableQueue) -> None:
+    queue.enqueue([b"1", b"2", b"3"])
+    receive(queue, "a")
+
+    assert queue.release("a", ["1", "3"]) == []
+
+    assert [(row["message_id"], row["redelivered"]) for row in receive(queue, "b")] == [("1", True), ("3", True)]
+    assert queue.release("a", ["1"]) == [Refused("1", LOST, lost=True)]
+    assert queue.ack("a", ["2"]) == []
+
+
+def test_released_with_a_delay_they_come_back_after_it(queue: TableQueue, run_sql: Callable[..., Any]) -> None:
+    queue.enqueue([b"1", b"2"])
+    receive(queue, "a")
+
+    assert queue.release("a", ["1"], delay_s=100) == []
+
+    assert queue.backlog().messages == 0
+    assert receive(queue, "b") == []
+    run_sql("UPDATE messages_receives SET leased_until = leased_until - 101 WHERE receive_id IS NULL")
+    assert queue.backlog().messages == 1
+    assert ids(receive(queue, "b")) == ["1"]
+
+
+def test_deliveries_are_counted_exactly(queue: TableQueue) -> None:
+    queue.enqueue([b"1", b"2"])
+    for nth in range(3):
+        receive(queue, f"run-{nth}", demand=1)
+        queue.release(f"run-{nth}", ["1"])
+
+    rows = receive(queue, "last")
+
+    assert [row["metadata"] for row in rows] == ['{"deliveries": 4}', None]
+
+
+def test_abandoned_messages_are_given_back_at_once(queue: TableQueue) -> None:
+    queue.enqueue([b"1", b"2"])
+    receive(queue, "a")
+
+    queue.abandon("a", list)
+    queue.abandon("never planned", list)
+
+    assert not queue.extend("a", list)
+    assert queue.backlog().messages == 2
+    assert ids(receive(queue, "b")) == ["1", "2"]
+
+
+def test_finished_receives_leave_no_rows_behind(
+    queue: TableQueue, run_sql: Callable[..., Any], let_run_out: Callable[[str], None]
+) -> None:
+    queue.enqueue([b"1", b"2", b"3"])
+    receive(queue, "a", demand=2)
+    queue.release("a", ["2"])
+    queue.ack("a", ["1"])
+    let_run_out("a")
+    receive(queue, "b", demand=1)
+
+    assert run_sql("SELECT receive_id FROM messages_receives") == [("b",)]
+    assert run_sql("SELECT id, attempts FROM messages_leases") == [(2, 2)]

@@ -1,0 +1,202 @@
+"""How a table queue remembers what a receive holds: spans of ids for what is new, a row for what comes again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline_platform.connectors.table_queue import id_spans
+from pipeline_platform.connectors.table_queue.id_spans import Span
+from pipeline_platform.connectors.table_queue.table_queue_source import LOST, TableQueue
+from pipeline_platform.source.contract import Refused, SourceError
+from tests.fixtures.table_queue import ids, numbers, receive
+
+Sql = Callable[..., Any]
+REFUSAL = (
+    r"messages_receives\.spans.*An earlier release made this table: run `pipeline-platform table-queue create`, "
+    "while no run is under way"
+)
+
+
+def insert(run_sql: Sql, *ids_: int) -> None:
+    for id_ in ids_:
+        run_sql("INSERT INTO messages (id, data) VALUES (:id, :data)", id=id_, data=b"x")
+
+
+def spans(run_sql: Sql) -> dict[str, Any]:
+    told = run_sql("SELECT receive_id, spans FROM messages_receives")
+    return {receive_id: text and json.loads(text) for receive_id, text in told}
+
+
+def rows(run_sql: Sql) -> list[int]:
+    return [id_ for (id_,) in run_sql("SELECT id FROM messages_leases ORDER BY id")]
+
+
+def test_new_messages_are_leased_in_one_row(queue: TableQueue, run_sql: Sql) -> None:
+    queue.enqueue(b"x" for _ in range(1_000))
+
+    assert ids(receive(queue, "a", demand=600)) == numbers(1, 600)
+    assert ids(receive(queue, "b", demand=600)) == numbers(601, 1_000)
+
+    assert spans(run_sql) == {"a": [[1, 600]], "b": [[601, 1_000]]}
+    assert rows(run_sql) == []
+
+
+def test_a_message_that_comes_late_between_others_is_given_to_the_next(queue: TableQueue, run_sql: Sql) -> None:
+    insert(run_sql, 1, 2, 4, 5, 900)
+    shares = queue.plan(10, 1, "a")
+    insert(run_sql, 3)
+
+    assert [row["message_id"] for batch in queue.read(shares[0], "a") for row in batch.to_pylist()] == [
+        *("1", "2", "4", "5", "900")
+    ]
+    assert queue.backlog().messages == 1
+    (late,) = receive(queue, "b")
+    assert (late["message_id"], late["redelivered"]) == ("3", False)
+    assert queue.ack("a", ["1", "2", "3", "4", "5", "900"]) == [Refused("3", LOST, lost=True)]
+    assert queue.ack("b", ["3"]) == []
+    assert queue.backlog().messages == 0
+
+
+def test_messages_with_scattered_ids_have_a_row_each(queue: TableQueue, run_sql: Sql) -> None:
+    scattered = [number * 3 for number in range(1, 301)]
+    insert(run_sql, *scattered)
+
+    assert ids(receive(queue, "a", concurrency=3)) == [str(id_) for id_ in scattered]
+    assert rows(run_sql) == scattered
+    assert receive(queue, "b") == []
+    assert queue.ack("a", [str(id_) for id_ in scattered]) == []
+    assert rows(run_sql) == []
+
+
+def test_what_comes_again_and_what_is_new_share_a_receive(queue: TableQueue) -> None:
+    queue.enqueue(b"x" for _ in range(10))
+    queue.release("a", ids(receive(queue, "a", demand=4)))
+
+    shares = queue.plan(10, 3, "b")
+    read = [ids([row for batch in queue.read(share, "b") for row in batch.to_pylist()]) for share in shares]
+
+    assert read == [["1", "2", "3", "4"], ["5", "6", "7"], ["8", "9", "10"]]
+    assert [share.messages for share in shares] == [4, 3, 3]
+    assert queue.extend("b", list)
+    assert queue.held()[0][2] == 10
+    assert queue.ack("b", numbers(1, 10)) == []
+    assert not queue.extend("b", list)
+
+
+def test_what_a_receive_left_is_delivered_again_once_it_is_over(
+    queue: TableQueue, run_sql: Sql, let_run_out: Callable[[str], None]
+) -> None:
+    queue.enqueue(b"x" for _ in range(6))
+    receive(queue, "a", demand=5)
+    assert queue.ack("a", ["2", "3"]) == []
+    assert queue.release("a", ["5"]) == []
+    let_run_out("a")
+
+    again = receive(queue, "b", demand=2)
+
+    assert [(row["message_id"], row["redelivered"]) for row in again] == [("1", True), ("4", True)]
+    assert queue.ack("a", ["1", "4"]) == [Refused("1", LOST, lost=True), Refused("4", LOST, lost=True)]
+    assert ids(receive(queue, "c")) == ["5", "6"]
+
+
+def test_a_late_acknowledgement_counts_until_the_message_is_given_to_another(
+    queue: TableQueue, let_run_out: Callable[[str], None]
+) -> None:
+    queue.enqueue(b"x" for _ in range(4))
+    receive(queue, "late")
+    let_run_out("late")
+    assert ids(receive(queue, "b", demand=1)) == ["1"]
+
+    assert queue.ack("late", numbers(1, 4)) == [Refused("1", LOST, lost=True)]
+    assert queue.backlog().messages == 0
+
+
+def test_what_others_hold_by_spans_is_not_released(queue: TableQueue) -> None:
+    queue.enqueue(b"x" for _ in range(4))
+    receive(queue, "a", demand=2)
+    receive(queue, "b", demand=1)
+
+    assert queue.release("b", numbers(1, 3)) == [Refused("1", LOST, lost=True), Refused("2", LOST, lost=True)]
+    assert ids(receive(queue, "c")) == ["3", "4"]
+
+
+def test_a_planner_leaves_a_receive_alone_that_acknowledges_at_this_moment(postgres_url: str) -> None:
+    queue = TableQueue(name="flights", url=postgres_url)
+    queue.create()
+    queue.enqueue(b"x" for _ in range(4))
+    receive(queue, "late", demand=3)
+    table = queue._table()
+    with ThreadPoolExecutor(1) as pool, table.database.writing() as late:
+        assert table.acknowledge(late, "late", [1, 2]) == []
+        queue.abandon("late", list)
+
+        assert ids(pool.submit(receive, queue, "quick").result(30)) == ["4"]
+
+    assert ids(receive(queue, "next")) == ["3"]
+
+
+def test_the_tables_of_an_earlier_release_are_brought_up_to_this_one(queue: TableQueue, run_sql: Sql) -> None:
+    queue.enqueue([b"1", b"2"])
+    run_sql("ALTER TABLE messages_receives DROP COLUMN spans")
+    run_sql("INSERT INTO messages_receives (receive_id, leased_until) VALUES ('earlier', 4102444800)")
+    run_sql("INSERT INTO messages_leases SELECT 1, id, 1 FROM messages_receives")
+    plan, ack = (lambda: queue.plan(1, 1, "a")), (lambda: queue.ack("a", "1"))
+    for use in (queue.check_ready, queue.backlog, queue.held, plan, ack):
+        with pytest.raises(SourceError, match=REFUSAL):
+            use()
+
+    queue.create()
+    queue.check_ready()
+
+    assert ids(receive(queue, "a")) == ["2"]
+    assert queue.ack("earlier", ["1"]) == []
+
+
+sets = st.sets(st.integers(-30, 30))
+
+
+def spans_of(members: set[int]) -> list[Span]:
+    return id_spans.merged((member, member) for member in members)
+
+
+def members(of: list[Span]) -> set[int]:
+    return {member for first, last in of for member in range(first, last + 1)}
+
+
+@given(sets)
+def test_spans_hold_what_they_are_made_of(numbers: set[int]) -> None:
+    made = spans_of(numbers)
+
+    assert members(made) == numbers
+    assert id_spans.size(made) == len(numbers)
+    assert [span for group in id_spans.near(made, 2) for span in group] == made
+    assert all(later[0] - earlier[1] > 1 for earlier, later in zip(made, made[1:], strict=False))
+    if numbers:
+        between = {
+            number for number in range(-30, max(numbers)) if any(a <= number <= b for a, b in id_spans.gaps(made))
+        }
+        assert between == set(range(-30, max(numbers))) - numbers
+
+
+@given(sets, st.integers(0, 70))
+def test_spans_are_cut_after_so_many(numbers: set[int], count: int) -> None:
+    head, rest = id_spans.cut(spans_of(numbers), count)
+
+    assert members(head) | members(rest) == numbers
+    assert id_spans.size(head) == min(count, len(numbers))
+    assert max(members(head), default=-99) < min(members(rest), default=99)
+
+
+@given(sets, sets)
+def test_ids_lie_in_spans_or_outside(numbers: set[int], ids_: set[int]) -> None:
+    within, outside = id_spans.inside(sorted(ids_), spans_of(numbers))
+
+    assert within == sorted(ids_ & numbers)
+    assert outside == sorted(ids_ - numbers)

@@ -1,0 +1,295 @@
+"""RabbitMQ as a source: what a run is given, what a message carries, and what the server hears of it."""
+
+import json
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from pipeline_platform.connectors.rabbitmq import RabbitmqSource, mailboxes, rabbitmq_source
+from pipeline_platform.connectors.rabbitmq.rabbitmq_connection import Channel
+from pipeline_platform.model.message import DELIVERIES
+from pipeline_platform.source.contract import Backlog, Share, SourceError
+from tests.fixtures.rabbitmq_source import Built, numbers, received, settled, texts
+
+# Receiving
+
+
+def test_a_receive_gets_what_it_asks_for_in_order_and_the_rest_waits(rabbitmq: Built) -> None:
+    source = rabbitmq()
+    assert source.send(numbers(30)) == 30
+    assert source.backlog().messages == 30
+
+    (share,) = source.plan(20, 4, "r1")
+    (batch,) = source.read(share, "r1")
+
+    assert batch.schema == DELIVERIES
+    assert batch.column("data").to_pylist() == numbers(20)
+    assert set(batch.column("source").to_pylist()) == {"flights"}
+    assert len(set(batch.column("message_id").to_pylist())) == 20
+    assert not any(batch.column("redelivered").to_pylist())
+    assert source.backlog() == Backlog(10), "what is held does not count"
+
+
+def test_an_empty_queue_gives_nothing(rabbitmq: Built) -> None:
+    assert received(rabbitmq()) == []
+    assert rabbitmq().plan(0, 4, "r1") == []
+
+
+def test_two_receives_at_once_get_different_messages(rabbitmq: Built) -> None:
+    one = rabbitmq()
+    other = rabbitmq(one.queue)
+    one.send(numbers(50))
+
+    first, second = received(one, 30), received(other)
+
+    assert sorted(texts(first) + texts(second), key=int) == texts_of(50)
+    assert settled(one, "ack", first) == settled(other, "ack", second) == []
+
+
+def test_a_receive_holds_no_more_than_prefetch_count(rabbitmq: Built) -> None:
+    source = rabbitmq(prefetch_count=5)
+    source.send(numbers(12))
+
+    rows = received(source)
+
+    assert len(rows) == 5
+    assert source.backlog().messages == 7
+    settled(source, "ack", rows)
+    assert source.backlog().messages == 7, "the consumer has ended: nothing more is sent to it"
+
+
+def test_a_demand_that_amqp_cannot_say_in_one_number_is_met(rabbitmq: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mailboxes, "PREFETCH_MAX", 10)
+    source = rabbitmq(consume_options={"consumer_tag": "tagged"})
+    source.send(numbers(40))
+
+    rows = received(source, 25)
+
+    assert len(rows) == 25
+    assert source.backlog().messages == 15
+    assert settled(source, "ack", rows) == []
+
+
+@pytest.mark.parametrize(("bound", "value"), [("BATCH_ROWS", 4), ("BATCH_BYTES", 4_000)])
+def test_batches_are_bounded_by_rows_and_by_bytes(
+    rabbitmq: Built, monkeypatch: pytest.MonkeyPatch, bound: str, value: int
+) -> None:
+    monkeypatch.setattr(mailboxes, bound, value)
+    source = rabbitmq()
+    source.send([b"x" * 1_000] * 60)  # so many that the thread stops reading for a while
+
+    batches = list(source.read(Share(messages=50), "r1"))
+
+    assert sum(batch.num_rows for batch in batches) == 50
+    assert max(batch.num_rows for batch in batches) <= 4
+
+
+def test_what_comes_while_a_run_receives_is_the_next_run_s_unless_it_waits(rabbitmq: Built) -> None:
+    source = rabbitmq()
+    patient = rabbitmq(source.queue, wait_time_s=0.5, name="patient")
+    source.send([b"1"])
+
+    batches = source.read(Share(messages=10), "r1")
+    assert texts(next(batches).to_pylist()) == ["1"]
+    source.send([b"2"])
+    assert list(batches) == []
+    waiting = patient.read(Share(messages=10), "r2")
+    assert texts(next(waiting).to_pylist()) == ["2"]
+    source.send([b"3"])
+
+    assert [text for batch in waiting for text in texts(batch.to_pylist())] == ["3"]
+
+
+def test_a_message_of_16_mb_arrives_whole(rabbitmq: Built) -> None:
+    source = rabbitmq()
+    payload = bytes(range(256)) * 2**16
+    source.send([payload, b"small"])
+
+    rows = received(source)
+
+    assert [row["data"] for row in rows] == [payload, b"small"]
+    assert settled(source, "ack", rows) == []
+
+
+def test_a_run_that_finds_another_consumer_preferred_ends_with_nothing(
+    rabbitmq: Built, rabbitmq_queue: Callable[..., str], monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    monkeypatch.setattr(rabbitmq_source, "STALLED_S", 0.2)
+    first = rabbitmq(rabbitmq_queue(x_single_active_consumer=True), wait_time_s=1.0)
+    second = rabbitmq(first.queue)
+    first.send(numbers(3))
+    batches = first.read(Share(messages=10), "r1")
+    next(batches)  # its consumer is the active one until it ends
+    first.send(numbers(3))
+
+    with caplog.at_level(logging.WARNING):
+        rows = received(second)
+
+    assert rows == [] or "prefers another consumer" not in caplog.text
+    assert len(rows) + sum(batch.num_rows for batch in batches) == 3
+
+
+# What a message carries
+
+
+def test_metadata_are_all_properties_in_amqp_s_words(rabbitmq: Built) -> None:
+    source = rabbitmq()
+    headers = {
+        "text": "ä", "bytes": b"\xff\x00", "number": 7, "none": None, "list": [1, b"\xff"], "table": {"true": True},
+        "when": datetime(2026, 1, 2, tzinfo=UTC), "price": Decimal("1.25"),
+    }  # fmt: skip
+    properties = {
+        "content_type": "application/json", "content_encoding": "utf-8", "priority": 3, "correlation_id": "c",
+        "reply_to": "r", "expiration": "60000", "message_id": "m1", "timestamp": 1_700_000_000, "type": "t",
+        "user_id": "guest", "app_id": "a", "delivery_mode": 1,
+    }  # fmt: skip
+    source.send([b"{}"], [{**properties, "headers": headers}])
+
+    (row,) = received(source)
+    metadata = json.loads(row["metadata"])
+
+    assert (row["message_id"], row["published_at"]) == ("m1", None), "a publisher's clock may be wrong"
+    assert {name: metadata[name] for name in properties} == properties
+    assert (metadata["exchange"], metadata["routing_key"], metadata["redelivered"]) == ("", source.queue, False)
+    assert metadata["headers"] == {
+        "text": "ä", "bytes": {"base64": "/wA="}, "number": 7, "none": None, "list": [1, {"base64": "/w=="}],
+        "table": {"true": True}, "when": "2026-01-02T00:00:00Z", "price": "1.25",
+    }  # fmt: skip
+
+
+def test_no_metadata_cost_a_message_or_its_neighbours(rabbitmq: Built) -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(300):
+        deep = {"in": deep}
+    source = rabbitmq()
+    notes = [
+        {"message_id": b"\xff", "correlation_id": b"\xfe", "headers": {"n": [b"\xfd"]}},
+        {"headers": deep},
+        None,
+    ]
+    source.send(numbers(3), notes)
+
+    rows = received(source)
+    first, second, _ = [json.loads(row["metadata"]) for row in rows]
+
+    assert texts(rows) == texts_of(3)
+    assert (rows[0]["message_id"], first["correlation_id"]) == ("ff", {"base64": "/g=="})
+    assert first["headers"] == {"n": [{"base64": "/Q=="}]}
+    assert "depth" in second["headers"]
+
+
+def test_a_message_that_comes_again_has_its_id_and_is_marked(rabbitmq: Built) -> None:
+    source = rabbitmq()
+    source.send(numbers(5))
+    before = received(source)
+    source.close()
+
+    again = received(source)
+
+    assert [row["message_id"] for row in again] == [row["message_id"] for row in before]
+    assert [row["redelivered"] for row in before + again] == [False] * 5 + [True] * 5
+
+
+def test_an_id_may_be_in_a_header(rabbitmq: Built) -> None:
+    source = rabbitmq(message_id_header="event-id")
+    source.send([b"1", b"2", b"3"], [{"headers": {"event-id": 17}}, {"headers": {"event-id": b"\xff"}}, None])
+
+    ids = [row["message_id"] for row in received(source)]
+
+    assert ids[:2] == ["17", "ff"]
+    assert len(ids[2]) == 32, "send() gives ids where the source looks for them"
+
+
+def test_messages_without_an_id_get_one_for_this_delivery_alone(rabbitmq: Built) -> None:
+    source = rabbitmq()
+    source.send(numbers(3), [{"message_id": None}, {"message_id": ""}, {"message_id": "m3"}])
+    before = received(source)
+    source.close()
+    again = received(source)
+
+    assert [row["message_id"] for row in (before[2], again[2])] == ["m3", "m3"]
+    assert len({row["message_id"] for row in before + again}) == 5
+    assert settled(source, "ack", again) == []
+    assert source.backlog().messages == 0
+
+
+def test_publishers_that_send_twice_are_looked_up_where_the_source_says_so(rabbitmq: Built) -> None:
+    source = rabbitmq(deduplicate_publishes=True)
+    source.send([b"1", b"1"], [{"message_id": "m"}] * 2)
+
+    assert [row["redelivered"] for row in received(source)] == [True, True]
+
+
+def test_a_message_that_came_back_by_a_dead_letter_exchange_is_marked(rabbitmq: Built) -> None:
+    queue, later = f"queue-{uuid4().hex[:8]}", f"later-{uuid4().hex[:8]}"
+    back = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": queue, "x-message-ttl": 1}
+    rabbitmq(later, declare={"arguments": back}).backlog()
+    to_later = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": later}
+    source = rabbitmq(queue, declare={"arguments": to_later}, wait_time_s=5.0)
+    source.send([b"1"], [{"message_id": "m"}])
+    settled(source, "reject", received(source, 1))
+
+    (row,) = received(source, 1)
+
+    assert (row["message_id"], row["redelivered"]) == ("m", True)
+    assert json.loads(row["metadata"])["redelivered"] is False, "the server takes it for a new one"
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+def test_classic_and_quorum_queues_tell_of_deliveries(
+    rabbitmq: Built, rabbitmq_queue: Callable[..., str], kind: str
+) -> None:
+    source = rabbitmq(rabbitmq_queue(x_queue_type=kind), wait_time_s=2.0)
+    source.send([b"1"])
+    settled(source, "reject_and_requeue", received(source, 1))
+
+    (row,) = received(source, 1)
+
+    assert row["redelivered"]
+    count = json.loads(row["metadata"]).get("headers", {}).get("x-delivery-count")
+    assert count == {"classic": None, "quorum": 1}[kind]
+
+
+# Connecting, declaring, sending
+
+
+def test_a_queue_is_declared_and_bound_after_a_subclass_prepared_the_server(rabbitmq: Built) -> None:
+    class Prepared(RabbitmqSource):
+        def after_connect(self, channel: Channel) -> None:
+            channel.ask("exchange_declare", exchange=f"events of {self.queue}", exchange_type="topic", durable=True)
+
+    queue = f"declared-{uuid4().hex[:8]}"
+    source = rabbitmq(
+        queue,
+        kind=Prepared,
+        declare={"arguments": {"x-queue-type": "quorum"}},
+        bindings=[{"exchange": f"events of {queue}", "routing_key": "flight.*"}],
+    )
+
+    assert source.backlog().messages == 0, "a sensor, too, declares what is not there yet"
+    assert source.send([b"1"], [{"exchange": f"events of {queue}", "routing_key": "flight.new"}]) == 1
+    (row,) = received(rabbitmq(queue, wait_time_s=2.0), 1)
+    assert json.loads(row["metadata"])["routing_key"] == "flight.new"
+
+
+def test_what_no_queue_takes_is_named(rabbitmq: Built, rabbitmq_queue: Callable[..., str]) -> None:
+    source = rabbitmq(rabbitmq_queue(x_max_length=1, x_overflow="reject-publish"))
+
+    with pytest.raises(SourceError, match=r"took 1 of 2 messages.*'amq.topic' has no queue for routing_key 'nowhere'"):
+        source.send(numbers(2), [None, {"exchange": "amq.topic", "routing_key": "nowhere"}])
+    with pytest.raises(SourceError, match=r"took 3 of 3 messages, as a queue is full or failed"):
+        source.send(numbers(3))
+    with pytest.raises(TypeError, match=r"has no \['colour'\]; it may have exchange, routing_key, .*priority"):
+        source.send([b"1"], [{"colour": "red"}])
+    with pytest.raises(TypeError, match="a payload is bytes, not str"):
+        source.send(["text"])  # type: ignore[list-item]
+    assert texts(received(source)) == ["0"]
+
+
+def texts_of(count: int) -> list[str]:
+    return [str(number) for number in range(count)]

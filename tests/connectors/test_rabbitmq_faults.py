@@ -1,0 +1,283 @@
+"""RabbitMQ that stops, restarts and closes connections, and processes that die: nothing is lost, and it is said why."""
+
+import contextlib
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pika
+import pytest
+
+from pipeline_platform.connectors.rabbitmq import RabbitmqSource, mailboxes, rabbitmq_source
+from pipeline_platform.source.contract import Patience, Share, SourceAwayError, SourceError
+from pipeline_platform.source.patience import patiently
+from servers.rabbitmq import RabbitMQ
+from tests.fixtures.line import line_to
+from tests.fixtures.rabbitmq import create_queue
+from tests.fixtures.rabbitmq_source import Built, numbers, received, settled, texts
+
+SOON = Patience("rand", 0.1, 0.3, 60.0)
+
+
+@pytest.fixture
+def server(own_rabbitmq_server: RabbitMQ) -> RabbitMQ:
+    return own_rabbitmq_server
+
+
+@pytest.fixture
+def queue(server: RabbitMQ, built: Built) -> Built:
+    """Build sources of one queue of a server that the test may stop."""
+    name = create_queue(server.address)
+    return lambda **options: built(server.address, name, **options)
+
+
+@contextlib.contextmanager
+def restarting(server: RabbitMQ) -> Iterator[None]:
+    """Stop the server; it is up again some time after the block began."""
+    server.stop()
+    thread = threading.Thread(target=server.start)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+def test_a_server_that_restarts_while_a_run_receives_gives_everything_to_the_next_try(
+    server: RabbitMQ, queue: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mailboxes, "BATCH_ROWS", 10)
+    source = queue()
+    source.send(numbers(200))
+    batches = source.read(Share(messages=200), "r1")
+    first = next(batches).to_pylist()
+
+    with restarting(server):
+        with pytest.raises(SourceAwayError, match="does not answer, or ended the connection"):
+            list(batches)
+        again = patiently(lambda: received(source), SOON)
+
+    assert sorted(texts(again), key=int) == [str(n) for n in range(200)]
+    assert {row["message_id"] for row in again if row["redelivered"]} >= {row["message_id"] for row in first}
+    assert [one.lost for one in settled(source, "ack", first)] == [True] * len(first)
+    assert settled(source, "ack", again) == []
+
+
+def test_a_server_that_restarts_while_a_run_acknowledges_keeps_what_it_heard(
+    server: RabbitMQ, queue: Built, caplog: Any
+) -> None:
+    source = queue()
+    source.send(numbers(20))
+    rows = received(source)
+    assert settled(source, "ack", rows[:8]) == []
+
+    with restarting(server), caplog.at_level(logging.WARNING, "pipeline_platform.connectors.rabbitmq.rabbitmq_source"):
+        refused = [one for start in (8, 14) for one in settled(source, "ack", rows[start : start + 6])]
+        again = patiently(lambda: received(source), SOON)
+
+    assert [one.lost for one in refused] == [True] * 12
+    assert len([record for record in caplog.records if "could not be settled" in record.getMessage()]) == 1
+    assert [row["message_id"] for row in again] == [row["message_id"] for row in rows[8:]]
+    assert all(row["redelivered"] for row in again), "what may have been decided is looked up"
+
+
+def test_a_connection_that_the_server_closes_costs_the_run_its_messages_and_the_sensor_nothing(
+    server: RabbitMQ, queue: Built
+) -> None:
+    source, sensor = queue(connection_name="the run's"), queue(connection_name="the sensor's")
+    source.send(numbers(5))
+    assert sensor.backlog().messages == 5
+    rows = received(source)
+    assert "the run's" in server.ctl("list_connections", "client_properties")
+    server.ctl("close_all_connections", "told to")
+    _until(lambda: source._here.connection is not None and not source._here.connection.is_open)
+
+    refused = settled(source, "ack", rows)
+
+    assert [one.lost for one in refused] == [True] * 5
+    assert "CONNECTION_FORCED - told to" in refused[0].reason
+    assert patiently(sensor.backlog, SOON).messages == 5, "it connects anew"
+
+
+def test_a_queue_that_is_deleted_while_a_run_receives_costs_nothing_of_what_came(
+    server: RabbitMQ, queue: Built, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    source = queue(wait_time_s=10.0)
+    source.send(numbers(5))
+    batches = source.read(Share(messages=50), "r1")
+    rows = next(batches).to_pylist()
+
+    server.ctl("delete_queue", source.queue)
+    rest = list(batches)
+
+    assert (len(rows), rest) == (5, [])
+    assert "was deleted or moved" in caplog.text
+    assert [one.lost for one in settled(source, "ack", rows)] == [True] * 5, "the server would take anything"
+    with pytest.raises(SourceError, match=r"is not there .*Create it"):
+        received(source)
+    connection = source._here.connection
+    queue(declare={}).backlog()
+    source.send([b"new"])
+    assert texts(received(source, 1)) == ["new"], "by another consumer, on a channel of its own"
+    assert source._here.connection is connection
+
+
+def test_a_queue_that_is_deleted_before_anything_came_is_an_error(server: RabbitMQ, queue: Built) -> None:
+    source = queue(wait_time_s=10.0)
+    source.backlog()
+    timer = threading.Timer(0.5, server.ctl, ["delete_queue", source.queue])
+    timer.start()
+
+    with pytest.raises(SourceError, match=r"was deleted or moved meanwhile|is not there"):
+        received(source)
+    timer.join()
+
+
+def test_a_server_that_is_away_is_said_at_once_and_waited_for_by_a_run(
+    server: RabbitMQ, queue: Built, built: Built
+) -> None:
+    source = queue()
+    source.send([b"1"])
+    source.close()
+    transient = built(server.address, "transient", declare={"durable": False})
+    transient.backlog()
+    with restarting(server):
+        with pytest.raises(SourceAwayError, match=r"127.0.0.1:\d+ does not answer.*Start the server, or correct url"):
+            source.backlog()
+        patiently(source.check_ready, SOON)
+
+    assert texts(received(source)) == ["1"]
+    assert transient.backlog().messages == 0, "a queue that went with the server is declared anew"
+
+
+def test_a_connection_that_is_cut_while_it_is_made_is_made_by_a_later_try(
+    rabbitmq_server: str, rabbitmq_queue: Callable[..., str], built: Built
+) -> None:
+    with line_to(rabbitmq_server) as line:
+        source = built(line.address, rabbitmq_queue())
+        line.stop()
+        with pytest.raises(SourceAwayError, match=r"ended the connection before it was open .*Start the server, or"):
+            source.backlog()
+
+        threading.Timer(0.5, line.start).start()
+        assert patiently(source.backlog, SOON).messages == 0
+        source.close()
+
+
+def test_a_connection_lives_while_the_run_works_for_longer_than_its_heartbeats_allow(
+    rabbitmq_server: str, rabbitmq_queue: Callable[..., str], built: Built
+) -> None:
+    source = built(f"{rabbitmq_server}?heartbeat=1", rabbitmq_queue())
+    source.send(numbers(3))
+    rows = received(source)
+
+    time.sleep(5)  # the server closes a connection after two seconds without a sign of life
+
+    assert settled(source, "ack", rows) == []
+    source.close()
+    assert source.backlog().messages == 0
+
+
+def test_a_reader_that_stands_still_holds_the_socket_up_and_not_the_heartbeats(
+    rabbitmq_server: str, rabbitmq_queue: Callable[..., str], built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mailboxes, "BATCH_BYTES", 2**20)
+    source = built(f"{rabbitmq_server}?heartbeat=2", rabbitmq_queue())
+    source.send([os.urandom(2**20)] * 64)
+    batches = source.read(Share(messages=64), "r1")
+    next(batches)
+
+    time.sleep(5)
+    ((_, inbox),) = source._here.inboxes.values()
+    held = len(inbox._full)
+
+    assert sum(batch.num_rows for batch in batches) == 63
+    assert 0 < held < 32
+
+
+def hold(source: RabbitmqSource, holds: Any) -> None:
+    rows = received(source)
+    holds.send(len(rows))
+    time.sleep(60)
+
+
+def test_the_messages_of_a_killed_process_come_back(
+    rabbitmq: Built,
+) -> None:
+    source = rabbitmq()
+    source.send(numbers(10))
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=hold, args=(source, theirs))
+    process.start()
+    assert ours.recv() == 10
+    assert source.backlog().messages == 0
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+
+    _until(lambda: source.backlog().messages == 10)
+    rows = received(source)
+
+    assert all(row["redelivered"] for row in rows)
+    assert settled(source, "ack", rows) == []
+
+
+def test_a_forked_process_does_not_wait_for_a_thread_that_it_has_not(rabbitmq: Built) -> None:
+    source = rabbitmq()
+    source.send([b"1"])
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=lambda: theirs.send(source.backlog().messages))
+    process.start()
+
+    assert ours.poll(60)
+    assert ours.recv() == 1
+    process.join()
+    assert source.backlog().messages == 1
+
+
+def test_a_server_that_stops_answering_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, server: RabbitMQ, queue: Built
+) -> None:
+    monkeypatch.setattr(rabbitmq_source, "LOOK_S", 0.5)
+    source = queue()
+    source.backlog()
+    with pika.BlockingConnection(pika.URLParameters(server.address)):
+        pass
+    halted = [int(pid) for pid in server.ctl("eval", "os:getpid().").split('"')[1:2]]
+    os.kill(halted[0], signal.SIGSTOP)
+    try:
+        with pytest.raises(SourceAwayError, match="does not answer"):
+            source.backlog()
+    finally:
+        os.kill(halted[0], signal.SIGCONT)
+    assert patiently(source.backlog, SOON).messages == 0
+
+
+def test_a_channel_that_is_closed_for_its_age_says_so_where_messages_without_an_id_were_to_be_decided(
+    server: RabbitMQ, queue: Built
+) -> None:
+    server.ctl(
+        "eval",
+        "application:set_env(rabbit, consumer_timeout, 1), application:set_env(rabbit, channel_tick_interval, 100).",
+    )
+    source = queue()
+    source.send(numbers(3), [{"message_id": None}] * 3)
+    rows = received(source)
+    _until(lambda: any(inbox.channel.ended for _, inbox in source._here.inboxes.values()))
+
+    with pytest.raises(SourceError, match=r"406 PRECONDITION_FAILED.*max_demand.*consumer_timeout.*have no id") as late:
+        source.extend("r1", lambda: [(rows[0]["ack_ref"], [row["ack_id"] for row in rows])])
+
+    assert not isinstance(late.value, SourceAwayError), "to ask once more would not help"
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

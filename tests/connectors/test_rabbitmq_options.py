@@ -1,0 +1,236 @@
+"""Options of RabbitMQ as a source: what is refused, and what the errors of a real server are said to mean."""
+
+import logging
+import pickle
+from collections.abc import Callable
+from ssl import SSLEOFError
+from typing import Any
+from uuid import uuid4
+
+import dagster as dg
+import pika
+import pytest
+from pika.exceptions import (
+    ConnectionClosedByBroker,
+    IncompatibleProtocolError,
+    ProbableAccessDeniedError,
+    ProbableAuthenticationError,
+    StreamLostError,
+)
+from pydantic import ValidationError
+
+from pipeline_platform.connectors.rabbitmq import RabbitmqSource
+from pipeline_platform.connectors.rabbitmq.rabbitmq_connection import Channel
+from pipeline_platform.connectors.rabbitmq.rabbitmq_errors import explained
+from pipeline_platform.connectors.rabbitmq.rabbitmq_options import PARAMETERS
+from pipeline_platform.orchestration.source_resources import source_resource
+from pipeline_platform.source.contract import Patience, SourceAwayError, SourceError
+from tests.fixtures.rabbitmq_source import Built, numbers, received
+
+SECRET = "hush-this-is-secret"
+URL = f"amqps://user:{SECRET}@rabbit.example:5671/flights?heartbeat=30"
+
+
+def source(**options: Any) -> RabbitmqSource:
+    return RabbitmqSource(**{"name": "flights", "url": URL, "queue": "flights", **options})
+
+
+@pytest.mark.parametrize(
+    "url", ["", "rabbit.example", "http://rabbit.example", f"amqp://user:{SECRET}@", f"amqp://user:{SECRET}@host:port"]
+)
+def test_a_url_is_an_amqp_address_and_a_wrong_one_is_not_printed(url: str) -> None:
+    with pytest.raises(ValidationError, match=r"url\n.*must be amqp://user:password@host:port/vhost") as refused:
+        source(url=url)
+    assert SECRET not in str(refused.value)
+
+
+def test_the_parameters_of_an_address_are_those_of_pika() -> None:
+    prefix = "_set_url_"
+    known = {name.removeprefix(prefix) for name in dir(pika.URLParameters) if name.startswith(prefix)}
+
+    assert known == {*PARAMETERS}, f"tried with pika 1.4.4; this is {pika.__version__}"
+
+
+def test_the_url_is_printed_nowhere() -> None:
+    assert SECRET not in repr(source()) + str(source())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"queue": ""}, r"queue\n.*at least 1 character"),
+        ({"queue": None}, r"queue\n.*valid string"),
+        ({"queue": 5}, r"queue\n.*valid string"),
+        ({"url": f"{URL}&hartbeat=5"}, r"url\n.*no parameter 'hartbeat'; did you mean 'heartbeat'\?"),
+        ({"prefetch_count": 0}, r"prefetch_count\n.*greater than or equal to 1"),
+        ({"wait_time_s": 61}, r"wait_time_s\n.*less than or equal to 60"),
+        ({"declare": {"exclusive": True}}, r"declare.exclusive\n.*deleted with the messages that come between"),
+        ({"declare": {"auto_delete": True}}, r"declare.auto_delete\n.*x-expires"),
+        ({"declare": {"arguments": {"x-queue-type": "stream"}}}, r"declare.arguments\n.*x-queue-type is a stream"),
+        ({"declare": {"nowait": True}}, r"declare.nowait\n.*Extra inputs"),
+        ({"bindings": [{"routing_key": "a"}]}, r"bindings.0.exchange\n.*required"),
+        ({"bindings": [{"exchange": "a", "nowait": True}]}, r"bindings.0.nowait\n.*Extra inputs"),
+        ({"consume_options": {"no_ack": True}}, r"consume_options.no_ack\n.*Extra inputs"),
+        ({"backoff_type": "linear"}, r"backoff_type\n.*'exp', 'rand', 'rand_exp' or 'stop'"),
+        ({"backoff_min_s": 0}, r"backoff_min_s\n.*greater than 0"),
+        ({"backoff_min_s": "soon"}, r"backoff_min_s\n.*valid number"),
+        ({"backoff_max_s": 0}, r"backoff_max_s\n.*greater than 0"),
+        ({"backoff_max_s": -1}, r"backoff_max_s\n.*greater than 0"),
+        ({"backoff_min_s": 31}, r"backoff_min_s is 31, above backoff_max_s \(30\)"),
+        ({"colour": "red"}, r"colour\n.*Extra inputs"),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_refused_by_name(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        source(**options)
+
+
+def test_what_is_unset_has_the_value_of_the_documents() -> None:
+    assert source().model_dump(exclude={"name", "url", "queue"}) == {
+        "on_success": "ack", "on_failure": "ack", "declare": None, "bindings": (), "prefetch_count": None,
+        "wait_time_s": 0.0, "consume_options": {"consumer_tag": "", "exclusive": False, "arguments": {}},
+        "message_id_header": None, "deduplicate_publishes": False, "connection_name": None, "backoff_type": "rand_exp",
+        "backoff_min_s": 1.0, "backoff_max_s": 30.0,
+    }  # fmt: skip
+
+
+def test_a_run_waits_for_a_server_as_the_options_say() -> None:
+    assert source().patience == Patience("rand_exp", 1.0, 30.0, 60.0)
+    assert source(backoff_type="exp", backoff_min_s=2, backoff_max_s=8).patience == Patience("exp", 2.0, 8.0, 60.0)
+
+
+def test_as_a_resource_it_takes_the_same_options(rabbitmq_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RABBITMQ_UNDER_TEST", rabbitmq_server)
+    queue = f"queue-{uuid4().hex[:8]}"
+    options: dict[str, Any] = {
+        "connection_name": "a run", "prefetch_count": 3, "wait_time_s": 0.5, "message_id_header": "id",
+        "declare": {"durable": True, "arguments": {"x-queue-type": "quorum"}},
+        "bindings": [{"exchange": "amq.topic", "routing_key": "a.#", "arguments": {}}],
+        "consume_options": {"consumer_tag": "mine", "exclusive": True, "arguments": {"x-priority": 5}},
+    }  # fmt: skip
+    resource = source_resource(RabbitmqSource)(
+        name="flights", url=dg.EnvVar("RABBITMQ_UNDER_TEST"), queue=queue, **options
+    )
+
+    with dg.build_resources({"flights": resource}) as resources:
+        made: RabbitmqSource = resources.flights
+        made.send(numbers(5))
+        assert [row["data"] for row in received(made)] == numbers(3), "as the prefetch count says"
+        made.close()
+    assert made.model_dump(mode="json", exclude_unset=True, exclude={"name", "url", "queue"}) == options
+
+
+# What a real server refuses
+
+
+@pytest.mark.parametrize(
+    ("changed", "options", "error", "said"),
+    [
+        (("guest:guest", f"guest:{SECRET}"), {}, SourceError, "user 'guest' is refused at .*Correct user and password"),
+        (("%2F", "nowhere"), {}, SourceError, "virtual host 'nowhere' at .* is not there"),
+        (("amqp:", "amqps:"), {}, SourceError, "speaks another protocol"),
+        (("127.0.0.1", "no-such-host.invalid"), {}, SourceAwayError, "the host in url is unknown: no-such-host"),
+        ((":", ":"), {"queue": "nowhere"}, SourceError, "queue 'nowhere' is not there .*or set declare"),
+        ((":", ":"), {"declare": {"durable": False}}, SourceError, "declare .*do not suit queue .*inequivalent"),
+        ((":", ":"), {"bindings": [{"exchange": "no"}]}, SourceError, "an exchange is not there .*after_connect"),
+    ],
+)  # fmt: skip
+def test_errors_name_the_option_and_the_way_out(
+    rabbitmq_server: str, rabbitmq_queue: Callable[..., str], built: Built,
+    changed: tuple[str, str], options: dict[str, Any], error: type[Exception], said: str,
+) -> None:  # fmt: skip
+    options = {"queue": rabbitmq_queue(), **options}
+    asked = built(rabbitmq_server.replace(*changed), **options)
+
+    with pytest.raises(error, match=f"source 'flights': .*{said}") as refused:
+        asked.backlog()
+    assert SECRET not in str(refused.value)
+
+
+def test_a_consumer_that_has_the_queue_for_itself_is_named(rabbitmq: Built) -> None:
+    first = rabbitmq(consume_options={"exclusive": True}, wait_time_s=1.0)
+    first.send([b"1"])
+    batches = first.read(first.plan(10, 1, "r1")[0], "r1")
+    next(batches)
+    first.send([b"2"])
+
+    with pytest.raises(SourceError, match=r"another consumer has queue .* for itself"):
+        received(rabbitmq(first.queue, consume_options={"exclusive": True}, wait_time_s=1.0))
+    assert sum(batch.num_rows for batch in batches) == 1
+
+
+def test_an_exclusive_queue_of_another_connection_is_named(rabbitmq: Built) -> None:
+    class Owner(RabbitmqSource):
+        def after_connect(self, channel: Channel) -> None:
+            channel.ask("queue_declare", queue=self.queue, exclusive=True)
+
+    owner = rabbitmq(f"own-{uuid4().hex[:8]}", kind=Owner)
+    owner.backlog()
+
+    with pytest.raises(SourceError, match=r"is another connection's alone .*not exclusive"):
+        rabbitmq(owner.queue).backlog()
+
+
+def test_a_stream_is_refused_by_name_where_it_would_give_nothing(rabbitmq: Built) -> None:
+    class Streaming(RabbitmqSource):
+        def after_connect(self, channel: Channel) -> None:
+            channel.ask("queue_declare", queue=self.queue, durable=True, arguments={"x-queue-type": "stream"})
+
+    stream = rabbitmq(f"stream-{uuid4().hex[:8]}", kind=Streaming)
+
+    for ask in stream.backlog, stream.check_ready, lambda: received(stream):
+        with pytest.raises(SourceError, match="is a stream: a log that gives every message to everybody"):
+            ask()
+
+
+def test_a_delivery_that_took_too_long_says_what_to_raise() -> None:
+    class TooLateError(Exception):
+        reply_code = 406
+        reply_text = "PRECONDITION_FAILED - delivery acknowledgement on channel 1 timed out"
+
+    error = explained(TooLateError(), source="flights", url=URL, queue="flights")
+
+    assert isinstance(error, SourceAwayError)
+    assert "consumer_timeout" in str(error)
+
+
+LOST, REFUSED = repr(StreamLostError("Transport indicated EOF")), repr(ConnectionClosedByBroker(403, "ACCESS_REFUSED"))
+GUESSES = [IncompatibleProtocolError, ProbableAuthenticationError, ProbableAccessDeniedError]
+"""What pika takes the end of a connection for, by how far it came; only what the server itself says is sure."""
+
+
+@pytest.mark.parametrize("error", [*(guess(LOST) for guess in GUESSES), SSLEOFError(8, "EOF occurred")], ids=repr)
+def test_a_connection_that_is_cut_while_it_is_made_is_no_refusal(error: Exception) -> None:
+    told = explained(error, source="flights", url=URL, queue="flights")
+
+    assert isinstance(told, SourceAwayError)
+    assert "Start the server, or correct url" in str(told)
+
+
+@pytest.mark.parametrize("guess", GUESSES[1:])
+def test_what_the_server_itself_refuses_is_not_waited_for(guess: type[Exception]) -> None:
+    assert not isinstance(explained(guess(REFUSED), source="flights", url=URL, queue="flights"), SourceAwayError)
+
+
+def test_an_error_of_a_subclass_s_own_is_told_as_it_is_and_leaves_no_connection(rabbitmq: Built) -> None:
+    class Wrong(RabbitmqSource):
+        def after_connect(self, channel: Channel) -> None:
+            raise LookupError("no plan")
+
+    wrong = rabbitmq(kind=Wrong)
+
+    with pytest.raises(LookupError, match="no plan"):
+        wrong.backlog()
+    assert wrong._here.connection is None
+
+
+def test_a_source_is_pickled_without_its_connection(rabbitmq: Built, caplog: Any) -> None:
+    source = rabbitmq()
+    source.backlog()
+    with caplog.at_level(logging.WARNING):
+        again = pickle.loads(pickle.dumps(source))
+
+    assert again == source
+    assert "_here" not in again.__dict__
+    assert again.backlog().messages == 0
+    again.close()

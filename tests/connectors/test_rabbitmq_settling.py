@@ -1,0 +1,125 @@
+"""What RabbitMQ hears of messages: each word, in few frames, on the connection that holds them."""
+
+import logging
+import pickle
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+
+from pipeline_platform.connectors.rabbitmq import RabbitmqSource, rabbitmq_source
+from pipeline_platform.connectors.rabbitmq.rabbitmq_options import WORDS
+from pipeline_platform.model.message import Message
+from pipeline_platform.source.contract import SourceError
+from tests.fixtures.rabbitmq_source import Built, numbers, received, settled
+from tests.fixtures.small_lake import batch_of
+
+
+@pytest.mark.parametrize(
+    ("word", "waiting", "dead", "after_close"),
+    [("ack", 0, 0, 0), ("reject", 0, 3, 0), ("reject_and_requeue", 3, 0, 3),
+     ("reject_and_requeue_once", 3, 0, 3), ("noop", 0, 0, 3)],
+)  # fmt: skip
+def test_each_word_does_what_it_says(
+    rabbitmq: Built, rabbitmq_queue: Callable[..., str], word: str, waiting: int, dead: int, after_close: int
+) -> None:
+    letters = rabbitmq()
+    queue = rabbitmq_queue(x_dead_letter_exchange="", x_dead_letter_routing_key=letters.queue)
+    source, other = rabbitmq(queue), rabbitmq(queue)
+    source.send(numbers(3))
+
+    assert settled(source, word, received(source)) == []
+
+    # A dead letter is on its way for a moment.
+    assert len(received(rabbitmq(letters.queue, wait_time_s=5.0), dead or 1) if dead else []) == dead
+    assert (other.backlog().messages, letters.backlog().messages) == (waiting, 0)
+    source.close()
+    assert len(received(other, 3)) == after_close
+
+
+def test_requeue_once_is_another_word_the_second_time() -> None:
+    settling = RabbitmqSource(
+        name="flights", url="amqp://host", queue="q", on_failure="reject_and_requeue_once"
+    ).settling
+
+    assert settling.of_delivery("reject_and_requeue_once", redelivered=False) == "reject_and_requeue_once"
+    assert settling.of_delivery("reject_and_requeue_once", redelivered=True) == "reject"
+    assert [word for word in WORDS if settling.ends(word)] == ["ack", "reject"]
+
+
+def test_an_unknown_word_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"on_failure: flights settles a message by .*'reject'.*, not 'nack'"):
+        RabbitmqSource(name="flights", url="amqp://host", queue="q", on_failure="nack")
+    source = RabbitmqSource(name="flights", url="amqp://host", queue="q")
+    (message,) = Message.each(batch_of(b"1"), source.settling)
+
+    assert message.configure_ack(on_failure="reject").actions == (None, "reject")
+    with pytest.raises(ValueError, match=r"^flights settles a message by .*'reject'.*, not 'nack'"):
+        message.configure_ack(on_failure="nack")
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "told"),
+    [
+        # All of what is outstanding goes at once; what has a gap before it goes one by one.
+        ([], range(1, 101), [(100, True)]),
+        ([], range(1, 51), [(50, True)]),
+        ([50], [*range(1, 50), *range(51, 101)], [(100, True)]),
+        ([], [1, 2, 3, 50, 51], [(3, True), (50, False), (51, False)]),
+        (range(1, 11), [12, 11, 14], [(12, True), (14, False)]),
+    ],
+)
+@pytest.mark.parametrize("word", ["ack", "reject"])
+def test_messages_up_to_the_first_gap_are_settled_by_one_frame(
+    rabbitmq: Built, monkeypatch: pytest.MonkeyPatch, word: str, first: Any, then: Any, told: list[tuple[int, bool]]
+) -> None:
+    source, frames = rabbitmq(), list[tuple[int, bool]]()
+    source.send(numbers(100))
+    rows = received(source)
+    if first:
+        settled(source, "reject_and_requeue", [rows[tag - 1] for tag in first])
+    tell = rabbitmq_source._TELL[word]
+
+    def spy(channel: Any, tag: int, multiple: bool) -> None:
+        frames.append((tag, multiple))
+        tell(channel, tag, multiple)
+
+    monkeypatch.setitem(rabbitmq_source._TELL, word, spy)  # type: ignore[arg-type]
+    assert settled(source, word, [rows[tag - 1] for tag in then]) == []
+    source.close()
+
+    assert frames == told
+    assert source.backlog().messages == 100 - len(then), "all others are back, and no other is gone"
+
+
+def test_settling_twice_does_no_harm_and_by_another_connection_nothing(rabbitmq: Built, caplog: Any) -> None:
+    source = rabbitmq()
+    source.send(numbers(4))
+    rows = received(source)
+    elsewhere = pickle.loads(pickle.dumps(source))
+
+    with caplog.at_level(logging.WARNING, "pipeline_platform.connectors.rabbitmq.rabbitmq_source"):
+        refused = settled(elsewhere, "ack", rows[:2]) + settled(elsewhere, "ack", rows[2:])
+
+    assert [one.lost for one in refused] == [True] * 4
+    assert len(caplog.records) == 1, "it is said once"
+    assert settled(source, "ack", rows) == settled(source, "ack", rows) == settled(source, "reject", rows[:1]) == []
+    assert source.backlog().messages == 0
+
+
+def test_a_receive_may_be_decided_while_it_is_held_and_later_where_all_its_messages_are_known(rabbitmq: Built) -> None:
+    source = rabbitmq()
+
+    def held(rows: list[dict[str, Any]]) -> list[tuple[str, list[str]]]:
+        return [(rows[0]["ack_ref"], [row["ack_id"] for row in rows])]
+
+    for note, decides in ({}, True), ({"message_id": None}, False):
+        source.send(numbers(2), [None, note])
+        rows = received(source, receive_id=f"r{decides}")
+        assert source.extend(f"r{decides}", lambda rows=rows: held(rows))  # type: ignore[misc]
+        source.close()
+        with nullcontext() if decides else pytest.raises(SourceError, match=r"connection is closed.*have no id"):
+            assert source.extend(f"r{decides}", lambda rows=rows: held(rows))  # type: ignore[misc]
+        settled(source, "ack", received(source))
+    assert source.extend("of nobody", list)

@@ -1,0 +1,399 @@
+"""SQS as a source: what it asks for, what it hands out, and what becomes of acknowledgements."""
+
+import json
+import logging
+import os
+import pickle
+import threading
+import time
+from unittest.mock import Mock
+
+import boto3
+import pytest
+from botocore.exceptions import ClientError
+from moto import mock_aws
+from pydantic import ValidationError
+
+from pipeline_platform.connectors.sqs import SqsSource, sqs_source
+from pipeline_platform.model.message import DELIVERIES
+from pipeline_platform.source.contract import Backlog, Share, SourceError
+from servers import sqs as local
+
+URL = "https://sqs.eu-west-1.amazonaws.com/123456789012/flights"
+
+
+def source(**options):
+    return SqsSource(**{"name": "flights", "queue_url": URL, **options})
+
+
+def received(source, demand, concurrency=1):
+    """All that one receive reads, as rows."""
+    return [
+        row
+        for share in source.plan(demand, concurrency, "r1")
+        for batch in source.read(share, "r1")
+        for row in batch.to_pylist()
+    ]
+
+
+# Options
+
+
+@pytest.mark.parametrize("url", ["", "flights", "sqs.eu-west-1.amazonaws.com/1/flights", "ftp://sqs/1/f", None, 1])
+def test_queue_url_must_be_a_url(url):
+    with pytest.raises(ValidationError, match=r"queue_url\n"):
+        source(queue_url=url)
+
+
+def test_a_missing_queue_url_says_how_to_find_it():
+    with pytest.raises(ValidationError, match="aws sqs get-queue-url"):
+        source(queue_url="https://sqs.eu-west-1.amazonaws.com/")
+    with pytest.raises(ValidationError, match=r"queue_name\n.*Extra inputs"):
+        source(queue_name="flights")
+
+
+@pytest.mark.parametrize(
+    ("option", "lowest", "highest"),
+    [("max_number_of_messages", 1, 10), ("wait_time_seconds", 0, 20), ("visibility_timeout", 1, 43_200)],
+)
+def test_numbers_keep_to_what_sqs_allows(option, lowest, highest):
+    assert [getattr(source(**{option: allowed}), option) for allowed in (lowest, highest)] == [lowest, highest]
+    for refused in (lowest - 1, highest + 1, "many"):
+        with pytest.raises(ValidationError, match=rf"{option}\n"):
+            source(**{option: refused})
+
+
+def test_the_lease_follows_the_visibility_timeout_and_is_not_set_by_itself():
+    assert source(visibility_timeout="1200").lease_s == 1200.0
+    with pytest.raises(ValidationError, match="set that one, and leave lease_s out"):
+        source(lease_s=60)
+    again = SqsSource.model_validate(source(visibility_timeout=77).model_dump())
+    assert again == source(visibility_timeout=77), "what is dumped can be loaded"
+
+
+def test_attributes_are_those_that_sqs_knows():
+    every = sqs_source.AttributeName.__args__
+    assert source(attribute_names=list(every)).attribute_names == every
+    assert source(message_attribute_names=["All"]).message_attribute_names == ("All",)
+    with pytest.raises(ValidationError, match=r"attribute_names\.1\n.*SenderId"):
+        source(attribute_names=["All", "Sender"])
+    with pytest.raises(ValidationError, match=r"message_attribute_names\.1\n.*at least 1 character"):
+        source(message_attribute_names=["trace", ""])
+    with pytest.raises(ValidationError, match=r"message_attribute_names\n"):
+        source(message_attribute_names="trace")
+
+
+@pytest.mark.parametrize("option", ["on_success", "on_failure"])
+def test_actions_keep_to_twelve_hours_from_the_receive(option):
+    assert getattr(source(**{option: "nack:42300"}), option) == "nack:42300"
+    with pytest.raises(ValidationError, match=rf"{option}: flights settles .*up to 42,300.*, not 'nack:42301'"):
+        source(**{option: "nack:42301"})
+    with pytest.raises(ValidationError, match=rf"{option}: flights settles .*not 'reject'"):
+        source(**{option: "reject"})
+
+
+# Receiving, on moto
+
+
+@pytest.fixture
+def aws(monkeypatch):
+    """Moto's SQS in this process, and a client of it. One thread a task: its backend is not made for more."""
+    monkeypatch.setattr(sqs_source, "THREADS", 1)
+    with mock_aws():
+        yield boto3.client("sqs", region_name="eu-west-1")
+
+
+@pytest.fixture
+def queue(aws):
+    return aws.create_queue(QueueName="flights")["QueueUrl"]
+
+
+def calls(source, operation):
+    """The parameters of each call that a source makes from here on."""
+    made = []
+    source._client.meta.events.register(
+        f"provide-client-params.sqs.{operation}", lambda params, **_: made.append(dict(params))
+    )
+    return made
+
+
+def send(aws, queue, count):
+    for i in range(count):
+        aws.send_message(QueueUrl=queue, MessageBody=f"message {i}")
+
+
+def test_an_empty_queue_gives_nothing_after_three_short_polls_or_one_long_one(aws, queue):
+    short, long = source(queue_url=queue), source(queue_url=queue, wait_time_seconds=1)
+    polls, waits = calls(short, "ReceiveMessage"), calls(long, "ReceiveMessage")
+
+    assert received(short, 10) == []
+    assert received(long, 10) == []
+    assert [call["WaitTimeSeconds"] for call in polls] == [0, 0, 0]
+    assert [call["WaitTimeSeconds"] for call in waits] == [1]
+
+
+def test_a_call_asks_for_ten_and_for_no_more_than_is_needed_unless_told(aws, queue):
+    asked = calls(flights := source(queue_url=queue), "ReceiveMessage")
+    received(flights, 30)
+    options = {"QueueUrl": queue, "MaxNumberOfMessages": 10, "WaitTimeSeconds": 0, "VisibilityTimeout": 900}
+    names = {"MessageSystemAttributeNames": ["ApproximateReceiveCount", "SentTimestamp"], "MessageAttributeNames": []}
+    assert asked[0] == options | names
+
+
+def test_rows_hold_what_sqs_said(aws, queue):
+    sent = aws.send_message(
+        QueueUrl=queue,
+        MessageBody="Żółć",
+        MessageAttributes={
+            "trace": {"DataType": "String", "StringValue": "t1"},
+            "raw": {"DataType": "Binary", "BinaryValue": b"\x00\xff"},
+            "other": {"DataType": "Number", "StringValue": "1"},
+        },
+    )
+    flights = source(queue_url=queue, attribute_names=["SenderId"], message_attribute_names=["trace", "raw"])
+
+    (batch,) = flights.read(Share(messages=1), "r1")
+
+    assert batch.schema == DELIVERIES
+    (row,) = batch.to_pylist()
+    metadata = json.loads(row.pop("metadata"))
+    assert row.pop("ack_id")
+    assert row.pop("published_at").timestamp() * 1_000 == int(metadata["attributes"]["SentTimestamp"])
+    assert row == {
+        "source": "flights",
+        "message_id": sent["MessageId"],
+        "data": "Żółć".encode(),
+        "ack_ref": queue,
+        "attempt": 1,
+        "redelivered": True,
+        "partition": None,
+        "sequence": None,
+    }
+    assert metadata["md5_of_body"] == sent["MD5OfMessageBody"]
+    assert metadata["attributes"].keys() == {"ApproximateReceiveCount", "SenderId", "SentTimestamp"}
+    assert metadata["message_attributes"] == {
+        "trace": {"DataType": "String", "StringValue": "t1"},
+        "raw": {"DataType": "Binary", "BinaryValue": "AP8="},
+    }
+
+
+def test_fifo_groups_and_numbers_are_in_the_metadata(aws):
+    queue = aws.create_queue(QueueName="flights.fifo", Attributes={"FifoQueue": "true"})["QueueUrl"]
+    for i in range(2):
+        aws.send_message(QueueUrl=queue, MessageBody=f"{i}", MessageGroupId="UA", MessageDeduplicationId=f"{i}")
+
+    rows = received(source(queue_url=queue), 2)
+
+    attributes = [json.loads(row["metadata"])["attributes"] for row in rows]
+    assert {each["MessageGroupId"] for each in attributes} == {"UA"}
+    assert len({each["SequenceNumber"] for each in attributes}) == len(rows)
+
+
+def test_a_damaged_body_is_left_to_its_lease_and_costs_no_other(aws, queue, caplog, monkeypatch):
+    send(aws, queue, 3)
+    flights = source(queue_url=queue)
+    receive = flights._client.receive_message
+
+    def damaged(**params):
+        reply = receive(**params)
+        for message in reply.get("Messages", []):
+            message["Body"] += "!" if message["Body"] == "message 1" else ""
+        return reply
+
+    monkeypatch.setattr(flights._client, "receive_message", damaged)
+    with caplog.at_level(logging.WARNING):
+        assert sorted(row["data"] for row in received(flights, 3)) == [b"message 0", b"message 2"]
+    assert "damaged on its way" in caplog.text
+
+
+def failing(source, monkeypatch, operation, code, message=""):
+    """Have an operation of a source's client answer with an error of AWS."""
+    error = ClientError({"Error": {"Code": code, "Message": message}}, operation)
+    monkeypatch.setattr(source._client, operation, Mock(side_effect=error))
+
+
+def test_too_many_in_flight_is_an_end_and_no_failure(aws, queue, caplog, monkeypatch):
+    flights = source(queue_url=queue)
+    failing(flights, monkeypatch, "receive_message", "OverLimit", "Too many messages in flight")
+    assert received(flights, 30) == []
+    assert "OverLimit" in caplog.text
+
+
+# Acknowledging, on moto
+
+
+def test_messages_are_deleted_in_tens(aws, queue):
+    send(aws, queue, 25)
+    flights = source(queue_url=queue)
+    rows = received(flights, 25)
+    deletes = calls(flights, "DeleteMessageBatch")
+
+    assert flights.ack(queue, [row["ack_id"] for row in rows]) == []
+
+    assert [len(call["Entries"]) for call in deletes] == [10, 10, 5]
+    assert [entry["Id"] for entry in deletes[1]["Entries"]] == [str(i) for i in range(10)]
+    # Not what is left in the queue: of two calls at once moto may forget one.
+    assert len({entry["ReceiptHandle"] for call in deletes for entry in call["Entries"]}) == 25
+
+
+STALE = {"SenderFault": True, "Code": "ReceiptHandleIsInvalid", "Message": "The input receipt handle is invalid."}
+
+
+@pytest.mark.parametrize(
+    ("failure", "lost"),
+    [
+        (STALE, True),
+        (STALE | {"Code": "AWS.SimpleQueueService.MessageNotInflight"}, True),
+        (STALE | {"Code": "InvalidParameterValue", "Message": "Reason: The receipt handle has expired."}, True),
+        (STALE | {"Code": "InvalidParameterValue", "Message": "Total VisibilityTimeout is beyond the limit"}, False),
+    ],
+)
+@pytest.mark.parametrize(
+    ("act", "operation"), [("ack", "delete_message_batch"), ("release", "change_message_visibility_batch")]
+)
+def test_what_sqs_refuses_is_returned_in_its_words_and_a_stale_handle_is_lost(
+    aws, queue, monkeypatch, failure, lost, act, operation
+):
+    flights = source(queue_url=queue)
+    monkeypatch.setattr(flights._client, operation, lambda **_: {"Failed": [{"Id": "1", **failure}]})
+
+    (refused,) = getattr(flights, act)(queue, ["a", "b"])
+
+    assert (refused.ack_id, refused.lost) == ("b", lost)
+    assert refused.reason.endswith(failure["Message"])
+
+
+def test_when_no_call_succeeds_the_source_is_to_blame(aws, queue):
+    missing = queue + "-gone"
+    with pytest.raises(SourceError, match=r"source 'flights': queue_url '.*-gone' is no queue there.*Create it"):
+        source(queue_url=missing).ack(missing, ["a", "b"])
+
+
+def test_what_a_queue_held_is_lost_once_it_is_gone_and_another_took_its_place(aws, queue):
+    refused = source(queue_url=queue).ack(queue + "-before", ["a", "b"])
+    assert [(one.ack_id, one.lost) for one in refused] == [("a", True), ("b", True)]
+    assert refused[0].reason.endswith("flights-before is no queue any more")
+
+
+def test_a_delay_beyond_what_sqs_knows_is_cut(aws, queue):
+    send(aws, queue, 12)
+    flights = source(queue_url=queue)
+    changes = calls(flights, "ChangeMessageVisibilityBatch")
+
+    flights.release(queue, [row["ack_id"] for row in received(flights, 12)], delay_s=100_000)
+
+    assert [len(call["Entries"]) for call in changes] == [10, 2]
+    assert {entry["VisibilityTimeout"] for call in changes for entry in call["Entries"]} == {42_300}
+
+
+# What cannot work is said before anything is leased
+
+
+@pytest.fixture
+def no_settings(monkeypatch, tmp_path):
+    """A machine that knows of no AWS: no credentials, no region, no profile."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    return monkeypatch
+
+
+def test_the_region_is_that_of_the_queue(no_settings):
+    assert source()._client.meta.region_name == "eu-west-1"
+    assert source(region_name="us-east-2")._client.meta.region_name == "us-east-2"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"queue_url": "http://127.0.0.1:1/1/flights"}, r"region_name is unset.*Set region_name or AWS_DEFAULT_REGION"),
+        ({}, r"no valid credentials.*AWS_ACCESS_KEY_ID.*a profile or a role"),
+        ({"profile_name": "nobody"}, r"no valid credentials.*\(ProfileNotFound; profile_name nobody\)"),
+    ],
+)
+def test_settings_that_lack_are_named_with_where_they_are_looked_for(no_settings, options, said):
+    with pytest.raises(SourceError, match=said):
+        source(**options).check_ready()
+
+
+def test_an_endpoint_that_does_not_answer_is_named(no_settings):
+    for name, value in local.ENVIRONMENT.items():
+        no_settings.setenv(name, value)
+    no_settings.setenv("AWS_MAX_ATTEMPTS", "1")
+    with pytest.raises(SourceError, match=r"endpoint_url \(http://127.0.0.1:1\) does not answer"):
+        source(endpoint_url="http://127.0.0.1:1").check_ready()
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("InvalidClientTokenId", r"no valid credentials .*\(InvalidClientTokenId"),
+        ("SignatureDoesNotMatch", r"no valid credentials .*\(SignatureDoesNotMatch"),
+        ("ExpiredToken", r"no valid credentials .*\(ExpiredToken"),
+        ("InvalidSecurity", r"no valid credentials .*\(InvalidSecurity"),
+        ("AccessDenied", "Allow sqs:GetQueueAttributes"),
+    ],
+)
+def test_a_refusal_says_what_to_do_and_refused_credentials_are_never_repeated(aws, monkeypatch, code, said):
+    flights = source()
+    failing(flights, monkeypatch, "get_queue_attributes", code, "AKIA0123 is wrong")
+    with pytest.raises(SourceError, match=said) as told:
+        flights.check_ready()
+    assert ("AKIA" in str(told.value)) == (code == "AccessDenied")
+
+
+def test_a_source_that_was_used_is_copied_without_its_client(aws, queue):
+    flights = source(queue_url=queue)
+    assert flights.backlog() == Backlog(0)
+
+    copied = pickle.loads(pickle.dumps(flights))
+
+    assert "_client" not in copied.__dict__
+    assert copied == flights
+    assert (copied.lease_s, copied.backlog()) == (900, Backlog(0))
+
+
+# A real server: threads, processes, its own clock
+
+
+def test_tasks_share_a_queue_among_many_threads_and_delete_what_they_received(sqs_server, sqs_queue):
+    queue = sqs_queue()
+    assert local.fill(queue, (f"message {i}" for i in range(2_345))) == 2_345
+    flights = source(queue_url=queue, endpoint_url=sqs_server)
+
+    rows = received(flights, 2_001, concurrency=2)
+
+    assert len({row["message_id"] for row in rows}) == len({row["data"] for row in rows}) == 2_001
+    assert flights.backlog() == Backlog(344), "never more than the demand"
+    assert flights.ack(queue, [row["ack_id"] for row in rows]) == []
+    assert flights.ack(queue, [row["ack_id"] for row in rows[:10]]) == [], "twice is harmless"
+
+
+def test_a_lease_that_is_over_is_lost_to_whoever_received_since(sqs_server, sqs_queue):
+    queue = sqs_queue()
+    local.fill(queue, ["a", "b"])
+    hasty = source(queue_url=queue, endpoint_url=sqs_server, visibility_timeout=1)
+    stale = [row["ack_id"] for row in received(hasty, 2)]
+    time.sleep(1.3)
+    assert len(received(source(queue_url=queue, endpoint_url=sqs_server), 2)) == 2
+
+    assert [entry.lost for entry in hasty.release(queue, stale)] == [True, True]
+
+
+def test_a_long_poll_waits_for_what_comes(sqs_server, sqs_queue):
+    queue = sqs_queue()
+    flights = source(queue_url=queue, endpoint_url=sqs_server, wait_time_seconds=5)
+    late = threading.Timer(0.5, local.fill, [queue, ["late"]])
+    late.start()
+    assert [row["data"] for row in received(flights, 1)] == [b"late"]
+    late.join()
+
+
+def test_a_server_ends_with_its_block(servers_folder):
+    with local.serve(servers_folder) as server:
+        endpoint = server.address
+        assert local.fill(local.create_queue(endpoint, "flights"), [b"bytes", "text"]) == 2
+    with pytest.raises(SourceError, match="does not answer"):
+        source(endpoint_url=endpoint).check_ready()

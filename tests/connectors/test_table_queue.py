@@ -1,0 +1,268 @@
+"""What a queue in a SQL table gives out, on SQLite and on PostgreSQL."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from pipeline_platform.connectors.table_queue import queue_reading
+from pipeline_platform.connectors.table_queue.table_queue_source import LOST, TableQueue
+from pipeline_platform.source.contract import Backlog, Refused, SourceError
+from tests.fixtures.table_queue import do, ids, read, receive
+
+
+def test_a_receive_gets_the_oldest_messages_as_they_were_put_in(queue: TableQueue) -> None:
+    assert queue.enqueue([b"first", b"second", b"third"], metadata=[{"key": 1}, None, {}]) == 3
+
+    rows = receive(queue, "a", demand=2)
+
+    assert rows[0] == {
+        "source": "flights",
+        "message_id": "1",
+        "data": b"first",
+        "metadata": '{"key": 1}',
+        "ack_ref": "a",
+        "ack_id": "1",
+        "attempt": 1,
+        "redelivered": False,
+        "published_at": None,
+        "partition": None,
+        "sequence": 1,
+    }
+    assert [row["data"] for row in rows] == [b"first", b"second"]
+    assert rows[1]["metadata"] is None
+
+
+@pytest.mark.parametrize("payload", [b"", b"\x00", b"a\x00b", b"\xff\xfe", b"\\x41\t\n\\N", b"x" * 1_000_000])
+def test_a_payload_comes_out_as_it_went_in(queue: TableQueue, payload: bytes) -> None:
+    queue.enqueue([payload])
+
+    assert [row["data"] for row in receive(queue, "a")] == [payload]
+
+
+def test_large_payloads_come_in_small_batches(queue: TableQueue) -> None:
+    queue.enqueue(b"%d" % number * 500_000 for number in range(1, 61))
+    [share] = queue.plan(60, 1, "a")
+
+    batches = list(queue.read(share, "a"))
+
+    assert sum(batch.num_rows for batch in batches) == 60
+    assert max(batch.nbytes for batch in batches) < 3 * queue_reading.BYTES_PER_BATCH
+
+
+def test_many_messages_are_divided_evenly_and_read_in_batches(queue: TableQueue) -> None:
+    queue.enqueue(b"%d" % number for number in range(1, 5_001))
+
+    shares = queue.plan(5_000, 3, "a")
+    read_in_parallel = [list(queue.read(share, "a")) for share in shares]
+
+    assert [share.messages for share in shares] == [1_667, 1_667, 1_666]
+    assert [sum(batch.num_rows for batch in batches) for batches in read_in_parallel] == [1_667, 1_667, 1_666]
+    rows = [row for batches in read_in_parallel for batch in batches for row in batch.to_pylist()]
+    assert [row["data"] for row in rows] == [b"%d" % number for number in range(1, 5_001)]
+    [share] = queue.model_copy().plan(5_000, 1, "a")
+    assert [batch.num_rows for batch in queue.read(share, "a")] == [2_000, 2_000, 1_000]
+
+
+def test_rows_are_read_few_at_a_time_where_their_metadata_are_large(queue: TableQueue) -> None:
+    queue.enqueue((b"1" for _ in range(300)), ({"large": "x" * 100_000} for _ in range(300)))
+
+    (share,) = queue.plan(300, 1, "a")
+    sizes = [batch.nbytes for batch in queue.read(share, "a")]
+    assert sum(sizes) > 30_000_000
+    assert max(sizes) < 3 * queue_reading.BYTES_PER_BATCH
+
+
+def test_broken_metadata_cost_no_message(queue: TableQueue, run_sql: Callable[..., Any]) -> None:
+    queue.enqueue([b"1", b"2", b"3"])
+    bottomless = "[" * 100_000
+    for id_, text in ((1, "no json"), (2, "[1]"), (3, bottomless)):
+        run_sql("UPDATE messages SET metadata = :text WHERE id = :id", text=text, id=id_)
+
+    told = [json.loads(row["metadata"])["metadata"] for row in receive(queue, "a")]
+    assert told == ["no json", [1], bottomless]
+
+
+def test_no_depth_of_metadata_stops_a_share(queue: TableQueue, run_sql: Callable[..., Any]) -> None:
+    """Python's JSON reads some that it cannot write: where that begins depends on who calls it."""
+    queue.enqueue([b""] * 40)
+    for id_ in range(1, 41):
+        depth = 800 + 5 * id_
+        run_sql("UPDATE messages SET metadata = :text WHERE id = :id", text="[" * depth + "]" * depth, id=id_)
+
+    assert len(receive(queue, "a")) == 40
+
+
+def test_metadata_that_are_no_text_cost_no_message(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/queue.db"
+    queue = TableQueue(name="flights", url=url, metadata_column="metadata")
+    queue.create()
+    queue.enqueue([b"1", b"2"], metadata=[None, {"key": 1}])
+    do(url, "UPDATE messages SET metadata = CAST(x'7bff' AS TEXT) WHERE id = 1")
+
+    told = [json.loads(row["metadata"]) for row in receive(queue, "a")]
+    assert told == [{"metadata": "{\ufffd"}, {"key": 1}]
+
+
+@pytest.mark.parametrize("kind", ["json", "jsonb"])
+def test_no_depth_stops_a_share_whose_metadata_the_driver_would_parse(postgres_url: str, kind: str) -> None:
+    queue = TableQueue(name="flights", url=postgres_url, metadata_column="notes")
+    do(postgres_url, f"CREATE TABLE messages (id bigserial PRIMARY KEY, data bytea, notes {kind})")
+    deep = "[" * 2_000 + "]" * 2_000
+    for notes in (deep, '{"key": 1.5}', None):
+        do(postgres_url, f"INSERT INTO messages (data, notes) VALUES ('', CAST(:notes AS {kind}))", notes=notes)
+    queue.create()
+
+    told = [json.loads(row["metadata"] or "{}") for row in receive(queue, "a")]
+    assert told == [{"notes": deep}, {"key": 1.5}, {}]
+
+
+def test_enqueueing_is_all_or_nothing(queue: TableQueue) -> None:
+    with pytest.raises(TypeError, match="a payload is bytes, not str; encode it"):
+        queue.enqueue([b"1", "2"])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="fewer metadata than payloads"):
+        queue.enqueue([b"1", b"2"], metadata=[None])
+    with pytest.raises(ValueError, match="more metadata than payloads"):
+        queue.enqueue([b"1"], metadata=[None, None])
+
+    assert queue.backlog() == Backlog(0)
+
+
+def test_no_id_is_ever_used_twice(queue: TableQueue) -> None:
+    queue.enqueue([b"1", b"2"])
+    queue.ack("a", ids(receive(queue, "a")))
+    queue.create()
+    queue.enqueue([b"3"])
+
+    assert ids(receive(queue, "b")) == ["3"]
+
+
+def test_backlog_counts_what_could_be_leased_and_since_when_it_waits(
+    queue: TableQueue, run_sql: Callable[..., Any]
+) -> None:
+    assert queue.backlog() == Backlog(0)
+    queue.enqueue([b"1", b"2", b"3"])
+    run_sql("UPDATE messages SET created = '2013-01-01 10:00:00+00:00' WHERE id = 1")
+
+    assert queue.backlog() == Backlog(3, datetime(2013, 1, 1, 10, tzinfo=UTC))
+    queue.plan(1, 1, "a")
+    messages, oldest, *_ = queue.backlog()
+    assert messages == 2
+    assert oldest is not None
+    assert abs(datetime.now(UTC) - oldest) < timedelta(minutes=1)
+
+
+def test_a_look_counts_no_further_than_it_is_asked_to(queue: TableQueue) -> None:
+    queue.enqueue(b"x" for _ in range(10))
+    shares = queue.plan(4, 1, "a")
+    queue.release("a", ids(read(queue, shares[0], "a"))[:1])
+
+    looks = {most: queue.backlog_up_to(most) for most in (1, 6, 7, 8, 100)}
+
+    assert {most: (look.messages, look.at_least) for most, look in looks.items()} == {
+        1: (2, True),
+        6: (7, True),
+        7: (7, True),
+        8: (7, False),
+        100: (7, False),
+    }
+    assert queue.backlog().messages == 7
+
+
+def test_a_share_can_be_read_again_and_nothing_is_marked_by_that(queue: TableQueue) -> None:
+    queue.enqueue([b"1", b"2"])
+    [share] = queue.plan(2, 1, "a")
+
+    assert read(queue, share, "a") == read(queue, share, "a")
+    assert not any(row["redelivered"] for row in read(queue, share, "a"))
+
+
+def test_a_table_of_ones_own_is_a_queue_of_rows(url: str, run_sql: Callable[..., Any]) -> None:
+    run_sql('CREATE TABLE "Order" (number INTEGER PRIMARY KEY, "the item" TEXT, price REAL)')
+    run_sql("""INSERT INTO "Order" VALUES (7, 'a "tea" pot', 1.5), (3, NULL, NULL)""")
+    queue = TableQueue(name="orders", url=url, table="Order", id_column="number", data_column=None)
+    queue.create()
+
+    rows = receive(queue, "a")
+
+    assert ids(rows) == ["3", "7"]
+    assert [json.loads(row["data"]) for row in rows] == [
+        {"number": 3, "the item": None, "price": None},
+        {"number": 7, "the item": 'a "tea" pot', "price": 1.5},
+    ]
+    assert queue.ack("a", ["7"]) == []
+    assert run_sql('SELECT number FROM "Order"') == [(3,)]
+    with pytest.raises(SourceError, match="data_column is None, so there is no column to put them in"):
+        queue.enqueue([b"1"])
+
+
+def test_text_columns_come_as_utf_8(url: str, run_sql: Callable[..., Any]) -> None:
+    run_sql("CREATE TABLE messages (id INTEGER PRIMARY KEY, data TEXT)")
+    run_sql("INSERT INTO messages VALUES (1, 'Zürich'), (2, NULL)")
+    queue = TableQueue(name="places", url=url)
+    queue.create()
+
+    assert [row["data"] for row in receive(queue, "a")] == ["Zürich".encode(), b""]
+
+
+def test_binary_columns_of_a_row_come_as_digits(url: str, run_sql: Callable[..., Any]) -> None:
+    binary = "BLOB" if url.startswith("sqlite") else "BYTEA"
+    run_sql(f"CREATE TABLE messages (id INTEGER PRIMARY KEY, picture {binary})")
+    run_sql("INSERT INTO messages VALUES (1, :picture)", picture=b"\x00\xff")
+    queue = TableQueue(name="pictures", url=url, data_column=None)
+    queue.create()
+
+    assert json.loads(receive(queue, "a")[0]["data"]) == {"id": 1, "picture": "\\x00ff"}
+
+
+@pytest.mark.parametrize(
+    ("type_", "keys"),
+    [
+        ("VARCHAR(40)", ["a", "b c", "d'e\"f", "ü", "00:1"]),
+        ("UUID", [str(UUID(int=number)) for number in range(1, 6)]),
+    ],
+)
+def test_ids_may_be_texts_or_uuids(url: str, run_sql: Callable[..., Any], type_: str, keys: list[str]) -> None:
+    if type_ == "UUID" and url.startswith("sqlite"):
+        type_ = "CHAR(36)"
+    run_sql(f"CREATE TABLE messages (id {type_} PRIMARY KEY, data TEXT)")
+    for key in keys:
+        run_sql("INSERT INTO messages VALUES (:id, :data)", id=key, data=key)
+    queue = TableQueue(name="named", url=url)
+    queue.create()
+
+    rows = receive(queue, "a", concurrency=3)
+
+    assert sorted(ids(rows)) == sorted(keys)
+    assert [row["data"].decode() for row in rows] == ids(rows)
+    assert queue.release("a", keys[:1]) == []
+    assert queue.ack("a", keys[1:3]) == []
+    assert queue.ack("a", keys[:4]) == [Refused(keys[0], LOST, lost=True)]
+    assert [(row["message_id"], row["redelivered"]) for row in receive(queue, "b")] == [(keys[0], True)]
+    assert queue.extend("a", list)
+
+
+def test_rows_without_an_id_are_left_alone(url: str, run_sql: Callable[..., Any]) -> None:
+    run_sql("CREATE TABLE messages (id TEXT UNIQUE, data TEXT)")
+    run_sql("INSERT INTO messages VALUES (NULL, 'x'), ('a', 'y')")
+    queue = TableQueue(name="named", url=url)
+    queue.create()
+
+    assert queue.backlog().messages == 1
+    assert ids(receive(queue, "a")) == ["a"]
+
+
+def test_messages_that_others_delete_are_gone(queue: TableQueue, run_sql: Callable[..., Any]) -> None:
+    queue.enqueue([b"1", b"2", b"3"])
+    shares = queue.plan(3, 1, "a")
+    run_sql("DELETE FROM messages WHERE id = 2")
+
+    assert ids(read(queue, shares[0], "a")) == ["1", "3"]
+    assert queue.ack("a", ["1", "2", "3"]) == []
+    assert run_sql("SELECT * FROM messages_leases") == []

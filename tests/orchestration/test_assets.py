@@ -1,0 +1,265 @@
+"""Pipelines as partitioned assets: what the graph shows, pulls on a real instance, Spark and queue, and refusals."""
+
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from pipeline_platform.orchestration.graph import pipeline_assets
+from pipeline_platform.orchestration.jobs import RunTags
+from tests.fixtures.dagster import WINDOW, Location, figures, rows_of
+from tests.fixtures.jobs_under_test import job_at
+from tests.fixtures.pipelines_under_test import Told
+
+SUCCESS, FAILURE = dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE
+
+
+# What the asset graph shows
+
+
+def test_the_asset_graph_reads_like_the_pipeline() -> None:
+    assets = pipeline_assets(Told)
+    specs = {spec.key.path[-1]: spec for spec in assets.specs}
+
+    assert {key.to_user_string() for key in assets.keys} == {
+        "told/messages",
+        "told/lines",
+        "told/letters",
+        "told/failed",
+    }
+    messages = dg.AssetKey(["told", "messages"])
+    upstream = {name: {dep.asset_key for dep in spec.deps} for name, spec in specs.items()}
+    assert upstream == {"messages": set(), "lines": {messages}, "letters": {messages}, "failed": {messages}}
+    for spec in specs.values():
+        assert spec.kinds == {"spark", "deltalake"}
+        assert list(spec.owners) == ["team:tests"]
+        assert spec.group_name == "told"
+        assert spec.partitions_def is not None
+    assert "Lines of text, which may ask to fail" in (specs["messages"].description or "")
+    assert "Columns: `Line`" in (specs["lines"].description or "")
+    assert "batches of up to 3" in (specs["letters"].description or "")
+    assert "drive those that are open once more" in (specs["failed"].description or "")
+    assert {(key.asset_key.path[-1], key.name) for key in assets.check_keys} == {
+        ("messages", "acknowledged"),
+        ("failed", "no_open_failures"),
+    }
+
+
+def test_its_ops_are_the_way_of_a_message() -> None:
+    names = [node.name for node in pipeline_assets(Told).node_def.nodes_in_topological_order]  # type: ignore[attr-defined]
+
+    assert names == ["receive_messages", "handle_messages", "handle_batches", "handle_failed", "commit", "acknowledge"]
+
+
+# Pulling
+
+
+def test_a_pull_fills_every_table_tells_all_of_it_and_empties_the_queue(location: Location) -> None:
+    location.enqueue("one", "other", "fail", "letter a", "letter a", "letter b", "letter x")
+
+    run = location.run("told_pull")
+
+    assert run.status == SUCCESS
+    assert location.texts() == ["one", "other"]
+    assert location.texts("letters") == ["letter a", "letter a", "letter b"]
+    assert location.open_failures() == {WINDOW: 2}
+    assert location.waiting() == 0
+    assert location.flow().ledger.unfinished() == []
+    told = {}
+    for table in ("messages", "lines", "letters", "failed"):
+        (event,) = location.materialisations(run, table)
+        assert event.partition == WINDOW
+        told[table] = figures(event)
+    assert told["messages"]["received"] == 7
+    (settled,) = location.observations(run, "messages")
+    assert settled.partition == WINDOW
+    told["messages"] = figures(settled)
+    counts = {"received": 7, "handled": 5, "failed": 2, "acknowledged": 7, "unacknowledged": 0, "batches": 3}
+    for table, rows in (("messages", 7), ("lines", 2), ("letters", 3), ("failed", 2)):
+        assert {name: told[table][name] for name in counts} == counts
+        assert told[table]["rows"] == told[table]["dagster/row_count"] == rows
+        assert told[table]["messages per second"] > 0
+        assert {"seconds: receive", "seconds: handle", "seconds: batch-letters"} <= set(told[table])
+    assert told["lines"]["batch keys"] == {"o": 2}
+    assert told["letters"]["batch keys"] == {"a": 2, "b": 1}
+    assert told["messages"]["batch keys"] == told["failed"]["batch keys"] == {"o": 2, "a": 2, "b": 1}
+    for event in (settled, *(location.materialisations(run, table)[0] for table in ("lines", "letters", "failed"))):
+        assert sorted((failure["stage"], failure["reason"]) for failure in rows_of(event.metadata["failures"])) == [
+            ("handle_batch", "not this letter"),
+            ("handle_message", "told to fail"),
+        ]
+    checks = location.checks(run)
+    assert checks["acknowledged"].passed
+    assert not checks["no_open_failures"].passed
+    assert checks["no_open_failures"].severity == dg.AssetCheckSeverity.WARN
+    assert "2 failed messages wait" in checks["no_open_failures"].description
+
+
+def test_an_empty_queue_still_yields_every_output(location: Location) -> None:
+    run = location.run("told_pull")
+
+    assert run.status == SUCCESS
+    for table in ("messages", "lines", "letters", "failed"):
+        (event,) = location.materialisations(run, table)
+        assert figures(event)["received"] == 0
+    assert all(check.passed for check in location.checks(run).values())
+
+
+def test_two_runs_in_one_window_add_up(location: Location) -> None:
+    location.enqueue("one", "two")
+    first = location.run("told_pull")
+    location.enqueue("three", "fail")
+    second = location.run("told_pull")
+
+    assert location.texts() == ["one", "three", "two"]
+    (before,), (after,) = location.materialisations(first, "lines"), location.materialisations(second, "lines")
+    assert (figures(before)["rows"], figures(before)["dagster/row_count"]) == (2, 2)
+    assert (figures(after)["rows"], figures(after)["dagster/row_count"]) == (1, 3), "its own, and the window's total"
+
+
+def test_two_runs_at_once_share_the_messages(location: Location) -> None:
+    location.enqueue(*(f"line {n}" for n in range(80)))
+
+    runs = [location.start("told_pull") for _ in range(2)]
+    assert [process.wait(120) for process in runs] == [0, 0]
+
+    assert location.texts() == sorted(f"line {n}" for n in range(80))
+    assert location.waiting() == 0
+
+
+def test_a_pull_without_room_says_so_and_takes_nothing(location: Location) -> None:
+    location.enqueue("one")
+    location.control.claim("told", "another", "run", wanted=200, capacity=200, lease_s=60)
+
+    run = location.run("told_pull")
+
+    assert run.status == SUCCESS
+    assert run.tags[RunTags.of(Told).demand] == "0"
+    assert location.waiting() == 1
+    assert "room for 0 of 100 messages: other runs hold" in location.log(run)
+
+
+# Looking after it
+
+
+def test_the_maintenance_job_puts_files_together_and_says_so(location: Location) -> None:
+    for line in ("one", "two", "three"):
+        location.enqueue(line)
+        location.run("told_pull")
+
+    run = location.run("told_maintenance")
+
+    assert run.status == SUCCESS
+    assert location.texts() == ["one", "three", "two"]
+    assert len(location.flow().tables["lines"].files(location.flow().tables["lines"].open())) == 1
+    (entry,) = location.instance.all_logs(run.run_id, of_type=dg.DagsterEventType.STEP_OUTPUT)
+    assert entry.dagster_event is not None
+    metadata: Any = entry.dagster_event.step_output_data.metadata
+    assert metadata["lines"].value["compacted"] == 3
+
+
+# What is refused, and how
+
+
+@pytest.mark.parametrize(
+    ("job", "status"),
+    [("told_pull", SUCCESS), ("strict_pull", FAILURE), ("lenient_pull", SUCCESS)],
+)
+def test_failures_turn_a_run_red_only_where_the_pipeline_says_so(location: Location, job: str, status: Any) -> None:
+    location.enqueue("one", "fail")
+
+    run = location.run(job)
+
+    assert run.status == status
+    assert location.waiting() == 0, "red or not, all is published and acknowledged"
+    assert location.rows("lines", job.split("_", maxsplit=1)[0])["text"].to_list() == ["one"]
+    assert len(location.materialisations(run, "lines", job.split("_", maxsplit=1)[0])) == (status == SUCCESS)
+    if status == FAILURE:
+        assert "1 of 2 messages failed, and fail_run_on is 'any'" in location.log(run)
+
+
+def test_more_failures_than_the_allowed_share_turn_a_run_red(location: Location) -> None:
+    location.enqueue("one", "fail", "fail")
+
+    run = location.run("lenient_pull")
+
+    assert run.status == FAILURE
+    assert "2 of 3 messages failed, more than fail_run_on allows (0.5)" in location.log(run)
+    assert not location.checks(run)["no_open_failures"].passed, "the checks are told all the same"
+
+
+def test_a_run_may_change_the_context_and_a_wrong_one_is_refused_before_anything_is_leased(location: Location) -> None:
+    location.enqueue("fail")
+
+    wrong = location.run("told_pull", context={"forgivng": True})
+    assert wrong.status == FAILURE
+    assert "context.forgivng: there is no such field; did you mean 'forgiving'?" in location.log(wrong)
+    assert location.waiting() == 1
+    right = location.run("told_pull", context={"forgiving": True})
+
+    assert right.status == SUCCESS
+    assert location.texts() == ["fail"]
+
+
+def test_a_new_field_widens_the_table_and_a_changed_type_is_refused_before_anything_is_leased(
+    location: Location,
+) -> None:
+    location.enqueue("one")
+    location.run("told_pull")
+    location.enqueue("two words")
+
+    refused = location.run("told_pull", edit="changed")
+    assert refused.status == FAILURE
+    assert "told/lines.text is" in location.log(refused)
+    assert location.waiting() == 1
+    widened = location.run("told_pull", edit="widened")
+
+    assert widened.status == SUCCESS
+    assert location.rows("lines").sort("text")["words"].to_list() == [None, 2]
+
+
+def test_a_missing_queue_is_a_clear_error_of_the_run(location: Location) -> None:
+    run = location.run("told_pull", queue_url=f"sqlite:///{location.root}/elsewhere.sqlite")
+
+    assert run.status == FAILURE
+    assert "url must name a file that is there; to make it, run `pipeline-platform table-queue create`" in location.log(
+        run
+    )
+    assert location.control.in_flight("told") == []
+
+
+def test_wrong_credentials_are_a_clear_error_and_appear_nowhere(
+    location: Location, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheme, _, rest = postgres_url.partition("local:")
+    secret = "hush-this-is-secret"
+    monkeypatch.setenv("QUEUE_UNDER_TEST", f"{scheme}local:{secret}@{rest.partition('@')[2]}")
+
+    run = location.run("told_pull", queue_url="env:QUEUE_UNDER_TEST")
+
+    assert run.status == FAILURE
+    log = location.log(run)
+    assert "correct user and password in url" in log
+    for shown in (log, str(run.run_config), str(run.tags)):
+        assert secret not in shown
+
+
+def test_an_unknown_origin_is_refused_with_those_there_are(location: Location) -> None:
+    job = job_at("told_pull", str(location.root), "")
+    config = {"ops": {"told": {"ops": {"receive_messages": {"config": {"origin": "sauce"}}}}}}
+
+    with pytest.raises(dg.DagsterInvalidConfigError, match="not in enum type RunOrigin got sauce"):
+        dg.validate_run_config(job, config)
+
+
+@pytest.mark.parametrize("pipeline", ["bare", "fast"])
+def test_pipelines_without_batchers_and_by_columns_run_alike(location: Location, pipeline: str) -> None:
+    location.enqueue("one", "two")
+
+    run = location.run(f"{pipeline}_pull")
+
+    assert run.status == SUCCESS
+    assert location.waiting() == 0
+    assert location.rows("outcomes", pipeline)["outcome"].to_list() == ["handled", "handled"]
+    if pipeline == "fast":
+        assert sorted(location.rows("lines", pipeline)["text"]) == ["one", "two"]

@@ -1,0 +1,190 @@
+"""Backfills of open failures and full replays: whole runs over windows, with figures for each of them."""
+
+import dagster as dg
+import pytest
+
+from pipeline_platform.lake.failed import Counts
+from pipeline_platform.orchestration import reporting
+from pipeline_platform.orchestration.jobs import RunTags
+from pipeline_platform.run import lease
+from pipeline_platform.run.intake import Intake
+from tests.fixtures.dagster import LAST, NEXT, WINDOW, Location, figures, rows_of
+from tests.fixtures.pipelines_under_test import Told
+
+SUCCESS, FAILURE = dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE
+
+
+@pytest.fixture
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leases and waits of seconds instead of a minute."""
+    monkeypatch.setattr(lease, "CLAIM_S", 3.0)
+    monkeypatch.setattr(Intake, "room_within_s", 2.0)
+
+
+def three_windows_with_failures(location: Location) -> None:
+    for window, payloads in ((WINDOW, ["fail 1", "one"]), (NEXT, ["fail 2", "fail 3"]), (LAST, ["letter x", "two"])):
+        location.enqueue(*payloads)
+        assert location.run("told_pull", window).status == SUCCESS
+    assert location.open_failures() == {WINDOW: 1, NEXT: 2, LAST: 1}
+
+
+def test_a_backfill_of_three_windows_is_one_run_with_figures_for_each_window(location: Location) -> None:
+    three_windows_with_failures(location)
+
+    run = location.run("told_backfill", WINDOW, LAST, context={"forgiving": True})
+
+    assert run.status == SUCCESS
+    events = location.materialisations(run, "lines")
+    told = {event.partition: figures(event) for event in events}
+    assert [event.partition for event in events] == [WINDOW, NEXT, LAST]
+    assert [(told[w]["received"], told[w]["handled"], told[w]["rows"]) for w in (WINDOW, NEXT, LAST)] == [
+        (1, 1, 1),
+        (2, 2, 2),
+        (1, 0, 0),
+    ]
+    assert [told[w]["dagster/row_count"] for w in (WINDOW, NEXT, LAST)] == [2, 2, 1]
+    received = {event.partition: figures(event)["received"] for event in location.materialisations(run, "messages")}
+    assert received == {WINDOW: 1, NEXT: 2, LAST: 1}
+    settled = [(event.partition, figures(event)) for event in location.observations(run, "messages")]
+    assert [(window, told["received"], told["handled"], told["failed"]) for window, told in settled] == [
+        (WINDOW, 1, 1, 0),
+        (NEXT, 2, 2, 0),
+        (LAST, 1, 0, 1),
+    ]
+    failed = {event.partition: figures(event)["failed"] for event in location.materialisations(run, "failed")}
+    assert failed == {WINDOW: 0, NEXT: 0, LAST: 1}
+    assert location.texts() == ["fail 1", "fail 2", "fail 3", "one", "two"]
+    assert location.open_failures() == {LAST: 1}, "the letter still does not go"
+    events_of = location.rows("failed").sort("message_id", "attempt")
+    last = events_of.group_by("message_id", maintain_order=True).last()
+    assert sorted(zip(last["state"], last["attempt"], strict=True)) == [
+        ("closed", 2),
+        ("closed", 2),
+        ("closed", 2),
+        ("open", 2),
+    ]
+    assert not location.checks(run)["no_open_failures"].passed
+
+
+def test_the_check_warns_of_open_failures_of_any_window_until_they_are_driven(location: Location) -> None:
+    location.enqueue("fail 1", "fail 2", "one")
+    location.run("told_pull", WINDOW)
+    location.enqueue("two")
+
+    clean = location.run("told_pull", NEXT)
+    warned = location.checks(clean)["no_open_failures"]
+    idle = location.checks(location.run("told_pull", LAST))["no_open_failures"]
+    driven = location.checks(location.run("told_backfill", WINDOW, context={"forgiving": True}))["no_open_failures"]
+
+    assert not warned.passed
+    assert warned.description == "2 failed messages wait; materialise this window to drive them once more."
+    assert rows_of(warned.metadata["windows"]) == [{"window": WINDOW, "open": 2, "dead": 0}]
+    assert figures(location.materialisations(clean, "failed")[0])["open"] == 0, "of the window itself"
+    assert not idle.passed, "a run that received nothing hides nothing either"
+    assert driven.passed
+    assert driven.metadata["open"].value == 0
+
+
+def test_of_many_windows_with_open_failures_the_oldest_are_named() -> None:
+    waiting = {f"2025-03-{day:02}T0000": Counts(day, 1, None) for day in range(31, 0, -1)}
+
+    told = reporting.check_open_failures(reporting.checks_of(Told)[1], waiting)
+
+    assert told.description == (
+        "496 failed messages wait, 31 of them dead; materialise these 31 windows to drive them once more. "
+        "The oldest 20 are named."
+    )
+    assert [row["window"] for row in rows_of(told.metadata["windows"])] == sorted(waiting)[:20]
+
+
+def test_what_fails_again_stays_open_with_one_attempt_more(location: Location) -> None:
+    location.enqueue("fail")
+    location.run("told_pull")
+
+    for attempt in (2, 3):
+        run = location.run("told_backfill")
+        assert run.status == SUCCESS
+        assert location.rows("failed")["attempt"].max() == attempt
+        assert location.open_failures() == {WINDOW: 1}
+
+
+def test_a_backfill_of_some_failures_leaves_the_others(location: Location) -> None:
+    three_windows_with_failures(location)
+    failures = {"reason": "told to"}
+
+    run = location.run("told_backfill", WINDOW, LAST, context={"forgiving": True}, failures=failures)
+
+    assert run.status == SUCCESS
+    assert location.open_failures() == {LAST: 1}, "the letter failed for another reason"
+
+
+@pytest.mark.parametrize(
+    ("failures", "said"),
+    [
+        ({"state": "closed"}, "`failures` of the run config: state is 'closed': Input should be 'open', 'waiting'"),
+        ({"window": "x"}, "window is 'x': Extra inputs are not permitted; there is state, message_id, source, kind"),
+    ],
+)
+def test_a_selection_that_does_not_exist_is_refused(location: Location, failures: dict[str, str], said: str) -> None:
+    run = location.run("told_backfill", failures=failures)
+
+    assert run.status == FAILURE
+    assert said in location.log(run)
+
+
+def test_a_backfill_of_windows_without_open_failures_says_so(location: Location) -> None:
+    run = location.run("told_backfill", WINDOW, NEXT)
+
+    assert run.status == SUCCESS
+    assert f"no failure is open in {WINDOW}, {NEXT}" in location.log(run)
+    assert [event.partition for event in location.materialisations(run, "failed")] == [WINDOW, NEXT]
+
+
+def test_two_backfills_at_once_drive_nothing_twice(location: Location) -> None:
+    location.enqueue(*(f"fail {n}" for n in range(40)))
+    location.run("told_pull")
+
+    runs = [location.start("told_backfill", forgiving=True) for _ in range(2)]
+    assert [process.wait(120) for process in runs] == [0, 0]
+
+    assert location.texts() == sorted(f"fail {n}" for n in range(40))
+    assert location.open_failures() == {}
+    assert location.rows("failed").filter(state="closed")["message_id"].n_unique() == 40
+    assert location.rows("failed").filter(state="closed").height == 40
+
+
+def test_a_backfill_waits_for_room_then_takes_what_there_is(location: Location, short_waits: None) -> None:
+    location.enqueue(*(f"fail {n}" for n in range(10)))
+    location.run("told_pull")
+    location.control.claim("told", "another", "run", wanted=196, capacity=200, lease_s=60)
+
+    some = location.run("told_backfill", context={"forgiving": True})
+    location.control.end("another")
+    rest = location.run("told_backfill", context={"forgiving": True})
+
+    assert "waiting up to 2 s for other runs" in location.log(some)
+    assert "room for 4 of 10 messages" in location.log(some)
+    assert (some.status, rest.status) == (FAILURE, SUCCESS), "a green window would say that it was driven"
+    assert "took on 4 of 10 open failures" in location.log(some)
+    assert "6 failed messages wait" in location.checks(some)["no_open_failures"].description
+    assert location.checks(rest)["no_open_failures"].passed
+    assert len(location.texts()) == 10
+
+
+def test_a_full_replay_replaces_exactly_what_its_windows_hold(location: Location) -> None:
+    location.enqueue("one", "fail", "letter a")
+    location.run("told_pull", WINDOW)
+    location.enqueue("two")
+    location.run("told_pull", NEXT)
+    before = location.rows("lines").filter(window=NEXT)
+
+    run = location.run("told_replay", WINDOW, context={"forgiving": True})
+
+    assert run.status == SUCCESS
+    assert location.texts() == ["fail", "one", "two"]
+    assert location.texts("letters") == ["letter a"]
+    assert location.open_failures() == {}
+    lines = location.rows("lines")
+    assert lines.filter(window=NEXT).equals(before)
+    assert set(lines.filter(window=WINDOW)["receive_id"]) == {run.tags[RunTags.of(Told).receive_id]}
+    assert location.rows("messages").filter(window=WINDOW)["message_id"].n_unique() == 3

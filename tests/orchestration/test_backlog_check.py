@@ -1,0 +1,106 @@
+"""The check `backlog`: evaluated by a sensor, without a run, and by hand."""
+
+import sqlite3
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from pipeline_platform.connectors.table_queue import TableQueue
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.model.options import Producer
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.orchestration.backlog_check import backlog_check, look_at_backlog
+from pipeline_platform.orchestration.deployment import platform_definitions
+from pipeline_platform.source.contract import Backlog
+from tests.fixtures.jobs_under_test import resources_at
+from tests.fixtures.pipelines_under_test import Told
+from tests.fixtures.sensor import Asked, Place
+
+WARN = dg.AssetCheckSeverity.WARN
+
+
+class Clocked(Told):
+    """Pulled by the clock; its messages may wait for five minutes."""
+
+    name = "clocked"
+    producer = Producer(source="queue", schedule="7 * * * *", oldest_allowed=timedelta(minutes=5))
+
+
+def shown(place: Place, pipeline: type[Pipeline], queue: TableQueue | None = None) -> Any:
+    """What the UI shows of the check after a tick, which the daemon reports as here."""
+    definitions = platform_definitions([pipeline], resources_at(str(place.folder), "nowhere"))
+    context = dg.build_sensor_context(
+        instance=place.instance,
+        resources={"queue": queue or place.queue, "control": place.control},
+        definitions=definitions,
+    )
+    told = definitions.resolve_sensor_def(f"{pipeline.name}_backlog").evaluate_tick(context)
+    for event in told.asset_events:
+        place.instance.report_runless_asset_event(event)
+    assert not told.run_requests
+    key = dg.AssetCheckKey(dg.AssetKey([pipeline.name, "messages"]), "backlog")
+    (newest,) = place.instance.event_log_storage.get_asset_check_execution_history(key, limit=1)
+    assert newest.event
+    assert newest.event.dagster_event
+    evaluation = newest.event.dagster_event.asset_check_evaluation_data
+    assert evaluation.description == told.skip_message, "the tick says the same"
+    return evaluation
+
+
+@pytest.mark.parametrize("pipeline", [Asked, Clocked], ids=["by sensor", "by the clock"])
+def test_it_warns_while_the_oldest_message_waits_too_long_and_needs_no_run(
+    place: Place, pipeline: type[Pipeline]
+) -> None:
+    place.enqueue(1)
+    fresh = shown(place, pipeline)
+    with sqlite3.connect(place.folder / "queue.sqlite") as database:
+        database.execute("UPDATE messages SET created_at = datetime(created_at, '-1 hour')")
+    old = shown(place, pipeline)
+    away = shown(place, pipeline, TableQueue(name="queue", url=f"sqlite:///{place.folder}/elsewhere.sqlite"))
+
+    assert fresh.passed
+    assert (old.passed, old.severity) == (False, WARN)
+    assert "0:05:00 are allowed" in old.description
+    assert old.metadata["messages"].value == 1
+    assert (away.passed, away.severity) == (False, WARN), "a source that is away is a warning, not an error"
+    assert place.instance.get_runs_count() == 0
+
+
+def test_it_warns_of_messages_that_the_source_lost() -> None:
+    class Lossy(TableQueue):
+        def backlog(self) -> Backlog:
+            return Backlog(0, lost="p has lost its messages from offset 0 up to 5")
+
+    result = look_at_backlog(Producer(source="queue"), Lossy(name="queue", url="sqlite:///none.sqlite"))
+
+    assert (result.passed, result.severity) == (False, WARN)
+    assert "from offset 0 up to 5" in str(result.description)
+
+
+@pytest.mark.parametrize(
+    ("messages", "oldest_allowed", "passed", "said"),
+    [
+        (1, timedelta(minutes=5), False, "Messages wait, and the source cannot tell for how long"),
+        (0, timedelta(minutes=5), True, "None waits."),
+        (1, None, True, "The pipeline's `oldest_allowed` sets no limit."),
+    ],
+)
+def test_of_a_source_that_cannot_tell_how_long_it_passes_only_where_none_waits(
+    tmp_path: Path, messages: int, oldest_allowed: timedelta | None, passed: bool, said: str
+) -> None:
+    class Watched(Told):
+        name = "watched"
+        producer = Producer(source="queue", oldest_allowed=oldest_allowed)
+
+    queue = TableQueue(name="queue", url=f"sqlite:///{tmp_path}/queue.sqlite")  # has no created_column
+    queue.create()
+    control = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
+    queue.enqueue([b"one"] * messages)
+
+    result: Any = backlog_check(Watched)(dg.build_asset_check_context(resources={"queue": queue, "control": control}))
+
+    assert (result.passed, result.severity) == (passed, WARN)
+    assert result.description.startswith(said)

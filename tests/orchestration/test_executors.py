@@ -1,0 +1,56 @@
+"""Which executors a run may have, where its steps share a connection."""
+
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from pipeline_platform.connectors.rabbitmq import RabbitmqSource
+from pipeline_platform.orchestration.deployment import platform_definitions
+from pipeline_platform.orchestration.source_resources import source_resource
+from tests.fixtures.dagster import ROOT, WINDOW, Location
+from tests.fixtures.jobs_under_test import resources_at
+from tests.fixtures.pipelines_under_test import Told
+
+EXECUTORS = {
+    "in_process": dg.in_process_executor,
+    "multiprocess": dg.multiprocess_executor,
+    "either": dg.multi_or_in_process_executor,
+}
+REFUSED = "gives each step of a run a process of its own"
+AWAY = "127.0.0.1:1 does not answer"
+
+
+def job_with(executor: str, root: str) -> dg.JobDefinition:
+    """The pull of a pipeline over RabbitMQ, where no server is."""
+    queue = source_resource(RabbitmqSource)(name="queue", url="amqp://127.0.0.1:1", queue="told", backoff_type="stop")
+    resources = {**resources_at(root, root), "queue": queue}
+    return platform_definitions([Told], resources).resolve_job_def("told_pull").with_executor_def(EXECUTORS[executor])
+
+
+@pytest.mark.parametrize(
+    ("executor", "config", "said"),
+    [
+        ("in_process", {}, AWAY),
+        ("either", {"in_process": {}}, AWAY),
+        ("either", {}, REFUSED),
+        ("multiprocess", {}, REFUSED),
+    ],
+)
+def test_a_run_whose_steps_would_not_share_a_connection_is_refused_before_it_asks_the_source(
+    location: Location, executor: str, config: dict[str, Any], said: str
+) -> None:
+    job = dg.build_reconstructable_job(
+        __name__, "job_with", (), {"executor": executor, "root": str(location.root)}, str(ROOT)
+    )
+
+    result = dg.execute_job(
+        job,
+        location.instance,
+        run_config={"execution": {"config": config}} if config else {},
+        tags={"dagster/partition": WINDOW},
+    )
+
+    log = location.log(location.stored(result.run_id))
+    assert said in log
+    assert {AWAY: REFUSED, REFUSED: AWAY}[said] not in log

@@ -1,0 +1,104 @@
+"""The job `<pipeline>_limits`, as the launchpad starts it."""
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from pydantic import ValidationError
+
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.model.options import Overrides, PipelineError, RateLimiting
+from pipeline_platform.orchestration.limits_job import Activity, LimitsConfig, change
+from tests.fixtures.jobs_under_test import job_at
+from tests.fixtures.pipelines_under_test import Coasts, Told
+
+
+def changed(root: Path, config: dict[str, object], instance: dg.DagsterInstance) -> dg.ExecuteInProcessResult:
+    job = job_at("told_limits", str(root), str(root / "spark"))
+    return job.execute_in_process({"ops": {"change": {"config": config}}}, instance=instance, raise_on_error=False)
+
+
+@pytest.mark.parametrize("activity", ["pause", "drain"])
+def test_a_run_of_it_changes_what_its_config_says(tmp_path: Path, activity: str) -> None:
+    with dg.DagsterInstance.ephemeral() as instance:
+        limit = {"allowed_messages": 5, "interval_s": 2.0}
+        assert changed(tmp_path, {"activity": activity, "reason": "moves", "max_runs": 4, **limit}, instance).success
+
+        store = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
+        known = store.rate_limiting("told", None)
+        assert known is not None
+        assert (known.allowed_messages, known.interval.total_seconds()) == (5, 2.0)
+        assert (store.paused("told"), store.overrides("told").max_runs) == ("moves", 4)
+
+        assert changed(tmp_path, {"activity": "resume", "reset": True}, instance).success
+        assert (store.rate_limiting("told", None), store.paused("told")) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"allowed_messages": -5, "interval_s": 1.0}, "RateLimiting.allowed_messages is -5: it must be a whole number"),
+        ({"allowed_messages": 5, "interval_s": 1e300}, "less than or equal to 3153600000"),
+        ({"allowed_messages": 5}, "told has no rate limit to change a part of: set allowed_messages and interval_s"),
+        ({"max_runs": 0}, "Overrides.max_runs is 0: it must be a whole number from 1 to 1,000"),
+    ],
+)
+def test_a_change_that_is_refused_changes_nothing_of_what_holds(
+    tmp_path: Path, wrong: dict[str, float], said: str
+) -> None:
+    store = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
+    store.override(Told, Overrides(max_demand=7))
+
+    with pytest.raises((PipelineError, ValidationError), match=said):
+        change(Told, store, LimitsConfig(**{"activity": Activity.pause, "reset": True, "max_runs": 3, **wrong}), print)
+
+    assert store.overrides("told") == Overrides(max_demand=7)
+    assert (store.rate_limiting("told", None), store.paused("told")) == (None, None)
+
+
+def test_an_option_that_is_not_the_producer_s_is_refused_before_anything_is_reset(tmp_path: Path) -> None:
+    store = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
+    store.override(Coasts, Overrides(max_demand=7))
+
+    with pytest.raises(PipelineError, match="max_runs is of one producer: choose one of east, west"):
+        change(Coasts, store, LimitsConfig(reset=True, max_runs=3), print)
+
+    assert store.overrides("coasts") == Overrides(max_demand=7)
+
+
+def test_a_part_of_the_limit_that_holds_may_be_changed(tmp_path: Path) -> None:
+    store = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
+    change(Told, store, LimitsConfig(allowed_messages=5, interval_s=2.0), print)
+
+    change(Told, store, LimitsConfig(interval_s=4.0), print)
+
+    assert store.rate_limiting("told", None) == RateLimiting(allowed_messages=5, interval=timedelta(seconds=4))
+
+
+def test_what_another_changes_of_the_limit_at_the_same_moment_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
+    store.set_rate_limiting("told", RateLimiting(allowed_messages=5, interval=timedelta(seconds=2)))
+    override = store.override
+
+    def override_meanwhile(*given: Any) -> Overrides:
+        store.update_rate_limiting("told", None, allowed_messages=9)
+        return override(*given)
+
+    monkeypatch.setattr(store, "override", override_meanwhile)
+    change(Told, store, LimitsConfig(interval_s=4.0), print)
+
+    assert store.rate_limiting("told", None) == RateLimiting(allowed_messages=9, interval=timedelta(seconds=4))
+
+
+def test_a_value_out_of_bounds_fails_it_and_changes_nothing(tmp_path: Path) -> None:
+    with dg.DagsterInstance.ephemeral() as instance:
+        result = changed(tmp_path, {"max_runs": 0, "activity": "pause"}, instance)
+
+        (failure,) = (event for event in result.all_events if event.is_step_failure)
+        said = str(failure.step_failure_data.error)
+        assert "max_runs is 0: it must be a whole number from 1 to 1,000" in said
+        assert ControlStore(f"sqlite:///{tmp_path}/control.sqlite").paused("told") is None

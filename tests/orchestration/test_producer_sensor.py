@@ -1,0 +1,296 @@
+"""The producer sensor: ticks on a real instance, with a real queue and control store."""
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from dagster._core.events import DagsterEvent
+
+from pipeline_platform.connectors.table_queue import TableQueue
+from pipeline_platform.control.demand import Waiting
+from pipeline_platform.model.options import Batcher, Producer
+from pipeline_platform.orchestration.asset_windows import window_now
+from pipeline_platform.orchestration.jobs import RunTags
+from pipeline_platform.orchestration.producers import producer_sensor
+from pipeline_platform.source.contract import Backlog
+from tests.fixtures.pipelines_under_test import Told
+from tests.fixtures.sensor import TAGS, Asked, Limited, Place, tags
+
+ROOT = Path(__file__).parents[2]
+
+
+# Asking
+
+
+def test_it_asks_for_runs_by_demand_on_the_open_window(place: Place) -> None:
+    place.enqueue(170)
+
+    requests = place.tick().run_requests
+
+    assert [request.tags[TAGS.demand] for request in requests] == ["100", "70"]
+    for request in requests:
+        config = request.run_config["ops"]["asked"]["ops"]["receive_messages"]["config"]
+        assert config == {"origin": "source", "demand": int(request.tags[TAGS.demand])}
+        assert request.partition_key == window_now(Asked)
+        assert request.tags["dagster/max_retries"] == "0"
+
+
+def test_an_empty_queue_is_a_reason(place: Place) -> None:
+    assert place.skips() == "the queue is empty"
+    place.enqueue(100)
+    assert place.asked() == [100], "it is looked at again"
+
+
+def test_it_looks_as_often_as_its_producer_says() -> None:
+    class Often(Told):
+        name = "often"
+        producer = Producer(source="queue", interval=timedelta(seconds=7))
+
+    assert producer_sensor(Often).minimum_interval_seconds == 7
+
+
+def test_what_is_not_worth_a_run_waits_for_patience_and_no_longer(
+    place: Place, at: Callable[[timedelta], None]
+) -> None:
+    place.enqueue(3)
+
+    assert place.skips() == "3 messages wait; a run pays from 50, or after 30 s (waited 0 s)"
+    at(timedelta(seconds=31))
+    assert place.asked() == [3]
+
+
+def test_messages_wait_for_their_batches_no_longer_than_the_shortest_batch_timeout(
+    place: Place, at: Callable[[timedelta], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timeouts = {"slow": timedelta(seconds=20), "fast": timedelta(seconds=10), "patient": None}
+    monkeypatch.setattr(Asked, "batchers", {name: Batcher(batch_timeout=span) for name, span in timeouts.items()})
+    place.enqueue(3)
+
+    assert place.skips() == "3 messages wait; a run pays from 50, or after 10 s (waited 0 s)"
+    at(timedelta(seconds=11))
+    assert place.asked() == [3]
+
+
+def left_by_a_dead_run(place: Place, messages: int) -> None:
+    """A claim that nobody renewed; what it leased comes back when the next run gives it up."""
+    place.control.claim("asked", "r", "dead", wanted=messages, capacity=200, lease_s=0.01)
+    time.sleep(0.05)
+
+
+def test_what_a_dead_run_left_is_asked_for_as_if_it_waited(place: Place) -> None:
+    left_by_a_dead_run(place, 70)
+
+    assert place.asked() == [70]
+    assert "will take them" in place.skips(), "one is enough"
+
+
+def test_little_that_a_dead_run_left_gets_a_run_at_once_even_where_no_message_waits(place: Place) -> None:
+    left_by_a_dead_run(place, 7)
+
+    assert place.asked() == [7]
+
+
+def test_what_a_dead_run_left_and_the_source_counts_again_is_asked_for_once(place: Place) -> None:
+    left_by_a_dead_run(place, 70)
+    place.enqueue(80)
+
+    assert place.asked() == [80]
+
+
+# Holding back
+
+
+def test_a_pause_is_a_reason_until_it_ends(place: Place) -> None:
+    place.enqueue(100)
+    place.control.pause("asked", "new schema on Monday")
+
+    assert place.skips() == "paused: new schema on Monday"
+    place.control.resume("asked")
+    assert place.asked() == [100]
+
+
+def test_no_more_is_asked_for_than_the_rate_limit_will_give(place: Place) -> None:
+    place.enqueue(500)
+
+    asked = place.asked(Limited)
+    assert asked == [10], "of the current interval: the next run starts before the next one is over"
+    assert "the rate limit" in place.skips(Limited)
+
+
+FAILURE, SUCCESS, STARTED = dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.STARTED
+
+
+def test_runs_that_fail_in_a_row_are_asked_for_with_a_growing_pause(
+    place: Place, at: Callable[[timedelta], None]
+) -> None:
+    place.enqueue(60)
+    place.queued(tags(60), FAILURE)
+    assert len(place.tick().run_requests) == 1, "one failure is no row"
+
+    runs = [place.queued(tags(60), FAILURE) for _ in range(3)]
+    said = place.skips()
+    at(timedelta(seconds=18))
+    assert place.skips() == said
+    at(timedelta(seconds=22))
+
+    assert re.fullmatch(rf"the last 4 runs failed; asking again at ..:..:.. UTC; see run {runs[-1].run_id}", said)
+    assert place.asked() == [60]
+
+
+def test_runs_that_fail_together_are_one_failure(place: Place) -> None:
+    place.enqueue(60)
+    runs = [place.queued(tags(60), dg.DagsterRunStatus.STARTED) for _ in range(6)]
+    for run in runs:
+        place.instance.report_run_failed(run)
+
+    assert place.asked() == [60]
+
+
+def test_one_success_ends_the_pause(place: Place) -> None:
+    place.enqueue(60)
+    for _ in range(4):
+        place.queued(tags(60), FAILURE)
+
+    place.queued(tags(60), SUCCESS)
+
+    assert place.asked() == [60]
+
+
+def test_runs_of_others_and_red_ones_that_published_all_are_no_failures_in_a_row(place: Place) -> None:
+    place.enqueue(60)
+    for _ in range(4):
+        place.queued({RunTags.of(Limited).origin: "source", RunTags.of(Limited).demand: "60"}, FAILURE)
+        place.queued({**tags(60), TAGS.origin: "failed"}, FAILURE)
+        red = place.queued(tags(60), FAILURE)
+        place.instance.add_run_tags(red.run_id, {TAGS.published: red.run_id})
+
+    assert place.asked() == [60]
+
+
+def test_a_source_that_is_away_is_a_reason_and_no_error(place: Place) -> None:
+    away = TableQueue(name="queue", url=f"sqlite:///{place.folder}/elsewhere.sqlite")
+
+    told = place.tick(source=away)
+
+    assert not told.run_requests
+    assert "queue does not answer" in str(told.skip_message)
+    assert "url must name a file that is there" in str(told.skip_message)
+
+
+def test_a_source_that_stays_away_is_asked_less_and_less_often(place: Place) -> None:
+    away = TableQueue(name="queue", url=f"sqlite:///{place.folder}/elsewhere.sqlite")
+    place.enqueue(170)
+    place.tick(source=away)
+    place.tick(source=away)
+
+    waiting = Waiting.from_json(place.cursor)
+    assert (waiting.unanswered, waiting.again_at is not None) == (1, True), "the second tick did not ask"
+    assert "queue did not answer, once; asking it again at" in place.skips()
+
+    place.cursor = waiting.model_copy(update={"again_at": None}).to_json()
+    assert sum(place.asked()) == 170, "it is back"
+    assert Waiting.from_json(place.cursor).unanswered == 0
+
+
+class Mute(TableQueue):
+    """It cannot tell its backlog."""
+
+    def backlog_up_to(self, most: int) -> Backlog:
+        return Backlog(None)
+
+
+def test_a_source_that_cannot_tell_its_backlog_is_asked_less_often_while_it_gives_nothing(place: Place) -> None:
+    mute = Mute(name="queue", url=place.queue.url)
+    for _ in range(3):
+        place.queued({**tags(60), TAGS.received: "0"}, SUCCESS)
+    place.cursor = Waiting(since=datetime.now(UTC) - 2 * Asked.producer.patience).to_json()
+
+    assert "after 240 s" in str(place.tick(source=mute).skip_message)
+
+    place.queued({**tags(60), TAGS.received: "5"}, SUCCESS)
+    assert place.tick(source=mute).run_requests
+
+
+def test_a_source_that_cannot_tell_its_backlog_is_asked_at_once_after_a_run_that_it_filled(place: Place) -> None:
+    mute = Mute(name="queue", url=place.queue.url)
+    (first,) = place.tick(source=mute).run_requests
+    run = place.queued(first.tags, STARTED)
+    assert "after 30 s" in str(place.tick(source=mute).skip_message), "nobody knows what the first run gets"
+
+    place.instance.add_run_tags(run.run_id, {TAGS.received: first.tags[TAGS.demand]})
+    (second,) = place.tick(source=mute).run_requests
+    run = place.queued(second.tags, STARTED)
+    assert "200 messages in flight fill the capacity" in str(place.tick(source=mute).skip_message)
+
+    for under_way in place.instance.get_runs():
+        ended = DagsterEvent(dg.DagsterEventType.RUN_SUCCESS.value, under_way.job_name)
+        place.instance.report_dagster_event(ended, under_way.run_id)
+    assert "after 30 s" in str(place.tick(source=mute).skip_message), "the second run has not said what it got"
+    place.instance.add_run_tags(run.run_id, {TAGS.received: "99"})
+    assert "after 30 s" in str(place.tick(source=mute).skip_message), "the source seems empty"
+
+
+def test_what_a_source_lost_is_said_by_one_tick_and_again_where_more_is_lost(place: Place) -> None:
+    class Lossy(TableQueue):
+        lost: str
+
+        def backlog_up_to(self, most: int) -> Backlog:
+            return Backlog(0, lost=self.lost)
+
+    def said(lost: str) -> str:
+        return str(place.tick(source=Lossy(name="queue", url=place.queue.url, lost=lost)).skip_message)
+
+    first, more = "p has lost its messages from offset 0 up to 5", "p has lost its messages from offset 0 up to 9"
+    assert [said(first), said(first), said(more), said(""), said(first)] == [
+        f"the queue is empty; queue: {first}",
+        "the queue is empty",
+        f"the queue is empty; queue: {more}",
+        "the queue is empty",
+        f"the queue is empty; queue: {first}",
+    ]
+
+
+def test_it_leases_nothing(place: Place) -> None:
+    place.enqueue(170)
+
+    place.tick()
+
+    assert place.queue.backlog().messages == 170
+    assert place.control.in_flight("asked") == []
+
+
+def test_neither_the_code_server_nor_a_tick_loads_spark(tmp_path: Path) -> None:
+    script = """
+import sys, dagster as dg
+from definitions import defs
+from pipeline_platform.connectors.table_queue import TableQueue
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.orchestration.deployment import platform_definitions
+import pipelines.flights
+queue = TableQueue(name="flights_queue", url="sqlite:///queue.sqlite")
+queue.create()
+queue.enqueue([b"{}"])
+sensor = defs.resolve_sensor_def("flights_producer")
+with dg.instance_for_test() as instance:
+    resources = {"flights_queue": queue, "control": ControlStore("sqlite:///control.sqlite")}
+    print(sensor.evaluate_tick(dg.build_sensor_context(instance=instance, resources=resources)).skip_message)
+sys.exit([name for name in sys.modules if name.split(".")[0] in ("pyspark", "dagster_pyspark", "pandas")][:5] or 0)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "PATH": "", "PIPELINE_PLATFORM_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr[-2_000:]
+    assert "1 message waits; a run pays from" in done.stdout

@@ -1,0 +1,85 @@
+"""Runs that are red by `fail_run_on`: their windows are red too, while all of it is published and acknowledged."""
+
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from pipeline_platform.orchestration.asset_windows import windows_of
+from pipeline_platform.orchestration.jobs import RunTags
+from tests.deployment.test_daemon import backfill, deployment, of_job
+from tests.fixtures.dagster import NEXT, WINDOW, Location, figures
+from tests.fixtures.pipelines_under_test import Judged, Strict
+from tests.fixtures.spark import WarmSpark
+
+SUCCESS, FAILURE = dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE
+
+
+def windows(location: Location, table: str, *keys: str) -> dict[str, str | None]:
+    """What the asset page shows of some windows."""
+    asset = dg.AssetKey(["strict", table])
+    found: Any = location.instance.get_status_by_partition(asset, list(keys), windows_of(Strict))
+    return {key: found[key] and found[key].value for key in keys}
+
+
+def observed(location: Location, run: dg.DagsterRun, table: str) -> dict[str, Any]:
+    return {event.partition or "": figures(event) for event in location.observations(run, table, "strict")}
+
+
+def test_the_windows_of_a_red_run_are_red_and_what_came_of_it_is_published(location: Location) -> None:
+    location.enqueue("one", "fail")
+
+    run = location.run("strict_pull")
+
+    assert run.status == FAILURE
+    assert run.tags[RunTags.of(Strict).published] == run.run_id
+    assert location.waiting() == 0
+    assert location.rows("lines", "strict")["text"].to_list() == ["one"]
+    assert {table: windows(location, table, WINDOW) for table in ("lines", "letters", "failed", "messages")} == {
+        "lines": {WINDOW: "FAILED"},
+        "letters": {WINDOW: "FAILED"},
+        "failed": {WINDOW: "FAILED"},
+        "messages": {WINDOW: "MATERIALIZED"},
+    }
+    assert observed(location, run, "lines")[WINDOW]["rows"] == 1
+    assert observed(location, run, "failed")[WINDOW]["open"] == 1
+    checks = location.checks(run)
+    assert checks["acknowledged"].passed
+    assert not checks["no_open_failures"].passed
+
+
+def test_each_window_of_a_red_range_is_red_until_a_run_of_it_is_green(location: Location) -> None:
+    for window in (WINDOW, NEXT):
+        location.enqueue("fail")
+        location.run("strict_pull", window)
+
+    red = location.run("strict_backfill", WINDOW, NEXT)
+    assert red.status == FAILURE
+    assert windows(location, "failed", WINDOW, NEXT) == {WINDOW: "FAILED", NEXT: "FAILED"}
+    assert set(observed(location, red, "failed")) == {WINDOW, NEXT}
+
+    green = location.run("strict_backfill", WINDOW, context={"forgiving": True})
+    assert green.status == SUCCESS
+    assert windows(location, "failed", WINDOW, NEXT) == {WINDOW: "MATERIALIZED", NEXT: "FAILED"}
+    assert windows(location, "lines", WINDOW, NEXT) == {WINDOW: "MATERIALIZED", NEXT: "FAILED"}
+
+
+@pytest.mark.soak
+def test_a_backfill_of_windows_that_end_red_is_red_too(tmp_path: Path, warm_spark: WarmSpark) -> None:
+    """Under a real daemon, launched as the asset page does."""
+    with deployment(tmp_path, warm_spark.folder, "tests.fixtures.location_judged") as deployed:
+        deployed.until("the web server is up", lambda: deployed.ask("query { version }"))
+        deployed.queue.enqueue([b"fail", b"one"])
+        backfill(deployed, of_job("judged_pull", WINDOW), ends="COMPLETED_FAILED")
+        assert deployed.left() == 0
+
+        assets = [{"path": ["judged", table]} for table in ("messages", "lines", "letters", "failed")]
+        params = {"assetSelection": assets, "partitionNames": [WINDOW]}
+        (run,) = backfill(deployed, params, ends="COMPLETED_FAILED")
+
+        assert run.status == FAILURE
+        found: Any = deployed.instance.get_status_by_partition(
+            dg.AssetKey(["judged", "failed"]), [WINDOW], windows_of(Judged)
+        )
+        assert found[WINDOW].value == "FAILED"

@@ -1,0 +1,132 @@
+"""The schedules, and what they go by: ticks on a real instance."""
+
+from datetime import UTC, datetime
+from typing import Any
+from unittest import mock
+
+import dagster as dg
+import pytest
+
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.options import Producer
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.model.windows import WINDOW_FORMAT
+from pipeline_platform.orchestration.asset_windows import NoWindowError, contiguous, window_now
+from pipeline_platform.orchestration.deployment import platform_definitions
+from tests.fixtures.jobs_under_test import resources_at
+from tests.fixtures.pipelines_under_test import Told
+from tests.fixtures.sensor import TAGS, Asked, Limited, Place
+
+
+class Clocked(Told):
+    """Pulled by the clock, and its failures driven again by the clock."""
+
+    name = "clocked"
+    producer = Producer(source="queue", schedule="7 * * * *")
+    redrive = "0 5 * * 1"
+
+
+def scheduled(schedule: str, place: Place) -> Any:
+    return scheduled_of(Asked, schedule, place)
+
+
+def scheduled_of(pipeline: type[Pipeline], schedule: str, place: Place) -> Any:
+    """What a tick of a schedule comes to."""
+    definitions = platform_definitions([pipeline], resources_at(str(place.folder), "nowhere"))
+    with dg.build_schedule_context(
+        instance=place.instance,
+        resources={"queue": place.queue, "lake": Lake(root=str(place.folder / "lake")), "control": place.control},
+        scheduled_execution_time=datetime(2025, 3, 2, tzinfo=UTC),
+        repository_def=definitions.get_repository_def(),
+    ) as context:
+        return definitions.resolve_schedule_def(schedule).evaluate_tick(context)
+
+
+def test_the_pulling_schedule_asks_for_as_much_as_a_run_takes(place: Place) -> None:
+    (request,) = scheduled("asked_pull_schedule", place).run_requests
+
+    assert request.partition_key == "2025-03-02T0000"
+    assert request.run_config["ops"]["asked"]["ops"]["receive_messages"]["config"] == {"origin": "source"}
+    assert request.tags[TAGS.demand] == "100"
+
+
+def test_the_redriving_schedule_asks_for_a_run_per_contiguous_range_of_open_failures(place: Place) -> None:
+    assert scheduled("asked_redrive_schedule", place).skip_message == "no failure is waiting"
+    waiting = {"2025-03-01T0000": 2, "2025-03-01T0100": 3, "2025-03-01T0400": 4_000}
+
+    with mock.patch("pipeline_platform.orchestration.schedules.FailedMessages.chosen_by_window", return_value=waiting):
+        requests = scheduled("asked_redrive_schedule", place).run_requests
+
+    two, one = requests
+    bounds = [two.tags[f"dagster/asset_partition_range_{bound}"] for bound in ("start", "end")]
+    assert (bounds, one.partition_key) == (["2025-03-01T0000", "2025-03-01T0100"], "2025-03-01T0400")
+    assert [r.tags[TAGS.demand] for r in requests] == ["5", "100"], "a run takes on no more"
+    assert {r.tags[TAGS.origin] for r in requests} == {"failed"}
+    driven = two.run_config["ops"]["asked"]["ops"]["receive_messages"]["config"]["failures"]
+    assert driven == {"state": "waiting"}, "dead ones are left to people"
+
+
+def test_the_keeping_of_tables_just_runs_its_job(place: Place) -> None:
+    (request,) = scheduled("asked_maintenance_schedule", place).run_requests
+
+    assert not request.run_config
+
+
+@pytest.mark.parametrize("schedule", ["asked_pull_schedule", "asked_redrive_schedule"])
+def test_a_pause_holds_for_the_clock_too(place: Place, schedule: str) -> None:
+    place.control.pause("asked", "new schema on Monday")
+
+    with mock.patch(
+        "pipeline_platform.orchestration.schedules.FailedMessages.chosen_by_window", return_value={"2025-03-01T0000": 2}
+    ):
+        told = scheduled(schedule, place)
+        place.control.resume("asked")
+        resumed = scheduled(schedule, place)
+
+    assert not told.run_requests
+    assert told.skip_message == "paused: new schema on Monday"
+    assert len(resumed.run_requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "on"),
+    [
+        (Limited, {"limited_producer", "limited_maintenance_schedule"}),
+        (Asked, {"asked_producer", "asked_backlog", "asked_maintenance_schedule"}),
+        (Clocked, {"clocked_pull_schedule", "clocked_redrive_schedule", "clocked_maintenance_schedule"}),
+    ],
+    ids=["by sensor", "with oldest_allowed", "by the clock"],
+)
+def test_what_a_pipeline_asks_for_is_on_by_itself_and_nothing_else(pipeline: type[Pipeline], on: set[str]) -> None:
+    location = platform_definitions([pipeline], resources_at("nowhere", "nowhere")).get_repository_def()
+
+    assert on == {
+        definition.name
+        for definition in (*location.sensor_defs, *location.schedule_defs)
+        if definition.default_status.value == "RUNNING"
+    }
+
+
+def test_the_clock_goes_by_the_pipeline_s_own_schedules() -> None:
+    definitions = platform_definitions([Clocked], resources_at("nowhere", "nowhere"))
+    schedules = {name: definitions.resolve_schedule_def(f"clocked_{name}_schedule") for name in ("pull", "redrive")}
+
+    assert {name: schedule.cron_schedule for name, schedule in schedules.items()} == {
+        "pull": "7 * * * *",
+        "redrive": "0 5 * * 1",
+    }
+
+
+def test_windows_fall_into_runs_of_neighbours() -> None:
+    keys = [f"2025-03-0{day}T{hour:02}00" for day, hour in ((1, 23), (2, 0), (2, 2), (3, 0), (3, 1))]
+
+    assert contiguous(Asked, keys) == [keys[:2], keys[2:3], keys[3:]]
+    assert contiguous(Asked, []) == []
+
+
+def test_the_window_of_now_is_the_hour_that_is_open() -> None:
+    now = datetime(2025, 3, 1, 12, 34, tzinfo=UTC)
+
+    assert window_now(Asked, now) == datetime(2025, 3, 1, 12, tzinfo=UTC).strftime(WINDOW_FORMAT)
+    with pytest.raises(NoWindowError, match="no window has begun yet; first_window is 2025-01-01"):
+        window_now(Asked, datetime(2024, 12, 31, tzinfo=UTC))

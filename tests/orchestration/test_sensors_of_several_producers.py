@@ -1,0 +1,258 @@
+"""The sensors and schedules of several producers: each looks at its own source, and asks within its own limits."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from pipeline_platform.connectors.table_queue import TableQueue
+from pipeline_platform.control.demand import InFlight
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.model.options import Producer, RateLimiting
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.orchestration.deployment import platform_definitions
+from pipeline_platform.orchestration.jobs import RunTags
+from pipeline_platform.orchestration.producers import in_flight
+from tests.fixtures.jobs_under_test import resources_at
+from tests.fixtures.pipelines_under_test import Coasts, Told
+from tests.fixtures.sensor import Place
+
+TAGS = RunTags.of(Coasts)
+FAILURE = dg.DagsterRunStatus.FAILURE
+
+
+class Mixed(Told):
+    """One by the sensor, one by the clock."""
+
+    name = "mixed"
+    producer = None
+    producers = {
+        "east": Producer(source="queue", oldest_allowed=timedelta(minutes=5)),
+        "west": Producer(source="beside_queue", schedule="7 * * * *"),
+    }
+
+
+class Slow(Told):
+    """West may handle ten a minute."""
+
+    name = "slow"
+    producer = None
+    producers = {
+        "east": Producer(source="queue"),
+        "west": Producer(
+            source="beside_queue", rate_limiting=RateLimiting(allowed_messages=10, interval=timedelta(minutes=1))
+        ),
+    }
+
+
+@pytest.fixture
+def west(place: Place) -> TableQueue:
+    """The other queue."""
+    queue = TableQueue(name="beside_queue", url=f"sqlite:///{place.folder}/beside.sqlite", created_column="created_at")
+    queue.create()
+    return queue
+
+
+class Coast:
+    """Ticks of one producer's sensor, with a cursor of its own."""
+
+    def __init__(self, place: Place, west: TableQueue, producer: str, pipeline: type[Pipeline] = Coasts) -> None:
+        self.place, self.west, self.producer, self.pipeline = place, west, producer, pipeline
+        self.cursor: str | None = None
+
+    def tick(self) -> Any:
+        definitions = platform_definitions([self.pipeline], resources_at(str(self.place.folder), "nowhere"))
+        context = dg.build_sensor_context(
+            instance=self.place.instance,
+            cursor=self.cursor,
+            resources={"queue": self.place.queue, "beside_queue": self.west, "control": self.place.control},
+            definitions=definitions,
+        )
+        told = definitions.resolve_sensor_def(f"{self.pipeline.name}_{self.producer}_producer").evaluate_tick(context)
+        self.cursor = told.cursor or self.cursor
+        return told
+
+    def asked(self) -> list[int]:
+        """The demands of the runs that a tick asks for, which are under way from then on."""
+        requests = self.tick().run_requests or []
+        for request in requests:
+            self.place.queued(request.tags)
+        return [int(request.tags[RunTags.of(self.pipeline).demand]) for request in requests]
+
+    def skips(self) -> str:
+        told = self.tick()
+        assert not told.run_requests
+        return str(told.skip_message)
+
+
+@pytest.fixture
+def coasts(place: Place, west: TableQueue) -> tuple[Coast, Coast]:
+    return Coast(place, west, "east"), Coast(place, west, "west")
+
+
+def tags(origin: str, demand: int, producer: str = "") -> Mapping[str, str]:
+    named = {TAGS.producer: producer} if producer else {}
+    return {TAGS.origin: origin, TAGS.demand: str(demand), **named}
+
+
+def test_each_asks_for_what_waits_at_its_own_source_and_names_itself(
+    place: Place, west: TableQueue, coasts: tuple[Coast, Coast]
+) -> None:
+    place.enqueue(170)
+    west.enqueue([b"x"] * 60)
+
+    requests = {coast.producer: coast.tick().run_requests for coast in coasts}
+
+    assert {name: [r.tags[TAGS.demand] for r in asked] for name, asked in requests.items()} == {
+        "east": ["100", "70"],
+        "west": ["60"],
+    }
+    (request,) = requests["west"]
+    assert request.tags[TAGS.producer] == "west"
+    config = request.run_config["ops"]["coasts"]["ops"]["receive_messages"]["config"]
+    assert config == {"origin": "source", "demand": 60, "producer": "west"}
+
+
+def test_what_one_has_in_flight_takes_nothing_from_the_other(
+    place: Place, west: TableQueue, coasts: tuple[Coast, Coast]
+) -> None:
+    place.enqueue(300)
+    west.enqueue([b"x"] * 300)
+    east, other = coasts
+
+    assert (east.asked(), other.asked()) == ([100, 100], [100])
+    assert east.skips().startswith("200 messages in flight fill the capacity of 200: run")
+    assert other.skips().startswith("100 messages in flight fill the capacity of 100: run")
+
+
+def test_a_backfill_takes_of_a_producer_s_room_what_the_others_do_not_leave_it(place: Place) -> None:
+    def counted(producer: str) -> InFlight:
+        return in_flight(Coasts, place.instance, place.control, producer)
+
+    place.control.claim("coasts", "backfill", "run", wanted=80, capacity=300, lease_s=60)
+    assert (counted("east"), counted("west")) == (InFlight(), InFlight()), "it has room beside either"
+
+    place.queued(tags("source", 200, "east"))
+    assert counted("east") == InFlight(200, 1, 200)
+    assert counted("west") == InFlight(80, 0, 0)
+
+    place.queued(tags("failed", 50))
+    assert counted("west") == InFlight(130, 0, 0)
+
+
+def test_limits_and_pauses_are_each_one_s_own(place: Place, west: TableQueue) -> None:
+    place.enqueue(80)
+    west.enqueue([b"x"] * 80)
+    east, slow = (Coast(place, west, name, Slow) for name in ("east", "west"))
+
+    assert sum(slow.asked()) in (10, 20), "the intervals that begin while a run lasts"
+    place.control.pause("slow/east", "new schema on Monday")
+    assert east.skips() == "paused: new schema on Monday"
+    place.control.resume("slow/east")
+    place.control.pause("slow", "all of it")
+    assert east.skips() == slow.skips() == "paused: all of it"
+    place.control.resume("slow")
+    assert east.asked() == [80]
+
+
+def test_failures_in_a_row_hold_back_only_the_producer_whose_runs_failed(
+    place: Place, west: TableQueue, coasts: tuple[Coast, Coast]
+) -> None:
+    place.enqueue(60)
+    west.enqueue([b"x"] * 60)
+    for _ in range(4):
+        place.queued(tags("source", 60, "east"), FAILURE)
+
+    east, other = coasts
+    assert east.skips().startswith("the last 4 runs failed")
+    assert other.asked() == [60]
+
+
+def left_by_a_dead_run(control: ControlStore, key: str) -> None:
+    control.claim(key, f"of {key}", "dead", wanted=70, capacity=300, lease_s=0)
+
+
+def test_what_a_dead_run_left_is_asked_for_by_its_own_sensor(place: Place, coasts: tuple[Coast, Coast]) -> None:
+    east, west = coasts
+    left_by_a_dead_run(place.control, "coasts/west")
+
+    assert east.skips() == "the queue is empty"
+    assert west.asked() == [70]
+
+
+def test_what_a_dead_backfill_left_is_asked_for_by_one_of_them(place: Place, coasts: tuple[Coast, Coast]) -> None:
+    east, west = coasts
+    left_by_a_dead_run(place.control, "coasts")
+
+    assert west.skips() == "the queue is empty"
+    assert east.asked() == [70]
+
+
+def test_each_has_a_sensor_a_schedule_and_a_check_of_its_own_and_the_rest_is_the_pipeline_s() -> None:
+    location = platform_definitions([Mixed], resources_at("nowhere", "nowhere")).get_repository_def()
+
+    definitions = [*location.sensor_defs, *location.schedule_defs]
+    on = {one.name for one in definitions if one.default_status.value == "RUNNING"}
+    off = {one.name for one in definitions} - on
+    assert on == {"mixed_east_producer", "mixed_west_pull_schedule", "mixed_east_backlog", "mixed_maintenance_schedule"}
+    assert off == {
+        "mixed_west_producer",
+        "mixed_east_pull_schedule",
+        "mixed_west_backlog",
+        "mixed_redrive_schedule",
+    }
+    jobs = {job.name for job in location.get_all_jobs() if not job.name.startswith("__")}
+    assert jobs == {"mixed_pull", "mixed_backfill", "mixed_replay", "mixed_maintenance", "mixed_limits"}
+    checks = {key.name for key in location.asset_graph.asset_check_keys}
+    assert checks == {"acknowledged", "no_open_failures", "backlog_east", "backlog_west"}
+
+
+def test_a_schedule_pulls_from_its_producer(place: Place) -> None:
+    definitions = platform_definitions([Mixed], resources_at(str(place.folder), "nowhere"))
+
+    def tick() -> Any:
+        with dg.build_schedule_context(
+            instance=place.instance,
+            resources={"control": place.control},
+            scheduled_execution_time=datetime(2025, 3, 2, tzinfo=UTC),
+            repository_def=definitions.get_repository_def(),
+        ) as context:
+            return definitions.resolve_schedule_def("mixed_west_pull_schedule").evaluate_tick(context)
+
+    (request,) = tick().run_requests
+    assert request.run_config["ops"]["mixed"]["ops"]["receive_messages"]["config"] == {
+        "origin": "source",
+        "producer": "west",
+    }
+    place.control.pause("mixed/west", "not now")
+    assert tick().skip_message == "paused: not now"
+
+
+def test_the_backlog_check_of_one_looks_at_its_source_alone(place: Place, west: TableQueue) -> None:
+    west.enqueue([b"x"])
+    definitions = platform_definitions([Mixed], resources_at(str(place.folder), "nowhere"))
+    queues = {"queue": place.queue, "beside_queue": west}
+
+    def look(producer: str, sources: Mapping[str, TableQueue]) -> Any:
+        context = dg.build_sensor_context(
+            instance=place.instance, resources={**sources, "control": place.control}, definitions=definitions
+        )
+        told = definitions.resolve_sensor_def(f"mixed_{producer}_backlog").evaluate_tick(context)
+        (event,) = told.asset_events
+        return event
+
+    away = TableQueue(name="queue", url=f"sqlite:///{place.folder}/elsewhere.sqlite")
+    found = {name: look(name, {**queues, "queue": away}) for name in ("east", "west")}
+
+    assert [(e.check_name, e.passed) for e in found.values()] == [("backlog_east", False), ("backlog_west", True)]
+    assert found["west"].metadata["messages"].value == 1
+
+
+def test_names_of_a_pipeline_with_one_producer_have_no_producer_in_them() -> None:
+    location = platform_definitions([Told], resources_at("nowhere", "nowhere")).get_repository_def()
+
+    assert {sensor.name for sensor in location.sensor_defs} == {"told_producer", "told_backlog"}
+    assert "told_pull_schedule" in {schedule.name for schedule in location.schedule_defs}
+    assert "backlog" in {key.name for key in location.asset_graph.asset_check_keys}

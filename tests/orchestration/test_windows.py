@@ -1,0 +1,144 @@
+"""Windows that are no hours: what is pulled, driven again, replayed and dropped by the day, from schedule to tables."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import dagster as dg
+import polars as pl
+import pytest
+
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.model.windows import window_key
+from pipeline_platform.orchestration.asset_windows import window_now, windows_of
+from pipeline_platform.orchestration.deployment import platform_definitions
+from pipeline_platform.orchestration.graph import pipeline_assets
+from pipeline_platform.orchestration.jobs import RunTags
+from tests.fixtures.dagster import Location, figures
+from tests.fixtures.jobs_under_test import resources_at
+from tests.fixtures.pipelines_under_test import PIPELINES
+from tests.fixtures.windowed_pipelines import Daily, Early
+
+TABLES = ("messages", "lines", "letters", "failed")
+BEGIN = {Daily: datetime(2025, 3, 2, tzinfo=UTC), Early: datetime(2025, 3, 2, 6, 30, tzinfo=UTC)}
+"""When the later of the two windows that are filled begins."""
+
+
+@pytest.fixture(params=[pytest.param(Daily, marks=pytest.mark.soak), Early], ids=["days", "days from half past six"])
+def pipeline(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> type[Pipeline]:
+    """A pipeline that jobs can be made of."""
+    windowed: type[Pipeline] = request.param
+    monkeypatch.setitem(PIPELINES, windowed.name, windowed)
+    return windowed
+
+
+def asked(location: Location, pipeline: type[Pipeline], schedule: str, at: datetime) -> dg.RunRequest:
+    """The one run that a schedule asks for at its tick."""
+    definitions = platform_definitions([pipeline], resources_at(str(location.root), "nowhere"))
+    lake = Lake(root=str(location.root / "lake"))
+    with dg.build_schedule_context(
+        instance=location.instance,
+        resources={"queue": location.queue, "lake": lake, "control": location.control},
+        scheduled_execution_time=at,
+        repository_def=definitions.get_repository_def(),
+    ) as context:
+        (request,) = (
+            definitions.resolve_schedule_def(f"{pipeline.name}_{schedule}_schedule").evaluate_tick(context).run_requests
+            or []
+        )
+    return request
+
+
+def pull(location: Location, pipeline: type[Pipeline], at: datetime, *payloads: str) -> str:
+    """Pull by the clock; say into which window."""
+    location.enqueue(*payloads)
+    window = asked(location, pipeline, "pull", at).partition_key
+    assert window is not None
+    run = location.run(f"{pipeline.name}_pull", window)
+    assert told(location, run, pipeline) == [window]
+    return window
+
+
+def told(location: Location, run: dg.DagsterRun, pipeline: type[Pipeline]) -> list[str | None]:
+    """The partitions that a run materialised, of each asset the same."""
+    assert run.status == dg.DagsterRunStatus.SUCCESS, location.log(run)
+    partitions = [
+        [event.partition for event in location.materialisations(run, table, pipeline.name)] for table in TABLES
+    ]
+    assert partitions == [partitions[0]] * len(TABLES)
+    return partitions[0]
+
+
+def by_window(location: Location, pipeline: type[Pipeline], table: str, column: str) -> dict[str, list[Any]]:
+    rows = location.rows(table, pipeline.name).group_by("window").agg(pl.col(column).sort())
+    return dict(zip(rows["window"], rows[column].to_list(), strict=True))
+
+
+def test_partitions_are_named_as_the_platform_names_windows(pipeline: type[Pipeline]) -> None:
+    begin, day = BEGIN[pipeline], timedelta(days=1)
+    partitions = windows_of(pipeline)
+    first = begin.replace(month=1, day=1)
+    keys = partitions.get_partition_keys(current_time=begin + timedelta(hours=5))
+
+    assert keys == [window_key(first + n * day) for n in range(61)], "from first_window to the one that is open"
+    assert partitions.time_window_for_partition_key(window_key(begin)) == dg.TimeWindow(begin, begin + day)
+    assert {spec.partitions_def for spec in pipeline_assets(pipeline).specs} == {partitions}
+
+
+def test_a_window_is_open_from_its_beginning_until_the_next_begins(pipeline: type[Pipeline]) -> None:
+    begin, day, instant = BEGIN[pipeline], timedelta(days=1), timedelta(microseconds=1)
+
+    assert window_now(pipeline, begin - instant) == window_key(begin - day)
+    assert window_now(pipeline, begin) == window_now(pipeline, begin + day - instant) == window_key(begin)
+
+
+def test_a_window_of_a_day_is_pulled_driven_again_replayed_and_dropped_by_itself(
+    location: Location, pipeline: type[Pipeline]
+) -> None:
+    begin, name = BEGIN[pipeline], pipeline.name
+    yesterday = pull(location, pipeline, begin - timedelta(minutes=1), "fail 1", "one", "letter a")
+    today = pull(location, pipeline, begin, "fail 2", "two")
+
+    assert [yesterday, today] == [window_key(begin - timedelta(days=1)), window_key(begin)]
+    assert by_window(location, pipeline, "lines", "text") == {yesterday: ["one"], today: ["two"]}
+    assert location.open_failures(yesterday, today, pipeline=pipeline) == {yesterday: 1, today: 1}
+
+    driven = location.run(f"{name}_backfill", yesterday, context={"forgiving": True})
+
+    assert told(location, driven, pipeline) == [yesterday]
+    assert by_window(location, pipeline, "lines", "text") == {yesterday: ["fail 1", "one"], today: ["two"]}
+    assert location.open_failures(yesterday, today, pipeline=pipeline) == {today: 1}
+
+    before = by_window(location, pipeline, "lines", "receive_id")
+    replayed = location.run(f"{name}_replay", yesterday, context={"forgiving": True})
+
+    assert told(location, replayed, pipeline) == [yesterday]
+    assert by_window(location, pipeline, "lines", "text") == {yesterday: ["fail 1", "one"], today: ["two"]}
+    receive = replayed.tags[RunTags.of(pipeline).receive_id]
+    assert by_window(location, pipeline, "lines", "receive_id") == {**before, yesterday: [receive, receive]}
+    assert by_window(location, pipeline, "letters", "receive_id") == {yesterday: [receive]}
+    (event,) = location.materialisations(replayed, "lines", name)
+    assert (figures(event)["received"], figures(event)["dagster/row_count"]) == (3, 2)
+
+    assert location.run(f"{name}_maintenance").status == dg.DagsterRunStatus.SUCCESS
+    assert set(by_window(location, pipeline, "messages", "message_id")) == {today}, "the newest is kept in any case"
+    assert set(by_window(location, pipeline, "lines", "text")) == {yesterday, today}, "for ever"
+
+
+def test_the_clock_drives_the_failures_of_two_days_again_in_one_run(
+    location: Location, pipeline: type[Pipeline]
+) -> None:
+    begin = BEGIN[pipeline]
+    windows = [
+        pull(location, pipeline, begin - timedelta(minutes=1), "fail 1"),
+        pull(location, pipeline, begin, "fail 2", "fail 3"),
+    ]
+
+    tags = asked(location, pipeline, "redrive", begin + timedelta(days=3)).tags
+    bounds = [tags[f"dagster/asset_partition_range_{bound}"] for bound in ("start", "end")]
+    run = location.run(f"{pipeline.name}_backfill", *bounds, context={"forgiving": True})
+
+    assert bounds == windows
+    assert told(location, run, pipeline) == windows
+    assert by_window(location, pipeline, "lines", "text") == {windows[0]: ["fail 1"], windows[1]: ["fail 2", "fail 3"]}
+    assert location.open_failures(*windows, pipeline=pipeline) == {}
