@@ -298,7 +298,7 @@ class Unlimited(Told):
 
 def test_a_part_of_a_limit_that_is_not_there_is_refused_with_the_way_out(control, monkeypatch):
     deployment = Deployment({"unlimited": Unlimited}, control, Lake(root="nowhere"), {})
-    monkeypatch.setattr("pipeline_platform.cli.limit_commands.deployment.opened", lambda: nullcontext(deployment))
+    monkeypatch.setattr("pipeline_platform.cli.loading.opened", lambda: nullcontext(deployment))
 
     refused = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["limit", "unlimited", "--allowed", "5"])
     told = CliRunner().invoke(app, ["limit", "unlimited"])

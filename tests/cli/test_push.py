@@ -46,7 +46,7 @@ def push(tmp_path: Path, queue: TableQueue, monkeypatch: pytest.MonkeyPatch) -> 
     pipelines = {"told": Told, "coasts": Coasts, "small": Small}
     sources = {"queue": queue, "beside_queue": Memory()}
     deployment = Deployment(pipelines, control, Lake(root=str(tmp_path / "lake")), sources)
-    monkeypatch.setattr("pipeline_platform.cli.limit_commands.deployment.opened", lambda: nullcontext(deployment))
+    monkeypatch.setattr("pipeline_platform.cli.loading.opened", lambda: nullcontext(deployment))
 
     def call(name: str, content: bytes, *more: str) -> Result:
         file = tmp_path / "rows.ndjson"

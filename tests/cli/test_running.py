@@ -31,7 +31,7 @@ def control(tmp_path: Path) -> ControlStore:
 def cli(tmp_path: Path, control: ControlStore, monkeypatch: pytest.MonkeyPatch) -> Cli:
     sources = {"queue": Memory(), "beside_queue": Memory()}
     deployment = Deployment({"coasts": Coasts, "told": Told}, control, Lake(root=str(tmp_path / "lake")), sources)
-    monkeypatch.setattr("pipeline_platform.cli.limit_commands.deployment.opened", lambda: nullcontext(deployment))
+    monkeypatch.setattr("pipeline_platform.cli.loading.opened", lambda: nullcontext(deployment))
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
 
     def call(*arguments: str) -> Result:
@@ -67,7 +67,7 @@ def test_show_names_functions_and_what_the_class_itself_says(cli, control, tmp_p
     queue = {"queue": Memory()}
     pipelines = {"talkative": Talkative, "lettered": Lettered}
     deployment = Deployment(pipelines, control, Lake(root=str(tmp_path)), queue)
-    monkeypatch.setattr("pipeline_platform.cli.limit_commands.deployment.opened", lambda: nullcontext(deployment))
+    monkeypatch.setattr("pipeline_platform.cli.loading.opened", lambda: nullcontext(deployment))
 
     talkative, lettered = cli("show", "talkative").stdout, cli("show", "lettered").stdout
 
