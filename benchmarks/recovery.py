@@ -11,30 +11,22 @@ import argparse
 import os
 import signal
 import statistics
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
 import dagster as dg
-import polars as pl
 
-from benchmarks.recovery_deaths import DEATHS, Death
-from benchmarks.recovery_location import NAME, TABLE, Asked
-from benchmarks.recovery_sources import SOURCES, Ground
-from pipeline_platform.lake.ledger import Ledger
-from pipeline_platform.lake.storage import Lake
+from benchmarks.recovery_deaths import DEATHS, Death, Scene
+from benchmarks.recovery_deployment import Deployment, deployed
+from benchmarks.recovery_location import NAME, TABLE
+from benchmarks.recovery_sources import SOURCES
 from pipeline_platform.launcher.run_process import RunProcess
-from pipeline_platform.orchestration.producers import UNDER_WAY
-from pipeline_platform.spark import server as spark_server
 
-ROOT = Path(__file__).parents[1]
 WITHIN_S = 120.0
 LOOK_S = 0.25
 HANDLES = f"{NAME}.handle_messages"
@@ -63,95 +55,6 @@ class Cost(NamedTuple):
     at_work: float | None
     acknowledged: float | None
     wrong: str
-
-
-class Deployment:
-    """A daemon over one source, in a folder of its own."""
-
-    def __init__(self, folder: Path, ground: Ground, instance: dg.DagsterInstance, asked: Asked) -> None:
-        self.folder, self.ground, self.instance = folder, ground, instance
-        self.spark_folder = folder / "spark"
-        self.lake = Lake(root=str(folder / "lake"))
-        self._environment = {**os.environ, **ground.environment, "RECOVERY_BENCHMARK": asked.model_dump_json()}
-        self._started: list[subprocess.Popen[bytes]] = []
-        self.trials = 0
-
-    @property
-    def daemon(self) -> subprocess.Popen[bytes]:
-        """The daemon that was started last."""
-        return self._started[-1]
-
-    def start_daemon(self) -> None:
-        """Start a daemon; its code server and the runs that it launches are in its process group."""
-        command = [
-            sys.executable,
-            "-m",
-            "dagster._daemon",
-            "run",
-            "-m",
-            "benchmarks.recovery_location",
-            "-d",
-            str(ROOT),
-        ]
-        with (self.folder / "daemon.log").open("ab") as log:
-            self._started.append(
-                subprocess.Popen(
-                    command,
-                    cwd=ROOT,
-                    env=self._environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
-            )
-
-    def stop(self) -> None:
-        """End every daemon, with all that it started."""
-        for sent in (signal.SIGTERM, signal.SIGCONT, signal.SIGKILL):
-            for daemon in self._started:
-                with suppress(ProcessLookupError):
-                    os.killpg(daemon.pid, sent)
-            if sent is not signal.SIGTERM:
-                for daemon in self._started:
-                    with suppress(subprocess.TimeoutExpired):
-                        daemon.wait(5)
-
-    def under_way(self) -> list[dg.DagsterRun]:
-        """Runs that have not ended."""
-        return list(self.instance.get_runs(dg.RunsFilter(statuses=UNDER_WAY)))
-
-    def rows(self, table: str) -> pl.DataFrame:
-        """What a table of the pipeline holds."""
-        path = self.folder / "lake" / NAME / table
-        return pl.read_delta(str(path)) if path.exists() else pl.DataFrame(schema={"text": str, "data": bytes})
-
-    def unfinished(self) -> list[str]:
-        """Receives that are not acknowledged."""
-        return Ledger(self.lake, NAME).unfinished()
-
-
-@contextmanager
-def deployed(source: str, max_runs: int | None) -> Iterator[Deployment]:
-    """Start all that a source's trials need; end it with the block."""
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="recovery-", ignore_cleanup_errors=True)))
-        ground: Ground = stack.enter_context(SOURCES[source](folder))
-        asked = Asked(folder=str(folder), source=ground.connector, options=ground.options)
-        asked = asked if max_runs is None else asked.model_copy(update={"max_runs": max_runs})
-        home = folder / "dagster"
-        home.mkdir()
-        (home / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text())
-        os.environ.update({**ground.environment, "DAGSTER_HOME": str(home)})
-        spark = folder / "spark"
-        stack.callback(spark_server.stop, spark)
-        spark_server.start(spark)
-        # Opened before any process: two that make the same SQLite storage at once leave it unusable.
-        instance = stack.enter_context(dg.DagsterInstance.get())
-        deployment = Deployment(folder, ground, instance, asked)
-        stack.callback(deployment.stop)
-        deployment.start_daemon()
-        yield deployment
 
 
 class Trial:
@@ -184,7 +87,8 @@ class Trial:
         try:
             self._send()
             known = self._come_to_it()
-            died = self._death.blow(self)
+            pid = max(self.marks(), default=(0.0, 0))[1]
+            died = self._death.blow(Scene(self.deployment, self.run, pid, self.at_end))
             (self._folder / "gate").touch()
             if self._death.sends_after:
                 self._send()
@@ -305,7 +209,12 @@ def rows(source: str, deaths: list[str], given: argparse.Namespace) -> None:
                 print(progress, file=sys.stderr, flush=True)
                 if not is_sound:  # what it left would be the next trial's
                     if given.keep:
-                        raise SystemExit(f"left as it is: {deployment.folder}")
+                        print(
+                            f"left as it is: {deployment.folder}, pid {deployment.daemon.pid}",
+                            file=sys.stderr,
+                            flush=True,
+                        )
+                        os._exit(1)  # nothing is cleared up
                     stack.close()
                     deployment = None
             print(_row(source, name, costs), flush=True)

@@ -7,18 +7,33 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import Literal, NamedTuple
 
 import dagster as dg
 
+from benchmarks.recovery_deployment import Deployment
 from pipeline_platform.launcher.run_process import RunProcess
 from pipeline_platform.spark import server as spark_server
 
-if TYPE_CHECKING:
-    from benchmarks.recovery import Trial
-
 STALLED_S = 90.0
 """For how long a run is stopped, if nothing took its messages over before: half as long again as its claim."""
+
+
+class Scene(NamedTuple):
+    """Where a death happens.
+
+    Attributes:
+        deployment: All that can die but the run.
+        run: The trial's.
+        host: Process that handled a message last; 0 where none did.
+        at_end: Calls something after so many seconds, or at the trial's end, if that is before.
+    """
+
+    deployment: Deployment
+    run: dg.DagsterRun
+    host: int
+    at_end: Callable[[float, Callable[[], None]], None]
 
 
 @dataclass(frozen=True)
@@ -35,53 +50,58 @@ class Death:
     """
 
     says: str
-    blow: Callable[[Trial], float]
+    blow: Callable[[Scene], float]
     at: Literal["handling", "starting", "launching"] = "handling"
     sends_after: bool = False
     in_worker: bool = False
     may_fail: int = 0
 
 
-def _run(trial: Trial) -> float:
-    return _kill(process_of(trial.run).pid)
+def _run(scene: Scene) -> float:
+    return _kill(process_of(scene.run).pid)
 
 
-def _daemon(trial: Trial) -> float:
-    died = _kill(trial.deployment.daemon.pid)
-    trial.deployment.start_daemon()  # as a supervisor does
+def _daemon(scene: Scene) -> float:
+    died = _kill(scene.deployment.daemon.pid)
+    scene.deployment.start_daemon()  # as a supervisor does
     return died
 
 
-def _both(trial: Trial) -> float:
-    _kill(process_of(trial.run).pid)
-    return _daemon(trial)
+def _both(scene: Scene) -> float:
+    _kill(process_of(scene.run).pid)
+    return _daemon(scene)
 
 
-def _worker(trial: Trial) -> float:
-    return _kill(trial.marks()[-1][1])
+def _host(scene: Scene) -> float:
+    return _kill(scene.host)
 
 
-def _spark(trial: Trial) -> float:
-    server = spark_server.status(trial.deployment.spark_folder)
+def _worker(scene: Scene) -> float:
+    after_name = Path(f"/proc/{scene.host}/stat").read_text().rpartition(")")[2]
+    return _kill(int(after_name.split()[1]))  # its parent
+
+
+def _spark(scene: Scene) -> float:
+    server = spark_server.status(scene.deployment.spark_folder)
     assert server is not None, "Spark does not run"
     return _kill(server.pid)
 
 
-def _source(trial: Trial) -> float:
+def _source(scene: Scene) -> float:
     died = time.time()
-    trial.deployment.ground.outage()
+    scene.deployment.ground.outage()
     return died
 
 
-def _stall(trial: Trial) -> float:
-    pid = process_of(trial.run).pid
-    trial.at_end(STALLED_S, lambda: os.kill(pid, signal.SIGCONT))
+def _stall(scene: Scene) -> float:
+    pid = process_of(scene.run).pid
+    scene.at_end(STALLED_S, lambda: os.kill(pid, signal.SIGCONT))
     return _kill(pid, signal.SIGSTOP)
 
 
-def _termination(trial: Trial) -> float:
+def _termination(scene: Scene) -> float:
     died = time.time()
-    assert trial.deployment.instance.run_launcher.terminate(trial.run.run_id), "the run was not asked to end"
+    assert scene.deployment.instance.run_launcher.terminate(scene.run.run_id), "the run was not asked to end"
     return died
 
 
@@ -103,7 +123,8 @@ DEATHS = {
     "daemon": Death("the daemon", _daemon, sends_after=True),
     "launching": Death("the daemon, while it launches a run", _daemon, at="launching"),
     "both": Death("a run's process and the daemon at once", _both),
-    "worker": Death("a Python worker", _worker, in_worker=True, may_fail=1),
+    "host": Death("the host of a task", _host, in_worker=True, may_fail=1),
+    "worker": Death("a Python worker of Spark", _worker, in_worker=True),
     "spark": Death("the warm Spark server", _spark),
     "source": Death("the server of the source", _source, sends_after=True),
     "stall": Death("nothing: a run's process is stopped", _stall),

@@ -97,8 +97,8 @@ def on_kafka(folder: Path) -> Iterator[Ground]:
 
     with kafka.serve(SERVERS) as server:
         topic, address = "recovery", server.address
-        admin = AdminClient({"bootstrap.servers": address})
-        admin.create_topics([NewTopic(topic, 4)])[topic].result(30)
+        # Not kept: its thread would tell of every try to reach a broker that is away.
+        AdminClient({"bootstrap.servers": address}).create_topics([NewTopic(topic, 4)])[topic].result(30)
         options = {"name": "queue", "bootstrap_servers": address, "group_id": topic, "topics": [topic]}
         with closing(KafkaSource(**options, offset_reset_policy="earliest")) as source:
 
@@ -133,7 +133,7 @@ def on_rabbitmq(folder: Path) -> Iterator[Ground]:
 @contextmanager
 def on_pubsub(folder: Path) -> Iterator[Ground]:
     """A subscription of the local Pub/Sub, which says how many messages wait to whom it gives them."""
-    from google.api_core.exceptions import DeadlineExceeded
+    from google.api_core.exceptions import Cancelled, DeadlineExceeded
     from google.pubsub_v1 import SubscriberClient
 
     from pipeline_platform.connectors.pubsub.google_cloud import connected
@@ -147,7 +147,7 @@ def on_pubsub(folder: Path) -> Iterator[Ground]:
             with connected(SubscriberClient, server.address) as client:
                 try:
                     found = client.pull(subscription=subscription, max_messages=1_000, timeout=0.5).received_messages
-                except DeadlineExceeded:
+                except (Cancelled, DeadlineExceeded):  # the client may cancel the stream first
                     return 0
                 ids = [one.ack_id for one in found]
                 if ids:

@@ -43,7 +43,8 @@ def producer_sensor(pipeline: type[Pipeline], producer: str = "") -> dg.SensorDe
     @dg.sensor(
         name=f"{named(pipeline, producer)}_producer",
         job_name=f"{pipeline.name}_pull",
-        minimum_interval_seconds=max(1, round(options.interval.total_seconds())),
+        # Dagster passes each 5 s, give or take milliseconds: a look that is not quite due waits for the next pass.
+        minimum_interval_seconds=max(1, round(options.interval.total_seconds()) - 1),
         default_status=dg.DefaultSensorStatus.STOPPED if by_clock else dg.DefaultSensorStatus.RUNNING,
         description=f"Looks at {options.source} and asks for runs by demand and rate limit.",
         required_resource_keys={options.source, "control"},

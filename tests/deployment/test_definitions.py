@@ -143,7 +143,7 @@ def test_pipelines_side_by_side_share_resources_and_nothing_else() -> None:
         assert {f"{pipeline.name}_{kind}" for kind in kinds} <= names
     sensors = {sensor.name: sensor for sensor in definitions.get_repository_def().sensor_defs}
     assert {f"{pipeline.name}_producer" for pipeline in pipelines} <= sensors.keys()
-    assert [sensors[f"{name}_producer"].minimum_interval_seconds for name in ("bare", "slow")] == [5, 60]
+    assert [sensors[f"{name}_producer"].minimum_interval_seconds for name in ("bare", "slow")] == [4, 59]
     keys = {key.to_user_string() for key in definitions.resolve_asset_graph().get_all_asset_keys()}
     assert {"bare/messages", "bare/failed", "fast/lines", "told/lines", "told/letters"} <= keys
     assert "bare/lines" not in keys

@@ -50,9 +50,10 @@ def test_an_empty_queue_is_a_reason(place: Place) -> None:
 def test_it_looks_as_often_as_its_producer_says() -> None:
     class Often(Told):
         name = "often"
-        producer = Producer(source="queue", interval=timedelta(seconds=7))
+        producer = Producer(source="queue", interval=timedelta(seconds=10))
 
-    assert producer_sensor(Often).minimum_interval_seconds == 7
+    assert producer_sensor(Told).minimum_interval_seconds == 4, "due when Dagster passes after 4.99 s"
+    assert producer_sensor(Often).minimum_interval_seconds == 9, "due at its second pass, not at its first"
 
 
 def test_what_is_not_worth_a_run_waits_for_patience_and_no_longer(
