@@ -29,6 +29,7 @@ from pipeline_platform.launcher.run_process import RunProcess
 
 WITHIN_S = 120.0
 LOOK_S = 0.25
+SENSOR_LOOKS_S = 5.0
 HANDLES = f"{NAME}.handle_messages"
 QUICK = {
     "table": [*DEATHS],
@@ -60,8 +61,9 @@ class Cost(NamedTuple):
 class Trial:
     """One death, and what comes of it."""
 
-    def __init__(self, deployment: Deployment, death: Death, messages: int) -> None:
+    def __init__(self, deployment: Deployment, death: Death, messages: int, handles_s: float) -> None:
         deployment.trials += 1
+        self._handles_s = handles_s
         self.deployment, self._death = deployment, death
         self._folder = deployment.folder / f"trial-{deployment.trials}"
         self._folder.mkdir()
@@ -105,7 +107,7 @@ class Trial:
         instance, at = self.deployment.instance, self._death.at
         if at == "handling":
             self._until("a run handles", self.marks)
-            time.sleep(1)  # both tasks
+            time.sleep(self._handles_s)
             (self.run,) = self.deployment.under_way()
             return {*self._before, self.run.run_id}
         starting = dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTING])
@@ -196,8 +198,11 @@ def rows(source: str, deaths: list[str], given: argparse.Namespace) -> None:
             costs = []
             for nth in range(given.trials):
                 deployment = deployment or stack.enter_context(deployed(source, given.max_runs))
+                # Both tasks handle after a second. Runs begin after a look, and one that is killed at once would always
+                # wait for the next look for as long: trials are spread over the time between two.
+                handles_s = 1 + SENSOR_LOOKS_S * nth / given.trials
                 try:
-                    cost = Trial(deployment, DEATHS[name], given.messages).measure()
+                    cost = Trial(deployment, DEATHS[name], given.messages, handles_s).measure()
                     is_sound = cost.acknowledged is not None and not cost.wrong
                 except TooLongError as error:
                     cost, is_sound = Cost(None, None, str(error)), False
