@@ -27,13 +27,13 @@ class Use(NamedTuple):
     Attributes:
         module: What starts it.
         environment: What a shell exports for clients of it.
-        source: The class of its source, and the options that go into `definitions.py`.
+        source: The module of its connector, the class, and its options.
         needs: What has to be made there before a pipeline runs.
     """
 
     module: ModuleType
     environment: dict[str, str]
-    source: tuple[str, str]
+    source: tuple[str, str, str]
     needs: str
 
 
@@ -41,31 +41,32 @@ USES = {
     "kafka": Use(
         kafka,
         {"KAFKA_BOOTSTRAP_SERVERS": "{address}"},
-        ("KafkaSource", 'bootstrap_servers="{address}", group_id="trial", topics=["trial"]'),
+        ("kafka", "KafkaSource", 'bootstrap_servers="{address}", group_id="trial", topics=["trial"]'),
         "a topic 'trial'",
     ),
     "postgres": Use(
         postgres,
         {"DATABASE_URL": "{address}"},
-        ("TableQueue", 'url="{address}", table="trial"'),
+        ("table_queue", "TableQueue", 'url="{address}", table="trial"'),
         "its tables: pipeline-platform table-queue create trial",
     ),
     "pubsub": Use(
         pubsub,
         {"PUBSUB_EMULATOR_HOST": "{address}"},
-        ("PubsubSource", f'project="{pubsub.PROJECT}", subscription="trial", emulator_host="{{address}}"'),
+        ("pubsub", "PubsubSource", f'project="{pubsub.PROJECT}", subscription="trial", emulator_host="{{address}}"'),
         "a topic and a subscription 'trial'",
     ),
     "rabbitmq": Use(
         rabbitmq,
         {"RABBITMQ_URL": "{address}"},
-        ("RabbitmqSource", 'url="{address}", queue="trial", declare={{}}'),
+        ("rabbitmq", "RabbitmqSource", 'url="{address}", queue="trial", declare={{}}'),
         "nothing: it declares its queue",
     ),
     "sqs": Use(
         sqs,
         {**sqs.ENVIRONMENT, "AWS_ENDPOINT_URL_SQS": "{address}"},
         (
+            "sqs",
             "SqsSource",
             f'queue_url="{{address}}/000000000000/trial", endpoint_url="{{address}}", region_name="{sqs.REGION}"',
         ),
@@ -116,12 +117,14 @@ def serve(use: Use) -> None:
 
 
 def how_to_use(use: Use, address: str) -> Iterator[str]:
-    """Say where a server is, and give lines for a shell and for `definitions.py`."""
-    kind, options = use.source
+    """Say where a server is, and give lines for a shell and for a file of `resources/`."""
+    module, kind, options = use.source
     yield f"It answers at {address} until Ctrl-C. For a shell:"
     yield from (f"  export {name}='{value.format(address=address)}'" for name, value in use.environment.items())
-    yield "For definitions.py:"
-    yield f'  RESOURCES["trial"] = source_resource({kind})(name="trial", {options.format(address=address)})'
+    yield "For resources/trial.py:"
+    yield f"  from pipeline_platform.connectors.{module} import {kind}"
+    yield "  from pipeline_platform.orchestration import source_resource"
+    yield f'  trial = source_resource({kind})(name="trial", {options.format(address=address)})'
     yield f"Make there first: {use.needs}."
 
 

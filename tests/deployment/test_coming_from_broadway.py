@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import boto3
-import dagster as dg
 import pytest
 
 from pipeline_platform.connectors.kafka import KafkaSource
@@ -27,6 +26,7 @@ from pipeline_platform.orchestration.producers import limits
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.source.contract import Source
 from pipeline_platform.source.patience import patiently
+from tests.fixtures.documents import deployed
 from tests.fixtures.flow import kinds, rows, run
 from tests.fixtures.rabbitmq import create_queue
 from tests.fixtures.spark import WarmSpark
@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "coming-from-broadway.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", DOCUMENT, re.S)
 PIPELINES = {name: block for block in BLOCKS for name in re.findall(r"^class (\w+)\(Pipeline\)", block, re.M)}
-SOURCES = [block for block in BLOCKS if "RESOURCES[" in block]
+SOURCES = [block for block in BLOCKS if "source_resource(" in block]
 GUIDE = (ROOT / "docs" / "sources" / "custom.md").read_text()
 GUIDED = re.findall(r"```python\n(.*?)```", GUIDE, re.S)
 
@@ -86,16 +86,9 @@ def waiting(source: Source) -> list[dict[str, Any]]:
     return [json.loads(one) for one in data]
 
 
-def test_its_definitions_load_with_all_five(guided: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    before, named, after = (ROOT / "definitions.py").read_text().partition("\ndefs = ")
-    names: dict[str, Any] = {"__name__": "definitions_of_the_document"}
-    for block in PIPELINES.values():
-        exec(compile(block, "coming-from-broadway.md", "exec"), names)  # our own text
-    mine = "\n".join([*SOURCES, f"PIPELINES = (*PIPELINES, {', '.join(PIPELINES)})"])
+def test_its_definitions_load_with_all_five(guided: dict[str, Any]) -> None:
+    names = deployed(BLOCKS)
 
-    exec(compile(f"{before}\n{mine}\n{named}{after}", "definitions.py", "exec"), names)
-
-    dg.Definitions.validate_loadable(names["defs"])
     assert len(PIPELINES) == len(SOURCES) == 5
     jobs = {job.name for job in names["defs"].resolve_all_job_defs()}
     assert {f"{names[name].name}_pull" for name in PIPELINES} <= jobs

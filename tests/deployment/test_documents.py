@@ -17,6 +17,7 @@ from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.source_resources import source_resource
 from pipeline_platform.source.contract import Source
 from pipeline_platform.testing import test_batch
+from tests.fixtures.documents import deployed, source_of
 from tests.fixtures.installed import needed_by, plain
 
 ROOT = Path(__file__).parents[2]
@@ -102,15 +103,9 @@ def test_the_queues_of_the_readme_go_into_the_definitions_where_it_says(
 ) -> None:
     monkeypatch.setenv("ORDERS_QUEUE_URL", "http://127.0.0.1:9/000000000000/orders")
     monkeypatch.setenv("OUTBOX_URL", "postgresql://127.0.0.1:9/sales")
-    ours = (ROOT / "definitions.py").read_text()
-    before, named, after = ours.partition("\ndefs = ")
-    names: dict[str, Any] = {"__name__": "definitions_of_the_readme"}
 
-    exec(compile(before + block(f"source_resource({kind})") + named + after, "definitions.py", "exec"), names)
+    queue: Source = source_of(deployed([block(f"source_resource({kind})")]), key)
 
-    dg.Definitions.validate_loadable(names["defs"])
-    with dg.build_resources({key: names["defs"].resources[key]}) as resources:
-        queue: Source = getattr(resources, key)
     assert (type(queue).__name__, queue.name, queue.lease_s) == (kind, key, lease_s)
 
 
@@ -141,8 +136,8 @@ DECORATED = re.compile(r"^\s*@dg\.(op|job|graph|asset|asset_check|sensor|schedul
 
 
 def test_files_with_dagster_s_decorators_leave_types_for_dagster_to_read() -> None:
-    files = [file for folder in ("assets", "sensors", "resources") for file in (ROOT / folder).glob("*.py")]
-    decorated = [file for file in files if DECORATED.search(file.read_text())]
+    folders = [ROOT / "assets", ROOT / "sensors", ROOT / "pipeline_platform" / "orchestration"]
+    decorated = [file for folder in folders for file in folder.glob("*.py") if DECORATED.search(file.read_text())]
 
     assert len(decorated) >= 5
     postponed = [file.name for file in decorated if "from __future__ import annotations" in file.read_text()]

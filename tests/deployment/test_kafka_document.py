@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import dagster as dg
 import pytest
 
 from pipeline_platform.connectors.kafka import KafkaSource
@@ -14,11 +13,12 @@ from pipeline_platform.model.message import Message
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.source.patience import patiently
 from pipeline_platform.tasks.handle.handle_messages import Handler
+from tests.fixtures.documents import deployed, source_of
 from tests.fixtures.kafka_source import lag
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "sources" / "kafka.md").read_text()
-PIPELINE, DEFINITIONS = re.findall(r"```python\n(.*?)```", DOCUMENT, re.S)
+BLOCKS = re.findall(r"```python\n(.*?)```", DOCUMENT, re.S)
 
 
 @pytest.fixture
@@ -26,18 +26,11 @@ def shown(kafka_server: str, kafka_topic: Callable[..., str], monkeypatch: pytes
     """What the document's Python defines where it says that it goes."""
     kafka_topic(2, name="payments")
     monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", kafka_server)
-    names: dict[str, Any] = {"__name__": "definitions_of_the_document"}
-    exec(compile(PIPELINE, "kafka.md", "exec"), names)  # our own text
-    before, named, after = (ROOT / "definitions.py").read_text().partition("\ndefs = ")
-    mine = f"{before}\n{DEFINITIONS}\nPIPELINES = (*PIPELINES, Payments)\n"
-    exec(compile(mine + named + after, "definitions.py", "exec"), names)
-    return names
+    return deployed(BLOCKS)
 
 
 def test_its_pipeline_handles_what_its_source_receives(shown: dict[str, Any], tmp_path: Path) -> None:
-    dg.Definitions.validate_loadable(shown["defs"])
-    with dg.build_resources({"payments": shown["defs"].resources["payments_topic"]}) as resources:
-        source: KafkaSource = resources.payments
+    source: KafkaSource = source_of(shown, "payments_topic")
     source.open(ControlStore(f"sqlite:///{tmp_path}/control.sqlite"))
     patiently(source.check_ready)
     payment = b'{"number": 1, "amount": 9.5, "country": "PL"}'

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import dagster as dg
 import pytest
 
 from pipeline_platform.connectors.pubsub import PubsubSource
@@ -13,10 +12,11 @@ from pipeline_platform.model.message import Message
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks.handle.handle_messages import Handler
 from tests.connectors.test_pubsub import received
+from tests.fixtures.documents import deployed, source_of
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "sources" / "pubsub.md").read_text()
-PIPELINE, DEFINITIONS = re.findall(r"```python\n(.*?)```", DOCUMENT, re.S)
+BLOCKS = re.findall(r"```python\n(.*?)```", DOCUMENT, re.S)
 
 
 @pytest.fixture
@@ -29,18 +29,11 @@ def shown(subscribed: Callable[..., PubsubSource], monkeypatch: pytest.MonkeyPat
     )
     monkeypatch.setenv("ORDERS_SUBSCRIPTION", there._path)
     monkeypatch.setenv("PUBSUB_EMULATOR_HOST", str(there.emulator_host))
-    names: dict[str, Any] = {"__name__": "definitions_of_the_document"}
-    exec(compile(PIPELINE, "pubsub.md", "exec"), names)  # our own text
-    before, named, after = (ROOT / "definitions.py").read_text().partition("\ndefs = ")
-    mine = f"{before}\n{DEFINITIONS}\nPIPELINES = (*PIPELINES, Orders)\n"
-    exec(compile(mine + named + after, "definitions.py", "exec"), names)
-    return names
+    return deployed(BLOCKS)
 
 
 def test_its_pipeline_handles_what_its_source_receives(shown: dict[str, Any]) -> None:
-    dg.Definitions.validate_loadable(shown["defs"])
-    with dg.build_resources({"orders": shown["defs"].resources["orders_subscription"]}) as resources:
-        source: PubsubSource = resources.orders
+    source: PubsubSource = source_of(shown, "orders_subscription")
     (share,) = source.plan(3, 1, "r1")
     (batch,) = source.read(share, "r1")
     pipeline: type[Pipeline] = shown["Orders"]

@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import dagster as dg
 import pytest
 
 from pipeline_platform.connectors.rabbitmq import RabbitmqSource
@@ -12,28 +11,22 @@ from pipeline_platform.connectors.rabbitmq.rabbitmq_options import WORDS, Bindin
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks.handle.handle_messages import Handler
+from tests.fixtures.documents import deployed, source_of
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "sources" / "rabbitmq.md").read_text()
-PIPELINE, DEFINITIONS = re.findall(r"```python\n(.*?)```", DOCUMENT, re.S)
+BLOCKS = re.findall(r"```python\n(.*?)```", DOCUMENT, re.S)
 
 
 @pytest.fixture
 def shown(rabbitmq_server: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the document's Python defines where it says that it goes."""
     monkeypatch.setenv("ORDERS_RABBITMQ_URL", rabbitmq_server)
-    names: dict[str, Any] = {"__name__": "definitions_of_the_document"}
-    exec(compile(PIPELINE, "rabbitmq.md", "exec"), names)  # our own text
-    before, named, after = (ROOT / "definitions.py").read_text().partition("\ndefs = ")
-    mine = f"{before}\n{DEFINITIONS}\nPIPELINES = (*PIPELINES, Orders)\n"
-    exec(compile(mine + named + after, "definitions.py", "exec"), names)
-    return names
+    return deployed(BLOCKS)
 
 
 def test_its_pipeline_handles_what_its_source_receives(shown: dict[str, Any]) -> None:
-    dg.Definitions.validate_loadable(shown["defs"])
-    with dg.build_resources({"orders": shown["defs"].resources["orders_queue"]}) as resources:
-        source: RabbitmqSource = resources.orders
+    source: RabbitmqSource = source_of(shown, "orders_queue")
     payloads = [b'{"number": 1, "total": 9.5}', b'{"number": 2, "total": 1}', b'{"number": 3}']
     places = [{"exchange": "shop", "routing_key": f"orders.{region}"} for region in ("north", "south", "south")]
     assert source.backlog().messages == 0, "the sensor's look made the queue"

@@ -4,19 +4,18 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import dagster as dg
 import pytest
 
 from pipeline_platform.connectors.sqs import SqsSource
 from pipeline_platform.connectors.sqs import sqs_refusals as aws_refusals
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks.handle.handle_messages import Handler
+from tests.fixtures.documents import deployed, source_of
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "sources" / "sqs.md").read_text()
-PIPELINE, QUEUE = re.findall(r"```python\n(.*?)```", DOCUMENT, re.S)
+BLOCKS = re.findall(r"```python\n(.*?)```", DOCUMENT, re.S)
 
 
 def test_the_pipeline_handles_what_its_queue_gives(
@@ -25,22 +24,16 @@ def test_the_pipeline_handles_what_its_queue_gives(
     url = sqs_queue()
     monkeypatch.setenv("ORDERS_QUEUE_URL", url)
     monkeypatch.setenv("AWS_ENDPOINT_URL_SQS", url.rsplit("/", 2)[0])
-    shown: dict[str, Any] = {"__name__": "orders"}
-    exec(compile(PIPELINE, "sqs.md", "exec"), shown)  # our own text
-    before, named, after = (ROOT / "definitions.py").read_text().partition("\ndefs = ")
-    names: dict[str, Any] = {"__name__": "definitions_of_the_document"}
-    exec(compile(before + "\n" + QUEUE + named + after, "definitions.py", "exec"), names)
-    dg.Definitions.validate_loadable(names["defs"])
+    shown = deployed(BLOCKS)
     orders: type[Pipeline] = shown["Orders"]
+    queue: SqsSource = source_of(shown, "orders_queue")
 
-    with dg.build_resources({"orders_queue": names["defs"].resources["orders_queue"]}) as resources:
-        queue: SqsSource = resources.orders_queue
-        queue.send([json.dumps({"id": n, "customer": "Zoë", "total": 1.5}).encode() for n in range(3)] + [b"no order"])
-        (share,) = queue.plan(10, 2, "r1")
-        (batch,) = queue.read(share, "r1")
-        messages = Handler(orders(), None).handle(batch)
-        assert queue.ack(url, batch.column("ack_id").to_pylist()) == []
-        assert queue.backlog().messages == 0
+    queue.send([json.dumps({"id": n, "customer": "Zoë", "total": 1.5}).encode() for n in range(3)] + [b"no order"])
+    (share,) = queue.plan(10, 2, "r1")
+    (batch,) = queue.read(share, "r1")
+    messages = Handler(orders(), None).handle(batch)
+    assert queue.ack(url, batch.column("ack_id").to_pylist()) == []
+    assert queue.backlog().messages == 0
 
     assert orders.producer.source == queue.name
     assert sorted(message.data.id for message in messages if message.status == "ok") == [0, 1, 2]

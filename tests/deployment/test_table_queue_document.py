@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import dagster as dg
 import psycopg
 import pytest
 import sqlalchemy as sa
@@ -13,33 +12,35 @@ import sqlalchemy as sa
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks.handle.handle_messages import Handler
+from tests.fixtures.documents import deployed, source_of
 from tests.fixtures.postgres import administrator
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "sources" / "table-queue.md").read_text()
-PIPELINE, SOURCE = re.findall(r"```python\n(.*?)```", DOCUMENT, re.S)
+BLOCKS = re.findall(r"```python\n(.*?)```", DOCUMENT, re.S)
 TABLE, RIGHTS = re.findall(r"```sql\n(.*?)```", DOCUMENT, re.S)
 
 
 @pytest.fixture
-def queue(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> TableQueue:
-    """The source of the document, in the definitions where it says."""
+def shown(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the document defines, deployed as it says."""
     monkeypatch.setenv("OUTBOX_URL", postgres_url)
-    before, named, after = (ROOT / "definitions.py").read_text().partition("\ndefs = ")
-    names: dict[str, Any] = {"__name__": "definitions_of_the_document"}
-    exec(compile(before + "\n" + SOURCE + named + after, "definitions.py", "exec"), names)  # our own text
-    dg.Definitions.validate_loadable(names["defs"])
-    with dg.build_resources({"outbox": names["defs"].resources["outbox"]}) as resources:
-        made: TableQueue = resources.outbox
+    return deployed(BLOCKS)
+
+
+@pytest.fixture
+def queue(shown: dict[str, Any], postgres_url: str) -> TableQueue:
+    """The source of the document, with the table that it is for."""
+    made: TableQueue = source_of(shown, "outbox")
     with administrator(postgres_url) as connection:
         connection.execute(TABLE)  # type: ignore[arg-type, unused-ignore]
     made.create()
     return made
 
 
-def test_the_pipeline_handles_what_its_outbox_gives(queue: TableQueue, postgres_url: str) -> None:
-    shown: dict[str, Any] = {"__name__": "orders"}
-    exec(compile(PIPELINE, "table-queue.md", "exec"), shown)  # our own text
+def test_the_pipeline_handles_what_its_outbox_gives(
+    shown: dict[str, Any], queue: TableQueue, postgres_url: str
+) -> None:
     orders: type[Pipeline] = shown["Orders"]
     with psycopg.connect(postgres_url) as connection:
         for number in range(3):

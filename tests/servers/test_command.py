@@ -8,15 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import dagster as dg
 import pytest
 
 from pipeline_platform import Source
-from pipeline_platform.connectors.kafka import KafkaSource
-from pipeline_platform.connectors.pubsub import PubsubSource
 from pipeline_platform.connectors.rabbitmq import RabbitmqSource
 from pipeline_platform.connectors.sqs import SqsSource
-from pipeline_platform.connectors.table_queue import TableQueue
 from servers import rabbitmq, sqs
 from servers.__main__ import USES, how_to_use, main
 from tests.fixtures.keeper import PROJECT
@@ -25,12 +24,11 @@ from tests.servers.test_servers import descendants, remaining
 
 
 def source_of(lines: list[str]) -> Source:
-    """What the line for `definitions.py` builds."""
-    (line,) = (line for line in lines if "RESOURCES" in line)
-    kinds = (KafkaSource, PubsubSource, RabbitmqSource, SqsSource, TableQueue)
-    names = {kind.__name__: kind for kind in kinds} | {"RESOURCES": {}, "source_resource": lambda kind: kind}
-    exec(line.strip(), names)
-    source = names["RESOURCES"]["trial"]  # type: ignore[index]
+    """What the lines for a file of `resources/` build."""
+    names: dict[str, Any] = {}
+    exec("\n".join(line.strip() for line in lines[lines.index("For resources/trial.py:") + 1 : -1]), names)
+    with dg.build_resources({"trial": names["trial"]}) as resources:
+        source = resources.trial
     assert isinstance(source, Source)
     return source
 
