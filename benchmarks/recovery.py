@@ -164,7 +164,7 @@ class Trial:
         counts = {
             "lost": self._sent - len({*lines, *failed}),
             "twice": sum(times > 1 for times in (lines + failed).values()),
-            "failed": max(0, len(failed) - self._death.may_fail),
+            "failed": len(failed),
             "not acknowledged": self.deployment.ground.left(),
             "receives unfinished": len(self.deployment.unfinished()),
         }

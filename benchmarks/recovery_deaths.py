@@ -46,7 +46,6 @@ class Death:
         at: What the run does then: `handling`, or it is `starting`, or the daemon is just `launching` it.
         sends_after: Whether more is sent after the death: where the run may live, only that needs another run.
         in_worker: The same run goes on, in another worker.
-        may_fail: How many messages it may cost.
     """
 
     says: str
@@ -54,7 +53,6 @@ class Death:
     at: Literal["handling", "starting", "launching"] = "handling"
     sends_after: bool = False
     in_worker: bool = False
-    may_fail: int = 0
 
 
 def _run(scene: Scene) -> float:
@@ -123,7 +121,7 @@ DEATHS = {
     "daemon": Death("the daemon", _daemon, sends_after=True),
     "launching": Death("the daemon, while it launches a run", _daemon, at="launching"),
     "both": Death("a run's process and the daemon at once", _both),
-    "host": Death("the host of a task", _host, in_worker=True, may_fail=1),
+    "host": Death("the host of a task", _host, in_worker=True),
     "worker": Death("a Python worker of Spark", _worker, in_worker=True),
     "spark": Death("the warm Spark server", _spark),
     "source": Death("the server of the source", _source, sends_after=True),
