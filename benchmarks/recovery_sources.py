@@ -93,12 +93,9 @@ def on_sqs(folder: Path) -> Iterator[Ground]:
 @contextmanager
 def on_kafka(folder: Path) -> Iterator[Ground]:
     """A topic of four partitions, and a group; the group's lag is left."""
-    from confluent_kafka.admin import AdminClient, NewTopic
-
     with kafka.serve(SERVERS) as server:
         topic, address = "recovery", server.address
-        # Not kept: its thread would tell of every try to reach a broker that is away.
-        AdminClient({"bootstrap.servers": address}).create_topics([NewTopic(topic, 4)])[topic].result(30)
+        _create_topic(topic, address)
         options = {"name": "queue", "bootstrap_servers": address, "group_id": topic, "topics": [topic]}
         with closing(KafkaSource(**options, offset_reset_policy="earliest")) as source:
 
@@ -109,6 +106,14 @@ def on_kafka(folder: Path) -> Iterator[Ground]:
             options |= {"offset_reset_policy": "earliest"}
             spread = [{"partition": n % 4} for n in range(100_000)]
             yield Ground("KafkaSource", options, lambda some: source.send(some, spread[: len(some)]), left, server)
+
+
+def _create_topic(topic: str, address: str) -> None:
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    # Lives no longer than this call: it would tell of every try to reach a broker that is away.
+    admin = AdminClient({"bootstrap.servers": address})
+    admin.create_topics([NewTopic(topic, 4)])[topic].result(30)
 
 
 @contextmanager
