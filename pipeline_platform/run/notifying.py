@@ -7,6 +7,7 @@ from typing import NamedTuple
 from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import File, Manifest
 from pipeline_platform.lake.reader import Range, divide
+from pipeline_platform.lake.rewriting import DROPPED
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import common, intake_of
@@ -55,7 +56,9 @@ def tell(flow: Flow, receive: Receive) -> Unheard:
     def whole(files: list[File]) -> list[Range]:
         return [one for part in divide(files, name, 1) for one in part]
 
-    outcomes, failed = whole(manifest.of_table("outcomes")), whole(manifest.of_table("failed"))
+    all_decided = not any(manifest.total(others) for others in ("returned", "duplicates", DROPPED))
+    outcomes = [] if all_decided else whole(manifest.of_table("outcomes"))
+    failed = whole(manifest.of_table("failed"))
     files = manifest.of_table("messages")
     calls = -(-sum(file.rows for file in files) // ROWS)
     parts = divide(files, name, min(calls, flow.processors.concurrency))

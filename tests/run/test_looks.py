@@ -2,8 +2,9 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import pyarrow as pa
 import pytest
@@ -13,11 +14,13 @@ from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Table
+from pipeline_platform.model.message import Message
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin, resume
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.spark_work import SparkWork
 from pipeline_platform.source.contract import Share
+from pipeline_platform.tasks.acknowledge.notify_author import TellAuthor
 from tests.fixtures.small_lake import WINDOW, Keeping, Memory, numbered, visible
 
 ONCE_EACH = {"messages": 1, "outcomes": 1, "failed": 1, "kept": 1}
@@ -132,3 +135,34 @@ def test_a_handle_is_lent_to_one_at_a_time(lake: Lake) -> None:
 
     with outcomes.look() as mine, outcomes.look() as theirs:
         assert mine is not theirs
+
+
+class Hearing(Keeping):
+    """Hears of what is decided; one that says `later` comes back."""
+
+    name = "hearing"
+    heard: ClassVar[list[bytes]] = []
+
+    def handle_message(self, message: Message, context: Any) -> Message:
+        if message.data == b"later":
+            return message.failed("not yet").configure_ack(on_failure="nack:5")
+        return super().handle_message(message, context)
+
+    def acknowledge(self, ack_ref: str, successful: list[Message], failed: list[Message], context: Any) -> None:
+        self.heard.extend(message.data for message in (*successful, *failed))
+
+
+@pytest.mark.parametrize(
+    ("payloads", "told", "looks_at"), [([b"a", b"fail"], 2, False), ([b"a", b"fail", b"later"], 2, True)]
+)
+def test_acknowledge_looks_at_outcomes_only_where_some_are_undecided(
+    lake: Lake, looks: Counter[str], monkeypatch: pytest.MonkeyPatch, payloads: list[bytes], told: int, looks_at: bool
+) -> None:
+    looked: set[bool] = set()
+    monkeypatch.setattr(TellAuthor, "__call__", lambda task, share: looked.add(bool(task.outcomes)) or task.work(share))
+    monkeypatch.setattr(Hearing, "heard", [])
+    flow = replace(in_a_new_process(lake, *payloads), pipeline=Hearing)
+
+    finish(flow, worked(flow))
+
+    assert (Hearing.heard, looked) == (payloads[:told], {looks_at})

@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline_platform.lake.reader import Range, keys_of, read_ranges
+from pipeline_platform.lake.reader import Range, keys_of, only, read_ranges
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.pipeline import Pipeline
@@ -32,10 +32,13 @@ DECIDED = ["handled", "failed"]
 """Outcomes that end a message."""
 
 _OUTCOMES = UNHEARD.append(pa.field("outcome", pa.string()))
+_IDENTITY = ("source", "message_id")
+_KEYS = only(READ, *UNHEARD.names, *_IDENTITY)
 _FAILED = pa.schema(
     {name: pa.string() for name in ("source", "message_id", "state", "stage", "kind", "reason", "batcher", "batch_key")}
 )
 _SAMPLE = 10
+_ROWS = 65_536
 
 Span = tuple[int, int]
 """Positions of received messages, the last one excluded."""
@@ -66,12 +69,32 @@ def ended(
     return successful, failed
 
 
+class _Ends(NamedTuple):
+    """What became of the messages of a task, by their places in it.
+
+    Attributes:
+        first: Position of the first one.
+        decided: Whether each is.
+        failed: Row of its failure; null where it did not fail.
+        failures: Rows of `_FAILED`.
+    """
+
+    first: int
+    decided: pa.Array
+    failed: pa.Array
+    failures: pa.Table
+
+    def places(self, rows: pa.RecordBatch) -> pa.Array:
+        """Which these rows are."""
+        return pc.subtract(rows.column("position"), self.first)
+
+
 @dataclass(frozen=True)
 class TellAuthor(CallingStep):
     """Task `n` tells `acknowledge` of the received messages `parts[n]` that are decided, a group of `ack_ref` a call.
 
     Attributes:
-        outcomes: Of the receive, all.
+        outcomes: Of the receive, all; none where all its messages are decided.
         failed: What the receive wrote for the table `failed`, all.
         before: The positions that have heard before, by `ack_ref`.
     """
@@ -87,13 +110,14 @@ class TellAuthor(CallingStep):
         began, started = time.time(), time.monotonic()
         spans, unheard, errors = dict[str, list[Span]](), 0, list[str]()
         with self.writer(f"unheard-{share}") as writer, heard() as said, self.told(share):
+            ends = self._ends(share)
             for _, block in read_ranges(self.lake, self.parts[share], READ, ROWS):
-                for ack_ref, rows in self._groups(block):
+                for ack_ref, rows in self._groups(block, ends):
                     number += 1
                     if watch is not None:
                         watch.begin_block(number)
                     known = death if death and death.block == number and death.rows else None
-                    error = self._tell(ack_ref, rows, watch, known)
+                    error = self._tell(ack_ref, rows, ends, watch, known)
                     if error is None:
                         places = rows.column("position").to_pylist()
                         spans.setdefault(ack_ref, []).append((places[0], places[-1] + 1))
@@ -107,10 +131,29 @@ class TellAuthor(CallingStep):
             manifest = writer.close(**notes)
         yield from manifest.to_arrow().to_batches()
 
-    def _groups(self, block: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+    def _ends(self, share: int) -> _Ends:
+        """What became of the messages of task `share`."""
+        blocks = (rows for _, rows in read_ranges(self.lake, self.parts[share], _KEYS, _ROWS))
+        mine = pa.Table.from_batches(blocks, _KEYS)
+        ids, acks = keys_of(mine, *_IDENTITY), keys_of(mine, *UNHEARD.names)
+        failures = self._of(ids, self.failed, _FAILED, _IDENTITY, pc.field("state") != "closed")
+        failed = pc.index_in(ids, keys_of(failures, *_IDENTITY))
+        decided = self._of(acks, self.outcomes, _OUTCOMES, UNHEARD.names, pc.field("outcome").isin(DECIDED))
+        is_decided = pc.is_in(acks, keys_of(decided, *UNHEARD.names)) if self.outcomes else pa.repeat(True, len(acks))
+        return _Ends(self.parts[share][0].position, is_decided, failed, failures)
+
+    def _of(
+        self, mine: pa.Array, ranges: Sequence[Range], columns: pa.Schema, key: Sequence[str], such: pc.Expression
+    ) -> pa.Table:
+        """Such rows of these messages: what other tasks' messages came to is read, and not kept."""
+        some = (pa.table(rows).filter(such) for _, rows in read_ranges(self.lake, ranges, columns, _ROWS))
+        return pa.concat_tables(
+            [columns.empty_table(), *(one.filter(pc.is_in(keys_of(one, *key), mine)) for one in some)]
+        )
+
+    def _groups(self, block: pa.RecordBatch, ends: _Ends) -> Iterator[tuple[str, pa.RecordBatch]]:
         """The decided messages of a block that have not heard, by `ack_ref`."""
-        known = pc.is_in(keys_of(block, *UNHEARD.names), value_set=self._decided)
-        rows = block.filter(known)
+        rows = block.filter(ends.decided.take(ends.places(block)))
         for ack_ref in pc.unique(rows.column("ack_ref")).to_pylist():
             mine = rows.filter(pc.equal(rows.column("ack_ref"), ack_ref))
             places, new = mine.column("position").to_numpy(), np.ones(mine.num_rows, bool)
@@ -120,33 +163,18 @@ class TellAuthor(CallingStep):
                 yield ack_ref, mine.filter(pa.array(new))
 
     @cached_property
-    def _decided(self) -> pa.Array:
-        parts = (rows for _, rows in read_ranges(self.lake, self.outcomes, _OUTCOMES, 2**16))
-        keys = [
-            keys_of(rows.filter(pc.is_in(rows.column("outcome"), pa.array(DECIDED))), *UNHEARD.names) for rows in parts
-        ]
-        return pa.concat_arrays(keys) if keys else pa.array([], pa.string())
-
-    @cached_property
-    def _failures(self) -> pa.Table:
-        batches = (rows for _, rows in read_ranges(self.lake, self.failed, _FAILED, 2**16))
-        return pa.Table.from_batches(batches, _FAILED).filter(pc.field("state") != "closed")
-
-    @cached_property
-    def _failed_keys(self) -> pa.Array:
-        return keys_of(self._failures, "source", "message_id")
-
-    @cached_property
     def _instance(self) -> Pipeline:
         return self.pipeline()
 
-    def _tell(self, ack_ref: str, rows: pa.RecordBatch, watch: Watch | None, known: Death | None) -> str | None:
+    def _tell(
+        self, ack_ref: str, rows: pa.RecordBatch, ends: _Ends, watch: Watch | None, known: Death | None
+    ) -> str | None:
         """Call `acknowledge`, unless a host is known to have died of this call; return what went wrong."""
         if known is not None:
             return known.failure("acknowledge").reason
-        places = pc.index_in(keys_of(rows, "source", "message_id"), value_set=self._failed_keys)
-        failures = dict(enumerate(self._failures.take(places).to_pylist()))
-        failures = {place: row for place, row in failures.items() if row["message_id"] is not None}
+        failed = ends.failed.take(ends.places(rows))
+        places = np.flatnonzero(failed.is_valid()).tolist()
+        failures = dict(zip(places, ends.failures.take(failed.drop_null()).to_pylist(), strict=True))
         messages = list(Message.each(rows, self.settling))
         groups = ended(messages, failures)
 
