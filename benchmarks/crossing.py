@@ -79,14 +79,20 @@ def ran(task: Callable[[int], Iterator[pa.RecordBatch]]) -> Manifest:
 
 def steps(lake: Lake, queue: TableQueue, received: list[Range], turn: str) -> dict[str, float]:
     """Seconds of processor time that handling and batching take."""
-    common: Any = {"pipeline": Batched, "context": None, "settling": queue.settling, "origin": "source", "lake": lake}
+    common: Any = {
+        "pipeline": Batched,
+        "context": None,
+        "ack_policy": queue.ack_policy,
+        "origin": "source",
+        "lake": lake,
+    }
     started = time.process_time()
     handled = ran(Handle(**common, receive_id=turn, parts=[received]))
     middle = time.process_time()
     options = Batched.batchers["default"]
     assert isinstance(options, Batcher)
     (staged,) = divide(handled.of_table(staged_table(turn, "default")), "batched", 1)
-    planned = ran(CutBatches(lake, "batched", turn, "default", options, queue.settling, staged))
+    planned = ran(CutBatches(lake, "batched", turn, "default", options, queue.ack_policy, staged))
     (plan,) = divide(planned.of_table(plan_table(turn, "default")), "batched", 1)
     cut = time.process_time()
     ran(HandleBatches(**common, receive_id=turn, batcher="default", staged=staged, plan=plan))

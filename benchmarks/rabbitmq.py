@@ -27,7 +27,7 @@ from servers import rabbitmq
 
 AHEAD = 65_535
 TOLD = 65_536
-"""Messages that a run settles by one call."""
+"""Messages that a run acknowledges by one call."""
 
 
 def main() -> None:
@@ -63,7 +63,7 @@ def _by_connector(source: RabbitmqSource, messages: int) -> float:
     received = pa.Table.from_batches(source.read(share, "benchmark"))
     ids = received.column("ack_id").to_pylist()
     for start in range(0, messages, TOLD):
-        assert not source.settle("ack", received.column("ack_ref")[0].as_py(), ids[start : start + TOLD])
+        assert not source.acknowledge("ack", received.column("ack_ref")[0].as_py(), ids[start : start + TOLD])
     took = time.perf_counter() - begun
     assert received.num_rows == messages
     source.close()

@@ -31,7 +31,7 @@ _SPANS = sa.Table(
     sa.Column("past", sa.BigInteger, nullable=False),
     sa.Column("holder", sa.Text, index=True),
 )
-"""What is held, and, without a holder, what is settled and lies beyond what is not."""
+"""What is held, and, without a holder, what is acknowledged and lies beyond what is not."""
 
 
 class LogPositions(Database):
@@ -45,7 +45,12 @@ class LogPositions(Database):
     def begin(self, source: str, places: Iterable[Place]) -> None:
         """Remember partitions that nobody knows yet, without spans; what is known of others stays."""
         rows = [
-            {"source": source, "partition": place.partition, "settled_to": place.settled_to, "reached": place.reached}
+            {
+                "source": source,
+                "partition": place.partition,
+                "settled_to": place.acknowledged_to,
+                "reached": place.reached,
+            }
             for place in places
         ]
         if rows:
@@ -60,8 +65,8 @@ class LogPositions(Database):
             _lock(connection, source)
             _free(connection, source, receive_id)
             now = _places(connection, source)
-            spans, settled_to = choose(now)
-            _settle_to(connection, now, source, settled_to)
+            spans, acknowledged_to = choose(now)
+            _move_to(connection, now, source, acknowledged_to)
             if spans:
                 held = [span._asdict() | {"source": source, "holder": receive_id} for span in spans]
                 connection.execute(sa.insert(_SPANS), held)
@@ -71,8 +76,8 @@ class LogPositions(Database):
         self.sync()  # or these offsets could be given out again, as if nobody had ever been given them
         return spans
 
-    def settled(self, source: str, receive_id: str) -> dict[str, int]:
-        """Count all spans of a receive as settled; return the offsets that positions are to move to."""
+    def acknowledge(self, source: str, receive_id: str) -> dict[str, int]:
+        """Count all spans of a receive as acknowledged; return the offsets that positions are to move to."""
         with self.writing() as connection:
             _lock(connection, source)
             mine = sa.and_(_SPANS.c.source == source, _SPANS.c.holder == receive_id)
@@ -81,21 +86,21 @@ class LogPositions(Database):
             now = _places(connection, source)
             for partition in partitions & now.keys():
                 _join(connection, source, now[partition].spans)
-            return {one: offset for one, place in now.items() if (offset := _gapless(place)) > place.settled_to}
+            return {one: offset for one, place in now.items() if (offset := _gapless(place)) > place.acknowledged_to}
 
-    def told(self, source: str, settled_to: Mapping[str, int]) -> dict[str, int]:
-        """Record what the source was told; return what others have settled beyond that meanwhile."""
+    def told(self, source: str, acknowledged_to: Mapping[str, int]) -> dict[str, int]:
+        """Record what the source was told; return what others have acknowledged beyond that meanwhile."""
         with self.writing() as connection:
             _lock(connection, source)
             now = _places(connection, source)
-            known = {one: offset for one, offset in settled_to.items() if one in now}
-            _settle_to(
-                connection, now, source, {one: max(offset, now[one].settled_to) for one, offset in known.items()}
+            known = {one: offset for one, offset in acknowledged_to.items() if one in now}
+            _move_to(
+                connection, now, source, {one: max(offset, now[one].acknowledged_to) for one, offset in known.items()}
             )
             return {one: further for one, offset in known.items() if (further := _gapless(now[one])) > offset}
 
     def give_back(self, source: str, receive_id: str, spans: Iterable[Span] | None = None) -> None:
-        """Free what a receive holds and has not settled: these spans of it, or all."""
+        """Free what a receive holds and has not acknowledged: these spans of it, or all."""
         with self.writing() as connection:
             _lock(connection, source)
             mine = sa.select(_SPANS).where(_SPANS.c.source == source, _SPANS.c.holder == receive_id)
@@ -127,8 +132,12 @@ def _free(connection: sa.Connection, source: str, receive_id: str) -> None:
     connection.execute(sa.delete(_SPANS).where(_SPANS.c.source == source, _SPANS.c.holder == receive_id))
 
 
-def _settle_to(connection: sa.Connection, now: Mapping[str, Place], source: str, settled_to: Mapping[str, int]) -> None:
-    moved = [{"one": one, "to": offset} for one, offset in settled_to.items() if offset != now[one].settled_to]
+def _move_to(
+    connection: sa.Connection, now: Mapping[str, Place], source: str, acknowledged_to: Mapping[str, int]
+) -> None:
+    moved = [
+        {"one": one, "to": offset} for one, offset in acknowledged_to.items() if offset != now[one].acknowledged_to
+    ]
     if moved:
         places = sa.update(_PLACES).where(_of(_PLACES, source, sa.bindparam("one")))
         connection.execute(places.values(settled_to=sa.bindparam("to")), moved)
@@ -139,7 +148,7 @@ def _settle_to(connection: sa.Connection, now: Mapping[str, Place], source: str,
 
 
 def _join(connection: sa.Connection, source: str, spans: Iterable[Span]) -> None:
-    """Make one of settled spans that touch, so that there are no more of them than gaps."""
+    """Make one of acknowledged spans that touch, so that there are no more of them than gaps."""
     last: Span | None = None
     for span in spans:
         if span.holder is not None or last is None or last.past != span.first:
@@ -152,8 +161,8 @@ def _join(connection: sa.Connection, source: str, spans: Iterable[Span]) -> None
 
 
 def _gapless(place: Place) -> int:
-    """The offset up to which all is settled."""
-    offset = place.settled_to
+    """The offset up to which all is acknowledged."""
+    offset = place.acknowledged_to
     for span in place.spans:
         if span.past <= offset:  # the log was set forward over it
             continue

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from pipeline_platform.lake.ledger import owners_among
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.model.actions import Settling
+from pipeline_platform.model.actions import AckPolicy
 
 Key = tuple[str, str]
 """The `ack_ref` and `ack_id` of a delivery."""
@@ -45,9 +45,9 @@ class Entry(NamedTuple):
     failed: bool
     certain: bool = True
 
-    def comes_back(self, settling: Settling) -> bool:
+    def comes_back(self, ack_policy: AckPolicy) -> bool:
         """Whether the source was told to deliver it again, as a message that failed."""
-        return self.failed and not settling.ends(self.action)
+        return self.failed and not ack_policy.ends(self.action)
 
 
 class Notes:

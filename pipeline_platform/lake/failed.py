@@ -55,7 +55,7 @@ class LakeSource(Source):
         """Whatever a callback says for the message's own source: nobody is told."""
         return {}
 
-    def settle(self, action: str, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
+    def acknowledge(self, action: str, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
         """Do nothing: their outcome is in the tables."""
         del action, ack_ref, ack_ids
         return []

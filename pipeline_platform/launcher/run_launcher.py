@@ -34,7 +34,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from pipeline_platform.launcher.internals import CheckRunHealthResult, LaunchRunContext, Location
 
-_SETTLE_S = 2
+_START_S = 2
 """The next process is prepared when the run has ended, or has had the machine to itself for so long.
 
 Measured: with 3 s and one message each five seconds the next run came before its process had loaded; with none the two
@@ -128,7 +128,7 @@ class StandbyRunLauncher(dg.DefaultRunLauncher):
     def _attend(self, standby: Standby, run_id: str, location: Location) -> None:
         """Prepare the next process when there is time for it, and watch the one that runs."""
         with suppress(subprocess.TimeoutExpired):
-            standby.process.wait(_SETTLE_S)
+            standby.process.wait(_START_S)
         try:
             with self._lock:
                 if not self._is_closed and self.has_instance and location.name not in self._waiting:

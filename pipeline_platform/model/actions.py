@@ -1,4 +1,4 @@
-"""How messages are settled: the words that a source takes, and which of them end a message."""
+"""How messages are acknowledged: the words that a source takes, and which of them end a message."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LEASED: Words = {
 """`ack` is done with, `noop` left alone until its lease runs out, `nack` given back now, `nack:<s>` after a delay."""
 
 
-class Settling(NamedTuple):
+class AckPolicy(NamedTuple):
     """What the tasks that handle messages know of a source: no address, no credentials.
 
     Attributes:
@@ -69,11 +69,11 @@ class Settling(NamedTuple):
         if known is None or (colon and not (delayed and int(seconds) <= (known.longest_s or 0))):
             near = [] if known else difflib.get_close_matches(word, self.words, 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"{self.source} settles a message by {self._choices}, not {action!r}{hint}")
+            raise ValueError(f"{self.source} acknowledges a message by {self._choices}, not {action!r}{hint}")
         return text
 
     def ends(self, action: str) -> bool:
-        """Whether the source is done with a message that is settled so."""
+        """Whether the source is done with a message that is acknowledged so."""
         word = self.words.get(action.partition(":")[0])
         return word is not None and word.ends
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 from pydantic import BaseModel
 
 from pipeline_platform.model import payload
-from pipeline_platform.model.actions import Settling
+from pipeline_platform.model.actions import AckPolicy
 from pipeline_platform.model.failure import Failure, reason_of, words
 
 Status = Literal["ok", "failed"]
@@ -60,17 +60,17 @@ def _text(value: Any) -> str | None:
     return str.__str__(value) if issubclass(type(value), str) else None
 
 
-SETTLING = Settling("a source")
+ACK_POLICY = AckPolicy("a source")
 """Of messages that come from nowhere in particular."""
 
 
 class Delivery:
-    """The columns of the Arrow batch that messages came in, decoded when first asked for, and how to settle them."""
+    """The columns of the Arrow batch that messages came in, decoded when first asked for, and how to acknowledge it."""
 
-    __slots__ = ("_decoded", "batch", "settling")
+    __slots__ = ("_decoded", "ack_policy", "batch")
 
-    def __init__(self, batch: pa.RecordBatch, settling: Settling = SETTLING) -> None:
-        self.batch, self.settling = batch, settling
+    def __init__(self, batch: pa.RecordBatch, ack_policy: AckPolicy = ACK_POLICY) -> None:
+        self.batch, self.ack_policy = batch, ack_policy
         self._decoded: dict[str, list[Any]] = {}
 
     def value(self, column: str, row: int) -> Any:
@@ -119,10 +119,10 @@ class Message:
 
     @classmethod
     def each(
-        cls, batch: pa.RecordBatch, settling: Settling = SETTLING, batch_mode: BatchMode = BULK
+        cls, batch: pa.RecordBatch, ack_policy: AckPolicy = ACK_POLICY, batch_mode: BatchMode = BULK
     ) -> Iterator[Message]:
         """The messages of an Arrow batch with the columns of `MESSAGES` (or at least `data`), in order."""
-        standing = Standing(Delivery(batch, settling), batch_mode)
+        standing = Standing(Delivery(batch, ack_policy), batch_mode)
         return map(cls, batch.column("data").to_pylist(), range(batch.num_rows), repeat(standing))
 
     @property
@@ -137,7 +137,7 @@ class Message:
 
     @property
     def actions(self) -> tuple[str | None, str | None] | None:
-        """How it is settled `(on success, on failure)`, None for the source's own setting."""
+        """How it is acknowledged `(on success, on failure)`, None for the source's own setting."""
         return self._standing.actions
 
     @property
@@ -242,7 +242,7 @@ class Message:
         return new
 
     def _failed_as(self, child: Message) -> Message:
-        """This message, failed as its child did, and settled as that one says."""
+        """This message, failed as its child did, and acknowledged as that one says."""
         new = self._but(failure=child.failure, actions=child.actions or self.actions, children=None)
         new.batcher, new.batch_key = child.batcher, child.batch_key
         return new
@@ -304,19 +304,19 @@ class Message:
         return self._but(failure=None)
 
     def configure_ack(self, *, on_success: str | None = None, on_failure: str | None = None) -> Message:
-        """Set how this one message is settled, in the words of its source. An action that is not given stays.
+        """Set how this one message is acknowledged, in the words of its source. An action that is not given stays.
 
         Raises:
             ValueError: The source lacks the word.
         """
         success, failure = self.actions or (None, None)
-        checked = self._standing.delivery.settling.checked
+        checked = self._standing.delivery.ack_policy.checked
         success = success if on_success is None else checked(on_success)
         failure = failure if on_failure is None else checked(on_failure)
         return self._but(actions=(success, failure))
 
     def ack_immediately(self) -> Message:
-        """Settle this message now, and not again; see the function `ack_immediately`."""
+        """Acknowledge this message now, and not again; see the function `ack_immediately`."""
         return ack_immediately([self])[0]
 
     def __repr__(self) -> str:
@@ -325,10 +325,11 @@ class Message:
 
 
 def ack_immediately(messages: Iterable[Message]) -> list[Message]:
-    """Settle messages at their source now, in as few calls as possible, and not again at the end of the run.
+    """Acknowledge messages at their source now, in as few calls as possible, and not again at the end of the run.
 
-    Each is settled in its present state: by its action on failure if it has failed, else by its action on success. One
-    that fails later is recorded as failed, and does not come back. What the source refuses is settled at the end.
+    Each is acknowledged in its present state: by its action on failure if it has failed, else by its action on success.
+    One that fails later is recorded as failed, and does not come back. What the source refuses is acknowledged at the
+    end.
 
     Args:
         messages: Messages that a callback got. The pipeline must set `acks_immediately`.
@@ -339,7 +340,7 @@ def ack_immediately(messages: Iterable[Message]) -> list[Message]:
     Raises:
         TypeError: One is not a message.
         RuntimeError: Their pipeline does not set `acks_immediately`, or the run was given up for dead.
-        OSError: The lake cannot write the ids first; nothing was settled.
+        OSError: The lake cannot write the ids first; nothing was acknowledged.
     """
     given = list(messages)
     if wrong := next((one for one in given if not isinstance(one, Message)), None):
@@ -348,13 +349,13 @@ def ack_immediately(messages: Iterable[Message]) -> list[Message]:
     for message in given:
         by_delivery.setdefault(id(message._standing.delivery), []).append(message)
     for some in by_delivery.values():
-        settling = some[0]._standing.delivery.settling
-        if settling.tell is None:
+        ack_policy = some[0]._standing.delivery.ack_policy
+        if ack_policy.tell is None:
             raise RuntimeError(
-                f"{settling.source} is settled at the end of the run: write acks_immediately = True in the pipeline's "
-                "class, and its callbacks may settle messages before; a splitter may not"
+                f"{ack_policy.source} is acknowledged at the end of the run: write acks_immediately = True in the "
+                "pipeline's class, and its callbacks may acknowledge messages before; a splitter may not"
             )
-        settling.tell(some)
+        ack_policy.tell(some)
     return given
 
 

@@ -142,7 +142,7 @@ class Pipeline:
     def handle_batch(self, batcher: str, messages: list[Message], batch_info: BatchInfo, context: Any) -> list[Message]:
         """Handle a batch, for example write it outside. Must return the messages, each ok or failed.
 
-        It may change their data, mark them failed and set how they are settled (`configure_ack`). A message whose
+        It may change their data, mark them failed and set how they are acknowledged (`configure_ack`). A message whose
         batcher or batch key it changes fails, and so does one that it does not return. If it raises, all fail. It may
         run again for the same `batch_info.batch_id` after a crash.
         """

@@ -13,7 +13,7 @@ class AcknowledgerResource(dg.ConfigurableResource[Acknowledger]):
     next run: it is never dropped.
     """
 
-    attempts: int = Field(default=3, ge=1, description="How often a run tries to settle what a source refuses.")
+    attempts: int = Field(default=3, ge=1, description="How often a run tries to acknowledge what a source refuses.")
     wait_s: float = Field(default=1.0, ge=0, description="Seconds before it is asked again, doubled each time.")
 
     def create_resource(self, context: dg.InitResourceContext) -> Acknowledger:

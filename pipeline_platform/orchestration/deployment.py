@@ -120,14 +120,14 @@ def check_early_acks(pipeline: type[Pipeline], resources: Mapping[str, Any]) -> 
     """Refuse `acks_immediately` where tasks cannot tell a source of single messages.
 
     Raises:
-        PipelineError: A producer's source is settled by its run's own process, or by positions.
+        PipelineError: A producer's source is acknowledged by its run's own process, or by positions.
     """
     for name, producer in pipeline.producers_of().items() if pipeline.acks_immediately else ():
         connector = connector_of(resources[producer.source])
-        if connector is None or (connector.in_tasks and connector.settles_by_id):
+        if connector is None or (connector.in_tasks and connector.acknowledges_by_id):
             continue
         option = f"producers[{name!r}].source" if name else "producer.source"
-        why = "only the run's own process settles" if connector.settles_by_id else "takes only positions"
+        why = "only the run's own process acknowledges" if connector.acknowledges_by_id else "takes only positions"
         raise PipelineError(
             f"{pipeline.__qualname__}.acks_immediately is True: {option} {producer.source!r} is a "
             f"{connector.__name__}, which {why}; leave it out, or pull from a source that leases messages"

@@ -24,7 +24,7 @@ from pipeline_platform.run.begin import begin, resume
 from pipeline_platform.run.flow import Flow, no_source
 from pipeline_platform.run.lease import alive
 from pipeline_platform.run.receive_state import expect_finished
-from pipeline_platform.run.stopping import end_if_told, heeding, settled
+from pipeline_platform.run.stopping import acknowledged, end_if_told, heeding
 from pipeline_platform.source.connection import ConnectedSource
 from pipeline_platform.source.contract import SourceError
 
@@ -82,21 +82,21 @@ def pipeline_assets(pipeline: type[Pipeline]) -> dg.AssetsDefinition:
     """
     keys = asset_keys(pipeline)
     specs = reporting.checks_of(pipeline)
-    settled_outs = [*list(keys)[1:], *(spec.get_python_identifier() for spec in specs)]
-    receive, acknowledge = _receive_op(pipeline), _acknowledge_op(pipeline, settled_outs)
+    acknowledged_outs = [*list(keys)[1:], *(spec.get_python_identifier() for spec in specs)]
+    receive, acknowledge = _receive_op(pipeline), _acknowledge_op(pipeline, acknowledged_outs)
     handle, commit = _step_op(pipeline, "handle_messages", _handle), _step_op(pipeline, "commit", _commit)
     has_batches = any(isinstance(options, Batcher) for options in pipeline.batchers.values())
     batches = [_step_op(pipeline, "handle_batches", _handle_batches)] if has_batches else []
     handle_failed = _step_op(pipeline, "handle_failed", _handle_failed)
-    outs = {out: dg.GraphOut() for out in ("messages", *settled_outs)}
+    outs = {out: dg.GraphOut() for out in ("messages", *acknowledged_outs)}
 
     @dg.graph(name=pipeline.name, description=pipeline.description(), out=outs)
     def ops() -> dict[str, Any]:
         received = _named(receive)()
         handled = _named(handle)(received)
         routed = _named(handle_failed)([handled, *(_named(batch)(handled) for batch in batches)])
-        settled = _named(acknowledge).with_hooks({end_as_told})(_named(commit)(routed))
-        return {"messages": received, **{out: getattr(settled, out) for out in settled_outs}}
+        acknowledged = _named(acknowledge).with_hooks({end_as_told})(_named(commit)(routed))
+        return {"messages": received, **{out: getattr(acknowledged, out) for out in acknowledged_outs}}
 
     return dg.AssetsDefinition.from_graph(
         ops,
@@ -274,8 +274,8 @@ def _expect_one_process(flow: Flow, context: dg.AssetExecutionContext) -> None:
     if isinstance(flow.source, ConnectedSource) and not in_one:
         raise SourceError(
             f"source {flow.source.name!r}: executor {executor!r} gives each step of a run a process of its own, but "
-            "the connection that receives messages has to settle them. Leave the job to dg.in_process_executor, which "
-            "platform_definitions sets"
+            "the connection that receives messages has to acknowledge them. Leave the job to dg.in_process_executor, "
+            "which platform_definitions sets"
         )
 
 
@@ -347,10 +347,10 @@ def _acknowledge_op(pipeline: type[Pipeline], outs: Sequence[str]) -> dg.OpDefin
 
     @_op(pipeline, "acknowledge", ins={"committed": dg.In(dg.Nothing)}, out=out)
     def acknowledge(context: dg.AssetExecutionContext) -> Iterator[Any]:
-        """Tells the source, in groups, what is decided and published; then settles the windows' figures."""
+        """Tells the source, in groups, what is decided and published; then reports the windows' figures."""
         flow, receive = at_work(pipeline, context)
         with nullcontext() if receive is None else heeding(flow, receive):
-            red, checks = reporting.settle(context, flow, receive, context.resources.acknowledger)
+            red, checks = reporting.acknowledge(context, flow, receive, context.resources.acknowledger)
         if red:
             yield from checks
             context.instance.add_run_tags(context.run.run_id, {RunTags.of(pipeline).published: context.run.run_id})
@@ -361,7 +361,7 @@ def _acknowledge_op(pipeline: type[Pipeline], outs: Sequence[str]) -> dg.OpDefin
             yield dg.Output(None, output_name=table)
         yield from checks
         if receive is not None:
-            settled(receive)
+            acknowledged(receive)
 
     return acknowledge
 

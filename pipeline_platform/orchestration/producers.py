@@ -272,7 +272,7 @@ def empty_in_a_row(pipeline: type[Pipeline], instance: dg.DagsterInstance, produ
 
 
 def ended_early(pipeline: type[Pipeline], instance: dg.DagsterInstance, producer: str, since: datetime) -> bool:
-    """Whether a pull has failed or was ended since then: what it did not settle waits at the source again."""
+    """Whether a pull has failed or was ended since then: what it did not acknowledge waits at the source again."""
     statuses = [dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
     tags = RunTags.of(pipeline)
     ended = dg.RunsFilter(

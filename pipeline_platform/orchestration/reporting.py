@@ -79,7 +79,7 @@ def of_failures(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def settle(
+def acknowledge(
     context: dg.AssetExecutionContext, flow: Flow, receive: Receive | None, acknowledger: Acknowledger
 ) -> tuple[str | None, list[dg.AssetCheckResult]]:
     """Acknowledge, then put figures on the materialisation of each table and window: its own counts and running totals.

@@ -39,7 +39,7 @@ def batch(flow: Flow, receive: Receive, handled: Manifest, batcher: str, most_ta
     drained = flow.control.draining(flow.room.key) is not None
     rest: Trigger = "timeout" if receive.origin == "source" and not drained else "flush"
     most = min(options.concurrency, most_tasks or options.concurrency)
-    cut = CutBatches(flow.lake, name, receive_id, batcher, options, shared["settling"], whole, rest, tasks=most)
+    cut = CutBatches(flow.lake, name, receive_id, batcher, options, shared["ack_policy"], whole, rest, tasks=most)
     messages = sum(file.rows for file in staged)
     # A splitter is code of the author's, which may end its process.
     is_ours = not isinstance(options.batch_size, Splitter) and messages <= CUT_HERE

@@ -87,7 +87,7 @@ class Flow:
 
     @property
     def concurrency(self) -> int:
-        """Tasks that read, or settle, at once."""
+        """Tasks that read, or acknowledge, at once."""
         return max(producer.concurrency for producer in self.producers.values())
 
     @property

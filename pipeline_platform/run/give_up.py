@@ -29,7 +29,7 @@ def give_up(flow: Flow, receive: Receive) -> Receive | None:
     source = intake_of(flow, receive).source
     notes = Notes(flow.lake, flow.pipeline.name, receive.receive_id)
     notes.close()  # a task that lives yet tells nothing from here on
-    if not any(source.settling.ends(entry.action) for entry in notes.read().values()):
+    if not any(source.ack_policy.ends(entry.action) for entry in notes.read().values()):
         if not decision.fence(flow.tables, receive.receive_id):
             return decision.decided(flow.tables["outcomes"], receive)
         source.abandon(receive.receive_id, lambda: held(flow, receive))

@@ -96,7 +96,7 @@ class Pull(Intake):
     @property
     def gives_back(self) -> bool:
         """Where the source takes them back: by a word, or as spans that nobody holds any more."""
-        takes_back = self.source.gives_back_spans or self.source.settling.giving_back is not None
+        takes_back = self.source.gives_back_spans or self.source.ack_policy.giving_back is not None
         return super().gives_back and takes_back
 
     def asked(self, demand: int | None) -> int:
@@ -182,7 +182,7 @@ def common(flow: Flow, receive: Receive) -> dict[str, Any]:
     return {
         "pipeline": flow.pipeline,
         "context": flow.pipeline.context_of(receive.context),
-        "settling": intake.source.settling,
+        "ack_policy": intake.source.ack_policy,
         "origin": receive.origin,
         "lake": flow.lake,
         "receive_id": receive.receive_id,

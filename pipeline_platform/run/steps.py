@@ -30,7 +30,7 @@ from pipeline_platform.run.run_events import tasks_of, tell, telling
 from pipeline_platform.run.spark_work import FEW
 from pipeline_platform.source.contract import SourceError
 from pipeline_platform.source.patience import patiently
-from pipeline_platform.tasks.acknowledge.acknowledger import ONCE, Acknowledger, SettleOutcomes
+from pipeline_platform.tasks.acknowledge.acknowledger import ONCE, AcknowledgeOutcomes, Acknowledger
 from pipeline_platform.tasks.receive.read_shares import ReadShares
 from pipeline_platform.tasks.record.staging import staged_table
 from pipeline_platform.telemetry.spans import Span
@@ -40,7 +40,8 @@ class Acknowledgement(NamedTuple):
     """What the source answered for a receive.
 
     Attributes:
-        acknowledged: Messages that it has settled. With `lost` and `unacknowledged` it adds up to all of the receive.
+        acknowledged: Messages that it has acknowledged. With `lost` and `unacknowledged` it adds up to all of the
+            receive.
         lost: Messages that this receive no longer holds: another will find them decided, or they went with their queue.
         unacknowledged: Messages that it would not take: the next run tells it again.
         errors: In words, a sample.
@@ -224,15 +225,15 @@ def _acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger, told:
     unpublished = _publish_others(flow, receive) if looks else []
     answer, messages = Manifest(), sum(file.rows for file in files)
     source = intake.source
-    if files and source.settles_by_id:
+    if files and source.acknowledges_by_id:
         # A connection that is lost between two parts would have one of them counted that it gives out again.
         parts = divide(files, flow.pipeline.name, flow.concurrency if source.in_tasks else 1)
-        task = SettleOutcomes(source, flow.lake, parts, acknowledger, bool(unpublished), unheard.rows)
+        task = AcknowledgeOutcomes(source, flow.lake, parts, acknowledger, bool(unpublished), unheard.rows)
         work = flow.work(receive.receive_id, "acknowledge")
         answer = work.run(task, len(parts), messages if source.in_tasks else 0)
     told.add(tasks=tasks_of(answer))
     acknowledged, lost, is_told = answer.total("acknowledged"), answer.total("lost"), True
-    if not source.settles_by_id and not unpublished and not unheard.messages:
+    if not source.acknowledges_by_id and not unpublished and not unheard.messages:
         acknowledged = messages  # by `finish`
     left = messages - acknowledged - lost
     errors = [*([letters.error] if letters.error else []), *unheard.errors]
@@ -243,7 +244,7 @@ def _acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger, told:
             if not letters.unsent:
                 flow.ledger.remove(receive.receive_id)
         except SourceError as error:
-            acknowledged = acknowledged if source.settles_by_id else 0
+            acknowledged = acknowledged if source.acknowledges_by_id else 0
             left, errors, is_told = messages - acknowledged - lost, [*errors, str(error)], False
     if is_told and not letters.unsent and not unheard.messages:
         flow.control.end(receive.receive_id)
@@ -256,7 +257,7 @@ def _acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger, told:
 
 
 def _finish(flow: Flow, receive: Receive, manifest: Manifest) -> None:
-    """Tell a source that all of a receive is settled; before that, of what it is to leave out."""
+    """Tell a source that all of a receive is acknowledged; before that, of what it is to leave out."""
     source = intake_of(flow, receive).source
     if source.gives_back_spans and manifest.total("given_back"):
         not_begun, begun = (

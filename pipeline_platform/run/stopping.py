@@ -1,4 +1,4 @@
-"""A run that is terminated: like one that is drained, it begins no more messages, and ends once the rest is settled."""
+"""A run that is terminated: like one that is drained, it begins no more messages, and acknowledges the rest."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TOLD: dict[str, threading.Timer] = {}
 
 
 _TO_END: list[str] = []
-"""The receives of this process that are settled since its run was told to end."""
+"""The receives of this process that are acknowledged since its run was told to end."""
 
 
 @contextmanager
@@ -62,15 +62,15 @@ def heeding(flow: Flow, receive: Receive) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def settled(receive: Receive) -> None:
-    """Note that a receive is settled: a run that was told to end may do so now."""
+def acknowledged(receive: Receive) -> None:
+    """Note that a receive is acknowledged: a run that was told to end may do so now."""
     if last := _TOLD.pop(receive.receive_id, None):
         last.cancel()
         _TO_END.append(receive.receive_id)
 
 
 def end_if_told() -> None:
-    """End this run if it was told to end before its receive was settled; whoever handles signals does it."""
+    """End this run if it was told to end before its receive was acknowledged; whoever handles signals does it."""
     if _TO_END:
         _TO_END.clear()
         signal.raise_signal(signal.SIGINT)

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FAILED_CALLS = 3
-"""Whole calls failed in a row, each after the client's own retries, after which `settle` does not try the rest."""
+"""Whole calls failed in a row, each after the client's own retries, after which `in_groups` does not try the rest."""
 
 
 def receive(
@@ -161,7 +161,7 @@ class _Given(Generic[T]):
         return self._may_end() or bool(self._wanted and not (self._empty and self._under_way) and not self._full)
 
 
-def settle(
+def in_groups(
     call: Callable[[Sequence[str]], Sequence[Refused]], ack_ids: Sequence[str], *, per_call: int, threads: int
 ) -> list[Refused]:
     """Acknowledge or release messages in groups; return what was refused, in order.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from pipeline_platform.model.actions import LEASED, Settling, Words
+from pipeline_platform.model.actions import LEASED, AckPolicy, Words
 from pipeline_platform.model.message import DELIVERIES
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Share(BaseModel, frozen=True, extra="forbid"):
 
 
 class Refused(NamedTuple):
-    """An entry that a source would not settle.
+    """An entry that a source would not acknowledge.
 
     Attributes:
         ack_id: Of the message.
@@ -122,19 +122,19 @@ It knows what was written down, so it gives nothing while `read` is under way, t
 
 
 class Source(BaseModel, ABC):
-    """Messages are leased from a source, and settled there.
+    """Messages are leased from a source, and acknowledged there.
 
     A connector is a pydantic model of its options, and does not import Dagster. It is pickled to Spark tasks, so it
     makes clients and connections in the process that uses them, at the first use.
 
     What every source promises:
 
-    - `plan` and `read` give a message to one receive at a time, until it is settled, abandoned or its lease is over.
-      The process may die at any point.
+    - `plan` and `read` give a message to one receive at a time, until it is acknowledged, abandoned or its lease is
+      over. The process may die at any point.
     - `message_id` is the same at every delivery of a message, where `has_identity`. Where not, messages that come
       again are handled again.
     - `redelivered` is true for every message that may have been delivered before. A source that cannot tell says true.
-    - `settle` may be called twice for the same messages, and never touches what another receive holds.
+    - `acknowledge` may be called twice for the same messages, and never touches what another receive holds.
     """
 
     # What pydantic says of a wrong option must not quote the others, a password among them.
@@ -154,34 +154,35 @@ class Source(BaseModel, ABC):
     again. If this is true, it gets the same. If not, it may get other messages, or none, and those of the first time
     come again to a later receive, when their lease is over. `check_source` asks a source that says so to prove it.
     """
-    settles_by_id: ClassVar[bool] = True
-    """Whether `settle` does anything. If not, `finish` does it for a whole receive."""
+    acknowledges_by_id: ClassVar[bool] = True
+    """Whether `acknowledge` does anything. If not, `finish` does it for a whole receive."""
     leases_partitions: ClassVar[bool] = False
-    """Whether a partition is given to one receive at a time, until its messages are settled.
+    """Whether a partition is given to one receive at a time, until its messages are acknowledged.
 
     If so, the runs of a pipeline that keeps the order of the source's partitions (`partition_by = "source"`) work side
     by side. If not, they take turns.
     """
     gives_back_spans: ClassVar[bool] = False
-    """Whether `give_back` leaves a part of a receive out of what `finish` settles."""
+    """Whether `give_back` leaves a part of a receive out of what `finish` acknowledges."""
     in_tasks: ClassVar[bool] = True
-    """Whether Spark tasks read and settle. If not, the run's own process does.
+    """Whether Spark tasks read and acknowledge. If not, the run's own process does.
 
-    In tasks, each has a copy of the source, which connects by itself: nothing that `read` opened is there in `settle`.
-    If not, all payloads go through one process, and one part after the other is settled. Where that has to be the
-    process that read, derive from `ConnectedSource`: executors that give each step a process are refused then.
+    In tasks, each has a copy of the source, which connects by itself: nothing that `read` opened is there in
+    `acknowledge`. If not, all payloads go through one process, and one part after the other is acknowledged. Where that
+    has to be the process that read, derive from `ConnectedSource`: executors that give each step a process are refused
+    then.
     """
 
     name: str = Field(description="Name of the source; part of every message's identity, so never change it.")
     on_success: str = Field(
         "ack",
-        description="How a handled message is settled. With a word that does not end it the source delivers it again; "
-        "it is not handled twice, but settled by the same word again.",
+        description="How a handled message is acknowledged. With a word that does not end it the source delivers it "
+        "again; it is not handled twice, but acknowledged by the same word again.",
     )
     on_failure: str = Field(
         "ack",
-        description="How a failed message is settled. With a word that does not end it the source delivers it again; "
-        "otherwise it is only in the table of failed messages.",
+        description="How a failed message is acknowledged. With a word that does not end it the source delivers it "
+        "again; otherwise it is only in the table of failed messages.",
     )
 
     @classmethod
@@ -203,7 +204,7 @@ class Source(BaseModel, ABC):
     def _actions_are_known(self) -> Self:
         for option in ("on_success", "on_failure"):
             try:
-                self.settling.checked(getattr(self, option))
+                self.ack_policy.checked(getattr(self, option))
             except ValueError as error:
                 raise ValueError(f"{option}: {error}") from None
         return self
@@ -214,9 +215,9 @@ class Source(BaseModel, ABC):
         return LEASED
 
     @property
-    def settling(self) -> Settling:
+    def ack_policy(self) -> AckPolicy:
         """What tasks that only handle know of this source."""
-        return Settling(self.name, self.on_success, self.on_failure, self.words)
+        return AckPolicy(self.name, self.on_success, self.on_failure, self.words)
 
     @property
     def extend_every_s(self) -> float | None:
@@ -229,7 +230,7 @@ class Source(BaseModel, ABC):
         return Patience()
 
     def open(self, positions: Positions) -> None:
-        """Prepare for a run or a sensor. It is called before planning, settling and looking at the backlog.
+        """Prepare for a run or a sensor. It is called before planning, acknowledging and looking at the backlog.
 
         Connect at the first use, not here.
 
@@ -281,8 +282,8 @@ class Source(BaseModel, ABC):
         """
 
     @abstractmethod
-    def settle(self, action: str, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
-        """Settle messages, in the source's largest unit; return what it refused.
+    def acknowledge(self, action: str, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
+        """Acknowledge messages, in the source's largest unit; return what it refused.
 
         Args:
             action: One of `words`, checked.
@@ -294,7 +295,7 @@ class Source(BaseModel, ABC):
         """
 
     def finish(self, receive_id: str) -> None:
-        """Finish a receive: all its messages are settled. It may be called twice.
+        """Finish a receive: all its messages are acknowledged. It may be called twice.
 
         Raises:
             SourceError: The source cannot be reached; the next run calls this again.

@@ -13,7 +13,7 @@ from pipeline_platform.source.contract import Held, Refused, Source
 class LeasedSource(Source):
     """A source that leases messages: whoever lets a lease run out loses them to the next receive.
 
-    A connector writes `ack` and `release` in place of `settle`. Its words are `ack`, `noop`, `nack` and
+    A connector writes `ack` and `release` in place of `acknowledge`. Its words are `ack`, `noop`, `nack` and
     `nack:<seconds>`.
     """
 
@@ -24,7 +24,7 @@ class LeasedSource(Source):
         """A third of the lease: two tries may fail."""
         return self.lease_s / 3
 
-    def settle(self, action: str, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
+    def acknowledge(self, action: str, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
         """Acknowledge or give back; `noop` leaves messages to their lease."""
         word, _, seconds = action.partition(":")
         if word == "noop":

@@ -43,8 +43,8 @@ class LogSource(Source):
     """A source of partitions, each a sequence of messages by offset.
 
     A connector writes `extents`, `read` and `commit`. A receive gets spans of offsets, which no other receive is given
-    until it is abandoned; a position moves over all that is settled without a gap. So neither a message that takes long
-    nor one that fails holds another back. Failed messages are acknowledged: the failed-message table holds them.
+    until it is abandoned; a position moves over all that is acknowledged without a gap. So neither a message that takes
+    long nor one that fails holds another back. Failed messages are acknowledged: the failed-message table holds them.
 
     The `ack_ref` of a message is its partition's name, and its `ack_id` the offset: by them a run that is stopped frees
     what it did not begin, for a later one.
@@ -54,7 +54,7 @@ class LogSource(Source):
     """
 
     reads_again: ClassVar[bool] = True
-    settles_by_id: ClassVar[bool] = False
+    acknowledges_by_id: ClassVar[bool] = False
     gives_back_spans: ClassVar[bool] = True
     has_gaps: ClassVar[bool] = False
     """Whether some offsets have no message, as of a log that is compacted, or whose numbers skip some.
@@ -74,7 +74,7 @@ class LogSource(Source):
 
     @property
     def words(self) -> Words:
-        """An offset is settled or not, so all is acknowledged."""
+        """An offset is acknowledged or not, so all is acknowledged."""
         return {"ack": Word(ends=True)}
 
     def open(self, positions: Positions) -> None:
@@ -108,8 +108,8 @@ class LogSource(Source):
         """
 
     @abstractmethod
-    def commit(self, settled_to: Mapping[str, int]) -> None:
-        """Tell the log how far partitions are settled.
+    def commit(self, acknowledged_to: Mapping[str, int]) -> None:
+        """Tell the log how far partitions are acknowledged.
 
         Raises:
             SourceError: It would not take that.
@@ -162,7 +162,7 @@ class LogSource(Source):
 
         return divided(self.positions.reserve(self.name, receive_id, choose), reached, concurrency)
 
-    def settle(self, action: str, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
+    def acknowledge(self, action: str, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
         """Do nothing: positions move once for a whole receive, in `finish`."""
         del action, ack_ref, ack_ids
         return []
@@ -188,11 +188,11 @@ class LogSource(Source):
         self.positions.give_back(self.name, receive_id, free)
 
     def finish(self, receive_id: str) -> None:
-        """Move positions over all that is settled without a gap."""
-        settled_to = self.positions.settled(self.name, receive_id)
-        while settled_to:
-            self.commit(settled_to)
-            settled_to = self.positions.told(self.name, settled_to)
+        """Move positions over all that is acknowledged without a gap."""
+        acknowledged_to = self.positions.acknowledge(self.name, receive_id)
+        while acknowledged_to:
+            self.commit(acknowledged_to)
+            acknowledged_to = self.positions.told(self.name, acknowledged_to)
 
     def holders(self) -> set[str]:
         """The receives that hold spans."""
@@ -212,7 +212,7 @@ class LogSource(Source):
         if fresh:
             self.positions.begin(self.name, [self._begin(one, extent, before) for one, extent in fresh.items()])
         places = self.positions.places(self.name)
-        untold = {one: places[one].settled_to for one, extent in extents.items() if extent.committed is None}
+        untold = {one: places[one].acknowledged_to for one, extent in extents.items() if extent.committed is None}
         if untold:  # or reading would begin elsewhere where this place is forgotten
             self.commit(untold)
         return before, extents, places
@@ -257,16 +257,16 @@ def _start(now: Place, extent: _Extent, before: Place | None) -> _Start:
         extent: What the log said a moment ago.
         before: What was known before the log was asked: what the log lacks of that it has lost, or went back on.
     """
-    start, committed = now.settled_to, extent.committed
+    start, committed = now.acknowledged_to, extent.committed
     if committed is not None and committed > start:
         # The log is told first: of what this source said itself there is nothing to say.
         said = "" if extent.is_ours else f"was set forward from offset {start} to {committed}"
         found = _Start(committed, said)
-    elif before and committed is not None and committed < before.settled_to and not extent.is_ours:
+    elif before and committed is not None and committed < before.acknowledged_to and not extent.is_ours:
         found = _Start(committed, f"was set back from offset {start} to {committed}")
     else:
         found = _Start(start)
-    if before and extent.past < before.settled_to and found.offset > extent.past:
+    if before and extent.past < before.acknowledged_to and found.offset > extent.past:
         return found._replace(
             said=f"ends at offset {extent.past}, before {found.offset}, where reading goes on: it was cut off, or set "
             "beyond its end. Messages that come to offsets before that are not read: set the log back, to read them",
@@ -295,7 +295,7 @@ def _runs(offsets: Iterable[tuple[int, bool]]) -> Iterator[tuple[bool, list[int]
 
 
 def free_spans(extent: _Extent, place: Place, start: int) -> list[Span]:
-    """What may be given out of a partition from an offset on: what nobody holds or has settled."""
+    """What may be given out of a partition from an offset on: what nobody holds or has acknowledged."""
     free, at = [], start
     end = Span("", extent.past, extent.past)
     for span in (*place.spans, end):

@@ -1,4 +1,4 @@
-"""What receives hold of a log, and how far each of its partitions is settled."""
+"""What receives hold of a log, and how far each of its partitions is acknowledged."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Span(NamedTuple):
     """A range of offsets of one partition, from `first` up to but without `past`.
 
     Attributes:
-        holder: Id of the receive that has it; None where it is settled, and waits for what lies before it.
+        holder: Id of the receive that has it; None where it is acknowledged, and waits for what lies before it.
     """
 
     partition: str
@@ -24,13 +24,13 @@ class Place(NamedTuple):
 
     Attributes:
         partition: Its name.
-        settled_to: All before this offset is settled, and the source was told so.
+        acknowledged_to: All before this offset is acknowledged, and the source was told so.
         reached: No receive was ever given this offset or a later one.
-        spans: What lies beyond and is held or settled, by offset; spans never overlap.
+        spans: What lies beyond and is held or acknowledged, by offset; spans never overlap.
     """
 
     partition: str
-    settled_to: int
+    acknowledged_to: int
     reached: int
     spans: tuple[Span, ...] = ()
 
@@ -72,30 +72,30 @@ class Positions(Protocol):
             source: Whose partitions.
             receive_id: What they are held under. What it held before is given back.
             choose: Is called with what is known, while no other planner of the source is at work. Returns free spans,
-                and the offset that each partition counts as settled up to from now on.
+                and the offset that each partition counts as acknowledged up to from now on.
 
         Returns:
             The spans, once a power cut cannot make them forgotten.
         """
         ...
 
-    def settled(self, source: str, receive_id: str) -> dict[str, int]:
-        """Count all spans of a receive as settled.
+    def acknowledge(self, source: str, receive_id: str) -> dict[str, int]:
+        """Count all spans of a receive as acknowledged.
 
         Returns:
-            Of each partition whose position is to move: the offset before which all is settled.
+            Of each partition whose position is to move: the offset before which all is acknowledged.
         """
         ...
 
-    def told(self, source: str, settled_to: Mapping[str, int]) -> dict[str, int]:
-        """Record what the source was told; settled spans before that are forgotten.
+    def told(self, source: str, acknowledged_to: Mapping[str, int]) -> dict[str, int]:
+        """Record what the source was told; acknowledged spans before that are forgotten.
 
         Returns:
-            Of each of these partitions that others have settled further meanwhile: the offset to tell the source. Who
-            tells it at the same time may have told it that before, and be overruled by now.
+            Of each of these partitions that others have acknowledged further meanwhile: the offset to tell the source.
+            Who tells it at the same time may have told it that before, and be overruled by now.
         """
         ...
 
     def give_back(self, source: str, receive_id: str, spans: Iterable[Span] | None = None) -> None:
-        """Free what a receive holds and has not settled: these spans of it, or all."""
+        """Free what a receive holds and has not acknowledged: these spans of it, or all."""
         ...

@@ -11,37 +11,37 @@ from pipeline_platform.testing.promise import promise
 from pipeline_platform.testing.returning import RETURNS
 from pipeline_platform.testing.trial import Received, Trial
 
-SETTLES = (*RETURNS, "what_is_ended_is_gone")
+ACKNOWLEDGES = (*RETURNS, "what_is_ended_is_gone")
 LAPSES = (*RETURNS, "leases_end")
 POSITIONS = "positions_wait_for_gaps"
 
 
 @promise(builds_on=RETURNS)
 def what_is_ended_is_gone(trial: Trial) -> None:
-    """What is settled by a word that ends it never comes again."""
-    settled = _settled(trial, trial.words(ending=True))
-    ended = [received for _, received in settled]
+    """What is acknowledged by a word that ends it never comes again."""
+    acknowledged = _acknowledged(trial, trial.words(ending=True))
+    ended = [received for _, received in acknowledged]
     trial.lapse(*ended)
     trial.lose(*ended)
     rest = set(trial.sent).difference(*(received.data for received in ended))
     came = {data for one in (*trial.come(rest, trial.soon_s), trial.receive(by=trial.another())) for data in one.data}
-    for word, received in settled:
+    for word, received in acknowledged:
         wrong = came & set(received.data)
-        trial.expect(not wrong, f"none of {len(received.rows)} messages that were settled by {word!r}", len(wrong))
+        trial.expect(not wrong, f"none of {len(received.rows)} messages that were acknowledged by {word!r}", len(wrong))
 
 
 @promise(builds_on=LAPSES)
 def what_is_not_ended_comes_back(trial: Trial) -> None:
-    """What is settled by a word that does not end it comes again."""
+    """What is acknowledged by a word that does not end it comes again."""
     words = sorted(trial.words(ending=False), key="noop".__eq__)  # last: it may hold back what comes after it
     trial.need(words, "all its words end a message")
-    settled = _settled(trial, words)
-    trial.lapse(*(received for _, received in settled))
+    acknowledged = _acknowledged(trial, words)
+    trial.lapse(*(received for _, received in acknowledged))
     came = {data for one in trial.come(trial.sent, trial.patience_s) for data in one.data}
-    for word, received in settled:
+    for word, received in acknowledged:
         lacking = set(received.data) - came
         trial.expect(
-            not lacking, f"{len(received.rows)} messages that were settled by {word!r}", f"{len(lacking)} less"
+            not lacking, f"{len(received.rows)} messages that were acknowledged by {word!r}", f"{len(lacking)} less"
         )
 
 
@@ -51,14 +51,14 @@ def what_is_given_back_comes_at_once(trial: Trial) -> None:
     words = _giving_back(trial)
     for word in words:
         received = trial.first()
-        trial.settle(received, word)
+        trial.acknowledge(received, word)
         back = trial.expect_back(received.data, trial.soon_s, f"at once, after {word!r}")
         trial.lose(*back)
 
 
-@promise(family=LogSource, builds_on=(*SETTLES, POSITIONS, "shares_give_the_same_again"))
+@promise(family=LogSource, builds_on=(*ACKNOWLEDGES, POSITIONS, "shares_give_the_same_again"))
 def what_is_not_begun_comes_at_once(trial: Trial) -> None:
-    """What a stopped run gives back of a receive comes at once, and the rest of it is settled."""
+    """What a stopped run gives back of a receive comes at once, and the rest of it is acknowledged."""
     received = trial.first()
     begun, left = received.part(received.rows[::2]), received.part(received.rows[1::2])
     for _ in range(2):  # the first time it died before it finished
@@ -77,89 +77,89 @@ def delays_are_kept(trial: Trial) -> None:
     for word, longest_s in words.items():
         delay_s = min(math.ceil(trial.lease_s or 2) + 1, longest_s)
         received = trial.first()
-        trial.settle(received, f"{word}:{delay_s}")
+        trial.acknowledge(received, f"{word}:{delay_s}")
         trial.expect_none_of(received.data, f"within the delay of '{word}:{delay_s}'")
         trial.server.sleep(delay_s)
         trial.lose(*trial.expect_back(received.data, trial.patience_s, f"after the delay of '{word}:{delay_s}'"))
 
 
-@promise(builds_on=(*SETTLES, "finishing_twice_is_harmless"))
-def settling_twice_is_harmless(trial: Trial) -> None:
-    """`settle` may be called twice for a message: what it refuses then is lost, and all else is as it was."""
+@promise(builds_on=(*ACKNOWLEDGES, "finishing_twice_is_harmless"))
+def acknowledging_twice_is_harmless(trial: Trial) -> None:
+    """`acknowledge` may be called twice for a message: what it refuses then is lost, and all else is as it was."""
     received, word = trial.first(demand=len(trial.sent) // 2), trial.words(ending=True)[0]
     rest = set(trial.sent) - set(received.data)
-    trial.settle(received, word)
-    refused = [one for one in trial.settle(received, word) if not one.lost]
+    trial.acknowledge(received, word)
+    refused = [one for one in trial.acknowledge(received, word) if not one.lost]
     trial.expect(not refused, "no refusal, or of what is lost", refused[:1])
-    trial.expect_back(rest, trial.soon_s, "that were not settled")
+    trial.expect_back(rest, trial.soon_s, "that were not acknowledged")
 
 
-@promise(builds_on=SETTLES, messages=5)
-def settling_works_elsewhere(trial: Trial) -> None:
-    """A task in another process settles what was received here."""
-    trial.need(trial.source.in_tasks, "it is settled by the process that received")
+@promise(builds_on=ACKNOWLEDGES, messages=5)
+def acknowledging_works_elsewhere(trial: Trial) -> None:
+    """A task in another process acknowledges what was received here."""
+    trial.need(trial.source.in_tasks, "it is acknowledged by the process that received")
     received, word = trial.first(), trial.words(ending=True)[0]
-    refused = trial.settle(received, word, by=trial.another())
+    refused = trial.acknowledge(received, word, by=trial.another())
     trial.expect(not refused, "no refusal", refused[:1])
     trial.lose(received)
-    trial.expect_none_of(received.data, f"that another process settled by {word!r}")
+    trial.expect_none_of(received.data, f"that another process acknowledged by {word!r}")
 
 
-@promise(builds_on=(*SETTLES, *LAPSES, POSITIONS), messages=5)
-def settling_late_touches_nothing(trial: Trial) -> None:
+@promise(builds_on=(*ACKNOWLEDGES, *LAPSES, POSITIONS), messages=5)
+def acknowledging_late_touches_nothing(trial: Trial) -> None:
     """What another receive holds by now is not touched by whoever had it before."""
     late = trial.first()
     trial.lapse(late)
     held = trial.expect_back(late.data, trial.patience_s, "again")
     for word in (*trial.words(ending=False), *trial.words(ending=True)):
         with suppress(SourceError):  # its connection may be gone
-            trial.settle(late, word)
+            trial.acknowledge(late, word)
     trial.expect_none_of(late.data, "that a later receive holds")
     trial.lose(*held)
     trial.expect_back(late.data, trial.patience_s, "once more")
 
 
-@promise(builds_on=(*SETTLES, "what_is_given_back_comes_at_once"), messages=10)
+@promise(builds_on=(*ACKNOWLEDGES, "what_is_given_back_comes_at_once"), messages=10)
 def refusals_are_reported(trial: Trial) -> None:
     """A message that is refused is returned as `Refused`, and costs the others of its group nothing."""
-    trial.need(trial.source.settles_by_id, "it settles whole receives")
+    trial.need(trial.source.acknowledges_by_id, "it acknowledges whole receives")
     received, giving_back = trial.first(), _giving_back(trial)[0]
     kept, given = received.part(received.rows[::2]), received.part(received.rows[1::2])
     for ack_ref, ack_ids in given.held():
-        trial.source.settle(giving_back, ack_ref, ack_ids)
+        trial.source.acknowledge(giving_back, ack_ref, ack_ids)
     came = {data for one in trial.come(given.data, trial.soon_s) for data in one.data}
     trial.need(set(given.data) <= came, "it gives back nothing while the receive holds more")
-    refused = trial.settle(received, trial.words(ending=True)[0])
+    refused = trial.acknowledge(received, trial.words(ending=True)[0])
     strange = [one for one in refused if not isinstance(one, Refused)]
     trial.expect(not strange, "Refused, for each message that is refused", strange[:1])
     wrong = {one.ack_id for one in refused} & {row["ack_id"] for row in kept.rows}
     trial.expect(not wrong, "no refusal of what the receive still holds", f"{len(wrong)} refused")
     trial.lose(received)
-    trial.expect_none_of(kept.data, "that were settled beside refused ones")
+    trial.expect_none_of(kept.data, "that were acknowledged beside refused ones")
 
 
-@promise(builds_on=(*SETTLES, POSITIONS))
+@promise(builds_on=(*ACKNOWLEDGES, POSITIONS))
 def finishing_twice_is_harmless(trial: Trial) -> None:
     """`finish` may be called twice, by the next run too, and touches no other receive."""
     word = trial.words(ending=True)[0]
     done = trial.first(demand=len(trial.sent) // 2)
     held = trial.receive(by=trial.another())
     trial.need(held.rows, "it gives all that waits to one receive at a time")
-    trial.settle(done, word)
+    trial.acknowledge(done, word)
     done.source.finish(done.receive_id)
     trial.another().finish(done.receive_id)
     trial.lose(held)
     trial.expect_back(held.data, trial.patience_s, "of another receive")
 
 
-def _settled(trial: Trial, words: list[str]) -> list[tuple[str, Received]]:
-    """Settle a part of what waits by each word."""
-    settled = []
+def _acknowledged(trial: Trial, words: list[str]) -> list[tuple[str, Received]]:
+    """Acknowledge a part of what waits by each word."""
+    acknowledged = []
     for word in words:
         received = trial.first(demand=len(trial.sent) // (len(words) + 1))
-        trial.settle(received, word)
-        settled.append((word, received))
-    return settled
+        trial.acknowledge(received, word)
+        acknowledged.append((word, received))
+    return acknowledged
 
 
 def _giving_back(trial: Trial) -> list[str]:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from pydantic import SecretStr
 
 from pipeline_platform.source.contract import Source, SourceError
-from pipeline_platform.testing.acknowledging import SETTLES
+from pipeline_platform.testing.acknowledging import ACKNOWLEDGES
 from pipeline_platform.testing.promise import promise
 from pipeline_platform.testing.trial import Trial
 
@@ -26,7 +26,7 @@ def pickles_without_clients(trial: Trial) -> None:
     """A source that was used is pickled to tasks without the clients and connections that it made."""
     before = _classes(pickle.dumps(trial.source))
     received = trial.first()
-    trial.settle(received, trial.source.on_success)
+    trial.acknowledge(received, trial.source.on_success)
     trial.source.backlog()
     more = _classes(pickle.dumps(trial.source)) - before
     trial.expect(not more, "the same classes as in a pickle of a source that was not used", ", ".join(sorted(more)))
@@ -40,9 +40,9 @@ def closing_unused_is_harmless(trial: Trial) -> None:
     unused.close()
 
 
-@promise(builds_on=(*SETTLES, "backlogs_take_nothing"), messages=10)
+@promise(builds_on=(*ACKNOWLEDGES, "backlogs_take_nothing"), messages=10)
 def backlogs_are_right(trial: Trial) -> None:
-    """`backlog` counts what waits, gaps and what is held only if it says so; what is settled it counts no more."""
+    """`backlog` counts what waits, gaps and what is held only if it says so; what is acknowledged it counts no more."""
     backlog = trial.another().backlog()
     if backlog.counts_gaps:
         _expect_bounds(trial, backlog.messages or 0)
@@ -54,8 +54,8 @@ def backlogs_are_right(trial: Trial) -> None:
     received = trial.first(demand=all_ // 2)
     left = all_ - len(received.rows)
     _expect_backlog(trial, all_ if backlog.counts_held else left, f"a receive holds {len(received.rows)}")
-    trial.settle(received, trial.words(ending=True)[0])
-    _expect_backlog(trial, left, f"{len(received.rows)} of {all_} are settled")
+    trial.acknowledge(received, trial.words(ending=True)[0])
+    _expect_backlog(trial, left, f"{len(received.rows)} of {all_} are acknowledged")
 
 
 @promise()
@@ -107,16 +107,16 @@ def secrets_stay_secret(trial: Trial) -> None:
 
 
 def _expect_bounds(trial: Trial, before: int) -> None:
-    """Expect a backlog that counts gaps to be none too small, and to shrink by what is settled."""
+    """Expect a backlog that counts gaps to be none too small, and to shrink by what is acknowledged."""
     all_ = len(trial.sent)
     trial.expect(before >= all_, f"{all_} messages or more where nobody holds any", before)
     received = trial.first(demand=all_ // 2)
-    trial.settle(received, trial.words(ending=True)[0])
-    left, settled = all_ - len(received.rows), f"{len(received.rows)} of {all_} are settled"
+    trial.acknowledge(received, trial.words(ending=True)[0])
+    left, acknowledged = all_ - len(received.rows), f"{len(received.rows)} of {all_} are acknowledged"
     sensor = trial.another()
     trial.becomes(lambda: (sensor.backlog().messages or 0) <= before - len(received.rows), True)
     found = sensor.backlog().messages or 0
-    wanted = f"{left} to {before - len(received.rows)} messages where {settled}"
+    wanted = f"{left} to {before - len(received.rows)} messages where {acknowledged}"
     trial.expect(left <= found <= before - len(received.rows), wanted, found)
 
 

@@ -149,12 +149,12 @@ def _test(
         source = DummySource(name=next(iter(kind.producers_of().values())).source)
     deliveries = _deliveries(source, data, metadata, attempt, redelivered=redelivered)
     # Nothing can be opened in this lake, and nothing is.
-    step = Step(kind, kind.context_of(context), source.settling, "source", Lake(root=os.devnull), _NAME)
+    step = Step(kind, kind.context_of(context), source.ack_policy, "source", Lake(root=os.devnull), _NAME)
     if not data:
         return Acknowledged()
     window = window_key(kind.first_window)
     acknowledge = acknowledger or (lambda *_: None)
-    teller = EarlyCalls(step.settling, acknowledge) if kind.acks_immediately else None
+    teller = EarlyCalls(step.ack_policy, acknowledge) if kind.acks_immediately else None
     instance = pipeline if isinstance(pipeline, Pipeline) else kind()
     kept = Kept(step, instance, teller)
     batches = kept.handle(_received(deliveries, window), window, batch_mode)
@@ -184,7 +184,7 @@ def _tell_author(step: Step, instance: Pipeline, rows: pa.RecordBatch, kept: Kep
             for place, message in enumerate(ends)
             if message.failure is not None
         }
-        instance.acknowledge(_NAME, *ended(list(Message.each(some, step.settling)), failures), step.context)
+        instance.acknowledge(_NAME, *ended(list(Message.each(some, step.ack_policy)), failures), step.context)
 
 
 def _kind(pipeline: object) -> type[Pipeline]:

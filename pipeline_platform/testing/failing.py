@@ -1,4 +1,4 @@
-"""Promises about what is not settled: a source hides neither what is refused, nor what lies beyond its first call."""
+"""Promises about what is not acknowledged: a source hides no refusal, and nothing beyond its first call."""
 
 from __future__ import annotations
 
@@ -6,42 +6,44 @@ from collections.abc import Callable
 
 from pipeline_platform.source.connection import ConnectedSource
 from pipeline_platform.source.contract import Refused, Source, SourceError
-from pipeline_platform.testing.acknowledging import LAPSES, POSITIONS, SETTLES
+from pipeline_platform.testing.acknowledging import ACKNOWLEDGES, LAPSES, POSITIONS
 from pipeline_platform.testing.promise import promise
 from pipeline_platform.testing.trial import MANY, Received, Trial, some
 
 LATE = (
-    "settling_late_touches_nothing", "settling_twice_is_harmless", "settling_works_elsewhere",
+    "acknowledging_late_touches_nothing", "acknowledging_twice_is_harmless", "acknowledging_works_elsewhere",
     "what_is_given_back_comes_at_once",
 )  # fmt: skip
 
 
-@promise(builds_on=(*SETTLES, "abandoning_gives_back_at_once", "finishing_twice_is_harmless", POSITIONS), many=True)
-def many_are_delivered_and_settled(trial: Trial) -> None:
-    """However many messages wait, all are delivered, and one call of `settle` settles all that it is given."""
+@promise(
+    builds_on=(*ACKNOWLEDGES, "abandoning_gives_back_at_once", "finishing_twice_is_harmless", POSITIONS), many=True
+)
+def many_are_delivered_and_acknowledged(trial: Trial) -> None:
+    """However many messages wait, all are delivered, and one call of `acknowledge` takes all its ids."""
     came = trial.come(trial.sent, trial.soon_s, by=trial.source)
     lacking = set(trial.sent) - {payload for one in came for payload in one.data}
     all_ = f"{len(trial.sent)} messages within {trial.soon_s:g} s"
     trial.expect(not lacking, all_, f"{len(trial.sent) - len(lacking)}, without {some(lacking)}")
     for received in came:
-        trial.settle(received, trial.words(ending=True)[0])
+        trial.acknowledge(received, trial.words(ending=True)[0])
     trial.lose(*came)
     if not trial.has_abandon:
         trial.lapse(*came)
-    trial.expect_none_of(trial.sent, "that were settled")
+    trial.expect_none_of(trial.sent, "that were acknowledged")
 
 
-@promise(builds_on=(*SETTLES, *LAPSES, *LATE), messages=5)
-def settling_late_is_refused(trial: Trial) -> None:
+@promise(builds_on=(*ACKNOWLEDGES, *LAPSES, *LATE), messages=5)
+def acknowledging_late_is_refused(trial: Trial) -> None:
     """What another receive holds by now is returned as `Refused`, with its `ack_id` and `lost`."""
-    trial.need(trial.source.settles_by_id, "it settles whole receives")
+    trial.need(trial.source.acknowledges_by_id, "it acknowledges whole receives")
     trial.need(trial.server.says_lost, "its server does not say what is lost (says_lost)")
     late = trial.first()
     trial.lapse(late)
     held = trial.expect_back(late.data, trial.patience_s, "again")
     for word in _telling(trial):
         try:
-            refused = trial.settle(late, word)
+            refused = trial.acknowledge(late, word)
         except SourceError:
             if trial.source.in_tasks:
                 raise
@@ -51,12 +53,12 @@ def settling_late_is_refused(trial: Trial) -> None:
 
 
 @promise(
-    builds_on=(*SETTLES, "what_is_missing_is_refused_by_name", "what_is_given_back_comes_at_once", "logs_are_told",
-               "settling_works_elsewhere"),
+    builds_on=(*ACKNOWLEDGES, "what_is_missing_is_refused_by_name", "what_is_given_back_comes_at_once", "logs_are_told",
+               "acknowledging_works_elsewhere"),
     messages=10,
 )  # fmt: skip
 def what_is_away_is_an_error(trial: Trial) -> None:
-    """Where no server answers, each call that needs it raises a `SourceError`, and `settle` loses nothing."""
+    """Where no server answers, each call that needs it raises a `SourceError`, and `acknowledge` loses nothing."""
     away = trial.server.away
     trial.need(away, "its server cannot be away (away)")
     assert away is not None
@@ -66,12 +68,12 @@ def what_is_away_is_an_error(trial: Trial) -> None:
     _expect_error(trial, "plan() and read()", lambda: _receive(absent))
     if trial.source.extend_every_s:
         _expect_error(trial, "extend()", lambda: absent.extend(received.receive_id, received.held))
-    if not trial.source.settles_by_id:
+    if not trial.source.acknowledges_by_id:
         _expect_error(trial, "finish()", lambda: absent.finish(received.receive_id))
         return
     for word in _telling(trial):
         try:
-            refused = [one for ref, ids in received.held() for one in absent.settle(word, ref, ids)]
+            refused = [one for ref, ids in received.held() for one in absent.acknowledge(word, ref, ids)]
         except SourceError:
             continue
         _expect_refused(trial, received, word, refused, lost=isinstance(trial.source, ConnectedSource))
@@ -97,7 +99,7 @@ def _expect_error(trial: Trial, what: str, call: Callable[[], object]) -> None:
 def _expect_refused(trial: Trial, received: Received, word: str, refused: list[Refused], *, lost: bool) -> None:
     wanted = {row["ack_id"] for row in received.rows}
     found = {one.ack_id for one in refused if one.lost is lost}
-    expected = f"Refused with lost={lost} from settle({word!r}) for each of {len(wanted)} messages"
+    expected = f"Refused with lost={lost} from acknowledge({word!r}) for each of {len(wanted)} messages"
     trial.expect(wanted <= found, expected, f"{len(wanted & found)} such, of {len(refused)} refused")
 
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline_platform.lake.early_acks import Entry, Key
-from pipeline_platform.model.actions import Settling
+from pipeline_platform.model.actions import AckPolicy
 from pipeline_platform.model.message import BatchInfo, BatchMode, Message
 from pipeline_platform.model.options import Batcher
 from pipeline_platform.model.pipeline import Pipeline
@@ -35,9 +35,11 @@ class EarlyCalls(Teller):
         actions: What the source would be told of each, by its id.
     """
 
-    def __init__(self, settling: Settling, acknowledge: Callable[[str, list[Message], list[Message]], object]) -> None:
+    def __init__(
+        self, ack_policy: AckPolicy, acknowledge: Callable[[str, list[Message], list[Message]], object]
+    ) -> None:
         """Have `acknowledge` called with `(ack_ref, successful, failed)` for each call."""
-        super().__init__(settling)
+        super().__init__(ack_policy)
         self._acknowledge = acknowledge
         self.messages, self.actions = list[Message](), dict[str, str]()
 
@@ -64,9 +66,9 @@ class Kept(Outcomes):
         self._instance, self.ended = instance, dict[int, Message]()
         self._children: dict[int, dict[int, Message]] = {}
 
-    def settle(self, block: Block) -> None:
+    def record(self, block: Block) -> None:
         """Record messages, and keep them."""
-        super().settle(block)
+        super().record(block)
         positions = block.rows.column("position").to_pylist()
         self.ended |= {positions[index]: block.messages[index] for index in (*block.done, *block.failed)}
 
@@ -109,7 +111,7 @@ class Kept(Outcomes):
     def handle(self, rows: pa.RecordBatch, window: str, batch_mode: BatchMode) -> list[BatchInfo]:
         """Handle the messages of a receive, and then their batches; return what is known of these."""
         rows = self._in_order(rows, window)
-        handler = Handler(self._instance, self._step.context, self.settling, batch_mode=batch_mode)
+        handler = Handler(self._instance, self._step.context, self.ack_policy, batch_mode=batch_mode)
         self.handled(rows, window, handler.handle(rows))
         infos = []
         for name, options in self._step.pipeline.batchers.items():
@@ -129,7 +131,7 @@ class Kept(Outcomes):
         parents, ends = (self.written(name) if name in written else ENDS.empty_table() for name in names)
         rows = rows.filter(pc.is_in(rows["position"], parents["position"].combine_chunks()))
         rows = with_ends(rows, ends)
-        messages, may_rescue = parents_of(rows, self.settling)
+        messages, may_rescue = parents_of(rows, self.ack_policy)
         for index, position in enumerate(rows["position"].to_pylist()):
             if messages[index].failure is None:
                 children = self._children[position]
@@ -154,7 +156,7 @@ class Kept(Outcomes):
         def read(rows: list[int]) -> Iterator[Message]:
             (batch,) = waiting.take(rows).combine_chunks().to_batches()
             batch = batch.append_column("window", pa.repeat(window, batch.num_rows))
-            return staged_messages(batch, task.batcher, task.settling, options.table_schema, {}, self.watch)
+            return staged_messages(batch, task.batcher, task.ack_policy, options.table_schema, {}, self.watch)
 
         known = to_be_cut(waiting.select(CUT_BY.names), window)
         plan = cutting.cut_and_deal(known, options.batch_size, options.batch_bytes, rest="timeout", read=read)

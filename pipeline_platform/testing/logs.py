@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from pipeline_platform.source.log import LogSource
-from pipeline_platform.testing.acknowledging import SETTLES
+from pipeline_platform.testing.acknowledging import ACKNOWLEDGES
 from pipeline_platform.testing.promise import promise
 from pipeline_platform.testing.trial import Received, Trial
 
 
-@promise(family=LogSource, builds_on=SETTLES)
+@promise(family=LogSource, builds_on=ACKNOWLEDGES)
 def positions_wait_for_gaps(trial: Trial) -> None:
-    """The log is never told to go on behind a message that is not settled."""
+    """The log is never told to go on behind a message that is not acknowledged."""
     first = trial.first(demand=len(trial.sent) // 2)
     later = trial.receive()
     trial.need(later.rows, "it gives a partition to one receive at a time")
-    trial.settle(later, "ack")
+    trial.acknowledge(later, "ack")
     told = _told(trial)
     for partition, (begin, _) in _bounds(first).items():
         trial.expect(
@@ -22,16 +22,16 @@ def positions_wait_for_gaps(trial: Trial) -> None:
         )
 
 
-@promise(family=LogSource, builds_on=(*SETTLES, "positions_wait_for_gaps"))
+@promise(family=LogSource, builds_on=(*ACKNOWLEDGES, "positions_wait_for_gaps"))
 def logs_are_told(trial: Trial) -> None:
-    """The log remembers how far it was settled: who has forgotten all else goes on from there."""
+    """The log remembers how far it was acknowledged: who has forgotten all else goes on from there."""
     done = trial.first(demand=len(trial.sent) // 2)
-    trial.settle(done, "ack")
+    trial.acknowledge(done, "ack")
     told, wanted = _told(trial), {partition: past for partition, (_, past) in _bounds(done).items()}
     trial.expect(wanted.items() <= told.items(), f"committed up to {wanted}", told)
     trial.new_store()
-    trial.expect_back(set(trial.sent) - set(done.data), trial.soon_s, "that nobody settled")
-    trial.expect_none_of(done.data, "that are settled")
+    trial.expect_back(set(trial.sent) - set(done.data), trial.soon_s, "that nobody acknowledged")
+    trial.expect_none_of(done.data, "that are acknowledged")
 
 
 def _told(trial: Trial) -> dict[str, int]:

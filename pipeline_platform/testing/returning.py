@@ -98,7 +98,7 @@ def abandoning_touches_nothing_else(trial: Trial) -> None:
 
 @promise(family=ConnectedSource, builds_on=RETURNS, messages=5)
 def a_cut_connection_gives_back(trial: Trial) -> None:
-    """A connection that was cut is made again, and what it held comes back; settled late, it is left alone."""
+    """A connection that was cut is made again, and what it held comes back; acknowledged late, it is left alone."""
     cut = trial.server.cut
     trial.need(cut, "its server has no way to cut a connection")
     late = trial.first()
@@ -108,7 +108,7 @@ def a_cut_connection_gives_back(trial: Trial) -> None:
     lacking = set(late.data) - came
     trial.expect(not lacking, f"all {len(late.rows)} messages again", f"{len(came)}, without {some(lacking)}")
     with suppress(SourceError):  # the connection is gone, and it may say so
-        trial.settle(late, trial.source.on_success)
+        trial.acknowledge(late, trial.source.on_success)
     trial.source.close()
     trial.expect_back(late.data, trial.patience_s, "once more")
 

@@ -41,7 +41,8 @@ class Server:
         missing: Builds a source whose queue is not there.
         away: Takes a source, and returns it with an address at which no server answers.
         cut: Cuts the connections that a source has open, as a network does.
-        says_lost: Whether the server refuses to settle what another receive holds. If not, `settle` cannot report it.
+        says_lost: Whether the server refuses to acknowledge what another receive holds. If not, `acknowledge` cannot
+            report it.
         sleep: Lets seconds pass, until leases and delays are over. A server with a clock to turn turns it.
     """
 

@@ -47,7 +47,7 @@ def check_source(
     """Ask a source for all that it promises.
 
     Each promise is tried on a queue of its own. The lease of the sources should be short, as some are waited for, but
-    longer than it takes to receive and settle a few messages: two seconds do for a server on the same machine.
+    longer than it takes to receive and acknowledge a few messages: two seconds do for a server on the same machine.
 
     Args:
         source: Makes a source of a new, empty queue, each time it is called.

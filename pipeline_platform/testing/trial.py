@@ -171,12 +171,12 @@ class Trial:
         wrong = set(self.receive(by=self.another()).data) & set(kept)
         self.expect(not wrong, f"none of {len(kept)} messages {when}", f"{len(wrong)}: {some(wrong)}")
 
-    def settle(self, received: Received, word: str, *, by: Source | None = None) -> list[Refused]:
-        """Settle all messages of a receive by one word, and finish it, as a run does."""
+    def acknowledge(self, received: Received, word: str, *, by: Source | None = None) -> list[Refused]:
+        """Acknowledge all messages of a receive by one word, and finish it, as a run does."""
         source, refused = by or received.source, list[Refused]()
-        if source.settles_by_id:
+        if source.acknowledges_by_id:
             for ack_ref, ack_ids in received.held():
-                refused += source.settle(word, ack_ref, ack_ids)
+                refused += source.acknowledge(word, ack_ref, ack_ids)
         source.finish(received.receive_id)
         return refused
 

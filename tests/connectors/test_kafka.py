@@ -28,7 +28,7 @@ from tests.fixtures.kafka_source import (
 
 
 @pytest.mark.parametrize("partitions", [1, 3])
-def test_every_message_comes_once_and_the_lag_is_gone_when_all_are_settled(
+def test_every_message_comes_once_and_the_lag_is_gone_when_all_are_acknowledged(
     kafka: Open, kafka_topic: Callable[..., str], partitions: int
 ) -> None:
     topic = kafka_topic(partitions)
@@ -46,7 +46,7 @@ def test_every_message_comes_once_and_the_lag_is_gone_when_all_are_settled(
     source.finish("a")
     assert lag(source, topic, partitions) == [0] * partitions
     assert source.backlog().messages == 0
-    assert source.settle("ack", "", []) == []
+    assert source.acknowledge("ack", "", []) == []
 
 
 def test_a_row_holds_what_kafka_said(kafka: Open, kafka_topic: Callable[..., str]) -> None:

@@ -65,7 +65,7 @@ def test_a_server_that_is_stopped_in_the_middle_of_reading_and_of_a_commit_costs
     assert source.backlog().messages == 0
 
 
-def test_a_server_that_stays_away_is_an_error_that_says_so_and_what_was_settled_is_told_by_the_next_try(
+def test_a_server_that_stays_away_is_an_error_that_says_so_and_what_was_acknowledged_is_told_by_the_next_try(
     own: Open, own_kafka_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(KafkaSource, "patience", Patience(within_s=2))
@@ -151,7 +151,7 @@ def test_a_topic_that_is_deleted_between_plan_and_read_is_named(
             source.backlog()
 
 
-def test_what_was_settled_of_a_topic_that_is_gone_holds_no_other_back(
+def test_what_was_acknowledged_of_a_topic_that_is_gone_holds_no_other_back(
     kafka: Open, kafka_topic: Callable[..., str], kafka_server: str
 ) -> None:
     kept, gone = kafka_topic(), kafka_topic()

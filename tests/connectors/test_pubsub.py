@@ -100,15 +100,15 @@ def test_the_lease_follows_the_deadline_and_is_not_set_by_itself():
 def test_a_source_says_what_becomes_of_messages_by_pubsub_s_words(option):
     for known in ("ack", "noop", "nack", "nack:0", "nack:600"):
         assert getattr(source(**{option: known}), option) == known
-    with pytest.raises(ValidationError, match=rf"{option}: flights settles .*up to 600.*, not 'nack:601'"):
+    with pytest.raises(ValidationError, match=rf"{option}: flights acknowledges .*up to 600.*, not 'nack:601'"):
         source(**{option: "nack:601"})
-    with pytest.raises(ValidationError, match=rf"{option}: flights settles .*not 'reject'"):
+    with pytest.raises(ValidationError, match=rf"{option}: flights acknowledges .*not 'reject'"):
         source(**{option: "reject"})
-    (message,) = Message.each(batch_of(b"1"), source().settling)
+    (message,) = Message.each(batch_of(b"1"), source().ack_policy)
     for known in ("noop", "nack", "nack:600"):
         assert known in message.configure_ack(**{option: known}).actions
     for unknown in ("reject", "nack:601"):
-        with pytest.raises(ValueError, match=f"^flights settles .*up to 600.*, not {unknown!r}"):
+        with pytest.raises(ValueError, match=f"^flights acknowledges .*up to 600.*, not {unknown!r}"):
             message.configure_ack(**{option: unknown})
     assert (source().on_success, source().on_failure) == ("ack", "ack")
 
@@ -249,7 +249,7 @@ def test_many_tasks_and_threads_share_a_subscription(subscribed):
     assert len(received(flights, 5_000)) == 500
 
 
-# Settling
+# Acknowledging
 
 
 def test_messages_are_acknowledged_by_2_500(subscribed, monkeypatch):
@@ -258,11 +258,11 @@ def test_messages_are_acknowledged_by_2_500(subscribed, monkeypatch):
     ids = [row["ack_id"] for row in received(flights, 6_000)]
     acks = requests(flights, monkeypatch, "acknowledge")
 
-    assert flights.settle("ack", flights._path, ids) == []
+    assert flights.acknowledge("ack", flights._path, ids) == []
 
     assert sorted(len(call["ack_ids"]) for call in acks) == [1_000, 2_500, 2_500]
-    assert flights.settle("ack", flights._path, ids) == [], "twice is harmless"
-    assert flights.settle("ack", flights._path, []) == []
+    assert flights.acknowledge("ack", flights._path, ids) == [], "twice is harmless"
+    assert flights.acknowledge("ack", flights._path, []) == []
     assert received(flights, 10) == []
 
 
@@ -284,7 +284,7 @@ def test_every_word_is_told_to_pubsub_as_a_deadline(subscribed, monkeypatch, act
     ids = [row["ack_id"] for row in received(flights, 2)]
     acks, changes = requests(flights, monkeypatch, "acknowledge"), requests(flights, monkeypatch, "modify_ack_deadline")
 
-    assert flights.settle(action, flights._path, ids) == []
+    assert flights.acknowledge(action, flights._path, ids) == []
 
     assert [call["ack_deadline_seconds"] for call in changes] == deadlines
     assert acks == []

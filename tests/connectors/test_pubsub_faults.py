@@ -285,7 +285,7 @@ def test_ids_that_an_exactly_once_subscription_names_are_lost_or_to_be_tried_aga
     told = failed(FAILED_PRECONDITION, [ErrorInfo(reason="EXACTLY_ONCE_ACKID_FAILURE", metadata=WORDS)])
     stub_server.answers |= {"Acknowledge": told, "ModifyAckDeadline": told}
 
-    refused = mine(stub_server).settle(action, MINE, ["gone", "odd", "soon", "unsaid"])
+    refused = mine(stub_server).acknowledge(action, MINE, ["gone", "odd", "soon", "unsaid"])
 
     assert [(one.ack_id, one.lost) for one in refused] == [
         ("gone", True), ("odd", False), ("soon", False), ("unsaid", False),

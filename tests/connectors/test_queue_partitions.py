@@ -27,7 +27,7 @@ def test_a_message_carries_its_partition_and_its_place(apart: TableQueue) -> Non
     assert [row["sequence"] for row in rows] == list(range(1, 13))
 
 
-def test_a_partition_is_leased_to_one_receive_until_that_has_settled_it(apart: TableQueue) -> None:
+def test_a_partition_is_leased_to_one_receive_until_that_has_acknowledged_it(apart: TableQueue) -> None:
     first = receive(apart, "a", demand=2, concurrency=1)
     second = receive(apart, "b")
 

@@ -14,7 +14,7 @@ from pipeline_platform.connectors.rabbitmq import RabbitmqSource, mailboxes, rab
 from pipeline_platform.connectors.rabbitmq.rabbitmq_connection import Channel
 from pipeline_platform.model.message import DELIVERIES
 from pipeline_platform.source.contract import Backlog, Share, SourceError
-from tests.fixtures.rabbitmq_source import Built, numbers, received, settled, texts
+from tests.fixtures.rabbitmq_source import Built, acknowledged, numbers, received, texts
 
 # Receiving
 
@@ -48,7 +48,7 @@ def test_two_receives_at_once_get_different_messages(rabbitmq: Built) -> None:
     first, second = received(one, 30), received(other)
 
     assert sorted(texts(first) + texts(second), key=int) == texts_of(50)
-    assert settled(one, "ack", first) == settled(other, "ack", second) == []
+    assert acknowledged(one, "ack", first) == acknowledged(other, "ack", second) == []
 
 
 def test_a_receive_holds_no_more_than_prefetch_count(rabbitmq: Built) -> None:
@@ -59,7 +59,7 @@ def test_a_receive_holds_no_more_than_prefetch_count(rabbitmq: Built) -> None:
 
     assert len(rows) == 5
     assert source.backlog().messages == 7
-    settled(source, "ack", rows)
+    acknowledged(source, "ack", rows)
     assert source.backlog().messages == 7, "the consumer has ended: nothing more is sent to it"
 
 
@@ -72,7 +72,7 @@ def test_a_demand_that_amqp_cannot_say_in_one_number_is_met(rabbitmq: Built, mon
 
     assert len(rows) == 25
     assert source.backlog().messages == 15
-    assert settled(source, "ack", rows) == []
+    assert acknowledged(source, "ack", rows) == []
 
 
 @pytest.mark.parametrize(("bound", "value"), [("BATCH_ROWS", 4), ("BATCH_BYTES", 4_000)])
@@ -113,7 +113,7 @@ def test_a_message_of_16_mb_arrives_whole(rabbitmq: Built) -> None:
     rows = received(source)
 
     assert [row["data"] for row in rows] == [payload, b"small"]
-    assert settled(source, "ack", rows) == []
+    assert acknowledged(source, "ack", rows) == []
 
 
 def test_a_run_that_finds_another_consumer_preferred_ends_with_nothing(
@@ -214,7 +214,7 @@ def test_messages_without_an_id_get_one_for_this_delivery_alone(rabbitmq: Built)
 
     assert [row["message_id"] for row in (before[2], again[2])] == ["m3", "m3"]
     assert len({row["message_id"] for row in before + again}) == 5
-    assert settled(source, "ack", again) == []
+    assert acknowledged(source, "ack", again) == []
     assert source.backlog().messages == 0
 
 
@@ -232,7 +232,7 @@ def test_a_message_that_came_back_by_a_dead_letter_exchange_is_marked(rabbitmq: 
     to_later = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": later}
     source = rabbitmq(queue, declare={"arguments": to_later}, wait_time_s=5.0)
     source.send([b"1"], [{"message_id": "m"}])
-    settled(source, "reject", received(source, 1))
+    acknowledged(source, "reject", received(source, 1))
 
     (row,) = received(source, 1)
 
@@ -246,7 +246,7 @@ def test_classic_and_quorum_queues_tell_of_deliveries(
 ) -> None:
     source = rabbitmq(rabbitmq_queue(x_queue_type=kind), wait_time_s=2.0)
     source.send([b"1"])
-    settled(source, "reject_and_requeue", received(source, 1))
+    acknowledged(source, "reject_and_requeue", received(source, 1))
 
     (row,) = received(source, 1)
 

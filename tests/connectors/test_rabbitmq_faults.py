@@ -19,7 +19,7 @@ from pipeline_platform.source.patience import patiently
 from servers.rabbitmq import RabbitMQ
 from tests.fixtures.line import line_to
 from tests.fixtures.rabbitmq import create_queue
-from tests.fixtures.rabbitmq_source import Built, numbers, received, settled, texts
+from tests.fixtures.rabbitmq_source import Built, acknowledged, numbers, received, texts
 
 SOON = Patience("rand", 0.1, 0.3, 60.0)
 
@@ -64,8 +64,8 @@ def test_a_server_that_restarts_while_a_run_receives_gives_everything_to_the_nex
 
     assert sorted(texts(again), key=int) == [str(n) for n in range(200)]
     assert {row["message_id"] for row in again if row["redelivered"]} >= {row["message_id"] for row in first}
-    assert [one.lost for one in settled(source, "ack", first)] == [True] * len(first)
-    assert settled(source, "ack", again) == []
+    assert [one.lost for one in acknowledged(source, "ack", first)] == [True] * len(first)
+    assert acknowledged(source, "ack", again) == []
 
 
 def test_a_server_that_restarts_while_a_run_acknowledges_keeps_what_it_heard(
@@ -74,14 +74,14 @@ def test_a_server_that_restarts_while_a_run_acknowledges_keeps_what_it_heard(
     source = queue()
     source.send(numbers(20))
     rows = received(source)
-    assert settled(source, "ack", rows[:8]) == []
+    assert acknowledged(source, "ack", rows[:8]) == []
 
     with restarting(server), caplog.at_level(logging.WARNING, "pipeline_platform.connectors.rabbitmq.rabbitmq_source"):
-        refused = [one for start in (8, 14) for one in settled(source, "ack", rows[start : start + 6])]
+        refused = [one for start in (8, 14) for one in acknowledged(source, "ack", rows[start : start + 6])]
         again = patiently(lambda: received(source), SOON)
 
     assert [one.lost for one in refused] == [True] * 12
-    assert len([record for record in caplog.records if "could not be settled" in record.getMessage()]) == 1
+    assert len([record for record in caplog.records if "could not be acknowledged" in record.getMessage()]) == 1
     assert [row["message_id"] for row in again] == [row["message_id"] for row in rows[8:]]
     assert all(row["redelivered"] for row in again), "what may have been decided is looked up"
 
@@ -97,7 +97,7 @@ def test_a_connection_that_the_server_closes_costs_the_run_its_messages_and_the_
     server.ctl("close_all_connections", "told to")
     _until(lambda: source._here.connection is not None and not source._here.connection.is_open)
 
-    refused = settled(source, "ack", rows)
+    refused = acknowledged(source, "ack", rows)
 
     assert [one.lost for one in refused] == [True] * 5
     assert "CONNECTION_FORCED - told to" in refused[0].reason
@@ -117,7 +117,7 @@ def test_a_queue_that_is_deleted_while_a_run_receives_costs_nothing_of_what_came
 
     assert (len(rows), rest) == (5, [])
     assert "was deleted or moved" in caplog.text
-    assert [one.lost for one in settled(source, "ack", rows)] == [True] * 5, "the server would take anything"
+    assert [one.lost for one in acknowledged(source, "ack", rows)] == [True] * 5, "the server would take anything"
     with pytest.raises(SourceError, match=r"is not there .*Create it"):
         received(source)
     connection = source._here.connection
@@ -178,7 +178,7 @@ def test_a_connection_lives_while_the_run_works_for_longer_than_its_heartbeats_a
 
     time.sleep(5)  # the server closes a connection after two seconds without a sign of life
 
-    assert settled(source, "ack", rows) == []
+    assert acknowledged(source, "ack", rows) == []
     source.close()
     assert source.backlog().messages == 0
 
@@ -224,7 +224,7 @@ def test_the_messages_of_a_killed_process_come_back(
     rows = received(source)
 
     assert all(row["redelivered"] for row in rows)
-    assert settled(source, "ack", rows) == []
+    assert acknowledged(source, "ack", rows) == []
 
 
 def test_a_forked_process_does_not_wait_for_a_thread_that_it_has_not(rabbitmq: Built) -> None:

@@ -86,9 +86,9 @@ def test_attributes_are_those_that_sqs_knows():
 @pytest.mark.parametrize("option", ["on_success", "on_failure"])
 def test_actions_keep_to_twelve_hours_from_the_receive(option):
     assert getattr(source(**{option: "nack:42300"}), option) == "nack:42300"
-    with pytest.raises(ValidationError, match=rf"{option}: flights settles .*up to 42,300.*, not 'nack:42301'"):
+    with pytest.raises(ValidationError, match=rf"{option}: flights acknowledges .*up to 42,300.*, not 'nack:42301'"):
         source(**{option: "nack:42301"})
-    with pytest.raises(ValidationError, match=rf"{option}: flights settles .*not 'reject'"):
+    with pytest.raises(ValidationError, match=rf"{option}: flights acknowledges .*not 'reject'"):
         source(**{option: "reject"})
 
 

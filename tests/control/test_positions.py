@@ -1,4 +1,4 @@
-"""Spans of logs in the control store: held by one receive, settled in any order, told once nothing is missing."""
+"""Spans of logs in the control store: held by one receive, acknowledged in any order, told once nothing is missing."""
 
 import os
 from collections.abc import Mapping
@@ -21,8 +21,8 @@ def store(control_url: str) -> ControlStore:
     return store
 
 
-def hold(store: ControlStore, receive_id: str, *spans: tuple[str, int, int], **settled_to: int) -> list[Span]:
-    return store.reserve("log", receive_id, lambda now: ([Span(*span) for span in spans], settled_to))
+def hold(store: ControlStore, receive_id: str, *spans: tuple[str, int, int], **acknowledged_to: int) -> list[Span]:
+    return store.reserve("log", receive_id, lambda now: ([Span(*span) for span in spans], acknowledged_to))
 
 
 def spans(store: ControlStore, partition: str = "p") -> list[tuple[int, int, str | None]]:
@@ -34,7 +34,7 @@ def test_a_partition_begins_once(store: ControlStore) -> None:
     store.begin("log", [])
 
     places = store.places("log")
-    assert (places["p"].settled_to, places["p"].reached) == (0, 0)
+    assert (places["p"].acknowledged_to, places["p"].reached) == (0, 0)
     assert places["r"] == Place("r", 3, 5)
     assert store.places("another log") == {}
 
@@ -65,37 +65,37 @@ def test_two_planners_at_once_are_given_different_spans(control_url: str, store:
     assert store.places("log")["p"].reached == planners * 50
 
 
-def test_a_position_moves_over_what_is_settled_without_a_gap(store: ControlStore) -> None:
+def test_a_position_moves_over_what_is_acknowledged_without_a_gap(store: ControlStore) -> None:
     hold(store, "a", ("p", 0, 10), ("q", 0, 5))
     hold(store, "b", ("p", 10, 20))
     hold(store, "c", ("p", 20, 30), ("q", 5, 6))
 
-    assert store.settled("log", "c") == {}
-    assert store.settled("log", "a") == {"p": 10, "q": 6}
+    assert store.acknowledge("log", "c") == {}
+    assert store.acknowledge("log", "a") == {"p": 10, "q": 6}
     assert store.told("log", {"p": 10, "q": 6}) == {}
     assert spans(store) == [(10, 20, "b"), (20, 30, None)]
-    assert store.settled("log", "b") == {"p": 30}
+    assert store.acknowledge("log", "b") == {"p": 30}
     assert store.told("log", {"p": 30}) == {}
     assert spans(store) == spans(store, "q") == []
-    assert {one.settled_to for one in store.places("log").values()} == {30, 6}
+    assert {one.acknowledged_to for one in store.places("log").values()} == {30, 6}
 
 
-def test_what_is_settled_beyond_a_gap_takes_one_row_however_many_receives_it_was(store: ControlStore) -> None:
+def test_what_is_acknowledged_beyond_a_gap_takes_one_row_however_many_receives_it_was(store: ControlStore) -> None:
     hold(store, "slow", ("p", 0, 10))
     order = [3, 1, 4, 2, 5]
     for nth in order:
         hold(store, str(nth), ("p", 10 * nth, 10 * nth + 10))
     for nth in order:
-        assert store.settled("log", str(nth)) == {}
+        assert store.acknowledge("log", str(nth)) == {}
 
     assert spans(store) == [(0, 10, "slow"), (10, 60, None)]
-    assert store.settled("log", "slow") == {"p": 60}
+    assert store.acknowledge("log", "slow") == {"p": 60}
 
 
-def test_what_is_given_back_is_free_and_what_is_settled_stays(store: ControlStore) -> None:
+def test_what_is_given_back_is_free_and_what_is_acknowledged_stays(store: ControlStore) -> None:
     hold(store, "a", ("p", 0, 10))
     hold(store, "b", ("p", 10, 20))
-    store.settled("log", "b")
+    store.acknowledge("log", "b")
 
     store.give_back("log", "a")
     store.give_back("log", "a")
@@ -116,7 +116,7 @@ def test_a_part_that_is_given_back_is_free_and_the_rest_stays_held(store: Contro
 
     assert spans(store) == [(0, 3, "a"), (4, 8, "a"), (12, 15, "a"), (20, 30, "b")]
     assert spans(store, "q") == []
-    assert store.settled("log", "a") == {"p": 3}, "no position passes what was given back"
+    assert store.acknowledge("log", "a") == {"p": 3}, "no position passes what was given back"
 
 
 def test_a_receive_that_reserves_again_gives_back_what_it_had(store: ControlStore) -> None:
@@ -130,12 +130,12 @@ def test_a_receive_that_reserves_again_gives_back_what_it_had(store: ControlStor
     assert spans(store) == [(0, 4, "a")]
 
 
-def test_settling_twice_changes_nothing(store: ControlStore) -> None:
+def test_acknowledging_twice_changes_nothing(store: ControlStore) -> None:
     hold(store, "a", ("p", 0, 10))
 
-    assert store.settled("log", "a") == store.settled("log", "a") == {"p": 10}
+    assert store.acknowledge("log", "a") == store.acknowledge("log", "a") == {"p": 10}
     assert store.told("log", {"p": 10}) == store.told("log", {"p": 10}) == {}
-    assert store.settled("log", "a") == {}
+    assert store.acknowledge("log", "a") == {}
     assert store.places("log")["p"] == Place("p", 10, 10)
 
 
@@ -143,43 +143,43 @@ def test_who_told_less_than_another_hears_what_to_tell_again(store: ControlStore
     """The log may have heard the smaller offset last."""
     hold(store, "a", ("p", 0, 10))
     hold(store, "b", ("p", 10, 20))
-    first = store.settled("log", "a")
-    assert store.settled("log", "b") == {"p": 20}
+    first = store.acknowledge("log", "a")
+    assert store.acknowledge("log", "b") == {"p": 20}
     assert store.told("log", {"p": 20}) == {}
 
     assert store.told("log", first) == {"p": 20}
     assert store.told("log", {"p": 20}) == {}
-    assert store.places("log")["p"].settled_to == 20
+    assert store.places("log")["p"].acknowledged_to == 20
 
 
 def test_a_log_that_is_set_forward_leaves_what_is_held_before_and_moves_past_it(store: ControlStore) -> None:
     hold(store, "slow", ("p", 0, 10))
     hold(store, "a", ("p", 100, 110), p=100)
-    assert store.settled("log", "a") == {"p": 110}
+    assert store.acknowledge("log", "a") == {"p": 110}
     store.told("log", {"p": 110})
 
-    assert store.settled("log", "slow") == {}
+    assert store.acknowledge("log", "slow") == {}
     hold(store, "b", ("p", 110, 120))
-    assert store.settled("log", "b") == {"p": 120}
+    assert store.acknowledge("log", "b") == {"p": 120}
     store.told("log", {"p": 120})
     assert spans(store) == []
 
 
 def test_a_log_that_is_set_back_gives_out_what_lies_behind(store: ControlStore) -> None:
     hold(store, "a", ("p", 0, 30))
-    store.told("log", store.settled("log", "a"))
+    store.told("log", store.acknowledge("log", "a"))
 
     hold(store, "b", ("p", 10, 20), p=10)
 
     assert store.places("log")["p"] == Place("p", 10, 30, (Span("p", 10, 20, "b"),))
-    assert store.settled("log", "b") == {"p": 20}
+    assert store.acknowledge("log", "b") == {"p": 20}
 
 
 def test_logs_do_not_know_each_other(store: ControlStore) -> None:
     store.begin("other", [Place("p", 0, 0)])
     hold(store, "a", ("p", 0, 10))
 
-    assert store.settled("other", "a") == {}
+    assert store.acknowledge("other", "a") == {}
     store.give_back("other", "a")
     assert spans(store) == [(0, 10, "a")]
     assert store.told("other", {"gone": 5}) == {}
@@ -191,7 +191,7 @@ def test_of_a_thousand_partitions_a_plan_reserves_all_at_once(store: ControlStor
 
     hold(store, "a", *((name, 0, 5) for name in names))
 
-    assert store.settled("log", "a") == dict.fromkeys(names, 5)
+    assert store.acknowledge("log", "a") == dict.fromkeys(names, 5)
     assert store.told("log", dict.fromkeys(names, 5)) == {}
     places = store.places("log")
     assert [places[name] for name in names] == [Place(name, 5, 5) for name in names]

@@ -25,7 +25,7 @@ def test_a_source_that_leases_messages_is_told_early() -> None:
     ("source", "why"),
     [
         (MemoryLog, r"is a MemoryLog, which takes only positions"),
-        (MemoryChannel, r"is a MemoryChannel, which only the run's own process settles"),
+        (MemoryChannel, r"is a MemoryChannel, which only the run's own process acknowledges"),
     ],
 )
 def test_another_source_is_refused_when_definitions_load(source: type[Any], why: str) -> None:

@@ -42,7 +42,7 @@ def test_its_pipeline_handles_what_its_source_receives(shown: dict[str, Any]) ->
     (failure,) = [message.failure for message in handled if message.failure]
     assert "total" in failure.reason
     for batch in batches:
-        assert waiting.settle("ack", batch.column("ack_ref")[0].as_py(), batch.column("ack_id").to_pylist()) == []
+        assert waiting.acknowledge("ack", batch.column("ack_ref")[0].as_py(), batch.column("ack_id").to_pylist()) == []
     waiting.close()
     assert source.backlog().messages == 0
     source.close()

@@ -179,7 +179,7 @@ def test_a_replay_that_dies_half_way_is_finished_by_publishing_again(tables, mon
 def test_a_replay_tells_the_source_nothing(tables):
     Run(tables, Memory(deliveries_=(("a", b"a"),)), "r1").finish()
 
-    assert source_of(tables).settle("ack", "q", ["a"]) == []
+    assert source_of(tables).acknowledge("ack", "q", ["a"]) == []
 
 
 def test_a_replay_of_what_retention_took_is_refused_by_window(tables):

@@ -71,9 +71,9 @@ def test_a_pull_fills_every_table_tells_all_of_it_and_empties_the_queue(location
         assert event.partition == WINDOW
         told[table] = figures(event)
     assert told["messages"]["received"] == 7
-    (settled,) = location.observations(run, "messages")
-    assert settled.partition == WINDOW
-    told["messages"] = figures(settled)
+    (acknowledged,) = location.observations(run, "messages")
+    assert acknowledged.partition == WINDOW
+    told["messages"] = figures(acknowledged)
     counts = {"received": 7, "handled": 5, "failed": 2, "acknowledged": 7, "unacknowledged": 0, "batches": 3}
     for table, rows in (("messages", 7), ("lines", 2), ("letters", 3), ("failed", 2)):
         assert {name: told[table][name] for name in counts} == counts
@@ -83,7 +83,10 @@ def test_a_pull_fills_every_table_tells_all_of_it_and_empties_the_queue(location
     assert told["lines"]["batch keys"] == {"o": 2}
     assert told["letters"]["batch keys"] == {"a": 2, "b": 1}
     assert told["messages"]["batch keys"] == told["failed"]["batch keys"] == {"o": 2, "a": 2, "b": 1}
-    for event in (settled, *(location.materialisations(run, table)[0] for table in ("lines", "letters", "failed"))):
+    for event in (
+        acknowledged,
+        *(location.materialisations(run, table)[0] for table in ("lines", "letters", "failed")),
+    ):
         assert sorted((failure["stage"], failure["reason"]) for failure in rows_of(event.metadata["failures"])) == [
             ("handle_batch", "not this letter"),
             ("handle_message", "told to fail"),

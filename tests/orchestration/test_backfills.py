@@ -45,8 +45,8 @@ def test_a_backfill_of_three_windows_is_one_run_with_figures_for_each_window(loc
     assert [told[w]["dagster/row_count"] for w in (WINDOW, NEXT, LAST)] == [2, 2, 1]
     received = {event.partition: figures(event)["received"] for event in location.materialisations(run, "messages")}
     assert received == {WINDOW: 1, NEXT: 2, LAST: 1}
-    settled = [(event.partition, figures(event)) for event in location.observations(run, "messages")]
-    assert [(window, told["received"], told["handled"], told["failed"]) for window, told in settled] == [
+    acknowledged = [(event.partition, figures(event)) for event in location.observations(run, "messages")]
+    assert [(window, told["received"], told["handled"], told["failed"]) for window, told in acknowledged] == [
         (WINDOW, 1, 1, 0),
         (NEXT, 2, 2, 0),
         (LAST, 1, 0, 1),

@@ -20,7 +20,7 @@ from tests.fixtures.early import MOMENTS, Early, handle_here, killed_at
 from tests.fixtures.flow import WINDOW, Filled, finish, rows, run
 
 
-def settled(flow: Flow) -> dict[str, list[str]]:
+def acknowledged(flow: Flow) -> dict[str, list[str]]:
     """What decided each message, by payload."""
     outcomes, messages = rows(flow, "outcomes"), rows(flow, "messages").unique("message_id")
     decided = outcomes.join(messages.select("message_id", "data"), on="message_id")
@@ -45,13 +45,13 @@ def test_a_run_tells_early_once_and_keeps_what_fails_later(filled: Filled, monke
     payloads = [b"early", b"early raise", b"early die", b"early return", b"early batch", b"batch late", b"plain"]
     flow = filled(Early, payloads)
     told_late = []
-    settle = TableQueue.settle
-    monkeypatch.setattr(TableQueue, "settle", lambda *args: told_late.append(len(args[3])) or settle(*args))
+    acknowledge = TableQueue.acknowledge
+    monkeypatch.setattr(TableQueue, "acknowledge", lambda *args: told_late.append(len(args[3])) or acknowledge(*args))
 
     run(flow)
 
     assert sum(told_late) == 1, "the others were told by tasks, and are not told again"
-    assert settled(flow) == {
+    assert acknowledged(flow) == {
         "early": ["handled"],
         "early raise": ["failed"],
         "early die": ["failed"],
@@ -118,7 +118,7 @@ def test_what_a_run_told_before_it_was_taken_over_is_not_told_again(filled: Fill
     steps.handle_messages(returning, later)
     finish(returning, later)
 
-    assert settled(flow) == {"early": ["failed"]}
+    assert acknowledged(flow) == {"early": ["failed"]}
     assert rows(flow, "outcomes")["action"].to_list() == ["told early"]
     assert rows(flow, "failed")["state"].to_list() == ["open"]
 
@@ -142,7 +142,7 @@ def test_a_clear_up_that_fails_half_way_is_done_again(
     assert clear_up(later) == [dead]
     run(flow)
 
-    assert settled(flow) == {"early": ["failed"], "plain": ["handled"]}
+    assert acknowledged(flow) == {"early": ["failed"], "plain": ["handled"]}
     assert rows(flow, "failed")["kind"].to_list() == ["not decided"]
     assert flow.ledger.unfinished() == []
 
@@ -162,7 +162,7 @@ def test_what_a_dead_run_acknowledged_early_is_an_open_failure(filled: Filled, t
         "before the decision": {b"early", b"early too"},
     }[moment]
     expected = {one: ["failed" if one.encode() in forgotten else "handled"] for one in ("early", "plain", "early too")}
-    assert settled(flow) == expected
+    assert acknowledged(flow) == expected
     if forgotten:
         failed = rows(flow, "failed")
         assert set(failed["data"]) == forgotten
@@ -189,4 +189,4 @@ def test_a_replay_takes_on_what_its_own_clear_up_records(
     receive = run(flow, "messages")
 
     assert (receive.demand, receive.replaces) == (2, tuple(sorted([first, dead])))
-    assert settled(flow) == {"first": ["handled"], "early": ["handled"]}
+    assert acknowledged(flow) == {"first": ["handled"], "early": ["handled"]}

@@ -18,7 +18,7 @@ from pipeline_platform.run.flow import Flow
 from tests.fixtures import families
 from tests.fixtures.families import FAULTS, Word
 from tests.fixtures.flow import rows, run
-from tests.run.test_whole_run_properties import Point, ending, flows, settled  # noqa: F401 - a fixture
+from tests.run.test_whole_run_properties import Point, ending, flows, run_to_end  # noqa: F401 - a fixture
 
 TABLES = ("lake", "left", "right")
 
@@ -161,7 +161,7 @@ def test_wherever_runs_end_a_message_ends_once_with_all_of_its_rows_or_with_none
     @given(PAYLOADS, ENDS, ENDS)
     def tried(payloads: list[str], ends: list[Point], later: list[Point]) -> None:
         flow = flows(pipeline, [Text(one) for one in payloads])
-        check(payloads, settled(flow, ends))
+        check(payloads, run_to_end(flow, ends))
         waiting = Selection(state="waiting")
         for end in later:
             with ending(end):

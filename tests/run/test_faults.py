@@ -29,7 +29,7 @@ def test_what_a_killed_run_left_is_completed_by_the_next(table: Ground, point: s
     killed = table.start(point)
     join(killed)
 
-    fault_run.settle(table.place, table.left)
+    fault_run.run_to_end(table.place, table.left)
 
     assert killed.exitcode == -signal.SIGKILL, "the run was not hit: the point is gone"
     assert_each_message_once(table, COUNT)
@@ -43,7 +43,7 @@ def test_what_a_killed_run_left_in_postgresql_is_completed_by_the_next(
     killed = ground.start(point)
     join(killed)
 
-    fault_run.settle(ground.place, ground.left)
+    fault_run.run_to_end(ground.place, ground.left)
 
     assert killed.exitcode == -signal.SIGKILL, "the run was not hit: the point is gone"
     assert_each_message_once(ground, COUNT)
@@ -51,12 +51,12 @@ def test_what_a_killed_run_left_in_postgresql_is_completed_by_the_next(
 
 @pytest.mark.parametrize("point", ["received", "handled", "decided", "one table published"])
 def test_a_killed_backfill_drives_nothing_twice(table: Ground, point: str) -> None:
-    fault_run.settle(table.place, table.left)
+    fault_run.run_to_end(table.place, table.left)
     killed = table.start(point, origin="failed")
     join(killed)
 
     fault_run.drive_failures(table.place)
-    fault_run.settle(table.place, table.left)
+    fault_run.run_to_end(table.place, table.left)
 
     assert killed.exitcode == -signal.SIGKILL, "the run was not hit: the point is gone"
     assert_each_message_once(table, COUNT, tenths_fail=False)
@@ -69,13 +69,13 @@ def test_a_run_that_stalls_past_its_lease_does_no_harm_when_it_wakes(table: Grou
         wait_until_stopped(stalled)
         stop_without_a_lock(stalled, Path(table.place.root))
         time.sleep(LEASE_S * 1.2)
-        fault_run.settle(table.place, table.left)
+        fault_run.run_to_end(table.place, table.left)
 
         os.kill(stalled.pid or 0, signal.SIGCONT)
         join(stalled)
     finally:
         stalled.kill()  # stopped for good, if the test failed before it woke
-    fault_run.settle(table.place, table.left)
+    fault_run.run_to_end(table.place, table.left)
 
     assert_each_message_once(table, COUNT)
 
@@ -92,7 +92,7 @@ def test_a_stalled_run_that_is_executed_again_meanwhile_ends_red_when_it_wakes(t
         join(stalled)
     finally:
         stalled.kill()  # stopped for good, if the test failed before it woke
-    fault_run.settle(table.place, table.left)
+    fault_run.run_to_end(table.place, table.left)
 
     (ending,) = table.endings()
     # In mid-handling it may find files gone that its tasks are about to read.

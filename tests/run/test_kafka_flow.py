@@ -218,8 +218,8 @@ def test_what_two_tasks_of_a_drained_run_left_of_a_partition_is_read_once(flow: 
 
     begun = rows(flow, "words").height
     (place,) = (place for place in flow.source.positions.places("kafka").values() if place.spans)  # type: ignore[attr-defined]
-    assert 0 < place.settled_to < begun, "the first task's"
-    assert [(span.past - span.first, span.holder) for span in place.spans] == [(begun - place.settled_to, None)]
+    assert 0 < place.acknowledged_to < begun, "the first task's"
+    assert [(span.past - span.first, span.holder) for span in place.spans] == [(begun - place.acknowledged_to, None)]
 
     flow.control.resume("obedient")
     again = run(flow)

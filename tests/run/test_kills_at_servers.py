@@ -39,7 +39,7 @@ def test_what_a_killed_run_left_is_completed_by_the_next(ground: Ground, point: 
     killed = ground.start(point)
     join(killed)
 
-    fault_run.settle(ground.place, ground.left)
+    fault_run.run_to_end(ground.place, ground.left)
 
     assert killed.exitcode == -signal.SIGKILL, "the run was not hit: the point is gone"
     assert_each_message_once(ground, COUNT)
@@ -63,6 +63,6 @@ def test_a_server_that_restarts_while_a_run_is_at_a_point_costs_nothing(
     finally:
         run.kill()  # stopped for good, if the test failed before it woke
 
-    fault_run.settle(ground.place, ground.left)
+    fault_run.run_to_end(ground.place, ground.left)
 
     assert_each_message_once(ground, COUNT)

@@ -69,7 +69,7 @@ class Base(Pipeline, abstract=True):
             "ack_ref": ack_ref,
             "successful": [(message.data or b"").decode() for message in successful],
             "failed": [[message.data.decode(), message.reason, message.batcher] for message in failed],
-            "source": Path(context.folder, "settled").exists(),
+            "source": Path(context.folder, "acknowledged").exists(),
         }
         Path(context.folder, f"call-{os.urandom(8).hex()}").write_text(json.dumps(told))
 
@@ -136,7 +136,7 @@ class Groups(Memory):
         )
 
     def ack(self, ack_ref: str, ack_ids: Sequence[str]) -> list[Any]:
-        Path(self.folder, "settled").touch()
+        Path(self.folder, "acknowledged").touch()
         return super().ack(ack_ref, ack_ids)
 
 
@@ -152,7 +152,7 @@ def heard(folder: Path) -> list[str]:
     )
 
 
-def settled(flow: Flow) -> list[str]:
+def acknowledged(flow: Flow) -> list[str]:
     """What the source was told of, sorted."""
     assert isinstance(flow.source, Groups)
     return sorted(one for _, _, ids in flow.source.told for one in ids)
@@ -192,7 +192,7 @@ def test_it_hears_before_the_source_each_group_in_order(groups: Flow, tmp_path: 
     assert told["b"]["successful"] == ["1", "3", "5"]
     assert not told["a"]["source"]
     assert not told["b"]["source"]
-    assert settled(groups) == [f"ack-m{number}" for number in range(6)]
+    assert acknowledged(groups) == [f"ack-m{number}" for number in range(6)]
 
 
 def test_where_it_raises_the_source_is_not_told_of_that_group_and_the_next_run_tells_both(
@@ -206,7 +206,7 @@ def test_where_it_raises_the_source_is_not_told_of_that_group_and_the_next_run_t
 
     assert (answer.acknowledged, answer.unacknowledged) == (3, 3)
     assert answer.errors == ["acknowledge of 3 messages of a: OSError: the database is away"]
-    assert settled(groups) == ["ack-m1", "ack-m3", "ack-m5"]
+    assert acknowledged(groups) == ["ack-m1", "ack-m3", "ack-m5"]
     assert heard(tmp_path) == ["1", "3", "5"]
 
     log: list[str] = []
@@ -217,7 +217,7 @@ def test_where_it_raises_the_source_is_not_told_of_that_group_and_the_next_run_t
     (tmp_path / "refuse").unlink()
     assert clear_up(groups, log.append) == [receive.receive_id]
     assert heard(tmp_path) == ["0", "1", "2", "3", "4", "5"], "each once"
-    assert {*settled(groups)} == {f"ack-m{number}" for number in range(6)}
+    assert {*acknowledged(groups)} == {f"ack-m{number}" for number in range(6)}
     assert groups.ledger.unfinished() == []
 
 
@@ -297,17 +297,17 @@ def test_a_run_that_dies_before_it_is_written_down_tells_again_and_one_that_dies
         dying.setattr(groups.ledger, "write", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             steps.acknowledge(groups, receive)
-    assert (len(calls(tmp_path)), settled(groups)) == (2, [])
+    assert (len(calls(tmp_path)), acknowledged(groups)) == (2, [])
     with monkeypatch.context() as dying:
-        dying.setattr(steps, "SettleOutcomes", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        dying.setattr(steps, "AcknowledgeOutcomes", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             steps.acknowledge(groups, receive)
-    assert (len(calls(tmp_path)), settled(groups)) == (4, [])
+    assert (len(calls(tmp_path)), acknowledged(groups)) == (4, [])
 
     steps.acknowledge(groups, receive)
 
     assert len(calls(tmp_path)) == 4
-    assert settled(groups) == [f"ack-m{number}" for number in range(6)]
+    assert acknowledged(groups) == [f"ack-m{number}" for number in range(6)]
 
 
 def test_a_backfill_and_a_replay_acknowledge_nothing(filled: Filled, tmp_path: Path) -> None:

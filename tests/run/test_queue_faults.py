@@ -53,7 +53,7 @@ def flow_over(tmp_path: Path, warm_spark: WarmSpark, monkeypatch: pytest.MonkeyP
         yield over
 
 
-def settle(flow: Flow, deadline_s: float = 60) -> None:
+def run_to_end(flow: Flow, deadline_s: float = 60) -> None:
     """Run until the queue is empty and nothing is unfinished."""
     end = time.monotonic() + deadline_s
     while time.monotonic() < end:
@@ -161,7 +161,7 @@ def test_a_server_that_stays_away_in_the_middle_of_reading_fails_the_run_with_th
     with pytest.raises(SourceAwayError, match=r"queue, table 'messages' of .* ended the session"):
         run_through(flow)
     own_postgres_server.start()
-    settle(flow)
+    run_to_end(flow)
 
     assert_each_message_once(flow)
 
@@ -174,7 +174,7 @@ def test_a_server_that_stays_away_when_all_is_decided_is_told_by_the_next_run(
 
     told = acknowledged_by(flow, attempts=2, wait_s=0.1)
     own_postgres_server.start()
-    settle(flow)
+    run_to_end(flow)
 
     assert (told.acknowledged, told.unacknowledged) == (0, COUNT)
     assert "see that the server runs" in told.errors[0]
@@ -195,7 +195,7 @@ def test_a_connection_that_is_cut_costs_nothing(
     if method == "read":
         with pytest.raises(SourceAwayError, match="ended the session"):
             run_through(flow)
-        settle(flow)
+        run_to_end(flow)
     else:
         assert acknowledged_by(flow, attempts=2, wait_s=0).acknowledged == COUNT
 
@@ -212,7 +212,7 @@ def test_a_control_store_on_the_same_server_comes_back_with_it(
     with pytest.raises(SourceAwayError):
         run_through(flow)
     time.sleep(1.5)
-    settle(flow)
+    run_to_end(flow)
 
     assert_each_message_once(flow)
 
@@ -244,7 +244,7 @@ def test_a_password_changed_under_a_run_is_said_and_the_next_run_has_the_new_one
     assert "the-old-one" not in said + str(refused.value)
 
     renewed = flow.source.model_copy(update={"url": f"postgresql://runs:the-new-one@{host}"})
-    settle(Flow(Obedient, renewed, flow.lake, flow.control, flow.session))
+    run_to_end(Flow(Obedient, renewed, flow.lake, flow.control, flow.session))
     assert_each_message_once(flow)
 
 
@@ -263,7 +263,7 @@ def test_a_table_that_is_dropped_under_a_run_is_said_and_what_was_decided_stays(
     assert told.unacknowledged == COUNT
     assert "does not exist. Correct url or table, or run `pipeline-platform table-queue create`" in told.errors[0]
     flow.source.create()
-    settle(flow)
+    run_to_end(flow)
     assert_each_message_once(flow)
 
 
@@ -290,7 +290,7 @@ def test_runs_at_once_share_the_messages(tmp_path: Path, warm_spark: WarmSpark, 
 
     for run in [ground.start(), ground.start(), ground.start()]:
         join(run)
-    fault_run.settle(ground.place, ground.left)
+    fault_run.run_to_end(ground.place, ground.left)
 
     assert [ending["ended"] for ending in ground.endings()] == ["well"] * 3
     assert_each_number_once(ground, 600)

@@ -73,16 +73,16 @@ def test_failed_messages_go_where_their_word_says_and_all_others_by_one_frame(
     flow = started(queue, on_failure="reject")
     source_of(flow).send([text.encode() for text in (*SENT[:50], "raise", *SENT[50:])])
     frames: list[tuple[int, bool]] = []
-    settle = mailboxes.Inbox.settle
+    acknowledge = mailboxes.Inbox.acknowledge
 
     def spy(inbox: mailboxes.Inbox, tags: list[int], tell: Callable[..., None]) -> None:
         def counted(channel: object, tag: int, multiple: bool) -> None:
             frames.append((tag, multiple))
             tell(channel, tag, multiple)
 
-        settle(inbox, tags, counted)
+        acknowledge(inbox, tags, counted)
 
-    monkeypatch.setattr(mailboxes.Inbox, "settle", spy)
+    monkeypatch.setattr(mailboxes.Inbox, "acknowledge", spy)
     run(flow)
 
     assert kinds(flow) == {"raise": "ValueError"}
@@ -123,7 +123,7 @@ def test_messages_without_an_id_are_not_decided_once_their_connection_is_lost(st
     run(later)
     source_of(later).close()
 
-    assert words(later) == sorted(SENT), "each once, by the run that could settle it"
+    assert words(later) == sorted(SENT), "each once, by the run that could acknowledge it"
     assert source_of(later).backlog().messages == 0
 
 

@@ -1,4 +1,4 @@
-"""A pipeline over a table at ten messages an interval: the sensor's demand, batches of ten, and one settlement."""
+"""A pipeline over a table at ten messages an interval: the sensor's demand, batches of ten, and one acknowledgement."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def asked(flow: Flow) -> demand.Ask:
     return demand.decide(flow.source.backlog(), bounds, demand.NOTHING, None)
 
 
-def test_each_interval_s_ten_are_one_run_one_batch_and_one_settlement(
+def test_each_interval_s_ten_are_one_run_one_batch_and_one_acknowledgement(
     filled: Filled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flow, settled = filled(Trackings, (b"%d" % number for number in range(25))), []
+    flow, acknowledged = filled(Trackings, (b"%d" % number for number in range(25))), []
     ack = TableQueue.ack
 
     def seen(self: TableQueue, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
-        settled.append(len(ack_ids))
+        acknowledged.append(len(ack_ids))
         return ack(self, ack_ref, ack_ids)
 
     monkeypatch.setattr(TableQueue, "ack", seen)
@@ -69,6 +69,6 @@ def test_each_interval_s_ten_are_one_run_one_batch_and_one_settlement(
         longer = TEN_A_DAY.interval + timedelta(days=1)
         flow.control.set_rate_limiting("trackings", RateLimiting(allowed_messages=10, interval=longer))
 
-    assert settled == [10, 10]
+    assert acknowledged == [10, 10]
     assert set(rows(flow, "tens")["data"]) == {'{"size":10}'}
     assert flow.source.backlog().messages == 5

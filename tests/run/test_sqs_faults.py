@@ -30,7 +30,7 @@ def words(sqs_ground: SqsGround) -> list[str]:
     return told
 
 
-def settle(ground: SqsGround) -> None:
+def run_to_end(ground: SqsGround) -> None:
     """Run without faults until the queue holds nothing and no receive is unfinished."""
     ground.fake.meddle.clear()
     flow = ground.flow()
@@ -59,7 +59,7 @@ def test_a_server_that_stays_away_in_a_receive_leaves_what_came_to_be_handled(
 
     assert sqs_ground.run(flow, 90).acknowledged == len(sqs_ground.words(flow)) == 40
 
-    settle(sqs_ground)
+    run_to_end(sqs_ground)
     assert sqs_ground.words(flow) == words
 
 
@@ -74,7 +74,7 @@ def test_a_server_that_gives_a_task_nothing_fails_the_receive_by_its_reason(
         steps.receive_messages(flow, receive)
 
     flow.control.end(receive.receive_id)
-    settle(sqs_ground)
+    run_to_end(sqs_ground)
     assert sqs_ground.words(flow) == words
 
 
@@ -87,7 +87,7 @@ def test_what_was_received_by_a_server_s_answer_that_never_came_is_back_after_th
     sqs_ground.run(flow)
 
     assert len(sqs_ground.words(flow)) == MANY - 20
-    settle(sqs_ground)
+    run_to_end(sqs_ground)
     assert sqs_ground.words(flow) == words
 
 
@@ -101,7 +101,7 @@ def test_a_server_that_stays_away_in_an_acknowledgement_is_told_by_the_next_run(
 
     assert first.unacknowledged == MANY - first.acknowledged > 0
     assert any("does not answer" in error for error in first.errors)
-    settle(sqs_ground)
+    run_to_end(sqs_ground)
     assert sqs_ground.words(flow) == words
 
 
@@ -148,7 +148,7 @@ def test_half_an_acknowledgement_that_is_refused_is_reported_and_told_again(
     assert (first.acknowledged, first.unacknowledged) == (MANY // 2, MANY // 2)
     assert any(error.endswith("InternalError: try again") for error in first.errors)
     assert sqs_ground.words(flow) == words, "they are visible before they are acknowledged"
-    settle(sqs_ground)
+    run_to_end(sqs_ground)
     assert sqs_ground.words(flow) == words
 
 
@@ -191,7 +191,7 @@ def test_credentials_that_are_revoked_in_a_run_are_named_without_being_told(
     sqs_ground.fake.refuse("GetQueueAttributes", code, said)
     with pytest.raises(SourceError, match=expected):
         begin(flow, origin="source", run_id="test", windows=[WINDOW])
-    settle(sqs_ground)
+    run_to_end(sqs_ground)
     assert sqs_ground.words(flow) == words
 
 

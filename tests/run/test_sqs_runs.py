@@ -109,6 +109,6 @@ def test_what_a_killed_run_wrote_down_comes_back_with_the_next_run_and_not_after
     join(ground.start(point))
     assert ground.left(), "the run was killed before it was done"
 
-    fault_run.settle(ground.place, ground.left)
+    fault_run.run_to_end(ground.place, ground.left)
 
     assert_each_message_once(ground, 120)

@@ -92,7 +92,7 @@ def test_a_storm_of_kills_and_stalls_over_a_table(tmp_path: Path, warm_spark: Wa
     ground = filled_table(tmp_path, warm_spark, 1_500)
 
     storm(ground, seed, runs=10)
-    fault_run.settle(ground.place, ground.left)
+    fault_run.run_to_end(ground.place, ground.left)
 
     assert_each_message_once(ground, 1_500)
 
@@ -104,7 +104,7 @@ def test_a_storm_of_kills_and_stalls_over_postgresql(
     ground = filled_table(tmp_path, warm_spark, 1_500, postgres_url)
 
     storm(ground, seed, runs=10)
-    fault_run.settle(ground.place, ground.left)
+    fault_run.run_to_end(ground.place, ground.left)
 
     assert_each_message_once(ground, 1_500)
 
@@ -133,7 +133,7 @@ def test_a_storm_of_kills_and_stalls_over_sqs(
     storm(ground, seed, runs=10)
     # A lease shorter than a run is never acknowledged in time.
     lasting = ground.place.source.model_copy(update={"visibility_timeout": 4, "lease_s": 4.0})
-    fault_run.settle(replace(ground.place, source=lasting), ground.left)
+    fault_run.run_to_end(replace(ground.place, source=lasting), ground.left)
 
     assert_each_message_once(ground, kind.messages)
 
@@ -151,7 +151,7 @@ def test_a_storm_of_kills_and_stalls_over_a_server_that_fails_now_and_then(
 
         with failing([own, line] if goes_by_a_line else [own], seed):
             storm(ground, seed, runs=8, spared_s=30.0, points=["", *POINTS])
-        fault_run.settle(ground.place, ground.left, deadline_s=300)
+        fault_run.run_to_end(ground.place, ground.left, deadline_s=300)
 
         assert_each_message_once(ground, 1_000)
 

@@ -141,7 +141,7 @@ def flows(
         yield fill
 
 
-def settled(flow: Callable[[], Flow], ends: list[Point]) -> Flow:
+def run_to_end(flow: Callable[[], Flow], ends: list[Point]) -> Flow:
     """Run until nothing is left; the first runs end at these points."""
     for end in ends:
         with ending(end):
@@ -183,7 +183,7 @@ def test_wherever_runs_end_each_message_ends_once(flows: Filled, pipeline: type[
     @settings(max_examples=examples, deadline=None)
     @given(MESSAGES, ENDS)
     def tried(messages: list[Mood], ends: list[Point]) -> None:
-        check(messages, settled(flows(pipeline, messages), ends))
+        check(messages, run_to_end(flows(pipeline, messages), ends))
 
     tried()
 
@@ -195,7 +195,7 @@ def test_a_message_that_hangs_costs_no_other(flows: Filled, examples: int) -> No
     def tried(messages: list[Mood], hanging: int, ends: list[Point]) -> None:
         number = hanging % len(messages)
         messages[number] = messages[number].model_copy(update={"handle": "hang"})
-        check(messages, settled(flows(Timed, messages), ends))
+        check(messages, run_to_end(flows(Timed, messages), ends))
 
     tried()
 
@@ -210,7 +210,7 @@ def test_at_each_point_in_turn_a_run_may_end(flows: Filled, *, is_after: bool) -
         with ending(point) as ended:
             run(flow())
         flow().control.let_go("test")
-        check(messages, settled(flow, []))
+        check(messages, run_to_end(flow, []))
         if not ended:
             break
     assert number > 20

@@ -97,7 +97,7 @@ def test_an_error_ends_what_was_received_and_is_raised_only_where_nothing_was(ca
         batches(Server(30, fails_at=0), 30)
 
 
-# Settling
+# Acknowledging
 
 IDS = [f"h{number}" for number in range(100)]
 
@@ -115,18 +115,18 @@ def failing(fails: Callable[[int], bool]) -> tuple[list[Sequence[str]], Callable
     return made, call
 
 
-def test_ids_are_settled_in_groups_and_what_is_refused_is_returned() -> None:
+def test_ids_are_acknowledged_in_groups_and_what_is_refused_is_returned() -> None:
     made, call = failing(lambda number: False)
 
-    assert calls.settle(call, IDS[:25], per_call=10, threads=1) == [Refused("h3", "not now")]
+    assert calls.in_groups(call, IDS[:25], per_call=10, threads=1) == [Refused("h3", "not now")]
     assert made == [IDS[:10], IDS[10:20], IDS[20:25]]
-    assert calls.settle(call, [], per_call=10, threads=1) == []
+    assert calls.in_groups(call, [], per_call=10, threads=1) == []
 
 
 def test_a_failed_call_holds_back_no_other_group() -> None:
     _, call = failing(lambda number: number == 2)
 
-    refused = calls.settle(call, IDS[:30], per_call=10, threads=1)
+    refused = calls.in_groups(call, IDS[:30], per_call=10, threads=1)
 
     assert refused == [Refused("h3", "not now"), *(Refused(ack_id, "cut off") for ack_id in IDS[10:20])]
 
@@ -134,7 +134,7 @@ def test_a_failed_call_holds_back_no_other_group() -> None:
 def test_where_calls_go_on_failing_the_rest_is_not_tried_but_reported() -> None:
     made, call = failing(lambda number: number > 1)
 
-    refused = calls.settle(call, IDS, per_call=10, threads=1)
+    refused = calls.in_groups(call, IDS, per_call=10, threads=1)
 
     assert len(made) == 1 + calls.FAILED_CALLS
     assert [entry.ack_id for entry in refused] == ["h3", *IDS[10:]]
@@ -143,14 +143,14 @@ def test_where_calls_go_on_failing_the_rest_is_not_tried_but_reported() -> None:
 
 def test_where_no_call_succeeds_the_error_is_raised() -> None:
     with pytest.raises(OSError, match="cut off"):
-        calls.settle(failing(lambda number: True)[1], IDS, per_call=10, threads=1)
+        calls.in_groups(failing(lambda number: True)[1], IDS, per_call=10, threads=1)
 
 
-def test_groups_are_settled_at_once() -> None:
+def test_groups_are_acknowledged_at_once() -> None:
     def slowly(group: Sequence[str]) -> list[Refused]:
         time.sleep(0.1)
         return []
 
     began = time.monotonic()
-    calls.settle(slowly, IDS, per_call=10, threads=10)
+    calls.in_groups(slowly, IDS, per_call=10, threads=10)
     assert time.monotonic() - began < 0.8, "ten calls one after the other take a second"

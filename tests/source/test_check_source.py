@@ -198,8 +198,8 @@ def test_what_a_server_cannot_show_is_not_asked() -> None:
     report = check_source(lambda: MemoryQueue(name="memory", queue=MEMORY.create()), able)
 
     assert report.not_asked["what_is_away_is_an_error"] == "its server cannot be away (away)"
-    assert report.not_asked["settling_late_is_refused"] == "its server does not say what is lost (says_lost)"
-    assert report.not_asked["many_are_delivered_and_settled"] == "its server is not given many messages (many)"
+    assert report.not_asked["acknowledging_late_is_refused"] == "its server does not say what is lost (says_lost)"
+    assert report.not_asked["many_are_delivered_and_acknowledged"] == "its server is not given many messages (many)"
 
 
 def test_one_promise_can_be_asked_for_alone() -> None:
@@ -223,7 +223,7 @@ class Ticks(LogSource):
                 message_id=ids, data=TEXTS[first:past], ack_id=ids, ack_ref="ticks", redelivered=again
             )
 
-    def commit(self, settled_to: Any) -> None:
+    def commit(self, acknowledged_to: Any) -> None:
         pass
 
 

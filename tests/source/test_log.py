@@ -11,7 +11,7 @@ HOLDERS = st.sampled_from([None, "a", "b"])
 
 @st.composite
 def places(draw: st.DrawFn) -> Place:
-    """A partition with spans that do not overlap, some before what is settled."""
+    """A partition with spans that do not overlap, some before what is acknowledged."""
     bounds = sorted(draw(st.sets(st.integers(0, 40), max_size=12)))
     spans = tuple(Span("p", first, past, draw(HOLDERS)) for first, past in zip(bounds[::2], bounds[1::2], strict=False))
     reached = max((span.past for span in spans), default=0)

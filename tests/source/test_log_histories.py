@@ -20,7 +20,7 @@ def held(messages: set[Message]) -> list[tuple[str, list[str]]]:
 
 
 class Histories(RuleBasedStateMachine):
-    """What is settled is counted; a message may come a second time only marked, and none may be left out."""
+    """What is acknowledged is counted; a message may come a second time only marked, and none may be left out."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Histories(RuleBasedStateMachine):
         self.open: dict[str, set[Message]] = {}
         self.finished: list[str] = []
         self.delivered: Counter[Message] = Counter()
-        self.settled: set[Message] = set()
+        self.acknowledged: set[Message] = set()
         self.skipped: set[Message] = set()
         self.source = self.begin()
 
@@ -45,7 +45,7 @@ class Histories(RuleBasedStateMachine):
         while self.receive(1_000):
             self.finish(next(iter(self.open)))
         everything = {(one, at) for one, past in self.journal.past.items() for at in range(past)}
-        assert everything <= self.settled | self.skipped
+        assert everything <= self.acknowledged | self.skipped
         assert all(self.journal.at(one) == past for one, past in self.journal.past.items())
         assert all(not place.spans for place in self.source.positions.places("log").values())
         self.source.positions.close()  # type: ignore[attr-defined]
@@ -81,7 +81,7 @@ class Histories(RuleBasedStateMachine):
         self.finish(data.draw(st.sampled_from(sorted(self.open))))
 
     def finish(self, receive_id: str) -> None:
-        self.settled |= self.open.pop(receive_id)
+        self.acknowledged |= self.open.pop(receive_id)
         self.finished.append(receive_id)
         self.source.finish(receive_id)
 
@@ -149,13 +149,13 @@ class Histories(RuleBasedStateMachine):
         self.journal.committed.clear()
 
     @invariant()
-    def the_log_is_told_of_nothing_that_is_not_settled(self) -> None:
+    def the_log_is_told_of_nothing_that_is_not_acknowledged(self) -> None:
         places = self.source.positions.places("log")
         for partition in self.journal.past:
             offset, is_ours = self.journal.committed.get(partition, (0, False))
             if is_ours and partition in places:
-                assert {(partition, at) for at in range(offset)} <= self.settled | self.skipped
-                assert offset == places[partition].settled_to
+                assert {(partition, at) for at in range(offset)} <= self.acknowledged | self.skipped
+                assert offset == places[partition].acknowledged_to
 
 
 TestHistories = Histories.TestCase

@@ -41,7 +41,7 @@ def waiting(source: LogSource) -> int | None:
     return source.backlog().messages
 
 
-def test_receives_hold_different_offsets_until_all_are_settled(log: Log, journal: Journal) -> None:
+def test_receives_hold_different_offsets_until_all_are_acknowledged(log: Log, journal: Journal) -> None:
     first, second = log(), log()
 
     assert planned(first, "a", demand=12) == {"p": [*range(6)], "q": [*range(6)]}
@@ -50,7 +50,7 @@ def test_receives_hold_different_offsets_until_all_are_settled(log: Log, journal
     assert waiting(first) == waiting(second) == 0
 
     second.finish("b")
-    assert journal.at("p") == journal.at("q") == 0, "what lies before is not settled"
+    assert journal.at("p") == journal.at("q") == 0, "what lies before is not acknowledged"
     first.finish("a")
     assert journal.at("p") == journal.at("q") == 10
     assert planned(second, "d") == {}

@@ -137,7 +137,7 @@ SOURCES = {
 }
 
 EXACTLY_ONCE = (
-    "settling_late_touches_nothing", "settling_late_is_refused", "extending_what_is_lost_says_so",
+    "acknowledging_late_touches_nothing", "acknowledging_late_is_refused", "extending_what_is_lost_says_so",
     "abandoning_touches_nothing_else",
 )  # fmt: skip
 """What Pub/Sub promises of subscriptions with exactly-once delivery alone; the local server has none."""

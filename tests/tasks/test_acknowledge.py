@@ -13,7 +13,7 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import OUTCOMES
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.source.contract import Refused, SourceError
-from pipeline_platform.tasks.acknowledge.acknowledger import ONCE, Acknowledger, Answer, SettleOutcomes
+from pipeline_platform.tasks.acknowledge.acknowledger import ONCE, AcknowledgeOutcomes, Acknowledger, Answer
 from tests.fixtures.small_lake import WINDOW, Memory, returned
 
 
@@ -46,7 +46,7 @@ def told_by(lake: Lake, source: Memory, *outcomes: tuple[str, str, str]) -> dict
         writer.write("outcomes", WINDOW, pa.RecordBatch.from_pylist(rows, schema=schema))
         (file,) = writer.close().files
     parts = [[Range(f"p/outcomes/{file.path}", WINDOW, 0, file.rows, 0)]]
-    (notes,) = returned(SettleOutcomes(source, lake, parts)(0)).notes
+    (notes,) = returned(AcknowledgeOutcomes(source, lake, parts)(0)).notes
     return notes
 
 
@@ -125,7 +125,7 @@ class Relenting(Moody):
 
 
 def patiently(source, ack_ref, ack_ids, attempts=3):
-    return Acknowledger(attempts, 0.01).settle(source, ack_ref, "ack", ack_ids)
+    return Acknowledger(attempts, 0.01).acknowledge(source, ack_ref, "ack", ack_ids)
 
 
 def test_what_is_refused_is_asked_for_again_alone():
@@ -165,7 +165,7 @@ def test_a_group_without_an_answer_is_asked_again_until_attempts_are_over():
     broken = patiently(Moody(), "broken", ["a", "b"], attempts=2)
 
     assert answer == Answer(2, [], [])
-    assert (broken.settled, len(broken.errors)) == (0, 1)
+    assert (broken.acknowledged, len(broken.errors)) == (0, 1)
 
 
 class OutOfOrder(TableQueue):
@@ -192,15 +192,15 @@ def test_a_queue_is_told_group_by_group_and_one_that_raises_holds_back_no_other(
     groups = {"broken": leased(queue, "broken", 2), "sound": leased(queue, "sound", 3)}
 
     answers = {
-        ref: ONCE.settle(queue, ref, "ack", ids[:-1]) + ONCE.settle(queue, ref, queue.on_failure, ids[-1:])
+        ref: ONCE.acknowledge(queue, ref, "ack", ids[:-1]) + ONCE.acknowledge(queue, ref, queue.on_failure, ids[-1:])
         for ref, ids in groups.items()
     }
 
     assert answers["broken"].errors == ["ack of 1 messages of queue: SourceError: no answer"]
-    assert [answer.settled for answer in answers.values()] == [1, 3], (
+    assert [answer.acknowledged for answer in answers.values()] == [1, 3], (
         "a failure is given back, whatever became of the rest"
     )
     assert [answer.refused for answer in answers.values()] == [[], []]
     assert queue.backlog().messages == 2, "one failure of each group"
     again = patiently(queue.model_copy(update={"broken": ""}), "broken", groups["broken"][:1])
-    assert (again.settled, again.errors) == (1, []), "what raised is there to be told again"
+    assert (again.acknowledged, again.errors) == (1, []), "what raised is there to be told again"

@@ -94,7 +94,7 @@ def written(
     columns |= {name: pa.array([one[name] for one in rows], type_) for name, type_ in types.items()}
     columns["data"] = pa.array(payloads, pa.binary())
     batch = pa.RecordBatch.from_pydict(columns)
-    task = WriteColumns(pipeline, None, Memory().settling, origin, lake, "r1", kept)
+    task = WriteColumns(pipeline, None, Memory().ack_policy, origin, lake, "r1", kept)
     return done(task, [batch], careful=careful)
 
 
@@ -279,7 +279,7 @@ def test_rows_of_several_windows_go_to_their_windows(lake):
     columns = {name: pa.repeat(value, 2) for name, value in routing.items()}
     columns |= {"_failure": pa.nulls(2, pa.string()), "late": pa.nulls(2, pa.int64()), "position": pa.array([1, 0])}
 
-    write = WriteColumns(Fast, None, Memory().settling, "source", lake, "r1", files)
+    write = WriteColumns(Fast, None, Memory().ack_policy, "source", lake, "r1", files)
     manifest = returned(write.work([pa.RecordBatch.from_pydict(columns)]))
 
     assert {(file.window, file.rows) for file in manifest.of_table("lake")} == {
@@ -293,7 +293,7 @@ def test_a_position_that_no_message_has_is_refused(lake, positions):
     kept = ranges(received(lake, "fast", Memory(deliveries_=numbered(b"1", b"2"))), "fast")
     columns = {name: pa.repeat("ok", 2) for name in TAKEN[1:]} | {"position": pa.array(positions, pa.int64())}
 
-    write = WriteColumns(Fast, None, Memory().settling, "source", lake, "r1", kept)
+    write = WriteColumns(Fast, None, Memory().ack_policy, "source", lake, "r1", kept)
     with pytest.raises(PipelineError, match="changed the column position"):
         list(write.work([pa.RecordBatch.from_pydict(columns)]))
 

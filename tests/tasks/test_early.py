@@ -55,7 +55,7 @@ def early(lake: Lake, pipeline: type[Pipeline], source: Memory, careful: bool = 
     """Receive and handle all that a source has; tasks may tell it."""
     name = pipeline.name
     rows = ranges(received(lake, name, source), name)
-    step = {"context": None, "origin": "source", "settling": source.settling, "lake": lake, "receive_id": "r1"}
+    step = {"context": None, "origin": "source", "ack_policy": source.ack_policy, "lake": lake, "receive_id": "r1"}
     return done(Handle(pipeline=pipeline, parts=[rows], source=source, **step, **options), careful=careful)
 
 
@@ -181,7 +181,7 @@ def test_without_the_option_the_call_fails_its_message_and_says_what_to_write(la
     manifest = handled(lake, Forgetful, b"1")
 
     (failed,) = rows_of(lake, "forgetful", manifest, "failed")
-    assert "memory is settled at the end of the run: write acks_immediately = True" in failed["reason"]
+    assert "memory is acknowledged at the end of the run: write acks_immediately = True" in failed["reason"]
 
 
 def test_a_backfill_tells_nobody(lake):

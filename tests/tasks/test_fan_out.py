@@ -171,15 +171,15 @@ def test_handle_failed_sees_a_message_once_whichever_of_its_children_fail(fault)
     assert failure.stage
 
 
-def test_the_last_child_that_says_so_says_how_its_message_is_settled():
+def test_the_last_child_that_says_so_says_how_its_message_is_acknowledged():
     assert testing.test_message(Families, "left=ack lake=a").actions == ["noop"]
     assert testing.test_message(Families, "left=a lake=a").actions == ["ack"]
 
 
-class Settled(Families):
-    """Its children say how they are settled, and fail then."""
+class Acknowledged(Families):
+    """Its children say how they are acknowledged, and fail then."""
 
-    name = "settled"
+    name = "acknowledged"
 
     def _child(self, message: Message, batcher: str, word: str) -> Message:
         child = super()._child(message, batcher, word)
@@ -188,11 +188,11 @@ class Settled(Families):
 
 @pytest.mark.parametrize("fault", ["lake=failed", "lake=misfit", "left=misfit", "nowhere=a", "left=fail"])
 @pytest.mark.parametrize("place", [0, 1])
-def test_wherever_a_child_fails_its_message_is_settled_as_the_last_child_says_that_says_so(fault, place):
+def test_wherever_a_child_fails_its_message_is_acknowledged_as_the_last_child_says_that_says_so(fault, place):
     words = ["lake=nack"]
     words.insert(place, fault)
 
-    assert testing.test_message(Settled, " ".join(words)).actions == ["nack:7"]
+    assert testing.test_message(Acknowledged, " ".join(words)).actions == ["nack:7"]
 
 
 @pytest.mark.parametrize("rescue", [False, True])

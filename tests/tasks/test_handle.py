@@ -34,7 +34,7 @@ FAULTS = {
     "unhashable": ("TypeError", "batcher was set to a value of type list; put_batcher takes text"),
     "fail": ("failed", "as told"),
     "unknown option": ("TypeError", "unexpected keyword argument 'on_error'"),
-    "unknown word": ("ValueError", "memory settles a message by 'ack', 'noop', 'nack' or"),
+    "unknown word": ("ValueError", "memory acknowledges a message by 'ack', 'noop', 'nack' or"),
     "misfit": ("ColumnError", "data has ['txt'], which Row has no field for"),
     "surrogate": ("ColumnError", "surrogates not allowed"),
     "surrogate key": ("UnicodeEncodeError", "surrogates not allowed"),

@@ -25,7 +25,7 @@ def changing(monkeypatch: pytest.MonkeyPatch, change: Callable[[Message], Messag
     monkeypatch.setattr(Obedient, "handle_batch", handle_batch)
 
 
-def test_handle_batch_may_change_data_and_how_a_message_is_settled(lake, monkeypatch):
+def test_handle_batch_may_change_data_and_how_a_message_is_acknowledged(lake, monkeypatch):
     changing(monkeypatch, lambda message: message.put_data({"new": 1}).configure_ack(on_success="noop"))
 
     manifest = batched(lake, staged("1", "2"))
@@ -34,7 +34,7 @@ def test_handle_batch_may_change_data_and_how_a_message_is_settled(lake, monkeyp
     assert [row["action"] for row in rows_of(lake, "obedient", manifest, "outcomes")] == ["noop", "ack"]
 
 
-def test_handle_batch_may_say_how_a_failed_message_is_settled(lake, monkeypatch):
+def test_handle_batch_may_say_how_a_failed_message_is_acknowledged(lake, monkeypatch):
     changing(monkeypatch, lambda message: message.failed("no").configure_ack(on_failure="nack:30"))
 
     manifest = batched(lake, staged("1", "2"))

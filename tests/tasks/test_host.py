@@ -102,7 +102,7 @@ def hosted(lake, *payloads, pipeline=Hostile):
     """What a task writes that has a host."""
     source = Memory(deliveries_=numbered(*payloads))
     rows = ranges(received(lake, pipeline.name, source), pipeline.name)
-    return returned(Handle(pipeline, None, source.settling, "source", lake, "r1", parts=[rows])(0))
+    return returned(Handle(pipeline, None, source.ack_policy, "source", lake, "r1", parts=[rows])(0))
 
 
 INNOCENT = [b"1", b"2", b"3", b"fail", b"5", b"6"]
@@ -151,10 +151,10 @@ def test_a_message_that_is_spoiled_itself_fails_alone(lake):
 def test_a_batch_that_spoils_its_process_fails_with_all_its_messages_and_no_other(lake):
     payloads = [*[b"handle_batch"] * 5, b"handle_batch spoil json", *[b"handle_batch"] * 4]
     whole = ranges(hosted(lake, *payloads), "hostile", staged_table("r1", "called"))
-    settling, options = Memory().settling, Hostile.batchers["called"]
-    plan = returned(CutBatches(lake, "hostile", "r1", "called", options, settling, whole)(0))
+    ack_policy, options = Memory().ack_policy, Hostile.batchers["called"]
+    plan = returned(CutBatches(lake, "hostile", "r1", "called", options, ack_policy, whole)(0))
     files = ranges(plan, "hostile", plan_table("r1", "called"))
-    task = HandleBatches(Hostile, None, settling, "source", lake, "r1", batcher="called", staged=whole, plan=files)
+    task = HandleBatches(Hostile, None, ack_policy, "source", lake, "r1", batcher="called", staged=whole, plan=files)
 
     manifest = returned(task(0))
 
@@ -178,7 +178,7 @@ def test_a_splitter_that_spoils_its_process_fails_one_message(lake):
     whole = ranges(hosted(lake, *payloads, pipeline=Splitting), "hostile", staged_table("r1", "called"))
     options = Splitting.batchers["called"]
 
-    plan = returned(CutBatches(lake, "hostile", "r1", "called", options, Memory().settling, whole)(0))
+    plan = returned(CutBatches(lake, "hostile", "r1", "called", options, Memory().ack_policy, whole)(0))
 
     planned = rows_of(lake, "hostile", plan, plan_table("r1", "called"))
     assert [batch["rows"] for batch in planned if batch["failure"]] == [[5]]

@@ -32,7 +32,7 @@ from pipeline_platform.tasks.handle.in_order import (
 )
 from pipeline_platform.tasks.handle.repeats import DECIDED, REPEATS
 from pipeline_platform.tasks.host.fork import Death
-from pipeline_platform.tasks.host.isolation import settle
+from pipeline_platform.tasks.host.isolation import isolate
 from tests.fixtures.small_lake import WINDOW, Memory, done, numbered, outcomes, ranges, received, returned, rows_of
 
 
@@ -137,7 +137,7 @@ def handle(
     step: dict[str, Any] = {
         "pipeline": pipeline,
         "context": None,
-        "settling": source.settling,
+        "ack_policy": source.ack_policy,
         "origin": "source",
         "lake": lake,
         "receive_id": "r1",
@@ -319,7 +319,7 @@ def test_whatever_dies_no_row_is_dealt_with_before_one_that_precedes_it(
             return None, left
         return Death("signal 9", "handle_failed", [row for row in some if row in blamed | killers]), left
 
-    settle(range(31), attempt, lambda rows, _: done.extend(rows), in_order=True)
+    isolate(range(31), attempt, lambda rows, _: done.extend(rows), in_order=True)
 
     assert done == list(range(31))
 

@@ -20,7 +20,7 @@ from pipeline_platform.model.options import Processors, Producer, TableBatcher
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks.host import isolation
 from pipeline_platform.tasks.host.fork import Death
-from pipeline_platform.tasks.host.isolation import BEGUN_AGAIN, settle
+from pipeline_platform.tasks.host.isolation import BEGUN_AGAIN, isolate
 from pipeline_platform.tasks.record.staging import STAGED
 from tests.fixtures.fragile import Fragile, Gathering, harm
 from tests.fixtures.small_lake import Row, handled, outcomes, rows_of
@@ -283,7 +283,7 @@ def dying(killers: set[int], begun: list[Sequence[int]], *, blames: bool) -> Any
 def test_every_killer_is_found_and_nothing_else(rows, killers, blames):
     failed, begun = [], []
 
-    settle(range(rows), dying(killers, begun, blames=blames), lambda rows, _: failed.extend(rows))
+    isolate(range(rows), dying(killers, begun, blames=blames), lambda rows, _: failed.extend(rows))
 
     assert failed == sorted(killers & set(range(rows))), "in order"
     if blames:
@@ -298,7 +298,7 @@ def test_a_row_that_is_blamed_wrongly_is_not_failed_and_costs_little(rows, blame
         tries.append(some)
         return Death("signal 9", "", [some[blamed % len(some)]]) if len(some) > 1 else None, ()
 
-    settle(range(rows), attempt, lambda rows, _: failed.extend(rows))
+    isolate(range(rows), attempt, lambda rows, _: failed.extend(rows))
 
     assert failed == []
     assert len(tries) <= 4 * rows

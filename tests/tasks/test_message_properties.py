@@ -170,7 +170,7 @@ def in_tasks(pipeline: type[Pipeline], *, careful: bool = False) -> Lane:
         staged = ranges(written, name, staged_table("r1", "batched"))
         options = pipeline.batchers["batched"]
         assert isinstance(options, Batcher)
-        cut = CutBatches(lake, name, "r1", "batched", options, source.settling, staged)
+        cut = CutBatches(lake, name, "r1", "batched", options, source.ack_policy, staged)
         plan = ranges(returned(cut.work(0, None if careful else UNWATCHED)), name, plan_table("r1", "batched"))
         batches = HandleBatches(**shared, batcher="batched", staged=staged, plan=plan)
         written += done(batches, careful=careful)
@@ -183,7 +183,7 @@ def in_tasks(pipeline: type[Pipeline], *, careful: bool = False) -> Lane:
 
 
 def _shared(pipeline: type[Pipeline], lake: Lake, source: Telling) -> dict[str, Any]:
-    told = {"context": None, "settling": source.settling, "origin": "source"}
+    told = {"context": None, "ack_policy": source.ack_policy, "origin": "source"}
     return {"pipeline": pipeline, "lake": lake, "receive_id": "r1", **told}
 
 

@@ -127,16 +127,16 @@ def test_a_message_that_is_driven_again_and_rescued_closes_its_failure(lake):
     assert event["state"] == "closed"
 
 
-def test_a_rescued_message_is_settled_as_it_says(lake):
-    class Settling(Rescuing):
-        name = "settling"
+def test_a_rescued_message_is_acknowledged_as_it_says(lake):
+    class Acknowledging(Rescuing):
+        name = "acknowledging"
 
         def handle_failed(self, messages, context):
             return [message.configure_ack(on_success="noop", on_failure="nack:5").rescued() for message in messages]
 
-    manifest = handled(lake, Settling, source=Memory(deliveries_=numbered(b"fail", b"2")))
+    manifest = handled(lake, Acknowledging, source=Memory(deliveries_=numbered(b"fail", b"2")))
 
-    told = {row["message_id"]: row["action"] for row in rows_of(lake, "settling", manifest, "outcomes")}
+    told = {row["message_id"]: row["action"] for row in rows_of(lake, "acknowledging", manifest, "outcomes")}
     assert told == {"m0": "noop", "m1": "ack"}
 
 

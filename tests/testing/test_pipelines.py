@@ -121,9 +121,9 @@ def in_a_run(lake: Lake, payloads: Sequence[bytes]) -> Iterator[dict[str, Any]]:
         options = Stops.batchers[batcher]
         assert isinstance(options, Batcher)
         staged = ranges(first, "stops", staged_table("r1", batcher))
-        planned = returned(CutBatches(lake, "stops", "r1", batcher, options, Memory().settling, staged)(0))
+        planned = returned(CutBatches(lake, "stops", "r1", batcher, options, Memory().ack_policy, staged)(0))
         plan = ranges(planned, "stops", plan_table("r1", batcher))
-        task = HandleBatches(Stops, Rules(), Memory().settling, "source", lake, "r1", batcher, staged, plan)
+        task = HandleBatches(Stops, Rules(), Memory().ack_policy, "source", lake, "r1", batcher, staged, plan)
         yield from rows_of(lake, "stops", returned(task(0)), "outcomes")
 
 
@@ -291,7 +291,7 @@ def test_a_source_lends_its_words() -> None:
     assert test_batch(Choosy, ["drop", "once"], source=channel, redelivered=True).actions == ["drop", "drop"]
     (failed,) = test_message(Choosy, "drop").failed
     assert failed.reason is not None
-    assert failed.reason.startswith("east_queue settles a message by 'ack', 'noop', 'nack'"), "the source's name"
+    assert failed.reason.startswith("east_queue acknowledges a message by 'ack', 'noop', 'nack'"), "the source's name"
 
 
 class Columns(Pipeline):

@@ -24,12 +24,12 @@ LARGEST = 2_147_483_647
 
 OWNED = {
     "acks": "send() says that messages are safe",
-    "auto.commit.enable": "offsets are committed once all before them is settled",
+    "auto.commit.enable": "offsets are committed once all before them is acknowledged",
     "auto.offset.reset": "offsets that are gone are an error, never skipped",
     "bootstrap.servers": "set bootstrap_servers",
     "client.id": "set client_id",
-    "enable.auto.commit": "offsets are committed once all before them is settled",
-    "enable.auto.offset.store": "offsets are committed once all before them is settled",
+    "enable.auto.commit": "offsets are committed once all before them is acknowledged",
+    "enable.auto.offset.store": "offsets are committed once all before them is acknowledged",
     "enable.idempotence": "send() sends no message twice",
     "enable.partition.eof": "it ends a range whose last offsets are gaps",
     "fetch.max.bytes": "set fetch_max_bytes",
@@ -61,7 +61,7 @@ class KafkaOptions(LogSource):
     """What a Kafka source is told."""
 
     bootstrap_servers: str = Field(description="Brokers to begin with: host:port, separated by commas, or a list.")
-    group_id: str = Field(min_length=1, description="Consumer group; it has the first offset that is not settled.")
+    group_id: str = Field(min_length=1, description="Consumer group; it has the first offset that is not acknowledged.")
     topics: tuple[Annotated[str, Field(pattern=rf"^{_TOPIC}$")], ...] = Field((), description="Topics to read.")
     topic_pattern: str | None = Field(
         None, description="Regular expression, in place of topics: reads those whose whole names match, also new ones."

@@ -1,4 +1,4 @@
-"""Kafka as a source: ranges of offsets, read by assignment, committed once all before them is settled."""
+"""Kafka as a source: ranges of offsets, read by assignment, committed once all before them is acknowledged."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 class KafkaSource(KafkaOptions):
     """Topics of Kafka, read in ranges of offsets.
 
-    Nothing joins the consumer group. It remembers how far all is settled, so that Kafka's tools show the lag. A user
-    needs READ and DESCRIBE on the topics and the group, and WRITE on a topic for `send`.
+    Nothing joins the consumer group. It remembers how far all is acknowledged, so that Kafka's tools show the lag. A
+    user needs READ and DESCRIBE on the topics and the group, and WRITE on a topic for `send`.
 
     - `message_id` is `<topic id>:<partition>:<offset>`: a topic that is deleted and made again has other messages.
     - `metadata` holds `topic`, `partition`, `offset`, `key`, `headers` (pairs, in order), `timestamp` (in milliseconds)
@@ -100,9 +100,9 @@ class KafkaSource(KafkaOptions):
         # Reading goes by the name of a topic, and another may bear it by now.
         patiently(lambda: self._expect_same_topics(ranges), self.patience)
 
-    def commit(self, settled_to: Mapping[str, int]) -> None:
+    def commit(self, acknowledged_to: Mapping[str, int]) -> None:
         """Have the group remember offsets; those of topics that are gone, nobody needs any more."""
-        wanted = {parted(name): offset for name, offset in settled_to.items()}
+        wanted = {parted(name): offset for name, offset in acknowledged_to.items()}
         ids = self._cluster.topic_ids({topic for topic, _, _ in wanted})
         there = {
             (topic, number): offset

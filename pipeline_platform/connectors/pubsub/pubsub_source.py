@@ -168,11 +168,11 @@ class PubsubSource(LeasedSource):
         All are lost where the subscription `ack_ref` is gone and `subscription` names another by now: its messages
         went with it.
         """
-        return self._settle("acknowledge", ack_ref, ack_ids)
+        return self._in_groups("acknowledge", ack_ref, ack_ids)
 
     def release(self, ack_ref: str, ack_ids: Sequence[str], delay_s: int = 0) -> list[Refused]:
         """Have messages delivered again after `delay_s` seconds, 600 at the most; 0 follows the retry policy."""
-        return self._settle(_HOLD, ack_ref, ack_ids, ack_deadline_seconds=min(delay_s, LONGEST_S))
+        return self._in_groups(_HOLD, ack_ref, ack_ids, ack_deadline_seconds=min(delay_s, LONGEST_S))
 
     def extend(self, receive_id: str, held: Held) -> bool:
         """Keep the messages for `ack_deadline_s` from now.
@@ -187,7 +187,7 @@ class PubsubSource(LeasedSource):
         asked, left = 0, list[Refused]()
         for subscription, ack_ids in held():
             asked += len(ack_ids)
-            left += self._settle(_HOLD, subscription, ack_ids, ack_deadline_seconds=self.ack_deadline_s)
+            left += self._in_groups(_HOLD, subscription, ack_ids, ack_deadline_seconds=self.ack_deadline_s)
         if left:
             logger.warning(
                 "%s: %d of %d messages cannot be kept for longer: %s", self.name, len(left), asked, left[0].reason
@@ -300,12 +300,12 @@ class PubsubSource(LeasedSource):
         lost = {one.ack_id for one in refused if one.lost}
         return [received for received in messages if received.ack_id not in lost]
 
-    def _settle(self, operation: str, subscription: str, ack_ids: Sequence[str], **options: Any) -> list[Refused]:
+    def _in_groups(self, operation: str, subscription: str, ack_ids: Sequence[str], **options: Any) -> list[Refused]:
         if not ack_ids:
             return []
         _ = self._client  # made once, before the threads ask for it
         per_call = min(ACK_IDS, ACK_BYTES // max(map(len, ack_ids)))
-        return calls.settle(
+        return calls.in_groups(
             lambda group: self._tell(operation, subscription, group, **options),
             ack_ids,
             per_call=per_call,

@@ -1,4 +1,4 @@
-"""The two sides of an AMQP channel: messages that it was given, to be taken and settled, and messages that it sends."""
+"""The two sides of an AMQP channel: messages that it was given, to take and acknowledge, and messages that it sends."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Parcel(NamedTuple):
 
 
 class Inbox:
-    """The messages that one channel was given: those that nobody took yet, and those that are not settled.
+    """The messages that one channel was given: those that nobody took yet, and those that are not acknowledged.
 
     Attributes:
         channel: Theirs.
@@ -180,12 +180,12 @@ class Inbox:
         for tag in tags:
             self.channel.ask("basic_cancel", consumer_tag=tag)
 
-    def settle(self, tags: Collection[int], tell: Callable[[Any, int, bool], None]) -> None:
-        """Settle messages; when this returns, the server has done so. Those that are settled already stay so.
+    def acknowledge(self, tags: Collection[int], tell: Callable[[Any, int, bool], None]) -> None:
+        """Acknowledge messages; when this returns, the server has done so. Those that are acknowledged already stay so.
 
         Args:
             tags: Their delivery tags.
-            tell: Tells pika's channel of one message; or, where true, of all up to it that are not settled.
+            tell: Tells pika's channel of one message; or, where true, of all up to it that are not acknowledged.
         """
 
         def act(channel: Any, done: Future[Any]) -> None:

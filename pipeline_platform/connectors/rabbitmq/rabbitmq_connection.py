@@ -107,7 +107,7 @@ class Connection:
         return done
 
     def close(self) -> None:
-        """Close the connection. Messages that are not settled come back to their queue."""
+        """Close the connection. Messages that are not acknowledged come back to their queue."""
         with suppress(Exception):
             self.ask(lambda _: self._pika.close(), CLOSED_S)
 
@@ -205,7 +205,7 @@ class Channel:
         act(self._channel, done)
 
     def close(self) -> None:
-        """Close it. Messages that are not settled come back to their queue."""
+        """Close it. Messages that are not acknowledged come back to their queue."""
         with suppress(Exception):
             self.act(lambda channel, _: channel.close(), CLOSED_S)
 

@@ -61,7 +61,7 @@ _EXPLANATIONS = {
     "^403 ": "user {user!r} lacks a permission ({said}). Grant it read on the queue, with declare and bindings also "
     "configure and write, and write on exchanges to send",
     "^405 ": "queue {queue!r} is another connection's alone ({said}). Name one that is not exclusive",
-    _LATE: "the server took back what was not settled in time ({said}). Have runs take on fewer messages (max_demand "
+    _LATE: "the server took back what was not acknowledged in time ({said}). Have runs take on less (max_demand "
     "of the pipeline's Processors, or prefetch_count), or raise the server's consumer_timeout, or the queue's argument "
     "x-consumer-timeout",
     "^406 .*(inequivalent|invalid arg|unknown arg)": "declare or consume_options.arguments do not suit queue {queue!r} "

@@ -20,7 +20,7 @@ PARAMETERS = (
 )  # fmt: skip
 """Of an address, as pika 1.4 knows them."""
 STREAM = (
-    "is a stream: a log that gives every message to everybody and forgets none. A run could settle nothing there. "
+    "is a stream: a log that gives every message to everybody and forgets none. A run could acknowledge nothing there. "
     "Name a classic or a quorum queue"
 )
 

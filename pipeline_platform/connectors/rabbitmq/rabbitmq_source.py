@@ -1,4 +1,4 @@
-"""RabbitMQ as a source: messages that an open connection holds, until they are settled on it or it closes."""
+"""RabbitMQ as a source: messages that an open connection holds, until they are acknowledged on it or it closes."""
 
 from __future__ import annotations
 
@@ -133,8 +133,8 @@ class RabbitmqSource(RabbitmqOptions):
             finally:
                 inbox.stop()
 
-    def settle(self, action: str, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
-        """Settle messages on the channel that received them; those of a lost channel are `lost`, and come back."""
+    def acknowledge(self, action: str, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
+        """Acknowledge messages on the channel that received them; those of a lost channel are `lost`, and come back."""
         if action == "noop":
             return []
         _, inbox = self._here.inboxes.get(ack_ref, ("", None))
@@ -142,12 +142,12 @@ class RabbitmqSource(RabbitmqOptions):
         if inbox is not None:
             try:
                 with self._explaining():
-                    inbox.settle([int(one.removesuffix(_NAMELESS)) for one in ack_ids], _TELL[action])
+                    inbox.acknowledge([int(one.removesuffix(_NAMELESS)) for one in ack_ids], _TELL[action])
             except SourceError as error:
                 lost = str(error)
         if lost and ack_ref not in self._here.told:
             self._here.told.add(ack_ref)
-            again = "the server delivers messages again that could not be settled, unless their queue is gone"
+            again = "the server delivers messages again that could not be acknowledged, unless their queue is gone"
             logger.warning("%s: %s: %s", self.name, again, lost)
         return [Refused(one, lost, lost=True) for one in ack_ids] if lost else []
 
@@ -172,7 +172,7 @@ class RabbitmqSource(RabbitmqOptions):
         )
 
     def close(self) -> None:
-        """Close the connection. What was not settled goes back to the queue."""
+        """Close the connection. What was not acknowledged goes back to the queue."""
         here = self.__dict__.pop("_here", None)
         if here is not None and here.connection is not None:
             here.connection.close()

@@ -63,7 +63,7 @@ def said_of(failure: Mapping[str, Any]) -> str:
 
 
 def refused(handle: str, failure: Mapping[str, Any]) -> Refused:
-    """An entry that was not settled."""
+    """An entry that was not acknowledged."""
     code, _, said = said_of(failure).partition(": ")
     # Of a handle whose lease is over, FIFO queues say that the parameter is invalid, having expired. Of a message that
     # was deleted meanwhile and is to be put back, they say that it does not exist.

@@ -191,7 +191,7 @@ class SqsSource(LeasedSource):
 
         All are lost where the queue `ack_ref` is gone and `queue_url` names another by now: its messages went with it.
         """
-        return self._settle("delete_message_batch", ack_ref, ack_ids)
+        return self._in_groups("delete_message_batch", ack_ref, ack_ids)
 
     def release(self, ack_ref: str, ack_ids: Sequence[str], delay_s: int = 0) -> list[Refused]:
         """Make messages visible again after `delay_s` seconds, ten a call.
@@ -200,7 +200,7 @@ class SqsSource(LeasedSource):
         less `visibility_timeout`.
         """
         delay_s = min(delay_s, self._longest_delay_s)
-        return self._settle(_HIDE, ack_ref, ack_ids, VisibilityTimeout=delay_s)
+        return self._in_groups(_HIDE, ack_ref, ack_ids, VisibilityTimeout=delay_s)
 
     def extend(self, receive_id: str, held: Held) -> bool:
         """Hide the messages for `visibility_timeout` from now: a request for each ten.
@@ -215,7 +215,7 @@ class SqsSource(LeasedSource):
         started, asked, left = time.monotonic(), 0, list[Refused]()
         for queue_url, handles in held():
             asked += len(handles)
-            left += self._settle(_HIDE, queue_url, handles, VisibilityTimeout=self.visibility_timeout)
+            left += self._in_groups(_HIDE, queue_url, handles, VisibilityTimeout=self.visibility_timeout)
         if left:
             how_many = f"{len(left)} of {asked}"
             logger.warning("%s: %s messages cannot be hidden for longer: %s", self.name, how_many, left[0].reason)
@@ -364,8 +364,8 @@ class SqsSource(LeasedSource):
         failed: list[dict[str, Any]] = reply.get("Failed", [])
         return failed
 
-    def _settle(self, operation: str, queue_url: str, handles: Sequence[str], **options: Any) -> list[Refused]:
-        def settle(ten: Sequence[str]) -> list[Refused]:
+    def _in_groups(self, operation: str, queue_url: str, handles: Sequence[str], **options: Any) -> list[Refused]:
+        def ask(ten: Sequence[str]) -> list[Refused]:
             # Ids by position: receipt handles are too long, and message ids may repeat, which SQS refuses.
             entries = [{"Id": str(i), "ReceiptHandle": handle, **options} for i, handle in enumerate(ten)]
             try:
@@ -377,4 +377,4 @@ class SqsSource(LeasedSource):
             return [refused(ten[int(failure["Id"])], failure) for failure in reply.get("Failed", [])]
 
         _ = self._client if handles else None
-        return calls.settle(settle, handles, per_call=PER_CALL, threads=THREADS)
+        return calls.in_groups(ask, handles, per_call=PER_CALL, threads=THREADS)

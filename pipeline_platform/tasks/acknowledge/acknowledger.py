@@ -1,4 +1,4 @@
-"""Acknowledging: the outcomes of a receive, by `ack_ref` and action, settled in the source's largest unit."""
+"""Acknowledging: the outcomes of a receive, by `ack_ref` and action, acknowledged in the source's largest unit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipeline_platform.model.actions import TOLD
 from pipeline_platform.source.contract import Refused, Source
 
 _ROWS = 65_536
-"""Messages that a task settles at once: it holds their ids."""
+"""Messages that a task acknowledges at once: it holds their ids."""
 _SAMPLE = 10
 _KEY = ("ack_ref", "ack_id")
 _READ, _UNHEARD = only(OUTCOMES, *_KEY, "action", "outcome"), only(OUTCOMES, *_KEY)
@@ -28,12 +28,12 @@ class Answer(NamedTuple):
     """What a source answered.
 
     Attributes:
-        settled: Messages that it settled, those left alone by `noop`, and those that it was told of before.
+        acknowledged: Messages that it acknowledged, those left alone by `noop`, and those that it was told of before.
         refused: What it did not take, although asked again.
         errors: What went wrong with whole groups, in words.
     """
 
-    settled: int
+    acknowledged: int
     refused: list[Refused]
     errors: list[str]
 
@@ -41,12 +41,12 @@ class Answer(NamedTuple):
         """Both together."""
         if not isinstance(other, Answer):
             return NotImplemented
-        return Answer(self.settled + other.settled, self.refused + other.refused, self.errors + other.errors)
+        return Answer(self.acknowledged + other.acknowledged, self.refused + other.refused, self.errors + other.errors)
 
 
 @dataclass(frozen=True)
 class Acknowledger:
-    """Settles messages of a source, patiently.
+    """Acknowledges messages of a source, patiently.
 
     Attributes:
         attempts: Calls at the most for each group; each asks only for what is left.
@@ -56,8 +56,8 @@ class Acknowledger:
     attempts: int = 1
     wait_s: float = 0.0
 
-    def settle(self, source: Source, ack_ref: str, action: str, ack_ids: Sequence[str]) -> Answer:
-        """Settle one group by one action. An error is returned, never raised, so it holds back no other group.
+    def acknowledge(self, source: Source, ack_ref: str, action: str, ack_ids: Sequence[str]) -> Answer:
+        """Acknowledge one group by one action. An error is returned, never raised, so it holds back no other group.
 
         Args:
             source: Whose messages they are.
@@ -72,7 +72,7 @@ class Acknowledger:
             if attempt:
                 time.sleep(self.wait_s * 2 ** (attempt - 1))
             lost = [one for one in answer.refused if one.lost]
-            answer = Answer(answer.settled, lost, []) + _ask(source, ack_ref, action, left)
+            answer = Answer(answer.acknowledged, lost, []) + _ask(source, ack_ref, action, left)
             if not answer.errors:  # else all that was asked for is left
                 left = [one.ack_id for one in answer.refused if not one.lost]
         return answer
@@ -83,7 +83,7 @@ ONCE = Acknowledger()
 
 def _ask(source: Source, ack_ref: str, action: str, ack_ids: list[str]) -> Answer:
     try:
-        refused = source.settle(action, ack_ref, ack_ids)
+        refused = source.acknowledge(action, ack_ref, ack_ids)
     except Exception as error:
         said = f"{action} of {len(ack_ids)} messages of {source.name}: {type(error).__name__}: {error}"
         return Answer(0, [], [said])
@@ -91,13 +91,14 @@ def _ask(source: Source, ack_ref: str, action: str, ack_ids: list[str]) -> Answe
 
 
 @dataclass(frozen=True)
-class SettleOutcomes:
-    """Task `n` settles the outcomes in `parts[n]`.
+class AcknowledgeOutcomes:
+    """Task `n` acknowledges the outcomes in `parts[n]`.
 
     Attributes:
         acknowledger: How patiently.
-        withhold_duplicates: Settle no duplicate: what another receive decided may not be published.
-        unheard: The ids of messages that are not settled, since the pipeline's own `acknowledge` has not heard of them.
+        withhold_duplicates: Acknowledge no duplicate: what another receive decided may not be published.
+        unheard: The ids of messages that are not acknowledged, since the pipeline's own `acknowledge` has not heard of
+            them.
     """
 
     source: Source
@@ -118,20 +119,20 @@ class SettleOutcomes:
                 hears_later = pc.is_in(keys_of(batch, *_KEY), value_set=pa.concat_arrays(unheard))
                 batch = batch.filter(pc.invert(hears_later))
             if self.withhold_duplicates:
-                settled = batch.filter(pc.not_equal(batch.column("outcome"), "duplicate"))
-                withheld, batch = withheld + batch.num_rows - settled.num_rows, settled
+                acknowledged = batch.filter(pc.not_equal(batch.column("outcome"), "duplicate"))
+                withheld, batch = withheld + batch.num_rows - acknowledged.num_rows, acknowledged
             for (ack_ref, action), ack_ids in _groups(batch):
                 if action == TOLD:
                     total += Answer(len(ack_ids), [], [])
                     continue
-                answer = self.acknowledger.settle(self.source, ack_ref, action, ack_ids)
+                answer = self.acknowledger.acknowledge(self.source, ack_ref, action, ack_ids)
                 again = [one for one in answer.refused if not one.lost]
                 why_lost = why_lost or next((one.reason for one in answer.refused if one.lost), "")
                 lost, refused = lost + len(answer.refused) - len(again), refused + len(again)
                 total += answer._replace(refused=again)
-                total = Answer(total.settled, total.refused[:_SAMPLE], total.errors[:_SAMPLE])
+                total = Answer(total.acknowledged, total.refused[:_SAMPLE], total.errors[:_SAMPLE])
         notes = {
-            "acknowledged": total.settled,
+            "acknowledged": total.acknowledged,
             "lost": lost,
             "why lost": why_lost,
             "withheld": withheld,
@@ -148,7 +149,7 @@ class SettleOutcomes:
 def _groups(batch: pa.RecordBatch) -> Iterator[tuple[tuple[str, str], list[str]]]:
     """The ids of a batch by `ack_ref` and action, each group in the order in which its messages were handled.
 
-    `ack` comes last: a source that settles all messages up to one at once then finds no others among them.
+    `ack` comes last: a source that acknowledges all messages up to one at once then finds no others among them.
     Most often there is one group, so columns are compared, and not row by row.
     """
     for ack_ref in pc.unique(batch.column("ack_ref")).to_pylist():

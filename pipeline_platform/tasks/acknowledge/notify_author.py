@@ -175,7 +175,7 @@ class TellAuthor(CallingStep):
         failed = ends.failed.take(ends.places(rows))
         places = np.flatnonzero(failed.is_valid()).tolist()
         failures = dict(zip(places, ends.failures.take(failed.drop_null()).to_pylist(), strict=True))
-        messages = list(Message.each(rows, self.settling))
+        messages = list(Message.each(rows, self.ack_policy))
         groups = ended(messages, failures)
 
         def call(pipeline: Callable[[], Pipeline], watch: Watch) -> str | None:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from pipeline_platform.lake.reader import Range, row_groups
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.writer import Writer
-from pipeline_platform.model.actions import Settling
+from pipeline_platform.model.actions import AckPolicy
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import Message, Trigger
 from pipeline_platform.model.options import Batcher, Splitter
@@ -38,7 +38,7 @@ class CutBatches:
         pipeline: Name of the pipeline.
         batcher: Name of the batcher.
         options: Its.
-        settling: How the source is told of messages.
+        ack_policy: How the source is told of messages.
         staged: Whole files, in the order of their positions.
         rest: The trigger of what is left when no more messages come.
         tasks: Tasks that partitions are dealt to.
@@ -49,7 +49,7 @@ class CutBatches:
     receive_id: str
     batcher: str
     options: Batcher
-    settling: Settling
+    ack_policy: AckPolicy
     staged: Sequence[Range]
     rest: Trigger = "flush"
     tasks: int = 1
@@ -98,7 +98,7 @@ class CutBatches:
             read = read.append_column("window", staged.windows(places))
             known = {place - first: why for place, why in killers.items() if 0 <= place - first < len(some)}
             watch.name(range(first, first + len(some)))
-            decoded = staged_messages(read, self.batcher, self.settling, model, known, _Named(watch))
+            decoded = staged_messages(read, self.batcher, self.ack_policy, model, known, _Named(watch))
             for message in list(decoded):
                 with watch.busy("batch_size", [message]):
                     yield message

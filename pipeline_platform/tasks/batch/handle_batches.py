@@ -136,7 +136,9 @@ class HandleBatches(CallingStep):
     def _handle(self, batch: Batch, killers: Mapping[int, Failure], mute: Set[int], outcomes: Outcomes) -> None:
         """Handle a batch and record it, but for the mute rows. Known killers only fail."""
         model = self.pipeline.batchers[self.batcher].table_schema
-        decoded = list(staged_messages(batch.messages, self.batcher, outcomes.settling, model, killers, outcomes.watch))
+        decoded = list(
+            staged_messages(batch.messages, self.batcher, outcomes.ack_policy, model, killers, outcomes.watch)
+        )
         ok = [message for message in decoded if message.failure is None]
         assert outcomes.pipeline is not None
         with outcomes.watch.busy("handle_batch", ok):
@@ -176,7 +178,7 @@ class HandleBatches(CallingStep):
         if mute:
             left = batch.messages.take(pa.array(sorted(mute), pa.int64()))
             failures = {row: killers[number] for row, number in enumerate(sorted(mute))}
-            failed = list(staged_messages(left, self.batcher, self.settling, None, failures, UNWATCHED))
+            failed = list(staged_messages(left, self.batcher, self.ack_policy, None, failures, UNWATCHED))
             isolation.outcomes.batched(self.batcher, left, batch.window, failed, batch.info.batch_id)
 
 
@@ -204,8 +206,8 @@ def handle_batch(
 ) -> list[Message]:
     """Call `handle_batch`, and hold it to its contract.
 
-    It may change data, status and how messages are settled. What it does not return fails, and so does what it sends
-    elsewhere. It may add no message.
+    It may change data, status and how messages are acknowledged. What it does not return fails, and so does what it
+    sends elsewhere. It may add no message.
     """
     known = {"batch_id": info.batch_id, "trigger": info.trigger}
     try:

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from pipeline_platform.lake.reader import Range, keys_of, only, row_groups
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.stored_file import stored_file
-from pipeline_platform.model.actions import Settling
+from pipeline_platform.model.actions import AckPolicy
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import Message
 from pipeline_platform.tasks.handle.in_order import HandleInOrder
@@ -51,7 +51,7 @@ class EndParents(HandleInOrder):
     def _handle(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes, until: float | None) -> Sequence[int]:
         del until  # a message took its permit when it was handled
         with outcomes.told(len(rows)):
-            outcomes.ended_parents(rows, window, *parents_of(rows, outcomes.settling))
+            outcomes.ended_parents(rows, window, *parents_of(rows, outcomes.ack_policy))
         return ()
 
     def _blamed(self) -> str:
@@ -88,13 +88,13 @@ def _ends_between(lake: Lake, files: Sequence[Range], first: int, last: int) -> 
 
 
 def that_count(ends: pa.Table) -> pa.Table:
-    """Of each message the first child that failed, and the last that says how it is settled."""
+    """Of each message the first child that failed, and the last that says how it is acknowledged."""
     ends = ends.sort_by([("position", "ascending"), ("child", "ascending")])
     failed = ends.filter(pc.is_valid(ends["kind"]))
-    settling = ends.filter(pc.or_(pc.is_valid(ends["on_success"]), pc.is_valid(ends["on_failure"])))
+    chosen = ends.filter(pc.or_(pc.is_valid(ends["on_success"]), pc.is_valid(ends["on_failure"])))
     first_of_each = np.diff(failed["position"].to_numpy(), prepend=-1) != 0
-    last_of_each = np.diff(settling["position"].to_numpy(), append=-1) != 0
-    return pa.concat_tables([failed.filter(pa.array(first_of_each)), settling.filter(pa.array(last_of_each))])
+    last_of_each = np.diff(chosen["position"].to_numpy(), append=-1) != 0
+    return pa.concat_tables([failed.filter(pa.array(first_of_each)), chosen.filter(pa.array(last_of_each))])
 
 
 def with_ends(rows: pa.RecordBatch, ends: pa.Table) -> pa.RecordBatch:
@@ -106,15 +106,15 @@ def with_ends(rows: pa.RecordBatch, ends: pa.Table) -> pa.RecordBatch:
     return rows.append_column("ends", pa.array(by_position.values(), pa.list_(pa.struct(list(ENDS)))))
 
 
-def parents_of(rows: pa.RecordBatch, settling: Settling) -> tuple[list[Message], Callable[[Message], bool]]:
+def parents_of(rows: pa.RecordBatch, ack_policy: AckPolicy) -> tuple[list[Message], Callable[[Message], bool]]:
     """The parents of some rows, ok or failed as their first child that failed, and whether one may be rescued.
 
     Args:
         rows: As they were received, `with_ends`.
-        settling: How the source is told of them.
+        ack_policy: How the source is told of them.
     """
     messages, rescuable = list[Message](), set[int]()
-    for parent, said in zip(Message.each(rows, settling), rows.column("ends").to_pylist(), strict=True):
+    for parent, said in zip(Message.each(rows, ack_policy), rows.column("ends").to_pylist(), strict=True):
         message = parent
         for one in said:
             if one["on_success"] or one["on_failure"]:  # the last one counts
@@ -129,7 +129,7 @@ def parents_of(rows: pa.RecordBatch, settling: Settling) -> tuple[list[Message],
 
 
 def _failed(parent: Message, end: dict[str, Any]) -> Message:
-    """A parent, failed and settled as its child says."""
+    """A parent, failed and acknowledged as its child says."""
     kind, reason, traceback, stage, batcher, key = (
         str(end[name]) for name in ("kind", "reason", "traceback", "stage", "batcher", "batch_key")
     )

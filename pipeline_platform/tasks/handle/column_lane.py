@@ -248,7 +248,7 @@ class _Rows:
         self._fail(batch.filter(pc.and_not(unknown, failed)), self._unknown)
         good = pc.and_not(pc.invert(unknown), failed)
         if not self._batchers:
-            self._outcomes.settle_handled(batch.filter(good), self._window)
+            self._outcomes.record_handled(batch.filter(good), self._window)
         for name, options in self._batchers.items():
             mine = batch.filter(pc.and_(good, pc.equal(batcher, name)))
             if mine.num_rows and isinstance(options, TableBatcher):
@@ -307,7 +307,7 @@ class _Rows:
             messages = [
                 message.put(value, batcher=name, batch_key=key)
                 for message, value, key in zip(
-                    Message.each(delivered, self._outcomes.settling), data, keys, strict=True
+                    Message.each(delivered, self._outcomes.ack_policy), data, keys, strict=True
                 )
             ]
             self._outcomes.handled(delivered, self._window, messages)

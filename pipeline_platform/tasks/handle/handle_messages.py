@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline_platform.lake.reader import Range, read_ranges
-from pipeline_platform.model.actions import Settling
+from pipeline_platform.model.actions import AckPolicy
 from pipeline_platform.model.failure import Failure
-from pipeline_platform.model.message import BULK, MESSAGES, SETTLING, BatchMode, Message
+from pipeline_platform.model.message import ACK_POLICY, BULK, MESSAGES, BatchMode, Message
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks.handle.repeats import Repeats
 from pipeline_platform.tasks.handle.threads import at_once, followers
@@ -61,7 +61,7 @@ class Handler:
         self,
         pipeline: Pipeline,
         context: Any,
-        settling: Settling = SETTLING,
+        ack_policy: AckPolicy = ACK_POLICY,
         paced: _Paced | None = None,
         watch: Watch = UNWATCHED,
         batch_mode: BatchMode = BULK,
@@ -71,12 +71,12 @@ class Handler:
         Args:
             pipeline: Whose callbacks.
             context: What they are handed.
-            settling: How the source is told of the messages.
+            ack_policy: How the source is told of the messages.
             paced: Yields messages when they may be handled. If it ends early, the last ones are not handled.
             watch: Learns which callback is called.
             batch_mode: That of each message, at first.
         """
-        self._pipeline, self._context, self._settling = pipeline, context, settling
+        self._pipeline, self._context, self._ack_policy = pipeline, context, ack_policy
         self._paced, self._watch, self._batch_mode = paced, watch, batch_mode
         kind = type(pipeline)
         self._transforms = kind.transform is not Pipeline.transform
@@ -122,7 +122,7 @@ class Handler:
     def transformed(self, batch: pa.RecordBatch) -> list[Message]:
         """The messages of a batch as the next callback sees them, one for each row; the too large have failed."""
         most_bytes = self._pipeline.processors.max_message_bytes
-        messages = list(Message.each(batch, self._settling, self._batch_mode))
+        messages = list(Message.each(batch, self._ack_policy, self._batch_mode))
         for row in oversized(batch, most_bytes):
             messages[row] = messages[row].failed(too_large(messages[row].data, most_bytes))
         if not self._transforms:
@@ -291,7 +291,10 @@ class Handle(CallingStep):
         if until is not None:
             paced = partial(_begun_before, until)
         assert outcomes.pipeline is not None
-        handler, begun = Handler(outcomes.pipeline, self.context, outcomes.settling, paced, outcomes.watch), set[int]()
+        handler, begun = (
+            Handler(outcomes.pipeline, self.context, outcomes.ack_policy, paced, outcomes.watch),
+            set[int](),
+        )
         with outcomes.told(rows.num_rows):
             for messages in handler.portions(rows):
                 if len(messages) == rows.num_rows:

@@ -64,7 +64,7 @@ class FindPartitions(Handle):
         partition_by, good, own = self.pipeline.partitioning(), rows, rows.column("partition")
         if partition_by != SOURCE:
             assert outcomes.pipeline is not None
-            handler = Handler(outcomes.pipeline, self.context, outcomes.settling, watch=outcomes.watch)
+            handler = Handler(outcomes.pipeline, self.context, outcomes.ack_policy, watch=outcomes.watch)
             messages, found = partitioned(partition_by, handler.transformed(rows), outcomes.watch)
             failed = [row for row, partition in enumerate(found) if partition is None]
             outcomes.handled(_take(rows, failed), window, [messages[row] for row in failed])

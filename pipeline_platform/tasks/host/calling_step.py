@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.writer import Writer
-from pipeline_platform.model.actions import Settling
+from pipeline_platform.model.actions import AckPolicy
 from pipeline_platform.model.options import TableBatcher
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.source.contract import Source
@@ -39,7 +39,7 @@ class Step:
     Attributes:
         pipeline: The class; a task makes its own instance.
         context: What callbacks are handed.
-        settling: How the source is told of messages.
+        ack_policy: How the source is told of messages.
         origin: `source`, `failed` or `messages`: see `Receive.origin`.
         lake: Where tasks read and write.
         receive_id: Whose lease the messages are under.
@@ -51,7 +51,7 @@ class Step:
 
     pipeline: type[Pipeline]
     context: Any
-    settling: Settling
+    ack_policy: AckPolicy
     origin: str
     lake: Lake
     receive_id: str

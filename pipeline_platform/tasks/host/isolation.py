@@ -147,7 +147,7 @@ class Isolation:
             if isinstance(again, Death):  # `handle_failed` cannot bear it
                 fail(these, self.outcomes, death)
 
-        settle(range(rows.num_rows), attempt, record, in_order=in_order)
+        isolate(range(rows.num_rows), attempt, record, in_order=in_order)
 
     def fork(self, work: Callable[[Outcomes], Sequence[int] | None], *, exact: bool = True) -> Sequence[int] | Death:
         """Have a fork work on some rows and record here what it recorded; return its answer, or how it died.
@@ -181,7 +181,7 @@ def _renamed(death: Death, some: Sequence[int]) -> Death:
 _Tried = tuple[Death | None, Sequence[int]]
 
 
-def settle(
+def isolate(
     rows: Sequence[int],
     attempt: Callable[[Sequence[int]], _Tried],
     fail: Callable[[Sequence[int], Death], None],
@@ -221,7 +221,7 @@ def settle(
             fail(blamed, death)
             failed = True
         elif trust and not in_order and 0 < len(blamed) < len(tried):
-            trust = settle(blamed, attempt, fail)
+            trust = isolate(blamed, attempt, fail)
             failed |= trust
         else:
             first, end = 0, len(tried) // 2

@@ -42,7 +42,7 @@ class KeepForgotten(Step):
             outcomes.teller.told |= noted  # also what it may not have heard: that is known again by its id
             columns = MESSAGES.append(pa.field("position", pa.int64()))
             for _, block in read_ranges(self.lake, self.parts[index], columns, BLOCK_ROWS):
-                gone = [key in noted and self.settling.ends(noted[key].action) for key in keys_of(block)]
+                gone = [key in noted and self.ack_policy.ends(noted[key].action) for key in keys_of(block)]
                 if any(gone):
                     rows, window = block.filter(pa.array(gone)), block.column("window")[0].as_py()
                     writer.write("messages", window, rows.select(_STORED))

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from pipeline_platform.lake.early_acks import Entry, Key, Notes
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.model.actions import Settling
+from pipeline_platform.model.actions import AckPolicy
 from pipeline_platform.model.message import Message
 from pipeline_platform.source.contract import Source
 from pipeline_platform.tasks.acknowledge.acknowledger import ONCE
@@ -36,9 +36,9 @@ class Teller(ABC):
         told: What the source was told, by delivery.
     """
 
-    def __init__(self, settling: Settling) -> None:
+    def __init__(self, ack_policy: AckPolicy) -> None:
         self.told: dict[Key, Entry] = {}
-        self._settling, self._turn = settling, threading.Lock()
+        self._ack_policy, self._turn = ack_policy, threading.Lock()
 
     def __call__(self, messages: Sequence[Message]) -> None:
         """Tell the source of those that it was not told of."""
@@ -65,9 +65,9 @@ class Teller(ABC):
     def _entry(self, key: Key, message: Message) -> Entry:
         on_success, on_failure = message.actions or (None, None)
         if message.failure is None:
-            return Entry(*key, on_success or self._settling.on_success, failed=False)
+            return Entry(*key, on_success or self._ack_policy.on_success, failed=False)
         redelivered = message._standing.delivery.value("redelivered", message._row)
-        action = self._settling.of_delivery(on_failure or self._settling.on_failure, redelivered=redelivered)
+        action = self._ack_policy.of_delivery(on_failure or self._ack_policy.on_failure, redelivered=redelivered)
         return Entry(*key, action, failed=True)
 
     @staticmethod
@@ -80,7 +80,7 @@ class SourceTeller(Teller):
     """Tells a source, in its largest unit, what was noted in the lake before."""
 
     def __init__(self, source: Source, lake: Lake, pipeline: str, receive_id: str, owner: int = 0) -> None:
-        super().__init__(source.settling)
+        super().__init__(source.ack_policy)
         self._source, self._receive_id, self._warned = source, receive_id, False
         self._notes = Notes(lake, pipeline, receive_id, owner)
         self.look()
@@ -99,7 +99,7 @@ class SourceTeller(Teller):
             )
         left = dict(entries)
         for (ack_ref, action), group in _groups(entries.values()).items():
-            answer = ONCE.settle(self._source, ack_ref, action, group)
+            answer = ONCE.acknowledge(self._source, ack_ref, action, group)
             for one in answer.refused:
                 left.pop((ack_ref, one.ack_id), None)
             if answer.errors:  # the source may have heard it all the same

@@ -34,9 +34,9 @@ ENDS = pa.schema(
         ("may_rescue", pa.bool_()),
     ]
 )
-"""What a child says of its message: how it failed (`kind` is null if it did not), and how to settle it.
+"""What a child says of its message: how it failed (`kind` is null if it did not), and how to acknowledge it.
 
-The message itself says as child -1 how it is settled.
+The message itself says as child -1 how it is acknowledged.
 """
 
 
@@ -94,7 +94,7 @@ def _bytes(message: Message) -> int:
 def ends_of(
     rows: pa.RecordBatch, messages: Sequence[tuple[int, Message]], rescuable: Iterable[Message] = ()
 ) -> pa.RecordBatch:
-    """What messages say of the parents whose rows they lie in; nothing of one that is well and settled as usual.
+    """What messages say of the parents whose rows they lie in; nothing of one that is well and acknowledged as usual.
 
     Args:
         rows: With the columns `position`, `source` and `message_id`.

@@ -28,7 +28,7 @@ from pipeline_platform.tasks.record.staging import DELIVERY, staged_rows, staged
 from pipeline_platform.tasks.record.tally import Tally
 from pipeline_platform.telemetry.spans import span
 
-_SETTLED = [*IDENTITY, "ack_ref", "ack_id"]
+_RECORDED = [*IDENTITY, "ack_ref", "ack_id"]
 
 
 class Outcomes:
@@ -39,7 +39,7 @@ class Outcomes:
         watch: Learns where code of the author's is.
         tally: What was written.
         teller: Tells the source early; None where nobody does.
-        settling: How the source is told of the messages that callbacks get.
+        ack_policy: How the source is told of the messages that callbacks get.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Outcomes:
         self.pipeline, self.watch = pipeline, watch
         self.teller = teller or step.teller()
         tell = self.teller or (nobody if step.pipeline.acks_immediately else None)
-        self.settling = step.settling._replace(tell=tell)
+        self.ack_policy = step.ack_policy._replace(tell=tell)
         self._step, self._sink, self._batchers = step, sink, step.pipeline.batchers
         self.tally = Tally(self._batchers)
         self._failures = Failures(step, sink, self.tally, watch)
@@ -139,7 +139,7 @@ class Outcomes:
             self._await_children(block, sorted(waiting))
 
     def _await_children(self, block: Block, parents: list[int]) -> None:
-        """Write which messages end when their children do, and how they are settled."""
+        """Write which messages end when their children do, and how they are acknowledged."""
         rows = block.take(["position", "data"], parents)
         size = pc.binary_length(rows.column("data")).cast(pa.int64())
         waiting = pa.RecordBatch.from_arrays([rows.column("position"), size], schema=PARENTS)
@@ -200,18 +200,18 @@ class Outcomes:
     def failed(self, batch: pa.RecordBatch, window: str, failures: Sequence[Failure]) -> None:
         """Record rows that fail for good, each for its own reason."""
         messages = [
-            message.failed(why) for message, why in zip(Message.each(batch, self.settling), failures, strict=True)
+            message.failed(why) for message, why in zip(Message.each(batch, self.ack_policy), failures, strict=True)
         ]
         self._finish(Block(batch, window, messages, failed=list(range(len(messages)))))
 
     def columns(self, name: str, rows: pa.RecordBatch, window: str, columns: Sequence[pa.Array]) -> None:
         """Record rows of one batcher that the fast lane made columns of."""
         self._write_columns(name, rows, window, [*columns, rows.column("batch_key").fill_null(DEFAULT)])
-        self.settle_handled(rows, window)
+        self.record_handled(rows, window)
 
-    def settle_handled(self, rows: pa.RecordBatch, window: str) -> None:
+    def record_handled(self, rows: pa.RecordBatch, window: str) -> None:
         """Write the outcomes of rows that are all handled."""
-        self._write_handled(rows, window, self._step.settling.on_success)
+        self._write_handled(rows, window, self._step.ack_policy.on_success)
 
     def duplicates(self, rows: pa.RecordBatch, window: str, *, decided: bool) -> None:
         """Record deliveries that are not handled.
@@ -219,11 +219,11 @@ class Outcomes:
         Args:
             rows: The deliveries.
             window: Theirs.
-            decided: An earlier receive decided the message, so it is settled as handled. Else this receive handles
+            decided: An earlier receive decided the message, so it is acknowledged as handled. Else this receive handles
                 another copy, which may yet be given back, and this copy is left to its lease.
         """
         self.tally.outcome("duplicates", window, rows.num_rows)
-        self._write_outcomes(rows, window, "duplicate", self._step.settling.on_success if decided else "noop")
+        self._write_outcomes(rows, window, "duplicate", self._step.ack_policy.on_success if decided else "noop")
 
     def given_back(self, rows: pa.RecordBatch, window: str) -> None:
         """Record messages that nobody began to handle: the source delivers them again, and open failures stay open.
@@ -237,7 +237,7 @@ class Outcomes:
             rows = rows.filter(pa.array([not one for one in begun]))
         self.tally.counts["given_back"] += rows.num_rows
         self.tally.outcome("returned", window, rows.num_rows)
-        self._write_outcomes(rows, window, "returned", self._step.settling.giving_back or "noop")
+        self._write_outcomes(rows, window, "returned", self._step.ack_policy.giving_back or "noop")
 
     def no_batcher(self, batcher: str, stage: str) -> Failure:
         """Why a message fails that is to go where no batcher is."""
@@ -290,7 +290,7 @@ class Outcomes:
         may_rescue: Callable[[Message], bool] = lambda _: False,
         take_back: Callable[[list[tuple[int, Message]]], None] = lambda _: None,
     ) -> None:
-        """Show `handle_failed` what failed, let it rescue what it may, and settle all.
+        """Show `handle_failed` what failed, let it rescue what it may, and record all.
 
         Args:
             block: The messages.
@@ -310,33 +310,35 @@ class Outcomes:
                     block.failed.append(index)
             if rescued:
                 take_back(rescued)
-        self.settle(block)
+        self.record(block)
 
-    def settle(self, block: Block) -> None:
+    def record(self, block: Block) -> None:
         """Write the outcomes of messages that are handled or failed, and record the failures."""
-        settling, done, failed = self.settling, sorted(block.done), sorted(block.failed)
+        ack_policy, done, failed = self.ack_policy, sorted(block.done), sorted(block.failed)
         told = self._told(block.rows)
         if done:
-            actions: str | list[str] = settling.on_success
+            actions: str | list[str] = ack_policy.on_success
             if told or any(map(attrgetter("_standing.actions"), block.messages)):
-                actions = [(block.messages[index].actions or (None,))[0] or settling.on_success for index in done]
+                actions = [(block.messages[index].actions or (None,))[0] or ack_policy.on_success for index in done]
                 actions = [TOLD if index in told else action for index, action in zip(done, actions, strict=True)]
-            self._write_handled(block.take(_SETTLED, done), block.window, actions)
+            self._write_handled(block.take(_RECORDED, done), block.window, actions)
         if not failed:
             return
         losers = [block.messages[index] for index in failed]
         again = block.rows.column("redelivered").take(pa.array(failed, pa.int64())).to_pylist()
         actions = [
-            settling.of_delivery((message.actions or (None, None))[1] or settling.on_failure, redelivered=redelivered)
+            ack_policy.of_delivery(
+                (message.actions or (None, None))[1] or ack_policy.on_failure, redelivered=redelivered
+            )
             for message, redelivered in zip(losers, again, strict=True)
         ]
         # What goes back to the source comes again by intent: that decides nothing.
-        ends = [settling.ends(action) or self._step.origin != "source" for action in actions]
+        ends = [ack_policy.ends(action) or self._step.origin != "source" for action in actions]
         for place, index in enumerate(failed):
             if index in told:
-                actions[place], ends[place] = TOLD, not told[index].comes_back(settling)
+                actions[place], ends[place] = TOLD, not told[index].comes_back(ack_policy)
         outcomes = ["failed" if end else "returned" for end in ends]
-        self._write_outcomes(block.take(_SETTLED, failed), block.window, outcomes, actions)
+        self._write_outcomes(block.take(_RECORDED, failed), block.window, outcomes, actions)
         self.tally.outcome("failed", block.window, sum(ends))
         self.tally.outcome("returned", block.window, len(ends) - sum(ends))
         for message in losers:
@@ -359,7 +361,7 @@ class Outcomes:
         self, rows: pa.RecordBatch, window: str, outcome: str | list[str], action: str | list[str]
     ) -> None:
         """Write the outcomes of rows: one for all, or one each."""
-        table = {name: rows.column(name) for name in _SETTLED}
+        table = {name: rows.column(name) for name in _RECORDED}
         for name, value in ("receive_id", self._step.receive_id), ("outcome", outcome), ("action", action):
             table[name] = pa.repeat(value, rows.num_rows) if isinstance(value, str) else pa.array(value, pa.string())
         schema = pa.schema([field for field in OUTCOMES if field.name != "window"])

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from pydantic import BaseModel
 
 from pipeline_platform.lake.reader import only
-from pipeline_platform.model.actions import Settling
+from pipeline_platform.model.actions import AckPolicy
 from pipeline_platform.model.crossing import decode, encode
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import BULK, Delivery, Message, Standing
@@ -87,7 +87,7 @@ def to_be_cut(rows: pa.Table, window: str) -> pa.Table:
 def staged_messages(
     rows: pa.RecordBatch,
     batcher: str,
-    settling: Settling,
+    ack_policy: AckPolicy,
     model: type[BaseModel] | None,
     failures: Mapping[int, Failure],
     watch: Watch,
@@ -96,7 +96,7 @@ def staged_messages(
 
     One in `failures` fails undecoded, and so does one that cannot be decoded.
     """
-    messages = watch.each("decode", _undecoded(rows, batcher, settling))
+    messages = watch.each("decode", _undecoded(rows, batcher, ack_policy))
     for message, encoding in zip(messages, rows.column("encoding").to_pylist(), strict=True):
         try:
             if message._row not in failures:
@@ -107,8 +107,8 @@ def staged_messages(
             yield message.failed(failures[message._row]) if message._row in failures else message
 
 
-def _undecoded(rows: pa.RecordBatch, batcher: str, settling: Settling) -> Iterator[Message]:
-    standing = Standing(Delivery(rows, settling))
+def _undecoded(rows: pa.RecordBatch, batcher: str, ack_policy: AckPolicy) -> Iterator[Message]:
+    standing = Standing(Delivery(rows, ack_policy))
     names = [*(name for name in _HANDLED if name != "encoding"), "child"]
     for row, cells in enumerate(zip(*(rows.column(name).to_pylist() for name in names), strict=True)):
         value, key, mode, on_success, on_failure, child = cells

@@ -12,7 +12,7 @@ from pipeline_platform.connectors.rabbitmq import RabbitmqSource, rabbitmq_sourc
 from pipeline_platform.connectors.rabbitmq.rabbitmq_options import WORDS
 from pipeline_platform.model.message import Message
 from pipeline_platform.source.contract import SourceError
-from tests.fixtures.rabbitmq_source import Built, numbers, received, settled
+from tests.fixtures.rabbitmq_source import Built, acknowledged, numbers, received
 from tests.fixtures.small_lake import batch_of
 
 
@@ -29,7 +29,7 @@ def test_each_word_does_what_it_says(
     source, other = rabbitmq(queue), rabbitmq(queue)
     source.send(numbers(3))
 
-    assert settled(source, word, received(source)) == []
+    assert acknowledged(source, word, received(source)) == []
 
     # A dead letter is on its way for a moment.
     assert len(received(rabbitmq(letters.queue, wait_time_s=5.0), dead or 1) if dead else []) == dead
@@ -39,23 +39,23 @@ def test_each_word_does_what_it_says(
 
 
 def test_requeue_once_is_another_word_the_second_time() -> None:
-    settling = RabbitmqSource(
+    ack_policy = RabbitmqSource(
         name="flights", url="amqp://host", queue="q", on_failure="reject_and_requeue_once"
-    ).settling
+    ).ack_policy
 
-    assert settling.of_delivery("reject_and_requeue_once", redelivered=False) == "reject_and_requeue_once"
-    assert settling.of_delivery("reject_and_requeue_once", redelivered=True) == "reject"
-    assert [word for word in WORDS if settling.ends(word)] == ["ack", "reject"]
+    assert ack_policy.of_delivery("reject_and_requeue_once", redelivered=False) == "reject_and_requeue_once"
+    assert ack_policy.of_delivery("reject_and_requeue_once", redelivered=True) == "reject"
+    assert [word for word in WORDS if ack_policy.ends(word)] == ["ack", "reject"]
 
 
 def test_an_unknown_word_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"on_failure: flights settles a message by .*'reject'.*, not 'nack'"):
+    with pytest.raises(ValueError, match=r"on_failure: flights acknowledges a message by .*'reject'.*, not 'nack'"):
         RabbitmqSource(name="flights", url="amqp://host", queue="q", on_failure="nack")
     source = RabbitmqSource(name="flights", url="amqp://host", queue="q")
-    (message,) = Message.each(batch_of(b"1"), source.settling)
+    (message,) = Message.each(batch_of(b"1"), source.ack_policy)
 
     assert message.configure_ack(on_failure="reject").actions == (None, "reject")
-    with pytest.raises(ValueError, match=r"^flights settles a message by .*'reject'.*, not 'nack'"):
+    with pytest.raises(ValueError, match=r"^flights acknowledges a message by .*'reject'.*, not 'nack'"):
         message.configure_ack(on_failure="nack")
 
 
@@ -71,14 +71,14 @@ def test_an_unknown_word_is_refused() -> None:
     ],
 )
 @pytest.mark.parametrize("word", ["ack", "reject"])
-def test_messages_up_to_the_first_gap_are_settled_by_one_frame(
+def test_messages_up_to_the_first_gap_are_acknowledged_by_one_frame(
     rabbitmq: Built, monkeypatch: pytest.MonkeyPatch, word: str, first: Any, then: Any, told: list[tuple[int, bool]]
 ) -> None:
     source, frames = rabbitmq(), list[tuple[int, bool]]()
     source.send(numbers(100))
     rows = received(source)
     if first:
-        settled(source, "reject_and_requeue", [rows[tag - 1] for tag in first])
+        acknowledged(source, "reject_and_requeue", [rows[tag - 1] for tag in first])
     tell = rabbitmq_source._TELL[word]
 
     def spy(channel: Any, tag: int, multiple: bool) -> None:
@@ -86,25 +86,30 @@ def test_messages_up_to_the_first_gap_are_settled_by_one_frame(
         tell(channel, tag, multiple)
 
     monkeypatch.setitem(rabbitmq_source._TELL, word, spy)  # type: ignore[arg-type]
-    assert settled(source, word, [rows[tag - 1] for tag in then]) == []
+    assert acknowledged(source, word, [rows[tag - 1] for tag in then]) == []
     source.close()
 
     assert frames == told
     assert source.backlog().messages == 100 - len(then), "all others are back, and no other is gone"
 
 
-def test_settling_twice_does_no_harm_and_by_another_connection_nothing(rabbitmq: Built, caplog: Any) -> None:
+def test_acknowledging_twice_does_no_harm_and_by_another_connection_nothing(rabbitmq: Built, caplog: Any) -> None:
     source = rabbitmq()
     source.send(numbers(4))
     rows = received(source)
     elsewhere = pickle.loads(pickle.dumps(source))
 
     with caplog.at_level(logging.WARNING, "pipeline_platform.connectors.rabbitmq.rabbitmq_source"):
-        refused = settled(elsewhere, "ack", rows[:2]) + settled(elsewhere, "ack", rows[2:])
+        refused = acknowledged(elsewhere, "ack", rows[:2]) + acknowledged(elsewhere, "ack", rows[2:])
 
     assert [one.lost for one in refused] == [True] * 4
     assert len(caplog.records) == 1, "it is said once"
-    assert settled(source, "ack", rows) == settled(source, "ack", rows) == settled(source, "reject", rows[:1]) == []
+    assert (
+        acknowledged(source, "ack", rows)
+        == acknowledged(source, "ack", rows)
+        == acknowledged(source, "reject", rows[:1])
+        == []
+    )
     assert source.backlog().messages == 0
 
 
@@ -121,5 +126,5 @@ def test_a_receive_may_be_decided_while_it_is_held_and_later_where_all_its_messa
         source.close()
         with nullcontext() if decides else pytest.raises(SourceError, match=r"connection is closed.*have no id"):
             assert source.extend(f"r{decides}", lambda rows=rows: held(rows))  # type: ignore[misc]
-        settled(source, "ack", received(source))
+        acknowledged(source, "ack", received(source))
     assert source.extend("of nobody", list)
