@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from itertools import islice
 from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -69,12 +68,14 @@ def _push(source: Source, file: IO[bytes], most_bytes: int, from_line: int, *, h
         SourceError: The source takes none, or refused some: names the line to go on from.
         BadParameter: A line cannot be sent: the same.
     """
+    from pipeline_platform.model.portions import portions
     from pipeline_platform.source.contract import SourceError
 
     lines, sent, told = _lines(file, most_bytes, from_line, has_metadata=has_metadata), 0, time.monotonic()
+    parts = portions(lines, lambda line: len(line.payload), _BYTES, _TOGETHER)
     while True:
         try:
-            some = list(_together(lines))
+            some = next(parts, [])
         except ValueError as error:
             way_out = f"mend it, and go on with --from-line {from_line}"
             said = f"{error}; nothing from line {from_line:,} on is sent: {way_out}"
@@ -92,15 +93,6 @@ def _push(source: Source, file: IO[bytes], most_bytes: int, from_line: int, *, h
         if time.monotonic() - told > _EVERY_S:
             typer.echo(f"{sent:,} messages, up to line {some[-1].number:,}", err=True)
             told = time.monotonic()
-
-
-def _together(lines: Iterator[Line]) -> Iterator[Line]:
-    size = 0
-    for line in islice(lines, _TOGETHER):
-        yield line
-        size += len(line.payload)
-        if size >= _BYTES:
-            return
 
 
 def _lines(file: IO[bytes], most_bytes: int, from_line: int, *, has_metadata: bool) -> Iterator[Line]:

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from pipeline_platform.lake.manifest import File
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.stored_file import stored_file
+from pipeline_platform.model.portions import halves
 
 
 class Range(NamedTuple):
@@ -73,7 +74,7 @@ def read_ranges(
                     table = file.group(group).slice(start, stop - start)
                     position = wanted.position + first + start
                     for batch in table.combine_chunks().to_batches(max_chunksize=max_rows):
-                        for part in bounded(batch, max_bytes):
+                        for part in halves(batch, max_bytes):
                             yield position, _filled(part, columns.names, wanted.window, position)
                             position += part.num_rows
                 first += rows
@@ -109,16 +110,6 @@ def keys_of(rows: pa.Table | pa.RecordBatch, *columns: str) -> pa.Array:
     """The values of some columns of each row, as one string."""
     keys = pc.binary_join_element_wise(*(pc.cast(rows[name], pa.string()) for name in columns), "\0")
     return keys.combine_chunks() if isinstance(keys, pa.ChunkedArray) else keys
-
-
-def bounded(batch: pa.RecordBatch, max_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Cut a batch in halves until each part is within `max_bytes` or a single row."""
-    if batch.num_rows <= 1 or batch.get_total_buffer_size() <= max_bytes or batch.nbytes <= max_bytes:
-        yield batch
-        return
-    half = batch.num_rows // 2  # sizes vary, so halve instead of reckoning with a mean
-    yield from bounded(batch.slice(0, half), max_bytes)
-    yield from bounded(batch.slice(half), max_bytes)
 
 
 def _filled(batch: pa.RecordBatch, columns: Sequence[str], window: str, position: int) -> pa.RecordBatch:

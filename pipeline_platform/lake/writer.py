@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline_platform.lake.manifest import File, Manifest
-from pipeline_platform.lake.reader import bounded
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.portions import halves
 
 ROW_GROUP_ROWS = 65_536
 ROW_GROUP_BYTES = 16 * 2**20
@@ -139,7 +139,7 @@ class _OpenFile:
         self.rows += batch.num_rows
         while batch.num_rows:
             room = ROW_GROUP_ROWS - self._waiting_rows
-            for part in bounded(batch.slice(0, room), ROW_GROUP_BYTES):
+            for part in halves(batch.slice(0, room), ROW_GROUP_BYTES):
                 if self._waiting_bytes + part.nbytes > ROW_GROUP_BYTES:
                     self._flush()
                 self._waiting.append(part)

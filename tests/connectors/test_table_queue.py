@@ -67,7 +67,9 @@ def test_many_messages_are_divided_evenly_and_read_in_batches(queue: TableQueue)
     rows = [row for batches in read_in_parallel for batch in batches for row in batch.to_pylist()]
     assert [row["data"] for row in rows] == [b"%d" % number for number in range(1, 5_001)]
     [share] = queue.model_copy().plan(5_000, 1, "a")
-    assert [batch.num_rows for batch in queue.read(share, "a")] == [2_000, 2_000, 1_000]
+    sizes = [batch.num_rows for batch in queue.read(share, "a")]
+    assert max(sizes) == 2_000
+    assert len(sizes) == 6, "few rows come first: nobody knows yet how large they are"
 
 
 def test_rows_are_read_few_at_a_time_where_their_metadata_are_large(queue: TableQueue) -> None:

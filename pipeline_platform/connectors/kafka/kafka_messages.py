@@ -5,12 +5,15 @@ from __future__ import annotations
 import base64
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
 from json.encoder import encode_basestring
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from pipeline_platform.connectors.kafka.offset_ranges import named
+from pipeline_platform.model.portions import portions
 
 if TYPE_CHECKING:
     from pipeline_platform.connectors.kafka.offset_ranges import Piece
@@ -24,20 +27,10 @@ _KINDS = {0: '"none"', 1: '"create"', _APPENDED: '"log_append"'}
 
 
 def bounded(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Cut pieces into groups of `BATCH_BYTES` or one message more."""
-    group: list[Piece] = []
-    size = 0
-    for range_, messages in pieces:
-        begin = 0
-        for end, message in enumerate(messages, 1):
-            size += len(message)
-            if size >= BATCH_BYTES:
-                yield [*group, (range_, messages[begin:end])]
-                group, size, begin = [], 0, end
-        if begin < len(messages):
-            group.append((range_, messages[begin:]))
-    if group:
-        yield group
+    """Cut pieces into groups within `BATCH_BYTES`."""
+    each = ((range_, message) for range_, messages in pieces for message in messages)
+    for group in portions(each, lambda one: len(one[1]), BATCH_BYTES):
+        yield [(range_, [message for _, message in some]) for range_, some in groupby(group, itemgetter(0))]
 
 
 def columns(pieces: Iterable[Piece]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from pipeline_platform.model.portions import portions
 from pipeline_platform.source.contract import SourceError
 
 PUBLISH_MESSAGES = 1_000
@@ -52,18 +53,9 @@ def requests_of(
         SourceError: What is given beside a payload cannot be published.
         ValueError: There are more or fewer metadata than payloads.
     """
-    request: list[dict[str, Any]] = []
-    size = 0
     pairs = zip(payloads, itertools.repeat(None) if metadata is None else metadata, strict=metadata is not None)
-    for n, (data, meant) in enumerate(pairs):
-        message = _message(n, data, meant or {}, source)
-        if request and (len(request) == PUBLISH_MESSAGES or size + len(data) > PUBLISH_BYTES):
-            yield request
-            request, size = [], 0
-        request.append(message)
-        size += len(data)
-    if request:
-        yield request
+    messages = (_message(n, data, meant or {}, source) for n, (data, meant) in enumerate(pairs))
+    return portions(messages, lambda message: len(message["data"]), PUBLISH_BYTES, PUBLISH_MESSAGES)
 
 
 def _message(n: int, data: bytes, metadata: Mapping[str, Any], source: str) -> dict[str, Any]:

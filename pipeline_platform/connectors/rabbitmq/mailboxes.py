@@ -15,6 +15,7 @@ from pika.spec import Basic, BasicProperties
 from pydantic_core import to_json
 
 from pipeline_platform.connectors.rabbitmq.rabbitmq_connection import Channel
+from pipeline_platform.model.portions import portions
 
 BATCH_ROWS = 1_000
 BATCH_BYTES = 16 * 2**20
@@ -256,7 +257,7 @@ class Outbox:
         Yields:
             How many were confirmed or refused, and in words those that no queue took.
         """
-        for together in _in_parts(parcels):
+        for together in portions(parcels, lambda parcel: len(parcel.body), TOGETHER_BYTES, TOGETHER):
 
             def act(channel: Any, done: Future[Any], together: list[Parcel] = together) -> None:
                 self._done = done
@@ -281,19 +282,6 @@ class Outbox:
     def _returned(self, _channel: Any, method: Any, _properties: Any, _body: bytes) -> None:
         said = f"exchange {method.exchange!r} has no queue for routing_key {method.routing_key!r}"
         self._refusals.append(f"{said}: {method.reply_text}")
-
-
-def _in_parts(parcels: Iterable[Parcel]) -> Iterator[list[Parcel]]:
-    part: list[Parcel] = []
-    size = 0
-    for parcel in parcels:
-        part.append(parcel)
-        size += len(parcel.body)
-        if len(part) >= TOGETHER or size >= TOGETHER_BYTES:
-            yield part
-            part, size = [], 0
-    if part:
-        yield part
 
 
 def _was_in(queue: str, headers: Mapping[str, Any]) -> bool:

@@ -6,6 +6,8 @@ import base64
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from pipeline_platform.model.portions import portions
+
 PER_CALL = 10
 """The most messages that SQS takes or gives in one call."""
 BYTES_PER_CALL = 2**20
@@ -50,16 +52,7 @@ def entry_of(number: int, body: str, metadata: Mapping[str, Any] | None, *, is_f
 
 def batches(entries: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
     """Put entries together for calls; one that is too large gets a call of its own, for SQS to refuse."""
-    batch, held = list[dict[str, Any]](), 0
-    for entry in entries:
-        size = _bytes(entry)
-        if batch and (len(batch) == PER_CALL or held + size > BYTES_PER_CALL):
-            yield batch
-            batch, held = [], 0
-        batch.append(entry)
-        held += size
-    if batch:
-        yield batch
+    return portions(entries, _bytes, BYTES_PER_CALL, PER_CALL)
 
 
 def _bytes(entry: Mapping[str, Any]) -> int:

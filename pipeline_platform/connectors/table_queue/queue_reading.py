@@ -109,15 +109,8 @@ def _row_as_json(table: LeasedTable) -> sa.ColumnElement[Any]:
 
 def _by_size(cursor: Any) -> Iterator[list[tuple[Any, ...]]]:
     """Fetch few rows first and more as long as they are small: what a driver fetches at once is in memory at once."""
-    batch: list[tuple[Any, ...]] = []
-    size, step = 0, 16
-    while rows := cursor.fetchmany(min(step, ROWS_PER_BATCH - len(batch))):
-        batch += rows
+    step = 16
+    while rows := cursor.fetchmany(min(step, ROWS_PER_BATCH)):
+        yield rows
         fetched = sum(sum(map(len, filter(None, map(itemgetter(part), rows)))) for part in range(2, len(rows[0])))
-        size += fetched
         step = max(1, min(4 * step, BYTES_PER_BATCH * len(rows) // (fetched + 1)))
-        if len(batch) >= ROWS_PER_BATCH or size >= BYTES_PER_BATCH:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch

@@ -18,6 +18,7 @@ from pipeline_platform.model.actions import AckPolicy
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import Message, Trigger
 from pipeline_platform.model.options import Batcher, Splitter
+from pipeline_platform.model.portions import portions
 from pipeline_platform.tasks.batch import cutting
 from pipeline_platform.tasks.by_position import ByPosition
 from pipeline_platform.tasks.host.fork import Death, Limit, Written, in_a_fork
@@ -83,16 +84,16 @@ class CutBatches:
         return to_be_cut(pa.concat_tables(row_groups(self.lake, file.path, CUT_BY)), file.window)
 
     def _cut(self, known: pa.Table, killers: Mapping[int, Failure], watch: Watch) -> pa.Table:
-        options, read = self.options, partial(self._messages, known["size"].to_numpy(), killers, watch)
+        options, read = self.options, partial(self._messages, known["size"].to_pylist(), killers, watch)
         bounds = options.batch_size, options.batch_bytes
         return cutting.cut_and_deal(known, *bounds, tasks=self.tasks, rest=self.rest, read=read)
 
     def _messages(
-        self, sizes: np.ndarray, killers: Mapping[int, Failure], watch: Watch, rows: list[int]
+        self, sizes: list[int], killers: Mapping[int, Failure], watch: Watch, rows: list[int]
     ) -> Iterator[Message]:
         """Yield the messages of some rows. A killer, by its place among them, fails undecoded."""
         staged, model, first = ByPosition(self.lake, self.staged, STAGED), self.options.table_schema, 0
-        for some in _portions(sizes, rows):
+        for some in portions(rows, sizes.__getitem__, SPLIT_BYTES, SPLIT_ROWS):
             places = np.array(some)
             read = pa.RecordBatch.from_arrays(staged.take(STAGED.names, places), schema=STAGED)
             read = read.append_column("window", staged.windows(places))
@@ -149,19 +150,6 @@ class _Named(Watch):
         for message in messages:
             with self._watch.busy(callback, [message]):
                 yield message
-
-
-def _portions(sizes: np.ndarray, rows: list[int]) -> Iterator[list[int]]:
-    """Rows to be read together, within `SPLIT_ROWS` and `SPLIT_BYTES`; a single larger one is a portion."""
-    portion, size = list[int](), 0
-    for row, weight in zip(rows, sizes[rows].tolist(), strict=True):
-        if portion and (len(portion) == SPLIT_ROWS or size + weight > SPLIT_BYTES):
-            yield portion
-            portion, size = [], 0
-        portion.append(row)
-        size += weight
-    if portion:
-        yield portion
 
 
 def plan_table(receive_id: str, batcher: str) -> str:

@@ -20,6 +20,7 @@ from pipeline_platform.model.message import BatchInfo, Message
 from pipeline_platform.model.options import Batcher
 from pipeline_platform.model.partition import as_given
 from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.model.portions import portions
 from pipeline_platform.tasks.batch import cutting
 from pipeline_platform.tasks.by_position import ByPosition
 from pipeline_platform.tasks.handle.handle_messages import checked, rare_collections
@@ -97,7 +98,7 @@ class HandleBatches(CallingStep):
 
     def _batches(self, index: int) -> Iterator[Batch]:
         rows = ByPosition(self.lake, self.staged, STAGED)
-        for group in _groups(self._planned(index)):
+        for group in portions(self._planned(index), lambda batch: int(batch["size"].as_py()), GROUP_BYTES):
             wanted = np.concatenate([batch["rows"].values.to_numpy() for batch in group])
             messages, first = pa.RecordBatch.from_arrays(rows.take(STAGED.names, wanted), schema=STAGED), 0
             for batch in group:
@@ -185,20 +186,6 @@ class HandleBatches(CallingStep):
 def _killers(batch: Batch) -> dict[int, Failure]:
     """What is known to fail before `handle_batch` is called, by row."""
     return {} if batch.failure is None else {0: batch.failure}
-
-
-def _groups(planned: Iterator[dict[str, pa.Scalar]]) -> Iterator[list[dict[str, pa.Scalar]]]:
-    """Batches to be read together, within `GROUP_BYTES`; a single larger one is a group."""
-    group: list[dict[str, pa.Scalar]] = []
-    size = 0
-    for batch in planned:
-        if group and size + batch["size"].as_py() > GROUP_BYTES:
-            yield group
-            group, size = [], 0
-        group.append(batch)
-        size += batch["size"].as_py()
-    if group:
-        yield group
 
 
 def handle_batch(

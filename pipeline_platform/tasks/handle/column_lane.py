@@ -13,12 +13,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline_platform.lake.manifest import File
-from pipeline_platform.lake.reader import Range, bounded, read_ranges
+from pipeline_platform.lake.reader import Range, read_ranges
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import DEFAULT, MESSAGES, Message
 from pipeline_platform.model.options import Processors, TableBatcher
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
+from pipeline_platform.model.portions import halves, portions
 from pipeline_platform.model.schema import ColumnError, arrow_schema, refuse_nulls
 from pipeline_platform.tasks.by_position import DELIVERY, PAYLOAD, ByPosition, Positions, checksum
 from pipeline_platform.tasks.handle.handle_messages import oversized
@@ -170,7 +171,7 @@ class WriteColumns(CallingStep):
 
     def __call__(self, share: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write one partition; yield its manifest, some of it for each group of rows that a host gets."""
-        for group in _groups(share):
+        for group in portions(share, lambda batch: batch.nbytes, GROUP_BYTES):
             yield from in_a_host(partial(self.work, group), self.lake, self.pipeline.name, self.limit())
 
     def work(
@@ -191,19 +192,6 @@ class WriteColumns(CallingStep):
             notes = {"returned_rows": count, "checksum": total, **took}
             manifest = writer.close(**isolation.outcomes.tally.notes(), **said.notes(), **notes)
         yield from manifest.to_arrow().to_batches()
-
-
-def _groups(batches: Iterator[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-    """Batches of `GROUP_BYTES`, or a little more."""
-    group, size = list[pa.RecordBatch](), 0
-    for batch in batches:
-        group.append(batch)
-        size += batch.nbytes
-        if size >= GROUP_BYTES:
-            yield group
-            group, size = [], 0
-    if group:
-        yield group
 
 
 def _by_window(received: ByPosition, batch: pa.RecordBatch) -> list[tuple[str, pa.RecordBatch]]:
@@ -319,7 +307,7 @@ class _Rows:
             some = rows.slice(start, step)
             delivered = self._as_received(some.column("position").to_numpy())
             done = 0
-            for part in bounded(delivered, options.chunk_bytes):
+            for part in halves(delivered, options.chunk_bytes):
                 positions = some["position"].slice(done, part.num_rows).to_pylist()
                 self._outcomes.watch.name([self._row_at[position] for position in positions])
                 yield some.slice(done, part.num_rows), part

@@ -19,6 +19,7 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.stored_file import stored_file
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.model.partition import SOURCE
+from pipeline_platform.model.portions import portions
 from pipeline_platform.tasks.by_position import ByPosition
 from pipeline_platform.tasks.handle.handle_messages import LANE, READ, Handle, Handler
 from pipeline_platform.tasks.handle.source_order import SOURCE_ORDER, dealt, in_source_order
@@ -152,14 +153,10 @@ class HandleInOrder(Handle):
         """What is planned for a task, as many rows at a time as are within the bounds of a block."""
         most_bytes = self.pipeline.processors.chunk_bytes
         for mine in self._planned(index):
-            first, total = 0, 0
-            for row, size in enumerate(mine["size"].fill_null(0).to_pylist()):  # a message may have no data
-                if row > first and (row - first == most_rows or total + size > most_bytes):
-                    yield mine.slice(first, row - first)
-                    first, total = row, 0
-                total += size
-            if first < mine.num_rows:
-                yield mine.slice(first)
+            first, sizes = 0, mine["size"].fill_null(0).to_pylist()  # a message may have no data
+            for some in portions(sizes, int, most_bytes, most_rows):
+                yield mine.slice(first, len(some))
+                first += len(some)
 
     def _planned(self, index: int) -> Iterator[pa.Table]:
         """The positions and sizes of a task, and their lanes if it keeps an order."""
