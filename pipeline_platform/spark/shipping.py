@@ -12,7 +12,7 @@ import io
 import uuid
 import zipfile
 from collections.abc import Iterable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 PLATFORM = "pipeline_platform"
 """What tasks import whatever they do."""
@@ -39,12 +39,14 @@ def pack(packages: Iterable[str], folder: Path) -> Path:
     files = {inside: path for name in packages for inside, path in _files(name).items()}
     packed = io.BytesIO()
     # Stored, not compressed: another zlib would give other bytes.
+    # Up to Python 3.12, a package without `__init__.py` is only found in a zip that lists its folder.
+    folders = {f"{parent}/" for inside in files for parent in PurePosixPath(inside).parents if parent.name}
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as archive:
-        for inside in sorted(files):
+        for inside in sorted({*folders, *files}):
             entry = zipfile.ZipInfo(inside, _EPOCH)
             entry.external_attr = _READABLE  # neither times nor modes of a checkout may reach the bytes
             entry.create_system = 3
-            archive.writestr(entry, files[inside].read_bytes())
+            archive.writestr(entry, files[inside].read_bytes() if inside in files else b"")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder.resolve() / f"code-{hashlib.sha256(packed.getvalue()).hexdigest()[:32]}.zip"
     path.write_bytes(packed.getvalue())

@@ -27,7 +27,13 @@ def project(tmp_path, monkeypatch):
 
 def names(code):
     with zipfile.ZipFile(code) as archive:
-        return sorted(archive.namelist())
+        return sorted(name for name in archive.namelist() if not name.endswith("/"))
+
+
+def imported(code, script):
+    """What a script prints that has nothing but the zip to import from."""
+    program = [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, sys.argv[1]); {script}", code]
+    return subprocess.run(program, capture_output=True, text=True, check=True).stdout
 
 
 def test_the_same_code_gives_the_same_bytes_whatever_the_checkout(project, tmp_path):
@@ -61,11 +67,8 @@ def test_data_goes_along_and_caches_and_hidden_files_stay(project, tmp_path):
 
 def test_a_worker_can_import_from_the_zip_alone(project, tmp_path):
     code = shipping.pack(["brewery"], tmp_path)
-    script = "import sys; sys.path.insert(0, sys.argv[1]); import brewery; print(brewery.ale, brewery.__file__)"
 
-    answer = subprocess.run(
-        [sys.executable, "-I", "-c", script, code], capture_output=True, text=True, check=True
-    ).stdout
+    answer = imported(code, "import brewery; print(brewery.ale, brewery.__file__)")
 
     assert answer.startswith("ale ")
     assert code.name in answer
@@ -74,10 +77,13 @@ def test_a_worker_can_import_from_the_zip_alone(project, tmp_path):
 def test_single_modules_and_packages_without_init_can_be_shipped(project, tmp_path):
     root = project.parent
     (root / "cooper.py").write_text("barrels = 3\n")
-    (root / "cellar").mkdir()
-    (root / "cellar" / "rack.py").write_text("")
+    (root / "cellar" / "racks").mkdir(parents=True)
+    (root / "cellar" / "racks" / "oak.py").write_text("bottles = 4\n")
 
-    assert names(shipping.pack(["cooper", "cellar"], tmp_path / "zips")) == ["cellar/rack.py", "cooper.py"]
+    code = shipping.pack(["cooper", "cellar"], tmp_path / "zips")
+
+    assert names(code) == ["cellar/racks/oak.py", "cooper.py"]
+    assert imported(code, "import cooper, cellar.racks.oak; print(cellar.racks.oak.bottles, cooper.barrels)") == "4 3\n"
 
 
 def test_the_order_of_packages_does_not_matter(project, tmp_path):
