@@ -14,7 +14,7 @@ PORT ?=
 export SOURCE FLIGHTS PORT
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev test soak check format bench setup setup-dev clean-demo
+.PHONY: help demo dev test faults soak check format bench setup setup-dev clean-demo
 
 help: ## Say what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F '\t' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -30,11 +30,17 @@ dev: setup ## Open the Dagster UI on what the demo left (PORT=3000)
 
 # Three at a time, a file to each: most tests wait for servers that they started. In order, for those that wait longest
 # are in files of few tests, which would come last.
+TESTS := -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=40 --durations-min=5
+
 test: setup-dev ## Run the tests
 	@$(BIN)/python -m servers install
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=40 --durations-min=5
+	$(BIN)/python $(TESTS)
 
-soak: setup-dev ## Run the long fault tests
+faults: setup-dev ## Run the fault tests, which take as long again
+	@$(BIN)/python -m servers install
+	$(BIN)/python $(TESTS) -m 'faults and not soak'
+
+soak: setup-dev ## Run the fault tests that take hours
 	@$(BIN)/python -m servers install
 	$(BIN)/python -m pytest -m soak --timeout=3600
 

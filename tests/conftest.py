@@ -12,6 +12,7 @@ from servers import sqs
 pytest_plugins = [
     name
     for name in (
+        "tests.fixtures.ending",
         "tests.fixtures.postgres",
         "tests.fixtures.servers",
         "tests.fixtures.sqs",

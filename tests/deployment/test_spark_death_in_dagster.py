@@ -27,7 +27,7 @@ def deployed(tmp_path: Path, spark_folder: Path) -> Iterator[Deployed]:
         yield started
 
 
-@pytest.mark.soak
+@pytest.mark.faults
 def test_a_killed_server_is_followed_by_another_and_each_message_comes_once(
     deployed: Deployed, spark_folder: Path
 ) -> None:

@@ -4,9 +4,11 @@ import os
 import signal
 import sqlite3
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,12 +21,17 @@ from tests.fixtures.spark import WarmSpark
 COUNT = 200
 
 
+def mostly_left(points: Sequence[str], *kept: str) -> list[Any]:
+    """Points of which few are hit by `make test`, the others by `make faults`."""
+    return [point if point in kept else pytest.param(point, marks=pytest.mark.faults) for point in points]
+
+
 @pytest.fixture
 def table(tmp_path: Path, warm_spark: WarmSpark) -> Ground:
     return filled_table(tmp_path, warm_spark, COUNT)
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", mostly_left(POINTS, "handling", "decided", "half acknowledged"))
 def test_what_a_killed_run_left_is_completed_by_the_next(table: Ground, point: str) -> None:
     killed = table.start(point)
     join(killed)
@@ -35,6 +42,7 @@ def test_what_a_killed_run_left_is_completed_by_the_next(table: Ground, point: s
     assert_each_message_once(table, COUNT)
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("point", ["receiving", "received", "half acknowledged", "acknowledging", "acknowledged"])
 def test_what_a_killed_run_left_in_postgresql_is_completed_by_the_next(
     tmp_path: Path, warm_spark: WarmSpark, postgres_url: str, point: str
@@ -49,6 +57,7 @@ def test_what_a_killed_run_left_in_postgresql_is_completed_by_the_next(
     assert_each_message_once(ground, COUNT)
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("point", ["received", "handled", "decided", "one table published"])
 def test_a_killed_backfill_drives_nothing_twice(table: Ground, point: str) -> None:
     fault_run.run_to_end(table.place, table.left)
@@ -62,8 +71,9 @@ def test_a_killed_backfill_drives_nothing_twice(table: Ground, point: str) -> No
     assert_each_message_once(table, COUNT, tenths_fail=False)
 
 
-@pytest.mark.parametrize("point", POINTS[:-1])  # once it has acknowledged, it does nothing more
+@pytest.mark.parametrize("point", mostly_left(POINTS[:-1], "deciding"))
 def test_a_run_that_stalls_past_its_lease_does_no_harm_when_it_wakes(table: Ground, point: str) -> None:
+    """Not once it has acknowledged: then it does nothing more."""
     stalled = table.start(point, signal.SIGSTOP)
     try:
         wait_until_stopped(stalled)
@@ -80,6 +90,7 @@ def test_a_run_that_stalls_past_its_lease_does_no_harm_when_it_wakes(table: Grou
     assert_each_message_once(table, COUNT)
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("point", ["handling", "handled", "batched", "deciding"])
 def test_a_stalled_run_that_is_executed_again_meanwhile_ends_red_when_it_wakes(table: Ground, point: str) -> None:
     stalled = table.start(point, signal.SIGSTOP)

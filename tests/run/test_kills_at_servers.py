@@ -13,6 +13,7 @@ from tests.fixtures.fault_run import POINTS
 from tests.fixtures.processes import wait_until_stopped
 from tests.fixtures.spark import WarmSpark
 
+pytestmark = pytest.mark.faults
 COUNT = 200
 
 SERVERS = ["kafka", "rabbitmq", pytest.param("pubsub", marks=pytest.mark.soak)]

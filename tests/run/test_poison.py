@@ -237,6 +237,7 @@ class Odd(Casting):
         return messages.withColumns({"number": f.udf(_odd, "long")("data"), "batcher": f.lit("numbers")})
 
 
+@pytest.mark.faults
 def test_a_row_that_a_python_function_of_the_query_raises_at_fails_alone(filled: Filled) -> None:
     flow = filled(Odd, [b"7", b"8"])
 
@@ -247,6 +248,7 @@ def test_a_row_that_a_python_function_of_the_query_raises_at_fails_alone(filled:
     assert (failure["data"], failure["kind"], failure["reason"]) == (b"8", "TaskError", "ValueError: 8 is even")
 
 
+@pytest.mark.faults
 def test_many_values_that_cannot_be_cast_fail_and_cost_no_other(filled: Filled) -> None:
     flow = filled(Casting, [b"x0", b"1", b"x2", b"3"])
 
@@ -256,7 +258,7 @@ def test_many_values_that_cannot_be_cast_fail_and_cost_no_other(filled: Filled) 
     assert set(kinds(flow)) == {"x0", "x2"}
 
 
-@pytest.mark.soak
+@pytest.mark.faults
 def test_a_failed_row_of_the_fast_lane_that_ends_its_worker_fails_alone(filled: Filled) -> None:
     flow = filled(Casting, [b"1", b"kill", b"no", b"2"])
 
@@ -328,6 +330,7 @@ def test_a_message_that_is_too_large_fails_alone_with_its_payload(filled: Filled
     assert rows(flow, "called").height == 2
 
 
+@pytest.mark.faults
 def test_messages_of_a_hundred_megabytes_do_not_end_a_spark_that_others_share(filled: Filled) -> None:
     """Its Java has 1 GB: payloads never go through it."""
     flow = filled(GatheringMore, [b"x" * LARGE, b"small", b"y" * LARGE, b"z" * LARGE])
@@ -338,6 +341,7 @@ def test_messages_of_a_hundred_megabytes_do_not_end_a_spark_that_others_share(fi
     assert rows(flow, "called")["batch_id"].n_unique() == 4, "a batch has 128 MB of payloads and data at the most"
 
 
+@pytest.mark.faults
 def test_a_message_that_is_too_large_for_the_fast_lane_fails_alone(filled: Filled) -> None:
     flow = filled(Casting, [b"1", b"2" * (16 * 2**20 + 1), b"3"])
 

@@ -94,6 +94,7 @@ def test_whoever_waits_for_a_server_that_is_killed_learns_so_at_once_and_then_ha
     assert (after.cores, after.memory) == (1, "512m"), "what the dead one was started with"
 
 
+@pytest.mark.faults
 def test_a_start_that_is_killed_leaves_no_second_server(tmp_path: Path) -> None:
     starting = subprocess.Popen(
         [sys.executable, "-m", "pipeline_platform.cli.main", "spark", "start", "--state", tmp_path]
@@ -113,6 +114,7 @@ def test_a_start_that_is_killed_leaves_no_second_server(tmp_path: Path) -> None:
     assert server.pid not in half_started
 
 
+@pytest.mark.faults
 def test_two_that_find_it_dead_start_one(folder: Path, mortal: spark_server.SparkServer) -> None:
     kill(mortal)
 
@@ -125,6 +127,7 @@ def test_two_that_find_it_dead_start_one(folder: Path, mortal: spark_server.Spar
     assert one.lives
 
 
+@pytest.mark.faults
 def test_all_who_share_a_session_let_go_of_one_whose_server_died(
     folder: Path, resource: SparkResource, mortal: spark_server.SparkServer
 ) -> None:
@@ -179,6 +182,7 @@ def test_a_server_at_an_address_is_not_waited_for_for_ever(monkeypatch: pytest.M
         _ = nobody.spark_session
 
 
+@pytest.mark.faults
 def test_a_server_at_an_address_that_dies_is_waited_for_once_and_not_by_each_call_again(
     folder: Path, mortal: spark_server.SparkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

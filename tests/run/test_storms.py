@@ -22,6 +22,8 @@ from tests.fixtures.fault_run import LEASE_S, POINTS
 from tests.fixtures.line import line_to
 from tests.fixtures.spark import WarmSpark
 
+pytestmark = pytest.mark.faults
+
 
 def storm(ground: Ground, seed: int, runs: int, spared_s: float = 4.0, points: Sequence[str] = ("",)) -> None:
     """Keep four runs going; kill, or stall for longer than a lease, most of them within `spared_s` seconds.

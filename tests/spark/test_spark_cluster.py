@@ -21,7 +21,7 @@ from tests.run.test_flow import run
 COUNT = 30_000
 
 
-@pytest.mark.soak
+@pytest.mark.faults
 def test_a_worker_that_is_killed_with_its_executor_costs_no_message(
     spark_cluster: SparkCluster, tmp_path: Path
 ) -> None:
