@@ -9,10 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline_platform.control.pace import Pace
-from pipeline_platform.control.room import Room
 from pipeline_platform.model.options import RateLimiting
 from tests.fixtures.control import TEN_A_MINUTE, names, one_store_for_all_examples
-from tests.fixtures.pipelines_under_test import Coasts
 
 EAST, WEST, ALL = 200, 100, 300
 """What may be in flight of each, and of both."""
@@ -22,12 +20,6 @@ THREE_A_MINUTE = RateLimiting(allowed_messages=3, interval=timedelta(minutes=1))
 def claim(store, key, receive_id, wanted):
     capacity = {"east": EAST, "west": WEST}.get(key.partition("/")[2], ALL)
     return store.claim(key, receive_id, "run", wanted=wanted, capacity=capacity, lease_s=60)
-
-
-def test_the_room_of_a_producer_is_its_own_and_that_of_the_pipeline_is_all(store):
-    rooms = [Room(Coasts, store, name).capacity for name in ("east", "west", "")]
-
-    assert rooms == [EAST, WEST, ALL]
 
 
 def test_what_one_holds_never_counts_against_the_other(store):

@@ -1,9 +1,5 @@
 """A pipeline with two producers: whole runs in Dagster, each from one queue, and what concerns both of them."""
 
-import signal
-import subprocess
-import time
-from collections.abc import Callable
 from typing import Any
 
 import dagster as dg
@@ -143,85 +139,3 @@ def test_a_run_goes_on_where_it_failed_with_the_source_that_it_began_with(
 
     assert run.status == SUCCESS
     assert (texts(location), left(location.queue, west)) == (["one west"], [1, 0])
-
-
-# A run of one dies
-
-
-def kill_in_mid_handling(location: Location, producer: str) -> str:
-    """Kill a run with SIGKILL while it handles; return its receive, whose lease is over then."""
-    key = Coasts.limits_key(producer)
-    process = location.start("coasts_pull", producer=producer)
-    until(location.flow(Coasts).ledger.unfinished, process)
-    (receive_id,) = location.flow(Coasts).ledger.unfinished()
-    until(lambda: _received(location, receive_id), process)
-    process.send_signal(signal.SIGKILL)
-    process.wait(30)
-    location.control.beat(receive_id, 0)  # a minute later
-    assert [claim.receive_id for claim in location.control.over(key)] == [receive_id]
-    return receive_id
-
-
-def _received(location: Location, receive_id: str) -> bool:
-    ledger = location.flow(Coasts).ledger
-    receive = ledger.get(receive_id)
-    return receive is not None and bool(ledger.manifest(receive, "receive").files)
-
-
-def until(found: Callable[[], Any], process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 90
-    while not found():
-        assert time.monotonic() < deadline, "it never came to that"
-        assert process.poll() is None, "the run ended before it could be hit"
-        time.sleep(0.05)
-
-
-def test_what_a_killed_run_left_waits_for_its_own_producer_and_holds_up_no_other(
-    location: Location, west: TableQueue
-) -> None:
-    gate = location.root / "gate"
-    location.enqueue("one", f"wait for {gate}")
-    west.enqueue([b"two"])
-    receive_id = kill_in_mid_handling(location, "east")
-    gate.touch()
-
-    other = pull(location, "west")
-    assert texts(location) == ["two"]
-    assert location.flow(Coasts).ledger.unfinished() == [receive_id], "the source it came from is not this run's"
-    assert "cleared up" not in location.log(other)
-
-    own = pull(location, "east")
-
-    assert f"cleared up after runs that died or left something unacknowledged: receives {receive_id}" in location.log(
-        own
-    )
-    assert texts(location) == ["one", "two", f"wait for {gate}"]
-    assert left(location.queue, west) == [0, 0]
-    assert location.flow(Coasts).ledger.unfinished() == []
-    assert location.control.over("coasts/east") == []
-
-
-def test_what_a_run_decided_and_did_not_tell_its_source_is_published_by_any_run_and_told_by_its_own_producer_s(
-    location: Location, west: TableQueue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    location.enqueue("one")
-
-    def full(*args: Any, **options: Any) -> Any:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(steps, "publish", full)
-        assert location.run("coasts_pull", producer="east").status == FAILURE
-    (receive_id,) = location.flow(Coasts).ledger.unfinished()
-
-    pull(location, "west")
-    assert texts(location) == ["one"]
-    assert location.flow(Coasts).ledger.unfinished() == [receive_id]
-    replay = location.run("coasts_replay")
-    assert replay.status == SUCCESS, "all of it is published"
-    assert location.flow(Coasts).ledger.unfinished() == [receive_id]
-
-    pull(location, "east")
-
-    assert location.flow(Coasts).ledger.unfinished() == []
-    assert (texts(location), left(location.queue)) == (["one"], [0])
