@@ -160,7 +160,6 @@ class Kept(Outcomes):
 
         known = to_be_cut(waiting.select(CUT_BY.names), window)
         plan = cutting.cut_and_deal(known, options.batch_size, options.batch_bytes, rest="timeout", read=read)
-        for row in range(plan.num_rows):
-            planned = {column: plan[column][row] for column in plan.column_names}
-            (messages,) = waiting.take(planned["rows"].values).combine_chunks().to_batches()
+        for planned in cutting.each(plan):
+            (messages,) = waiting.take(planned["rows"]).combine_chunks().to_batches()
             yield task.batch(planned, messages)

@@ -189,11 +189,15 @@ def test_a_message_in_mode_flush_ends_its_batch_and_no_other_keys(lake):
     ]
 
 
-def test_batches_are_dealt_in_turn(lake):
+def test_batches_are_dealt_in_turn_and_a_task_makes_nothing_of_those_of_others(lake, monkeypatch):
+    made, each = [], cutting.each
+    monkeypatch.setattr(cutting, "each", lambda batches: made.append(batches.num_rows) or each(batches))
+
     first, second = through(lake, *(f"k {number}" for number in range(12)), tasks=2)
 
     assert [messages[0] for _, messages in first] == ["k 0", "k 6"]
     assert [messages[0] for _, messages in second] == ["k 3", "k 9"]
+    assert made == [2, 2]
 
 
 @pytest.mark.parametrize("at_once", [1, 100, 10**9])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from typing import Any, NamedTuple
 
@@ -55,6 +55,13 @@ A message that a splitter fails is a row by itself, with its `Failure`. It is in
 """
 
 _GROUP = ["window", "partition", "batch_key"]
+
+
+def each(batches: pa.Table | pa.RecordBatch) -> Iterator[dict[str, Any]]:
+    """Yield batches by the names of their columns: plain values, and `rows` as an array."""
+    for rows, batch in zip(batches["rows"], batches.drop_columns(["rows"]).to_pylist(), strict=True):
+        yield {**batch, "rows": rows.values}
+
 
 Read = Callable[[list[int]], Iterable[Message]]
 """Yields the messages of some rows, in the order given."""

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipeline_platform.lake.reader import Range
 from pipeline_platform.lake.stored_file import stored_file
@@ -98,29 +99,28 @@ class HandleBatches(CallingStep):
 
     def _batches(self, index: int) -> Iterator[Batch]:
         rows = ByPosition(self.lake, self.staged, STAGED)
-        for group in portions(self._planned(index), lambda batch: int(batch["size"].as_py()), GROUP_BYTES):
-            wanted = np.concatenate([batch["rows"].values.to_numpy() for batch in group])
+        for group in portions(self._planned(index), lambda batch: int(batch["size"]), GROUP_BYTES):
+            wanted = np.concatenate([batch["rows"].to_numpy() for batch in group])
             messages, first = pa.RecordBatch.from_arrays(rows.take(STAGED.names, wanted), schema=STAGED), 0
             for batch in group:
                 count = len(batch["rows"])
                 yield self.batch(batch, messages.slice(first, count))
                 first += count
 
-    def _planned(self, index: int) -> Iterator[dict[str, pa.Scalar]]:
-        number = 0
+    def _planned(self, index: int) -> Iterator[dict[str, Any]]:
+        first = 0
         for file in self.plan:
             with stored_file(self.lake, file.path, cutting.BATCHES) as stored:
-                for batch in stored.batches(1_024):
-                    for row in range(batch.num_rows):
-                        task = batch.column("task")[row].as_py()
-                        if (number % self.tasks if task is None else task) == index:
-                            yield {name: batch.column(name)[row] for name in cutting.BATCHES.names}
-                        number += 1
+                for batches in stored.batches(1_024):
+                    in_turn = np.arange(first, first + batches.num_rows) % self.tasks
+                    tasks = pc.coalesce(batches.column("task"), pa.array(in_turn))
+                    yield from cutting.each(batches.filter(pc.equal(tasks, index)))
+                    first += batches.num_rows
 
-    def batch(self, planned: Mapping[str, pa.Scalar], messages: pa.RecordBatch) -> Batch:
-        """A batch: a row of `cutting.BATCHES`, and the messages that it names."""
+    def batch(self, planned: Mapping[str, Any], messages: pa.RecordBatch) -> Batch:
+        """A batch: one of `cutting.each`, and the messages that it names."""
         window, partition, key, number, trigger, failure = (
-            planned[name].as_py() for name in ("window", "partition", "batch_key", "number", "trigger", "failure")
+            planned[name] for name in ("window", "partition", "batch_key", "number", "trigger", "failure")
         )
         within = () if partition is None else (partition,)
         names = (self.receive_id, self.batcher, window, key, str(number), *within)
