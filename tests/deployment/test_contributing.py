@@ -1,0 +1,33 @@
+"""CONTRIBUTING.md answers newcomers' questions by names that are there."""
+
+import ast
+import re
+
+import pytest
+
+from tests.fixtures.keeper import PROJECT
+
+ANSWERS = (PROJECT / "CONTRIBUTING.md").read_text().partition("## Where do I find ...?")[2]
+QUESTIONS = dict(re.findall(r"^\d+\. \*\*(.+?)\*\*(.+?)(?=^\d+\. |\Z)", ANSWERS, re.M | re.S))
+NAME = re.compile(r"`([\w/]+\.py)(?::([\w.]+))?`")
+
+
+def defined(file: str) -> set[str]:
+    """The functions and classes of a file, and methods by their classes."""
+    tree = ast.parse((PROJECT / "pipeline_platform" / file).read_text())
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    tops = [one for one in tree.body if isinstance(one, kinds)]
+    methods = {f"{one.name}.{inner.name}" for one in tops for inner in one.body if isinstance(inner, kinds)}
+    return {one.name for one in tops} | methods
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_an_answer_names_functions_that_are_there_in_five_files_at_most(question: str) -> None:
+    named = NAME.findall(QUESTIONS[question])
+
+    assert [f"{file}:{name}" for file, name in named if name not in {"", *defined(file)}] == []
+    assert 2 <= len({file for file, _ in named}) <= 5
+
+
+def test_it_answers_eleven_questions() -> None:
+    assert len(QUESTIONS) == 11
