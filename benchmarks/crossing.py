@@ -79,13 +79,7 @@ def ran(task: Callable[[int], Iterator[pa.RecordBatch]]) -> Manifest:
 
 def steps(lake: Lake, queue: TableQueue, received: list[Range], turn: str) -> dict[str, float]:
     """Seconds of processor time that handling and batching take."""
-    common: Any = {
-        "pipeline": Batched,
-        "context": None,
-        "ack_policy": queue.ack_policy,
-        "origin": "source",
-        "lake": lake,
-    }
+    common: Any = {"pipeline": Batched, "context": None, "ack_policy": queue.ack_policy, "lake": lake}
     started = time.process_time()
     handled = ran(Handle(**common, receive_id=turn, parts=[received]))
     middle = time.process_time()

@@ -17,7 +17,7 @@ from pipeline_platform.lake.manifest import File
 from pipeline_platform.lake.selection import ALL, Selection
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import FAILED, Table
-from pipeline_platform.model.actions import Words
+from pipeline_platform.model.actions import AckPolicy, Words
 from pipeline_platform.model.message import DELIVERIES
 from pipeline_platform.source.contract import Backlog, Refused, Share, Source
 
@@ -94,6 +94,11 @@ class FailedMessages(LakeSource):
     """
 
     selection: Selection = Field(ALL, description="Which of them.")
+
+    @property
+    def ack_policy(self) -> AckPolicy:
+        """Without words, and its messages are failures."""
+        return super().ack_policy._replace(closes_failures=True)
 
     def paths(self) -> dict[str, list[str]]:
         """The files of the table by window."""

@@ -43,7 +43,8 @@ class AckPolicy(NamedTuple):
         source: Its name.
         on_success: The action for a message that is handled, unless the message says otherwise.
         on_failure: The action for a message that failed, unless the message says otherwise.
-        words: What an action may be; none where nobody is told.
+        words: What an action may be; none where nobody is told, and every action ends a message.
+        closes_failures: Whether its messages are open failures, which end where one is handled.
         tell: Tells the source of messages at once, for `ack_immediately`; None where the pipeline does not.
     """
 
@@ -51,6 +52,7 @@ class AckPolicy(NamedTuple):
     on_success: str = "ack"
     on_failure: str = "ack"
     words: Words = LEASED
+    closes_failures: bool = False
     tell: Callable[[Sequence[Any]], None] | None = None
 
     def checked(self, action: object) -> str:
@@ -75,7 +77,7 @@ class AckPolicy(NamedTuple):
     def ends(self, action: str) -> bool:
         """Whether the source is done with a message that is acknowledged so."""
         word = self.words.get(action.partition(":")[0])
-        return word is not None and word.ends
+        return not self.words or (word is not None and word.ends)
 
     def of_delivery(self, action: str, *, redelivered: bool) -> str:
         """The action for one delivery, where a word means another thing the second time."""

@@ -15,6 +15,7 @@ from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.orchestration.callback_output import log_said
 from pipeline_platform.run import steps
 from pipeline_platform.run.flow import Flow
+from pipeline_platform.run.intake import intake_of
 from pipeline_platform.run.lease import alive
 from pipeline_platform.run.steps import Acknowledgement
 
@@ -98,7 +99,7 @@ def acknowledge(
         log_said(context, answer.unheard.told)
         run = _of_run(receive, manifest)
     failed = FailedMessages(name=flow.source.name, lake=flow.lake, pipeline=flow.pipeline.name)
-    open_failures, red = failed.by_window(), _red(flow.pipeline, receive, manifest)
+    open_failures, red = failed.by_window(), _red(flow, receive, manifest)
     _report(context, flow, manifest, {**_of_answer(answer), **run}, open_failures, is_red=red is not None)
     acknowledged, no_open_failures = checks_of(flow.pipeline)
     return red, [_check_answer(acknowledged, answer), check_open_failures(no_open_failures, open_failures)]
@@ -243,18 +244,11 @@ def _batch_keys(manifest: Manifest, batchers: Sequence[str]) -> dict[str, int]:
     return dict(keys.most_common(_NAMED))
 
 
-def _red(pipeline: type[Pipeline], receive: Receive | None, manifest: Manifest) -> str | None:
+def _red(flow: Flow, receive: Receive | None, manifest: Manifest) -> str | None:
     """Why a run is to end red: a backfill left failures out, or more messages failed than the pipeline allows."""
-    # What a run of the retry sensor left out, that sensor asks for again.
-    is_asked_for = receive is not None and receive.origin == "failed" and receive.selection.state != "due"
-    if receive and is_asked_for and receive.demand < receive.asked:
-        return (
-            f"took on {receive.demand} of {receive.asked} open failures: a run may take on no more, or other runs hold "
-            "the room. Their outcomes are published. Materialise these windows again for the others"
-        )
-    if receive and receive.origin == "failed" and (left := manifest.total("given_back")):
-        return f"was told to stop: {left} open failures were not begun. Materialise these windows again for them"
-    failed, received, allowed = manifest.total("failed"), manifest.total("received"), pipeline.fail_run_on
+    if receive and (left := intake_of(flow, receive).left_out(receive, manifest.total("given_back"))):
+        return left
+    failed, received, allowed = manifest.total("failed"), manifest.total("received"), flow.pipeline.fail_run_on
     if allowed == "never" or not failed or (allowed != "any" and failed <= allowed * received):
         return None
     bound = "and fail_run_on is 'any'" if allowed == "any" else f"more than fail_run_on allows ({allowed})"

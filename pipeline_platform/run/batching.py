@@ -12,7 +12,7 @@ from pipeline_platform.lake.rewriting import drop_rows
 from pipeline_platform.model.message import Trigger
 from pipeline_platform.model.options import Batcher, Splitter
 from pipeline_platform.run.flow import Flow
-from pipeline_platform.run.intake import common
+from pipeline_platform.run.intake import common, intake_of
 from pipeline_platform.spark import engine
 from pipeline_platform.tasks.batch.batch_plan import CutBatches, plan_table
 from pipeline_platform.tasks.batch.handle_batches import HandleBatches
@@ -37,7 +37,7 @@ def batch(flow: Flow, receive: Receive, handled: Manifest, batcher: str, most_ta
     (whole,) = divide(staged, name, 1)
     shared = common(flow, receive)
     drained = flow.control.draining(flow.room.key) is not None
-    rest: Trigger = "timeout" if receive.origin == "source" and not drained else "flush"
+    rest: Trigger = "timeout" if intake_of(flow, receive).is_outside and not drained else "flush"
     most = min(options.concurrency, most_tasks or options.concurrency)
     cut = CutBatches(flow.lake, name, receive_id, batcher, options, shared["ack_policy"], whole, rest, tasks=most)
     messages = sum(file.rows for file in staged)

@@ -59,7 +59,7 @@ def begin(
         SourceError: The source cannot be reached, or is not there.
     """
     _check_producer(flow, INTAKES[origin])
-    if origin != "failed" and selection != ALL:
+    if not INTAKES[origin].selects and selection != ALL:
         raise PipelineError(
             f"{flow.pipeline.name}: a {INTAKES[origin].name} drives no failures: leave `failures` out of the run config"
         )

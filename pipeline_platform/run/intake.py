@@ -32,6 +32,7 @@ class Intake(ABC):
         is_alone: Whether no other run of the pipeline may be under way meanwhile, or messages would not keep their
             order.
         is_whole: Whether what it comes to counts only once all its messages are handled.
+        selects: Whether it drives a selection of the open failures.
     """
 
     flow: Flow
@@ -43,6 +44,7 @@ class Intake(ABC):
     room_within_s: ClassVar[float] = 60.0
     is_outside: ClassVar[bool] = False
     is_whole: ClassVar[bool] = False
+    selects: ClassVar[bool] = False
 
     @property
     @abstractmethod
@@ -80,6 +82,11 @@ class Intake(ABC):
         """The receives whose rows this run's rows replace."""
         return ()
 
+    def left_out(self, receive: Receive, given_back: int) -> str | None:
+        """What a run that is over left out and nobody asks for again, for people; None if nothing."""
+        del receive, given_back
+        return None
+
 
 class Pull(Intake):
     """Messages from the pipeline's source. The sensor asks again, so a pull takes what room there is at once."""
@@ -108,6 +115,7 @@ class Backfill(Intake):
     """Open failures of the windows, driven once more: all, or those of a selection."""
 
     name = "backfill"
+    selects = True
 
     @property
     def source(self) -> FailedMessages:
@@ -138,6 +146,18 @@ class Backfill(Intake):
     def is_enough(self, granted: int, wanted: int) -> bool:
         """Any room at all."""
         return granted > 0 or not wanted
+
+    def left_out(self, receive: Receive, given_back: int) -> str | None:
+        """Failures for which there was no room, or no time; the retry sensor asks again for those that are due."""
+        if receive.selection.state != "due" and receive.demand < receive.asked:
+            return (
+                f"took on {receive.demand} of {receive.asked} open failures: a run may take on no more, or other runs "
+                "hold the room. Their outcomes are published. Materialise these windows again for the others"
+            )
+        if given_back:
+            left = f"{given_back} open failures were not begun"
+            return f"was told to stop: {left}. Materialise these windows again for them"
+        return None
 
 
 class Replay(Intake):
@@ -183,7 +203,6 @@ def common(flow: Flow, receive: Receive) -> dict[str, Any]:
         "pipeline": flow.pipeline,
         "context": flow.pipeline.context_of(receive.context),
         "ack_policy": intake.source.ack_policy,
-        "origin": receive.origin,
         "lake": flow.lake,
         "receive_id": receive.receive_id,
         "run_id": receive.run_id,

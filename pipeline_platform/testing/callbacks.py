@@ -149,7 +149,7 @@ def _test(
         source = DummySource(name=next(iter(kind.producers_of().values())).source)
     deliveries = _deliveries(source, data, metadata, attempt, redelivered=redelivered)
     # Nothing can be opened in this lake, and nothing is.
-    step = Step(kind, kind.context_of(context), source.ack_policy, "source", Lake(root=os.devnull), _NAME)
+    step = Step(kind, kind.context_of(context), source.ack_policy, Lake(root=os.devnull), _NAME)
     if not data:
         return Acknowledged()
     window = window_key(kind.first_window)

@@ -125,7 +125,7 @@ def batched(
         )
         written = writer.close()
     files = [ranges(written, pipeline.name, table(receive_id, batcher)) for table in (staged_table, plan_table)]
-    task = HandleBatches(pipeline, None, Memory().ack_policy, "source", lake, receive_id, batcher, *files, **options)
+    task = HandleBatches(pipeline, None, Memory().ack_policy, lake, receive_id, batcher, *files, **options)
     return done(task, careful=careful)
 
 
@@ -160,7 +160,7 @@ def through(lake: Lake, *payloads: str, batch_size: int = 3, tasks: int = 1) -> 
         CutBatches(lake, "flushing", "r1", "plain", Batcher(batch_size=batch_size), Memory().ack_policy, whole)(0)
     )
     plan = ranges(planned, "flushing", plan_table("r1", "plain"))
-    task = HandleBatches(Flushing, None, Memory().ack_policy, "source", lake, "r1", "plain", whole, plan, tasks)
+    task = HandleBatches(Flushing, None, Memory().ack_policy, lake, "r1", "plain", whole, plan, tasks)
     told = []
     for index in range(tasks):
         SEEN.clear()

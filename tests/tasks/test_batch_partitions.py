@@ -71,7 +71,7 @@ def through(
     told = []
     for index in range(tasks):
         SEEN.clear()
-        done(HandleBatches(pipeline, None, source.ack_policy, "source", lake, "r1", "plain", whole, plan, tasks), index)
+        done(HandleBatches(pipeline, None, source.ack_policy, lake, "r1", "plain", whole, plan, tasks), index)
         told.append(list(SEEN))
     return told
 

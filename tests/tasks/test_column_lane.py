@@ -13,12 +13,23 @@ from pydantic import BaseModel
 
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.actions import AckPolicy
 from pipeline_platform.model.crossing import decode
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import Batcher, Processors, Producer, TableBatcher
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from pipeline_platform.tasks.handle.column_lane import TAKEN, WriteColumns, taken
-from tests.fixtures.small_lake import Memory, done, numbered, outcomes, ranges, received, returned, rows_of
+from tests.fixtures.small_lake import (
+    DRIVEN_AGAIN,
+    Memory,
+    done,
+    numbered,
+    outcomes,
+    ranges,
+    received,
+    returned,
+    rows_of,
+)
 from tests.fixtures.telemetry import named
 
 
@@ -83,7 +94,7 @@ def written(
     lake: Lake,
     *rows: dict[str, Any],
     pipeline: type[Pipeline] = Fast,
-    origin: str = "source",
+    ack_policy: AckPolicy | None = None,
     careful: bool = False,
     **types: pa.DataType,
 ) -> Manifest:
@@ -94,7 +105,7 @@ def written(
     columns |= {name: pa.array([one[name] for one in rows], type_) for name, type_ in types.items()}
     columns["data"] = pa.array(payloads, pa.binary())
     batch = pa.RecordBatch.from_pydict(columns)
-    task = WriteColumns(pipeline, None, Memory().ack_policy, origin, lake, "r1", kept)
+    task = WriteColumns(pipeline, None, ack_policy or Memory().ack_policy, lake, "r1", kept)
     return done(task, [batch], careful=careful)
 
 
@@ -279,7 +290,7 @@ def test_rows_of_several_windows_go_to_their_windows(lake):
     columns = {name: pa.repeat(value, 2) for name, value in routing.items()}
     columns |= {"_failure": pa.nulls(2, pa.string()), "late": pa.nulls(2, pa.int64()), "position": pa.array([1, 0])}
 
-    write = WriteColumns(Fast, None, Memory().ack_policy, "source", lake, "r1", files)
+    write = WriteColumns(Fast, None, Memory().ack_policy, lake, "r1", files)
     manifest = returned(write.work([pa.RecordBatch.from_pydict(columns)]))
 
     assert {(file.window, file.rows) for file in manifest.of_table("lake")} == {
@@ -293,13 +304,13 @@ def test_a_position_that_no_message_has_is_refused(lake, positions):
     kept = ranges(received(lake, "fast", Memory(deliveries_=numbered(b"1", b"2"))), "fast")
     columns = {name: pa.repeat("ok", 2) for name in TAKEN[1:]} | {"position": pa.array(positions, pa.int64())}
 
-    write = WriteColumns(Fast, None, Memory().ack_policy, "source", lake, "r1", kept)
+    write = WriteColumns(Fast, None, Memory().ack_policy, lake, "r1", kept)
     with pytest.raises(PipelineError, match="changed the column position"):
         list(write.work([pa.RecordBatch.from_pydict(columns)]))
 
 
 def test_a_failure_driven_again_is_closed(lake):
-    manifest = written(lake, row(), row(_failure=""), origin="failed")
+    manifest = written(lake, row(), row(_failure=""), ack_policy=DRIVEN_AGAIN)
 
     events = rows_of(lake, "fast", manifest, "failed")
     assert {one["message_id"]: one["state"] for one in events} == {"m0": "closed", "m1": "open"}

@@ -15,6 +15,7 @@ from pipeline_platform.tasks.handle.handle_messages import Handle
 from tests.fixtures.early import Early, Together
 from tests.fixtures.obedient import Obedient
 from tests.fixtures.small_lake import (
+    DRIVEN_AGAIN,
     WINDOW,
     Memory,
     batch_of,
@@ -55,7 +56,7 @@ def early(lake: Lake, pipeline: type[Pipeline], source: Memory, careful: bool = 
     """Receive and handle all that a source has; tasks may tell it."""
     name = pipeline.name
     rows = ranges(received(lake, name, source), name)
-    step = {"context": None, "origin": "source", "ack_policy": source.ack_policy, "lake": lake, "receive_id": "r1"}
+    step = {"context": None, "ack_policy": source.ack_policy, "lake": lake, "receive_id": "r1"}
     return done(Handle(pipeline=pipeline, parts=[rows], source=source, **step, **options), careful=careful)
 
 
@@ -185,7 +186,7 @@ def test_without_the_option_the_call_fails_its_message_and_says_what_to_write(la
 
 
 def test_a_backfill_tells_nobody(lake):
-    manifest = handled(lake, Early, b"early", origin="failed")
+    manifest = handled(lake, Early, b"early", ack_policy=DRIVEN_AGAIN)
 
     assert actions(lake, manifest) == ["ack"]
 

@@ -10,7 +10,7 @@ from pipeline_platform.model.actions import Word
 from pipeline_platform.model.message import DELIVERIES, Message
 from pipeline_platform.model.options import Processors
 from tests.fixtures.obedient import Obedient, PanicError
-from tests.fixtures.small_lake import Memory, batch_of, handled, numbered, outcomes, rows_of
+from tests.fixtures.small_lake import DRIVEN_AGAIN, Memory, batch_of, handled, numbered, outcomes, rows_of
 
 
 @pytest.fixture
@@ -225,13 +225,13 @@ def test_a_word_that_means_another_the_second_time_is_that_one_for_what_comes_ag
 
 
 def test_a_message_driven_again_is_recorded_as_failed_whatever_the_source_would_be_told(lake):
-    manifest = handled(lake, Failing, b"nack", origin="failed")
+    manifest = handled(lake, Failing, b"nack", ack_policy=DRIVEN_AGAIN)
 
     assert outcomes(lake, "failing", manifest) == {"m0": "failed"}
 
 
 def test_a_message_driven_again_that_succeeds_closes_its_failure(lake):
-    manifest = handled(lake, Failing, b"ok", origin="failed")
+    manifest = handled(lake, Failing, b"ok", ack_policy=DRIVEN_AGAIN)
 
     (event,) = rows_of(lake, "failing", manifest, "failed")
     assert (event["message_id"], event["state"], event["data"]) == ("m0", "closed", None)

@@ -102,7 +102,7 @@ def hosted(lake, *payloads, pipeline=Hostile):
     """What a task writes that has a host."""
     source = Memory(deliveries_=numbered(*payloads))
     rows = ranges(received(lake, pipeline.name, source), pipeline.name)
-    return returned(Handle(pipeline, None, source.ack_policy, "source", lake, "r1", parts=[rows])(0))
+    return returned(Handle(pipeline, None, source.ack_policy, lake, "r1", parts=[rows])(0))
 
 
 INNOCENT = [b"1", b"2", b"3", b"fail", b"5", b"6"]
@@ -154,7 +154,7 @@ def test_a_batch_that_spoils_its_process_fails_with_all_its_messages_and_no_othe
     ack_policy, options = Memory().ack_policy, Hostile.batchers["called"]
     plan = returned(CutBatches(lake, "hostile", "r1", "called", options, ack_policy, whole)(0))
     files = ranges(plan, "hostile", plan_table("r1", "called"))
-    task = HandleBatches(Hostile, None, ack_policy, "source", lake, "r1", batcher="called", staged=whole, plan=files)
+    task = HandleBatches(Hostile, None, ack_policy, lake, "r1", batcher="called", staged=whole, plan=files)
 
     manifest = returned(task(0))
 

@@ -138,7 +138,6 @@ def handle(
         "pipeline": pipeline,
         "context": None,
         "ack_policy": source.ack_policy,
-        "origin": "source",
         "lake": lake,
         "receive_id": "r1",
     }

@@ -183,7 +183,7 @@ def in_tasks(pipeline: type[Pipeline], *, careful: bool = False) -> Lane:
 
 
 def _shared(pipeline: type[Pipeline], lake: Lake, source: Telling) -> dict[str, Any]:
-    told = {"context": None, "ack_policy": source.ack_policy, "origin": "source"}
+    told = {"context": None, "ack_policy": source.ack_policy}
     return {"pipeline": pipeline, "lake": lake, "receive_id": "r1", **told}
 
 

@@ -17,7 +17,17 @@ from pipeline_platform.tasks.handle.handle_messages import Handle
 from pipeline_platform.tasks.record.fan_out import ends_table, parents_table
 from pipeline_platform.tasks.record.staging import staged_table
 from tests.fixtures.families import Families
-from tests.fixtures.small_lake import Memory, done, numbered, outcomes, ranges, received, returned, rows_of
+from tests.fixtures.small_lake import (
+    DRIVEN_AGAIN,
+    Memory,
+    done,
+    numbered,
+    outcomes,
+    ranges,
+    received,
+    returned,
+    rows_of,
+)
 
 
 @pytest.fixture
@@ -39,15 +49,15 @@ class Fragile(Families):
         return messages
 
 
-def ended(lake: Lake, *payloads: bytes | None, careful: bool, tasks: int = 2, origin: str = "source") -> Manifest:
+def ended(lake: Lake, *payloads: bytes | None, careful: bool, tasks: int = 2, **options: Any) -> Manifest:
     source, name = Memory(deliveries_=numbered(*payloads)), Fragile.name
     shared: dict[str, Any] = {
         "pipeline": Fragile,
         "context": None,
         "ack_policy": source.ack_policy,
-        "origin": origin,
         "lake": lake,
         "receive_id": "r1",
+        **options,
     }
     raw = received(lake, name, source)
     whole = divide(raw.of_table("messages"), name, 1)
@@ -90,7 +100,7 @@ def test_where_handle_failed_ends_the_worker_every_parent_ends_all_the_same(lake
 
 
 def test_a_failure_that_is_driven_again_and_handled_is_closed_with_its_parent(lake):
-    manifest = ended(lake, b"left=a right=b", b"left=lose", careful=False, origin="failed")
+    manifest = ended(lake, b"left=a right=b", b"left=lose", careful=False, ack_policy=DRIVEN_AGAIN)
 
     states = {row["message_id"]: row["state"] for row in rows_of(lake, "fragile", manifest, "failed")}
     assert states == {"m0": "closed", "m1": "open"}

@@ -90,7 +90,7 @@ def boxed(
     FAILED.clear()
     whole, plan = planned(lake, *payloads, careful=careful, rest=rest)
     files = ranges(plan, "boxes", plan_table("r1", "box"))
-    task = HandleBatches(Boxes, None, Memory().ack_policy, "source", lake, "r1", "box", whole, files)
+    task = HandleBatches(Boxes, None, Memory().ack_policy, lake, "r1", "box", whole, files)
     manifest = done(task)
     return [(info.batch_key, info.trigger, weights) for info, weights in SEEN], manifest
 
@@ -220,7 +220,7 @@ def test_files_that_an_earlier_release_staged_are_cut_and_batched(lake, lacking)
     ack_policy = Memory().ack_policy
     plan = returned(CutBatches(lake, "boxes", "r1", "box", options, ack_policy, whole)(0))
     files = ranges(plan, "boxes", plan_table("r1", "box"))
-    manifest = done(HandleBatches(Boxes, None, ack_policy, "source", lake, "r1", "box", whole, files))
+    manifest = done(HandleBatches(Boxes, None, ack_policy, lake, "r1", "box", whole, files))
 
     assert outcomes(lake, "boxes", manifest) == dict.fromkeys(["m0", "m1", "m2"], "handled")
     assert [weights for _, weights in SEEN] == [[6, 4], [1]]

@@ -84,7 +84,7 @@ def done(messages: Sequence[Mood], told: Told) -> Done:
     for name, values in ("partition", partition), ("sequence", sequence or [None] * len(messages)):
         field = rows.schema.field(name)
         rows = rows.set_column(rows.schema.get_field_index(name), field, pa.array(values, field.type))
-    kept = Kept(Step(kind, None, Memory().ack_policy, "source", Lake(root=os.devnull), "r1"), kind())
+    kept = Kept(Step(kind, None, Memory().ack_policy, Lake(root=os.devnull), "r1"), kind())
     CALLS.clear()
     kept.handle(rows, WINDOW, BULK)
 

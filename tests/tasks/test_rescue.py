@@ -11,7 +11,7 @@ from pipeline_platform.model.options import Batcher, PipelineError, Processors, 
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks.record.staging import staged_table
 from tests.fixtures.obedient import Obedient
-from tests.fixtures.small_lake import Memory, Row, handled, numbered, outcomes, rows_of
+from tests.fixtures.small_lake import DRIVEN_AGAIN, Memory, Row, handled, numbered, outcomes, rows_of
 from tests.tasks.test_batch import batched, staged
 
 
@@ -112,7 +112,7 @@ def test_what_handle_failed_changes_is_recorded_but_for_the_data(lake):
             changed = [message.put({"secret": 1}, batcher="called", batch_key="new") for message in messages]
             return [message.failed("found out").configure_ack(on_failure="noop") for message in changed]
 
-    backfill = handled(lake, Renaming, b"fail", origin="failed")
+    backfill = handled(lake, Renaming, b"fail", ack_policy=DRIVEN_AGAIN)
 
     (failure,) = rows_of(lake, "renaming", backfill, "failed")
     assert (failure["reason"], failure["batcher"], failure["batch_key"]) == ("found out", "called", "new")
@@ -121,7 +121,7 @@ def test_what_handle_failed_changes_is_recorded_but_for_the_data(lake):
 
 
 def test_a_message_that_is_driven_again_and_rescued_closes_its_failure(lake):
-    manifest = handled(lake, Rescuing, b"fail back", origin="failed")
+    manifest = handled(lake, Rescuing, b"fail back", ack_policy=DRIVEN_AGAIN)
 
     (event,) = rows_of(lake, "rescuing", manifest, "failed")
     assert event["state"] == "closed"

@@ -61,7 +61,6 @@ def test_what_is_decided_is_acknowledged_and_another_copy_is_left_to_its_lease(l
         pipeline=Keeping,
         context=None,
         ack_policy=source.ack_policy,
-        origin="source",
         lake=lake,
         receive_id="r1",
         parts=[rows],
@@ -86,7 +85,7 @@ def test_the_fast_lane_acknowledges_them_apart(lake):
     source = Memory(deliveries_=numbered(b"0", b"1", b"2"))
     rows = ranges(received(lake, "keeping", source), "keeping")
 
-    task = SetAside(Keeping, None, source.ack_policy, "source", lake, "r1", [rows], known(lake, m0=DECIDED, m1=5))
+    task = SetAside(Keeping, None, source.ack_policy, lake, "r1", [rows], known(lake, m0=DECIDED, m1=5))
     manifest = done(task)
 
     told = {row["message_id"]: row["action"] for row in rows_of(lake, "keeping", manifest, "outcomes")}
@@ -111,7 +110,7 @@ def test_one_that_ends_or_holds_the_worker_that_shows_it_to_handle_failed_fails_
     source = Memory(deliveries_=numbered(*payloads))
     rows = ranges(received(lake, "keeping", source), "keeping")
 
-    manifest = returned(SetAside(Fragile, None, source.ack_policy, "source", lake, "r1", [rows], ())(0))
+    manifest = returned(SetAside(Fragile, None, source.ack_policy, lake, "r1", [rows], ())(0))
 
     failed = {row["message_id"]: row["kind"] for row in rows_of(lake, "keeping", manifest, "failed")}
     assert failed == {"m1": "worker killed", "m2": "timeout", "m3": "failed"}

@@ -40,7 +40,6 @@ class Step:
         pipeline: The class; a task makes its own instance.
         context: What callbacks are handed.
         ack_policy: How the source is told of messages.
-        origin: `source`, `failed` or `messages`: see `Receive.origin`.
         lake: Where tasks read and write.
         receive_id: Whose lease the messages are under.
         run_id: Of the run that has it.
@@ -52,7 +51,6 @@ class Step:
     pipeline: type[Pipeline]
     context: Any
     ack_policy: AckPolicy
-    origin: str
     lake: Lake
     receive_id: str
     run_id: str = field(default="", kw_only=True)

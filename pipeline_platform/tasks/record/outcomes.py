@@ -333,7 +333,7 @@ class Outcomes:
             for message, redelivered in zip(losers, again, strict=True)
         ]
         # What goes back to the source comes again by intent: that decides nothing.
-        ends = [ack_policy.ends(action) or self._step.origin != "source" for action in actions]
+        ends = [ack_policy.ends(action) for action in actions]
         for place, index in enumerate(failed):
             if index in told:
                 actions[place], ends[place] = TOLD, not told[index].comes_back(ack_policy)
@@ -354,7 +354,7 @@ class Outcomes:
     def _write_handled(self, rows: pa.RecordBatch, window: str, action: str | list[str]) -> None:
         self.tally.outcome("handled", window, rows.num_rows)
         self._write_outcomes(rows, window, "handled", action)
-        if self._step.origin == "failed":
+        if self.ack_policy.closes_failures:
             self._failures.close(rows, window)
 
     def _write_outcomes(
