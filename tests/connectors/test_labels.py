@@ -45,7 +45,7 @@ def test_each_client_is_handed_them_as_it_takes_them() -> None:
 
     assert Parcel.of(b"x", rabbitmq, "q", "x-id").properties.headers.items() >= LABELS.items()
     produced: list[dict[str, Any]] = []
-    assert sending.send(Recorder(produced), kafka.address, "t", [b"x"], [kafka.labelled(LABELS)]) == (1, [])
+    assert sending.send(Recorder(produced), kafka, [b"x"], [kafka.labelled(LABELS)]) == (1, [])
     assert produced[0]["headers"] == [(name, text.encode()) for name, text in LABELS.items()]
     ((published,),) = requests_of([b"x"], [pubsub], "p")
     assert published["attributes"] == LABELS

@@ -188,7 +188,7 @@ def test_a_delivery_that_took_too_long_says_what_to_raise() -> None:
         reply_code = 406
         reply_text = "PRECONDITION_FAILED - delivery acknowledgement on channel 1 timed out"
 
-    error = explained(TooLateError(), source="flights", url=URL, queue="flights")
+    error = explained(TooLateError(), source())
 
     assert isinstance(error, SourceAwayError)
     assert "consumer_timeout" in str(error)
@@ -201,7 +201,7 @@ GUESSES = [IncompatibleProtocolError, ProbableAuthenticationError, ProbableAcces
 
 @pytest.mark.parametrize("error", [*(guess(LOST) for guess in GUESSES), SSLEOFError(8, "EOF occurred")], ids=repr)
 def test_a_connection_that_is_cut_while_it_is_made_is_no_refusal(error: Exception) -> None:
-    told = explained(error, source="flights", url=URL, queue="flights")
+    told = explained(error, source())
 
     assert isinstance(told, SourceAwayError)
     assert "Start the server, or correct url" in str(told)
@@ -209,7 +209,7 @@ def test_a_connection_that_is_cut_while_it_is_made_is_no_refusal(error: Exceptio
 
 @pytest.mark.parametrize("guess", GUESSES[1:])
 def test_what_the_server_itself_refuses_is_not_waited_for(guess: type[Exception]) -> None:
-    assert not isinstance(explained(guess(REFUSED), source="flights", url=URL, queue="flights"), SourceAwayError)
+    assert not isinstance(explained(guess(REFUSED), source()), SourceAwayError)
 
 
 def test_an_error_of_a_subclass_s_own_is_told_as_it_is_and_leaves_no_connection(rabbitmq: Built) -> None:

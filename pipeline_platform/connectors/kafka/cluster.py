@@ -7,7 +7,6 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,6 +15,8 @@ from pipeline_platform.source.contract import SourceAwayError, SourceError
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, TopicPartition
     from confluent_kafka.admin import AdminClient
+
+    from pipeline_platform.connectors.kafka.kafka_options import KafkaOptions
 
 logger = logging.getLogger(__name__)
 client_logger = logging.getLogger(f"{__name__}.client")
@@ -52,37 +53,20 @@ _EXPLANATIONS = {
 """What to do about an error, by its code."""
 
 
-@dataclass(frozen=True)
-class Address:
-    """What errors of a source name.
-
-    Attributes:
-        source: Its name.
-        servers: Where its cluster is.
-        group_id: Its consumer group.
-        protocol: How it talks to the cluster.
-        secrets: What no error may quote.
-    """
-
-    source: str
-    servers: str
-    group_id: str
-    protocol: str
-    secrets: tuple[str, ...] = field(default=(), repr=False)
-
-    def explained(self, error: BaseException | KafkaError, what: str = "a topic") -> SourceError:
-        """Say which option is to blame and what to do."""
-        cause = kafka_error(error)
-        code = cause.name() if cause else type(error).__name__
-        said = cause.str() if cause else str(error)
-        for secret in self.secrets:
-            said = said.replace(secret, "***")
-        found = (text for codes, text in _EXPLANATIONS.items() if re.fullmatch(codes, code))
-        text = next(found, "{what} at {servers} failed with {code}: {said}").format(
-            servers=self.servers, group=self.group_id, protocol=self.protocol, code=code, said=said, what=what
-        )
-        kind = SourceAwayError if re.fullmatch(f"{_AWAY}|{_BUSY}", code) else SourceError
-        return kind(f"source {self.source!r}: {text}")
+def explained(error: BaseException | KafkaError, source: KafkaOptions, what: str = "a topic") -> SourceError:
+    """Say which option of a source is to blame and what to do, and quote none of its secrets."""
+    cause = kafka_error(error)
+    code = cause.name() if cause else type(error).__name__
+    said = cause.str() if cause else str(error)
+    for secret in source.secrets:
+        said = said.replace(secret, "***")
+    servers, protocol = source.bootstrap_servers, source.security_protocol
+    found = (text for codes, text in _EXPLANATIONS.items() if re.fullmatch(codes, code))
+    text = next(found, "{what} at {servers} failed with {code}: {said}").format(
+        servers=servers, group=source.group_id, protocol=protocol, code=code, said=said, what=what
+    )
+    kind = SourceAwayError if re.fullmatch(f"{_AWAY}|{_BUSY}", code) else SourceError
+    return kind(f"source {source.name!r}: {text}")
 
 
 def kafka_error(error: BaseException | KafkaError) -> KafkaError | None:
@@ -107,8 +91,8 @@ class Cluster:
     was restarted, and turns in circles meanwhile.
     """
 
-    def __init__(self, address: Address, settings: Mapping[str, Any], timeout_s: float) -> None:
-        self.address, self._settings, self._timeout_s = address, settings, timeout_s
+    def __init__(self, source: KafkaOptions) -> None:
+        self._source, self._timeout_s = source, source.request_timeout_s
         self._heard: KafkaError | None = None
         self._answered: tuple[KafkaError | None, list[TopicPartition]] | None = None
 
@@ -180,7 +164,7 @@ class Cluster:
         while self._answered is None:
             self.member.poll(0.05)
             if self._heard is not None and is_refusal(self._heard):
-                raise self.address.explained(self._heard)
+                raise explained(self._heard, self._source)
             if time.monotonic() > end:
                 raise self._explained(KafkaError(KafkaError._TIMED_OUT))
         error, partitions = self._answered
@@ -190,7 +174,7 @@ class Cluster:
 
     def members(self) -> int:
         """How many consumers are in the group."""
-        group = [self.address.group_id]
+        group = [self._source.group_id]
         none = "GROUP_ID_NOT_FOUND"
         found = self._ask(lambda admin, left: admin.describe_consumer_groups(group, request_timeout=left), none)
         return sum(len(one.members) for one in found.values() if one is not None)
@@ -204,12 +188,12 @@ class Cluster:
         """
         from confluent_kafka import Consumer
 
-        settings = {**self._settings, "group.id": self.address.group_id, "enable.auto.commit": False}
+        settings = {**self._source.settings(), "group.id": self._source.group_id, "enable.auto.commit": False}
         callbacks = {"error_cb": self._hear, "on_commit": self._answer}
         try:
             return Consumer({**settings, **callbacks}, logger=client_logger)
         except Exception as error:
-            raise self.address.explained(error) from None
+            raise explained(error, self._source) from None
 
     def _answer(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         self._answered = error, partitions
@@ -220,10 +204,10 @@ class Cluster:
         from confluent_kafka.admin import AdminClient
 
         try:
-            settings: dict[str, Any] = {**self._settings, "error_cb": self._hear}
+            settings: dict[str, Any] = {**self._source.settings(), "error_cb": self._hear}
             return AdminClient(settings, logger=client_logger)
         except Exception as error:
-            raise self.address.explained(error) from None
+            raise explained(error, self._source) from None
 
     def _renew(self) -> None:
         self.__dict__.pop("admin", None)
@@ -237,7 +221,7 @@ class Cluster:
         """Explain an error; of a call that only took too long, by what the client heard meanwhile."""
         cause = kafka_error(error)
         timed_out = cause is not None and cause.name() == "_TIMED_OUT"
-        return self.address.explained(self._heard if timed_out and self._heard is not None else error, what)
+        return explained(self._heard if timed_out and self._heard is not None else error, self._source, what)
 
     def _accepted(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
         """Return what a group answered of partitions.
@@ -247,7 +231,7 @@ class Cluster:
         """
         for one in partitions:
             if one.error is not None:
-                raise self.address.explained(one.error, f"{one.topic} [{one.partition}]")
+                raise explained(one.error, self._source, f"{one.topic} [{one.partition}]")
         return partitions
 
     def _ask(self, call: Callable[[AdminClient, float], Mapping[K, Future[Any]]], none: str = "") -> dict[K, Any]:
@@ -292,6 +276,6 @@ class Cluster:
             waiting = wait(waiting, timeout=0.05).not_done
             self.admin.poll(0)
             if waiting and self._heard is not None and is_refusal(self._heard):
-                raise self.address.explained(self._heard)
+                raise explained(self._heard, self._source)
             if waiting and time.monotonic() > end:
-                raise self.address.explained(KafkaError(KafkaError._TIMED_OUT))
+                raise explained(KafkaError(KafkaError._TIMED_OUT), self._source)

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from pipeline_platform.connectors.kafka.cluster import Address
 from pipeline_platform.source.log import LogSource
 
 _TOPIC = r"[a-zA-Z0-9._-]{1,249}"
@@ -158,11 +157,15 @@ class KafkaOptions(LogSource):
         return _since(self.offset_reset_policy)
 
     @property
-    def address(self) -> Address:
-        """What errors name, and what they must not."""
+    def default_topic(self) -> str | None:
+        """Where a message goes that names no topic; None where several are read."""
+        return self.topics[0] if len(self.topics) == 1 else None
+
+    @property
+    def secrets(self) -> list[str]:
+        """What no error may quote."""
         others = [value for name, value in self.client_options.items() if _SECRET.search(name)]
-        secrets = tuple(one for one in (self.sasl_password, self.ssl_key_password, *others) if one)
-        return Address(self.name, self.bootstrap_servers, self.group_id, self.security_protocol, secrets)
+        return [one for one in (self.sasl_password, self.ssl_key_password, *others) if one]
 
     def settings(self, **more: str | int | bool) -> dict[str, Any]:
         """What any client is told, in the client library's words; `more` with underscores for dots."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
-from pipeline_platform.connectors.kafka.cluster import Cluster, client_logger
+from pipeline_platform.connectors.kafka.cluster import Cluster, client_logger, explained
 from pipeline_platform.connectors.kafka.kafka_messages import bounded, columns
 from pipeline_platform.connectors.kafka.kafka_options import KafkaOptions
 from pipeline_platform.connectors.kafka.offset_ranges import Range, ReadError, Reading, named, parted
@@ -140,14 +140,10 @@ class KafkaSource(KafkaOptions):
             SourceError: Some were refused; the others are sent.
         """
         client = self._client("Producer", self.to_send())
-        sent, refused = send(client, self.address, self._default_topic, payloads, metadata)
+        sent, refused = send(client, self, payloads, metadata)
         if refused:
             raise SourceError(f"{len(refused)} of {sent} messages were refused; the first: {refused[0]}")
         return sent
-
-    @property
-    def _default_topic(self) -> str | None:
-        return self.topics[0] if len(self.topics) == 1 else None
 
     def close(self) -> None:
         """Let go of the client that this process asked by."""
@@ -155,7 +151,7 @@ class KafkaSource(KafkaOptions):
 
     @cached_property
     def _cluster(self) -> Cluster:
-        return Cluster(self.address, self.settings(), self.request_timeout_s)
+        return Cluster(self)
 
     def _client(self, kind: str, settings: Mapping[str, Any]) -> Any:
         """Make a consumer or a producer, whose log is Python's."""
@@ -164,7 +160,7 @@ class KafkaSource(KafkaOptions):
         try:
             return getattr(confluent_kafka, kind)(settings, logger=client_logger)
         except Exception as error:
-            raise self.address.explained(error) from None
+            raise explained(error, self) from None
 
     def _expect_same_topics(self, ranges: Iterable[Range]) -> None:
         """Refuse what was read by the name of a topic that is another one by now.
@@ -191,7 +187,7 @@ class KafkaSource(KafkaOptions):
                 f"{name}: {failure} gives nothing for {self.patience.within_s:g} s: has its partition a leader?"
             )
         if error.name() not in _GONE:
-            return self.address.explained(error, str(failure))
+            return explained(error, self, str(failure))
         self._expect_same_topics(ranges)
         return SourceError(
             f"{name}: {failure} lost messages before they were read: retention or an operator removed them. The next "

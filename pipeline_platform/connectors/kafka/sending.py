@@ -7,20 +7,21 @@ from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
-from pipeline_platform.connectors.kafka.cluster import Address
+from pipeline_platform.connectors.kafka.cluster import explained
 from pipeline_platform.connectors.kafka.kafka_messages import to_bytes
 from pipeline_platform.source.contract import SourceError
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Message, Producer
 
+    from pipeline_platform.connectors.kafka.kafka_options import KafkaOptions
+
 _TOO_LARGE = "MSG_SIZE_TOO_LARGE"
 
 
 def send(
     producer: Producer,
-    address: Address,
-    topic: str | None,
+    source: KafkaOptions,
     payloads: Iterable[bytes],
     metadata: Iterable[Mapping[str, Any] | None] | None,
 ) -> tuple[int, list[SourceError]]:
@@ -28,8 +29,7 @@ def send(
 
     Args:
         producer: Is told that all replicas have to have a message, and sends none twice.
-        address: What errors name.
-        topic: Of messages that name none.
+        source: Whose messages they are.
         payloads: One per message.
         metadata: One per message; see `KafkaSource.send`.
 
@@ -46,7 +46,7 @@ def send(
         if error.name() == _TOO_LARGE and not alone:
             together.append(message)
         else:
-            refused.append(address.explained(error, f"topic {message['topic']!r}"))
+            refused.append(explained(error, source, f"topic {message['topic']!r}"))
 
     def produce(message: dict[str, Any], *, alone: bool) -> None:
         from confluent_kafka import KafkaException
@@ -59,14 +59,14 @@ def send(
                 producer.poll(0.1)
                 continue
             except KafkaException as error:
-                refused.append(address.explained(error, f"topic {message['topic']!r}"))
+                refused.append(explained(error, source, f"topic {message['topic']!r}"))
             break
         producer.poll(0)
 
     sent = 0
     beside = repeat(None) if metadata is None else metadata
     for payload, said in zip(payloads, beside, strict=metadata is not None):
-        produce(_message(address.source, topic, payload, said or {}), alone=False)
+        produce(_message(source, payload, said or {}), alone=False)
         sent += 1
     producer.flush()
     for message in together:
@@ -75,18 +75,18 @@ def send(
     return sent, refused
 
 
-def _message(source: str, topic: str | None, payload: bytes, said: Mapping[str, Any]) -> dict[str, Any]:
+def _message(source: KafkaOptions, payload: bytes, said: Mapping[str, Any]) -> dict[str, Any]:
     """What the client library sends of a payload and its metadata."""
-    topic = said.get("topic") or topic
+    topic = said.get("topic") or source.default_topic
     if topic is None:
         raise SourceError(
-            f"source {source!r} reads several topics, and a message says none: name `topic` in its metadata"
+            f"source {source.name!r} reads several topics, and a message says none: name `topic` in its metadata"
         )
     headers = said.get("headers") or ()
     pairs = headers.items() if isinstance(headers, Mapping) else headers
     try:
         message = {"key": to_bytes(said.get("key")), "headers": [(name, to_bytes(value)) for name, value in pairs]}
     except (ValueError, TypeError) as error:
-        raise SourceError(f"source {source!r} cannot send a message to {topic!r}: {error}") from None
+        raise SourceError(f"source {source.name!r} cannot send a message to {topic!r}: {error}") from None
     to = {} if said.get("partition") is None else {"partition": said["partition"]}
     return {"topic": topic, "value": payload, **message, **to}

@@ -3,35 +3,37 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from pipeline_platform.source.contract import SourceAwayError, SourceError
 
+if TYPE_CHECKING:
+    from pipeline_platform.connectors.rabbitmq.rabbitmq_options import RabbitmqOptions
 
-def explained(error: BaseException, *, source: str, url: str, queue: str) -> SourceError:
+
+def explained(error: BaseException, source: RabbitmqOptions) -> SourceError:
     """Say what to do about an error; never what the password is.
 
     Args:
         error: Of pika, a socket or TLS.
-        source: Name of the source.
-        url: Its option.
-        queue: Its option.
+        source: Whose it is.
     """
-    address = urlsplit(url)
+    address = urlsplit(source.url)
     host = f"[{address.hostname}]" if ":" in (address.hostname or "") else address.hostname
     code = str(getattr(error, "reply_code", type(error).__name__))
     text = str(getattr(error, "reply_text", error)) or "no reason given"
     said = f"{code} {text}"
     explanation = next(told for pattern, told in _EXPLANATIONS.items() if re.search(pattern, said, re.IGNORECASE))
     told = explanation.format(
-        queue=queue,
+        queue=source.queue,
         server=f"{host}:{address.port or (5671 if address.scheme == 'amqps' else 5672)}",
         user=unquote(address.username or "guest"),
         vhost=unquote(address.path.removeprefix("/")) or "/",
         said=said,
     )
     kind = SourceAwayError if re.search(_AWAY, said) else SourceError
-    return kind(f"source {source!r}: {told}")
+    return kind(f"source {source.name!r}: {told}")
 
 
 # A server that stops says 320 to its clients, and 541 where a part of it fails.

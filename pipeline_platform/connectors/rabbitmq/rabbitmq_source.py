@@ -165,7 +165,7 @@ class RabbitmqSource(RabbitmqOptions):
             return True
         if not any(one.endswith(_NAMELESS) for _, ack_ids in held() for one in ack_ids):
             return True
-        why = str(self._explained(ended[0])) if ended else f"source {self.name!r}: {CLOSED}"
+        why = str(explained(ended[0], self)) if ended else f"source {self.name!r}: {CLOSED}"
         raise SourceError(
             f"{why}. The server gives these messages to the next run. Some of them have no id, so this run decides "
             "none: they would be handled twice. Messages with an id (message_id, or message_id_header) are decided"
@@ -349,7 +349,4 @@ class RabbitmqSource(RabbitmqOptions):
         try:
             yield
         except (AMQPError, OSError) as error:
-            raise self._explained(error) from error
-
-    def _explained(self, error: BaseException) -> SourceError:
-        return explained(error, source=self.name, url=self.url, queue=self.queue)
+            raise explained(error, self) from error
