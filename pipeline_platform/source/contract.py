@@ -129,6 +129,7 @@ class Source(BaseModel, ABC):
 
     What every source promises:
 
+    - Whatever asks the server raises `SourceError` where it cannot be reached, or is not there.
     - `plan` and `read` give a message to one receive at a time, until it is acknowledged, abandoned or its lease is
       over. The process may die at any point.
     - `message_id` is the same at every delivery of a message, where `has_identity`. Where not, messages that come
@@ -244,19 +245,12 @@ class Source(BaseModel, ABC):
 
     @abstractmethod
     def backlog(self) -> Backlog:
-        """Count the messages that wait. Sensors call it: it is quick, leases nothing and does no long poll.
-
-        Raises:
-            SourceError: It cannot be reached, or is not there.
-        """
+        """Count the messages that wait. Sensors call it: it is quick, leases nothing and does no long poll."""
 
     def backlog_up_to(self, most: int) -> Backlog:
         """Count the messages that wait, no further than is of use to a sensor: `most`, 1 or more.
 
         A source that takes long to count a large backlog counts less of it here.
-
-        Raises:
-            SourceError: It cannot be reached, or is not there.
         """
         del most
         return self.backlog()
@@ -269,9 +263,6 @@ class Source(BaseModel, ABC):
             demand: Messages that the run may take on.
             concurrency: Tasks that will read.
             receive_id: The receive that holds the messages.
-
-        Raises:
-            SourceError: It cannot be reached, or is not there.
         """
 
     @abstractmethod
