@@ -41,6 +41,8 @@ def is_cron(text: object) -> bool:
     fields = text.lower().split()
     if len(fields) != len(_FIELDS):
         return text in _NICKNAMES
+    if fields[2] in ("30", "31") and fields[3] in ("2", "feb"):  # never
+        return False
     return all(
         _fits(item, allowed, names)
         for field, (allowed, names) in zip(fields, _FIELDS, strict=True)
