@@ -77,7 +77,7 @@ def launch(
     windows: Sequence[str] = (),
     module: str | None = None,
 ) -> Iterator[Launched]:
-    """Launch them, and tell of each as it is launched; see `retry_failures`."""
+    """Launch them, and log each as it is launched; see `retry_failures`."""
     from datetime import UTC, datetime
 
     from pipeline_platform.lake.failed import FailedMessages

@@ -71,7 +71,7 @@ def _push(source: Source, file: IO[bytes], most_bytes: int, from_line: int, *, h
     from pipeline_platform.model.portions import portions
     from pipeline_platform.source.contract import SourceError
 
-    lines, sent, told = _lines(file, most_bytes, from_line, has_metadata=has_metadata), 0, time.monotonic()
+    lines, sent, reported = _lines(file, most_bytes, from_line, has_metadata=has_metadata), 0, time.monotonic()
     parts = portions(lines, lambda line: len(line.payload), _BYTES, _TOGETHER)
     while True:
         try:
@@ -90,9 +90,9 @@ def _push(source: Source, file: IO[bytes], most_bytes: int, from_line: int, *, h
             before = f"; {sent:,} messages before are sent. Go on with --from-line {some[0].number}" if sent else ""
             raise SourceError(f"{where} were not all taken: {error}{before}") from None
         from_line = some[-1].number + 1
-        if time.monotonic() - told > _EVERY_S:
+        if time.monotonic() - reported > _EVERY_S:
             typer.echo(f"{sent:,} messages, up to line {some[-1].number:,}", err=True)
-            told = time.monotonic()
+            reported = time.monotonic()
 
 
 def _lines(file: IO[bytes], most_bytes: int, from_line: int, *, has_metadata: bool) -> Iterator[Line]:

@@ -44,7 +44,7 @@ _CONNECTION: Final[dict[str, Any]] = {
     "keepalives_count": 3,
     "tcp_user_timeout": _SILENT_S * 1_000,
 }
-"""What libpq is told of each connection, unless `url` says otherwise."""
+"""What libpq gets for each connection, unless `url` says otherwise."""
 
 
 class Database:

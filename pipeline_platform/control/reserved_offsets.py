@@ -88,8 +88,8 @@ class LogPositions(Database):
                 _join(connection, source, now[partition].spans)
             return {one: offset for one, place in now.items() if (offset := _gapless(place)) > place.acknowledged_to}
 
-    def told(self, source: str, acknowledged_to: Mapping[str, int]) -> dict[str, int]:
-        """Record what the source was told; return what others have acknowledged beyond that meanwhile."""
+    def committed(self, source: str, acknowledged_to: Mapping[str, int]) -> dict[str, int]:
+        """Record what was committed; return what others have acknowledged beyond that meanwhile."""
         with self.writing() as connection:
             _lock(connection, source)
             now = _places(connection, source)

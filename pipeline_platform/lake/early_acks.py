@@ -1,4 +1,4 @@
-"""What tasks tell a source before their receive is decided: noted first, since the source forgets it."""
+"""What tasks acknowledge before their receive is decided: noted first, since the source forgets it."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _SCHEMA = pa.schema(
 
 
 class Entry(NamedTuple):
-    """A message that the source was told of, or is about to be.
+    """A message that was acknowledged early, or is about to be.
 
     Attributes:
         ack_ref: Its group.
         ack_id: What the source knows it by.
-        action: What the source is told.
+        action: The word for it.
         failed: Whether the message had failed by then.
         certain: Whether a call succeeded, or its process died on the way. If not, it raised, and is made again.
     """
@@ -46,7 +46,7 @@ class Entry(NamedTuple):
     certain: bool = True
 
     def comes_back(self, ack_policy: AckPolicy) -> bool:
-        """Whether the source was told to deliver it again, as a message that failed."""
+        """Whether the source was asked to deliver it again, as a message that failed."""
         return self.failed and not ack_policy.ends(self.action)
 
 
@@ -59,7 +59,7 @@ class Notes:
         self._read: dict[str, list[Entry]] = {}
 
     def write(self, entries: Iterable[Entry], path: str | None = None) -> str:
-        """Note what the source is about to be told, or put it in the place of an earlier note; return its path."""
+        """Note what is about to be acknowledged, or put it in the place of an earlier note; return its path."""
         rows = [entry._asdict() for entry in entries]
         path, sink = path or f"{self._folder}/{uuid.uuid4().hex}.parquet", io.BytesIO()
         pq.write_table(pa.Table.from_pylist(rows, schema=_SCHEMA), sink)
@@ -76,11 +76,11 @@ class Notes:
         return {entry[:2]: entry for entries in self._read.values() for entry in entries}
 
     def close(self) -> None:
-        """Let nobody tell anything more: the receive is given up. What is noted by then may have been told."""
+        """Let nobody acknowledge more: the receive is given up. What is noted by then may have been acknowledged."""
         self._lake.write(f"{self._receive}/_given_up", b"")
 
     def is_open(self) -> bool:
-        """Whether this owner may tell the source of what it noted before this call: it is asked in that order.
+        """Whether this owner may acknowledge what it noted before this call: it is asked in that order.
 
         A run that takes the receive over leaves a folder first, and then looks what is noted.
         """

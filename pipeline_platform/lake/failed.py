@@ -25,7 +25,7 @@ _COUNTED = "_open_failures.json"
 
 
 class LakeSource(Source):
-    """Messages that lie in the lake. There is nothing to lease, and nobody to tell what became of them."""
+    """Messages that lie in the lake. There is nothing to lease, and nobody to acknowledge to."""
 
     lake: Lake = Field(description="Where the tables are.")
     pipeline: str = Field(description="Whose messages.")
@@ -52,7 +52,7 @@ class LakeSource(Source):
 
     @property
     def words(self) -> Words:
-        """Whatever a callback says for the message's own source: nobody is told."""
+        """Whatever a callback says for the message's own source: nobody learns it."""
         return {}
 
     def acknowledge(self, action: str, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:

@@ -80,7 +80,7 @@ class OthersDecisions:
         self._ledger.replace_files(self._receive, replaced)
 
     def _as_duplicates(self, keys: pa.Array) -> Callable[[pa.Table], pa.Table]:
-        """Mark the outcomes of these messages as another's: the source is told of them all the same."""
+        """Mark the outcomes of these messages as another's: they are acknowledged all the same."""
 
         def change(rows: pa.Table) -> pa.Table:
             theirs = pc.is_in(keys_of(rows, *_KEY), keys)

@@ -135,7 +135,7 @@ class Lake(BaseModel):
     def sync(self, *paths: str) -> None:
         """Have files on disk, and the entries of the folders that lead to them. An object store needs no call.
 
-        A power cut must not take what a commit names, nor a commit that a source was told of.
+        A power cut must not take what a commit names, nor a commit whose messages were acknowledged.
         """
         if not self.is_local:
             return

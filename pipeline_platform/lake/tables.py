@@ -33,7 +33,7 @@ def _schema(columns: dict[str, pa.DataType], *texts: str) -> pa.Schema:
 
 OUTCOMES = _schema(_MESSAGE, "receive_id", "outcome", "ack_ref", "ack_id", "action", "window")
 """What became of every message. `outcome` is `handled` or `failed`, which decide it, or `returned` (given back to the
-source on failure) or `duplicate` (another receive decided it), which do not. `action` is what the source is told, or
+source on failure) or `duplicate` (another receive decided it), which do not. `action` is the word for the source, or
 `told early`."""
 
 _FAILURE = _schema(_MESSAGE, "state", "stage", "kind", "reason", "traceback", "batcher", "batch_key")
@@ -72,7 +72,7 @@ class CommitError(Exception):
 
 
 class LogExpiredError(Exception):
-    """The log no longer tells what happened since a version."""
+    """The log no longer shows what happened since a version."""
 
 
 def columns_of(pipeline: type[Pipeline], table: str) -> pa.Schema:

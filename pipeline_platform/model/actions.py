@@ -25,8 +25,8 @@ class Word(NamedTuple):
 
 Words = Mapping[str, Word]
 
-TOLD = "told early"
-"""The action of a message of which `ack_immediately` told the source: there is nothing left to tell."""
+EARLY = "told early"
+"""The action of a message that `ack_immediately` acknowledged: there is nothing left to do."""
 
 LEASED: Words = {
     "ack": Word(ends=True),
@@ -45,7 +45,7 @@ class AckPolicy(NamedTuple):
         on_failure: The action for a message that failed, unless the message says otherwise.
         words: What an action may be; none where nobody is told, and every action ends a message.
         closes_failures: Whether its messages are open failures, which end where one is handled.
-        tell: Tells the source of messages at once, for `ack_immediately`; None where the pipeline does not.
+        at_once: Acknowledges messages now, for `ack_immediately`; None where the pipeline does not.
     """
 
     source: str
@@ -53,7 +53,7 @@ class AckPolicy(NamedTuple):
     on_failure: str = "ack"
     words: Words = LEASED
     closes_failures: bool = False
-    tell: Callable[[Sequence[Any]], None] | None = None
+    at_once: Callable[[Sequence[Any]], None] | None = None
 
     def checked(self, action: object) -> str:
         """Return an action as plain text.
@@ -63,7 +63,7 @@ class AckPolicy(NamedTuple):
         """
         # A subclass of str could override comparison; isinstance would believe what the value says of its own class.
         text = str.__str__(action) if issubclass(type(action), str) else repr(action)
-        if not self.words:  # nobody is told
+        if not self.words:  # nothing is acknowledged
             return text
         word, colon, seconds = text.partition(":")
         known = self.words.get(word)

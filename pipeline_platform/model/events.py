@@ -1,4 +1,4 @@
-"""Events: what there is to be told of a pipeline at work, and what each says."""
+"""Events: what a pipeline at work emits, and what each says."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ EVENTS: Mapping[str, Fields] = {
 """What there is, in the order of a message's way."""
 
 IN_TASKS = ("chunk", "message", "batch", "handle_failed")
-"""Events of Spark's tasks: those of the class's own functions alone are told there."""
+"""Events of Spark's tasks: the class's own functions alone get them there."""
 
 
 @dataclass(frozen=True)

@@ -350,12 +350,12 @@ def ack_immediately(messages: Iterable[Message]) -> list[Message]:
         by_delivery.setdefault(id(message._standing.delivery), []).append(message)
     for some in by_delivery.values():
         ack_policy = some[0]._standing.delivery.ack_policy
-        if ack_policy.tell is None:
+        if ack_policy.at_once is None:
             raise RuntimeError(
                 f"{ack_policy.source} is acknowledged at the end of the run: write acks_immediately = True in the "
                 "pipeline's class, and its callbacks may acknowledge messages before; a splitter may not"
             )
-        ack_policy.tell(some)
+        ack_policy.at_once(some)
     return given
 
 

@@ -1,4 +1,4 @@
-"""The acknowledger as a Dagster resource: how patiently a source is told what became of its messages."""
+"""The acknowledger as a Dagster resource: how patiently messages are acknowledged."""
 
 import dagster as dg
 from pydantic import Field

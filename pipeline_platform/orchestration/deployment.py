@@ -62,8 +62,8 @@ def platform_definitions(
 
     Raises:
         PipelineError: Two pipelines have one name, or two producers one source, there is no resource for a source, or
-            dead letters cannot be sent where a pipeline says, a source cannot be told early, or one never says in which
-            partition a message is, and the pipeline goes by that.
+            dead letters cannot be sent where a pipeline says, messages cannot be acknowledged early, or one never says
+            in which partition a message is, and the pipeline goes by that.
     """
     check_together(pipelines, resources)
     for pipeline in pipelines:
@@ -117,7 +117,7 @@ def check_dead_letters(pipeline: type[Pipeline], resources: Mapping[str, Any]) -
 
 
 def check_early_acks(pipeline: type[Pipeline], resources: Mapping[str, Any]) -> None:
-    """Refuse `acks_immediately` where tasks cannot tell a source of single messages.
+    """Refuse `acks_immediately` where tasks cannot acknowledge single messages.
 
     Raises:
         PipelineError: A producer's source is acknowledged by its run's own process, or by positions.

@@ -24,7 +24,7 @@ from pipeline_platform.run.begin import begin, resume
 from pipeline_platform.run.flow import Flow, no_source
 from pipeline_platform.run.lease import alive
 from pipeline_platform.run.receive_state import expect_finished
-from pipeline_platform.run.stopping import acknowledged, end_if_told, heeding
+from pipeline_platform.run.stopping import acknowledged, end_if_asked, heeding
 from pipeline_platform.source.connection import ConnectedSource
 from pipeline_platform.source.contract import SourceError
 
@@ -95,7 +95,7 @@ def pipeline_assets(pipeline: type[Pipeline]) -> dg.AssetsDefinition:
         received = _named(receive)()
         handled = _named(handle)(received)
         routed = _named(handle_failed)([handled, *(_named(batch)(handled) for batch in batches)])
-        acknowledged = _named(acknowledge).with_hooks({end_as_told})(_named(commit)(routed))
+        acknowledged = _named(acknowledge).with_hooks({end_as_asked})(_named(commit)(routed))
         return {"messages": received, **{out: getattr(acknowledged, out) for out in acknowledged_outs}}
 
     return dg.AssetsDefinition.from_graph(
@@ -302,7 +302,7 @@ def _handle(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> 
     handled, failed = manifest.total("handled"), manifest.total("failed")
     context.log.info(f"handled {handled}, failed {failed}, to batch {staged}")
     if given_back := manifest.total("given_back"):
-        context.log.warning(f"was told to stop: {given_back} messages were not begun, and are given back")
+        context.log.warning(f"was asked to stop: {given_back} messages were not begun, and are given back")
 
 
 def _handle_batches(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
@@ -347,7 +347,7 @@ def _acknowledge_op(pipeline: type[Pipeline], outs: Sequence[str]) -> dg.OpDefin
 
     @_op(pipeline, "acknowledge", ins={"committed": dg.In(dg.Nothing)}, out=out)
     def acknowledge(context: dg.AssetExecutionContext) -> Iterator[Any]:
-        """Tells the source, in groups, what is decided and published; then reports the windows' figures."""
+        """Acknowledges, in groups, what is decided and published; then reports the windows' figures."""
         flow, receive = at_work(pipeline, context)
         with nullcontext() if receive is None else heeding(flow, receive):
             red, checks = reporting.acknowledge(context, flow, receive, context.resources.acknowledger)
@@ -366,7 +366,7 @@ def _acknowledge_op(pipeline: type[Pipeline], outs: Sequence[str]) -> dg.OpDefin
     return acknowledge
 
 
-@dg.success_hook(name="end_as_told")
-def end_as_told(_: dg.HookContext) -> None:
-    """End a run that was told to end, once `acknowledge` has succeeded: inside the step it would fail the step."""
-    end_if_told()
+@dg.success_hook(name="end_as_asked")
+def end_as_asked(_: dg.HookContext) -> None:
+    """End a run that was asked to end, once `acknowledge` has succeeded: inside the step it would fail the step."""
+    end_if_asked()

@@ -51,10 +51,10 @@ def producer_sensor(pipeline: type[Pipeline], producer: str = "") -> dg.SensorDe
     )
     def look(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         export()
-        with span("ask", pipeline, producer=producer, source=options.source) as told:
-            return ask(context, told)
+        with span("ask", pipeline, producer=producer, source=options.source) as event:
+            return ask(context, event)
 
-    def ask(context: dg.SensorEvaluationContext, told: Span) -> dg.SensorResult | dg.SkipReason:
+    def ask(context: dg.SensorEvaluationContext, event: Span) -> dg.SensorResult | dg.SkipReason:
         source = source_of(context.resources, options.source)
         control: ControlStore = context.resources.control
         now, waiting = datetime.now(UTC), demand.Waiting.from_json(context.cursor)
@@ -68,11 +68,11 @@ def producer_sensor(pipeline: type[Pipeline], producer: str = "") -> dg.SensorDe
             bounds = limits(pipeline, control, now, producer)
             backlog = source.backlog_up_to(demand.of_use(bounds, under_way))
             left = _left(pipeline, control, producer)
-            bounds = _as_runs_tell(bounds, pipeline, context.instance, producer, backlog, left, waiting.asked)
+            bounds = _with_earlier_runs(bounds, pipeline, context.instance, producer, backlog, left, waiting.asked)
             alone = pipeline.takes_turns(leases_partitions=source.leases_partitions)
             turn = _awaits_turn(pipeline, control, alone=alone)
         except SourceError as error:
-            told.fail(error)
+            event.fail(error)
             waiting = waiting.without_answer(now, options.interval)
             reason = f"{options.source} does not answer: {error}"
             return dg.SensorResult(skip_reason=reason, cursor=waiting.to_json())
@@ -93,7 +93,7 @@ def producer_sensor(pipeline: type[Pipeline], producer: str = "") -> dg.SensorDe
         said = {"lost": zlib.crc32(backlog.lost.encode())}
         cursor = waiting.after(backlog, asks, now, under_way).model_copy(update=said).to_json()
         demanded = [ask.demand for ask in asks if ask.demand]
-        told.add(demand=sum(demanded), runs=len(demanded), backlog=waits, in_flight=under_way.messages)
+        event.add(demand=sum(demanded), runs=len(demanded), backlog=waits, in_flight=under_way.messages)
         runs = "1 run" if len(left) == 1 else f"{len(left)} runs"
         dead = f"; {runs} died and left {demand.count(held)}" if left else ""
         dead += f"; {options.source}: {backlog.lost}" if backlog.lost and said["lost"] != waiting.lost else ""
@@ -127,7 +127,7 @@ def limits(pipeline: type[Pipeline], control: ControlStore, now: datetime, produ
     )
 
 
-def _as_runs_tell(
+def _with_earlier_runs(
     bounds: demand.Limits,
     pipeline: type[Pipeline],
     instance: dg.DagsterInstance,
@@ -136,7 +136,7 @@ def _as_runs_tell(
     left: Sequence[Claim],
     asked: datetime | None,
 ) -> demand.Limits:
-    """Add what earlier runs tell: what they left since a run was last asked for; and what a mute source gave them."""
+    """Add what earlier runs show: what they left since a run was last asked for; and what a mute source gave them."""
     if asked is None or any(claim.expires_at > asked for claim in left):
         bounds = replace(bounds, left=bool(left))
     elif backlog.messages != 0:

@@ -96,7 +96,7 @@ def acknowledge(
         manifest = flow.ledger.manifest(receive)
         with alive(flow, receive):
             answer = steps.acknowledge(flow, receive, acknowledger)
-        log_said(context, answer.unheard.told)
+        log_said(context, answer.unheard.written)
         run = _of_run(receive, manifest)
     failed = FailedMessages(name=flow.source.name, lake=flow.lake, pipeline=flow.pipeline.name)
     open_failures, red = failed.by_window(), _red(flow, receive, manifest)
@@ -107,17 +107,17 @@ def acknowledge(
 
 def _of_answer(answer: Acknowledgement | None) -> dict[str, Any]:
     answer = answer or Acknowledgement(0, 0, 0, [])
-    told = {"acknowledged": answer.acknowledged, "unacknowledged": answer.unacknowledged, "lost": answer.lost}
+    counts = {"acknowledged": answer.acknowledged, "unacknowledged": answer.unacknowledged, "lost": answer.lost}
     letters, unheard = answer.letters, answer.unheard.messages
     sent = {"dead letters": letters.sent, "dead letters, unsent": letters.unsent} if any(letters) else {}
-    return told | sent | ({"not taken by acknowledge": unheard} if unheard else {})
+    return counts | sent | ({"not taken by acknowledge": unheard} if unheard else {})
 
 
 def _check_answer(spec: dg.AssetCheckSpec, answer: Acknowledgement | None) -> dg.AssetCheckResult:
     if answer is None:
-        return _result(spec, True, "Had nothing to tell the source.", _of_answer(answer))
+        return _result(spec, True, "Had nothing to acknowledge.", _of_answer(answer))
     errors = {"errors": dg.MetadataValue.json(answer.errors)} if answer.errors else {}
-    said = "The next run tells it again." if answer.unacknowledged else "Told the source of all."
+    said = "The next run acknowledges the rest." if answer.unacknowledged else "Acknowledged all."
     if answer.lost:
         said += f" {answer.lost} were not this run's any more: a later one finds them decided, or their queue is gone."
     if answer.letters.unsent:

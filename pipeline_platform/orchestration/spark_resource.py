@@ -320,7 +320,7 @@ def _retries(expect_alive: Callable[[], None]) -> RetryPolicy:
             if now - self.seen > _CALM_S:
                 self.began = now
             self.seen = now
-            # Over all calls: what a failed step still has to tell the server must not wait as long again.
+            # Over all calls: what a failed step still has to ask of the server must not wait as long again.
             return now - self.began < _OUTAGE_S
 
     return WhileAlive(max_backoff=5_000)

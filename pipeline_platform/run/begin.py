@@ -16,14 +16,14 @@ from pipeline_platform.run import lease
 from pipeline_platform.run.clear_up import clear_up
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import INTAKES, Intake, intake_of
-from pipeline_platform.run.run_events import telling_begin
+from pipeline_platform.run.run_events import emitting_begin
 from pipeline_platform.source.patience import patiently
 from pipeline_platform.telemetry.tracing import traceparent
 
 _LOG = logging.getLogger(__name__)
 
 
-@telling_begin
+@emitting_begin
 def begin(
     flow: Flow,
     *,

@@ -33,7 +33,7 @@ _NOT_ABOUT_ROWS = ("INVALID_HANDLE", "FAILED_READ_FILE", "UNABLE_TO_ACQUIRE_MEMO
 _CLIENT = "pyspark.errors.exceptions.base"
 """Errors of this module are raised while a query is put together. Those of Spark at work are in modules beside it."""
 
-MOST_TOLD_APART = 100
+MOST_APART = 100
 """Rows that stop the query and are found one by one. Each takes two queries for each halving of the receive; where
 there are more, a query that copes with them (`try_cast`) is what is wanted, and the rest fails as it stands."""
 
@@ -152,7 +152,7 @@ class FastLane:
             failure = self._stops(between(whole, first, end))
             if failure is None:
                 continue
-            if end - first == 1 or found >= MOST_TOLD_APART:
+            if end - first == 1 or found >= MOST_APART:
                 found += 1
                 yield first, end, failure
             else:

@@ -112,5 +112,5 @@ class Flow:
 
 
 def no_source(pipeline: type[Pipeline], lake: Lake) -> Source:
-    """What a flow of no producer has for a source: the lake, which nobody leases from and nobody tells."""
+    """What a flow of no producer has for a source: the lake, which nobody leases from or acknowledges to."""
     return FailedMessages(name=pipeline.name, lake=lake, pipeline=pipeline.name)

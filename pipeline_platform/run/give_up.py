@@ -18,7 +18,7 @@ from pipeline_platform.tasks.receive.undecided import KeepForgotten
 def give_up(flow: Flow, receive: Receive) -> Receive | None:
     """Give a receive's messages back, and forget it.
 
-    What `ack_immediately` told the source is not there any more. These messages are decided, as open failures.
+    What `ack_immediately` acknowledged is not there any more. These messages are decided, as open failures.
 
     Returns:
         The receive, if something of it is decided and is yet to be published; None if nothing of it is left.
@@ -28,7 +28,7 @@ def give_up(flow: Flow, receive: Receive) -> Receive | None:
     """
     source = intake_of(flow, receive).source
     notes = Notes(flow.lake, flow.pipeline.name, receive.receive_id)
-    notes.close()  # a task that lives yet tells nothing from here on
+    notes.close()  # a task that lives yet acknowledges nothing from here on
     if not any(source.ack_policy.ends(entry.action) for entry in notes.read().values()):
         if not decision.fence(flow.tables, receive.receive_id):
             return decision.decided(flow.tables["outcomes"], receive)

@@ -156,7 +156,7 @@ class Backfill(Intake):
             )
         if given_back:
             left = f"{given_back} open failures were not begun"
-            return f"was told to stop: {left}. Materialise these windows again for them"
+            return f"was asked to stop: {left}. Materialise these windows again for them"
         return None
 
 

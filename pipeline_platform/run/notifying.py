@@ -1,4 +1,4 @@
-"""The pipeline's own `acknowledge`: told of what is decided before its source is, and of what it has heard no more."""
+"""The pipeline's own `acknowledge`: notified of what is decided before that is acknowledged, and of nothing twice."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from pipeline_platform.lake.rewriting import DROPPED
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import common, intake_of
-from pipeline_platform.tasks.acknowledge.notify_author import ROWS, Span, TellAuthor, unheard_table
+from pipeline_platform.tasks.acknowledge.notify_author import ROWS, NotifyAuthor, Span, unheard_table
 
 HEARD = "heard"
-"""A step of a receive of which `acknowledge` was told: which positions have heard."""
+"""A step of a receive of which `acknowledge` was notified: which positions have heard."""
 
 
 class Unheard(NamedTuple):
-    """The messages of which `acknowledge` could not be told.
+    """The messages of which `acknowledge` could not be notified.
 
     Attributes:
         messages: How many.
         rows: Where their ids lie; see `tasks.own_acknowledger.UNHEARD`.
         errors: A sample of what it raised, in words.
-        told: What the tasks wrote; empty if there was nothing to tell.
+        written: What the tasks wrote; empty if there was nothing to notify of.
     """
 
     messages: int = 0
     rows: tuple[Range, ...] = ()
     errors: tuple[str, ...] = ()
-    told: Manifest = Manifest()
+    written: Manifest = Manifest()
 
 
 def waits(flow: Flow, receive: Receive) -> bool:
@@ -43,10 +43,10 @@ def waits(flow: Flow, receive: Receive) -> bool:
     return not before.notes or before.total("unheard") > 0
 
 
-def tell(flow: Flow, receive: Receive) -> Unheard:
-    """Tell `acknowledge` of the messages of a decided receive that have not heard, and write down which have now.
+def notify(flow: Flow, receive: Receive) -> Unheard:
+    """Notify `acknowledge` of the messages of a decided receive that have not heard, and write down which have now.
 
-    A run that dies before that is written tells them again.
+    A run that dies before that is written notifies of them again.
     """
     if not waits(flow, receive):
         return Unheard()
@@ -62,12 +62,12 @@ def tell(flow: Flow, receive: Receive) -> Unheard:
     files = manifest.of_table("messages")
     calls = -(-sum(file.rows for file in files) // ROWS)
     parts = divide(files, name, min(calls, flow.processors.concurrency))
-    task = TellAuthor(**common(flow, receive), parts=parts, outcomes=outcomes, failed=failed, before=spans)
-    told = flow.work(receive.receive_id, HEARD).run(task, len(parts))
-    flow.ledger.write(receive, HEARD, Manifest(told.files, [{"heard": spans}, *told.notes]))
-    rows = whole(told.of_table(unheard_table(receive.receive_id)))
-    errors = tuple(why for notes in told.notes for why in notes.get("unheard_why", []))
-    return Unheard(told.total("unheard"), tuple(rows), errors, told)
+    task = NotifyAuthor(**common(flow, receive), parts=parts, outcomes=outcomes, failed=failed, before=spans)
+    written = flow.work(receive.receive_id, HEARD).run(task, len(parts))
+    flow.ledger.write(receive, HEARD, Manifest(written.files, [{"heard": spans}, *written.notes]))
+    rows = whole(written.of_table(unheard_table(receive.receive_id)))
+    errors = tuple(why for notes in written.notes for why in notes.get("unheard_why", []))
+    return Unheard(written.total("unheard"), tuple(rows), errors, written)
 
 
 def _spans(manifest: Manifest) -> dict[str, list[Span]]:

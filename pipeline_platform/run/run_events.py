@@ -1,4 +1,4 @@
-"""What a run tells of itself as events: that it begins, and each of its steps."""
+"""What a run emits: that it begins, and each of its steps."""
 
 from __future__ import annotations
 
@@ -18,41 +18,41 @@ from pipeline_platform.telemetry.tracing import within
 P = ParamSpec("P")
 
 _COUNTED = ("began", "seconds", "task", "received", "batches", "handled", "failed", "returned", "acknowledged")
-"""What is told of a task, where it is known."""
+"""What is emitted of a task, where it is known."""
 
 
-def telling_begin(begin: Callable[Concatenate[Flow, P], Receive]) -> Callable[Concatenate[Flow, P], Receive]:
-    """Have `begin` tell that a run begins. In a trace this is the root of all that the run does."""
+def emitting_begin(begin: Callable[Concatenate[Flow, P], Receive]) -> Callable[Concatenate[Flow, P], Receive]:
+    """Have `begin` emit that a run begins. In a trace this is the root of all that the run does."""
 
     @wraps(begin)
-    def told_begin(flow: Flow, /, *args: P.args, **kwargs: P.kwargs) -> Receive:
+    def emitted(flow: Flow, /, *args: P.args, **kwargs: P.kwargs) -> Receive:
         export()
         known = {name: kwargs[name] for name in ("run_id", "origin")}
-        with span("begin", flow.pipeline, producer=flow.producer, **known) as told:
+        with span("begin", flow.pipeline, producer=flow.producer, **known) as event:
             receive = begin(flow, *args, **kwargs)
-            told.add(receive_id=receive.receive_id, demand=receive.demand)
+            event.add(receive_id=receive.receive_id, demand=receive.demand)
             return receive
 
-    return told_begin
+    return emitted
 
 
 @contextmanager
-def telling(event: str, flow: Flow, receive: Receive, **fields: Any) -> Iterator[Span]:
-    """Tell of a step of a receive, which is entered."""
+def emitting(name: str, flow: Flow, receive: Receive, **fields: Any) -> Iterator[Span]:
+    """Emit a step of a receive, which is entered."""
     export()
-    known: dict[str, str | Origin] = {name: getattr(receive, name) for name in ("receive_id", "run_id", "origin")}
+    known: dict[str, str | Origin] = {one: getattr(receive, one) for one in ("receive_id", "run_id", "origin")}
     known["producer"] = receive.producer
-    with within(receive.traceparent), about(**known), span(event, flow.pipeline, **fields) as told:
-        yield told
+    with within(receive.traceparent), about(**known), span(name, flow.pipeline, **fields) as event:
+        yield event
 
 
-def tell(told: Span, event: str, manifest: Manifest) -> None:
+def add_counts(event: Span, name: str, manifest: Manifest) -> None:
     """Add what a step's manifest counts, and each of its tasks."""
-    counts = {name: manifest.total(name) for name in EVENTS[event].stop if name not in ("tasks", "staged")}
-    if "staged" in EVENTS[event].stop:
+    counts = {one: manifest.total(one) for one in EVENTS[name].stop if one not in ("tasks", "staged")}
+    if "staged" in EVENTS[name].stop:
         noted = (item for notes in manifest.notes for item in notes.items())
-        counts["staged"] = sum(count for name, count in noted if name.startswith("staged:"))
-    told.add(**counts, tasks=tasks_of(manifest))
+        counts["staged"] = sum(count for one, count in noted if one.startswith("staged:"))
+    event.add(**counts, tasks=tasks_of(manifest))
 
 
 def tasks_of(manifest: Manifest) -> Sequence[dict[str, Any]]:

@@ -26,7 +26,7 @@ from pipeline_platform.run.intake import intake_of
 from pipeline_platform.run.lease import alive, expect_ours, given_back, renew
 from pipeline_platform.run.notifying import Unheard
 from pipeline_platform.run.receive_state import as_decided, expect_decided
-from pipeline_platform.run.run_events import tasks_of, tell, telling
+from pipeline_platform.run.run_events import add_counts, emitting, tasks_of
 from pipeline_platform.run.spark_work import FEW
 from pipeline_platform.source.contract import SourceError
 from pipeline_platform.source.patience import patiently
@@ -43,10 +43,10 @@ class Acknowledgement(NamedTuple):
         acknowledged: Messages that it has acknowledged. With `lost` and `unacknowledged` it adds up to all of the
             receive.
         lost: Messages that this receive no longer holds: another will find them decided, or they went with their queue.
-        unacknowledged: Messages that it would not take: the next run tells it again.
+        unacknowledged: Messages that it would not take: the next run acknowledges it.
         errors: In words, a sample.
         letters: What became of dead messages.
-        unheard: Messages of which the pipeline's own `acknowledge` could not be told, and what it said.
+        unheard: Messages of which the pipeline's own `acknowledge` could not be notified, and what it raised.
     """
 
     acknowledged: int
@@ -60,7 +60,7 @@ class Acknowledgement(NamedTuple):
 def receive_messages(flow: Flow, receive: Receive) -> Manifest:
     """Lease messages under the receive's id and write them down, once; everything later reads what is written.
 
-    Where it was told to stop, it leases none.
+    Where it was asked to stop, it leases none.
 
     Raises:
         FencedError: Its claim is over: the run stalled since it began, and was given up.
@@ -70,7 +70,7 @@ def receive_messages(flow: Flow, receive: Receive) -> Manifest:
     intake, started = intake_of(flow, receive), time.monotonic()
     source = intake.source
     expect_ours(flow, receive)
-    with telling("receive", flow, receive, demand=receive.demand) as told, alive(flow, receive):
+    with emitting("receive", flow, receive, demand=receive.demand) as event, alive(flow, receive):
         # The driver reads few messages in turn: a share that waits at an empty queue would hold up the next.
         concurrency = flow.concurrency if receive.demand > FEW else 1
         demand = 0 if intake.is_outside and _is_stopping(flow, receive) else receive.demand
@@ -81,7 +81,7 @@ def receive_messages(flow: Flow, receive: Receive) -> Manifest:
         manifest = flow.work(receive.receive_id, "receive").run(task, len(shares), messages if source.in_tasks else 0)
         manifest = _written(flow, receive, "receive", manifest, started)
         flow.control.adjust(receive.receive_id, manifest.total("received"))
-        tell(told, "receive", manifest)
+        add_counts(event, "receive", manifest)
     return manifest
 
 
@@ -89,7 +89,7 @@ def handle_messages(flow: Flow, receive: Receive) -> Manifest:
     """Put what was received through the callbacks; write all that came of it.
 
     Raises:
-        PipelineError: The run was told to stop, and a part of what it takes on would be worse than nothing.
+        PipelineError: The run was asked to stop, and a part of what it takes on would be worse than nothing.
     """
     received = flow.ledger.manifest(receive, "receive")
     if not received.of_table("messages"):
@@ -100,14 +100,14 @@ def handle_messages(flow: Flow, receive: Receive) -> Manifest:
     # An earlier try may have sent messages to other batchers; the decision takes what lies here.
     flow.ledger.forget_after(receive, "receive")
     started = time.monotonic()
-    with telling("handle", flow, receive) as told, alive(flow, receive):
+    with emitting("handle", flow, receive) as event, alive(flow, receive):
         manifest = _written(flow, receive, "handle", handling.handle(flow, receive, received), started)
-        tell(told, "handle", manifest)
+        add_counts(event, "handle", manifest)
     if (not_begun := manifest.total("given_back")) and intake_of(flow, receive).is_whole:
         give_up(flow, receive)
         flow.control.end(receive.receive_id)
         raise PipelineError(
-            f"{receive.pipeline}: this {intake_of(flow, receive).name} was told to stop, and {not_begun:,} of its "
+            f"{receive.pipeline}: this {intake_of(flow, receive).name} was asked to stop, and {not_begun:,} of its "
             "messages were not begun: its windows stay as they were. Start it again once the pipeline is resumed"
         )
     return manifest
@@ -134,10 +134,10 @@ def batch_messages(flow: Flow, receive: Receive, *batchers: str) -> dict[str, Ma
 
     def batch(name: str, most_tasks: int | None) -> None:
         started = time.monotonic()
-        with telling("batcher", flow, receive, batcher=name) as told:
+        with emitting("batcher", flow, receive, batcher=name) as event:
             manifest = batching.batch(flow, receive, handled, name, most_tasks)
             written[name] = _written(flow, receive, f"batch-{name}", manifest, started)
-            tell(told, "batcher", manifest)
+            add_counts(event, "batcher", manifest)
 
     if left:
         _go_on(flow, receive)
@@ -148,9 +148,9 @@ def batch_messages(flow: Flow, receive: Receive, *batchers: str) -> dict[str, Ma
     if parents := batching.parents_left(flow, receive, handled):
         expect_ours(flow, receive)
         started = time.monotonic()
-        with telling("parents", flow, receive) as told, alive(flow, receive):
+        with emitting("parents", flow, receive) as event, alive(flow, receive):
             manifest = batching.end_parents(flow, receive, parents)
-            tell(told, "parents", _written(flow, receive, batching.PARENTS, manifest, started))
+            add_counts(event, "parents", _written(flow, receive, batching.PARENTS, manifest, started))
     return written
 
 
@@ -164,18 +164,18 @@ def decide(flow: Flow, receive: Receive) -> Decision:
         expect_decided(flow, receive)
     if not _received(flow, receive):
         return Decision(0, 0)
-    with telling("decide", flow, receive) as told:
+    with emitting("decide", flow, receive) as event:
         on_success, still_ours = flow.source.on_success, partial(renew, flow, receive)
         decided = decision.decide(flow.tables, flow.ledger, receive, still_ours, on_success)
-        told.add(**decided._asdict())
+        event.add(**decided._asdict())
         return decided
 
 
 def publish(flow: Flow, receive: Receive) -> dict[str, int]:
     """Make what was decided visible in every table; return the rows by table."""
-    with telling("publish", flow, receive) as told:
+    with emitting("publish", flow, receive) as event:
         rows = _publish(flow, receive)
-        told.add(rows=sum(rows.values()))
+        event.add(rows=sum(rows.values()))
         return rows
 
 
@@ -186,7 +186,7 @@ def _publish(flow: Flow, receive: Receive) -> dict[str, int]:
 
 
 def acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger = ONCE) -> Acknowledgement:
-    """Send dead letters, tell the pipeline's own `acknowledge` and then the source, and forget the receive.
+    """Send dead letters, notify the pipeline's own `acknowledge`, acknowledge, and forget the receive.
 
     It stays for the next run where the source would not take something, `acknowledge` raised, or dead letters could
     not be sent.
@@ -200,14 +200,14 @@ def acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger = ONCE)
         FencedError: It is not decided, or another run's by now: nothing may be acknowledged.
         UnhandledError: What it leased was never written down.
     """
-    with telling("acknowledge", flow, receive) as told:
-        answer = _acknowledge(flow, receive, acknowledger, told)
-        told.add(acknowledged=answer.acknowledged, lost=answer.lost, unacknowledged=answer.unacknowledged)
-        told.add(letters=answer.letters.sent)
+    with emitting("acknowledge", flow, receive) as event:
+        answer = _acknowledge(flow, receive, acknowledger, event)
+        event.add(acknowledged=answer.acknowledged, lost=answer.lost, unacknowledged=answer.unacknowledged)
+        event.add(letters=answer.letters.sent)
         return answer
 
 
-def _acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger, told: Span) -> Acknowledgement:
+def _acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger, event: Span) -> Acknowledgement:
     manifest, intake = flow.ledger.manifest(receive), intake_of(flow, receive)
     files = manifest.of_table("outcomes") if intake.is_outside else []
     if manifest.files or (receive.demand and flow.ledger.get(receive.receive_id) is None):
@@ -220,7 +220,7 @@ def _acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger, told:
             "execute all steps again, and it receives anew. The next run gives this receive up"
         )
     letters = dead_letters.send(flow, receive, manifest)
-    unheard = notifying.tell(flow, receive) if files else Unheard()
+    unheard = notifying.notify(flow, receive) if files else Unheard()
     looks = manifest.total("duplicates") or manifest.total(DROPPED)
     unpublished = _publish_others(flow, receive) if looks else []
     answer, messages = Manifest(), sum(file.rows for file in files)
@@ -231,8 +231,8 @@ def _acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger, told:
         task = AcknowledgeOutcomes(source, flow.lake, parts, acknowledger, bool(unpublished), unheard.rows)
         work = flow.work(receive.receive_id, "acknowledge")
         answer = work.run(task, len(parts), messages if source.in_tasks else 0)
-    told.add(tasks=tasks_of(answer))
-    acknowledged, lost, is_told = answer.total("acknowledged"), answer.total("lost"), True
+    event.add(tasks=tasks_of(answer))
+    acknowledged, lost, is_over = answer.total("acknowledged"), answer.total("lost"), True
     if not source.acknowledges_by_id and not unpublished and not unheard.messages:
         acknowledged = messages  # by `finish`
     left = messages - acknowledged - lost
@@ -245,8 +245,8 @@ def _acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger, told:
                 flow.ledger.remove(receive.receive_id)
         except SourceError as error:
             acknowledged = acknowledged if source.acknowledges_by_id else 0
-            left, errors, is_told = messages - acknowledged - lost, [*errors, str(error)], False
-    if is_told and not letters.unsent and not unheard.messages:
+            left, errors, is_over = messages - acknowledged - lost, [*errors, str(error)], False
+    if is_over and not letters.unsent and not unheard.messages:
         flow.control.end(receive.receive_id)
     else:  # nothing of it waits at the source: the sensor asks for a run to finish it by its claim alone
         flow.control.expire(receive.receive_id)
@@ -257,7 +257,7 @@ def _acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger, told:
 
 
 def _finish(flow: Flow, receive: Receive, manifest: Manifest) -> None:
-    """Tell a source that all of a receive is acknowledged; before that, of what it is to leave out."""
+    """Finish a receive at its source; before that, give back what it is to leave out."""
     source = intake_of(flow, receive).source
     if source.gives_back_spans and manifest.total("given_back"):
         not_begun, begun = (
@@ -269,7 +269,7 @@ def _finish(flow: Flow, receive: Receive, manifest: Manifest) -> None:
 
 
 def _is_stopping(flow: Flow, receive: Receive) -> bool:
-    """Whether its pipeline or producer is drained, or its run was told to end."""
+    """Whether its pipeline or producer is drained, or its run was asked to end."""
     return any(flow.control.draining(key) is not None for key in (flow.room.key, receive.receive_id))
 
 
@@ -300,7 +300,7 @@ def _publish_others(flow: Flow, receive: Receive) -> list[str]:
 
 
 def unfinishable(receive_id: str, error: Exception) -> str:
-    """What people are told of a receive that stays as it is."""
+    """What people read of a receive that stays as it is."""
     return f"receive {receive_id} cannot be finished and is left as it is: {type(error).__name__}: {error}"
 
 

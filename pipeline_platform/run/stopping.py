@@ -21,12 +21,12 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _FINISH_S = 10.0
 """Beside the pipeline's `shutdown`, twice: tasks look each five seconds whether to stop, then all is published."""
 
-_TOLD: dict[str, threading.Timer] = {}
-"""Of each receive of this process whose run was told to end: what ends it all the same when it takes too long."""
+_ASKED: dict[str, threading.Timer] = {}
+"""Of each receive of this process whose run was asked to end: what ends it all the same when it takes too long."""
 
 
 _TO_END: list[str] = []
-"""The receives of this process that are acknowledged since its run was told to end."""
+"""The receives of this process that are acknowledged since its run was asked to end."""
 
 
 @contextmanager
@@ -42,19 +42,19 @@ def heeding(flow: Flow, receive: Receive) -> Iterator[None]:
         return
     before = {number: signal.getsignal(number) for number in _SIGNALS}
 
-    def told(number: int, frame: FrameType | None) -> None:
-        if receive.receive_id in _TOLD:
+    def asked(number: int, frame: FrameType | None) -> None:
+        if receive.receive_id in _ASKED:
             _call(before[signal.Signals(number)], number, frame)
             return
         last = threading.Timer(_FINISH_S + 2 * flow.pipeline.shutdown.total_seconds(), _signal, (number,))
         last.daemon = True
-        _TOLD[receive.receive_id] = last
+        _ASKED[receive.receive_id] = last
         last.start()
         # Not here: the signal may have come while this thread is at the store.
         threading.Thread(target=_stop, args=(flow, receive), daemon=True).start()
 
     for number in _SIGNALS:
-        signal.signal(number, told)
+        signal.signal(number, asked)
     try:
         yield
     finally:
@@ -63,14 +63,14 @@ def heeding(flow: Flow, receive: Receive) -> Iterator[None]:
 
 
 def acknowledged(receive: Receive) -> None:
-    """Note that a receive is acknowledged: a run that was told to end may do so now."""
-    if last := _TOLD.pop(receive.receive_id, None):
+    """Note that a receive is acknowledged: a run that was asked to end may do so now."""
+    if last := _ASKED.pop(receive.receive_id, None):
         last.cancel()
         _TO_END.append(receive.receive_id)
 
 
-def end_if_told() -> None:
-    """End this run if it was told to end before its receive was acknowledged; whoever handles signals does it."""
+def end_if_asked() -> None:
+    """End this run if it was asked to end before its receive was acknowledged; whoever handles signals does it."""
     if _TO_END:
         _TO_END.clear()
         signal.raise_signal(signal.SIGINT)
@@ -83,7 +83,7 @@ def _signal(number: int) -> None:
 def _stop(flow: Flow, receive: Receive) -> None:
     shutdown = flow.pipeline.shutdown
     _LOG.warning(
-        "told to end: receive %s begins no message after %s, and gives back the rest", receive.receive_id, shutdown
+        "asked to end: receive %s begins no message after %s, and gives back the rest", receive.receive_id, shutdown
     )
     try:
         flow.control.stop(receive.receive_id, shutdown)

@@ -81,7 +81,7 @@ def receive(
 class _Given(Generic[T]):
     """What threads received and nobody was given yet, and how much is to come.
 
-    The threads ask for work by themselves: to be told each call by one that waits for all takes half as much of the
+    The threads ask for work by themselves: to be given each call by one that waits for all takes half as much of the
     processor again.
     """
 
@@ -170,7 +170,7 @@ def in_groups(
     `tasks.acknowledge` does that for every source.
 
     Args:
-        call: Tells the server of one group, in a thread; returns what it refused.
+        call: Asks the server for one group, in a thread; returns what it refused.
         ack_ids: Of the messages.
         per_call: Ids in a group at the most.
         threads: Calls under way at once.

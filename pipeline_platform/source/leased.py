@@ -40,7 +40,7 @@ class LeasedSource(Source):
 
     @abstractmethod
     def ack(self, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
-        """Tell the source that these messages are done, in its largest unit; return what it refused.
+        """Acknowledge messages that are done with, in the source's largest unit; return what it refused.
 
         Raises:
             SourceError: A whole call failed; earlier ones hold.

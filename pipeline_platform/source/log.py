@@ -27,7 +27,7 @@ class Extent(NamedTuple):
     Attributes:
         low: Offset of the oldest message that is still there.
         past: Offset after the newest one; None for a log without an end.
-        committed: Where its readers go on, as the log remembers it; None if it was never told, or has forgotten.
+        committed: Where its readers go on, as the log remembers it; None if nothing was committed, or it has forgotten.
         begin: Where reading begins if nobody ever read it.
         is_ours: Whether `commit` said so. If not, somebody has set the log to another place.
     """
@@ -109,7 +109,7 @@ class LogSource(Source):
 
     @abstractmethod
     def commit(self, acknowledged_to: Mapping[str, int]) -> None:
-        """Tell the log how far partitions are acknowledged.
+        """Have the log remember how far partitions are acknowledged.
 
         Raises:
             SourceError: It would not take that.
@@ -192,7 +192,7 @@ class LogSource(Source):
         acknowledged_to = self.positions.acknowledge(self.name, receive_id)
         while acknowledged_to:
             self.commit(acknowledged_to)
-            acknowledged_to = self.positions.told(self.name, acknowledged_to)
+            acknowledged_to = self.positions.committed(self.name, acknowledged_to)
 
     def holders(self) -> set[str]:
         """The receives that hold spans."""
@@ -212,9 +212,9 @@ class LogSource(Source):
         if fresh:
             self.positions.begin(self.name, [self._begin(one, extent, before) for one, extent in fresh.items()])
         places = self.positions.places(self.name)
-        untold = {one: places[one].acknowledged_to for one, extent in extents.items() if extent.committed is None}
-        if untold:  # or reading would begin elsewhere where this place is forgotten
-            self.commit(untold)
+        uncommitted = {one: places[one].acknowledged_to for one, extent in extents.items() if extent.committed is None}
+        if uncommitted:  # or reading would begin elsewhere where this place is forgotten
+            self.commit(uncommitted)
         return before, extents, places
 
     def _begin(self, partition: str, extent: _Extent, known: Mapping[str, Place]) -> Place:
@@ -259,7 +259,7 @@ def _start(now: Place, extent: _Extent, before: Place | None) -> _Start:
     """
     start, committed = now.acknowledged_to, extent.committed
     if committed is not None and committed > start:
-        # The log is told first: of what this source said itself there is nothing to say.
+        # The log is asked first: of what this source committed itself there is nothing to say.
         said = "" if extent.is_ours else f"was set forward from offset {start} to {committed}"
         found = _Start(committed, said)
     elif before and committed is not None and committed < before.acknowledged_to and not extent.is_ours:

@@ -24,7 +24,7 @@ class Place(NamedTuple):
 
     Attributes:
         partition: Its name.
-        acknowledged_to: All before this offset is acknowledged, and the source was told so.
+        acknowledged_to: All before this offset is acknowledged, and that is committed.
         reached: No receive was ever given this offset or a later one.
         spans: What lies beyond and is held or acknowledged, by offset; spans never overlap.
     """
@@ -87,12 +87,12 @@ class Positions(Protocol):
         """
         ...
 
-    def told(self, source: str, acknowledged_to: Mapping[str, int]) -> dict[str, int]:
-        """Record what the source was told; acknowledged spans before that are forgotten.
+    def committed(self, source: str, acknowledged_to: Mapping[str, int]) -> dict[str, int]:
+        """Record what was committed; acknowledged spans before that are forgotten.
 
         Returns:
-            Of each of these partitions that others have acknowledged further meanwhile: the offset to tell the source.
-            Who tells it at the same time may have told it that before, and be overruled by now.
+            Of each of these partitions that others have acknowledged further meanwhile: the offset to commit.
+            Who commits at the same time may have committed that before, and be overruled by now.
         """
         ...
 

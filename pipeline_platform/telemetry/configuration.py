@@ -1,4 +1,4 @@
-"""Whether OpenTelemetry is told of events, and its SDK's set-up by the standard environment variables."""
+"""Whether OpenTelemetry gets events, and its SDK's set-up by the standard environment variables."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _LOG = logging.getLogger(__name__)
 NAME = "opentelemetry"
 """What its function is attached as."""
 EXPORTED = EVENTS.keys() - set(IN_TASKS)
-"""Events that it is told of: not those of tasks, which would count messages twice."""
+"""Events that it gets: not those of tasks, which would count messages twice."""
 _ENDPOINTS = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"
 
 
 def export() -> None:
-    """Tell OpenTelemetry of all events outside of tasks, where an endpoint is set or this process has loaded its SDK.
+    """Give OpenTelemetry all events outside of tasks, where an endpoint is set or this process has loaded its SDK.
 
     Elsewhere nothing of it is imported. Called by each sensor and each step of a run.
     """

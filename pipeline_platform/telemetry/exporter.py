@@ -15,7 +15,7 @@ COUNTED = {
     "received": "Messages that runs received.",
     "handled": "Messages that came to a good end.",
     "failed": "Messages that failed; each counts once a receive, in whichever callback it failed.",
-    "acknowledged": "Messages that the source was told of.",
+    "acknowledged": "Messages that were acknowledged.",
 }
 """Counters of messages, by the field that they add up."""
 _BY = "pipeline", "producer", "origin", "batcher"

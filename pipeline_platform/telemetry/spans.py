@@ -1,4 +1,4 @@
-"""Spans: each begins, and stops or fails. Functions are told of these events in the process where they happen."""
+"""Spans: each begins, and stops or fails. Functions get these events in the process where they happen."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ABOUT: ContextVar[Mapping[str, Any]] = ContextVar("about", default=MappingProxy
 
 
 def attach(name: str, events: Iterable[str], function: Function) -> None:
-    """Have a function told of events in this process, until it raises or is detached.
+    """Have a function get events in this process, until it raises or is detached.
 
     Args:
         name: To detach it by; it takes the place of another one of this name.
@@ -39,12 +39,12 @@ def attach(name: str, events: Iterable[str], function: Function) -> None:
 
 
 def detach(name: str) -> None:
-    """Tell the function of this name no more; one that is not there is no error."""
+    """Give the function of this name no more events; one that is not there is no error."""
     _ATTACHED.pop(name, None)
 
 
 def is_attached(name: str) -> bool:
-    """Whether a function of this name is told of events."""
+    """Whether a function of this name gets events."""
     return name in _ATTACHED
 
 
@@ -59,7 +59,7 @@ def about(**fields: Any) -> Iterator[None]:
 
 
 class Span:
-    """What begins when it is entered, and stops or fails. This one is told to nobody, and costs nothing."""
+    """What begins when it is entered, and stops or fails. This one is emitted to nobody, and costs nothing."""
 
     def add(self, **fields: Any) -> None:
         """Give its end more fields."""
@@ -94,7 +94,7 @@ class _Heard(Span):
 
     def __enter__(self) -> Span:
         self._started = time.monotonic()
-        self._tell("start", self._started)
+        self._emit("start", self._started)
         return self
 
     def __exit__(
@@ -103,18 +103,18 @@ class _Heard(Span):
         now = time.monotonic()
         if raised := error or self._error:
             self._fields["kind"] = type(raised).__name__
-        self._tell("exception" if raised else "stop", now, now - self._started)
+        self._emit("exception" if raised else "stop", now, now - self._started)
 
-    def _tell(self, phase: Literal["start", "stop", "exception"], now: float, duration: float | None = None) -> None:
+    def _emit(self, phase: Literal["start", "stop", "exception"], now: float, duration: float | None = None) -> None:
         event = Event(self._name, phase, dict(self._fields), time.time(), now, duration, self)
-        # Of a Spark task nothing that is raised may reach a message; elsewhere a run may be told to end meanwhile.
+        # Of a Spark task nothing that is raised may reach a message; elsewhere a run may be asked to end meanwhile.
         caught = BaseException if self._name in IN_TASKS else Exception
         for known_as, function, detach_it in _listening(self._name, self._pipeline):
             try:
                 function(event)
             except caught as error:
                 detach_it()
-                what = f"{type(error).__name__} at {self._name}.{phase}: it is told of no more events in this process"
+                what = f"{type(error).__name__} at {self._name}.{phase}: it gets no more events in this process"
                 _LOG.warning("telemetry: %s raised %s", known_as, what)
 
 
@@ -123,7 +123,7 @@ def _of_event(name: str, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _listening(name: str, pipeline: type[Any]) -> list[tuple[str, Function, Callable[[], None]]]:
-    """The functions to tell of an event: what they are known as, and how each is detached."""
+    """The functions that get an event: what they are known as, and how each is detached."""
     found: list[tuple[str, Function, Callable[[], None]]] = [
         (key, function, lambda key=key: detach(key))  # type: ignore[misc]
         for key, (events, function) in list(_ATTACHED.items())
@@ -137,7 +137,7 @@ def _listening(name: str, pipeline: type[Any]) -> list[tuple[str, Function, Call
 
 
 def is_heard(name: str, pipeline: type[Any]) -> bool:
-    """Whether any function is told of an event of a pipeline."""
+    """Whether any function gets an event of a pipeline."""
     return bool((_ATTACHED or pipeline.telemetry) and _listening(name, pipeline))
 
 

@@ -1,4 +1,4 @@
-"""Promises about what becomes of messages by what the source is told of them."""
+"""Promises about what becomes of messages by the word that acknowledges them."""
 
 from __future__ import annotations
 

@@ -58,8 +58,8 @@ class Acknowledged:
             of one of which `handle_message` made a list, those of the list.
         failed: Messages that failed, in the order of their data, as `handle_failed` left them.
         batches: The batches that were made for `handle_batch`, batcher by batcher.
-        actions: What the source would be told of each message, in the order of the data.
-        early: The messages of which `ack_immediately` told it, in that order, as they were then.
+        actions: The word for each message, in the order of the data.
+        early: The messages that `ack_immediately` acknowledged, in that order, as they were then.
         notes: What a run would report: counts, reasons, and as `handle_failed_errors` how often that one raised.
     """
 
@@ -154,25 +154,25 @@ def _test(
         return Acknowledged()
     window = window_key(kind.first_window)
     acknowledge = acknowledger or (lambda *_: None)
-    teller = EarlyCalls(step.ack_policy, acknowledge) if kind.acks_immediately else None
+    early_acks = EarlyCalls(step.ack_policy, acknowledge) if kind.acks_immediately else None
     instance = pipeline if isinstance(pipeline, Pipeline) else kind()
-    kept = Kept(step, instance, teller)
+    kept = Kept(step, instance, early_acks)
     batches = kept.handle(_received(deliveries, window), window, batch_mode)
     ended = [kept.ended[position] for position in sorted(kept.ended)]
     successful = kept.successful
     failed = [message for message in ended if message.status == "failed"]
-    early, known = (teller.messages, teller.actions) if teller else ([], {})
-    told = {row["message_id"]: row["action"] for row in kept.written("outcomes").to_pylist()} | known
+    early, known = (early_acks.messages, early_acks.actions) if early_acks else ([], {})
+    by_id = {row["message_id"]: row["action"] for row in kept.written("outcomes").to_pylist()} | known
     late = [[message for message in some if message.message_id not in known] for some in (successful, failed)]
-    _tell_author(step, instance, _received(deliveries, window), kept)
+    _notify_author(step, instance, _received(deliveries, window), kept)
     if not early or any(late):
         acknowledge(_NAME, *late)
-    actions = [told[one] for one in deliveries.column("message_id").to_pylist()]
+    actions = [by_id[one] for one in deliveries.column("message_id").to_pylist()]
     return Acknowledged(successful, failed, batches, actions, early, kept.tally.notes())
 
 
-def _tell_author(step: Step, instance: Pipeline, rows: pa.RecordBatch, kept: Kept) -> None:
-    """Call the pipeline's own `acknowledge`, as a run does before it tells the source."""
+def _notify_author(step: Step, instance: Pipeline, rows: pa.RecordBatch, kept: Kept) -> None:
+    """Call the pipeline's own `acknowledge`, as a run does before it acknowledges."""
     outcomes = kept.written("outcomes")
     ids = outcomes["message_id"].filter(pc.is_in(outcomes["outcome"], pa.array(DECIDED)))
     decided = rows.filter(pc.is_in(rows["message_id"], ids.combine_chunks()))

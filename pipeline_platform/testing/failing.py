@@ -41,7 +41,7 @@ def acknowledging_late_is_refused(trial: Trial) -> None:
     late = trial.first()
     trial.lapse(late)
     held = trial.expect_back(late.data, trial.patience_s, "again")
-    for word in _telling(trial):
+    for word in _ending_first(trial):
         try:
             refused = trial.acknowledge(late, word)
         except SourceError:
@@ -53,7 +53,7 @@ def acknowledging_late_is_refused(trial: Trial) -> None:
 
 
 @promise(
-    builds_on=(*ACKNOWLEDGES, "what_is_missing_is_refused_by_name", "what_is_given_back_comes_at_once", "logs_are_told",
+    builds_on=(*ACKNOWLEDGES, "what_is_missing_is_refused_by_name", "what_is_given_back_comes_at_once", "logs_remember",
                "acknowledging_works_elsewhere"),
     messages=10,
 )  # fmt: skip
@@ -71,7 +71,7 @@ def what_is_away_is_an_error(trial: Trial) -> None:
     if not trial.source.acknowledges_by_id:
         _expect_error(trial, "finish()", lambda: absent.finish(received.receive_id))
         return
-    for word in _telling(trial):
+    for word in _ending_first(trial):
         try:
             refused = [one for ref, ids in received.held() for one in absent.acknowledge(word, ref, ids)]
         except SourceError:
@@ -103,6 +103,6 @@ def _expect_refused(trial: Trial, received: Received, word: str, refused: list[R
     trial.expect(wanted <= found, expected, f"{len(wanted & found)} such, of {len(refused)} refused")
 
 
-def _telling(trial: Trial) -> list[str]:
+def _ending_first(trial: Trial) -> list[str]:
     """The words of which the server hears, those last that end a message."""
     return [word for word in (*trial.words(ending=False), *trial.words(ending=True)) if word != "noop"]

@@ -21,18 +21,18 @@ from pipeline_platform.tasks.handle.source_order import in_source_order
 from pipeline_platform.tasks.host.calling_step import Step
 from pipeline_platform.tasks.host.fork import Written
 from pipeline_platform.tasks.record.block import Block
-from pipeline_platform.tasks.record.early import Teller
+from pipeline_platform.tasks.record.early import EarlyAcks
 from pipeline_platform.tasks.record.fan_out import ENDS, ends_table, parents_table
 from pipeline_platform.tasks.record.outcomes import Outcomes
 from pipeline_platform.tasks.record.staging import CUT_BY, staged_messages, staged_table, to_be_cut
 
 
-class EarlyCalls(Teller):
+class EarlyCalls(EarlyAcks):
     """Hears what `ack_immediately` says, in the place of a source.
 
     Attributes:
-        messages: Those that were told, in order.
-        actions: What the source would be told of each, by its id.
+        messages: Those that were acknowledged, in order.
+        actions: The word for each, by its id.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class EarlyCalls(Teller):
         self._acknowledge = acknowledge
         self.messages, self.actions = list[Message](), dict[str, str]()
 
-    def _tell(self, messages: Mapping[Key, Message]) -> dict[Key, Entry]:
+    def _acknowledge_now(self, messages: Mapping[Key, Message]) -> dict[Key, Entry]:
         some, entries = list(messages.values()), {key: self._entry(key, one) for key, one in messages.items()}
         (ack_ref, _), *_ = messages
         failed = [message for message in some if message.status == "failed"]
@@ -60,9 +60,9 @@ class Kept(Outcomes):
         ended: Messages that are handled or failed, by position.
     """
 
-    def __init__(self, step: Step, instance: Pipeline, teller: Teller | None = None) -> None:
+    def __init__(self, step: Step, instance: Pipeline, early_acks: EarlyAcks | None = None) -> None:
         self._files = Written()
-        super().__init__(step, self._files, instance, teller=teller)
+        super().__init__(step, self._files, instance, early_acks=early_acks)
         self._instance, self.ended = instance, dict[int, Message]()
         self._children: dict[int, dict[int, Message]] = {}
 

@@ -10,31 +10,33 @@ from pipeline_platform.testing.trial import Received, Trial
 
 @promise(family=LogSource, builds_on=ACKNOWLEDGES)
 def positions_wait_for_gaps(trial: Trial) -> None:
-    """The log is never told to go on behind a message that is not acknowledged."""
+    """Nothing is committed behind a message that is not acknowledged."""
     first = trial.first(demand=len(trial.sent) // 2)
     later = trial.receive()
     trial.need(later.rows, "it gives a partition to one receive at a time")
     trial.acknowledge(later, "ack")
-    told = _told(trial)
+    committed = _committed(trial)
     for partition, (begin, _) in _bounds(first).items():
         trial.expect(
-            told.get(partition, 0) <= begin, f"{partition} committed up to {begin} at most", told.get(partition)
+            committed.get(partition, 0) <= begin,
+            f"{partition} committed up to {begin} at most",
+            committed.get(partition),
         )
 
 
 @promise(family=LogSource, builds_on=(*ACKNOWLEDGES, "positions_wait_for_gaps"))
-def logs_are_told(trial: Trial) -> None:
+def logs_remember(trial: Trial) -> None:
     """The log remembers how far it was acknowledged: who has forgotten all else goes on from there."""
     done = trial.first(demand=len(trial.sent) // 2)
     trial.acknowledge(done, "ack")
-    told, wanted = _told(trial), {partition: past for partition, (_, past) in _bounds(done).items()}
-    trial.expect(wanted.items() <= told.items(), f"committed up to {wanted}", told)
+    committed, wanted = _committed(trial), {partition: past for partition, (_, past) in _bounds(done).items()}
+    trial.expect(wanted.items() <= committed.items(), f"committed up to {wanted}", committed)
     trial.new_store()
     trial.expect_back(set(trial.sent) - set(done.data), trial.soon_s, "that nobody acknowledged")
     trial.expect_none_of(done.data, "that are acknowledged")
 
 
-def _told(trial: Trial) -> dict[str, int]:
+def _committed(trial: Trial) -> dict[str, int]:
     extents = trial.another()
     assert isinstance(extents, LogSource)
     return {one: extent.committed for one, extent in extents.extents().items() if extent.committed is not None}

@@ -1,4 +1,4 @@
-"""What the author of a connector tells `check_source` of its server."""
+"""What the author of a connector says of its server to `check_source`."""
 
 from __future__ import annotations
 

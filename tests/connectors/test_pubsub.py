@@ -278,7 +278,7 @@ def test_long_ids_are_acknowledged_in_requests_that_pubsub_takes(subscribed, mon
 
 
 @pytest.mark.parametrize(("action", "deadlines"), [("nack", [0]), ("nack:600", [600]), ("noop", [])])
-def test_every_word_is_told_to_pubsub_as_a_deadline(subscribed, monkeypatch, action, deadlines):
+def test_every_word_is_asked_to_pubsub_as_a_deadline(subscribed, monkeypatch, action, deadlines):
     flights = subscribed(ack_deadline_s=10)
     flights.send([b"1", b"2"])
     ids = [row["ack_id"] for row in received(flights, 2)]

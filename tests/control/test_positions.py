@@ -72,10 +72,10 @@ def test_a_position_moves_over_what_is_acknowledged_without_a_gap(store: Control
 
     assert store.acknowledge("log", "c") == {}
     assert store.acknowledge("log", "a") == {"p": 10, "q": 6}
-    assert store.told("log", {"p": 10, "q": 6}) == {}
+    assert store.committed("log", {"p": 10, "q": 6}) == {}
     assert spans(store) == [(10, 20, "b"), (20, 30, None)]
     assert store.acknowledge("log", "b") == {"p": 30}
-    assert store.told("log", {"p": 30}) == {}
+    assert store.committed("log", {"p": 30}) == {}
     assert spans(store) == spans(store, "q") == []
     assert {one.acknowledged_to for one in store.places("log").values()} == {30, 6}
 
@@ -134,7 +134,7 @@ def test_acknowledging_twice_changes_nothing(store: ControlStore) -> None:
     hold(store, "a", ("p", 0, 10))
 
     assert store.acknowledge("log", "a") == store.acknowledge("log", "a") == {"p": 10}
-    assert store.told("log", {"p": 10}) == store.told("log", {"p": 10}) == {}
+    assert store.committed("log", {"p": 10}) == store.committed("log", {"p": 10}) == {}
     assert store.acknowledge("log", "a") == {}
     assert store.places("log")["p"] == Place("p", 10, 10)
 
@@ -145,10 +145,10 @@ def test_who_told_less_than_another_hears_what_to_tell_again(store: ControlStore
     hold(store, "b", ("p", 10, 20))
     first = store.acknowledge("log", "a")
     assert store.acknowledge("log", "b") == {"p": 20}
-    assert store.told("log", {"p": 20}) == {}
+    assert store.committed("log", {"p": 20}) == {}
 
-    assert store.told("log", first) == {"p": 20}
-    assert store.told("log", {"p": 20}) == {}
+    assert store.committed("log", first) == {"p": 20}
+    assert store.committed("log", {"p": 20}) == {}
     assert store.places("log")["p"].acknowledged_to == 20
 
 
@@ -156,18 +156,18 @@ def test_a_log_that_is_set_forward_leaves_what_is_held_before_and_moves_past_it(
     hold(store, "slow", ("p", 0, 10))
     hold(store, "a", ("p", 100, 110), p=100)
     assert store.acknowledge("log", "a") == {"p": 110}
-    store.told("log", {"p": 110})
+    store.committed("log", {"p": 110})
 
     assert store.acknowledge("log", "slow") == {}
     hold(store, "b", ("p", 110, 120))
     assert store.acknowledge("log", "b") == {"p": 120}
-    store.told("log", {"p": 120})
+    store.committed("log", {"p": 120})
     assert spans(store) == []
 
 
 def test_a_log_that_is_set_back_gives_out_what_lies_behind(store: ControlStore) -> None:
     hold(store, "a", ("p", 0, 30))
-    store.told("log", store.acknowledge("log", "a"))
+    store.committed("log", store.acknowledge("log", "a"))
 
     hold(store, "b", ("p", 10, 20), p=10)
 
@@ -182,7 +182,7 @@ def test_logs_do_not_know_each_other(store: ControlStore) -> None:
     assert store.acknowledge("other", "a") == {}
     store.give_back("other", "a")
     assert spans(store) == [(0, 10, "a")]
-    assert store.told("other", {"gone": 5}) == {}
+    assert store.committed("other", {"gone": 5}) == {}
 
 
 def test_of_a_thousand_partitions_a_plan_reserves_all_at_once(store: ControlStore) -> None:
@@ -192,7 +192,7 @@ def test_of_a_thousand_partitions_a_plan_reserves_all_at_once(store: ControlStor
     hold(store, "a", *((name, 0, 5) for name in names))
 
     assert store.acknowledge("log", "a") == dict.fromkeys(names, 5)
-    assert store.told("log", dict.fromkeys(names, 5)) == {}
+    assert store.committed("log", dict.fromkeys(names, 5)) == {}
     places = store.places("log")
     assert [places[name] for name in names] == [Place(name, 5, 5) for name in names]
 

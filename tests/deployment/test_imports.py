@@ -1,4 +1,4 @@
-"""Imports during which a run is told to end."""
+"""Imports during which a run is asked to end."""
 
 import signal
 import sys
@@ -35,7 +35,7 @@ class EndedError(BaseException):
 
 @pytest.fixture
 def deaf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A module during whose import the run is told to end, while a weak reference's callback is at work."""
+    """A module during whose import the run is asked to end, while a weak reference's callback is at work."""
     (tmp_path / "a_deaf_module.py").write_text(DEAF)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield "a_deaf_module"

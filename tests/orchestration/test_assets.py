@@ -89,7 +89,7 @@ def test_a_pull_fills_every_table_tells_all_of_it_and_empties_the_queue(location
     ):
         assert sorted((failure["stage"], failure["reason"]) for failure in rows_of(event.metadata["failures"])) == [
             ("handle_batch", "not this letter"),
-            ("handle_message", "told to fail"),
+            ("handle_message", "asked to fail"),
         ]
     checks = location.checks(run)
     assert checks["acknowledged"].passed

@@ -91,7 +91,7 @@ def test_the_next_run_finishes_what_a_failed_one_decided(location: Location) -> 
     assert location.waiting() == 0
     assert late.status == SUCCESS
     assert "is finished: nothing is left to do here" in location.log(late)
-    assert location.checks(late)["acknowledged"].description == "Had nothing to tell the source."
+    assert location.checks(late)["acknowledged"].description == "Had nothing to acknowledge."
 
 
 @pytest.mark.parametrize("copied_tags", [True, False])

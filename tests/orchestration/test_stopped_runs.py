@@ -1,4 +1,4 @@
-"""Runs in Dagster that are told to end, or that are launched while their pipeline is paused."""
+"""Runs in Dagster that are asked to end, or that are launched while their pipeline is paused."""
 
 import signal
 import time

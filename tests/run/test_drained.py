@@ -121,7 +121,7 @@ def test_a_replay_that_is_drained_leaves_its_windows_as_they_were(filled: Filled
     steps.receive_messages(flow, receive)
     flow.control.drain("obedient", "moves", timedelta(seconds=2))
 
-    with pytest.raises(PipelineError, match=r"this replay was told to stop, and .* its windows stay as they were"):
+    with pytest.raises(PipelineError, match=r"this replay was asked to stop, and .* its windows stay as they were"):
         steps.handle_messages(flow, receive)
 
     assert {table: sorted(rows(flow, table).rows()) for table in before} == before

@@ -1,4 +1,4 @@
-"""Children at their worst: they hang, their run is told to stop, is killed in a replay, or their parent is dead."""
+"""Children at their worst: they hang, their run is asked to stop, is killed in a replay, or their parent is dead."""
 
 import time
 from collections import Counter

@@ -20,7 +20,7 @@ from pipeline_platform.run.begin import begin, resume
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.spark_work import SparkWork
 from pipeline_platform.source.contract import Share
-from pipeline_platform.tasks.acknowledge.notify_author import TellAuthor
+from pipeline_platform.tasks.acknowledge.notify_author import NotifyAuthor
 from tests.fixtures.small_lake import WINDOW, Keeping, Memory, numbered, visible
 
 ONCE_EACH = {"messages": 1, "outcomes": 1, "failed": 1, "kept": 1}
@@ -159,7 +159,9 @@ def test_acknowledge_looks_at_outcomes_only_where_some_are_undecided(
     lake: Lake, looks: Counter[str], monkeypatch: pytest.MonkeyPatch, payloads: list[bytes], told: int, looks_at: bool
 ) -> None:
     looked: set[bool] = set()
-    monkeypatch.setattr(TellAuthor, "__call__", lambda task, share: looked.add(bool(task.outcomes)) or task.work(share))
+    monkeypatch.setattr(
+        NotifyAuthor, "__call__", lambda task, share: looked.add(bool(task.outcomes)) or task.work(share)
+    )
     monkeypatch.setattr(Hearing, "heard", [])
     flow = replace(in_a_new_process(lake, *payloads), pipeline=Hearing)
 

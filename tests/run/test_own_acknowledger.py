@@ -326,7 +326,7 @@ def test_a_pipeline_without_one_asks_nothing_of_spark(filled: Filled, monkeypatc
         acknowledge = Pipeline.acknowledge
 
     flow = filled(Plain, [b"one"])
-    monkeypatch.setattr(notifying, "TellAuthor", None)
+    monkeypatch.setattr(notifying, "NotifyAuthor", None)
 
     assert run(flow).windows == (WINDOW,)
     assert flow.ledger.unfinished() == []

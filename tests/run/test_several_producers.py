@@ -33,7 +33,7 @@ class Coasts(Keeping):
 
 
 class Spark:
-    """Remembers which work it was told to end."""
+    """Remembers which work it was asked to end."""
 
     def __init__(self) -> None:
         self.ended: list[str] = []

@@ -1,4 +1,4 @@
-"""A run that is told to end by a signal, in the process of the run: what it lets go on, and for how long."""
+"""A run that is asked to end by a signal, in the process of the run: what it lets go on, and for how long."""
 
 import signal
 import time
@@ -24,7 +24,7 @@ def test_a_message_that_is_stuck_keeps_its_run_no_longer_than_twice_shutdown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stopping, "_FINISH_S", 0.0)
-    monkeypatch.setattr(stopping, "_TOLD", {})
+    monkeypatch.setattr(stopping, "_ASKED", {})
     flow, went_on = flow_here(tmp_path, Quick, [b"stuck"]), []
     receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
 

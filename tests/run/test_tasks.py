@@ -157,7 +157,9 @@ def test_each_batcher_has_batches_of_its_own_size_or_splitter_and_what_is_left_i
 
 
 @pytest.mark.parametrize("stops", ["its pipeline", "itself"])
-def test_a_run_that_is_told_to_stop_before_it_receives_leases_nothing(tmp_path: Path, tasks: Tasks, stops: str) -> None:
+def test_a_run_that_is_asked_to_stop_before_it_receives_leases_nothing(
+    tmp_path: Path, tasks: Tasks, stops: str
+) -> None:
     flow = flow_of(tmp_path, Plain, "1")
     receive = begin(flow, origin="source", run_id="test", windows=[WINDOW], demand=600)
     if stops == "itself":

@@ -61,8 +61,8 @@ def test_both_pipelines_of_a_run_are_received_handled_and_acknowledged(location:
     assert run.status == SUCCESS
     assert_both_are_home(location, beside)
     assert told_of(location, run) == {
-        "told": ("Told the source of all.", 20),
-        "beside": ("Told the source of all.", 20),
+        "told": ("Acknowledged all.", 20),
+        "beside": ("Acknowledged all.", 20),
     }
     receives = {run.tags[RunTags.of(pipeline).receive_id] for pipeline in (Told, Beside)}
     assert len(receives) == 2

@@ -230,7 +230,7 @@ class Ticks(LogSource):
 def test_a_source_that_nobody_can_send_to_holds_the_payloads_from_the_beginning() -> None:
     with pytest.raises(ExceptionGroup) as caught:
         check_source(lambda: Ticks(name="ticks"), Server(payloads=TEXTS, sleep=MEMORY.sleep))
-    assert [error.promise for error in caught.value.exceptions] == ["logs_are_told"]  # type: ignore[union-attr]
+    assert [error.promise for error in caught.value.exceptions] == ["logs_remember"]  # type: ignore[union-attr]
 
 
 def test_an_error_of_the_server_is_no_fault_of_the_source() -> None:

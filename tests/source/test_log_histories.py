@@ -149,7 +149,7 @@ class Histories(RuleBasedStateMachine):
         self.journal.committed.clear()
 
     @invariant()
-    def the_log_is_told_of_nothing_that_is_not_acknowledged(self) -> None:
+    def nothing_is_committed_that_is_not_acknowledged(self) -> None:
         places = self.source.positions.places("log")
         for partition in self.journal.past:
             offset, is_ours = self.journal.committed.get(partition, (0, False))

@@ -123,7 +123,7 @@ def test_a_run_that_dies_before_it_records_what_it_told_costs_nothing(
     source = log()
     planned(source, "a", demand=10)
     with monkeypatch.context() as patch:
-        patch.setattr(ControlStore, "told", lambda *args: 1 / 0)
+        patch.setattr(ControlStore, "committed", lambda *args: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             source.finish("a")
     assert journal.at("p") == 5

@@ -89,7 +89,7 @@ def test_each_wait_begins_with_the_shortest_pause(backoff: Backoff) -> None:
         assert all(pause <= longest for pause, longest in zip(slept, [0.01, 0.02, 0.04], strict=True))
 
 
-def test_who_is_told_to_stop_asks_once() -> None:
+def test_who_is_asked_to_stop_asks_once() -> None:
     tries = []
 
     def ask() -> None:

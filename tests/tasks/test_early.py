@@ -129,7 +129,7 @@ def test_what_the_source_refuses_is_told_at_the_end_and_is_said_once(lake, caplo
 
     assert actions(lake, manifest) == ["ack", "ack", "told early"]
     assert [record.getMessage() for record in caplog.records] == [
-        "memory is told at the end of the run, since it refused now: ack-m0: not now"
+        "memory refused now, and is asked again at the end of the run: ack-m0: not now"
     ]
     assert list(Notes(lake, "early", "r1").read()) == [("q", "ack-m2")], "the source knows the others"
 

@@ -16,7 +16,7 @@ from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import Batcher, Processors, Producer, Splitter, TableBatcher
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.source.contract import Share
-from pipeline_platform.tasks.acknowledge.notify_author import TellAuthor
+from pipeline_platform.tasks.acknowledge.notify_author import NotifyAuthor
 from pipeline_platform.tasks.batch.batch_plan import CutBatches, plan_table
 from pipeline_platform.tasks.batch.handle_batches import HandleBatches
 from pipeline_platform.tasks.batch.parents import EndParents
@@ -177,7 +177,7 @@ def in_tasks(pipeline: type[Pipeline], *, careful: bool = False) -> Lane:
         parents, ends = (ranges(written, name, table("r1")) for table in (parents_table, ends_table))
         written += done(EndParents(**shared, parts=whole, plan=parents, ends=ends), careful=careful)
         ended = {"outcomes": ranges(written, name, "outcomes"), "failed": ranges(written, name, "failed")}
-        done(TellAuthor(**shared, parts=whole, **ended), careful=careful)
+        done(NotifyAuthor(**shared, parts=whole, **ended), careful=careful)
 
     return run
 

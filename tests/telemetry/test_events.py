@@ -147,7 +147,7 @@ def test_a_function_that_raises_is_told_no_more_and_costs_no_message(lake, caplo
     assert Counter(event.name for event in TOLD) == {"message": 1, "chunk": 4}
     (line,) = caplog.messages
     assert "broken" in line
-    assert f"raised {type(error).__name__} at message.start: it is told of no more events" in line
+    assert f"raised {type(error).__name__} at message.start: it gets no more events" in line
 
 
 def test_one_that_is_attached_and_raises_is_detached_and_may_be_attached_again(lake, caplog):
@@ -184,7 +184,7 @@ def test_without_functions_the_callback_itself_is_called(lake, monkeypatch):
     def refused(*_: Any) -> None:
         raise AssertionError("told of a message")
 
-    monkeypatch.setattr("pipeline_platform.tasks.handle.handle_messages._told", refused)
+    monkeypatch.setattr("pipeline_platform.tasks.handle.handle_messages._emitting", refused)
 
     manifest = handled(lake, Obedient, b"1", b"2")
 

@@ -233,5 +233,5 @@ def test_an_sdk_that_raises_is_told_once_in_a_process_and_fails_no_run(
 
     assert flow.source.backlog().messages == 0
     assert [message for message in caplog.messages if "telemetry" in message] == [
-        "telemetry: opentelemetry raised ZeroDivisionError at begin.stop: it is told of no more events in this process"
+        "telemetry: opentelemetry raised ZeroDivisionError at begin.stop: it gets no more events in this process"
     ]

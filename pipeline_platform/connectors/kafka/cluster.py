@@ -183,7 +183,7 @@ class Cluster:
     def member(self) -> Consumer:
         """A client that knows the group, and never joins it.
 
-        The other one could be asked and told of offsets, too; but librdkafka up to 2.16 ends the whole process where a
+        The other one could read and commit offsets, too; but librdkafka up to 2.16 ends the whole process where a
         coordinator that is one no more, or not yet, answers an admin client that asks for them.
         """
         from confluent_kafka import Consumer

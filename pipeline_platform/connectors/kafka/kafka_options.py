@@ -1,4 +1,4 @@
-"""The options of a Kafka source: what may be set, what must fit together, and what the client library is told."""
+"""The options of a Kafka source: what may be set, what must fit together, and what the client library gets."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ OWNED = {
 
 
 class KafkaOptions(LogSource):
-    """What a Kafka source is told."""
+    """The options of a Kafka source."""
 
     bootstrap_servers: str = Field(description="Brokers to begin with: host:port, separated by commas, or a list.")
     group_id: str = Field(min_length=1, description="Consumer group; it has the first offset that is not acknowledged.")
@@ -168,7 +168,7 @@ class KafkaOptions(LogSource):
         return [one for one in (self.sasl_password, self.ssl_key_password, *others) if one]
 
     def settings(self, **more: str | int | bool) -> dict[str, Any]:
-        """What any client is told, in the client library's words; `more` with underscores for dots."""
+        """What any client gets, in the client library's words; `more` with underscores for dots."""
         given = {
             "bootstrap.servers": self.bootstrap_servers,
             "client.id": self.client_id,
@@ -188,7 +188,7 @@ class KafkaOptions(LogSource):
         return {name: value for name, value in given.items() if value is not None}
 
     def to_read(self) -> dict[str, Any]:
-        """What a client that reads is told."""
+        """What a client that reads gets."""
         return self.settings(
             group_id=self.group_id,
             isolation_level=self.isolation_level,
@@ -203,7 +203,7 @@ class KafkaOptions(LogSource):
         )
 
     def to_send(self) -> dict[str, Any]:
-        """What a client that sends is told."""
+        """What a client that sends gets."""
         return self.settings(
             acks="all",
             enable_idempotence=True,

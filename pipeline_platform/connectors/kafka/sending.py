@@ -28,7 +28,7 @@ def send(
     """Send messages; return how many there were, and why some of them were refused.
 
     Args:
-        producer: Is told that all replicas have to have a message, and sends none twice.
+        producer: Waits until all replicas have a message, and sends none twice.
         source: Whose messages they are.
         payloads: One per message.
         metadata: One per message; see `KafkaSource.send`.
@@ -51,10 +51,10 @@ def send(
     def produce(message: dict[str, Any], *, alone: bool) -> None:
         from confluent_kafka import KafkaException
 
-        told = partial(answered, message, alone=alone)
+        delivered = partial(answered, message, alone=alone)
         while True:
             try:
-                producer.produce(**message, on_delivery=lambda error, sent: told(error=error, _=sent))
+                producer.produce(**message, on_delivery=lambda error, sent: delivered(error=error, _=sent))
             except BufferError:  # the client holds as many as it may
                 producer.poll(0.1)
                 continue

@@ -296,7 +296,7 @@ class PubsubSource(LeasedSource):
             return messages
         # What is another's by now, as an exactly-once subscription says, is not received here.
         ids = [received.ack_id for received in messages]
-        refused = self._tell(_HOLD, self._path, ids, ack_deadline_seconds=self.ack_deadline_s)
+        refused = self._request(_HOLD, self._path, ids, ack_deadline_seconds=self.ack_deadline_s)
         lost = {one.ack_id for one in refused if one.lost}
         return [received for received in messages if received.ack_id not in lost]
 
@@ -306,13 +306,13 @@ class PubsubSource(LeasedSource):
         _ = self._client  # made once, before the threads ask for it
         per_call = min(ACK_IDS, ACK_BYTES // max(map(len, ack_ids)))
         return calls.in_groups(
-            lambda group: self._tell(operation, subscription, group, **options),
+            lambda group: self._request(operation, subscription, group, **options),
             ack_ids,
             per_call=per_call,
             threads=THREADS,
         )
 
-    def _tell(self, operation: str, subscription: str, ack_ids: Sequence[str], **options: Any) -> list[Refused]:
+    def _request(self, operation: str, subscription: str, ack_ids: Sequence[str], **options: Any) -> list[Refused]:
         """Make one request; return what it refused."""
         try:
             self._ask(operation, subscription=subscription, ack_ids=ack_ids, **options)

@@ -181,12 +181,12 @@ class Inbox:
         for tag in tags:
             self.channel.ask("basic_cancel", consumer_tag=tag)
 
-    def acknowledge(self, tags: Collection[int], tell: Callable[[Any, int, bool], None]) -> None:
+    def acknowledge(self, tags: Collection[int], call: Callable[[Any, int, bool], None]) -> None:
         """Acknowledge messages; when this returns, the server has done so. Those that are acknowledged already stay so.
 
         Args:
             tags: Their delivery tags.
-            tell: Tells pika's channel of one message; or, where true, of all up to it that are not acknowledged.
+            call: Pika's, for one message; or, where true, for all up to it that are not acknowledged.
         """
 
         def act(channel: Any, done: Future[Any]) -> None:
@@ -197,9 +197,9 @@ class Inbox:
                     break
                 last = tag
             if last:
-                tell(channel, last, True)
+                call(channel, last, True)
             for tag in sorted(tag for tag in mine if tag > last):
-                tell(channel, tag, False)
+                call(channel, tag, False)
             for tag in mine:
                 del self._outstanding[tag]
             # The server does one thing after the other on a channel: its answer to this means that the rest is done. A
@@ -272,10 +272,10 @@ class Outbox:
 
     def _confirmed(self, frame: Any) -> None:
         tag, many = frame.method.delivery_tag, frame.method.multiple
-        told = {one for one in self._unconfirmed if one <= tag} if many else {tag}
+        confirmed = {one for one in self._unconfirmed if one <= tag} if many else {tag}
         if isinstance(frame.method, Basic.Nack):
-            self._refusals += ["a queue is full or failed"] * len(told)
-        self._unconfirmed -= told
+            self._refusals += ["a queue is full or failed"] * len(confirmed)
+        self._unconfirmed -= confirmed
         if not self._unconfirmed:
             self._done.set_result(None)
 

@@ -24,8 +24,8 @@ def explained(error: BaseException, source: RabbitmqOptions) -> SourceError:
     code = str(getattr(error, "reply_code", type(error).__name__))
     text = str(getattr(error, "reply_text", error)) or "no reason given"
     said = f"{code} {text}"
-    explanation = next(told for pattern, told in _EXPLANATIONS.items() if re.search(pattern, said, re.IGNORECASE))
-    told = explanation.format(
+    explanation = next(text for pattern, text in _EXPLANATIONS.items() if re.search(pattern, said, re.IGNORECASE))
+    text = explanation.format(
         queue=source.queue,
         server=f"{host}:{address.port or (5671 if address.scheme == 'amqps' else 5672)}",
         user=unquote(address.username or "guest"),
@@ -33,7 +33,7 @@ def explained(error: BaseException, source: RabbitmqOptions) -> SourceError:
         said=said,
     )
     kind = SourceAwayError if re.search(_AWAY, said) else SourceError
-    return kind(f"source {source.name!r}: {told}")
+    return kind(f"source {source.name!r}: {text}")
 
 
 # A server that stops says 320 to its clients, and 541 where a part of it fails.

@@ -78,7 +78,7 @@ class ConsumeOptions(BaseModel, extra="forbid", frozen=True):
 
 
 class RabbitmqOptions(ConnectedSource):
-    """What a source of RabbitMQ can be told."""
+    """The options of a source of RabbitMQ."""
 
     url: str = Field(
         repr=False,

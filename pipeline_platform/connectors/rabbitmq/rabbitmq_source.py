@@ -33,7 +33,7 @@ STALLED_S = 5.0
 LOOK_S = 15.0
 """How long a server may take to answer a look. A sensor's tick has 60 s for everything."""
 
-_TELL: Mapping[str, Callable[[Any, int, bool], None]] = {
+_CALLS: Mapping[str, Callable[[Any, int, bool], None]] = {
     "ack": lambda channel, tag, multiple: channel.basic_ack(tag, multiple),
     "reject": lambda channel, tag, multiple: channel.basic_nack(tag, multiple, requeue=False),
     "reject_and_requeue": lambda channel, tag, multiple: channel.basic_nack(tag, multiple, requeue=True),
@@ -52,14 +52,14 @@ class _Here:
     Attributes:
         connection: The newest; it may be lost by now.
         inboxes: By their `ack_ref`, with the id of their receive.
-        told: `ack_ref`s that are known to be lost.
+        lost: `ack_ref`s that are known to be.
         no_stream: The connection that found no stream.
     """
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     connection: Connection | None = None
     inboxes: dict[str, tuple[str, Inbox]] = field(default_factory=dict)
-    told: set[str] = field(default_factory=set)
+    lost: set[str] = field(default_factory=set)
     no_stream: Connection | None = None
 
 
@@ -142,11 +142,11 @@ class RabbitmqSource(RabbitmqOptions):
         if inbox is not None:
             try:
                 with self._explaining():
-                    inbox.acknowledge([int(one.removesuffix(_NAMELESS)) for one in ack_ids], _TELL[action])
+                    inbox.acknowledge([int(one.removesuffix(_NAMELESS)) for one in ack_ids], _CALLS[action])
             except SourceError as error:
                 lost = str(error)
-        if lost and ack_ref not in self._here.told:
-            self._here.told.add(ack_ref)
+        if lost and ack_ref not in self._here.lost:
+            self._here.lost.add(ack_ref)
             again = "the server delivers messages again that could not be acknowledged, unless their queue is gone"
             logger.warning("%s: %s: %s", self.name, again, lost)
         return [Refused(one, lost, lost=True) for one in ack_ids] if lost else []
@@ -325,8 +325,8 @@ class RabbitmqSource(RabbitmqOptions):
                 waiting, count = count.result(), None
                 if time.monotonic() - started >= max(self.wait_time_s, STALLED_S if waiting else 0.0):
                     if waiting:
-                        told = "%s: the server has %d messages more and sends none: it prefers another consumer"
-                        logger.warning(told, self.name, waiting)
+                        unequal = "%s: the server has %d messages more and sends none: it prefers another consumer"
+                        logger.warning(unequal, self.name, waiting)
                     inbox.stop()
         return inbox.take(0)
 

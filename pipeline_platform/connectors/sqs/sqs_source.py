@@ -302,8 +302,8 @@ class SqsSource(LeasedSource):
     def _counts(self) -> tuple[int, int]:
         """How many messages wait, and how many more may be in flight."""
         names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
-        told = self._ask("get_queue_attributes", QueueUrl=self.queue_url, AttributeNames=names)["Attributes"]
-        waiting, hidden = (int(told[name]) for name in names)
+        attributes = self._ask("get_queue_attributes", QueueUrl=self.queue_url, AttributeNames=names)["Attributes"]
+        waiting, hidden = (int(attributes[name]) for name in names)
         return waiting, max(0, self.max_in_flight - hidden)
 
     def _receive(self, most: int) -> list[dict[str, Any]]:
@@ -338,8 +338,8 @@ class SqsSource(LeasedSource):
             else:
                 logger.warning("%s: left to its lease, damaged on its way: %s", self.name, message["MessageId"])
         # Not every server that speaks the protocol says when a message was sent.
-        told = [m.get("Attributes", {}) for m in whole]
-        sent = [attributes.get("SentTimestamp") for attributes in told]
+        of_each = [m.get("Attributes", {}) for m in whole]
+        sent = [attributes.get("SentTimestamp") for attributes in of_each]
         return self.deliveries(
             message_id=[m["MessageId"] for m in whole],
             data=data,
@@ -347,8 +347,8 @@ class SqsSource(LeasedSource):
             ack_ref=self.queue_url,
             metadata=[metadata_of(m) for m in whole],
             published_at=pa.array([int(ms) if ms else None for ms in sent], pa.timestamp("ms", "UTC")),
-            partition=[attributes.get("MessageGroupId") for attributes in told] if self._is_fifo else None,
-            sequence=[sequence_of(attributes["SequenceNumber"]) for attributes in told] if self._is_fifo else None,
+            partition=[attributes.get("MessageGroupId") for attributes in of_each] if self._is_fifo else None,
+            sequence=[sequence_of(attributes["SequenceNumber"]) for attributes in of_each] if self._is_fifo else None,
         )
 
     def _entry(self, number: int, pair: tuple[bytes, Mapping[str, Any] | None]) -> dict[str, Any]:

@@ -63,7 +63,7 @@ class TableQueue(LeasedSource):
         "with an index if many messages wait.",
     )
     created_column: str | None = Field(
-        None, description="When it came, to tell how long the oldest has waited; UTC where it has no time zone."
+        None, description="When it came, to show how long the oldest has waited; UTC where it has no time zone."
     )
 
     @field_validator("url")

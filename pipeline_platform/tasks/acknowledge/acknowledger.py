@@ -14,7 +14,7 @@ from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.reader import Range, keys_of, only, read_ranges
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import OUTCOMES
-from pipeline_platform.model.actions import TOLD
+from pipeline_platform.model.actions import EARLY
 from pipeline_platform.source.contract import Refused, Source
 
 _ROWS = 65_536
@@ -28,7 +28,7 @@ class Answer(NamedTuple):
     """What a source answered.
 
     Attributes:
-        acknowledged: Messages that it acknowledged, those left alone by `noop`, and those that it was told of before.
+        acknowledged: Messages that it acknowledged, those left alone by `noop`, and those that were early.
         refused: What it did not take, although asked again.
         errors: What went wrong with whole groups, in words.
     """
@@ -122,7 +122,7 @@ class AcknowledgeOutcomes:
                 acknowledged = batch.filter(pc.not_equal(batch.column("outcome"), "duplicate"))
                 withheld, batch = withheld + batch.num_rows - acknowledged.num_rows, acknowledged
             for (ack_ref, action), ack_ids in _groups(batch):
-                if action == TOLD:
+                if action == EARLY:
                     total += Answer(len(ack_ids), [], [])
                     continue
                 answer = self.acknowledger.acknowledge(self.source, ack_ref, action, ack_ids)

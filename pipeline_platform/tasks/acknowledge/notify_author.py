@@ -1,4 +1,4 @@
-"""Telling the pipeline's own `acknowledge` of messages that are decided, before their source is told."""
+"""Notifying the pipeline's own `acknowledge` of messages that are decided, before they are acknowledged."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROWS = 1_000
 """Messages of one call, at the most."""
 
 UNHEARD = pa.schema([("ack_ref", pa.string()), ("ack_id", pa.string())])
-"""Messages of which a call raised: their source is not told of them."""
+"""Messages of which a call raised: they are not acknowledged."""
 
 DECIDED = ["handled", "failed"]
 """Outcomes that end a message."""
@@ -45,7 +45,7 @@ Span = tuple[int, int]
 
 
 def unheard_table(receive_id: str) -> str:
-    """Where `TellAuthor` writes `UNHEARD`; no batcher has a name like that."""
+    """Where `NotifyAuthor` writes `UNHEARD`; no batcher has a name like that."""
     return f"_receives/{receive_id}/_unheard"
 
 
@@ -90,8 +90,8 @@ class _Ends(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TellAuthor(CallingStep):
-    """Task `n` tells `acknowledge` of the received messages `parts[n]` that are decided, a group of `ack_ref` a call.
+class NotifyAuthor(CallingStep):
+    """Task `n` notifies `acknowledge` of the decided messages in `parts[n]`, a group of `ack_ref` a call.
 
     Attributes:
         outcomes: Of the receive, all; none where all its messages are decided.
@@ -109,7 +109,7 @@ class TellAuthor(CallingStep):
         number = 0
         began, started = time.time(), time.monotonic()
         spans, unheard, errors = dict[str, list[Span]](), 0, list[str]()
-        with self.writer(f"unheard-{share}") as writer, heard() as said, self.told(share):
+        with self.writer(f"unheard-{share}") as writer, heard() as said, self.traced(share):
             ends = self._ends(share)
             for _, block in read_ranges(self.lake, self.parts[share], READ, ROWS):
                 for ack_ref, rows in self._groups(block, ends):
@@ -117,15 +117,15 @@ class TellAuthor(CallingStep):
                     if watch is not None:
                         watch.begin_block(number)
                     known = death if death and death.block == number and death.rows else None
-                    error = self._tell(ack_ref, rows, ends, watch, known)
+                    error = self._notify(ack_ref, rows, ends, watch, known)
                     if error is None:
                         places = rows.column("position").to_pylist()
                         spans.setdefault(ack_ref, []).append((places[0], places[-1] + 1))
                         continue
                     unheard += rows.num_rows
                     errors.append(f"acknowledge of {rows.num_rows} messages of {ack_ref}: {error}")
-                    told = rows.select(UNHEARD.names)
-                    writer.write(unheard_table(self.receive_id), rows.column("window")[0].as_py(), told)
+                    keys = rows.select(UNHEARD.names)
+                    writer.write(unheard_table(self.receive_id), rows.column("window")[0].as_py(), keys)
             took = {"began": began, "seconds": time.monotonic() - started, "task": share}
             notes = {"heard": spans, "unheard": unheard, "unheard_why": errors[:_SAMPLE], **said.notes(), **took}
             manifest = writer.close(**notes)
@@ -166,7 +166,7 @@ class TellAuthor(CallingStep):
     def _instance(self) -> Pipeline:
         return self.pipeline()
 
-    def _tell(
+    def _notify(
         self, ack_ref: str, rows: pa.RecordBatch, ends: _Ends, watch: Watch | None, known: Death | None
     ) -> str | None:
         """Call `acknowledge`, unless a host is known to have died of this call; return what went wrong."""

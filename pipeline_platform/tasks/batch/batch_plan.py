@@ -39,7 +39,7 @@ class CutBatches:
         pipeline: Name of the pipeline.
         batcher: Name of the batcher.
         options: Its.
-        ack_policy: How the source is told of messages.
+        ack_policy: How messages are acknowledged.
         staged: Whole files, in the order of their positions.
         rest: The trigger of what is left when no more messages come.
         tasks: Tasks that partitions are dealt to.
@@ -140,7 +140,7 @@ class CutBatches:
 
 
 class _Named(Watch):
-    """Tells a watch of each message by the place that `Watch.name` gave it."""
+    """Names each message to a watch by the place that `Watch.name` gave it."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch

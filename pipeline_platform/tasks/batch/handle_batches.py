@@ -77,7 +77,7 @@ class HandleBatches(CallingStep):
     def work(self, share: int, watch: Watch | None = UNWATCHED, death: Death | None = None) -> Iterator[pa.RecordBatch]:
         """Do the part of task `share`."""
         began, started, count = time.time(), time.monotonic(), 0
-        with self.writer(f"{self.batcher}-{share}") as writer, heard() as said, self.told(share):
+        with self.writer(f"{self.batcher}-{share}") as writer, heard() as said, self.traced(share):
             isolation = Isolation(self, writer, watch, death)
             with rare_collections():
                 for batch in self._batches(share):
@@ -198,7 +198,7 @@ def handle_batch(
     """
     known = {"batch_id": info.batch_id, "trigger": info.trigger}
     try:
-        with span("batch", type(pipeline), batcher=batcher, **known, messages=len(messages)) as told:
+        with span("batch", type(pipeline), batcher=batcher, **known, messages=len(messages)) as event:
             returned = pipeline.handle_batch(batcher, list(messages), info, context)
             if not isinstance(returned, list) or any(one.__class__ is not Message for one in returned):
                 raise TypeError(f"handle_batch must return a list of Messages, got {_kinds(returned)}")
@@ -209,7 +209,7 @@ def handle_batch(
             times = Counter(message._row for message in returned)
             done = [_as_batched(message, by_row.get(message._row), times[message._row]) for message in messages]
             ok = sum(message.failure is None for message in done)
-            told.add(ok=ok, failed=len(done) - ok)
+            event.add(ok=ok, failed=len(done) - ok)
             return done
     except BaseException as error:
         failure = Failure.of(error, "handle_batch")

@@ -50,7 +50,7 @@ class EndParents(HandleInOrder):
 
     def _handle(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes, until: float | None) -> Sequence[int]:
         del until  # a message took its permit when it was handled
-        with outcomes.told(len(rows)):
+        with outcomes.chunk(len(rows)):
             outcomes.ended_parents(rows, window, *parents_of(rows, outcomes.ack_policy))
         return ()
 
@@ -111,7 +111,7 @@ def parents_of(rows: pa.RecordBatch, ack_policy: AckPolicy) -> tuple[list[Messag
 
     Args:
         rows: As they were received, `with_ends`.
-        ack_policy: How the source is told of them.
+        ack_policy: How messages are acknowledged.
     """
     messages, rescuable = list[Message](), set[int]()
     for parent, said in zip(Message.each(rows, ack_policy), rows.column("ends").to_pylist(), strict=True):

@@ -179,7 +179,7 @@ class WriteColumns(CallingStep):
     ) -> Iterator[pa.RecordBatch]:
         """Write rows; yield their manifest."""
         began, started, count, total = time.time(), time.monotonic(), 0, 0
-        with self.writer(f"handle-{uuid.uuid4().hex[:4]}") as writer, heard() as said, self.told():
+        with self.writer(f"handle-{uuid.uuid4().hex[:4]}") as writer, heard() as said, self.traced():
             received = ByPosition(self.lake, self.received)
             isolation = Isolation(self, writer, watch, death)
             for batch in filter(len, share):
@@ -219,7 +219,7 @@ class _Rows:
         """Route rows and write them, all of them."""
         del until  # permits were taken when rows were read
         self._number(rows)
-        with outcomes.told(rows.num_rows):
+        with outcomes.chunk(rows.num_rows):
             self._write_all(rows, outcomes)
         return ()
 

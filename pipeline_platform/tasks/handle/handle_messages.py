@@ -71,7 +71,7 @@ class Handler:
         Args:
             pipeline: Whose callbacks.
             context: What they are handed.
-            ack_policy: How the source is told of the messages.
+            ack_policy: How messages are acknowledged.
             paced: Yields messages when they may be handled. If it ends early, the last ones are not handled.
             watch: Learns which callback is called.
             batch_mode: That of each message, at first.
@@ -133,7 +133,7 @@ class Handler:
         """Handle messages, as many as there are permits; return those that were begun, in order."""
         callback, stage = self._pipeline.handle_message, "handle_message"
         if is_heard("message", type(self._pipeline)):
-            callback = partial(_told, self._pipeline)
+            callback = partial(_emitting, self._pipeline)
         threads = min(self._pipeline.processors.threads, len(messages))
         if threads <= 1:
             return self._each(callback, permits, stage)
@@ -214,11 +214,11 @@ def _accepted(given: Message, returned: object, stage: str) -> Message:
     return returned._checked(stage)
 
 
-def _told(pipeline: Pipeline, message: Message, context: Any) -> Message:
-    """Call `handle_message`, and tell of it: what is no message of the pipeline's is an exception, too."""
-    with span("message", type(pipeline), message_id=message.message_id, attempt=message.attempt) as told:
+def _emitting(pipeline: Pipeline, message: Message, context: Any) -> Message:
+    """Call `handle_message`, and emit that: what is no message of the pipeline's is an exception, too."""
+    with span("message", type(pipeline), message_id=message.message_id, attempt=message.attempt) as event:
         result = _accepted(message, pipeline.handle_message(message, context), "handle_message")
-        told.add(failed=int(result.failure is not None))
+        event.add(failed=int(result.failure is not None))
         return result
 
 
@@ -260,7 +260,7 @@ class Handle(CallingStep):
         """Do the part of task `share`."""
         began, started, options = time.time(), time.monotonic(), self.pipeline.processors
         repeats = Repeats.read(self.lake, self.repeats)
-        with self.writer(f"handle-{share}") as writer, heard() as said, self.told(share):
+        with self.writer(f"handle-{share}") as writer, heard() as said, self.traced(share):
             isolation = Isolation(self, writer, watch, death)
             outcomes = isolation.outcomes
             rows = max(options.chunk_size, BLOCK_ROWS)
@@ -295,7 +295,7 @@ class Handle(CallingStep):
             Handler(outcomes.pipeline, self.context, outcomes.ack_policy, paced, outcomes.watch),
             set[int](),
         )
-        with outcomes.told(rows.num_rows):
+        with outcomes.chunk(rows.num_rows):
             for messages in handler.portions(rows):
                 if len(messages) == rows.num_rows:
                     outcomes.handled(rows, window, messages)

@@ -37,7 +37,7 @@ class SetAside(CallingStep):
     def work(self, share: int, watch: Watch | None = UNWATCHED, death: Death | None = None) -> Iterator[pa.RecordBatch]:
         """Do the part of task `share`; note how many rows it set aside, and which, by their checksum."""
         repeats, options, aside = Repeats.read(self.lake, self.repeats), self.pipeline.processors, list[pa.Array]()
-        with self.writer(f"aside-{share}") as writer, heard() as said, self.told(share):
+        with self.writer(f"aside-{share}") as writer, heard() as said, self.traced(share):
             isolation = Isolation(self, writer, watch, death)
             outcomes = isolation.outcomes
             for _, chunk in read_ranges(self.lake, self.parts[share], READ, options.chunk_size, options.chunk_bytes):

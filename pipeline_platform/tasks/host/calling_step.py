@@ -20,7 +20,7 @@ from pipeline_platform.source.contract import Source
 from pipeline_platform.tasks.host.fork import Death, Errors, Limit
 from pipeline_platform.tasks.host.hosting import in_a_host
 from pipeline_platform.tasks.host.progress import UNWATCHED, Watch
-from pipeline_platform.tasks.record.early import SourceTeller, Teller
+from pipeline_platform.tasks.record.early import EarlyAcks, SourceEarlyAcks
 from pipeline_platform.telemetry.spans import about
 from pipeline_platform.telemetry.tracing import within
 
@@ -39,13 +39,13 @@ class Step:
     Attributes:
         pipeline: The class; a task makes its own instance.
         context: What callbacks are handed.
-        ack_policy: How the source is told of messages.
+        ack_policy: How messages are acknowledged.
         lake: Where tasks read and write.
         receive_id: Whose lease the messages are under.
         run_id: Of the run that has it.
         owner: As `Receive.owner`.
         traceparent: Of the run's step; empty where nobody traces.
-        source: What `ack_immediately` tells; None where the pipeline does not, or nobody is to be told.
+        source: Where `ack_immediately` acknowledges; None where the pipeline does not, or has no source.
     """
 
     pipeline: type[Pipeline]
@@ -58,11 +58,11 @@ class Step:
     traceparent: str = field(default="", kw_only=True)
     source: Source | None = field(default=None, kw_only=True)
 
-    def teller(self) -> Teller | None:
-        """What tells the source early; None where nobody does."""
+    def early_acks(self) -> EarlyAcks | None:
+        """What acknowledges early; None where nothing does."""
         if self.source is None:
             return None
-        return SourceTeller(self.source, self.lake, self.pipeline.name, self.receive_id, self.owner)
+        return SourceEarlyAcks(self.source, self.lake, self.pipeline.name, self.receive_id, self.owner)
 
     def writer(self, name: str) -> Writer:
         """The files of one task; `name` is part of their names, for people who look."""
@@ -74,7 +74,7 @@ class Step:
         return Writer(self.lake, self.pipeline.name, f"{self.receive_id}-{name}", rows_per_file)
 
     @contextmanager
-    def told(self, task: int | None = None) -> Iterator[None]:
+    def traced(self, task: int | None = None) -> Iterator[None]:
         """Have events, and spans of the author's own, belong to this receive and task meanwhile."""
         known = {} if task is None else {"task": task}
         with within(self.traceparent), about(receive_id=self.receive_id, run_id=self.run_id, **known):

@@ -163,10 +163,10 @@ def in_a_fork(
         if progress.state == DELIVERED:
             return Written.load(answer)
         if progress.state == RAISED:
-            told = json.loads(answer.read())
-            if told["is_outside"] or not progress.has_called:
-                raise RuntimeError(f"a fork of this task raised:\n{told['traceback']}")
-            return Death(told["how"], "", (), block=progress.block, traceback=told["traceback"])
+            raised = json.loads(answer.read())
+            if raised["is_outside"] or not progress.has_called:
+                raise RuntimeError(f"a fork of this task raised:\n{raised['traceback']}")
+            return Death(raised["how"], "", (), block=progress.block, traceback=raised["traceback"])
     rows = progress.rows  # none: between two calls, nobody knows of which it died
     return Death(ended, progress.callback if rows else "", rows, block=progress.block)
 
@@ -245,10 +245,10 @@ def _answer(
             # Of a closed file it is the callback's doing.
             is_outside = isinstance(error, outside) and getattr(error, "errno", 0) != errno.EBADF
             how = "".join(traceback.format_exception_only(error)).strip()[:_HOW]
-            told = {"is_outside": is_outside, "how": how, "traceback": traceback.format_exc()}
+            raised = {"is_outside": is_outside, "how": how, "traceback": traceback.format_exc()}
             answer.seek(0)
             answer.truncate()
-            answer.write(json.dumps(told).encode())
+            answer.write(json.dumps(raised).encode())
             answer.flush()
             progress.state = RAISED
     finally:

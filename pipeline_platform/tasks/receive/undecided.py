@@ -20,8 +20,7 @@ _STORED = [name for name in MESSAGES.names if name != "window"]
 
 _FAILURE = Failure(
     "not decided",
-    "the source was told of it by ack_immediately, and its run died before it decided; "
-    "nobody knows whether it was handled",
+    "it was acknowledged by ack_immediately, and its run died before it decided; nobody knows whether it was handled",
     "",
     "ack_immediately",
 )
@@ -38,8 +37,8 @@ class KeepForgotten(Step):
         noted = Notes(self.lake, self.pipeline.name, self.receive_id).read()
         with self.writer(f"forgotten-{index}") as writer:
             outcomes = Outcomes(self, writer)
-            assert outcomes.teller is not None
-            outcomes.teller.told |= noted  # also what it may not have heard: that is known again by its id
+            assert outcomes.early_acks is not None
+            outcomes.early_acks.acknowledged |= noted  # also what it may not have done: that is known again by its id
             columns = MESSAGES.append(pa.field("position", pa.int64()))
             for _, block in read_ranges(self.lake, self.parts[index], columns, BLOCK_ROWS):
                 gone = [key in noted and self.ack_policy.ends(noted[key].action) for key in keys_of(block)]

@@ -1,4 +1,4 @@
-"""Telling a source of messages before their run's decision: `ack_immediately`."""
+"""Acknowledging messages before their run's decision: `ack_immediately`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def nobody(messages: Sequence[Message]) -> None:
-    """Tell nobody: a backfill and a replay have no source."""
+    """Acknowledge nothing: a backfill and a replay have no source."""
     del messages
 
 
@@ -29,37 +29,37 @@ def keys_of(rows: pa.RecordBatch) -> Iterator[Key]:
     return zip(rows.column("ack_ref").to_pylist(), rows.column("ack_id").to_pylist(), strict=True)
 
 
-class Teller(ABC):
-    """Tells a source of messages, each once. Threads of a task share one, and tell in turn.
+class EarlyAcks(ABC):
+    """Acknowledges messages early, each once. Threads of a task share one, and take turns.
 
     Attributes:
-        told: What the source was told, by delivery.
+        acknowledged: What is, by delivery.
     """
 
     def __init__(self, ack_policy: AckPolicy) -> None:
-        self.told: dict[Key, Entry] = {}
+        self.acknowledged: dict[Key, Entry] = {}
         self._ack_policy, self._turn = ack_policy, threading.Lock()
 
     def __call__(self, messages: Sequence[Message]) -> None:
-        """Tell the source of those that it was not told of."""
+        """Acknowledge those that are not yet."""
         with self._turn:
             by_key = {self._key(message): message for message in messages}
-            if left := {key: message for key, message in by_key.items() if key not in self.told}:
-                self.told |= self._tell(left)
+            if left := {key: message for key, message in by_key.items() if key not in self.acknowledged}:
+                self.acknowledged |= self._acknowledge_now(left)
 
     @abstractmethod
-    def _tell(self, messages: Mapping[Key, Message]) -> dict[Key, Entry]:
-        """Tell the source; return what it was told."""
+    def _acknowledge_now(self, messages: Mapping[Key, Message]) -> dict[Key, Entry]:
+        """Acknowledge messages; return those that are."""
 
     def among(self, rows: pa.RecordBatch, *, by_forks: bool) -> dict[int, Entry]:
-        """What the source was told of rows, by index; where forks tell it, one may have died since the last look."""
+        """What was acknowledged of rows, by index; where forks do it, one may have died since the last look."""
         if by_forks:
             self.look()
-        told = self.told
-        return {index: told[key] for index, key in enumerate(keys_of(rows)) if key in told} if told else {}
+        known = self.acknowledged
+        return {index: known[key] for index, key in enumerate(keys_of(rows)) if key in known} if known else {}
 
     def look(self) -> None:
-        """Learn what forks have told it."""
+        """Learn what forks have acknowledged."""
         return
 
     def _entry(self, key: Key, message: Message) -> Entry:
@@ -76,8 +76,8 @@ class Teller(ABC):
         return value("ack_ref", message._row), value("ack_id", message._row)
 
 
-class SourceTeller(Teller):
-    """Tells a source, in its largest unit, what was noted in the lake before."""
+class SourceEarlyAcks(EarlyAcks):
+    """Acknowledges at a source, in its largest unit, what was noted in the lake before."""
 
     def __init__(self, source: Source, lake: Lake, pipeline: str, receive_id: str, owner: int = 0) -> None:
         super().__init__(source.ack_policy)
@@ -86,23 +86,23 @@ class SourceTeller(Teller):
         self.look()
 
     def look(self) -> None:
-        """Learn what others told it: a fork, an earlier try of the task, the step before."""
-        self.told |= {key: entry for key, entry in self._notes.read().items() if entry.certain}
+        """Learn what others acknowledged: a fork, an earlier try of the task, the step before."""
+        self.acknowledged |= {key: entry for key, entry in self._notes.read().items() if entry.certain}
 
-    def _tell(self, messages: Mapping[Key, Message]) -> dict[Key, Entry]:
+    def _acknowledge_now(self, messages: Mapping[Key, Message]) -> dict[Key, Entry]:
         entries = {key: self._entry(key, message) for key, message in messages.items()}
         path = self._notes.write(entries.values())
         # Asked after that: who gives the receive up, or takes it over, forbids it first, and then looks what is noted.
         if not self._notes.is_open():
             raise RuntimeError(
-                f"receive {self._receive_id} was given up or taken over while its run stalled: nobody is told"
+                f"receive {self._receive_id} was given up or taken over while its run stalled: nothing is acknowledged"
             )
         left = dict(entries)
         for (ack_ref, action), group in _groups(entries.values()).items():
             answer = ONCE.acknowledge(self._source, ack_ref, action, group)
             for one in answer.refused:
                 left.pop((ack_ref, one.ack_id), None)
-            if answer.errors:  # the source may have heard it all the same
+            if answer.errors:  # the source may have done it all the same
                 left |= {(ack_ref, one): left[ack_ref, one]._replace(certain=False) for one in group}
             self._warn([*answer.errors, *(f"{one.ack_id}: {one.reason}" for one in answer.refused)])
         if left != entries:
@@ -112,7 +112,7 @@ class SourceTeller(Teller):
     def _warn(self, refusals: Sequence[str]) -> None:
         if refusals and not self._warned:
             self._warned = True
-            _LOG.warning("%s is told at the end of the run, since it refused now: %s", self._source.name, refusals[0])
+            _LOG.warning("%s refused now, and is asked again at the end of the run: %s", self._source.name, refusals[0])
 
 
 def _groups(entries: Iterable[Entry]) -> dict[tuple[str, str], list[str]]:

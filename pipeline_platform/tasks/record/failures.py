@@ -56,7 +56,7 @@ class Failures:
         made: dict[int, Message] = {}
         with self._watch.busy("handle_failed", messages):
             try:
-                with span("handle_failed", self._step.pipeline, messages=len(given)) as told:
+                with span("handle_failed", self._step.pipeline, messages=len(given)) as event:
                     returned: dict[int, Message] = {}
                     for message in pipeline.handle_failed(list(messages), self._step.context):
                         if message.__class__ is not Message or not message.is_same(given.get(message._row)):
@@ -67,7 +67,7 @@ class Failures:
                     if len(returned) < len(given):
                         why = f"handle_failed must return all {len(given)} messages; it returned {len(returned)}"
                         raise TypeError(why)
-                    told.add(rescuing=sum(message.failure is None for message in returned.values()))
+                    event.add(rescuing=sum(message.failure is None for message in returned.values()))
             except BaseException as error:
                 self._count_error(error)
         # One that the callback left out stays as it was.

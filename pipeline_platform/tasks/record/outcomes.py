@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from pipeline_platform.lake.early_acks import Entry
 from pipeline_platform.lake.tables import OUTCOMES
-from pipeline_platform.model.actions import TOLD
+from pipeline_platform.model.actions import EARLY
 from pipeline_platform.model.failure import Failure, words
 from pipeline_platform.model.message import DEFAULT, Message
 from pipeline_platform.model.options import Batcher
@@ -21,7 +21,7 @@ from pipeline_platform.tasks.host.calling_step import Sink, Step
 from pipeline_platform.tasks.host.progress import UNWATCHED, Watch
 from pipeline_platform.tasks.record.block import Block
 from pipeline_platform.tasks.record.columns import Columns
-from pipeline_platform.tasks.record.early import Teller, nobody
+from pipeline_platform.tasks.record.early import EarlyAcks, nobody
 from pipeline_platform.tasks.record.failures import IDENTITY, PAYLOAD, Failures
 from pipeline_platform.tasks.record.fan_out import PARENTS, ends_of, ends_table, parents_table
 from pipeline_platform.tasks.record.staging import DELIVERY, staged_rows, staged_table
@@ -38,8 +38,8 @@ class Outcomes:
         pipeline: The instance whose `handle_failed` sees failures before they are recorded; None for no callbacks.
         watch: Learns where code of the author's is.
         tally: What was written.
-        teller: Tells the source early; None where nobody does.
-        ack_policy: How the source is told of the messages that callbacks get.
+        early_acks: Acknowledges early; None where nobody does.
+        ack_policy: How messages are acknowledged.
     """
 
     def __init__(
@@ -48,20 +48,20 @@ class Outcomes:
         sink: Sink,
         pipeline: Pipeline | None = None,
         watch: Watch = UNWATCHED,
-        teller: Teller | None = None,
+        early_acks: EarlyAcks | None = None,
     ) -> None:
         self.pipeline, self.watch = pipeline, watch
-        self.teller = teller or step.teller()
-        tell = self.teller or (nobody if step.pipeline.acks_immediately else None)
-        self.ack_policy = step.ack_policy._replace(tell=tell)
+        self.early_acks = early_acks or step.early_acks()
+        at_once = self.early_acks or (nobody if step.pipeline.acks_immediately else None)
+        self.ack_policy = step.ack_policy._replace(at_once=at_once)
         self._step, self._sink, self._batchers = step, sink, step.pipeline.batchers
         self.tally = Tally(self._batchers)
         self._failures = Failures(step, sink, self.tally, watch)
         self._columns = Columns(step.pipeline, watch)
 
     @contextmanager
-    def told(self, messages: int) -> Iterator[None]:
-        """Tell of a chunk of so many messages, with what comes of them meanwhile."""
+    def chunk(self, messages: int) -> Iterator[None]:
+        """Emit a chunk of so many messages, with what comes of them meanwhile."""
         names = {"handled", "failed", "returned", *(f"staged:{name}" for name in self._batchers)}
         counts = self.tally.counts
         with span("chunk", self._step.pipeline, messages=messages) as chunk:
@@ -228,12 +228,12 @@ class Outcomes:
     def given_back(self, rows: pa.RecordBatch, window: str) -> None:
         """Record messages that nobody began to handle: the source delivers them again, and open failures stay open.
 
-        One that the source was told of early would not come again, so it fails.
+        One that was acknowledged early would not come again, so it fails.
         """
-        if told := self._told(rows):
-            begun = [index in told for index in range(rows.num_rows)]
-            reason = "the source was told of it, and the run stopped before handle_message"
-            self.failed(rows.filter(pa.array(begun)), window, [Failure("not handled", reason)] * len(told))
+        if early := self._early(rows):
+            begun = [index in early for index in range(rows.num_rows)]
+            reason = "it was acknowledged early, and the run stopped before handle_message"
+            self.failed(rows.filter(pa.array(begun)), window, [Failure("not handled", reason)] * len(early))
             rows = rows.filter(pa.array([not one for one in begun]))
         self.tally.counts["given_back"] += rows.num_rows
         self.tally.outcome("returned", window, rows.num_rows)
@@ -315,12 +315,12 @@ class Outcomes:
     def record(self, block: Block) -> None:
         """Write the outcomes of messages that are handled or failed, and record the failures."""
         ack_policy, done, failed = self.ack_policy, sorted(block.done), sorted(block.failed)
-        told = self._told(block.rows)
+        early = self._early(block.rows)
         if done:
             actions: str | list[str] = ack_policy.on_success
-            if told or any(map(attrgetter("_standing.actions"), block.messages)):
+            if early or any(map(attrgetter("_standing.actions"), block.messages)):
                 actions = [(block.messages[index].actions or (None,))[0] or ack_policy.on_success for index in done]
-                actions = [TOLD if index in told else action for index, action in zip(done, actions, strict=True)]
+                actions = [EARLY if index in early else action for index, action in zip(done, actions, strict=True)]
             self._write_handled(block.take(_RECORDED, done), block.window, actions)
         if not failed:
             return
@@ -335,8 +335,8 @@ class Outcomes:
         # What goes back to the source comes again by intent: that decides nothing.
         ends = [ack_policy.ends(action) for action in actions]
         for place, index in enumerate(failed):
-            if index in told:
-                actions[place], ends[place] = TOLD, not told[index].comes_back(ack_policy)
+            if index in early:
+                actions[place], ends[place] = EARLY, not early[index].comes_back(ack_policy)
         outcomes = ["failed" if end else "returned" for end in ends]
         self._write_outcomes(block.take(_RECORDED, failed), block.window, outcomes, actions)
         self.tally.outcome("failed", block.window, sum(ends))
@@ -347,9 +347,9 @@ class Outcomes:
             rows = block.take([*IDENTITY, *PAYLOAD], recorded)
             self._failures.record(rows, block.window, list(compress(losers, ends)))
 
-    def _told(self, rows: pa.RecordBatch) -> dict[int, Entry]:
-        """What the source was told early, by the index of the row."""
-        return {} if self.teller is None else self.teller.among(rows, by_forks=self.pipeline is None)
+    def _early(self, rows: pa.RecordBatch) -> dict[int, Entry]:
+        """What was acknowledged early, by the index of the row."""
+        return {} if self.early_acks is None else self.early_acks.among(rows, by_forks=self.pipeline is None)
 
     def _write_handled(self, rows: pa.RecordBatch, window: str, action: str | list[str]) -> None:
         self.tally.outcome("handled", window, rows.num_rows)
