@@ -16,6 +16,9 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+BATCH_ROWS = 5_000
+BATCH_BYTES = 16 * 2**20
+"""A batch is full at whichever comes first; it may hold the messages of one round of calls more."""
 FAILED_CALLS = 3
 """Whole calls failed in a row, each after the client's own retries, after which `in_groups` does not try the rest."""
 
@@ -27,8 +30,6 @@ def receive(
     per_call: int,
     threads: int,
     empty_replies: int,
-    batch_rows: int,
-    batch_bytes: int,
     size: Callable[[T], int],
     within_s: float | None = None,
 ) -> Iterator[list[T]]:
@@ -43,8 +44,6 @@ def receive(
         per_call: The most that one call asks for.
         threads: Calls under way at once.
         empty_replies: Empty replies in a row after which the queue seems empty.
-        batch_rows: Messages that fill a batch; it may hold those of one round of calls more.
-        batch_bytes: Bytes that fill a batch.
         size: Bytes of a message.
         within_s: Seconds after which no call is begun any more; None for no such bound.
 
@@ -61,7 +60,7 @@ def receive(
             except BaseException as error:  # the others would wait for this call for ever
                 given.fail(error)
             else:
-                given.take(asked, messages, sum(map(size, messages)), batch_rows, batch_bytes)
+                given.take(asked, messages, sum(map(size, messages)))
 
     threads = min(threads, -(-wanted // per_call))
     with ThreadPoolExecutor(max(1, threads)) as pool:
@@ -110,7 +109,7 @@ class _Given(Generic[T]):
                 self._under_way += 1
             yield asked
 
-    def take(self, asked: int, messages: Sequence[T], bytes_: int, batch_rows: int, batch_bytes: int) -> None:
+    def take(self, asked: int, messages: Sequence[T], bytes_: int) -> None:
         """Keep what a call gave."""
         with self._asking:
             self._under_way -= 1
@@ -119,7 +118,7 @@ class _Given(Generic[T]):
             self.received += len(messages)
             self._batch += messages
             self._bytes += bytes_
-            if len(self._batch) >= batch_rows or self._bytes >= batch_bytes:
+            if len(self._batch) >= BATCH_ROWS or self._bytes >= BATCH_BYTES:
                 self._full.append(self._batch)
                 self._batch, self._bytes = [], 0
                 self._yielding.notify()

@@ -112,7 +112,7 @@ def test_a_message_of_the_largest_size_is_one(subscribed):
 def test_a_server_that_stops_in_the_middle_of_a_receive_ends_it_with_what_came(
     subscribed, own_pubsub_server, monkeypatch
 ):
-    monkeypatch.setattr("pipeline_platform.connectors.pubsub.pubsub_source.BATCH_ROWS", 100)
+    monkeypatch.setattr("pipeline_platform.source.calls.BATCH_ROWS", 100)
     flights = subscribed(address=own_pubsub_server.address, max_number_of_messages=50, ack_deadline_s=10)
     flights.send(b"%d" % n for n in range(1_000))
 

@@ -30,7 +30,7 @@ class Server:
 
 
 def batches(server: Server, wanted: int, **options: Any) -> list[list[int]]:
-    given = {"per_call": 10, "threads": 1, "empty_replies": 3, "batch_rows": 1_000, "batch_bytes": 1_000, **options}
+    given = {"per_call": 10, "threads": 1, "empty_replies": 3, **options}
     return list(calls.receive(server.receive, wanted, size=lambda _: 1, **given))
 
 
@@ -53,9 +53,11 @@ def test_calls_ask_for_what_is_missing_until_the_queue_seems_empty(
     assert server.asked == asked
 
 
-@pytest.mark.parametrize("bound", ["batch_rows", "batch_bytes"])
-def test_batches_are_bounded_by_rows_and_by_bytes(bound: str) -> None:
-    assert [len(batch) for batch in batches(Server(45), 45, **{bound: 20})] == [20, 20, 5]
+@pytest.mark.parametrize("bound", ["BATCH_ROWS", "BATCH_BYTES"])
+def test_batches_are_bounded_by_rows_and_by_bytes(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, bound, 20)
+
+    assert [len(batch) for batch in batches(Server(45), 45)] == [20, 20, 5]
 
 
 def test_calls_are_under_way_at_once_and_never_take_more_than_is_wanted() -> None:
@@ -65,9 +67,7 @@ def test_calls_are_under_way_at_once_and_never_take_more_than_is_wanted() -> Non
         meet.wait()
         return server.receive(most)
 
-    received = calls.receive(
-        together, 40, per_call=10, threads=4, empty_replies=1, batch_rows=10, batch_bytes=1_000, size=lambda _: 1
-    )
+    received = calls.receive(together, 40, per_call=10, threads=4, empty_replies=1, size=lambda _: 1)
 
     assert sorted(number for batch in received for number in batch) == list(range(40))
 

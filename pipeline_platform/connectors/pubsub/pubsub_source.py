@@ -30,9 +30,6 @@ THREADS = 8
 """Calls under way at once in one task. A call to Google is mostly waiting, and a pull brings fewer than it may."""
 EMPTY_REPLIES = 2
 """Pulls in a row without a message that end a share: one alone may be empty although messages wait."""
-BATCH_ROWS = 5_000
-BATCH_BYTES = 16 * 2**20
-"""One message may have 10 MB, so a batch is bounded by its bytes too."""
 
 
 class PubsubSource(LeasedSource):
@@ -155,8 +152,6 @@ class PubsubSource(LeasedSource):
             per_call=self.max_number_of_messages,
             threads=THREADS,
             empty_replies=EMPTY_REPLIES,
-            batch_rows=BATCH_ROWS,
-            batch_bytes=BATCH_BYTES,
             size=lambda received: len(received.message.data),
             within_s=self.extend_every_s,
         ):

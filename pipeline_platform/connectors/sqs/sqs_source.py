@@ -30,9 +30,6 @@ LONGEST_S = 43_200
 THREADS = 8
 """Calls under way at once in one task. A call to AWS is mostly waiting: measured with 10 ms a call, one thread
 deletes 730 messages a second, four 2,100 and eight 4,100."""
-BATCH_ROWS = 1_000
-BATCH_BYTES = 16 * 2**20
-"""One message may be 1 MiB, so a batch is bounded by its bytes too."""
 EMPTY_REPLIES = 3
 """Empty short polls in a row that end a share. A short poll asks a random part of the servers (SQS guide, short
 and long polling). If it asks half of them, three polls miss a waiting message once in eight; that message stays in the
@@ -179,8 +176,6 @@ class SqsSource(LeasedSource):
             per_call=self.max_number_of_messages,
             threads=THREADS,
             empty_replies=1 if self.wait_time_seconds else EMPTY_REPLIES,
-            batch_rows=BATCH_ROWS,
-            batch_bytes=BATCH_BYTES,
             size=lambda message: len(message["Body"]),
             within_s=self.extend_every_s,
         ):
