@@ -36,7 +36,7 @@ test: setup-dev ## Run the tests
 	@$(BIN)/python -m servers install
 	$(BIN)/python $(TESTS)
 
-faults: setup-dev ## Run the fault tests, which take as long again
+faults: setup-dev ## Run what `make test` leaves: kills, storms, servers that fail
 	@$(BIN)/python -m servers install
 	$(BIN)/python $(TESTS) -m 'faults and not soak'
 

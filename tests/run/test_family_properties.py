@@ -151,7 +151,9 @@ ENDS = st.lists(st.builds(Point, st.sampled_from(range(40)), st.booleans()), max
 
 
 @pytest.mark.parametrize("examples", [3, pytest.param(50, marks=pytest.mark.soak)])
-@pytest.mark.parametrize("pipeline", [Families, Ordered, Timed, Rescuing])
+@pytest.mark.parametrize(
+    "pipeline", [Families, *(pytest.param(one, marks=pytest.mark.faults) for one in (Ordered, Timed, Rescuing))]
+)
 def test_wherever_runs_end_a_message_ends_once_with_all_of_its_rows_or_with_none(
     flows: Callable[..., Callable[[], Flow]],  # noqa: F811
     pipeline: type[Pipeline],

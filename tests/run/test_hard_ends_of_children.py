@@ -19,6 +19,7 @@ from tests.fixtures import families
 from tests.fixtures.families import Word
 from tests.fixtures.flow import WINDOW, Filled, finish, rows, run
 
+pytestmark = pytest.mark.faults
 TABLES = ("lake", "left", "right")
 GOOD = [b"lake=a left=b right=c", b"plain", b"left=d right=e"]
 WORDS = {"lake": ["a", "plain"], "left": ["b", "d"], "right": ["c", "e"]}

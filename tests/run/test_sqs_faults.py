@@ -51,6 +51,7 @@ def test_a_server_that_is_away_for_a_moment_in_a_receive_and_in_an_acknowledgeme
     assert sqs_ground.count() == 0
 
 
+@pytest.mark.faults
 def test_a_server_that_stays_away_in_a_receive_leaves_what_came_to_be_handled(
     sqs_ground: SqsGround, words: list[str]
 ) -> None:
@@ -78,6 +79,7 @@ def test_a_server_that_gives_a_task_nothing_fails_the_receive_by_its_reason(
     assert sqs_ground.words(flow) == words
 
 
+@pytest.mark.faults
 def test_what_was_received_by_a_server_s_answer_that_never_came_is_back_after_the_timeout(
     sqs_ground: SqsGround, words: list[str]
 ) -> None:
@@ -91,6 +93,7 @@ def test_what_was_received_by_a_server_s_answer_that_never_came_is_back_after_th
     assert sqs_ground.words(flow) == words
 
 
+@pytest.mark.faults
 def test_a_server_that_stays_away_in_an_acknowledgement_is_told_by_the_next_run(
     sqs_ground: SqsGround, words: list[str]
 ) -> None:
