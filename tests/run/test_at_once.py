@@ -64,9 +64,9 @@ class InOrder(AtOnce):
         return handled
 
 
-def test_ten_partitions_are_at_work_at_once_and_each_in_order(filled: Filled, tmp_path: Path) -> None:
+def test_ten_partitions_are_at_work_at_once_and_each_in_order(filled_on_spark: Filled, tmp_path: Path) -> None:
     words = [f"word-{number}-{place}" for place in range(3) for number in range(10)]
-    flow, folder = filled(InOrder, [word.encode() for word in words]), tmp_path / "meeting"
+    flow, folder = filled_on_spark(InOrder, [word.encode() for word in words]), tmp_path / "meeting"
     folder.mkdir()
 
     run(flow, context={"folder": str(folder)})
@@ -75,9 +75,9 @@ def test_ten_partitions_are_at_work_at_once_and_each_in_order(filled: Filled, tm
     assert [(tmp_path / f"partition-{number}").read_text() for number in range(10)] == ["012"] * 10
 
 
-def test_ten_messages_are_at_work_at_once_in_two_tasks(filled: Filled, tmp_path: Path) -> None:
+def test_ten_messages_are_at_work_at_once_in_two_tasks(filled_on_spark: Filled, tmp_path: Path) -> None:
     words = [f"word-{number}" for number in range(10)]
-    flow, folder = filled(AtOnce, [word.encode() for word in words]), tmp_path / "meeting"
+    flow, folder = filled_on_spark(AtOnce, [word.encode() for word in words]), tmp_path / "meeting"
     folder.mkdir()
 
     receive = begin(flow, origin="source", run_id="test", windows=[WINDOW], context={"folder": str(folder)})

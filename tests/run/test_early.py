@@ -74,16 +74,6 @@ def test_a_failure_that_goes_back_early_decides_nothing(filled: Filled) -> None:
     assert flow.source.backlog().messages == 1
 
 
-def test_a_backfill_tells_nobody(filled: Filled) -> None:
-    flow = filled(Early, [b"early raise"])
-    run(flow)
-
-    run(flow, "failed")
-
-    assert rows(flow, "outcomes")["action"].to_list().count("told early") == 1
-    assert rows(flow, "failed")["state"].to_list() == ["open", "open"]
-
-
 class Returns(Early):
     """Gives all back, and tells nothing early."""
 

@@ -1,4 +1,4 @@
-"""Fan-out in whole runs, on a real Spark and a real queue: children share the fate of their message."""
+"""Fan-out in whole runs over a real queue: children share the fate of their message."""
 
 from typing import Any
 

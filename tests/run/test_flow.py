@@ -10,15 +10,15 @@ from pipeline_platform.model.pipeline import PipelineError
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin
 from pipeline_platform.spark.engine import TaskError
-from tests.fixtures.flow import WINDOW, Filled, kinds, rows, run
+from tests.fixtures.flow import WINDOW, Filled, rows, run
 from tests.fixtures.flow_pipelines import Columns, Obedient, Paced, Twisted
 
 
-def test_few_messages_are_received_without_spark(filled: Filled) -> None:
+def test_few_messages_are_received_without_spark(filled_on_spark: Filled) -> None:
     def refused() -> NoReturn:
         raise RuntimeError("asked for Spark")
 
-    flow = dataclasses.replace(filled(Obedient, (b"%d" % number for number in range(201))), session=refused)
+    flow = dataclasses.replace(filled_on_spark(Obedient, (b"%d" % number for number in range(201))), session=refused)
     few, more = (begin(flow, origin="source", run_id="test", windows=[WINDOW], demand=wanted) for wanted in (100, 101))
 
     assert steps.receive_messages(flow, few).rows("messages") == 100
@@ -26,20 +26,9 @@ def test_few_messages_are_received_without_spark(filled: Filled) -> None:
         steps.receive_messages(flow, more)
 
 
-@pytest.mark.parametrize("fault", [b"kill", b"leave"])
-def test_a_message_that_kills_its_worker_fails_alone(filled: Filled, fault: bytes) -> None:
-    flow = filled(Obedient, [b"one", b"two", fault, b"three", b"raise"])
-
-    run(flow)
-
-    assert kinds(flow) == {fault.decode(): "worker killed", "raise": "ValueError"}
-    assert sorted(rows(flow, "words")["word"]) == ["one", "three", "two"]
-    assert flow.source.backlog().messages == 0
-
-
-def test_batches_are_cut_by_key_and_size_and_a_failing_one_fails_alone(filled: Filled) -> None:
+def test_batches_are_cut_by_key_and_size_and_a_failing_one_fails_alone(filled_on_spark: Filled) -> None:
     keys = ["a"] * 7 + ["b"] * 2 + ["raise"] * 2 + ["few"] * 3
-    flow = filled(Obedient, (f"batch {key}".encode() for key in keys))
+    flow = filled_on_spark(Obedient, (f"batch {key}".encode() for key in keys))
 
     run(flow)
 
@@ -51,17 +40,8 @@ def test_batches_are_cut_by_key_and_size_and_a_failing_one_fails_alone(filled: F
     assert sorted(rows(flow, "failed")["kind"]) == ["ValueError", "ValueError", "not returned"]
 
 
-def test_a_batch_that_kills_its_worker_fails_alone(filled: Filled) -> None:
-    flow = filled(Obedient, [b"batch a", b"batch kill", b"batch kill", b"batch b"])
-
-    run(flow)
-
-    assert sorted(rows(flow, "batches")["batch_key"]) == ["a", "b"]
-    assert rows(flow, "failed")["kind"].to_list() == ["worker killed"] * 2
-
-
-def test_a_failure_is_driven_again_until_it_succeeds_and_a_replay_changes_nothing(filled: Filled) -> None:
-    flow = filled(Obedient, [b"one", b"raise", b"none", b"exit"])
+def test_a_failure_is_driven_again_until_it_succeeds_and_a_replay_changes_nothing(filled_on_spark: Filled) -> None:
+    flow = filled_on_spark(Obedient, [b"one", b"raise", b"none", b"exit"])
     run(flow)
 
     run(flow, "failed")
@@ -74,8 +54,8 @@ def test_a_failure_is_driven_again_until_it_succeeds_and_a_replay_changes_nothin
     assert rows(flow, "messages")["message_id"].n_unique() == rows(flow, "messages").height == 4
 
 
-def test_the_fast_lane_routes_fails_and_misses_rows_like_the_other(filled: Filled) -> None:
-    flow = filled(Columns, [b"one", b"drop", b"fail", b"lost", b"two", b"batch 1", b"batch 2", b"batch 3"])
+def test_the_fast_lane_routes_fails_and_misses_rows_like_the_other(filled_on_spark: Filled) -> None:
+    flow = filled_on_spark(Columns, [b"one", b"drop", b"fail", b"lost", b"two", b"batch 1", b"batch 2", b"batch 3"])
 
     run(flow)
 
@@ -97,9 +77,9 @@ def test_the_fast_lane_routes_fails_and_misses_rows_like_the_other(filled: Fille
         ("position", "changed the column position"),
     ],
 )
-def test_the_fast_lane_refuses_rows_that_are_not_those_it_gave(filled: Filled, fault: str, said: str) -> None:
+def test_the_fast_lane_refuses_rows_that_are_not_those_it_gave(filled_on_spark: Filled, fault: str, said: str) -> None:
     """None of it is decided: no message is twice in a table, and none is lost."""
-    flow = filled(Twisted, [fault.encode(), b"two", b"three"])
+    flow = filled_on_spark(Twisted, [fault.encode(), b"two", b"three"])
 
     with pytest.raises((PipelineError, TaskError), match=said):
         run(flow)
@@ -108,9 +88,9 @@ def test_the_fast_lane_refuses_rows_that_are_not_those_it_gave(filled: Filled, f
 
 
 @pytest.mark.parametrize("column", ["message_id", "ack_id", "data", "window"])
-def test_the_fast_lane_may_use_the_names_of_a_delivery_for_its_own(filled: Filled, column: str) -> None:
+def test_the_fast_lane_may_use_the_names_of_a_delivery_for_its_own(filled_on_spark: Filled, column: str) -> None:
     """A row is known again by its position: what was delivered cannot be overwritten."""
-    flow = filled(Twisted, [column.encode(), b"two"])
+    flow = filled_on_spark(Twisted, [column.encode(), b"two"])
 
     run(flow)
 
@@ -118,8 +98,8 @@ def test_the_fast_lane_may_use_the_names_of_a_delivery_for_its_own(filled: Fille
     assert flow.source.backlog().messages == 0
 
 
-def test_no_interval_sees_more_than_the_rate_limit_allows(filled: Filled) -> None:
-    flow = filled(Paced, [b"word"] * 45)
+def test_no_interval_sees_more_than_the_rate_limit_allows(filled_on_spark: Filled) -> None:
+    flow = filled_on_spark(Paced, [b"word"] * 45)
 
     run(flow)
 

@@ -7,9 +7,9 @@ WORDS = {f"word {number}" for number in range(40)}
 PAYLOADS = [word.encode() for word in WORDS]
 
 
-def test_tasks_that_fork_in_workers_with_threads_of_a_library_do_not_hang(filled: Filled) -> None:
+def test_tasks_that_fork_in_workers_with_threads_of_a_library_do_not_hang(filled_on_spark: Filled) -> None:
     for pipeline, bad in (Pooled, []), (Timed, [b"kill"]), (Pooled, [b"kill"]):
-        flow = filled(pipeline, [*PAYLOADS, *bad])
+        flow = filled_on_spark(pipeline, [*PAYLOADS, *bad])
 
         run(flow)
 
@@ -18,9 +18,9 @@ def test_tasks_that_fork_in_workers_with_threads_of_a_library_do_not_hang(filled
             assert kinds(flow) == {"kill": "worker killed"}
 
 
-def test_a_splitter_and_handle_batch_do_not_hang_there_either(filled: Filled) -> None:
-    run(filled(Pooled, PAYLOADS))
-    flow = filled(Splitting, PAYLOADS)
+def test_a_splitter_and_handle_batch_do_not_hang_there_either(filled_on_spark: Filled) -> None:
+    run(filled_on_spark(Pooled, PAYLOADS))
+    flow = filled_on_spark(Splitting, PAYLOADS)
 
     run(flow)
 

@@ -33,16 +33,6 @@ def test_a_replay_takes_its_windows_whole_or_not_at_all(filled: Filled, monkeypa
     assert sorted(rows(flow, "words")["word"]) == ["one", "three", "two"]
 
 
-def test_a_backfill_without_any_room_is_refused_and_not_green(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Intake, "room_within_s", 0.0)
-    flow = filled(Obedient, [b"raise"])
-    run(flow)
-    flow.control.claim("obedient", "another", "run", wanted=4_000, capacity=4_000, lease_s=60)
-
-    with pytest.raises(PipelineError, match="room for 0 of the 1 messages of this backfill"):
-        run(flow, "failed")
-
-
 def test_a_replay_claims_its_room_last_for_nobody_renews_it_while_it_looks(
     filled: Filled, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -101,10 +101,10 @@ def assert_in_order(found: Handled, expected: dict[str, list[int]]) -> None:
     assert {partition: [number for number, _ in some] for partition, some in found.items()} == expected
 
 
-def test_a_partition_keeps_its_order_in_several_tasks_and_around_a_killer(filled: Filled) -> None:
+def test_a_partition_keeps_its_order_in_several_tasks_and_around_a_killer(filled_on_spark: Filled) -> None:
     payloads = [f"{number % 7} {number}" for number in range(350)]
     payloads[150] += " kill"
-    flow = filled(InOrder, [payload.encode() for payload in payloads])
+    flow = filled_on_spark(InOrder, [payload.encode() for payload in payloads])
 
     run(flow)
 

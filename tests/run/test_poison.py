@@ -1,4 +1,4 @@
-"""Poison on a real Spark: whatever a message does to its worker, the run ends and every other message is handled."""
+"""Poison: whatever a message does to its worker, the run ends and every other message is handled."""
 
 import os
 import signal
@@ -102,9 +102,9 @@ def words(flow: Flow) -> set[str]:
     "poison",
     ["handle_message kill", "handle_message close", "handle_failed kill", "serialise kill", "handle_batch kill"],
 )
-def test_a_message_that_ends_its_worker_fails_alone(filled: Filled, poison: str) -> None:
+def test_a_message_that_ends_its_worker_fails_alone(filled_on_spark: Filled, poison: str) -> None:
     good = {f"word {number}" for number in range(50)}
-    flow = filled(Poisoned, [*(word.encode() for word in good), poison.encode(), b"handle_failed quietly"])
+    flow = filled_on_spark(Poisoned, [*(word.encode() for word in good), poison.encode(), b"handle_failed quietly"])
 
     run(flow)
 
@@ -116,9 +116,9 @@ def test_a_message_that_ends_its_worker_fails_alone(filled: Filled, poison: str)
     assert flow.source.backlog().messages == 0, "nothing is left to fail the next run"
 
 
-def test_a_message_that_ends_its_worker_after_it_returned_costs_nobody_anything(filled: Filled) -> None:
+def test_a_message_that_ends_its_worker_after_it_returned_costs_nobody_anything(filled_on_spark: Filled) -> None:
     good = {f"word {number}" for number in range(50)}
-    flow = filled(Poisoned, [b"handle_message later", *(word.encode() for word in good), b"batched quietly"])
+    flow = filled_on_spark(Poisoned, [b"handle_message later", *(word.encode() for word in good), b"batched quietly"])
 
     run(flow)
 

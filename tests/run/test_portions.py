@@ -198,11 +198,11 @@ class Free(Held):
 
 
 @pytest.mark.parametrize("pipeline", [Held, HeldInOrder])
-def test_a_pipeline_that_waits_for_permits_holds_up_no_other(filled: Filled, pipeline: type[Held]) -> None:
-    held = filled(pipeline, (b"%d" % number for number in range(12)))
+def test_a_pipeline_that_waits_for_permits_holds_up_no_other(filled_on_spark: Filled, pipeline: type[Held]) -> None:
+    held = filled_on_spark(pipeline, (b"%d" % number for number in range(12)))
     waiting = begin(held, origin="source", run_id="held", windows=[WINDOW], demand=12)
     assert receive_messages(held, waiting).total("received") == 12
-    free = filled(Free, (b"%d" % number for number in range(12, 32)))
+    free = filled_on_spark(Free, (b"%d" % number for number in range(12, 32)))
     receive = begin(free, origin="source", run_id="free", windows=[WINDOW], demand=20)
     receive_messages(free, receive)
 

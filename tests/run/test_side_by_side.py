@@ -73,9 +73,9 @@ def calls(folder: Path, batcher: str) -> int:
     return len([*folder.glob(f"{batcher}-*")])
 
 
-def test_two_batchers_that_wait_for_each_other_s_batch_both_end(filled: Filled, tmp_path: Path) -> None:
+def test_two_batchers_that_wait_for_each_other_s_batch_both_end(filled_on_spark: Filled, tmp_path: Path) -> None:
     payloads = [b"left wait for the other", b"right wait for the other"] * 4
-    flow, folder = filled(Pair, payloads), tmp_path / "calls"
+    flow, folder = filled_on_spark(Pair, payloads), tmp_path / "calls"
     receive = received(flow, folder)
 
     written = steps.batch_messages(flow, receive)
@@ -86,9 +86,9 @@ def test_two_batchers_that_wait_for_each_other_s_batch_both_end(filled: Filled, 
 
 
 def test_what_one_batcher_wrote_is_kept_when_another_fails_and_its_batches_are_not_handled_again(
-    filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    filled_on_spark: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flow, folder = filled(Pair, [b"left -", b"right -"]), tmp_path / "calls"
+    flow, folder = filled_on_spark(Pair, [b"left -", b"right -"]), tmp_path / "calls"
     receive = received(flow, folder)
     real = CutBatches.__call__
 
@@ -125,8 +125,11 @@ class Splitting(Pair):
     batchers = {"left": Batcher(batch_size=Splitter(initial=None, step=end_here)), "right": Batcher()}
 
 
-def test_a_message_that_ends_the_worker_in_a_splitter_fails_alone(filled: Filled, tmp_path: Path) -> None:
-    flow, folder = filled(Splitting, [b"left one", b"left leave", b"left two", b"right three"]), tmp_path / "calls"
+def test_a_message_that_ends_the_worker_in_a_splitter_fails_alone(filled_on_spark: Filled, tmp_path: Path) -> None:
+    flow, folder = (
+        filled_on_spark(Splitting, [b"left one", b"left leave", b"left two", b"right three"]),
+        tmp_path / "calls",
+    )
     receive = received(flow, folder)
 
     steps.batch_messages(flow, receive)
@@ -137,8 +140,8 @@ def test_a_message_that_ends_the_worker_in_a_splitter_fails_alone(filled: Filled
     assert rows(flow, "right").height == 1
 
 
-def test_a_run_that_is_terminated_ends_the_work_of_all_its_batchers(filled: Filled, tmp_path: Path) -> None:
-    flow, folder = filled(Pair, [b"left wait for ever", b"right wait for ever"]), tmp_path / "calls"
+def test_a_run_that_is_terminated_ends_the_work_of_all_its_batchers(filled_on_spark: Filled, tmp_path: Path) -> None:
+    flow, folder = filled_on_spark(Pair, [b"left wait for ever", b"right wait for ever"]), tmp_path / "calls"
     receive = received(flow, folder)
 
     def terminate() -> None:
@@ -159,8 +162,8 @@ def test_a_run_that_is_terminated_ends_the_work_of_all_its_batchers(filled: Fill
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("batcher")]
 
 
-def test_errors_of_several_batchers_are_told_together(filled: Filled, tmp_path: Path) -> None:
-    flow = filled(Pair, [])
+def test_errors_of_several_batchers_are_told_together(filled_on_spark: Filled, tmp_path: Path) -> None:
+    flow = filled_on_spark(Pair, [])
 
     def fail(why: str) -> None:
         raise TaskError(why)
@@ -174,18 +177,18 @@ def test_errors_of_several_batchers_are_told_together(filled: Filled, tmp_path: 
 
 
 @pytest.mark.parametrize(("batchers", "most"), [(1, None), (2, 1), (5, 1)])
-def test_each_of_several_batchers_finds_a_core(filled: Filled, batchers: int, most: int | None) -> None:
-    assert batching.most_tasks(filled(Pair, []), batchers) == most
+def test_each_of_several_batchers_finds_a_core(filled_on_spark: Filled, batchers: int, most: int | None) -> None:
+    assert batching.most_tasks(filled_on_spark(Pair, []), batchers) == most
 
 
-def test_a_job_of_spark_is_tagged_with_its_pipeline_batcher_and_receive(filled: Filled) -> None:
+def test_a_job_of_spark_is_tagged_with_its_pipeline_batcher_and_receive(filled_on_spark: Filled) -> None:
     def tags(index: int) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
 
         told = TaskContext.get().getLocalProperty("spark.job.tags")  # type: ignore[union-attr]
         yield from Manifest(notes=[{"tags": told}]).to_arrow().to_batches()
 
-    (notes,) = filled(Pair, []).work("r1", "batch-left").run(tags, 1).notes
+    (notes,) = filled_on_spark(Pair, []).work("r1", "batch-left").run(tags, 1).notes
 
     assert "_pair/batch-left-" in notes["tags"]
     assert "_receive-r1," in f"{notes['tags']},"

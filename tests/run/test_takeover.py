@@ -121,9 +121,9 @@ class Quick(Obedient):
         return message.put(Word(word="quick"), batcher="words")
 
 
-def test_tasks_of_the_run_before_are_ended_and_hold_up_nothing(filled: Filled) -> None:
+def test_tasks_of_the_run_before_are_ended_and_hold_up_nothing(filled_on_spark: Filled) -> None:
     """That run may have been killed, and its tasks would work on for an hour."""
-    flow = filled(Obedient, [b"sleep 3600"] * 2)
+    flow = filled_on_spark(Obedient, [b"sleep 3600"] * 2)
     first = begin(flow, origin="source", run_id="first", windows=[WINDOW])
     steps.receive_messages(flow, first)
     errors: list[Exception] = []

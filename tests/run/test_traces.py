@@ -71,9 +71,9 @@ def spans() -> Iterator[InMemorySpanExporter]:
 
 
 def test_workers_are_in_the_span_of_their_step_and_each_task_is_one(
-    filled: Filled, spans: InMemorySpanExporter, tmp_path: Path
+    filled_on_spark: Filled, spans: InMemorySpanExporter, tmp_path: Path
 ) -> None:
-    flow, folder = filled(Traced, [b"1", b"2", b"3", b"raise"]), tmp_path / "seen"
+    flow, folder = filled_on_spark(Traced, [b"1", b"2", b"3", b"raise"]), tmp_path / "seen"
     folder.mkdir()
     before = time.time_ns()
     receive = begin(flow, origin="source", run_id="test", windows=[WINDOW], context={"folder": str(folder)})
