@@ -23,7 +23,7 @@ import pyarrow as pa
 from benchmarks.events import Event, payloads
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.lake.manifest import Manifest
-from pipeline_platform.lake.reader import Range, divide
+from pipeline_platform.lake.reader import RowRange, divide
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model import crossing
 from pipeline_platform.model.message import BatchInfo, Message
@@ -77,7 +77,7 @@ def ran(task: Callable[[int], Iterator[pa.RecordBatch]]) -> Manifest:
     return Manifest.of(pa.Table.from_batches(list(task(0))))
 
 
-def steps(lake: Lake, queue: TableQueue, received: list[Range], turn: str) -> dict[str, float]:
+def steps(lake: Lake, queue: TableQueue, received: list[RowRange], turn: str) -> dict[str, float]:
     """Seconds of processor time that handling and batching take."""
     common: Any = {"pipeline": Batched, "context": None, "ack_policy": queue.ack_policy, "lake": lake}
     started = time.process_time()

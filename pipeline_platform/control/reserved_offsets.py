@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from pipeline_platform.control.database import Database, insert
 from pipeline_platform.control.limits import TABLES
-from pipeline_platform.source.offsets import Place, Span, without
+from pipeline_platform.source.offsets import Offsets, Place, without
 
 _LOGS = sa.Table("control_logs", TABLES, sa.Column("source", sa.Text, primary_key=True))
 """A row for each log: the lock that its planners take turns by."""
@@ -58,8 +58,11 @@ class LogPositions(Database):
                 connection.execute(insert(connection, _PLACES).on_conflict_do_nothing(), rows)
 
     def reserve(
-        self, source: str, receive_id: str, choose: Callable[[Mapping[str, Place]], tuple[list[Span], dict[str, int]]]
-    ) -> list[Span]:
+        self,
+        source: str,
+        receive_id: str,
+        choose: Callable[[Mapping[str, Place]], tuple[list[Offsets], dict[str, int]]],
+    ) -> list[Offsets]:
         """Give spans to a receive, so that no other planner is given them."""
         with self.writing() as connection:
             _lock(connection, source)
@@ -99,12 +102,12 @@ class LogPositions(Database):
             )
             return {one: further for one, offset in known.items() if (further := _gapless(now[one])) > offset}
 
-    def give_back(self, source: str, receive_id: str, spans: Iterable[Span] | None = None) -> None:
+    def give_back(self, source: str, receive_id: str, spans: Iterable[Offsets] | None = None) -> None:
         """Free what a receive holds and has not acknowledged: these spans of it, or all."""
         with self.writing() as connection:
             _lock(connection, source)
             mine = sa.select(_SPANS).where(_SPANS.c.source == source, _SPANS.c.holder == receive_id)
-            held = [Span(row.partition, row.first, row.past, row.holder) for row in connection.execute(mine)]
+            held = [Offsets(row.partition, row.first, row.past, row.holder) for row in connection.execute(mine)]
             _free(connection, source, receive_id)
             if spans is not None and (left := without(held, spans)):
                 connection.execute(sa.insert(_SPANS), [span._asdict() | {"source": source} for span in left])
@@ -120,10 +123,10 @@ def _lock(connection: sa.Connection, source: str) -> None:
 
 
 def _places(connection: sa.Connection, source: str) -> dict[str, Place]:
-    spans: dict[str, list[Span]] = {}
+    spans: dict[str, list[Offsets]] = {}
     found = connection.execute(sa.select(_SPANS).where(_SPANS.c.source == source).order_by(_SPANS.c.first))
     for row in found:
-        spans.setdefault(row.partition, []).append(Span(row.partition, row.first, row.past, row.holder))
+        spans.setdefault(row.partition, []).append(Offsets(row.partition, row.first, row.past, row.holder))
     places = connection.execute(sa.select(_PLACES).where(_PLACES.c.source == source)).all()
     return {p.partition: Place(p.partition, p.settled_to, p.reached, tuple(spans.get(p.partition, ()))) for p in places}
 
@@ -147,9 +150,9 @@ def _move_to(
     connection.execute(over)
 
 
-def _join(connection: sa.Connection, source: str, spans: Iterable[Span]) -> None:
+def _join(connection: sa.Connection, source: str, spans: Iterable[Offsets]) -> None:
     """Make one of acknowledged spans that touch, so that there are no more of them than gaps."""
-    last: Span | None = None
+    last: Offsets | None = None
     for span in spans:
         if span.holder is not None or last is None or last.past != span.first:
             last = None if span.holder is not None else span

@@ -16,7 +16,7 @@ from pipeline_platform.lake.stored_file import stored_file
 from pipeline_platform.model.portions import halves
 
 
-class Range(NamedTuple):
+class RowRange(NamedTuple):
     """Rows `start` to `stop` of a file, whose first row has `position` among all rows of the receive."""
 
     path: str
@@ -26,21 +26,21 @@ class Range(NamedTuple):
     position: int
 
 
-def divide(files: Sequence[File], pipeline: str, shares: int) -> list[list[Range]]:
+def divide(files: Sequence[File], pipeline: str, shares: int) -> list[list[RowRange]]:
     """Divide the rows of files into at most `shares` parts of equal length, in order; no part is empty."""
     ranges, first = [], 0
     for file in files:
-        ranges.append(Range(f"{pipeline}/{file.table}/{file.path}", file.window, 0, file.rows, first))
+        ranges.append(RowRange(f"{pipeline}/{file.table}/{file.path}", file.window, 0, file.rows, first))
         first += file.rows
     return spread(ranges, shares)
 
 
-def between(ranges: Iterable[Range], first: int, end: int) -> list[Range]:
+def between(ranges: Iterable[RowRange], first: int, end: int) -> list[RowRange]:
     """The rows among these whose positions are `first` to `end` - 1. Each range begins where its file does, or not."""
     return _cut((one, first - one.position, end - one.position) for one in ranges)
 
 
-def spread(ranges: Sequence[Range], shares: int) -> list[list[Range]]:
+def spread(ranges: Sequence[RowRange], shares: int) -> list[list[RowRange]]:
     """Divide rows into at most `shares` parts of equal length, in order; no part is empty."""
     ends = list(accumulate(one.stop - one.start for one in ranges))
     total = ends[-1] if ends else 0
@@ -51,14 +51,14 @@ def spread(ranges: Sequence[Range], shares: int) -> list[list[Range]]:
     return [part for part in parts if part]
 
 
-def _cut(ranges: Iterable[tuple[Range, int, int]]) -> list[Range]:
+def _cut(ranges: Iterable[tuple[RowRange, int, int]]) -> list[RowRange]:
     """Ranges within bounds, without those that are empty."""
     cut = (one._replace(start=max(one.start, start), stop=min(one.stop, stop)) for one, start, stop in ranges)
     return [one for one in cut if one.start < one.stop]
 
 
 def read_ranges(
-    lake: Lake, ranges: Iterable[Range], columns: pa.Schema, max_rows: int, max_bytes: int = 16 * 2**20
+    lake: Lake, ranges: Iterable[RowRange], columns: pa.Schema, max_rows: int, max_bytes: int = 16 * 2**20
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Yield `(position of the first row, batch)`, each within the bounds; one larger row is a batch of its own.
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from pipeline_platform.model import cron
 from pipeline_platform.model.events import EVENTS, are_functions
 from pipeline_platform.model.options import (
-    SPAN,
+    DURATION,
     Batcher,
     PipelineError,
     Processors,
@@ -24,7 +24,7 @@ from pipeline_platform.model.options import (
     Splitter,
     TableBatcher,
     did_you_mean,
-    is_span,
+    is_duration,
     nearest,
     shown,
 )
@@ -83,7 +83,7 @@ _OPTIONS: Mapping[str, tuple[Callable[[Any], object], str]] = {
     ),
     "redrive": (lambda value: value is None or cron.is_cron(value), f"{cron.WAY_OUT}, or leave it out"),
     "acks_immediately": (_is(bool), "it is True or False"),
-    "shutdown": (is_span, SPAN),
+    "shutdown": (is_duration, DURATION),
     "first_window": (
         lambda value: isinstance(value, datetime) and value.utcoffset() is not None,
         "it must be a time with its zone: datetime(2026, 1, 1, tzinfo=UTC)",

@@ -81,7 +81,7 @@ class Delivery:
         return values[row]
 
 
-class Standing(NamedTuple):
+class MessageState(NamedTuple):
     """What messages of a batch share, until a callback sets more of one than data, batcher and key; see `Message`."""
 
     delivery: Delivery
@@ -108,42 +108,42 @@ class Message:
         batch_key: Messages of different keys share no batch. Any text, `default` at first.
     """
 
-    __slots__ = ("_row", "_standing", "batch_key", "batcher", "data")
+    __slots__ = ("_row", "_state", "batch_key", "batcher", "data")
 
-    def __init__(self, data: Any, row: int, standing: Standing) -> None:
+    def __init__(self, data: Any, row: int, state: MessageState) -> None:
         self.data = data
         self.batcher = DEFAULT
         self.batch_key = DEFAULT
         self._row = row
-        self._standing = standing
+        self._state = state
 
     @classmethod
     def each(
         cls, batch: pa.RecordBatch, ack_policy: AckPolicy = ACK_POLICY, batch_mode: BatchMode = BULK
     ) -> Iterator[Message]:
         """The messages of an Arrow batch with the columns of `MESSAGES` (or at least `data`), in order."""
-        standing = Standing(Delivery(batch, ack_policy), batch_mode)
-        return map(cls, batch.column("data").to_pylist(), range(batch.num_rows), repeat(standing))
+        state = MessageState(Delivery(batch, ack_policy), batch_mode)
+        return map(cls, batch.column("data").to_pylist(), range(batch.num_rows), repeat(state))
 
     @property
     def batch_mode(self) -> BatchMode:
         """`bulk`, or `flush` to deliver its batch without waiting for more."""
-        return self._standing.batch_mode
+        return self._state.batch_mode
 
     @property
     def failure(self) -> Failure | None:
         """Why it failed; None if it has not."""
-        return self._standing.failure
+        return self._state.failure
 
     @property
     def actions(self) -> tuple[str | None, str | None] | None:
         """How it is acknowledged `(on success, on failure)`, None for the source's own setting."""
-        return self._standing.actions
+        return self._state.actions
 
     @property
     def child(self) -> int | None:
         """Its number, from 0, among those that `handle_message` made of one message; None if it made no list."""
-        return self._standing.child
+        return self._state.child
 
     @property
     def status(self) -> Status:
@@ -158,28 +158,28 @@ class Message:
     @property
     def message_id(self) -> str:
         """Its id at the source, the same at every delivery."""
-        return str(self._standing.delivery.value("message_id", self._row))
+        return str(self._state.delivery.value("message_id", self._row))
 
     @property
     def metadata(self) -> dict[str, Any]:
         """What the source delivered beside the payload: attributes, headers, times."""
-        text = self._standing.delivery.value("metadata", self._row)
+        text = self._state.delivery.value("metadata", self._row)
         return dict(json.loads(text)) if text else {}
 
     @property
     def attempt(self) -> int:
         """1 when first received, one more each time it is driven again."""
-        return int(self._standing.delivery.value("attempt", self._row))
+        return int(self._state.delivery.value("attempt", self._row))
 
     @property
     def received_at(self) -> datetime:
         """When the run that leased it read it."""
-        return cast(datetime, self._standing.delivery.value("received_at", self._row))
+        return cast(datetime, self._state.delivery.value("received_at", self._row))
 
     @property
     def window(self) -> str:
         """The partition key it belongs to."""
-        return str(self._standing.delivery.value("window", self._row))
+        return str(self._state.delivery.value("window", self._row))
 
     @overload
     def json(self) -> Any: ...
@@ -202,22 +202,18 @@ class Message:
         return payload.decoded(self.data) if model is None else model.model_validate_json(self.data)
 
     def _copy(self) -> Message:
-        new = Message(self.data, self._row, self._standing)
+        new = Message(self.data, self._row, self._state)
         new.batcher, new.batch_key = self.batcher, self.batch_key
         return new
 
     def _but(self, **changed: Any) -> Message:
         new = self._copy()
-        new._standing = self._standing._replace(**changed)
+        new._state = self._state._replace(**changed)
         return new
 
     def is_same(self, other: object) -> bool:
         """Whether `other` is this message, or was made from it by its methods."""
-        return (
-            other.__class__ is Message
-            and other._row == self._row
-            and other._standing.delivery is self._standing.delivery
-        )
+        return other.__class__ is Message and other._row == self._row and other._state.delivery is self._state.delivery
 
     def _checked(self, stage: str) -> Message:
         """A copy that later steps can take, with the callback as the stage of its failure, if it has failed.
@@ -235,7 +231,7 @@ class Message:
 
     def _rejected(self, failure: Failure) -> Message:
         """A failed copy, without anything that a callback set and later steps cannot take."""
-        new = Message(getattr(self, "data", None), self._row, self._standing._replace(failure=failure))
+        new = Message(getattr(self, "data", None), self._row, self._state._replace(failure=failure))
         for name in _ROUTE:
             if (text := _text(getattr(self, name, None))) is not None:
                 setattr(new, name, text)
@@ -253,7 +249,7 @@ class Message:
         Raises:
             TypeError: The key is not text.
         """
-        new = Message(data, self._row, self._standing)
+        new = Message(data, self._row, self._state)
         new.batcher = self.batcher if batcher is None else batcher
         new.batch_key = self.batch_key if batch_key is None else _key(batch_key)
         return new
@@ -310,7 +306,7 @@ class Message:
             ValueError: The source lacks the word.
         """
         success, failure = self.actions or (None, None)
-        checked = self._standing.delivery.ack_policy.checked
+        checked = self._state.delivery.ack_policy.checked
         success = success if on_success is None else checked(on_success)
         failure = failure if on_failure is None else checked(on_failure)
         return self._but(actions=(success, failure))
@@ -347,9 +343,9 @@ def ack_immediately(messages: Iterable[Message]) -> list[Message]:
         raise TypeError(f"ack_immediately takes messages, not {type(wrong).__name__}")
     by_delivery: dict[int, list[Message]] = {}
     for message in given:
-        by_delivery.setdefault(id(message._standing.delivery), []).append(message)
+        by_delivery.setdefault(id(message._state.delivery), []).append(message)
     for some in by_delivery.values():
-        ack_policy = some[0]._standing.delivery.ack_policy
+        ack_policy = some[0]._state.delivery.ack_policy
         if ack_policy.at_once is None:
             raise RuntimeError(
                 f"{ack_policy.source} is acknowledged at the end of the run: write acks_immediately = True in the "

@@ -68,21 +68,23 @@ def shown(value: object) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
-SPAN = f"it must be a timedelta, such as timedelta(seconds=30), longer than nothing and at most {_LONGEST.days:,} days"
+DURATION = (
+    f"it must be a timedelta, such as timedelta(seconds=30), longer than nothing and at most {_LONGEST.days:,} days"
+)
 
 
-def is_span(value: object) -> bool:
+def is_duration(value: object) -> bool:
     """Whether a value is a length of time that an option may have."""
     return isinstance(value, timedelta) and timedelta(0) < value <= _LONGEST
 
 
-def _span(span: timedelta) -> timedelta:
-    if not is_span(span):
-        raise ValueError(SPAN)
+def _duration(span: timedelta) -> timedelta:
+    if not is_duration(span):
+        raise ValueError(DURATION)
     return span
 
 
-Span = Annotated[timedelta, AfterValidator(_span)]
+Duration = Annotated[timedelta, AfterValidator(_duration)]
 
 
 def _cron(schedule: str) -> str:
@@ -119,7 +121,7 @@ class Options(BaseModel):
 _ALLOWED = {
     "string_type": "it must be text",
     "string_too_short": "it must be text that is not empty",
-    "time_delta_type": SPAN,
+    "time_delta_type": DURATION,
     "is_subclass_of": "it must be the class of a pydantic model",
 }
 """What an option must be, by what pydantic calls its refusal."""
@@ -163,7 +165,7 @@ class RateLimiting(Options):
     """
 
     allowed_messages: int = Field(ge=1, le=10**12, description="Messages handled in an interval, at most.")
-    interval: Span = Field(description="Length of an interval.")
+    interval: Duration = Field(description="Length of an interval.")
 
 
 class Producer(Options):
@@ -173,19 +175,19 @@ class Producer(Options):
     concurrency: int = Field(2, ge=1, le=1_000, description="Tasks that read the source in one run.")
     max_runs: int = Field(1, ge=1, le=1_000, description="Runs that may be under way at once.")
     rate_limiting: RateLimiting | None = Field(None, description="None handles as fast as it can.")
-    patience: Span = Field(
+    patience: Duration = Field(
         timedelta(seconds=30),
         description="A backlog that is not worth a run gets one after so long all the same.",
     )
-    interval: Span = Field(timedelta(seconds=5), description="How often the sensor looks; Dagster's floor is 5 s.")
+    interval: Duration = Field(timedelta(seconds=5), description="How often the sensor looks; Dagster's floor is 5 s.")
     schedule: Cron | None = Field(
         None,
         description="Pull by the clock instead: a cron schedule in UTC, which is on by itself, and the sensor is off.",
     )
-    oldest_allowed: Span | None = Field(
+    oldest_allowed: Duration | None = Field(
         None, description="A message that waits longer at the source turns the backlog check to a warning."
     )
-    deduplicate_for: Span = Field(
+    deduplicate_for: Duration = Field(
         timedelta(days=4), description="For how long a message that comes again is known to be decided."
     )
 
@@ -237,7 +239,7 @@ class Processors(Options):
         False,
         description="Whether handle_failed may bring back messages that failed before their batcher: they go on to it.",
     )
-    message_timeout: Span | None = Field(
+    message_timeout: Duration | None = Field(
         None,
         description="How long one call may take: of handle_message, transform, partition_by or a serializer (its "
         "message fails), of prepare_messages or handle_failed (its chunk fails), of acknowledge, for each of its "
@@ -351,7 +353,7 @@ class Batcher(Options):
         description="Bytes in a batch, at the most: payloads as delivered, and data as handled. A single larger "
         "message is a batch.",
     )
-    batch_timeout: Span | None = Field(
+    batch_timeout: Duration | None = Field(
         None,
         description="How long messages wait at the source for a batch to fill: the sensor's `patience` is no longer "
         "than this.",
@@ -361,7 +363,7 @@ class Batcher(Options):
         description="Batches hold messages of one partition, and those of a partition are handled by one task, in the "
         "order of their source; the pipeline's partition_by if unset.",
     )
-    message_timeout: Span | None = Field(
+    message_timeout: Duration | None = Field(
         None,
         description="How long one call may take: of handle_batch (its batch fails), a splitter, a decoder or a "
         "serializer (its message fails), handle_failed (its chunk fails). Each batch is then handled in a fork, with "
@@ -389,6 +391,6 @@ class TableBatcher(Options):
 class Retention(Options):
     """How long windows are kept, by their age; None keeps them for ever. Open failures are always kept."""
 
-    messages: Span | None = Field(timedelta(days=30), description="Raw deliveries: how far back a replay reaches.")
-    batchers: Span | None = Field(None, description="The batchers' tables.")
-    failed: Span | None = Field(timedelta(days=90), description="Closed failures.")
+    messages: Duration | None = Field(timedelta(days=30), description="Raw deliveries: how far back a replay reaches.")
+    batchers: Duration | None = Field(None, description="The batchers' tables.")
+    failed: Duration | None = Field(timedelta(days=90), description="Closed failures.")

@@ -9,7 +9,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from pipeline_platform.model.options import Options, Span
+from pipeline_platform.model.options import Duration, Options
 
 _SPREAD = 0.25
 """Part of a pause that is added at random, so that messages that failed together do not all come back together."""
@@ -18,9 +18,9 @@ _SPREAD = 0.25
 class Backoff(Options):
     """Pauses that grow: `first`, then each `factor` times the one before it, up to `most`."""
 
-    first: Span = Field(description="Pause before the second attempt.")
+    first: Duration = Field(description="Pause before the second attempt.")
     factor: float = Field(2.0, ge=1, le=100, description="Each pause is so many times the one before it.")
-    most: Span = Field(timedelta(hours=1), description="The longest pause.")
+    most: Duration = Field(timedelta(hours=1), description="The longest pause.")
 
     @model_validator(mode="after")
     def _grows(self) -> Self:
@@ -35,7 +35,7 @@ class Retry(Options):
     """Drives a failed message again after a pause. A message that fails at the last attempt is dead."""
 
     max_attempts: int = Field(ge=1, le=1_000, description="Attempts in all; with 1 no message is driven again.")
-    backoff: Span | Backoff = Field(
+    backoff: Duration | Backoff = Field(
         Backoff(first=timedelta(minutes=1)),
         description="The pause after each failure: always the same, or a Backoff. Up to a quarter is added to it.",
     )

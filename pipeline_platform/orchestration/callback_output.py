@@ -5,7 +5,7 @@ import dagster as dg
 from pipeline_platform.lake.manifest import Manifest
 
 
-def log_said(context: dg.AssetExecutionContext, manifest: Manifest) -> None:
+def log_output(context: dg.AssetExecutionContext, manifest: Manifest) -> None:
     """Log what the callbacks of a step said, task by task."""
     for notes in manifest.notes:
         if "said" in notes:

@@ -16,7 +16,7 @@ from pipeline_platform.model.options import Batcher, Splitter, shown
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from pipeline_platform.orchestration import reporting
 from pipeline_platform.orchestration.asset_windows import windows_of
-from pipeline_platform.orchestration.callback_output import log_said
+from pipeline_platform.orchestration.callback_output import log_output
 from pipeline_platform.orchestration.jobs import RunTags
 from pipeline_platform.orchestration.lake_resources import IO_MANAGER
 from pipeline_platform.run import batching, steps
@@ -297,7 +297,7 @@ def _step_op(pipeline: type[Pipeline], name: str, step: Step, description: str |
 def _handle(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
     """Gives each message to `handle_message`, in Spark tasks; a failure is its message's alone."""
     manifest = steps.handle_messages(flow, receive)
-    log_said(context, manifest)
+    log_output(context, manifest)
     staged = sum(manifest.total(f"staged:{name}") for name in flow.pipeline.batchers)
     handled, failed = manifest.total("handled"), manifest.total("failed")
     context.log.info(f"handled {handled}, failed {failed}, to batch {staged}")
@@ -308,14 +308,14 @@ def _handle(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> 
 def _handle_batches(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
     """Gives batches of messages to `handle_batch`, all batchers side by side."""
     for batcher, manifest in steps.batch_messages(flow, receive).items():
-        log_said(context, manifest)
+        log_output(context, manifest)
         batches, handled, failed = map(manifest.total, ("batches", "handled", "failed"))
         context.log.info(f"{batcher}: {batches} batches, handled {handled}, failed {failed}")
 
 
 def _handle_failed(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
     """Brings the failures of all stages together: kept as failed messages, or given back to the source."""
-    log_said(context, flow.ledger.manifest(receive, batching.PARENTS))
+    log_output(context, flow.ledger.manifest(receive, batching.PARENTS))
     manifest = flow.ledger.manifest(receive)
     if figures := reporting.of_failures(manifest):
         context.add_output_metadata(figures)

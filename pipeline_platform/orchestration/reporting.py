@@ -12,7 +12,7 @@ import dagster as dg
 from pipeline_platform.lake.failed import NONE, Counts, FailedMessages
 from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import Manifest
-from pipeline_platform.orchestration.callback_output import log_said
+from pipeline_platform.orchestration.callback_output import log_output
 from pipeline_platform.run import steps
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import intake_of
@@ -96,7 +96,7 @@ def acknowledge(
         manifest = flow.ledger.manifest(receive)
         with alive(flow, receive):
             answer = steps.acknowledge(flow, receive, acknowledger)
-        log_said(context, answer.unheard.written)
+        log_output(context, answer.unheard.written)
         run = _of_run(receive, manifest)
     failed = FailedMessages(name=flow.source.name, lake=flow.lake, pipeline=flow.pipeline.name)
     open_failures, red = failed.by_window(), _red(flow, receive, manifest)

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import File, Manifest
-from pipeline_platform.lake.reader import Range, divide
+from pipeline_platform.lake.reader import RowRange, divide
 from pipeline_platform.lake.rewriting import drop_rows
 from pipeline_platform.model.message import Trigger
 from pipeline_platform.model.options import Batcher, Splitter
@@ -77,7 +77,7 @@ def end_parents(flow: Flow, receive: Receive, parents: Sequence[File]) -> Manife
     return flow.work(receive_id, PARENTS).run(task, tasks)
 
 
-def _whole(files: Sequence[File], pipeline: str) -> list[Range]:
+def _whole(files: Sequence[File], pipeline: str) -> list[RowRange]:
     """All rows of files, in one part."""
     return [one for part in divide(files, pipeline, 1) for one in part]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline_platform.control.pace import Pace
 from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import File, Manifest
-from pipeline_platform.lake.reader import Range, between, divide, spread
+from pipeline_platform.lake.reader import RowRange, between, divide, spread
 from pipeline_platform.model.failure import Failure, words
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from pipeline_platform.run.flow import Flow
@@ -52,7 +52,7 @@ class FastLane:
     flow: Flow
     receive: Receive
     files: Sequence[File]
-    repeats: Sequence[Range]
+    repeats: Sequence[RowRange]
 
     def handle(self, largest: int) -> Manifest:
         """Handle all that was received.
@@ -99,12 +99,12 @@ class FastLane:
     def _context(self) -> Any:
         return self.pipeline.context_of(self.receive.context)
 
-    def _set_aside(self, rows: Sequence[Range], failure: Failure | None = None) -> Manifest:
+    def _set_aside(self, rows: Sequence[RowRange], failure: Failure | None = None) -> Manifest:
         parts = spread(rows, self.flow.processors.concurrency)
         task = SetAside(**common(self.flow, self.receive), parts=parts, repeats=self.repeats, failure=failure)
         return self.work.run(task, len(parts))
 
-    def _handled(self, rows: Sequence[Range], aside: Manifest, *, as_they_lie: bool) -> Manifest:
+    def _handled(self, rows: Sequence[RowRange], aside: Manifest, *, as_they_lie: bool) -> Manifest:
         """Put rows through the query, and hold it to its contract: each that was not set aside once, and no more."""
         name, receive_id = self.pipeline.name, self.receive.receive_id
         (whole,) = divide(self.files, name, 1)
@@ -139,12 +139,12 @@ class FastLane:
         handled = self.pipeline().handle_messages(column_lane.offered(received), self._context)
         return column_lane.taken(self.pipeline, handled)
 
-    def _read(self, rows: Sequence[Range], pace: Pace) -> DataFrame:
+    def _read(self, rows: Sequence[RowRange], pace: Pace) -> DataFrame:
         parts = spread(rows, self.flow.processors.concurrency)
         read = column_lane.ReadColumns(self.work.lake, parts, self.pipeline.processors, pace, self.repeats)
         return engine.frame(self.work.spark, read, len(parts), column_lane.RECEIVED)
 
-    def _stopping(self, whole: Sequence[Range]) -> Iterator[tuple[int, int, Failure]]:
+    def _stopping(self, whole: Sequence[RowRange]) -> Iterator[tuple[int, int, Failure]]:
         """Find the rows that stop the query, by halves: where each begins and ends, and how it stops."""
         waiting, found = [(0, self._rows)], 0
         while waiting:
@@ -159,7 +159,7 @@ class FastLane:
                 middle = (first + end) // 2
                 waiting += [(middle, end), (first, middle)]
 
-    def _stops(self, rows: Sequence[Range]) -> Failure | None:
+    def _stops(self, rows: Sequence[RowRange]) -> Failure | None:
         """Try the query on some rows, for nothing but its errors. No permits: expressions touch nothing outside."""
         try:
             self.work.evaluate(self._query(self._read(rows, Pace(None, self.pipeline.name))))

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pipeline_platform.control.pace import Pace
 from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import File, Manifest
-from pipeline_platform.lake.reader import Range, between, divide, spread
+from pipeline_platform.lake.reader import RowRange, between, divide, spread
 from pipeline_platform.run.fast_lane import FastLane
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import common, intake_of
@@ -45,7 +45,7 @@ def handle(flow: Flow, receive: Receive, received: Manifest) -> Manifest:
     return step(0, messages) if repeats else in_portions(pace, messages, step)
 
 
-def _in_order(flow: Flow, receive: Receive, files: Sequence[File], repeats: Sequence[Range], pace: Pace) -> Manifest:
+def _in_order(flow: Flow, receive: Receive, files: Sequence[File], repeats: Sequence[RowRange], pace: Pace) -> Manifest:
     """Handle each partition by one task; see `tasks.in_order`."""
     name, receive_id, concurrency = flow.pipeline.name, receive.receive_id, flow.processors.concurrency
     work, parts = flow.work(receive_id, "handle"), divide(files, name, concurrency)
@@ -94,7 +94,7 @@ def in_portions(pace: Pace, messages: int, step: Callable[[int, int], Manifest])
     return done
 
 
-def _look_up(flow: Flow, receive: Receive, files: Sequence[File], published: datetime | None) -> list[Range]:
+def _look_up(flow: Flow, receive: Receive, files: Sequence[File], published: datetime | None) -> list[RowRange]:
     """Look up what may have come before, published at this time or later; return where the answer lies."""
     pipeline, work = flow.pipeline, flow.work(receive.receive_id, "handle")
     concurrency = flow.processors.concurrency
@@ -106,7 +106,7 @@ def _look_up(flow: Flow, receive: Receive, files: Sequence[File], published: dat
     outcomes = flow.tables["outcomes"]
     with outcomes.look() as handle:
         stored = [file for file in outcomes.files(handle) if file.committed_at >= oldest]
-    known = [Range(outcomes.path(file.path), file.window, 0, file.rows, 0) for file in stored]
+    known = [RowRange(outcomes.path(file.path), file.window, 0, file.rows, 0) for file in stored]
     decisions = None
     if known:
         parts = [known[start::concurrency] for start in range(min(concurrency, len(known)))]
@@ -115,7 +115,7 @@ def _look_up(flow: Flow, receive: Receive, files: Sequence[File], published: dat
     copies = work.scan(fresh, "source", "message_id", "position", "redelivered")
     write = repeats.WriteRepeats(flow.lake, pipeline.name, receive.receive_id, receive.window)
     manifest = work.write(repeats.find_repeats(copies, decisions), write)
-    return [Range(f"{pipeline.name}/{file.table}/{file.path}", file.window, 0, file.rows, 0) for file in manifest]
+    return [RowRange(f"{pipeline.name}/{file.table}/{file.path}", file.window, 0, file.rows, 0) for file in manifest]
 
 
 def _oldest(received: Manifest) -> datetime | None:

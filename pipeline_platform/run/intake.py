@@ -103,7 +103,7 @@ class Pull(Intake):
     @property
     def gives_back(self) -> bool:
         """Where the source takes them back: by a word, or as spans that nobody holds any more."""
-        takes_back = self.source.gives_back_spans or self.source.ack_policy.giving_back is not None
+        takes_back = self.source.gives_back_offsets or self.source.ack_policy.giving_back is not None
         return super().gives_back and takes_back
 
     def asked(self, demand: int | None) -> int:

@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import File, Manifest
-from pipeline_platform.lake.reader import Range, divide
+from pipeline_platform.lake.reader import RowRange, divide
 from pipeline_platform.lake.rewriting import DROPPED
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import common, intake_of
-from pipeline_platform.tasks.acknowledge.notify_author import ROWS, NotifyAuthor, Span, unheard_table
+from pipeline_platform.tasks.acknowledge.notify_author import ROWS, NotifyAuthor, Stretch, unheard_table
 
 HEARD = "heard"
 """A step of a receive of which `acknowledge` was notified: which positions have heard."""
@@ -28,7 +28,7 @@ class Unheard(NamedTuple):
     """
 
     messages: int = 0
-    rows: tuple[Range, ...] = ()
+    rows: tuple[RowRange, ...] = ()
     errors: tuple[str, ...] = ()
     written: Manifest = Manifest()
 
@@ -53,7 +53,7 @@ def notify(flow: Flow, receive: Receive) -> Unheard:
     manifest, before = flow.ledger.manifest(receive), flow.ledger.manifest(receive, HEARD)
     name, spans = flow.pipeline.name, _spans(before)
 
-    def whole(files: list[File]) -> list[Range]:
+    def whole(files: list[File]) -> list[RowRange]:
         return [one for part in divide(files, name, 1) for one in part]
 
     all_decided = not any(manifest.total(others) for others in ("returned", "duplicates", DROPPED))
@@ -70,15 +70,15 @@ def notify(flow: Flow, receive: Receive) -> Unheard:
     return Unheard(written.total("unheard"), tuple(rows), errors, written)
 
 
-def _spans(manifest: Manifest) -> dict[str, list[Span]]:
+def _spans(manifest: Manifest) -> dict[str, list[Stretch]]:
     """The positions that have heard, by `ack_ref`, neighbours put together."""
-    found: dict[str, list[Span]] = {}
+    found: dict[str, list[Stretch]] = {}
     for notes in manifest.notes:
         for ack_ref, spans in notes.get("heard", {}).items():
             found.setdefault(ack_ref, []).extend((first, end) for first, end in spans)
-    merged: dict[str, list[Span]] = {}
+    merged: dict[str, list[Stretch]] = {}
     for ack_ref, spans in found.items():
-        joined = merged[ack_ref] = list[Span]()
+        joined = merged[ack_ref] = list[Stretch]()
         for first, end in sorted(spans):
             if joined and first <= joined[-1][1]:
                 joined[-1] = joined[-1][0], max(end, joined[-1][1])

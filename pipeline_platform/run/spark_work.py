@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from pipeline_platform.lake.manifest import MANIFEST, Manifest
-from pipeline_platform.lake.reader import Range
+from pipeline_platform.lake.reader import RowRange
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import OUTCOMES
 from pipeline_platform.model.message import MESSAGES
@@ -77,7 +77,7 @@ class SparkWork:
         with self._tagged(), engine.readable_errors():
             rows.write.format("noop").mode("overwrite").save()
 
-    def scan(self, parts: Sequence[Sequence[Range]], *names: str) -> DataFrame:
+    def scan(self, parts: Sequence[Sequence[RowRange]], *names: str) -> DataFrame:
         """Some columns of rows that were written, each part read by a task: nothing runs yet."""
         schema = pa.schema([_COLUMNS[name] for name in names])
         return engine.frame(self.spark, Scan(self.lake, parts, schema), len(parts), schema)

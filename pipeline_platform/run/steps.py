@@ -259,7 +259,7 @@ def _acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger, event
 def _finish(flow: Flow, receive: Receive, manifest: Manifest) -> None:
     """Finish a receive at its source; before that, give back what it is to leave out."""
     source = intake_of(flow, receive).source
-    if source.gives_back_spans and manifest.total("given_back"):
+    if source.gives_back_offsets and manifest.total("given_back"):
         not_begun, begun = (
             partial(given_back, flow, receive, begun=False),
             partial(given_back, flow, receive, begun=True),

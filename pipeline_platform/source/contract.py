@@ -163,7 +163,7 @@ class Source(BaseModel, ABC):
     If so, the runs of a pipeline that keeps the order of the source's partitions (`partition_by = "source"`) work side
     by side. If not, they take turns.
     """
-    gives_back_spans: ClassVar[bool] = False
+    gives_back_offsets: ClassVar[bool] = False
     """Whether `give_back` leaves a part of a receive out of what `finish` acknowledges."""
     in_tasks: ClassVar[bool] = True
     """Whether Spark tasks read and acknowledge. If not, the run's own process does.
@@ -296,7 +296,7 @@ class Source(BaseModel, ABC):
     def give_back(self, receive_id: str, not_begun: Held, begun: Held) -> None:
         """Give back the messages that a stopped run did not begin, before `finish`. It may be called twice.
 
-        It is only called where `gives_back_spans`: other sources get a word for each message.
+        It is only called where `gives_back_offsets`: other sources get a word for each message.
 
         Args:
             receive_id: The receive.

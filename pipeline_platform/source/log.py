@@ -13,7 +13,7 @@ from pydantic import Field, PrivateAttr
 
 from pipeline_platform.model.actions import Word, Words
 from pipeline_platform.source.contract import ENDLESS, Backlog, Held, Refused, Share, Source, SourceError
-from pipeline_platform.source.offsets import Place, Positions, Span
+from pipeline_platform.source.offsets import Offsets, Place, Positions
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class LogSource(Source):
 
     reads_again: ClassVar[bool] = True
     acknowledges_by_id: ClassVar[bool] = False
-    gives_back_spans: ClassVar[bool] = True
+    gives_back_offsets: ClassVar[bool] = True
     has_gaps: ClassVar[bool] = False
     """Whether some offsets have no message, as of a log that is compacted, or whose numbers skip some.
 
@@ -131,7 +131,7 @@ class LogSource(Source):
         """Count the offsets that no receive was given; gaps count, too, where the log `has_gaps`."""
         before, extents, places = self._look()
         starts = {one: _start(places[one], extent, before.get(one)) for one, extent in extents.items()}
-        free = (free_spans(extent, places[one], starts[one].offset) for one, extent in extents.items())
+        free = (free_offsets(extent, places[one], starts[one].offset) for one, extent in extents.items())
         is_held = {one: any(span.holder for span in places[one].spans) for one in extents}
         lost = [f"{one} {starts[one].said}" for one in sorted(extents) if starts[one].is_loss and not is_held[one]]
         more = f"; and {len(lost) - _NAMED} partitions more" if len(lost) > _NAMED else ""
@@ -146,7 +146,7 @@ class LogSource(Source):
         before, extents, _ = self._look()
         reached: dict[str, int] = {}
 
-        def choose(now: Mapping[str, Place]) -> tuple[list[Span], dict[str, int]]:
+        def choose(now: Mapping[str, Place]) -> tuple[list[Offsets], dict[str, int]]:
             reached.update({partition: place.reached for partition, place in now.items()})
             found = {one: _start(now[one], extent, before.get(one)) for one, extent in extents.items()}
             for one, start in found.items():
@@ -154,7 +154,7 @@ class LogSource(Source):
                     logger.log(start.level, "%s: %s %s", self.name, one, start.said)
             starts = {one: start.offset for one, start in found.items()}
             free = {
-                one: free_spans(extent, now[one], starts[one])
+                one: free_offsets(extent, now[one], starts[one])
                 for one, extent in extents.items()
                 if not (self.one_receive_per_partition and any(span.holder for span in now[one].spans))
             }
@@ -180,7 +180,7 @@ class LogSource(Source):
         if strange := offsets.keys() - self.positions.places(self.name).keys():
             raise SourceError(f"source {self.name!r}: ack_ref {min(strange)!r} is none of its partitions: mend read()")
         free = [
-            Span(partition, run[0], run[-1] + 1)
+            Offsets(partition, run[0], run[-1] + 1)
             for partition, some in offsets.items()
             for is_free, run in _runs(some)
             if is_free
@@ -294,18 +294,18 @@ def _runs(offsets: Iterable[tuple[int, bool]]) -> Iterator[tuple[bool, list[int]
         yield mark, [offset for offset, _ in run]
 
 
-def free_spans(extent: _Extent, place: Place, start: int) -> list[Span]:
+def free_offsets(extent: _Extent, place: Place, start: int) -> list[Offsets]:
     """What may be given out of a partition from an offset on: what nobody holds or has acknowledged."""
     free, at = [], start
-    end = Span("", extent.past, extent.past)
+    end = Offsets("", extent.past, extent.past)
     for span in (*place.spans, end):
         if at < min(span.first, extent.past):
-            free.append(Span(place.partition, at, min(span.first, extent.past)))
+            free.append(Offsets(place.partition, at, min(span.first, extent.past)))
         at = max(at, span.past)
     return free
 
 
-def fair(free: Mapping[str, Sequence[Span]], demand: int) -> list[Span]:
+def fair(free: Mapping[str, Sequence[Offsets]], demand: int) -> list[Offsets]:
     """Choose up to `demand` offsets out of free spans: of each partition as many, or all that it has."""
     sizes = {partition: sum(span.past - span.first for span in spans) for partition, spans in free.items()}
     chosen, left = [], demand
@@ -320,7 +320,7 @@ def fair(free: Mapping[str, Sequence[Span]], demand: int) -> list[Span]:
     return chosen
 
 
-def divided(spans: Sequence[Span], reached: Mapping[str, int], concurrency: int) -> list[Share]:
+def divided(spans: Sequence[Offsets], reached: Mapping[str, int], concurrency: int) -> list[Share]:
     """Divide spans into shares of equal size, in order."""
     total = sum(span.past - span.first for span in spans)
     shares: list[Share] = []

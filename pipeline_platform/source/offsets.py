@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 
-class Span(NamedTuple):
+class Offsets(NamedTuple):
     """A range of offsets of one partition, from `first` up to but without `past`.
 
     Attributes:
@@ -32,12 +32,12 @@ class Place(NamedTuple):
     partition: str
     acknowledged_to: int
     reached: int
-    spans: tuple[Span, ...] = ()
+    spans: tuple[Offsets, ...] = ()
 
 
-def without(held: Iterable[Span], freed: Iterable[Span]) -> list[Span]:
+def without(held: Iterable[Offsets], freed: Iterable[Offsets]) -> list[Offsets]:
     """What is left of held spans once others are cut out of them."""
-    cuts: dict[str, list[Span]] = {}
+    cuts: dict[str, list[Offsets]] = {}
     for span in sorted(freed):
         cuts.setdefault(span.partition, []).append(span)
     left = []
@@ -64,8 +64,11 @@ class Positions(Protocol):
         ...
 
     def reserve(
-        self, source: str, receive_id: str, choose: Callable[[Mapping[str, Place]], tuple[list[Span], dict[str, int]]]
-    ) -> list[Span]:
+        self,
+        source: str,
+        receive_id: str,
+        choose: Callable[[Mapping[str, Place]], tuple[list[Offsets], dict[str, int]]],
+    ) -> list[Offsets]:
         """Give spans to a receive, so that no other planner is given them.
 
         Args:
@@ -96,6 +99,6 @@ class Positions(Protocol):
         """
         ...
 
-    def give_back(self, source: str, receive_id: str, spans: Iterable[Span] | None = None) -> None:
+    def give_back(self, source: str, receive_id: str, spans: Iterable[Offsets] | None = None) -> None:
         """Free what a receive holds and has not acknowledged: these spans of it, or all."""
         ...

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline_platform.lake.reader import Range, only
+from pipeline_platform.lake.reader import RowRange, only
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.stored_file import stored_file
 from pipeline_platform.model.message import MESSAGES
@@ -42,7 +42,7 @@ class ByPosition:
         schema: Of what they hold.
     """
 
-    def __init__(self, lake: Lake, files: Sequence[Range], schema: pa.Schema = MESSAGES) -> None:
+    def __init__(self, lake: Lake, files: Sequence[RowRange], schema: pa.Schema = MESSAGES) -> None:
         self._lake, self._files, self._schema = lake, files, schema
         self._groups: list[_Group] = []
         self._held: OrderedDict[tuple[str, int, str], pa.Table] = OrderedDict()

@@ -17,7 +17,7 @@ from pipeline_platform.model.options import PipelineError
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.windows import window_key
 from pipeline_platform.source.contract import Source
-from pipeline_platform.tasks.acknowledge.notify_author import DECIDED, ROWS, ended
+from pipeline_platform.tasks.acknowledge.notify_author import ENDED, ROWS, ended
 from pipeline_platform.tasks.handle.handle_messages import READ
 from pipeline_platform.tasks.host.calling_step import Step
 from pipeline_platform.testing.dummy import DummySource
@@ -174,7 +174,7 @@ def _test(
 def _notify_author(step: Step, instance: Pipeline, rows: pa.RecordBatch, kept: Kept) -> None:
     """Call the pipeline's own `acknowledge`, as a run does before it acknowledges."""
     outcomes = kept.written("outcomes")
-    ids = outcomes["message_id"].filter(pc.is_in(outcomes["outcome"], pa.array(DECIDED)))
+    ids = outcomes["message_id"].filter(pc.is_in(outcomes["outcome"], pa.array(ENDED)))
     decided = rows.filter(pc.is_in(rows["message_id"], ids.combine_chunks()))
     for first in range(0, decided.num_rows, ROWS):
         some = decided.slice(first, ROWS)

@@ -75,7 +75,7 @@ class Kept(Outcomes):
     def handled(self, batch: pa.RecordBatch, window: str, messages: list[Message]) -> None:
         """Record messages, and keep their children."""
         for position, message in zip(batch.column("position").to_pylist(), messages, strict=True):
-            self._children[position] = dict(enumerate(message._standing.children or ()))
+            self._children[position] = dict(enumerate(message._state.children or ()))
         super().handled(batch, window, messages)
 
     def batched(
@@ -101,7 +101,7 @@ class Kept(Outcomes):
             one
             for message in ended
             if message.failure is None
-            for one in ([message] if message._standing.children is None else message._standing.children)
+            for one in ([message] if message._state.children is None else message._state.children)
         ]
 
     def written(self, table: str) -> pa.Table:

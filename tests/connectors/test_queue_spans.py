@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline_platform.connectors.table_queue import id_spans
-from pipeline_platform.connectors.table_queue.id_spans import Span
+from pipeline_platform.connectors.table_queue.id_spans import IdSpan
 from pipeline_platform.connectors.table_queue.table_queue_source import LOST, TableQueue
 from pipeline_platform.source.contract import Refused, SourceError
 from tests.fixtures.table_queue import ids, numbers, receive
@@ -162,11 +162,11 @@ def test_the_tables_of_an_earlier_release_are_brought_up_to_this_one(queue: Tabl
 sets = st.sets(st.integers(-30, 30))
 
 
-def spans_of(members: set[int]) -> list[Span]:
+def spans_of(members: set[int]) -> list[IdSpan]:
     return id_spans.merged((member, member) for member in members)
 
 
-def members(of: list[Span]) -> set[int]:
+def members(of: list[IdSpan]) -> set[int]:
     return {member for first, last in of for member in range(first, last + 1)}
 
 

@@ -9,9 +9,9 @@ from threading import Barrier
 import pytest
 
 from pipeline_platform.control.store import ControlStore
-from pipeline_platform.source.offsets import Place, Span
+from pipeline_platform.source.offsets import Offsets, Place
 
-Chosen = tuple[list[Span], dict[str, int]]
+Chosen = tuple[list[Offsets], dict[str, int]]
 
 
 @pytest.fixture
@@ -21,8 +21,8 @@ def store(control_url: str) -> ControlStore:
     return store
 
 
-def hold(store: ControlStore, receive_id: str, *spans: tuple[str, int, int], **acknowledged_to: int) -> list[Span]:
-    return store.reserve("log", receive_id, lambda now: ([Span(*span) for span in spans], acknowledged_to))
+def hold(store: ControlStore, receive_id: str, *spans: tuple[str, int, int], **acknowledged_to: int) -> list[Offsets]:
+    return store.reserve("log", receive_id, lambda now: ([Offsets(*span) for span in spans], acknowledged_to))
 
 
 def spans(store: ControlStore, partition: str = "p") -> list[tuple[int, int, str | None]]:
@@ -44,13 +44,13 @@ def test_two_planners_at_once_are_given_different_spans(control_url: str, store:
     planners = 4
     start = Barrier(planners)
 
-    def plan(nth: int) -> list[Span]:
+    def plan(nth: int) -> list[Offsets]:
         mine = ControlStore(control_url)
-        given: list[Span] = []
+        given: list[Offsets] = []
 
         def choose(now: Mapping[str, Place]) -> Chosen:
             past = max((span.past for span in now["p"].spans), default=0)
-            return [Span("p", past, past + 10)], {}
+            return [Offsets("p", past, past + 10)], {}
 
         start.wait()
         for time in range(5):
@@ -111,8 +111,8 @@ def test_a_part_that_is_given_back_is_free_and_the_rest_stays_held(store: Contro
     hold(store, "b", ("p", 20, 30))
 
     for _ in range(2):
-        store.give_back("log", "a", [Span("p", 8, 12), Span("p", 15, 25), Span("p", 3, 4), Span("q", 0, 9)])
-        store.give_back("log", "nobody", [Span("p", 0, 30)])
+        store.give_back("log", "a", [Offsets("p", 8, 12), Offsets("p", 15, 25), Offsets("p", 3, 4), Offsets("q", 0, 9)])
+        store.give_back("log", "nobody", [Offsets("p", 0, 30)])
 
     assert spans(store) == [(0, 3, "a"), (4, 8, "a"), (12, 15, "a"), (20, 30, "b")]
     assert spans(store, "q") == []
@@ -124,9 +124,9 @@ def test_a_receive_that_reserves_again_gives_back_what_it_had(store: ControlStor
 
     def choose(now: Mapping[str, Place]) -> Chosen:
         assert now["p"].spans == ()
-        return [Span("p", 0, 4)], {}
+        return [Offsets("p", 0, 4)], {}
 
-    assert store.reserve("log", "a", choose) == [Span("p", 0, 4)]
+    assert store.reserve("log", "a", choose) == [Offsets("p", 0, 4)]
     assert spans(store) == [(0, 4, "a")]
 
 
@@ -171,7 +171,7 @@ def test_a_log_that_is_set_back_gives_out_what_lies_behind(store: ControlStore) 
 
     hold(store, "b", ("p", 10, 20), p=10)
 
-    assert store.places("log")["p"] == Place("p", 10, 30, (Span("p", 10, 20, "b"),))
+    assert store.places("log")["p"] == Place("p", 10, 30, (Offsets("p", 10, 20, "b"),))
     assert store.acknowledge("log", "b") == {"p": 20}
 
 

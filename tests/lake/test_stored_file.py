@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline_platform.lake.reader import Range, read_ranges, row_groups, rows_with
+from pipeline_platform.lake.reader import RowRange, read_ranges, row_groups, rows_with
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.stored_file import stored_file
 from pipeline_platform.tasks.by_position import ByPosition
@@ -25,7 +25,7 @@ def without(lake: Lake, path: str, *columns: str) -> None:
 
 
 @pytest.fixture
-def earlier(lake) -> Range:
+def earlier(lake) -> RowRange:
     """A file of ten messages, four in a row group, without what order needs."""
     (one,) = ranges(received(lake, "keeping", Memory(deliveries_=numbered(*[b"x"] * 10))), "keeping")
     without(lake, one.path, "partition", "sequence", "published_at")

@@ -13,7 +13,7 @@ import pytest
 
 from pipeline_platform.connectors.sqs import SqsSource
 from pipeline_platform.control.store import ControlStore
-from pipeline_platform.lake.reader import Range
+from pipeline_platform.lake.reader import RowRange
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Table, Tables
 from pipeline_platform.model.message import MESSAGES
@@ -104,7 +104,7 @@ def run(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     looked_at: list[str] = []
     scan = SparkWork.scan
 
-    def spy(self: SparkWork, parts: Sequence[Sequence[Range]], *names: str) -> object:
+    def spy(self: SparkWork, parts: Sequence[Sequence[RowRange]], *names: str) -> object:
         looked_at.extend(each.path for part in parts for each in part if "/outcomes/" in each.path)
         return scan(self, parts, *names)
 

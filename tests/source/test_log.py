@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline_platform.source.log import Extent, divided, fair, free_spans
-from pipeline_platform.source.offsets import Place, Span
+from pipeline_platform.source.log import Extent, divided, fair, free_offsets
+from pipeline_platform.source.offsets import Offsets, Place
 
 HOLDERS = st.sampled_from([None, "a", "b"])
 
@@ -13,7 +13,9 @@ HOLDERS = st.sampled_from([None, "a", "b"])
 def places(draw: st.DrawFn) -> Place:
     """A partition with spans that do not overlap, some before what is acknowledged."""
     bounds = sorted(draw(st.sets(st.integers(0, 40), max_size=12)))
-    spans = tuple(Span("p", first, past, draw(HOLDERS)) for first, past in zip(bounds[::2], bounds[1::2], strict=False))
+    spans = tuple(
+        Offsets("p", first, past, draw(HOLDERS)) for first, past in zip(bounds[::2], bounds[1::2], strict=False)
+    )
     reached = max((span.past for span in spans), default=0)
     return Place("p", draw(st.integers(0, 40)), reached, spans)
 
@@ -22,7 +24,7 @@ def places(draw: st.DrawFn) -> Place:
 def test_free_is_what_lies_from_the_start_to_the_end_and_in_no_span(
     place: Place, low: int, size: int, start: int
 ) -> None:
-    free = free_spans(Extent(low, low + size, None, low), place, start)
+    free = free_offsets(Extent(low, low + size, None, low), place, start)
 
     taken = {offset for span in place.spans for offset in range(span.first, span.past)}
     offsets = [offset for span in free for offset in range(span.first, span.past)]
@@ -34,19 +36,19 @@ FREE = st.dictionaries(
     st.sampled_from("abcdef"), st.lists(st.integers(1, 30), max_size=4), max_size=6
 ).map(
     lambda sizes: {
-        partition: [Span(partition, 100 * nth, 100 * nth + size) for nth, size in enumerate(found)]
+        partition: [Offsets(partition, 100 * nth, 100 * nth + size) for nth, size in enumerate(found)]
         for partition, found in sizes.items()
     }
 )  # fmt: skip
 
 
-def total(spans: list[Span]) -> int:
+def total(spans: list[Offsets]) -> int:
     return sum(span.past - span.first for span in spans)
 
 
 @given(free=FREE, demand=st.integers(0, 200))
 def test_all_of_the_demand_is_met_and_no_partition_gets_more_while_another_waits_for_as_much(
-    free: dict[str, list[Span]], demand: int
+    free: dict[str, list[Offsets]], demand: int
 ) -> None:
     chosen = fair(free, demand)
 
@@ -62,7 +64,7 @@ def test_all_of_the_demand_is_met_and_no_partition_gets_more_while_another_waits
 
 @given(free=FREE, demand=st.integers(0, 200), concurrency=st.integers(1, 7))
 def test_shares_are_equal_and_hold_each_offset_once_with_what_was_reached(
-    free: dict[str, list[Span]], demand: int, concurrency: int
+    free: dict[str, list[Offsets]], demand: int, concurrency: int
 ) -> None:
     spans, reached = fair(free, demand), {partition: ord(partition) for partition in free}
 

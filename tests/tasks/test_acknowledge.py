@@ -8,7 +8,7 @@ import pytest
 from pydantic import PrivateAttr
 
 from pipeline_platform.connectors.table_queue import TableQueue
-from pipeline_platform.lake.reader import Range
+from pipeline_platform.lake.reader import RowRange
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import OUTCOMES
 from pipeline_platform.lake.writer import Writer
@@ -45,7 +45,7 @@ def told_by(lake: Lake, source: Memory, *outcomes: tuple[str, str, str]) -> dict
     with Writer(lake, "p", "r1") as writer:
         writer.write("outcomes", WINDOW, pa.RecordBatch.from_pylist(rows, schema=schema))
         (file,) = writer.close().files
-    parts = [[Range(f"p/outcomes/{file.path}", WINDOW, 0, file.rows, 0)]]
+    parts = [[RowRange(f"p/outcomes/{file.path}", WINDOW, 0, file.rows, 0)]]
     (notes,) = returned(AcknowledgeOutcomes(source, lake, parts)(0)).notes
     return notes
 

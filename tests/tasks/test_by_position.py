@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline_platform.lake import writer
-from pipeline_platform.lake.reader import Range
+from pipeline_platform.lake.reader import RowRange
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.tasks import by_position as looked_up
 from pipeline_platform.tasks.by_position import DELIVERY, PAYLOAD, ByPosition
@@ -20,10 +20,10 @@ ROWS = 25
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lake, list[Range]]:
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lake, list[RowRange]]:
     """Two files of 25 rows in row groups of four, a window each."""
     lake = Lake(root=str(tmp_path_factory.mktemp("lake")))
-    found: list[Range] = []
+    found: list[RowRange] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writer, "ROW_GROUP_ROWS", 4)
         for number, window in enumerate(WINDOWS):
@@ -40,7 +40,7 @@ def rows_at(positions: list[int]) -> pa.RecordBatch:
 
 @given(positions=st.lists(st.integers(0, 2 * ROWS - 1), min_size=1, max_size=80))
 @settings(max_examples=100, deadline=None)
-def test_rows_come_in_the_order_of_the_positions_asked_for(files: tuple[Lake, list[Range]], positions: list[int]):
+def test_rows_come_in_the_order_of_the_positions_asked_for(files: tuple[Lake, list[RowRange]], positions: list[int]):
     found = ByPosition(*files).take(DELIVERY, np.array(positions))
 
     assert found[DELIVERY.index("message_id")].to_pylist() == [f"m{n}" for n in positions]
@@ -48,7 +48,7 @@ def test_rows_come_in_the_order_of_the_positions_asked_for(files: tuple[Lake, li
 
 @pytest.mark.parametrize("keep", [1, 10**9])
 def test_however_little_is_kept_at_hand_the_rows_are_the_same(
-    files: tuple[Lake, list[Range]], monkeypatch: pytest.MonkeyPatch, keep: int
+    files: tuple[Lake, list[RowRange]], monkeypatch: pytest.MonkeyPatch, keep: int
 ):
     monkeypatch.setattr(looked_up, "_HELD_BYTES", keep)
     rows = ByPosition(*files)
@@ -60,7 +60,7 @@ def test_however_little_is_kept_at_hand_the_rows_are_the_same(
         assert ids.to_pylist() == [f"m{n}" for n in positions]
 
 
-def test_rows_are_divided_by_the_window_of_their_file(files: tuple[Lake, list[Range]]):
+def test_rows_are_divided_by_the_window_of_their_file(files: tuple[Lake, list[RowRange]]):
     rows = ByPosition(*files)
 
     def divided(*positions: int) -> dict[str, Any]:
@@ -71,6 +71,6 @@ def test_rows_are_divided_by_the_window_of_their_file(files: tuple[Lake, list[Ra
 
 
 @pytest.mark.parametrize("positions", [[50], [-1], [0, None]])
-def test_a_position_that_no_row_has_is_refused(files: tuple[Lake, list[Range]], positions: list[Any]):
+def test_a_position_that_no_row_has_is_refused(files: tuple[Lake, list[RowRange]], positions: list[Any]):
     with pytest.raises(ValueError, match="a position that no message has"):
         list(ByPosition(*files).by_window(rows_at(positions)))

@@ -81,7 +81,7 @@ class Hostile(Pipeline):
         if message.data.startswith(b"fail"):
             raise ValueError("as told")
         if message.data.startswith(b"broken"):
-            message._standing = None
+            message._state = None
             return message
         if message.data.startswith(b"handle_batch"):
             return message.put_batcher("called")

@@ -30,7 +30,7 @@ from pipeline_platform.tasks.handle.in_order import (
     dealt_table,
     found_table,
 )
-from pipeline_platform.tasks.handle.repeats import DECIDED, REPEATS
+from pipeline_platform.tasks.handle.repeats import KNOWN, REPEATS
 from pipeline_platform.tasks.host.fork import Death
 from pipeline_platform.tasks.host.isolation import isolate
 from tests.fixtures.small_lake import WINDOW, Memory, done, numbered, outcomes, ranges, received, returned, rows_of
@@ -262,7 +262,7 @@ def test_messages_to_which_the_source_gives_no_partition_go_where_there_is_least
 
 def test_repeats_have_no_partition_and_are_recorded_once(lake: Lake) -> None:
     with Writer(lake, "ordered", "repeats") as writer:
-        told = {"source": ["memory", "memory"], "message_id": ["m0", "m2"], "keep": [DECIDED, 1]}
+        told = {"source": ["memory", "memory"], "message_id": ["m0", "m2"], "keep": [KNOWN, 1]}
         writer.write("_receives/r1/_repeats", WINDOW, pa.RecordBatch.from_pydict(told, schema=REPEATS))
         repeats = ranges(writer.close(), "ordered", "_receives/r1/_repeats")
 

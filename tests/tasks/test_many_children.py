@@ -50,7 +50,7 @@ def held(monkeypatch) -> list[int]:
     real = Outcomes.handled
 
     def counting(self: Outcomes, batch: Any, window: str, messages: list[Message]) -> None:
-        counts.append(sum(len(message._standing.children or ()) for message in messages))
+        counts.append(sum(len(message._state.children or ()) for message in messages))
         real(self, batch, window, messages)
 
     monkeypatch.setattr(Outcomes, "handled", counting)

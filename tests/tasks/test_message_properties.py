@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from pipeline_platform.lake.manifest import Manifest
-from pipeline_platform.lake.reader import Range, divide
+from pipeline_platform.lake.reader import RowRange, divide
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import Batcher, Processors, Producer, Splitter, TableBatcher
@@ -187,7 +187,7 @@ def _shared(pipeline: type[Pipeline], lake: Lake, source: Telling) -> dict[str, 
     return {"pipeline": pipeline, "lake": lake, "receive_id": "r1", **told}
 
 
-def _by_columns(shared: dict[str, Any], whole: list[list[Range]], careful: bool) -> Manifest:
+def _by_columns(shared: dict[str, Any], whole: list[list[RowRange]], careful: bool) -> Manifest:
     aside = done(SetAside(**shared, parts=whole, repeats=()), careful=careful)
     places = [place for place, payload in enumerate(PAYLOADS) if len(payload) <= 100]
     failures = ["as told" if PAYLOADS[place].endswith("handle_message") else None for place in places]

@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel
 
 from pipeline_platform.lake.manifest import Manifest
-from pipeline_platform.lake.reader import Range
+from pipeline_platform.lake.reader import RowRange
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import BatchInfo, Message
@@ -74,7 +74,7 @@ SEEN: list[tuple[BatchInfo, list[int]]] = []
 FAILED: list[str | None] = []
 
 
-def planned(lake: Lake, *payloads: str, careful: bool = False, rest: Any = "flush") -> tuple[list[Range], Manifest]:
+def planned(lake: Lake, *payloads: str, careful: bool = False, rest: Any = "flush") -> tuple[list[RowRange], Manifest]:
     """Where parcels wait, and their plan."""
     whole = ranges(handled(lake, Boxes, *(one.encode() for one in payloads)), "boxes", staged_table("r1", "box"))
     (options,) = Boxes.batchers.values()

@@ -14,7 +14,7 @@ from pipeline_platform.model.options import Processors
 from pipeline_platform.orchestration.spark_resource import SparkResource
 from pipeline_platform.tasks.handle import repeats
 from pipeline_platform.tasks.handle.handle_messages import Handle
-from pipeline_platform.tasks.handle.repeats import DECIDED, REPEATS, Repeats, WriteRepeats
+from pipeline_platform.tasks.handle.repeats import KNOWN, REPEATS, Repeats, WriteRepeats
 from pipeline_platform.tasks.handle.set_aside import SetAside
 from tests.fixtures.small_lake import (
     WINDOW,
@@ -44,7 +44,7 @@ def known(lake: Lake, **keep: int):
 
 
 def test_rows_are_told_apart_by_what_is_known_of_them():
-    repeats = Repeats({("memory", "m0"): DECIDED, ("memory", "m2"): 1, ("other", "m1"): DECIDED})
+    repeats = Repeats({("memory", "m0"): KNOWN, ("memory", "m2"): 1, ("other", "m1"): KNOWN})
 
     split = repeats.split(batch_of(b"0", b"1", b"2"))
 
@@ -55,7 +55,7 @@ def test_what_is_decided_is_acknowledged_and_another_copy_is_left_to_its_lease(l
     """A copy must not be acknowledged: the one that is handled may yet be given back to the source."""
     source = Memory(deliveries_=(("a", b"a"), ("b", b"fail"), ("b", b"fail"), ("c", b"c")), on_failure="nack")
     rows = ranges(received(lake, "keeping", source), "keeping")
-    repeats = known(lake, a=DECIDED, b=1)
+    repeats = known(lake, a=KNOWN, b=1)
 
     task = Handle(
         pipeline=Keeping,
@@ -85,7 +85,7 @@ def test_the_fast_lane_acknowledges_them_apart(lake):
     source = Memory(deliveries_=numbered(b"0", b"1", b"2"))
     rows = ranges(received(lake, "keeping", source), "keeping")
 
-    task = SetAside(Keeping, None, source.ack_policy, lake, "r1", [rows], known(lake, m0=DECIDED, m1=5))
+    task = SetAside(Keeping, None, source.ack_policy, lake, "r1", [rows], known(lake, m0=KNOWN, m1=5))
     manifest = done(task)
 
     told = {row["message_id"]: row["action"] for row in rows_of(lake, "keeping", manifest, "outcomes")}
@@ -151,7 +151,7 @@ def test_a_lookup_finds_what_is_decided_under_the_same_source(looked_up):
         ("queue", "not marked", "handled"),
     ]
 
-    assert looked_up(received, outcomes) == {("queue", "decided"): DECIDED, ("queue", "failed"): DECIDED}
+    assert looked_up(received, outcomes) == {("queue", "decided"): KNOWN, ("queue", "failed"): KNOWN}
 
 
 @pytest.mark.parametrize("outcomes", [None, [], [("queue", "known", "handled")]])
@@ -164,5 +164,5 @@ def test_a_lookup_keeps_one_of_several_copies_whether_they_are_marked_or_not(loo
         ("queue", "known", 2, True),
     ]
 
-    kept = DECIDED if outcomes else 1
+    kept = KNOWN if outcomes else 1
     assert looked_up(received, outcomes) == {("queue", "twice"): 3, ("queue", "known"): kept}

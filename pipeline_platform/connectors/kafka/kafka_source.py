@@ -13,7 +13,7 @@ import pyarrow as pa
 from pipeline_platform.connectors.kafka.cluster import Cluster, client_logger, explained
 from pipeline_platform.connectors.kafka.kafka_messages import bounded, columns
 from pipeline_platform.connectors.kafka.kafka_options import KafkaOptions
-from pipeline_platform.connectors.kafka.offset_ranges import Range, ReadError, Reading, named, parted
+from pipeline_platform.connectors.kafka.offset_ranges import OffsetRange, ReadError, Reading, named, parted
 from pipeline_platform.connectors.kafka.sending import send
 from pipeline_platform.source.contract import Share, SourceAwayError, SourceError
 from pipeline_platform.source.log import Extent
@@ -87,7 +87,7 @@ class KafkaSource(KafkaOptions):
     def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
         """Read exactly the ranges of a share, and end where they do, whatever is missing in them."""
         del receive_id
-        ranges = [Range.of(span) for span in share.at["spans"]]
+        ranges = [OffsetRange.of(span) for span in share.at["spans"]]
         heard: list[KafkaError] = []
         self._expect_same_topics(ranges)
         with closing(self._client("Consumer", {**self.to_read(), "error_cb": heard.append})) as consumer:
@@ -162,7 +162,7 @@ class KafkaSource(KafkaOptions):
         except Exception as error:
             raise explained(error, self) from None
 
-    def _expect_same_topics(self, ranges: Iterable[Range]) -> None:
+    def _expect_same_topics(self, ranges: Iterable[OffsetRange]) -> None:
         """Refuse what was read by the name of a topic that is another one by now.
 
         Raises:
@@ -178,7 +178,7 @@ class KafkaSource(KafkaOptions):
                     "messages are lost; the next run reads what is there"
                 )
 
-    def _explained(self, failure: ReadError, ranges: Iterable[Range]) -> SourceError:
+    def _explained(self, failure: ReadError, ranges: Iterable[OffsetRange]) -> SourceError:
         """Say why a range cannot be read to its end, and what to do."""
         error, name = failure.error, f"source {self.name!r}"
         if error is None:

@@ -20,7 +20,7 @@ WAIT_S = 0.1
 """Seconds that a look for messages takes at the most: what a range may wait whose last offsets are gaps."""
 
 
-class Range(NamedTuple):
+class OffsetRange(NamedTuple):
     """Offsets of one partition, from `first` up to but without `past`.
 
     Attributes:
@@ -35,7 +35,7 @@ class Range(NamedTuple):
     reached: int
 
     @classmethod
-    def of(cls, span: Sequence[Any]) -> Range:
+    def of(cls, span: Sequence[Any]) -> OffsetRange:
         """Make one of a span as a share has it."""
         partition, first, past, reached = span
         return cls(*parted(partition), first, past, reached)
@@ -48,14 +48,14 @@ class Range(NamedTuple):
 Place = tuple[str, int]
 """Topic and partition."""
 
-Piece = tuple[Range, Sequence["Message"]]
+Piece = tuple[OffsetRange, Sequence["Message"]]
 """Messages of one range, in order."""
 
 
 class ReadError(Exception):
     """A range cannot be read to its end: for the client's `error`, or because nothing comes."""
 
-    def __init__(self, range_: Range, error: KafkaError | None = None) -> None:
+    def __init__(self, range_: OffsetRange, error: KafkaError | None = None) -> None:
         super().__init__(str(range_))
         self.range, self.error = range_, error
 
@@ -82,10 +82,10 @@ class Reading:
     """
 
     def __init__(
-        self, consumer: Consumer, ranges: Iterable[Range], patience_s: float, heard: Sequence[KafkaError] = ()
+        self, consumer: Consumer, ranges: Iterable[OffsetRange], patience_s: float, heard: Sequence[KafkaError] = ()
     ) -> None:
         self._consumer, self._patience_s, self._heard = consumer, patience_s, heard
-        self._left: dict[Place, deque[Range]] = {}
+        self._left: dict[Place, deque[OffsetRange]] = {}
         for one in sorted(ranges):
             self._left.setdefault((one.topic, one.partition), deque()).append(one)
         self._next = {place: ranges[0].first for place, ranges in self._left.items()}
@@ -116,7 +116,7 @@ class Reading:
         """How many messages may be left, and an event for the end of each partition."""
         return sum(ranges[-1].past - self._next[place] + 1 for place, ranges in self._left.items())
 
-    def _any(self) -> Range:
+    def _any(self) -> OffsetRange:
         return next(iter(self._left.values()))[0]
 
     def _pieces(self, place: Any, some: Iterable[Message]) -> Iterator[Piece]:

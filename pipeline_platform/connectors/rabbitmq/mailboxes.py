@@ -34,7 +34,7 @@ TOGETHER_BYTES = 16 * 2**20
 _TO_JSON = partial(to_json, inf_nan_mode="null", fallback=str)
 
 
-class Delivery(NamedTuple):
+class AmqpDelivery(NamedTuple):
     """One message as it came.
 
     Attributes:
@@ -52,7 +52,7 @@ class Delivery(NamedTuple):
     redelivered: bool
 
     @classmethod
-    def of(cls, method: Any, properties: Any, body: bytes, queue: str, id_header: str | None) -> Delivery:
+    def of(cls, method: Any, properties: Any, body: bytes, queue: str, id_header: str | None) -> AmqpDelivery:
         """Read a message of a queue; its id is in that header, or a property."""
         known = {"exchange": method.exchange, "routing_key": method.routing_key, "redelivered": method.redelivered}
         known |= {name: value for name, value in vars(properties).items() if value is not None}
@@ -106,8 +106,8 @@ class Inbox:
         self.is_cancelled = self.is_stopped = False
         self._left = messages
         self._outstanding: dict[int, None] = {}  # delivery tags, ascending
-        self._full: deque[list[Delivery]] = deque()
-        self._batch: list[Delivery] = []
+        self._full: deque[list[AmqpDelivery]] = deque()
+        self._batch: list[AmqpDelivery] = []
         self._bytes = 0
         self._changed = threading.Condition()
         channel.connection.before_reading.append(self._wait_for_room)
@@ -148,7 +148,7 @@ class Inbox:
 
         return self.channel.request(act)
 
-    def take(self, quiet_s: float) -> list[Delivery]:
+    def take(self, quiet_s: float) -> list[AmqpDelivery]:
         """Wait for the next batch.
 
         Returns:
@@ -216,7 +216,7 @@ class Inbox:
 
     def _arrived(self, _channel: Any, method: Any, properties: Any, body: bytes) -> None:
         # Read here, where it is at hand: of what waits in a batch, pika's objects would fill the processor's cache.
-        delivery = Delivery.of(method, properties, body, self._queue, self._id_header)
+        delivery = AmqpDelivery.of(method, properties, body, self._queue, self._id_header)
         self._outstanding[delivery.tag] = None
         self._batch.append(delivery)
         self._bytes += len(body)

@@ -19,7 +19,7 @@ from pipeline_platform.connectors.rabbitmq.rabbitmq_options import AGAIN_S, STRE
 from pipeline_platform.source.contract import Backlog, Held, Refused, Share, SourceError
 
 if TYPE_CHECKING:  # the code server loads this file and needs no client
-    from pipeline_platform.connectors.rabbitmq.mailboxes import Delivery, Inbox
+    from pipeline_platform.connectors.rabbitmq.mailboxes import AmqpDelivery, Inbox
     from pipeline_platform.connectors.rabbitmq.rabbitmq_connection import Channel, Connection
 
 logger = logging.getLogger(__name__)
@@ -289,7 +289,7 @@ class RabbitmqSource(RabbitmqOptions):
         self._here.no_stream = None
         raise SourceError(f"source {self.name!r}: queue {self.queue!r} {STREAM}")
 
-    def _begin(self, connection: Connection, messages: int, receive_id: str) -> tuple[Inbox, list[Delivery]] | None:
+    def _begin(self, connection: Connection, messages: int, receive_id: str) -> tuple[Inbox, list[AmqpDelivery]] | None:
         """Begin to receive; return the first batch, or None where nothing waits."""
         from pipeline_platform.connectors.rabbitmq.mailboxes import Inbox
 
@@ -310,7 +310,7 @@ class RabbitmqSource(RabbitmqOptions):
         self._expect_no_stream(connection)
         return None
 
-    def _next(self, inbox: Inbox) -> list[Delivery]:
+    def _next(self, inbox: Inbox) -> list[AmqpDelivery]:
         """The next batch; nothing once the share is full or the end of the queue is reached."""
         started, count = time.monotonic(), None
         while not inbox.is_stopped:
@@ -330,7 +330,7 @@ class RabbitmqSource(RabbitmqOptions):
                     inbox.stop()
         return inbox.take(0)
 
-    def _batch(self, ack_ref: str, deliveries: Sequence[Delivery]) -> pa.RecordBatch:
+    def _batch(self, ack_ref: str, deliveries: Sequence[AmqpDelivery]) -> pa.RecordBatch:
         tags, ids, data, metadata, again = zip(*deliveries, strict=True)
         named = list(zip(ids, tags, strict=True))
         return self.deliveries(

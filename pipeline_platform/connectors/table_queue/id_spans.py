@@ -10,7 +10,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
-Span = tuple[int, int]
+IdSpan = tuple[int, int]
 """First and last id; every id between them is one message's."""
 
 HOLE: Final = 100
@@ -19,14 +19,14 @@ HOLE: Final = 100
 _LOWEST: Final = -(2**63)
 
 
-def parse(text: str | None) -> list[Span]:
+def parse(text: str | None) -> list[IdSpan]:
     """Read what `json.dumps` wrote of spans."""
     return [(first, last) for first, last in json.loads(text or "[]")]
 
 
-def merged(spans: Iterable[Span]) -> list[Span]:
+def merged(spans: Iterable[IdSpan]) -> list[IdSpan]:
     """Sort spans that do not overlap, and join those that touch."""
-    joined: list[Span] = []
+    joined: list[IdSpan] = []
     for first, last in sorted(spans):
         if joined and joined[-1][1] + 1 == first:
             joined[-1] = (joined[-1][0], last)
@@ -35,20 +35,20 @@ def merged(spans: Iterable[Span]) -> list[Span]:
     return joined
 
 
-def gaps(spans: Sequence[Span]) -> list[Span]:
+def gaps(spans: Sequence[IdSpan]) -> list[IdSpan]:
     """What lies before and between merged spans, ids or none."""
     befores = [_LOWEST, *(last + 1 for _, last in spans)]
     return [(before, first - 1) for before, (first, _) in zip(befores, spans, strict=False)]
 
 
-def size(spans: Iterable[Span]) -> int:
+def size(spans: Iterable[IdSpan]) -> int:
     """Count the ids of spans."""
     return sum(last - first + 1 for first, last in spans)
 
 
-def cut(spans: Sequence[Span], ids: int) -> tuple[list[Span], list[Span]]:
+def cut(spans: Sequence[IdSpan], ids: int) -> tuple[list[IdSpan], list[IdSpan]]:
     """Divide spans after so many ids."""
-    head: list[Span] = []
+    head: list[IdSpan] = []
     for index, (first, last) in enumerate(spans):
         if ids <= last - first:
             within = [(first, first + ids - 1)] if ids else []
@@ -58,7 +58,7 @@ def cut(spans: Sequence[Span], ids: int) -> tuple[list[Span], list[Span]]:
     return head, []
 
 
-def inside(ids: Sequence[int], spans: Iterable[Span]) -> tuple[list[int], list[int]]:
+def inside(ids: Sequence[int], spans: Iterable[IdSpan]) -> tuple[list[int], list[int]]:
     """Divide sorted ids into those that lie in sorted spans, and the others."""
     within: list[int] = []
     outside: list[int] = []
@@ -71,9 +71,9 @@ def inside(ids: Sequence[int], spans: Iterable[Span]) -> tuple[list[int], list[i
     return within, [*outside, *ids[at:]]
 
 
-def near(spans: Sequence[Span], hole: int) -> Iterator[list[Span]]:
+def near(spans: Sequence[IdSpan], hole: int) -> Iterator[list[IdSpan]]:
     """Group sorted spans between which at most `hole` ids are missing."""
-    group: list[Span] = []
+    group: list[IdSpan] = []
     for span in spans:
         if group and span[0] - group[-1][1] > hole + 1:
             yield group
@@ -83,7 +83,7 @@ def near(spans: Sequence[Span], hole: int) -> Iterator[list[Span]]:
         yield group
 
 
-def rows(spans: Sequence[Span], *, is_sqlite: bool) -> sa.FromClause:
+def rows(spans: Sequence[IdSpan], *, is_sqlite: bool) -> sa.FromClause:
     """Have a statement see spans as rows of `first` and `last`."""
     if is_sqlite:
         each = sa.func.json_each(json.dumps(spans)).table_valued("value", name="each_span")

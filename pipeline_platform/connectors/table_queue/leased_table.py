@@ -30,7 +30,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
 from pipeline_platform.connectors.table_queue import id_spans
-from pipeline_platform.connectors.table_queue.id_spans import HOLE, Span
+from pipeline_platform.connectors.table_queue.id_spans import HOLE, IdSpan
 from pipeline_platform.control.database import Database, insert
 from pipeline_platform.source.contract import Share
 
@@ -126,7 +126,7 @@ class LeasedTable:
         held = id_spans.merged(self._spans(connection, receives.c.spans.is_not(None)))
         receive = self._new_receive(connection, receive_id, lease_s)
         live = sa.select(receives.c.id).where(receives.c.leased_until.is_not(None))
-        rows, spans = 0, list[Span]()
+        rows, spans = 0, list[IdSpan]()
         if self.kind is int and not self.partitions_apart:
             rows = self._take_rows(connection, receive, self._again(live).limit(demand))
             for fresh in self._fresh(held):
@@ -172,7 +172,7 @@ class LeasedTable:
         new = insert(connection, self.leases).from_select(["id", "receive", "attempts"], once)
         return int(connection.execute(new.on_conflict_do_nothing()).rowcount)
 
-    def _islands(self, connection: sa.Connection, ids: sa.Select[Any]) -> list[Span]:
+    def _islands(self, connection: sa.Connection, ids: sa.Select[Any]) -> list[IdSpan]:
         """Find the spans that sorted ids make."""
         id_ = ids.subquery("fresh").c[0]
         island = (id_ - sa.func.row_number().over(order_by=id_)).label("island")
@@ -181,7 +181,7 @@ class LeasedTable:
         return sorted((first, last) for first, last in connection.execute(ends))
 
     def _shares(
-        self, connection: sa.Connection, receive: int, rows: int, spans: Sequence[Span], concurrency: int
+        self, connection: sa.Connection, receive: int, rows: int, spans: Sequence[IdSpan], concurrency: int
     ) -> Iterator[Share]:
         """Divide what a receive leased: rows first, for which each share's last id has to be looked up."""
         leases, after, left = self.leases, None, spans
@@ -291,7 +291,7 @@ class LeasedTable:
             .order_by(leases.c.id)
         )
 
-    def _waiting(self, live: sa.Select[tuple[int]], held: Sequence[Span]) -> sa.Select[Any]:
+    def _waiting(self, live: sa.Select[tuple[int]], held: Sequence[IdSpan]) -> sa.Select[Any]:
         """Select ids, in order, and deliveries of all that no receive in `live` or of the spans `held` holds."""
         leases = self.leases
         new: sa.ColumnElement[bool] = leases.c.id.is_(None)
@@ -307,7 +307,7 @@ class LeasedTable:
             .order_by(self.id)
         )
 
-    def _fresh(self, held: Sequence[Span]) -> Iterator[sa.Select[Any]]:
+    def _fresh(self, held: Sequence[IdSpan]) -> Iterator[sa.Select[Any]]:
         """Select ids, in order, of what was never leased: first between the spans that others hold, then after them."""
         leases = self.leases
         after: sa.ColumnElement[bool] = self.id.is_not(None)
@@ -322,26 +322,28 @@ class LeasedTable:
         both = self.queue.outerjoin(leases, same)
         yield sa.select(self.id).select_from(both).where(leases.c.id.is_(None), after).order_by(self.id)
 
-    def _rows(self, spans: Sequence[Span]) -> sa.FromClause:
+    def _rows(self, spans: Sequence[IdSpan]) -> sa.FromClause:
         return id_spans.rows(spans, is_sqlite=self.database.is_sqlite)
 
-    def _joined(self, spans: Sequence[Span], id_: sa.ColumnElement[Any]) -> sa.Join:
+    def _joined(self, spans: Sequence[IdSpan], id_: sa.ColumnElement[Any]) -> sa.Join:
         """Spans, with the rows of the queue or of the leases whose ids lie in them."""
         rows = self._rows(spans)
         return rows.join(self.leases if id_ is self.leases.c.id else self.queue, id_.between(rows.c.first, rows.c.last))
 
-    def _count(self, connection: sa.Connection, spans: Sequence[Span], id_: Any, *such: sa.ColumnElement[bool]) -> int:
+    def _count(
+        self, connection: sa.Connection, spans: Sequence[IdSpan], id_: Any, *such: sa.ColumnElement[bool]
+    ) -> int:
         """Count what such spans hold of the queue or of the leases."""
         count = sa.select(sa.func.count()).select_from(self._joined(spans, id_)).where(*such)
         return int(connection.execute(count).scalar_one()) if spans else 0
 
-    def _count_new(self, connection: sa.Connection, spans: Sequence[Span]) -> int:
+    def _count_new(self, connection: sa.Connection, spans: Sequence[IdSpan]) -> int:
         """Count the messages in spans that have no row of their own."""
         has_message = sa.exists().where(self.id == self.leases.c.id)
         rows = self._count(connection, spans, self.leases.c.id, has_message)
         return self._count(connection, spans, self.id) - rows
 
-    def _spans(self, connection: sa.Connection, of: sa.ColumnElement[bool]) -> list[Span]:
+    def _spans(self, connection: sa.Connection, of: sa.ColumnElement[bool]) -> list[IdSpan]:
         spans = self.receives.c.spans
         found = connection.execute(sa.select(spans).where(of, spans.is_not(None))).scalars()
         return [span for text in found for span in id_spans.parse(text)]

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline_platform.lake.manifest import Manifest
-from pipeline_platform.lake.reader import Range, keys_of, only, read_ranges
+from pipeline_platform.lake.reader import RowRange, keys_of, only, read_ranges
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import OUTCOMES
 from pipeline_platform.model.actions import EARLY
@@ -103,10 +103,10 @@ class AcknowledgeOutcomes:
 
     source: Source
     lake: Lake
-    parts: Sequence[Sequence[Range]]
+    parts: Sequence[Sequence[RowRange]]
     acknowledger: Acknowledger = ONCE
     withhold_duplicates: bool = False
-    unheard: Sequence[Range] = ()
+    unheard: Sequence[RowRange] = ()
 
     def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
         """Run task `index`; return the counts as the notes of a manifest."""

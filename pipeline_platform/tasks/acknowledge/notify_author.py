@@ -12,14 +12,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline_platform.lake.reader import Range, keys_of, only, read_ranges
+from pipeline_platform.lake.reader import RowRange, keys_of, only, read_ranges
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks.handle.handle_messages import READ
 from pipeline_platform.tasks.host.calling_step import CallingStep
 from pipeline_platform.tasks.host.fork import Death, Written, in_a_fork
-from pipeline_platform.tasks.host.output import heard
+from pipeline_platform.tasks.host.output import captured
 from pipeline_platform.tasks.host.progress import UNWATCHED, Progress, Watch, end_copy
 
 ROWS = 1_000
@@ -28,7 +28,7 @@ ROWS = 1_000
 UNHEARD = pa.schema([("ack_ref", pa.string()), ("ack_id", pa.string())])
 """Messages of which a call raised: they are not acknowledged."""
 
-DECIDED = ["handled", "failed"]
+ENDED = ["handled", "failed"]
 """Outcomes that end a message."""
 
 _OUTCOMES = UNHEARD.append(pa.field("outcome", pa.string()))
@@ -40,7 +40,7 @@ _FAILED = pa.schema(
 _SAMPLE = 10
 _ROWS = 65_536
 
-Span = tuple[int, int]
+Stretch = tuple[int, int]
 """Positions of received messages, the last one excluded."""
 
 
@@ -99,17 +99,17 @@ class NotifyAuthor(CallingStep):
         before: The positions that have heard before, by `ack_ref`.
     """
 
-    parts: Sequence[Sequence[Range]]
-    outcomes: Sequence[Range] = ()
-    failed: Sequence[Range] = ()
-    before: Mapping[str, Sequence[Span]] = field(default_factory=dict)
+    parts: Sequence[Sequence[RowRange]]
+    outcomes: Sequence[RowRange] = ()
+    failed: Sequence[RowRange] = ()
+    before: Mapping[str, Sequence[Stretch]] = field(default_factory=dict)
 
     def work(self, share: int, watch: Watch | None = UNWATCHED, death: Death | None = None) -> Iterator[pa.RecordBatch]:
         """Do the part of task `share`; its notes say which positions have heard, and why others have not."""
         number = 0
         began, started = time.time(), time.monotonic()
-        spans, unheard, errors = dict[str, list[Span]](), 0, list[str]()
-        with self.writer(f"unheard-{share}") as writer, heard() as said, self.traced(share):
+        spans, unheard, errors = dict[str, list[Stretch]](), 0, list[str]()
+        with self.writer(f"unheard-{share}") as writer, captured() as output, self.traced(share):
             ends = self._ends(share)
             for _, block in read_ranges(self.lake, self.parts[share], READ, ROWS):
                 for ack_ref, rows in self._groups(block, ends):
@@ -127,7 +127,7 @@ class NotifyAuthor(CallingStep):
                     keys = rows.select(UNHEARD.names)
                     writer.write(unheard_table(self.receive_id), rows.column("window")[0].as_py(), keys)
             took = {"began": began, "seconds": time.monotonic() - started, "task": share}
-            notes = {"heard": spans, "unheard": unheard, "unheard_why": errors[:_SAMPLE], **said.notes(), **took}
+            notes = {"heard": spans, "unheard": unheard, "unheard_why": errors[:_SAMPLE], **output.notes(), **took}
             manifest = writer.close(**notes)
         yield from manifest.to_arrow().to_batches()
 
@@ -138,12 +138,12 @@ class NotifyAuthor(CallingStep):
         ids, acks = keys_of(mine, *_IDENTITY), keys_of(mine, *UNHEARD.names)
         failures = self._of(ids, self.failed, _FAILED, _IDENTITY, pc.field("state") != "closed")
         failed = pc.index_in(ids, keys_of(failures, *_IDENTITY))
-        decided = self._of(acks, self.outcomes, _OUTCOMES, UNHEARD.names, pc.field("outcome").isin(DECIDED))
+        decided = self._of(acks, self.outcomes, _OUTCOMES, UNHEARD.names, pc.field("outcome").isin(ENDED))
         is_decided = pc.is_in(acks, keys_of(decided, *UNHEARD.names)) if self.outcomes else pa.repeat(True, len(acks))
         return _Ends(self.parts[share][0].position, is_decided, failed, failures)
 
     def _of(
-        self, mine: pa.Array, ranges: Sequence[Range], columns: pa.Schema, key: Sequence[str], such: pc.Expression
+        self, mine: pa.Array, ranges: Sequence[RowRange], columns: pa.Schema, key: Sequence[str], such: pc.Expression
     ) -> pa.Table:
         """Such rows of these messages: what other tasks' messages came to is read, and not kept."""
         some = (pa.table(rows).filter(such) for _, rows in read_ranges(self.lake, ranges, columns, _ROWS))

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from pipeline_platform.lake.reader import Range, row_groups
+from pipeline_platform.lake.reader import RowRange, row_groups
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.model.actions import AckPolicy
@@ -23,7 +23,7 @@ from pipeline_platform.tasks.batch import cutting
 from pipeline_platform.tasks.by_position import ByPosition
 from pipeline_platform.tasks.host.fork import Death, Limit, Written, in_a_fork
 from pipeline_platform.tasks.host.hosting import in_a_host
-from pipeline_platform.tasks.host.output import Said, heard
+from pipeline_platform.tasks.host.output import Output, captured
 from pipeline_platform.tasks.host.progress import UNWATCHED, Watch
 from pipeline_platform.tasks.record.staging import CUT_BY, STAGED, staged_messages, staged_table, to_be_cut
 
@@ -51,7 +51,7 @@ class CutBatches:
     batcher: str
     options: Batcher
     ack_policy: AckPolicy
-    staged: Sequence[Range]
+    staged: Sequence[RowRange]
     rest: Trigger = "flush"
     tasks: int = 1
 
@@ -64,13 +64,13 @@ class CutBatches:
     def work(self, index: int, watch: Watch | None = UNWATCHED, death: Death | None = None) -> Iterator[pa.RecordBatch]:
         """Cut; a splitter is called here if it has a watch, and else in forks."""
         known = pa.concat_tables(map(self._known, self.staged)).combine_chunks()
-        # Without one there is nothing to hear, and a thread of the driver may do this.
-        with heard() if self._splits else nullcontext(Said()) as said:
+        # Without one there is no output, and a thread of the driver may do this.
+        with captured() if self._splits else nullcontext(Output()) as output:
             batches = self._cut_in_forks(known, death) if watch is None else self._cut(known, {}, watch)
         with Writer(self.lake, self.pipeline, f"{self.receive_id}-{self.batcher}-cut-{index}") as writer:
             for batch in batches.combine_chunks().to_batches():
                 writer.write(plan_table(self.receive_id, self.batcher), self.staged[0].window, batch)
-            manifest = writer.close(**said.notes(), who=f"the splitter of {self.batcher!r}")
+            manifest = writer.close(**output.notes(), who=f"the splitter of {self.batcher!r}")
         yield from manifest.to_arrow().to_batches()
 
     @property
@@ -80,7 +80,7 @@ class CutBatches:
     def _limit(self) -> Limit | None:
         return Limit.of(f"batchers[{self.batcher!r}].message_timeout", self.options.message_timeout)
 
-    def _known(self, file: Range) -> pa.Table:
+    def _known(self, file: RowRange) -> pa.Table:
         return to_be_cut(pa.concat_tables(row_groups(self.lake, file.path, CUT_BY)), file.window)
 
     def _cut(self, known: pa.Table, killers: Mapping[int, Failure], watch: Watch) -> pa.Table:

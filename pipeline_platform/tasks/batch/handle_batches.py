@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline_platform.lake.reader import Range
+from pipeline_platform.lake.reader import RowRange
 from pipeline_platform.lake.stored_file import stored_file
 from pipeline_platform.model.failure import Failure, words
 from pipeline_platform.model.message import BatchInfo, Message
@@ -28,7 +28,7 @@ from pipeline_platform.tasks.handle.handle_messages import checked, rare_collect
 from pipeline_platform.tasks.host.calling_step import CallingStep
 from pipeline_platform.tasks.host.fork import Death, Limit
 from pipeline_platform.tasks.host.isolation import Isolation
-from pipeline_platform.tasks.host.output import heard
+from pipeline_platform.tasks.host.output import captured
 from pipeline_platform.tasks.host.progress import UNWATCHED, Watch
 from pipeline_platform.tasks.record.outcomes import Outcomes
 from pipeline_platform.tasks.record.staging import STAGED, staged_messages
@@ -70,14 +70,14 @@ class HandleBatches(CallingStep):
     """
 
     batcher: str
-    staged: Sequence[Range]
-    plan: Sequence[Range]
+    staged: Sequence[RowRange]
+    plan: Sequence[RowRange]
     tasks: int = 1
 
     def work(self, share: int, watch: Watch | None = UNWATCHED, death: Death | None = None) -> Iterator[pa.RecordBatch]:
         """Do the part of task `share`."""
         began, started, count = time.time(), time.monotonic(), 0
-        with self.writer(f"{self.batcher}-{share}") as writer, heard() as said, self.traced(share):
+        with self.writer(f"{self.batcher}-{share}") as writer, captured() as output, self.traced(share):
             isolation = Isolation(self, writer, watch, death)
             with rare_collections():
                 for batch in self._batches(share):
@@ -88,7 +88,7 @@ class HandleBatches(CallingStep):
                         self.handle(batch, isolation.outcomes)
                     count += batch.failure is None
             notes = {"batches": count, "began": began, "seconds": time.monotonic() - started, "task": share}
-            manifest = writer.close(**isolation.outcomes.tally.notes(), **said.notes(), **notes)
+            manifest = writer.close(**isolation.outcomes.tally.notes(), **output.notes(), **notes)
         yield from manifest.to_arrow().to_batches()
 
     def limit(self) -> Limit | None:

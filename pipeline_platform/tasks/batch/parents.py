@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline_platform.lake.reader import Range, keys_of, only, row_groups
+from pipeline_platform.lake.reader import RowRange, keys_of, only, row_groups
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.stored_file import stored_file
 from pipeline_platform.model.actions import AckPolicy
@@ -34,7 +34,7 @@ class EndParents(HandleInOrder):
         tasks: How many tasks there are.
     """
 
-    ends: Sequence[Range] = ()
+    ends: Sequence[RowRange] = ()
     tasks: int = 1
     in_order = False
 
@@ -58,20 +58,20 @@ class EndParents(HandleInOrder):
         return "handle_failed"
 
 
-def failed_keys(lake: Lake, ends: Sequence[Range]) -> pa.Array:
+def failed_keys(lake: Lake, ends: Sequence[RowRange]) -> pa.Array:
     """Source and id of the parents that failed, by `keys_of`."""
     said = (rows for file in ends for rows in row_groups(lake, file.path, only(ENDS, "source", "message_id", "kind")))
     failed = (keys_of(rows.filter(pc.is_valid(rows["kind"])), "source", "message_id") for rows in said)
     return pc.unique(pa.concat_arrays([pa.array([], pa.string()), *map(pc.unique, failed)]))
 
 
-def _read(lake: Lake, files: Sequence[Range], schema: pa.Schema) -> pa.Table:
+def _read(lake: Lake, files: Sequence[RowRange], schema: pa.Schema) -> pa.Table:
     """What files hold."""
     tables = [rows for file in files for rows in row_groups(lake, file.path, schema)]
     return pa.concat_tables([schema.empty_table(), *tables])
 
 
-def _ends_between(lake: Lake, files: Sequence[Range], first: int, last: int) -> pa.Table:
+def _ends_between(lake: Lake, files: Sequence[RowRange], first: int, last: int) -> pa.Table:
     """What counts of what children say of the messages at some positions."""
     ends, held = [ENDS.empty_table()], 0
     for file in files:

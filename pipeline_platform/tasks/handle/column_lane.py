@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline_platform.lake.manifest import File
-from pipeline_platform.lake.reader import Range, read_ranges
+from pipeline_platform.lake.reader import RowRange, read_ranges
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import DEFAULT, MESSAGES, Message
@@ -28,7 +28,7 @@ from pipeline_platform.tasks.host.calling_step import CallingStep, Step
 from pipeline_platform.tasks.host.fork import Death
 from pipeline_platform.tasks.host.hosting import in_a_host
 from pipeline_platform.tasks.host.isolation import Isolation
-from pipeline_platform.tasks.host.output import heard
+from pipeline_platform.tasks.host.output import captured
 from pipeline_platform.tasks.host.progress import UNWATCHED, Watch
 from pipeline_platform.tasks.record.outcomes import Outcomes
 
@@ -59,10 +59,10 @@ class ReadColumns:
     """Task `n` reads the received rows `parts[n]` at the pace of the rate limit, without those that are set aside."""
 
     lake: Lake
-    parts: Sequence[Sequence[Range]]
+    parts: Sequence[Sequence[RowRange]]
     options: Processors
     pace: Pace
-    repeats: Sequence[Range]
+    repeats: Sequence[RowRange]
 
     def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
         """Run task `index`."""
@@ -166,7 +166,7 @@ class WriteColumns(CallingStep):
         received: The files of what was received, whole and in order: rows are looked up there by position.
     """
 
-    received: Sequence[Range]
+    received: Sequence[RowRange]
     outside = (OSError,)
 
     def __call__(self, share: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -179,7 +179,7 @@ class WriteColumns(CallingStep):
     ) -> Iterator[pa.RecordBatch]:
         """Write rows; yield their manifest."""
         began, started, count, total = time.time(), time.monotonic(), 0, 0
-        with self.writer(f"handle-{uuid.uuid4().hex[:4]}") as writer, heard() as said, self.traced():
+        with self.writer(f"handle-{uuid.uuid4().hex[:4]}") as writer, captured() as output, self.traced():
             received = ByPosition(self.lake, self.received)
             isolation = Isolation(self, writer, watch, death)
             for batch in filter(len, share):
@@ -190,7 +190,7 @@ class WriteColumns(CallingStep):
                     isolation.deal(rows, lane.write, lane.record_death)
             took = {"began": began, "seconds": time.monotonic() - started}
             notes = {"returned_rows": count, "checksum": total, **took}
-            manifest = writer.close(**isolation.outcomes.tally.notes(), **said.notes(), **notes)
+            manifest = writer.close(**isolation.outcomes.tally.notes(), **output.notes(), **notes)
         yield from manifest.to_arrow().to_batches()
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline_platform.lake.reader import Range, read_ranges
+from pipeline_platform.lake.reader import RowRange, read_ranges
 from pipeline_platform.model.actions import AckPolicy
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import ACK_POLICY, BULK, MESSAGES, BatchMode, Message
@@ -24,7 +24,7 @@ from pipeline_platform.tasks.handle.threads import at_once, followers
 from pipeline_platform.tasks.host.calling_step import CallingStep
 from pipeline_platform.tasks.host.fork import Death
 from pipeline_platform.tasks.host.isolation import Isolation
-from pipeline_platform.tasks.host.output import heard
+from pipeline_platform.tasks.host.output import captured
 from pipeline_platform.tasks.host.progress import UNWATCHED, Watch
 from pipeline_platform.tasks.record.failures import RECEIVING
 from pipeline_platform.tasks.record.fan_out import held_bytes, with_children
@@ -151,8 +151,8 @@ class Handler:
         # The hot loop: one call, one check and one append a message. To unpack arguments would cost twice the call.
         context, handled = self._context, []
         for message in (watch or self._watch).each(stage, messages):
-            standing = message._standing
-            if standing.failure is not None:
+            state = message._state
+            if state.failure is not None:
                 handled.append(message)
                 continue
             try:
@@ -160,13 +160,13 @@ class Handler:
                 if (
                     result.__class__ is not Message
                     or result._row != message._row
-                    or result._standing is not standing
+                    or result._state is not state
                     or type(result.batcher) is not str
                     or type(result.batch_key) is not str
                 ):
                     result = _accepted(message, result, stage)
-                    if result._standing.children is not None:
-                        size = held_bytes(result._standing.children)  # first: another thread may add meanwhile
+                    if result._state.children is not None:
+                        size = held_bytes(result._state.children)  # first: another thread may add meanwhile
                         self._held += size
                         if self._held >= HELD_BYTES:
                             handled.append(result)
@@ -251,8 +251,8 @@ class Handle(CallingStep):
         in_order: Whether forks, too, must keep the order of messages.
     """
 
-    parts: Sequence[Sequence[Range]]
-    repeats: Sequence[Range] = ()
+    parts: Sequence[Sequence[RowRange]]
+    repeats: Sequence[RowRange] = ()
     pace: Pace | None = None
     in_order: ClassVar[bool] = False
 
@@ -260,7 +260,7 @@ class Handle(CallingStep):
         """Do the part of task `share`."""
         began, started, options = time.time(), time.monotonic(), self.pipeline.processors
         repeats = Repeats.read(self.lake, self.repeats)
-        with self.writer(f"handle-{share}") as writer, heard() as said, self.traced(share):
+        with self.writer(f"handle-{share}") as writer, captured() as output, self.traced(share):
             isolation = Isolation(self, writer, watch, death)
             outcomes = isolation.outcomes
             rows = max(options.chunk_size, BLOCK_ROWS)
@@ -277,7 +277,7 @@ class Handle(CallingStep):
                     isolation.deal(fresh, work, fail, self._permitted, give_back, in_order=self.in_order)
             took = {"began": began, "seconds": time.monotonic() - started, "task": share}
             waited = self.pace.waited if self.pace else 0.0
-            manifest = writer.close(**outcomes.tally.notes(), **said.notes(), **took, waited=waited)
+            manifest = writer.close(**outcomes.tally.notes(), **output.notes(), **took, waited=waited)
         yield from manifest.to_arrow().to_batches()
 
     def _blocks(self, index: int, rows: int) -> Iterator[pa.RecordBatch]:

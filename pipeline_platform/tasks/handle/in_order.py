@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline_platform.lake.reader import Range, row_groups
+from pipeline_platform.lake.reader import RowRange, row_groups
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.stored_file import stored_file
 from pipeline_platform.lake.writer import Writer
@@ -98,7 +98,7 @@ class DealPartitions:
     lake: Lake
     pipeline: str
     receive_id: str
-    found: Sequence[Range]
+    found: Sequence[RowRange]
     tasks: int
 
     def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
@@ -117,7 +117,7 @@ class DealPartitions:
             manifest = writer.close()
         yield from manifest.to_arrow().to_batches()
 
-    def _read(self, file: Range) -> pa.Table:
+    def _read(self, file: RowRange) -> pa.Table:
         rows = pa.concat_tables(row_groups(self.lake, file.path, FOUND))
         return rows.append_column("window", pa.repeat(file.window, rows.num_rows))
 
@@ -132,7 +132,7 @@ class HandleInOrder(Handle):
         turns: The first turn of those to be handled, and the one after the last; None for all.
     """
 
-    plan: Sequence[Range] = ()
+    plan: Sequence[RowRange] = ()
     turns: tuple[int, int] | None = None
     in_order = True
 

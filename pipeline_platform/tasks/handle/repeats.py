@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline_platform.lake.reader import Range, read_ranges
+from pipeline_platform.lake.reader import RowRange, read_ranges
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.writer import Writer
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 REPEATS = pa.schema([("source", pa.string()), ("message_id", pa.string()), ("keep", pa.int64())])
-"""A message that came more than once: the position of the one copy to handle, or `DECIDED`."""
+"""A message that came more than once: the position of the one copy to handle, or `KNOWN`."""
 
-DECIDED = -1
+KNOWN = -1
 """No copy is to be handled: an earlier receive decided the message."""
 
 
 class Repeats:
-    """By `(source, message_id)`, the position of the one copy to handle, or `DECIDED`."""
+    """By `(source, message_id)`, the position of the one copy to handle, or `KNOWN`."""
 
     def __init__(self, keep: dict[tuple[str, str], int]) -> None:
         self._keep = keep
 
     @classmethod
-    def read(cls, lake: Lake, files: Sequence[Range]) -> Repeats:
+    def read(cls, lake: Lake, files: Sequence[RowRange]) -> Repeats:
         """Read what `WriteRepeats` wrote."""
         keep: dict[tuple[str, str], int] = {}
         for _, batch in read_ranges(lake, files, REPEATS, 65_536):
@@ -45,7 +45,7 @@ class Repeats:
         keys = zip(chunk.column("source").to_pylist(), chunk.column("message_id").to_pylist(), strict=True)
         keep = pa.array([self._keep.get(key) for key in keys], pa.int64())
         fresh = pc.fill_null(pc.equal(keep, chunk.column("position")), True)
-        decided = pc.fill_null(pc.equal(keep, DECIDED), False)
+        decided = pc.fill_null(pc.equal(keep, KNOWN), False)
         return chunk.filter(fresh), chunk.filter(decided), chunk.filter(pc.invert(pc.or_(fresh, decided)))
 
 
@@ -54,7 +54,7 @@ class Scan:
     """Task `n` reads the rows `parts[n]` of files that are not part of a table, or not yet."""
 
     lake: Lake
-    parts: Sequence[Sequence[Range]]
+    parts: Sequence[Sequence[RowRange]]
     schema: pa.Schema
 
     def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
@@ -111,5 +111,5 @@ def find_repeats(received: DataFrame, outcomes: DataFrame | None) -> DataFrame:
     return (
         copies.join(known, key, "left")
         .where("known is not null or n > 1")
-        .select(*key, f.when(f.col("known").isNotNull(), f.lit(DECIDED)).otherwise(f.col("keep")).alias("keep"))
+        .select(*key, f.when(f.col("known").isNotNull(), f.lit(KNOWN)).otherwise(f.col("keep")).alias("keep"))
     )

@@ -8,7 +8,7 @@ from functools import partial
 
 import pyarrow as pa
 
-from pipeline_platform.lake.reader import Range, read_ranges
+from pipeline_platform.lake.reader import RowRange, read_ranges
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.tasks.by_position import checksum
 from pipeline_platform.tasks.handle.handle_messages import READ, oversized, too_large
@@ -16,7 +16,7 @@ from pipeline_platform.tasks.handle.repeats import Repeats
 from pipeline_platform.tasks.host.calling_step import CallingStep
 from pipeline_platform.tasks.host.fork import Death
 from pipeline_platform.tasks.host.isolation import Isolation
-from pipeline_platform.tasks.host.output import heard
+from pipeline_platform.tasks.host.output import captured
 from pipeline_platform.tasks.host.progress import UNWATCHED, Watch
 from pipeline_platform.tasks.record.outcomes import Outcomes
 
@@ -30,14 +30,14 @@ class SetAside(CallingStep):
         failure: What every other row fails with; None where only those fail that are too large.
     """
 
-    parts: Sequence[Sequence[Range]]
-    repeats: Sequence[Range]
+    parts: Sequence[Sequence[RowRange]]
+    repeats: Sequence[RowRange]
     failure: Failure | None = None
 
     def work(self, share: int, watch: Watch | None = UNWATCHED, death: Death | None = None) -> Iterator[pa.RecordBatch]:
         """Do the part of task `share`; note how many rows it set aside, and which, by their checksum."""
         repeats, options, aside = Repeats.read(self.lake, self.repeats), self.pipeline.processors, list[pa.Array]()
-        with self.writer(f"aside-{share}") as writer, heard() as said, self.traced(share):
+        with self.writer(f"aside-{share}") as writer, captured() as output, self.traced(share):
             isolation = Isolation(self, writer, watch, death)
             outcomes = isolation.outcomes
             for _, chunk in read_ranges(self.lake, self.parts[share], READ, options.chunk_size, options.chunk_bytes):
@@ -52,7 +52,7 @@ class SetAside(CallingStep):
             positions = [column.to_numpy() for column in aside]
             manifest = writer.close(
                 **outcomes.tally.notes(),
-                **said.notes(),
+                **output.notes(),
                 aside=sum(map(len, positions)),
                 aside_checksum=sum(map(checksum, positions)) % 2**64,
                 task=share,

@@ -11,25 +11,25 @@ from contextlib import contextmanager, suppress
 from typing import Any, TextIO, cast
 
 LINES = 100
-ROOM = 16 * 2**10
-"""Lines, and bytes of them, that are kept of a task."""
+BYTES = 16 * 2**10
+"""Lines, and bytes of them, that are shown of a task."""
 _LINE = 2_000
-"""Characters that are kept of a line."""
-_USED, _KEPT, _MORE = range(3)
+"""Characters that are shown of a line."""
+_USED, _SHOWN, _MORE = range(3)
 _HEAD = 3 * 8
 
 
-class Said:
-    """The lines of one task, in memory that it shares with its forks: what one says before it dies is kept, too."""
+class Output:
+    """The lines of one task, in memory that it shares with its forks: what one prints before it dies is there, too."""
 
     def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, _HEAD + ROOM)
+        self._memory = mmap.mmap(-1, _HEAD + BYTES)
         self._counts = memoryview(self._memory)[:_HEAD].cast("q")
         self._lock = threading.Lock()
         self._begun: dict[tuple[int, int], str] = {}
         """Lines that have not ended, by stream and thread."""
 
-    def hear(self, stream: int, text: str) -> None:
+    def take(self, stream: int, text: str) -> None:
         """Take text that was written to a stream."""
         if self._counts[_MORE] and "\n" not in text:
             return
@@ -46,7 +46,7 @@ class Said:
             self._keep(begun)
 
     def notes(self) -> dict[str, Any]:
-        """What the driver gets: nothing, if nothing was said."""
+        """What the driver gets: nothing, if there is none."""
         while self._begun:
             self._keep(self._begun.popitem()[1])
         more = self._counts[_MORE]
@@ -63,9 +63,9 @@ class Said:
                 shown = line if len(line) <= _LINE else f"{line[:_LINE]}..."
                 encoded = shown.encode("utf-8", "backslashreplace") + b"\n"
                 end = counts[_USED] + len(encoded)
-                if counts[_KEPT] < LINES and end <= ROOM:
+                if counts[_SHOWN] < LINES and end <= BYTES:
                     self._memory[_HEAD + counts[_USED] : _HEAD + end] = encoded
-                    counts[_USED], counts[_KEPT] = end, counts[_KEPT] + 1
+                    counts[_USED], counts[_SHOWN] = end, counts[_SHOWN] + 1
                     return
             counts[_MORE] += 1
         finally:
@@ -75,12 +75,12 @@ class Said:
 class _Stream:
     """Writes on to the stream in whose place it stands, which is that of Spark's log."""
 
-    def __init__(self, original: TextIO, said: Said) -> None:
-        self._original, self._said = original, said
+    def __init__(self, original: TextIO, output: Output) -> None:
+        self._original, self._output = original, output
 
     def write(self, text: str) -> int:
         written = self._original.write(text)
-        self._said.hear(id(self), text)
+        self._output.take(id(self), text)
         return written
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -88,7 +88,7 @@ class _Stream:
             self.write(line)
 
     def flush(self) -> None:
-        self._said.end_line(id(self))
+        self._output.end_line(id(self))
         self._original.flush()
 
     def close(self) -> None:
@@ -100,18 +100,18 @@ class _Stream:
 
 
 @contextmanager
-def heard() -> Iterator[Said]:
-    """Hear what Python code of this process prints and logs meanwhile; it is written to where it was, too."""
-    said = Said()
+def captured() -> Iterator[Output]:
+    """Take what Python code of this process prints and logs meanwhile; it is written to where it was, too."""
+    output = Output()
     originals = {name: getattr(sys, name) for name in ("stdout", "stderr")}
     streams = {
-        name: cast(TextIO, _Stream(original, said)) for name, original in originals.items() if original is not None
+        name: cast(TextIO, _Stream(original, output)) for name, original in originals.items() if original is not None
     }
     for name, stream in streams.items():
         setattr(sys, name, stream)
         _redirect(originals[name], stream)
     try:
-        yield said
+        yield output
     finally:
         for name, stream in streams.items():
             if getattr(sys, name) is stream:

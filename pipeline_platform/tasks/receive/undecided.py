@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from pipeline_platform.lake.early_acks import Notes
-from pipeline_platform.lake.reader import Range, read_ranges
+from pipeline_platform.lake.reader import RowRange, read_ranges
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import MESSAGES
 from pipeline_platform.tasks.handle.handle_messages import BLOCK_ROWS
@@ -30,7 +30,7 @@ _FAILURE = Failure(
 class KeepForgotten(Step):
     """Task `n` keeps the received rows of `parts[n]` which the source has forgotten: as failures, and as received."""
 
-    parts: Sequence[Sequence[Range]]
+    parts: Sequence[Sequence[RowRange]]
 
     def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
         """Run task `index`."""

@@ -66,13 +66,13 @@ class EarlyAcks(ABC):
         on_success, on_failure = message.actions or (None, None)
         if message.failure is None:
             return Entry(*key, on_success or self._ack_policy.on_success, failed=False)
-        redelivered = message._standing.delivery.value("redelivered", message._row)
+        redelivered = message._state.delivery.value("redelivered", message._row)
         action = self._ack_policy.of_delivery(on_failure or self._ack_policy.on_failure, redelivered=redelivered)
         return Entry(*key, action, failed=True)
 
     @staticmethod
     def _key(message: Message) -> Key:
-        value = message._standing.delivery.value
+        value = message._state.delivery.value
         return value("ack_ref", message._row), value("ack_id", message._row)
 
 

@@ -86,10 +86,10 @@ class Outcomes:
         """Write messages of a block for their batchers."""
         groups, parents = {name: list[int]() for name in self._batchers}, list[int]()
         for index, message in messages:
-            standing = message._standing
-            if standing.failure is not None:
+            state = message._state
+            if state.failure is not None:
                 block.failed.append(index)
-            elif standing.children is not None:
+            elif state.children is not None:
                 parents.append(index)
             elif (group := groups.get(message.batcher)) is not None:
                 group.append(index)
@@ -108,7 +108,7 @@ class Outcomes:
         # Without the payloads: a message may have thousands of children.
         payloads = pa.nulls(block.rows.num_rows, pa.binary())
         rows = block.rows.set_column(block.rows.schema.get_field_index("data"), "data", payloads)
-        pairs = [(index, child) for index in parents for child in block.messages[index]._standing.children or ()]
+        pairs = [(index, child) for index in parents for child in block.messages[index]._state.children or ()]
         at = [index for index, _ in pairs]
         family = Block(rows, block.window, [child for _, child in pairs], at=at)
         groups = {name: list[int]() for name in self._batchers}
@@ -318,7 +318,7 @@ class Outcomes:
         early = self._early(block.rows)
         if done:
             actions: str | list[str] = ack_policy.on_success
-            if early or any(map(attrgetter("_standing.actions"), block.messages)):
+            if early or any(map(attrgetter("_state.actions"), block.messages)):
                 actions = [(block.messages[index].actions or (None,))[0] or ack_policy.on_success for index in done]
                 actions = [EARLY if index in early else action for index, action in zip(done, actions, strict=True)]
             self._write_handled(block.take(_RECORDED, done), block.window, actions)

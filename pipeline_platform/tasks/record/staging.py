@@ -12,7 +12,7 @@ from pipeline_platform.lake.reader import only
 from pipeline_platform.model.actions import AckPolicy
 from pipeline_platform.model.crossing import decode, encode
 from pipeline_platform.model.failure import Failure
-from pipeline_platform.model.message import BULK, Delivery, Message, Standing
+from pipeline_platform.model.message import BULK, Delivery, Message, MessageState
 from pipeline_platform.tasks.host.progress import Watch
 
 STAGED = pa.schema(
@@ -108,11 +108,11 @@ def staged_messages(
 
 
 def _undecoded(rows: pa.RecordBatch, batcher: str, ack_policy: AckPolicy) -> Iterator[Message]:
-    standing = Standing(Delivery(rows, ack_policy))
+    state = MessageState(Delivery(rows, ack_policy))
     names = [*(name for name in _HANDLED if name != "encoding"), "child"]
     for row, cells in enumerate(zip(*(rows.column(name).to_pylist() for name in names), strict=True)):
         value, key, mode, on_success, on_failure, child = cells
-        message = Message(value, row, standing if mode == BULK else standing._replace(batch_mode=mode))
+        message = Message(value, row, state if mode == BULK else state._replace(batch_mode=mode))
         message.batcher, message.batch_key = batcher, key
         if on_success is not None or on_failure is not None:
             message = message.configure_ack(on_success=on_success, on_failure=on_failure)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.tasks.host.output import LINES, ROOM, heard
+from pipeline_platform.tasks.host.output import BYTES, LINES, captured
 from tests.fixtures.obedient import Obedient
 from tests.fixtures.small_lake import handled
 from tests.tasks.test_batch import Obedient as Batching
@@ -79,28 +79,28 @@ def test_what_handle_batch_says_is_heard(lake):
 
 
 def test_lines_beyond_the_bound_are_counted():
-    with heard() as said:
+    with captured() as output:
         for number in range(LINES + 7):
             print(number)
 
-    assert said.notes() == {"said": "".join(f"{number}\n" for number in range(LINES)), "unsaid": 7}
+    assert output.notes() == {"said": "".join(f"{number}\n" for number in range(LINES)), "unsaid": 7}
 
 
 @pytest.mark.parametrize("text", ["x" * 10 * 2**20, "\u20ac" * 10**6, "y" * 1_999])
 def test_long_lines_are_cut_and_many_of_them_are_bounded(text):
-    with heard() as said:
+    with captured() as output:
         for _ in range(50):
             print(text)
 
-    notes = said.notes()
-    assert len(notes["said"].encode()) <= ROOM
+    notes = output.notes()
+    assert len(notes["said"].encode()) <= BYTES
     lines = notes["said"].splitlines()
     assert {line.removesuffix("...") for line in lines} == {text[:2_000]}
     assert len(lines) + notes["unsaid"] == 50
 
 
 def test_a_line_is_a_line_however_it_is_written():
-    with heard() as said:
+    with captured() as output:
         print("one", "two", sep="\n")
         print("begun, ", end="")
         print("ended")
@@ -109,7 +109,7 @@ def test_a_line_is_a_line_however_it_is_written():
         print("flushed", end="", flush=True)
         print("left", end="")
 
-    assert said.notes()["said"].splitlines() == [
+    assert output.notes()["said"].splitlines() == [
         "one", "two", "begun, ended", "a", "b", "half \\ud83d", "flushed", "left"
     ]  # fmt: skip
 
@@ -120,7 +120,7 @@ def test_lines_of_threads_do_not_mix():
             for part in (name, " ", str(number), "\n"):
                 sys.stdout.write(part)
 
-    with heard() as said:
+    with captured() as output:
         threads = [threading.Thread(target=speak, args=(name,)) for name in ("anna", "bert", "cleo")]
         for thread in threads:
             thread.start()
@@ -128,7 +128,7 @@ def test_lines_of_threads_do_not_mix():
             thread.join()
 
     expected = {f"{name} {number}" for name in ("anna", "bert", "cleo") for number in range(10)}
-    assert set(said.notes()["said"].splitlines()) == expected
+    assert set(output.notes()["said"].splitlines()) == expected
 
 
 def unconfigure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,11 +140,11 @@ def unconfigure(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_log_lines_are_heard_as_python_shows_them_where_nobody_configures_logging(monkeypatch):
     unconfigure(monkeypatch)
     log = logging.getLogger("saying.by.itself")
-    with heard() as said:
+    with captured() as output:
         log.info("not shown")
         log.warning("number %d", 7)
 
-    assert said.notes()["said"] == "number 7\n"
+    assert output.notes()["said"] == "number 7\n"
 
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
@@ -154,39 +154,39 @@ def test_log_lines_are_heard_as_the_author_configured_them(monkeypatch, when):
     if when == "before":
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     for _ in range(2):  # the second task of the worker
-        with heard() as said:
+        with captured() as output:
             logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
             log.info("number %d", 7)
-        assert said.notes()["said"] == "INFO number 7\n"
+        assert output.notes()["said"] == "INFO number 7\n"
 
     assert [handler.stream for handler in logging.root.handlers] == [original]
 
 
 def test_streams_are_as_they_were_afterwards(monkeypatch):
     before = sys.stdout, sys.stderr
-    with pytest.raises(ValueError, match="as told"), heard():
+    with pytest.raises(ValueError, match="as told"), captured():
         raise ValueError("as told")
     assert (sys.stdout, sys.stderr) == before
 
     own = io.StringIO()
-    with heard():
+    with captured():
         monkeypatch.setattr(sys, "stdout", own)
     assert sys.stdout is own, "what a callback put there is its own"
 
 
 def test_a_callback_may_treat_its_streams_as_files():
-    with heard() as said:
+    with captured() as output:
         assert sys.stdout.encoding
         assert not sys.stdout.isatty()
         sys.stdout.close()
         print("still heard")
 
-    assert said.notes()["said"] == "still heard\n"
+    assert output.notes()["said"] == "still heard\n"
 
 
 def test_a_process_without_streams_hears_nothing(monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
-    with heard() as said:
+    with captured() as output:
         print("nowhere")
 
-    assert said.notes() == {}
+    assert output.notes() == {}
