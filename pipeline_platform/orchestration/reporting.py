@@ -96,7 +96,7 @@ def acknowledge(
         manifest = flow.ledger.manifest(receive)
         with alive(flow, receive):
             answer = steps.acknowledge(flow, receive, acknowledger)
-        log_output(context, answer.unheard.written)
+        log_output(context, answer.not_taken.written)
         run = _of_run(receive, manifest)
     failed = FailedMessages(name=flow.source.name, lake=flow.lake, pipeline=flow.pipeline.name)
     open_failures, red = failed.by_window(), _red(flow, receive, manifest)
@@ -108,9 +108,9 @@ def acknowledge(
 def _of_answer(answer: Acknowledgement | None) -> dict[str, Any]:
     answer = answer or Acknowledgement(0, 0, 0, [])
     counts = {"acknowledged": answer.acknowledged, "unacknowledged": answer.unacknowledged, "lost": answer.lost}
-    letters, unheard = answer.letters, answer.unheard.messages
+    letters, not_taken = answer.letters, answer.not_taken.messages
     sent = {"dead letters": letters.sent, "dead letters, unsent": letters.unsent} if any(letters) else {}
-    return counts | sent | ({"not taken by acknowledge": unheard} if unheard else {})
+    return counts | sent | ({"not taken by acknowledge": not_taken} if not_taken else {})
 
 
 def _check_answer(spec: dg.AssetCheckSpec, answer: Acknowledgement | None) -> dg.AssetCheckResult:

@@ -68,8 +68,8 @@ def _clear_up(flow: Flow, receive_id: str, log: Callable[[str], None], *, is_liv
         letters = answer.letters
         log(f"receive {receive_id} is kept until its {letters.unsent} dead letters are sent: {letters.error}")
         return False
-    if answer and answer.unheard.messages:
-        log(f"receive {receive_id} is kept until its own acknowledger takes it: {answer.unheard.errors[0]}")
+    if answer and answer.not_taken.messages:
+        log(f"receive {receive_id} is kept until its own acknowledger takes it: {answer.not_taken.errors[0]}")
         return False
     return True
 

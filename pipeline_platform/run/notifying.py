@@ -11,18 +11,18 @@ from pipeline_platform.lake.rewriting import DROPPED
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import common, intake_of
-from pipeline_platform.tasks.acknowledge.notify_author import ROWS, NotifyAuthor, Stretch, unheard_table
+from pipeline_platform.tasks.acknowledge.notify_author import ROWS, NotifyAuthor, Stretch, not_taken_table
 
-HEARD = "heard"
-"""A step of a receive of which `acknowledge` was notified: which positions have heard."""
+NOTIFIED = "heard"
+"""A step of a receive: of which positions `acknowledge` was notified."""
 
 
-class Unheard(NamedTuple):
+class NotTaken(NamedTuple):
     """The messages of which `acknowledge` could not be notified.
 
     Attributes:
         messages: How many.
-        rows: Where their ids lie; see `tasks.own_acknowledger.UNHEARD`.
+        rows: Where their ids lie; see `tasks.acknowledge.notify_author.NOT_TAKEN`.
         errors: A sample of what it raised, in words.
         written: What the tasks wrote; empty if there was nothing to notify of.
     """
@@ -34,23 +34,23 @@ class Unheard(NamedTuple):
 
 
 def waits(flow: Flow, receive: Receive) -> bool:
-    """Whether a decided receive has messages of which `acknowledge` has not heard."""
+    """Whether a decided receive has messages of which `acknowledge` was not notified."""
     if flow.pipeline.acknowledge is Pipeline.acknowledge or not intake_of(flow, receive).is_outside:
         return False
     if not flow.ledger.manifest(receive).of_table("outcomes"):
         return False
-    before = flow.ledger.manifest(receive, HEARD)
+    before = flow.ledger.manifest(receive, NOTIFIED)
     return not before.notes or before.total("unheard") > 0
 
 
-def notify(flow: Flow, receive: Receive) -> Unheard:
-    """Notify `acknowledge` of the messages of a decided receive that have not heard, and write down which have now.
+def notify(flow: Flow, receive: Receive) -> NotTaken:
+    """Notify `acknowledge` of the messages that a decided receive has left, and write down which they were.
 
     A run that dies before that is written notifies of them again.
     """
     if not waits(flow, receive):
-        return Unheard()
-    manifest, before = flow.ledger.manifest(receive), flow.ledger.manifest(receive, HEARD)
+        return NotTaken()
+    manifest, before = flow.ledger.manifest(receive), flow.ledger.manifest(receive, NOTIFIED)
     name, spans = flow.pipeline.name, _spans(before)
 
     def whole(files: list[File]) -> list[RowRange]:
@@ -63,15 +63,15 @@ def notify(flow: Flow, receive: Receive) -> Unheard:
     calls = -(-sum(file.rows for file in files) // ROWS)
     parts = divide(files, name, min(calls, flow.processors.concurrency))
     task = NotifyAuthor(**common(flow, receive), parts=parts, outcomes=outcomes, failed=failed, before=spans)
-    written = flow.work(receive.receive_id, HEARD).run(task, len(parts))
-    flow.ledger.write(receive, HEARD, Manifest(written.files, [{"heard": spans}, *written.notes]))
-    rows = whole(written.of_table(unheard_table(receive.receive_id)))
+    written = flow.work(receive.receive_id, NOTIFIED).run(task, len(parts))
+    flow.ledger.write(receive, NOTIFIED, Manifest(written.files, [{"heard": spans}, *written.notes]))
+    rows = whole(written.of_table(not_taken_table(receive.receive_id)))
     errors = tuple(why for notes in written.notes for why in notes.get("unheard_why", []))
-    return Unheard(written.total("unheard"), tuple(rows), errors, written)
+    return NotTaken(written.total("unheard"), tuple(rows), errors, written)
 
 
 def _spans(manifest: Manifest) -> dict[str, list[Stretch]]:
-    """The positions that have heard, by `ack_ref`, neighbours put together."""
+    """The positions of which it was notified, by `ack_ref`, neighbours put together."""
     found: dict[str, list[Stretch]] = {}
     for notes in manifest.notes:
         for ack_ref, spans in notes.get("heard", {}).items():

@@ -24,7 +24,7 @@ from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.give_up import give_up
 from pipeline_platform.run.intake import intake_of
 from pipeline_platform.run.lease import alive, expect_ours, given_back, renew
-from pipeline_platform.run.notifying import Unheard
+from pipeline_platform.run.notifying import NotTaken
 from pipeline_platform.run.receive_state import as_decided, expect_decided
 from pipeline_platform.run.run_events import add_counts, emitting, tasks_of
 from pipeline_platform.run.spark_work import FEW
@@ -46,7 +46,7 @@ class Acknowledgement(NamedTuple):
         unacknowledged: Messages that it would not take: the next run acknowledges it.
         errors: In words, a sample.
         letters: What became of dead messages.
-        unheard: Messages of which the pipeline's own `acknowledge` could not be notified, and what it raised.
+        not_taken: Messages of which the pipeline's own `acknowledge` could not be notified, and what it raised.
     """
 
     acknowledged: int
@@ -54,7 +54,7 @@ class Acknowledgement(NamedTuple):
     unacknowledged: int
     errors: list[str]
     letters: Letters = Letters()
-    unheard: Unheard = Unheard()
+    not_taken: NotTaken = NotTaken()
 
 
 def receive_messages(flow: Flow, receive: Receive) -> Manifest:
@@ -220,7 +220,7 @@ def _acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger, event
             "execute all steps again, and it receives anew. The next run gives this receive up"
         )
     letters = dead_letters.send(flow, receive, manifest)
-    unheard = notifying.notify(flow, receive) if files else Unheard()
+    not_taken = notifying.notify(flow, receive) if files else NotTaken()
     looks = manifest.total("duplicates") or manifest.total(DROPPED)
     unpublished = _publish_others(flow, receive) if looks else []
     answer, messages = Manifest(), sum(file.rows for file in files)
@@ -228,15 +228,15 @@ def _acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger, event
     if files and source.acknowledges_by_id:
         # A connection that is lost between two parts would have one of them counted that it gives out again.
         parts = divide(files, flow.pipeline.name, flow.concurrency if source.in_tasks else 1)
-        task = AcknowledgeOutcomes(source, flow.lake, parts, acknowledger, bool(unpublished), unheard.rows)
+        task = AcknowledgeOutcomes(source, flow.lake, parts, acknowledger, bool(unpublished), not_taken.rows)
         work = flow.work(receive.receive_id, "acknowledge")
         answer = work.run(task, len(parts), messages if source.in_tasks else 0)
     event.add(tasks=tasks_of(answer))
     acknowledged, lost, is_over = answer.total("acknowledged"), answer.total("lost"), True
-    if not source.acknowledges_by_id and not unpublished and not unheard.messages:
+    if not source.acknowledges_by_id and not unpublished and not not_taken.messages:
         acknowledged = messages  # by `finish`
     left = messages - acknowledged - lost
-    errors = [*([letters.error] if letters.error else []), *unheard.errors]
+    errors = [*([letters.error] if letters.error else []), *not_taken.errors]
     errors += (one for notes in answer.notes for one in notes["errors"])
     if left == answer.total("withheld"):  # those are delivered again
         try:
@@ -246,14 +246,14 @@ def _acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger, event
         except SourceError as error:
             acknowledged = acknowledged if source.acknowledges_by_id else 0
             left, errors, is_over = messages - acknowledged - lost, [*errors, str(error)], False
-    if is_over and not letters.unsent and not unheard.messages:
+    if is_over and not letters.unsent and not not_taken.messages:
         flow.control.end(receive.receive_id)
     else:  # nothing of it waits at the source: the sensor asks for a run to finish it by its claim alone
         flow.control.expire(receive.receive_id)
     refusals = [f"{one['ack_id']}: {one['reason']}" for notes in answer.notes for one in notes["refusals"]]
     losses = [f"lost: {why}" for why in sorted({notes["why lost"] for notes in answer.notes if notes["why lost"]})]
     said = [*unpublished, *errors, *losses, *refusals][:10]
-    return Acknowledgement(acknowledged, lost, left, said, letters, unheard)
+    return Acknowledgement(acknowledged, lost, left, said, letters, not_taken)
 
 
 def _finish(flow: Flow, receive: Receive, manifest: Manifest) -> None:

@@ -77,10 +77,10 @@ class Span:
         """End."""
 
 
-_UNHEARD = Span()
+_SILENT = Span()
 
 
-class _Heard(Span):
+class _Emitted(Span):
     def __init__(self, name: str, pipeline: type[Any], fields: Mapping[str, Any]) -> None:
         self._name, self._pipeline = name, pipeline
         self._fields = {"pipeline": pipeline.name, **_of_event(name, _ABOUT.get()), **fields}
@@ -136,7 +136,7 @@ def _listening(name: str, pipeline: type[Any]) -> list[tuple[str, Function, Call
     return found
 
 
-def is_heard(name: str, pipeline: type[Any]) -> bool:
+def has_listeners(name: str, pipeline: type[Any]) -> bool:
     """Whether any function gets an event of a pipeline."""
     return bool((_ATTACHED or pipeline.telemetry) and _listening(name, pipeline))
 
@@ -149,4 +149,4 @@ def span(name: str, pipeline: type[Any], **fields: Any) -> Span:
         pipeline: The class.
         fields: What is known at the start, besides what `about` says.
     """
-    return _Heard(name, pipeline, fields) if is_heard(name, pipeline) else _UNHEARD
+    return _Emitted(name, pipeline, fields) if has_listeners(name, pipeline) else _SILENT

@@ -307,7 +307,7 @@ def test_the_rest_of_a_partition_keeps_its_order_around_one_that_ends_its_proces
 
 @given(st.sets(st.integers(0, 30)), st.sets(st.integers(0, 30)), st.integers(1, 31))
 def test_whatever_dies_no_row_is_dealt_with_before_one_that_precedes_it(
-    killers: set[int], blamed: set[int], most: int
+    killers: set[int], culprits: set[int], most: int
 ) -> None:
     done: list[int] = []
 
@@ -316,7 +316,7 @@ def test_whatever_dies_no_row_is_dealt_with_before_one_that_precedes_it(
         if killers.isdisjoint(some):
             done.extend(some)
             return None, left
-        return Death("signal 9", "handle_failed", [row for row in some if row in blamed | killers]), left
+        return Death("signal 9", "handle_failed", [row for row in some if row in culprits | killers]), left
 
     isolate(range(31), attempt, lambda rows, _: done.extend(rows), in_order=True)
 

@@ -93,7 +93,7 @@ class Cluster:
 
     def __init__(self, source: KafkaOptions) -> None:
         self._source, self._timeout_s = source, source.request_timeout_s
-        self._heard: KafkaError | None = None
+        self._error: KafkaError | None = None
         self._answered: tuple[KafkaError | None, list[TopicPartition]] | None = None
 
     def topic_ids(self, topics: Iterable[str]) -> dict[str, tuple[str, list[int]]]:
@@ -163,8 +163,8 @@ class Cluster:
         self.member.commit(offsets=wanted, asynchronous=True)
         while self._answered is None:
             self.member.poll(0.05)
-            if self._heard is not None and is_refusal(self._heard):
-                raise explained(self._heard, self._source)
+            if self._error is not None and is_refusal(self._error):
+                raise explained(self._error, self._source)
             if time.monotonic() > end:
                 raise self._explained(KafkaError(KafkaError._TIMED_OUT))
         error, partitions = self._answered
@@ -189,7 +189,7 @@ class Cluster:
         from confluent_kafka import Consumer
 
         settings = {**self._source.settings(), "group.id": self._source.group_id, "enable.auto.commit": False}
-        callbacks = {"error_cb": self._hear, "on_commit": self._answer}
+        callbacks = {"error_cb": self._take_error, "on_commit": self._answer}
         try:
             return Consumer({**settings, **callbacks}, logger=client_logger)
         except Exception as error:
@@ -204,24 +204,24 @@ class Cluster:
         from confluent_kafka.admin import AdminClient
 
         try:
-            settings: dict[str, Any] = {**self._source.settings(), "error_cb": self._hear}
+            settings: dict[str, Any] = {**self._source.settings(), "error_cb": self._take_error}
             return AdminClient(settings, logger=client_logger)
         except Exception as error:
             raise explained(error, self._source) from None
 
     def _renew(self) -> None:
         self.__dict__.pop("admin", None)
-        self._heard = None
+        self._error = None
 
-    def _hear(self, error: KafkaError) -> None:
-        if self._heard is None or not is_refusal(self._heard):  # that says more than that no broker is left then
-            self._heard = error
+    def _take_error(self, error: KafkaError) -> None:
+        if self._error is None or not is_refusal(self._error):  # that says more than that no broker is left then
+            self._error = error
 
     def _explained(self, error: BaseException | KafkaError, what: str = "a topic") -> SourceError:
-        """Explain an error; of a call that only took too long, by what the client heard meanwhile."""
+        """Explain an error; of a call that only took too long, by what the client met meanwhile."""
         cause = kafka_error(error)
         timed_out = cause is not None and cause.name() == "_TIMED_OUT"
-        return explained(self._heard if timed_out and self._heard is not None else error, self._source, what)
+        return explained(self._error if timed_out and self._error is not None else error, self._source, what)
 
     def _accepted(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
         """Return what a group answered of partitions.
@@ -236,8 +236,8 @@ class Cluster:
 
     def _ask(self, call: Callable[[AdminClient, float], Mapping[K, Future[Any]]], none: str = "") -> dict[K, Any]:
         """Call, and wait; nothing else is under way here, so what the client lost since can be seen to."""
-        self.admin.poll(0)  # hands over what it has heard, and its log
-        if self._heard is not None:
+        self.admin.poll(0)  # hands over its errors, and its log
+        if self._error is not None:
             self._renew()
         return self._begin(call, none)()
 
@@ -275,7 +275,7 @@ class Cluster:
         while waiting:
             waiting = wait(waiting, timeout=0.05).not_done
             self.admin.poll(0)
-            if waiting and self._heard is not None and is_refusal(self._heard):
-                raise explained(self._heard, self._source)
+            if waiting and self._error is not None and is_refusal(self._error):
+                raise explained(self._error, self._source)
             if waiting and time.monotonic() > end:
                 raise explained(KafkaError(KafkaError._TIMED_OUT), self._source)

@@ -88,11 +88,11 @@ class KafkaSource(KafkaOptions):
         """Read exactly the ranges of a share, and end where they do, whatever is missing in them."""
         del receive_id
         ranges = [OffsetRange.of(span) for span in share.at["spans"]]
-        heard: list[KafkaError] = []
+        errors: list[KafkaError] = []
         self._expect_same_topics(ranges)
-        with closing(self._client("Consumer", {**self.to_read(), "error_cb": heard.append})) as consumer:
+        with closing(self._client("Consumer", {**self.to_read(), "error_cb": errors.append})) as consumer:
             try:
-                for pieces in Reading(consumer, ranges, self.patience.within_s, heard):
+                for pieces in Reading(consumer, ranges, self.patience.within_s, errors):
                     for group in bounded(pieces):
                         yield self.deliveries(**columns(group))
             except ReadError as failure:

@@ -78,13 +78,13 @@ class Reading:
         consumer: In no group. It says where a partition ends, and fails where an offset is not there any more.
         ranges: What to read; those of one partition do not overlap.
         patience_s: Seconds in which nothing comes, after which reading fails.
-        heard: What the client has heard that is of no partition; it grows meanwhile.
+        errors: Of the client that are of no partition; it grows meanwhile.
     """
 
     def __init__(
-        self, consumer: Consumer, ranges: Iterable[OffsetRange], patience_s: float, heard: Sequence[KafkaError] = ()
+        self, consumer: Consumer, ranges: Iterable[OffsetRange], patience_s: float, errors: Sequence[KafkaError] = ()
     ) -> None:
-        self._consumer, self._patience_s, self._heard = consumer, patience_s, heard
+        self._consumer, self._patience_s, self._errors = consumer, patience_s, errors
         self._left: dict[Place, deque[OffsetRange]] = {}
         for one in sorted(ranges):
             self._left.setdefault((one.topic, one.partition), deque()).append(one)
@@ -104,10 +104,10 @@ class Reading:
             messages = self._consumer.consume(min(ROWS, self._most()), WAIT_S)
             if messages:
                 last = time.monotonic()
-            elif (refusal := next(filter(is_refusal, self._heard), None)) is not None:
+            elif (refusal := next(filter(is_refusal, self._errors), None)) is not None:
                 raise ReadError(self._any(), refusal)
             elif time.monotonic() - last > self._patience_s:
-                raise ReadError(self._any(), self._heard[-1] if self._heard else None)
+                raise ReadError(self._any(), self._errors[-1] if self._errors else None)
             places = groupby(messages, lambda message: (message.topic(), message.partition()))
             if pieces := [piece for place, some in places for piece in self._pieces(place, some)]:
                 yield pieces

@@ -21,7 +21,7 @@ _ROWS = 65_536
 """Messages that a task acknowledges at once: it holds their ids."""
 _SAMPLE = 10
 _KEY = ("ack_ref", "ack_id")
-_READ, _UNHEARD = only(OUTCOMES, *_KEY, "action", "outcome"), only(OUTCOMES, *_KEY)
+_READ, _NOT_TAKEN = only(OUTCOMES, *_KEY, "action", "outcome"), only(OUTCOMES, *_KEY)
 
 
 class Answer(NamedTuple):
@@ -97,8 +97,8 @@ class AcknowledgeOutcomes:
     Attributes:
         acknowledger: How patiently.
         withhold_duplicates: Acknowledge no duplicate: what another receive decided may not be published.
-        unheard: The ids of messages that are not acknowledged, since the pipeline's own `acknowledge` has not heard of
-            them.
+        not_taken: The ids of messages that are not acknowledged, since the pipeline's own `acknowledge` was not
+            notified of them.
     """
 
     source: Source
@@ -106,18 +106,18 @@ class AcknowledgeOutcomes:
     parts: Sequence[Sequence[RowRange]]
     acknowledger: Acknowledger = ONCE
     withhold_duplicates: bool = False
-    unheard: Sequence[RowRange] = ()
+    not_taken: Sequence[RowRange] = ()
 
     def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
         """Run task `index`; return the counts as the notes of a manifest."""
         began, started, total, withheld = time.time(), time.monotonic(), Answer(0, [], []), 0
         lost, why_lost, refused = 0, "", 0
-        unheard = [keys_of(rows, *_KEY) for _, rows in read_ranges(self.lake, self.unheard, _UNHEARD, _ROWS)]
+        not_taken = [keys_of(rows, *_KEY) for _, rows in read_ranges(self.lake, self.not_taken, _NOT_TAKEN, _ROWS)]
         for _, rows in read_ranges(self.lake, self.parts[index], _READ, _ROWS):
             batch = rows
-            if unheard:
-                hears_later = pc.is_in(keys_of(batch, *_KEY), value_set=pa.concat_arrays(unheard))
-                batch = batch.filter(pc.invert(hears_later))
+            if not_taken:
+                comes_later = pc.is_in(keys_of(batch, *_KEY), value_set=pa.concat_arrays(not_taken))
+                batch = batch.filter(pc.invert(comes_later))
             if self.withhold_duplicates:
                 acknowledged = batch.filter(pc.not_equal(batch.column("outcome"), "duplicate"))
                 withheld, batch = withheld + batch.num_rows - acknowledged.num_rows, acknowledged

@@ -25,15 +25,15 @@ from pipeline_platform.tasks.host.progress import UNWATCHED, Progress, Watch, en
 ROWS = 1_000
 """Messages of one call, at the most."""
 
-UNHEARD = pa.schema([("ack_ref", pa.string()), ("ack_id", pa.string())])
+NOT_TAKEN = pa.schema([("ack_ref", pa.string()), ("ack_id", pa.string())])
 """Messages of which a call raised: they are not acknowledged."""
 
 ENDED = ["handled", "failed"]
 """Outcomes that end a message."""
 
-_OUTCOMES = UNHEARD.append(pa.field("outcome", pa.string()))
+_OUTCOMES = NOT_TAKEN.append(pa.field("outcome", pa.string()))
 _IDENTITY = ("source", "message_id")
-_KEYS = only(READ, *UNHEARD.names, *_IDENTITY)
+_KEYS = only(READ, *NOT_TAKEN.names, *_IDENTITY)
 _FAILED = pa.schema(
     {name: pa.string() for name in ("source", "message_id", "state", "stage", "kind", "reason", "batcher", "batch_key")}
 )
@@ -44,8 +44,8 @@ Stretch = tuple[int, int]
 """Positions of received messages, the last one excluded."""
 
 
-def unheard_table(receive_id: str) -> str:
-    """Where `NotifyAuthor` writes `UNHEARD`; no batcher has a name like that."""
+def not_taken_table(receive_id: str) -> str:
+    """Where `NotifyAuthor` writes `NOT_TAKEN`; no batcher has a name like that."""
     return f"_receives/{receive_id}/_unheard"
 
 
@@ -96,7 +96,7 @@ class NotifyAuthor(CallingStep):
     Attributes:
         outcomes: Of the receive, all; none where all its messages are decided.
         failed: What the receive wrote for the table `failed`, all.
-        before: The positions that have heard before, by `ack_ref`.
+        before: The positions of earlier calls, by `ack_ref`.
     """
 
     parts: Sequence[Sequence[RowRange]]
@@ -105,10 +105,10 @@ class NotifyAuthor(CallingStep):
     before: Mapping[str, Sequence[Stretch]] = field(default_factory=dict)
 
     def work(self, share: int, watch: Watch | None = UNWATCHED, death: Death | None = None) -> Iterator[pa.RecordBatch]:
-        """Do the part of task `share`; its notes say which positions have heard, and why others have not."""
+        """Do the part of task `share`; its notes say of which positions it was notified, and why not of others."""
         number = 0
         began, started = time.time(), time.monotonic()
-        spans, unheard, errors = dict[str, list[Stretch]](), 0, list[str]()
+        spans, not_taken, errors = dict[str, list[Stretch]](), 0, list[str]()
         with self.writer(f"unheard-{share}") as writer, captured() as output, self.traced(share):
             ends = self._ends(share)
             for _, block in read_ranges(self.lake, self.parts[share], READ, ROWS):
@@ -122,12 +122,12 @@ class NotifyAuthor(CallingStep):
                         places = rows.column("position").to_pylist()
                         spans.setdefault(ack_ref, []).append((places[0], places[-1] + 1))
                         continue
-                    unheard += rows.num_rows
+                    not_taken += rows.num_rows
                     errors.append(f"acknowledge of {rows.num_rows} messages of {ack_ref}: {error}")
-                    keys = rows.select(UNHEARD.names)
-                    writer.write(unheard_table(self.receive_id), rows.column("window")[0].as_py(), keys)
+                    keys = rows.select(NOT_TAKEN.names)
+                    writer.write(not_taken_table(self.receive_id), rows.column("window")[0].as_py(), keys)
             took = {"began": began, "seconds": time.monotonic() - started, "task": share}
-            notes = {"heard": spans, "unheard": unheard, "unheard_why": errors[:_SAMPLE], **output.notes(), **took}
+            notes = {"heard": spans, "unheard": not_taken, "unheard_why": errors[:_SAMPLE], **output.notes(), **took}
             manifest = writer.close(**notes)
         yield from manifest.to_arrow().to_batches()
 
@@ -135,11 +135,11 @@ class NotifyAuthor(CallingStep):
         """What became of the messages of task `share`."""
         blocks = (rows for _, rows in read_ranges(self.lake, self.parts[share], _KEYS, _ROWS))
         mine = pa.Table.from_batches(blocks, _KEYS)
-        ids, acks = keys_of(mine, *_IDENTITY), keys_of(mine, *UNHEARD.names)
+        ids, acks = keys_of(mine, *_IDENTITY), keys_of(mine, *NOT_TAKEN.names)
         failures = self._of(ids, self.failed, _FAILED, _IDENTITY, pc.field("state") != "closed")
         failed = pc.index_in(ids, keys_of(failures, *_IDENTITY))
-        decided = self._of(acks, self.outcomes, _OUTCOMES, UNHEARD.names, pc.field("outcome").isin(ENDED))
-        is_decided = pc.is_in(acks, keys_of(decided, *UNHEARD.names)) if self.outcomes else pa.repeat(True, len(acks))
+        decided = self._of(acks, self.outcomes, _OUTCOMES, NOT_TAKEN.names, pc.field("outcome").isin(ENDED))
+        is_decided = pc.is_in(acks, keys_of(decided, *NOT_TAKEN.names)) if self.outcomes else pa.repeat(True, len(acks))
         return _Ends(self.parts[share][0].position, is_decided, failed, failures)
 
     def _of(
@@ -152,7 +152,7 @@ class NotifyAuthor(CallingStep):
         )
 
     def _groups(self, block: pa.RecordBatch, ends: _Ends) -> Iterator[tuple[str, pa.RecordBatch]]:
-        """The decided messages of a block that have not heard, by `ack_ref`."""
+        """The decided messages of a block that are left, by `ack_ref`."""
         rows = block.filter(ends.decided.take(ends.places(block)))
         for ack_ref in pc.unique(rows.column("ack_ref")).to_pylist():
             mine = rows.filter(pc.equal(rows.column("ack_ref"), ack_ref))

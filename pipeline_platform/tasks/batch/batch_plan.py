@@ -114,16 +114,16 @@ class CutBatches:
 
         answer: Written | Death = death if death and death.rows else tried(killers)
         while isinstance(answer, Death):
-            blamed = {*answer.rows} - killers.keys()
+            culprits = {*answer.rows} - killers.keys()
             why = answer.failure("batch_size")
-            if not blamed:  # nobody knows which it was: the last of the fewest first ones that a fork dies of
+            if not culprits:  # nobody knows which it was: the last of the fewest first ones that a fork dies of
                 first = bisect_left(
                     range(rows + 1), True, key=lambda few: isinstance(tried(self._but(few, rows, killers, why)), Death)
                 )
                 if not 0 < first <= rows:
                     raise RuntimeError(f"cutting batches for {self.batcher!r} failed without a message: {why.reason}")
-                blamed = {first - 1}
-            killers |= dict.fromkeys(blamed, why)
+                culprits = {first - 1}
+            killers |= dict.fromkeys(culprits, why)
             answer = tried(killers)
         return pa.Table.from_batches([batch for *_, batch in answer.batches], cutting.BATCHES)
 

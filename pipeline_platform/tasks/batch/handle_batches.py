@@ -171,11 +171,11 @@ class HandleBatches(CallingStep):
             if death.has_several and not exact:
                 exact = True
                 continue
-            # Each time `handle_batch` is called once more: soon it is the batch that is to blame.
-            blamed = death.rows if death.rows and deaths <= DEATHS else range(rows)
-            killers |= {row: death.failure("handle_batch") for row in blamed if row not in killers}
+            # Each time `handle_batch` is called once more: soon the batch is the culprit.
+            culprits = death.rows if death.rows and deaths <= DEATHS else range(rows)
+            killers |= {row: death.failure("handle_batch") for row in culprits if row not in killers}
             if death.callback == "handle_failed" or len(killers) == before:
-                mute |= {*blamed}
+                mute |= {*culprits}
         if mute:
             left = batch.messages.take(pa.array(sorted(mute), pa.int64()))
             failures = {row: killers[number] for row, number in enumerate(sorted(mute))}

@@ -54,7 +54,7 @@ class EndParents(HandleInOrder):
             outcomes.ended_parents(rows, window, *parents_of(rows, outcomes.ack_policy))
         return ()
 
-    def _blamed(self) -> str:
+    def _stage(self) -> str:
         return "handle_failed"
 
 

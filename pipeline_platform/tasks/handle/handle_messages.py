@@ -29,7 +29,7 @@ from pipeline_platform.tasks.host.progress import UNWATCHED, Watch
 from pipeline_platform.tasks.record.failures import RECEIVING
 from pipeline_platform.tasks.record.fan_out import held_bytes, with_children
 from pipeline_platform.tasks.record.outcomes import Outcomes
-from pipeline_platform.telemetry.spans import is_heard, span
+from pipeline_platform.telemetry.spans import has_listeners, span
 
 if TYPE_CHECKING:
     from pipeline_platform.control.pace import Pace
@@ -132,7 +132,7 @@ class Handler:
     def _handle(self, messages: Sequence[Message], permits: Iterator[Message], lanes: Sequence[Any]) -> list[Message]:
         """Handle messages, as many as there are permits; return those that were begun, in order."""
         callback, stage = self._pipeline.handle_message, "handle_message"
-        if is_heard("message", type(self._pipeline)):
+        if has_listeners("message", type(self._pipeline)):
             callback = partial(_emitting, self._pipeline)
         threads = min(self._pipeline.processors.threads, len(messages))
         if threads <= 1:
@@ -308,9 +308,9 @@ class Handle(CallingStep):
         return [row for row in range(rows.num_rows) if row not in begun]
 
     def _fail(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes, death: Death) -> None:
-        outcomes.failed(rows, window, [death.failure(self._blamed())] * rows.num_rows)
+        outcomes.failed(rows, window, [death.failure(self._stage())] * rows.num_rows)
 
-    def _blamed(self) -> str:
+    def _stage(self) -> str:
         """The callback of which a message died, if no other is known."""
         return "handle_message"
 

@@ -78,7 +78,7 @@ class FindPartitions(Handle):
     def _permitted(self, wanted: int) -> tuple[int, float]:
         return wanted, math.inf
 
-    def _blamed(self) -> str:
+    def _stage(self) -> str:
         return "partition_by"
 
 

@@ -2,7 +2,7 @@
 
 A task calls no callback itself: its process stays clean. A host does, a fork that does all of the task's part. Where
 that dies, forks do it on some rows at a time, and give back as Arrow what they would have written. One that dies is
-followed by another without the row to blame; where that is unknown, by others with fewer rows.
+followed by another without the culprit; where that is unknown, by others with fewer rows.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class Isolation:
 
         Args:
             work: Called in the fork.
-            exact: See `Watch`; without it a death is blamed on as many rows as were at work.
+            exact: See `Watch`; without it as many rows as were at work are the culprits of a death.
         """
 
         def child(progress: Progress) -> Written:
@@ -192,7 +192,7 @@ def isolate(
 
     Rows are attempted together. Where that dies, the rows that it was busy with go alone, and then all others together.
     Where these do not die alone, something else ended the process (a thread, say), and halves are attempted. Rows
-    whose call took too long are to blame for certain.
+    whose call took too long are culprits for certain.
 
     Args:
         rows: In order.
@@ -215,23 +215,28 @@ def isolate(
             continue
         tried = part[: len(part) - len(left)]
         had = set(death.rows)
-        blamed = [row for row in tried if row in had]
-        if len(tried) == 1 or (blamed and not death.in_time):
-            blamed = blamed if len(tried) > 1 else tried
-            fail(blamed, death)
+        culprits = [row for row in tried if row in had]
+        if len(tried) == 1 or (culprits and not death.in_time):
+            culprits = culprits if len(tried) > 1 else tried
+            fail(culprits, death)
             failed = True
-        elif trust and not in_order and 0 < len(blamed) < len(tried):
-            trust = isolate(blamed, attempt, fail)
+        elif trust and not in_order and 0 < len(culprits) < len(tried):
+            trust = isolate(culprits, attempt, fail)
             failed |= trust
         else:
             first, end = 0, len(tried) // 2
-            if trust and in_order and blamed and len(tried) > tried.index(blamed[-1]) - tried.index(blamed[0]) + 1:
-                first, end = tried.index(blamed[0]), tried.index(blamed[-1]) + 1
+            if (
+                trust
+                and in_order
+                and culprits
+                and len(tried) > tried.index(culprits[-1]) - tried.index(culprits[0]) + 1
+            ):
+                first, end = tried.index(culprits[0]), tried.index(culprits[-1]) + 1
             pieces = left, tried[end:], tried[first:end], tried[:first]
             parts += [(piece, trust) for piece in pieces]
             continue
-        done = set(blamed)
-        before = tried[: tried.index(blamed[0])]
+        done = set(culprits)
+        before = tried[: tried.index(culprits[0])]
         after = [row for row in tried[len(before) :] if row not in done]
         begun_in_vain += len(before)
         if begun_in_vain <= BEGUN_AGAIN * len(rows):
