@@ -65,6 +65,7 @@ def cold_stage(bench: Bench, server: spark_server.SparkServer) -> tuple[float, f
     took = time.perf_counter() - started
     busy = sum(sum(worker.cpu_times()[:2]) for worker in workers(server))
     steps.decide(flow, receive)
+    steps.publish(flow, receive)
     steps.acknowledge(flow, receive)
     return took, busy
 
@@ -84,6 +85,7 @@ def batch_steps(folder: Path) -> dict[str, tuple[float, float]]:
                 took[f"batches: {which} run"] = time.perf_counter() - started, 0.0
                 assert sum(manifest.total("handled") for manifest in written.values()) == BATCHED
                 steps.decide(flow, receive)
+                steps.publish(flow, receive)
                 steps.acknowledge(flow, receive)
     finally:
         spark_server.stop(folder)

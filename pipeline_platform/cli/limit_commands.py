@@ -53,7 +53,7 @@ def pause(
     """Stop all runs from taking on messages; messages that a run has received are finished."""
     with _of(pipeline, producer) as (control, key, _):
         control.pause(key, reason)
-        in_flight = control.in_flight(key) if producer else control.in_flight_of_all(key)
+        in_flight = control.in_flight(key, of_all=not producer)
     messages = counted(sum(claim.messages for claim in in_flight), "message")
     going_on = (
         f"{messages} in {counted(len(in_flight), 'run')} will still be finished" if in_flight else "No run holds any"

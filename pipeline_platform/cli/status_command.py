@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, NoReturn, TypeAlias
 
 import typer
 from rich.console import Console
@@ -51,7 +51,7 @@ def status(
             rows = {
                 **_producers(opened, chosen, instance),
                 **_runs(chosen, instance),
-                **_receives(opened.lake, chosen),
+                **_receives(opened, chosen),
                 **_failures(opened.lake, chosen),
             }
             for name, value in rows.items():
@@ -192,27 +192,32 @@ def _runs(pipeline: type[Pipeline], instance: Instance) -> Rows:
     return rows
 
 
-def _receives(lake: Lake, pipeline: type[Pipeline]) -> Rows:
-    from pipeline_platform.lake.decision import decided
-    from pipeline_platform.lake.ledger import Ledger
-    from pipeline_platform.lake.tables import Tables
+def _receives(opened: loading.Deployment, pipeline: type[Pipeline]) -> Rows:
+    from pipeline_platform.lake.ledger import ReceiveError
+    from pipeline_platform.run.flow import Flow, no_source
+    from pipeline_platform.run.receive_state import Phase, ReceiveState
 
-    outcomes = Tables(lake, pipeline)["outcomes"]
-    receives, unreadable = Ledger(lake, pipeline.name).under_way()
-    undecided: list[str] = []
-    unfinished: list[str] = []
-    for receive in receives:
-        if decided(outcomes, receive):
-            unfinished.append(f"{receive.receive_id[:8]} of run {receive.run_id[:8]}")
-        else:
-            undecided.append(receive.receive_id[:8])
-    rows: Rows = {"undecided receives": ", ".join(undecided) or "none", "unfinished receives": "none"}
-    if unfinished:
-        why = "decided; the check `acknowledged` of the run says what is left, and the next run does it"
-        said = f"{', '.join(unfinished)} ({why})"
-        rows["unfinished receives"] = said
+    def no_session() -> NoReturn:
+        raise AssertionError("a look needs no Spark")
+
+    flow = Flow(pipeline, no_source(pipeline, opened.lake), opened.lake, opened.control, no_session)
+    found: dict[str, list[str]] = {"undecided receives": [], "unfinished receives": [], "unreadable receives": []}
+    for receive_id in flow.ledger.unfinished():
+        state = ReceiveState(flow, receive_id)
+        try:
+            if state.record:
+                kind = "undecided receives" if state.phase < Phase.DECIDED else "unfinished receives"
+                phase = state.phase.name.lower().replace("_", " ")
+                found[kind].append(f"{receive_id[:8]} of run {state.record.run_id[:8]} ({phase})")
+        except ReceiveError as error:
+            found["unreadable receives"].append(str(error))
+    unreadable = found.pop("unreadable receives")
+    rows: Rows = {kind: ", ".join(receives) or "none" for kind, receives in found.items()}
+    if found["unfinished receives"]:
+        why = "the check `acknowledged` of the run says what is left, and the next run does it"
+        rows["unfinished receives"] = f"{', '.join(found['unfinished receives'])}: {why}"
     if unreadable:
-        rows["unreadable receives"] = Text("\n".join(map(str, unreadable)), style="red")
+        rows["unreadable receives"] = Text("\n".join(unreadable), style="red")
     return rows
 
 

@@ -153,39 +153,31 @@ class Claims(Database):
 
     def expire(self, receive_id: str) -> None:
         """End a claim's lease now, unless it is over already: since when it is over stays the same then."""
-        with self.writing() as connection:
-            now = self.now(connection)
-            live = sa.update(_RECEIVES).where(_is(receive_id), _RECEIVES.c.expires_at > now)
-            connection.execute(live.values(expires_at=now))
+        self._expire(_is(receive_id))
 
     def let_go(self, run_id: str) -> None:
         """End the leases of a run that works on nothing any more.
 
         The next run finishes what it decided, at once. It gives up the rest, unless the run is re-executed before.
         """
+        self._expire(_RECEIVES.c.run_id == run_id)
+
+    def _expire(self, whose: sa.ColumnElement[bool]) -> None:
         with self.writing() as connection:
             now = self.now(connection)
-            live = sa.update(_RECEIVES).where(_RECEIVES.c.run_id == run_id, _RECEIVES.c.expires_at > now)
-            connection.execute(live.values(expires_at=now))
+            connection.execute(sa.update(_RECEIVES).where(whose, _RECEIVES.c.expires_at > now).values(expires_at=now))
 
-    def in_flight(self, pipeline: str) -> list[Claim]:
-        """List the live claims, oldest first; of a pipeline not those of its producers."""
-        return self._claims(_RECEIVES.c.pipeline == pipeline, live=True)
+    def in_flight(self, pipeline: str, *, of_all: bool = False) -> list[Claim]:
+        """List the live claims of a pipeline, oldest first; those of its producers too if `of_all`."""
+        return self._claims(_is_of(pipeline) if of_all else _RECEIVES.c.pipeline == pipeline, live=True)
 
-    def in_flight_of_all(self, pipeline: str) -> list[Claim]:
-        """List the live claims of a pipeline and of its producers, oldest first."""
-        return self._claims(_is_of(pipeline), live=True)
-
-    def over(self, pipeline: str) -> list[Claim]:
+    def over(self, *pipelines: str, of_all: bool = False) -> list[Claim]:
         """List the claims whose lease ran out without `end`, oldest first: their runs are dead, or stalled.
 
         A run that finds them stops what their runs left behind, then calls `end(receive_id, if_over=True)`.
         """
-        return self._claims(_RECEIVES.c.pipeline == pipeline, live=False)
-
-    def over_of_all(self, pipeline: str) -> list[Claim]:
-        """List the claims whose lease ran out of a pipeline and of its producers, oldest first."""
-        return self._claims(_is_of(pipeline), live=False)
+        whose = sa.or_(*map(_is_of, pipelines)) if of_all else _RECEIVES.c.pipeline.in_(pipelines)
+        return self._claims(whose, live=False)
 
     def _claims(self, whose: sa.ColumnElement[bool], *, live: bool) -> list[Claim]:
         with self.reading() as connection:

@@ -56,7 +56,7 @@ def drain(
 
 def under_way(store: ControlStore, key: str) -> list[Claim]:
     """The live claims of a pipeline with all its producers, or of one producer."""
-    return store.in_flight(key) if "/" in key else store.in_flight_of_all(key)
+    return store.in_flight(key, of_all="/" not in key)
 
 
 def _held(claims: list[Claim]) -> str:

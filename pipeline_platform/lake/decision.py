@@ -11,7 +11,7 @@ else. A run that finds another owner there was fenced.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
@@ -34,12 +34,26 @@ from pipeline_platform.lake.tables import (
 
 _RUN_BITS = 32
 """Of an owner, the lowest: its run. The others count who took the receive over before."""
-_STATE_BITS = 2
+_MARK_BITS = 2
 """Of a transaction's version, the lowest: DECIDED, FENCED or TAKEN. The others are the owner."""
 
 
 class FencedError(Exception):
     """The receive was given up while its run stalled, or another run works on it: this run may not go on."""
+
+    @classmethod
+    def given_up(cls, receive_id: str) -> FencedError:
+        """Nobody decided it, and nobody will."""
+        return cls(
+            f"receive {receive_id} was given up while its run stalled or had failed: its messages come back when their "
+            "lease is over, and nothing is left to do here"
+        )
+
+    @classmethod
+    def taken(cls, receive_id: str, run_id: str) -> FencedError:
+        """A re-execution works on it, or finished it."""
+        said = "it was given up while the run stalled, or a re-execution took it over"
+        return cls(f"receive {receive_id} is not run {run_id}'s any more: {said}")
 
 
 class UnhandledError(Exception):
@@ -53,56 +67,49 @@ class Decision(NamedTuple):
     tries: int
 
 
-class Standing(NamedTuple):
-    """What the transaction of a receive says in `outcomes`: None and 0 where there is no transaction.
+class Transaction(NamedTuple):
+    """What `outcomes` says of a receive, or another table once it shows it: None and 0 where it says nothing.
 
     The owner is the run that decided it or took it over; 0 for the run that began it.
     """
 
-    state: int | None
+    mark: int | None
     owner: int
 
     @classmethod
-    def of(cls, handle: DeltaTable, receive_id: str) -> Standing:
-        """Look it up."""
+    def of(cls, table: Table, handle: DeltaTable, receive_id: str, record: Receive | None) -> Transaction:
+        """Look it up: by its rows where the receive is older than the transactions that the table keeps."""
         version = handle.transaction_version(receive_id)
-        return cls(None, 0) if version is None else cls(version % 2**_STATE_BITS, version >> _STATE_BITS)
+        if version is not None:
+            return cls(version % 2**_MARK_BITS, version >> _MARK_BITS)
+        if record is None or not _holds(table, handle, record):
+            return cls(None, 0)
+        return cls(DECIDED, max(Ledger(table.lake, table.pipeline).owners(receive_id), default=0))
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether a run decided the receive."""
+        return self.mark == DECIDED
 
     @property
     def version(self) -> int:
-        """As a transaction's version."""
-        return self.owner << _STATE_BITS | (self.state or 0)
+        """As Delta keeps it."""
+        return self.owner << _MARK_BITS | (self.mark or 0)
 
     def is_of(self, run_id: str) -> bool:
-        """Whether this run was the last to take it over."""
+        """Whether this run was the last to take the receive over."""
         return self.owner % 2**_RUN_BITS == zlib.crc32(run_id.encode()) and self.owner > 0
 
-    def taken_by(self, run_id: str) -> Standing:
-        """What it says once a run has taken it over."""
+    def taken_by(self, run_id: str) -> Transaction:
+        """What it says once a run has taken the receive over."""
         times = (self.owner >> _RUN_BITS) + 1
-        return Standing(TAKEN, times << _RUN_BITS | zlib.crc32(run_id.encode()))
+        return Transaction(TAKEN, times << _RUN_BITS | zlib.crc32(run_id.encode()))
 
 
-def standing_of(outcomes: Table, receive_id: str) -> Standing:
-    """What `outcomes` says of a receive now."""
-    with outcomes.look() as handle:
-        return Standing.of(handle, receive_id)
-
-
-def decided(outcomes: Table, receive: Receive) -> Receive | None:
-    """The receive as the run that decided it left it; None if it is not decided.
-
-    Its transaction says so, or its rows where it is older than the transactions that the table keeps.
-    """
-    with outcomes.look() as handle:
-        return _decided(outcomes, handle, receive)
-
-
-def _decided(outcomes: Table, handle: DeltaTable, receive: Receive) -> Receive | None:
-    state, owner = Standing.of(handle, receive.receive_id)
-    if state is None and _holds(outcomes, handle, receive):
-        state, owner = DECIDED, max(Ledger(outcomes.lake, outcomes.pipeline).owners(receive.receive_id), default=0)
-    return receive.model_copy(update={"owner": owner}) if state == DECIDED else None
+def transaction_of(table: Table, receive_id: str, record: Receive | None) -> Transaction:
+    """What a table says of a receive now."""
+    with table.look() as handle:
+        return Transaction.of(table, handle, receive_id, record)
 
 
 def _holds(table: Table, handle: DeltaTable, receive: Receive) -> bool:
@@ -139,15 +146,13 @@ def decide(
     looked, dropped, tries = receive.base, 0, 0
     while True:
         with outcomes.look() as handle, suppress(CommitConflictError):
-            standing = Standing.of(handle, receive_id)
-            if done := _decided(outcomes, handle, receive):
-                expect_owner(receive, done.owner)
+            found = Transaction.of(outcomes, handle, receive_id, receive)
+            if found.mark == FENCED or (not found.is_decided and ledger.get(receive_id) is None):
+                raise FencedError.given_up(receive_id)
+            if found.owner != receive.owner:
+                raise FencedError.taken(receive_id, receive.run_id)
+            if found.is_decided:
                 return Decision(dropped, tries)
-            if standing.state == FENCED or ledger.get(receive_id) is None:
-                raise FencedError(
-                    f"receive {receive_id} was given up while its run stalled: its messages are another run's now"
-                )
-            expect_owner(receive, standing.owner)
             # From the look on, a commit that fences it or takes it over makes the swap fail.
             if not still_ours():
                 raise FencedError(f"the lease of receive {receive_id} is over and could not be renewed")
@@ -155,21 +160,9 @@ def decide(
             looked, tries = handle.version(), tries + 1
             files = _outcome_files(ledger.manifest(receive), receive)
             removed, left = replacement.at(handle)
-            state = Standing(DECIDED, receive.owner).version
-            outcomes.swap(handle, receive_id, [*files, *left], removed=removed, state=state)
+            decided = Transaction(DECIDED, receive.owner)
+            outcomes.swap(handle, receive_id, [*files, *left], removed=removed, state=decided.version)
             return Decision(dropped, tries)
-
-
-def expect_owner(receive: Receive, owner: int) -> None:
-    """Raise `FencedError` for a run whose receive another run took over."""
-    if owner != receive.owner:
-        raise _taken(receive)
-
-
-def _taken(receive: Receive) -> FencedError:
-    return FencedError(
-        f"receive {receive.receive_id} is not run {receive.run_id}'s any more: a re-execution took it over"
-    )
 
 
 def _outcome_files(manifest: Manifest, receive: Receive) -> list[File]:
@@ -192,65 +185,69 @@ def take_over(tables: Tables, ledger: Ledger, receive: Receive, run_id: str) -> 
     Raises:
         FencedError: It was given up, or another run took it over from this one.
     """
-    outcomes, receive = tables["outcomes"], receive.model_copy(update={"run_id": run_id})
+    outcomes, receive_id = tables["outcomes"], receive.receive_id
     while True:
         with outcomes.look() as handle, suppress(CommitConflictError):
-            standing = Standing.of(handle, receive.receive_id)
-            owners = ledger.owners(receive.receive_id)
-            if not standing.is_of(run_id) and any(Standing(TAKEN, owner).is_of(run_id) for owner in owners):
-                raise _taken(receive)
-            if done := _decided(outcomes, handle, receive):
-                return done, True
-            if standing.state == FENCED:
-                raise FencedError(
-                    f"receive {receive.receive_id} was given up: its messages come back when their lease is over. "
-                    "Nothing is left to re-execute"
-                )
-            receive = receive.model_copy(update={"owner": standing.owner})
-            if standing.is_of(run_id):
-                return receive, False
-            taken = standing.taken_by(run_id)
+            found, owners = Transaction.of(outcomes, handle, receive_id, receive), ledger.owners(receive_id)
+            if not found.is_of(run_id) and any(Transaction(TAKEN, owner).is_of(run_id) for owner in owners):
+                raise FencedError.taken(receive_id, run_id)
+            if found.mark == FENCED:
+                raise FencedError.given_up(receive_id)
+            receive = receive.model_copy(update={"run_id": run_id, "owner": found.owner})
+            if found.is_decided or found.is_of(run_id):
+                return receive, found.is_decided
+            taken = found.taken_by(run_id)
             mine = ledger.hand_over(receive, taken.owner)
             try:
-                outcomes.swap(handle, receive.receive_id, [], state=taken.version)
+                outcomes.swap(handle, receive_id, [], state=taken.version)
             except BaseException:
                 ledger.disown(mine)
                 raise
             return mine, False
 
 
-def fence(tables: Tables, receive_id: str) -> bool:
-    """Forbid a receive to decide; False where it has decided already."""
-    outcomes = tables["outcomes"]
+def fence(tables: Tables, receive: Receive) -> Receive | None:
+    """Forbid a receive to decide; return it as the run that decided it left it, or None if none has."""
+    outcomes, receive_id = tables["outcomes"], receive.receive_id
     while True:
         with outcomes.look() as handle, suppress(CommitConflictError):
-            state = Standing.of(handle, receive_id).state
-            if state not in (DECIDED, FENCED):
+            found = Transaction.of(outcomes, handle, receive_id, receive)
+            if found.is_decided:
+                return receive.model_copy(update={"owner": found.owner})
+            if found.mark != FENCED:
                 outcomes.swap(handle, receive_id, [], state=FENCED)
-            return state != DECIDED
+            return None
 
 
-def publish(tables: Tables, ledger: Ledger, receive: Receive) -> dict[str, int]:
+def publish(tables: Tables, receive: Receive, manifest: Manifest) -> dict[str, int]:
     """Commit what a decided receive wrote to each table, once for each; return the rows by table.
 
     Several may call it at once, and again after any of them died half-way.
     """
-    manifest = ledger.manifest(receive)
+    for table in _changed(tables, receive, manifest):
+        _publish_once(table, receive, manifest.of_table(table.name))
+    return {name: manifest.rows(name) for name in (*tables.names, *published(manifest)) if name != "outcomes"}
+
+
+def is_published(tables: Tables, receive: Receive, manifest: Manifest) -> bool:
+    """Whether every table shows what a decided receive wrote."""
+    changed = _changed(tables, receive, manifest)
+    return all(transaction_of(table, receive.receive_id, receive).is_decided for table in changed)
+
+
+def _changed(tables: Tables, receive: Receive, manifest: Manifest) -> Iterator[Table]:
+    """The tables that a receive adds rows to, or replaces rows of, beside its outcomes."""
+    replaces = receive.replaces and manifest.rows("outcomes")
     # A batcher may have been renamed since: what is decided for it still has a table.
     names = dict.fromkeys([*tables.names, *sorted(published(manifest))])
-    rows = {name: manifest.rows(name) for name in names if name != "outcomes"}
-    for name in rows:
-        files = manifest.of_table(name)
-        if files or receive.replaces:
-            _publish_once(tables[name], receive, files)
-    return rows
+    return (tables[name] for name in names if name != "outcomes" and (replaces or manifest.rows(name)))
 
 
 def _publish_once(table: Table, receive: Receive, files: Sequence[File]) -> None:
     replacement = Replacement(table, receive)
     while True:
         with table.look() as handle, suppress(CommitConflictError):
-            if handle.transaction_version(receive.receive_id) is None and not _holds(table, handle, receive):
+            if not Transaction.of(table, handle, receive.receive_id, receive).is_decided:
                 removed, left = replacement.at(handle)
                 table.swap(handle, receive.receive_id, [*files, *left], removed=removed)
             return

@@ -57,10 +57,10 @@ class Receive(BaseModel, frozen=True):
     origin: Origin
     run_id: str
     windows: tuple[str, ...]
-    demand: int
+    demand: int = 0
     asked: int = 0
     context: dict[str, Any] = {}
-    base: int
+    base: int = 0
     replaces: tuple[str, ...] = ()
     started_at: datetime
     owner: int = 0
@@ -131,13 +131,15 @@ class Ledger:
                 unreadable.append(error)
         return found, unreadable
 
-    def _path(self, receive: Receive, name: str = "") -> str:
+    def _path(self, receive: Receive, step: str = "") -> str:
+        """Of the folder of its owner's manifests, or of one of them."""
         owner = f"{_OWNER}{receive.owner:016x}" if receive.owner else ""
-        return "/".join(filter(None, (self.folder(receive.receive_id), owner, name)))
+        return "/".join(filter(None, (self.folder(receive.receive_id), owner, step and f"{step}.parquet")))
 
-    def _steps(self, receive: Receive) -> list[str]:
-        """The names of its owner's manifests."""
-        return [name for name in self._lake.names(self._path(receive)) if name.endswith(".parquet")]
+    def steps(self, receive: Receive) -> list[str]:
+        """The steps whose manifests its owner has written."""
+        names = self._lake.names(self._path(receive))
+        return [name.removesuffix(".parquet") for name in names if name.endswith(".parquet")]
 
     def owners(self, receive_id: str) -> list[int]:
         """The runs that took the receive over and have manifests of their own; the last one comes last."""
@@ -146,9 +148,9 @@ class Ledger:
     def hand_over(self, receive: Receive, owner: int) -> Receive:
         """Copy the manifests of one owner, as they are now, for the next; return the receive as the next one's."""
         mine = receive.model_copy(update={"owner": owner})
-        for name in self._steps(receive):
-            if (content := self._lake.read(self._path(receive, name))) is not None:
-                self._lake.write(self._path(mine, name), content)
+        for step in self.steps(receive):
+            if (content := self._lake.read(self._path(receive, step))) is not None:
+                self._lake.write(self._path(mine, step), content)
         return mine
 
     def disown(self, receive: Receive) -> None:
@@ -157,7 +159,7 @@ class Ledger:
 
     def write(self, receive: Receive, step: str, manifest: Manifest) -> None:
         """Write what a step wrote, in the place of what it wrote before."""
-        path, sink = self._path(receive, f"{step}.parquet"), io.BytesIO()
+        path, sink = self._path(receive, step), io.BytesIO()
         pq.write_table(manifest.to_arrow(), sink)
         self._known.pop(path, None)
         self._lake.write(path, sink.getvalue())
@@ -165,9 +167,9 @@ class Ledger:
 
     def forget_after(self, receive: Receive, step: str) -> None:
         """Remove what all steps but one wrote: those after it are to run again."""
-        for name in self._steps(receive):
-            if name != f"{step}.parquet":
-                path = self._path(receive, name)
+        for later in self.steps(receive):
+            if later != step:
+                path = self._path(receive, later)
                 self._known.pop(path, None)
                 self._lake.remove_file(path)
 
@@ -177,8 +179,8 @@ class Ledger:
         Raises:
             ReceiveError: It cannot be read.
         """
-        names = [f"{step}.parquet" for step in steps] or self._steps(receive)
-        return sum((self._read(self._path(receive, name)) for name in names), Manifest())
+        paths = (self._path(receive, step) for step in steps or self.steps(receive))
+        return sum(map(self._read, paths), Manifest())
 
     def _read(self, path: str) -> Manifest:
         if path not in self._known:
@@ -193,11 +195,11 @@ class Ledger:
 
     def replace_files(self, receive: Receive, replaced: dict[File, File | None]) -> None:
         """Put other files in the place of some, or nothing where none of their rows is left."""
-        for name in self._steps(receive):
-            manifest = self._read(self._path(receive, name))
+        for step in self.steps(receive):
+            manifest = self._read(self._path(receive, step))
             if not replaced.keys().isdisjoint(manifest):
                 files = [new for file in manifest if (new := replaced.get(file, file)) is not None]
-                self.write(receive, name.removesuffix(".parquet"), Manifest(files, manifest.notes))
+                self.write(receive, step, Manifest(files, manifest.notes))
 
     def remove(self, receive_id: str) -> None:
         """Forget a receive: it is finished, or never will be."""

@@ -35,6 +35,11 @@ def divide(files: Sequence[File], pipeline: str, shares: int) -> list[list[RowRa
     return spread(ranges, shares)
 
 
+def whole(files: Sequence[File], pipeline: str) -> list[RowRange]:
+    """All rows of files, in order."""
+    return [one for part in divide(files, pipeline, 1) for one in part]
+
+
 def between(ranges: Iterable[RowRange], first: int, end: int) -> list[RowRange]:
     """The rows among these whose positions are `first` to `end` - 1. Each range begins where its file does, or not."""
     return _cut((one, first - one.position, end - one.position) for one in ranges)

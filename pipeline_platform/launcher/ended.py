@@ -23,7 +23,7 @@ def end_claims(instance: dg.DagsterInstance, control: ControlStore, pipeline: st
     A run that is killed cannot end its own. Nobody waits for them to run out: sensors, `status` and runs that begin
     call this before they look at claims. A run that Dagster does not know keeps its claim.
     """
-    claims = {claim.run_id for claim in control.in_flight_of_all(pipeline)}
+    claims = {claim.run_id for claim in control.in_flight(pipeline, of_all=True)}
     for run in instance.get_runs(dg.RunsFilter(run_ids=sorted(claims))) if claims else ():
         if run.is_finished or is_gone(run):
             control.let_go(run.run_id)

@@ -23,7 +23,7 @@ from pipeline_platform.run import batching, steps
 from pipeline_platform.run.begin import begin, resume
 from pipeline_platform.run.flow import Flow, no_source
 from pipeline_platform.run.lease import alive
-from pipeline_platform.run.receive_state import expect_finished
+from pipeline_platform.run.receive_state import ReceiveState
 from pipeline_platform.run.stopping import acknowledged, end_if_asked, heeding
 from pipeline_platform.source.connection import ConnectedSource
 from pipeline_platform.source.contract import SourceError
@@ -176,11 +176,12 @@ def at_work(pipeline: type[Pipeline], context: dg.AssetExecutionContext) -> tupl
             "execute `receive_messages` and all steps after it"
         )
     receive_id = received.tags[tags.receive_id]
-    receive = flow.ledger.get(receive_id)
-    if receive is None and received.tags.get(tags.demand) != "0":
-        expect_finished(flow, receive_id, [run.run_id for run in lineage])
-        context.log.warning(f"receive {receive_id} is finished: nothing is left to do here")
+    state = ReceiveState(flow, receive_id)
+    receive = state.record
     if receive is None:
+        if received.tags.get(tags.demand) != "0":
+            state.expect_finished([run.run_id for run in lineage])
+            context.log.warning(f"receive {receive_id} is finished: nothing is left to do here")
         return flow, None
     flow = flow_of(pipeline, context, receive.producer)
     if receive.run_id == context.run.run_id:

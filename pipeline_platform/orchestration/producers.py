@@ -151,16 +151,14 @@ def _awaits_turn(pipeline: type[Pipeline], control: ControlStore, *, alone: bool
     """Why a run asked for now would get nothing, where messages keep their order over runs; or None."""
     if not pipeline.takes_turns():
         return None
-    others = [claim for claim in control.in_flight_of_all(pipeline.name) if alone or claim.alone]
+    others = [claim for claim in control.in_flight(pipeline.name, of_all=True) if alone or claim.alone]
     return f"run {others[0].run_id} is under way, and runs take turns: messages keep their order" if others else None
 
 
 def _left(pipeline: type[Pipeline], control: ControlStore, producer: str) -> list[Claim]:
     """What dead runs of a producer left. Of several, the first asks for the run that finishes a backfill or replay."""
-    keys = {pipeline.limits_key(producer)}
-    if producer == next(iter(pipeline.producers_of())):
-        keys.add(pipeline.name)
-    return [claim for key in sorted(keys) for claim in control.over(key)]
+    is_first = producer == next(iter(pipeline.producers_of()))
+    return control.over(pipeline.limits_key(producer), *([pipeline.name] if is_first else []))
 
 
 def in_flight(

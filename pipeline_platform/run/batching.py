@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import File, Manifest
-from pipeline_platform.lake.reader import RowRange, divide
+from pipeline_platform.lake.reader import whole
 from pipeline_platform.lake.rewriting import drop_rows
 from pipeline_platform.model.message import Trigger
 from pipeline_platform.model.options import Batcher, Splitter
@@ -34,20 +34,19 @@ def batch(flow: Flow, receive: Receive, handled: Manifest, batcher: str, most_ta
     name, receive_id = flow.pipeline.name, receive.receive_id
     work = flow.work(receive_id, f"batch-{batcher}")
     staged = handled.of_table(staged_table(receive_id, batcher))
-    (whole,) = divide(staged, name, 1)
+    ranges = whole(staged, name)
     shared = common(flow, receive)
     drained = flow.control.draining(flow.room.key) is not None
     rest: Trigger = "timeout" if intake_of(flow, receive).is_outside and not drained else "flush"
     most = min(options.concurrency, most_tasks or options.concurrency)
-    cut = CutBatches(flow.lake, name, receive_id, batcher, options, shared["ack_policy"], whole, rest, tasks=most)
+    cut = CutBatches(flow.lake, name, receive_id, batcher, options, shared["ack_policy"], ranges, rest, tasks=most)
     messages = sum(file.rows for file in staged)
     # A splitter is code of the author's, which may end its process.
     is_ours = not isinstance(options.batch_size, Splitter) and messages <= CUT_HERE
     planned = work.run_here(cut, 1) if is_ours else work.run(cut, 1)
     batches = planned.of_table(plan_table(receive_id, batcher))
     tasks = min(most, sum(file.rows for file in batches))
-    (plan,) = divide(batches, name, 1)
-    handle = HandleBatches(**shared, batcher=batcher, staged=whole, plan=plan, tasks=tasks)
+    handle = HandleBatches(**shared, batcher=batcher, staged=ranges, plan=whole(batches, name), tasks=tasks)
     said = Manifest(notes=[notes for notes in planned.notes if "said" in notes])
     return said + work.run(handle, tasks)
 
@@ -67,19 +66,14 @@ def end_parents(flow: Flow, receive: Receive, parents: Sequence[File]) -> Manife
     """Record what became of messages with children; drop all rows of those of which a child failed."""
     name, receive_id = flow.pipeline.name, receive.receive_id
     ends = flow.ledger.manifest(receive).of_table(ends_table(receive_id))
-    if len(keys := failed_keys(flow.lake, ranges := _whole(ends, name))):
+    if len(keys := failed_keys(flow.lake, ranges := whole(ends, name))):
         drop_rows(flow.tables, flow.ledger, receive, keys)
     received = flow.ledger.manifest(receive, "receive").of_table("messages")
     tasks = min(flow.processors.concurrency, sum(file.rows for file in parents))
     task = EndParents(
-        **common(flow, receive), parts=[_whole(received, name)], plan=_whole(parents, name), ends=ranges, tasks=tasks
+        **common(flow, receive), parts=[whole(received, name)], plan=whole(parents, name), ends=ranges, tasks=tasks
     )
     return flow.work(receive_id, PARENTS).run(task, tasks)
-
-
-def _whole(files: Sequence[File], pipeline: str) -> list[RowRange]:
-    """All rows of files, in one part."""
-    return [one for part in divide(files, pipeline, 1) for one in part]
 
 
 def side_by_side(works: Mapping[str, Callable[[], None]], flow: Flow, receive: Receive) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from pipeline_platform.lake.decision import take_over
+from pipeline_platform.lake.decision import publish, take_over
 from pipeline_platform.lake.ledger import Origin, Receive
 from pipeline_platform.lake.selection import ALL, Selection
 from pipeline_platform.model.pipeline import PipelineError
@@ -70,10 +70,7 @@ def begin(
         origin=origin,
         run_id=run_id,
         windows=tuple(windows),
-        demand=0,
-        asked=0,
         context=dict(context or {}),
-        base=0,
         started_at=datetime.now(UTC),
         producer=flow.producer,
         traceparent=traceparent(),
@@ -83,7 +80,7 @@ def begin(
         return receive
     if INTAKES[origin].is_outside:
         patiently(flow.source.check_ready, flow.source.patience)
-    _clear_up(flow, log)
+    clear_up(flow, log)
     selection = selection.at(datetime.now(UTC))
     receive_id = receive.receive_id
     try:
@@ -104,7 +101,7 @@ def begin(
                 flow.control.end(receive_id)
                 return receive
             # A run that it waited for may have died, and its tasks would handle on.
-            found = _clear_up(flow, log) if granted and intake.is_alone else False
+            found = clear_up(flow, log) if granted and intake.is_alone else []
             if not (found and intake.is_whole):
                 break
             flow.control.end(receive_id)  # there are more messages to replay now
@@ -123,13 +120,6 @@ def begin(
         raise
     lease.begun(flow, receive)
     return receive
-
-
-def _clear_up(flow: Flow, log: Callable[[str], None]) -> bool:
-    """Clear up after dead runs; return whether there was something."""
-    if cleared := clear_up(flow, log):
-        log(f"cleared up after runs that died or left something unacknowledged: receives {', '.join(cleared)}")
-    return bool(cleared)
 
 
 def _is_held_back(flow: Flow, log: Callable[[str], None], *, although_paused: bool) -> bool:
@@ -168,7 +158,7 @@ def _check_producer(flow: Flow, intake: type[Intake]) -> None:
 def resume(flow: Flow, receive: Receive, run_id: str) -> Receive:
     """Go on with what another run received: a re-execution of its later steps.
 
-    From here on that other run can decide nothing, even if it is alive.
+    From here on that other run can decide nothing, even if it is alive. What it has decided is published here.
 
     Returns:
         The same receive, as this run's.
@@ -179,11 +169,11 @@ def resume(flow: Flow, receive: Receive, run_id: str) -> Receive:
     """
     receive, is_decided = take_over(flow.tables, flow.ledger, receive, run_id)
     if is_decided:
+        publish(flow.tables, receive, flow.ledger.manifest(receive))  # its last step may be the only one to run
         return receive
     held = min(flow.ledger.manifest(receive, "receive").rows("messages"), receive.demand)
-    within_s = Intake.room_within_s
-    bounds: dict[str, Any] = {"lease_s": lease.CLAIM_S, "within_s": within_s}
-    bounds["alone"] = intake_of(flow, receive).is_alone
+    alone = intake_of(flow, receive).is_alone
+    bounds: dict[str, Any] = {"lease_s": lease.CLAIM_S, "within_s": Intake.room_within_s, "alone": alone}
     granted = flow.room.claim(receive.receive_id, run_id, held, _LOG.info, **bounds)
     if granted < held:
         raise PipelineError(

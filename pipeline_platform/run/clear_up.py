@@ -11,7 +11,7 @@ from pipeline_platform.run import steps
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.give_up import give_up
 from pipeline_platform.run.intake import intake_of
-from pipeline_platform.run.receive_state import as_decided
+from pipeline_platform.run.receive_state import ReceiveState
 
 _LOG = logging.getLogger(__name__)
 
@@ -23,55 +23,56 @@ def clear_up(flow: Flow, log: Callable[[str], None] = _LOG.info) -> list[str]:
 
     Args:
         flow: The pipeline and its resources.
-        log: Hears of a receive that cannot be finished, each time; it stays as it is.
+        log: Hears what was cleared up; and of a receive that cannot be finished, each time: it stays as it is.
     """
-    keys = sorted({flow.room.key, flow.pipeline.name})  # backfills and replays may be anyone's to finish
-    dead = [claim.receive_id for key in keys for claim in flow.control.over(key)]
-    for claim in flow.control.over_of_all(flow.pipeline.name):
+    # Backfills and replays may be anyone's to finish.
+    dead = [claim.receive_id for claim in flow.control.over(flow.room.key, flow.pipeline.name)]
+    for claim in flow.control.over(flow.pipeline.name, of_all=True):
         flow.work(claim.receive_id).interrupt()  # it would hold up this run's, whichever producer's it is
     # First what is held and lies there, then what lives: a receive claims its room before it leaves a trace.
     holders, unfinished = flow.source.holders(), flow.ledger.unfinished()
-    live = {claim.receive_id for claim in flow.control.in_flight_of_all(flow.pipeline.name)}
     cleared = []
     for receive_id in unfinished:
         try:
-            if _clear_up(flow, receive_id, log, is_live=receive_id in live):
+            if _clear_up(flow, receive_id, log):
                 cleared.append(receive_id)
         except Exception as error:  # whatever is wrong with one receive, it keeps no run from beginning
             log(steps.unfinishable(receive_id, error))
-    for receive_id in holders - live - {*unfinished}:
-        flow.source.abandon(receive_id, list)  # its run stalled, and reserved this after it was given up
+    for receive_id in holders - {*unfinished}:
+        if not ReceiveState(flow, receive_id).is_live:
+            flow.source.abandon(receive_id, list)  # its run stalled, and reserved this after it was given up
     for receive_id in dead:
         flow.control.end(receive_id, if_over=True)
+    if cleared:
+        log(f"cleared up after runs that died or left something unacknowledged: receives {', '.join(cleared)}")
     return cleared
 
 
-def _clear_up(flow: Flow, receive_id: str, log: Callable[[str], None], *, is_live: bool) -> bool:
+def _clear_up(flow: Flow, receive_id: str, log: Callable[[str], None]) -> bool:
     """Clear up one receive; return whether that ended it."""
-    receive = flow.ledger.get(receive_id)
-    if receive is None:
+    state = ReceiveState(flow, receive_id)
+    is_live, record = state.is_live, state.record
+    if record is None:
         # A task of a dead run wrote this after the receive was given up or finished.
         if not is_live:
             flow.ledger.remove(receive_id)
         return False
-    done = as_decided(flow, receive)
-    if is_live or not _is_ours(flow, receive):
-        if done:
-            # What this run looks up must be published before it is acknowledged, and what it replays, too.
-            steps.publish(flow, done)
+    is_free = not is_live and _is_ours(flow, record)
+    if done := state.unfinished or (give_up(flow, record) if is_free else None):
+        # Also of a live run: what this one looks up, or replays, is published before it is acknowledged here.
+        steps.publish(flow, done)
+    if not is_free:
         if not is_live:
-            _expect_producer(flow, receive)
+            _expect_producer(flow, record)
         return False
-    done = done or give_up(flow, receive)
-    answer = steps.acknowledge(flow, done) if done else None
-    if answer and answer.letters.error:
-        letters = answer.letters
+    if not done:
+        return True
+    letters, not_taken = (answer := steps.acknowledge(flow, done)).letters, answer.not_taken
+    if letters.error:
         log(f"receive {receive_id} is kept until its {letters.unsent} dead letters are sent: {letters.error}")
-        return False
-    if answer and answer.not_taken.messages:
-        log(f"receive {receive_id} is kept until its own acknowledger takes it: {answer.not_taken.errors[0]}")
-        return False
-    return True
+    elif not_taken.messages:
+        log(f"receive {receive_id} is kept until its own acknowledger takes it: {not_taken.errors[0]}")
+    return not letters.error and not not_taken.messages
 
 
 def _is_ours(flow: Flow, receive: Receive) -> bool:

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import Manifest
-from pipeline_platform.lake.reader import divide, only, read_ranges
+from pipeline_platform.lake.reader import only, read_ranges, whole
 from pipeline_platform.lake.tables import FAILED
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.source.patience import patiently
@@ -65,14 +65,13 @@ def send(flow: Flow, receive: Receive, manifest: Manifest) -> Letters:
 def _dead(flow: Flow, manifest: Manifest, skip: int) -> Iterator[tuple[list[bytes], list[dict[str, str]]]]:
     """The dead messages of a receive, some at a time, but for the first ones: payloads and labels."""
     columns = only(FAILED, "state", "data", "attempt", *_LABELS)
-    for part in divide(manifest.of_table("failed"), flow.pipeline.name, 1):
-        for _, rows in read_ranges(flow.lake, part, columns, AT_ONCE):
-            dead = rows.filter(pc.equal(rows.column("state"), "dead"))
-            left = dead.slice(skip)
-            skip = max(0, skip - dead.num_rows)
-            if left.num_rows:
-                payloads = [data or b"" for data in left.column("data").to_pylist()]
-                yield payloads, [_labels(flow.pipeline.name, row) for row in left.drop_columns("data").to_pylist()]
+    for _, rows in read_ranges(flow.lake, whole(manifest.of_table("failed"), flow.pipeline.name), columns, AT_ONCE):
+        dead = rows.filter(pc.equal(rows.column("state"), "dead"))
+        left = dead.slice(skip)
+        skip = max(0, skip - dead.num_rows)
+        if left.num_rows:
+            payloads = [data or b"" for data in left.column("data").to_pylist()]
+            yield payloads, [_labels(flow.pipeline.name, row) for row in left.drop_columns("data").to_pylist()]
 
 
 def _labels(pipeline: str, row: dict[str, Any]) -> dict[str, str]:

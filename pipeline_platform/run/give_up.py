@@ -30,11 +30,11 @@ def give_up(flow: Flow, receive: Receive) -> Receive | None:
     notes = Notes(flow.lake, flow.pipeline.name, receive.receive_id)
     notes.close()  # a task that lives yet acknowledges nothing from here on
     if not any(source.ack_policy.ends(entry.action) for entry in notes.read().values()):
-        if not decision.fence(flow.tables, receive.receive_id):
-            return decision.decided(flow.tables["outcomes"], receive)
-        source.abandon(receive.receive_id, lambda: held(flow, receive))
-        flow.ledger.remove(receive.receive_id)
-        return None
+        done = decision.fence(flow.tables, receive)
+        if done is None:
+            source.abandon(receive.receive_id, lambda: held(flow, receive))
+            flow.ledger.remove(receive.receive_id)
+        return done
     mine, is_decided = decision.take_over(flow.tables, flow.ledger, receive, uuid.uuid4().hex)
     if not is_decided:
         source.abandon(receive.receive_id, lambda: held(flow, mine))

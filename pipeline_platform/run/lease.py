@@ -16,7 +16,7 @@ from pipeline_platform.control.store import ControlStoreError
 from pipeline_platform.lake.decision import FencedError
 from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import File
-from pipeline_platform.lake.reader import divide, only, read_ranges
+from pipeline_platform.lake.reader import only, read_ranges, whole
 from pipeline_platform.lake.tables import OUTCOMES
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import intake_of
@@ -37,22 +37,42 @@ def alive(flow: Flow, receive: Receive) -> Iterator[None]:
     """
     every_s = intake_of(flow, receive).source.extend_every_s
     with (
-        _renewing(flow.beats, _claim(receive), lambda: beat(flow, receive), CLAIM_S / 3),
-        _renewing(flow.beats, _messages(receive), lambda: _extend(flow, receive), every_s)
+        _renewing(flow.beats, _lease("claim", receive), lambda: beat(flow, receive), CLAIM_S / 3),
+        _renewing(flow.beats, _lease("messages", receive), lambda: _extend(flow, receive), every_s)
         if every_s
         else nullcontext(),
     ):
         yield
 
 
+@contextmanager
+def working(flow: Flow, receive: Receive) -> Iterator[None]:
+    """Keep a receive alive while a step works on it, and end what the run before this one may have left at work.
+
+    Raises:
+        FencedError: It is another run's: it was given up, or a re-execution works on it.
+    """
+    try:
+        is_ours = beat(flow, receive)
+    except ControlStoreError:  # a failover is no reason to stop, and the decision asks again
+        _LOG.exception("could not ask whose receive %s is", receive.receive_id)
+        is_ours = True
+    if not is_ours:
+        raise FencedError.taken(receive.receive_id, receive.run_id)
+    if receive.owner:
+        flow.work(receive.receive_id).interrupt()
+    with alive(flow, receive):
+        yield
+
+
 def begun(flow: Flow, receive: Receive) -> None:
     """Count both leases from now on: the run has just claimed its room, and leases its messages next."""
-    flow.beats[_claim(receive)] = flow.beats[_messages(receive)] = time.monotonic()
+    flow.beats[_lease("claim", receive)] = flow.beats[_lease("messages", receive)] = time.monotonic()
 
 
 def beat(flow: Flow, receive: Receive) -> bool:
     """Renew the claim; return whether this run still has it."""
-    flow.beats[_claim(receive)] = time.monotonic()
+    flow.beats[_lease("claim", receive)] = time.monotonic()
     return flow.control.beat(receive.receive_id, CLAIM_S, run_id=receive.run_id)
 
 
@@ -66,30 +86,12 @@ def renew(flow: Flow, receive: Receive) -> bool:
     """
     source = intake_of(flow, receive).source
     every_s = source.extend_every_s
-    is_due = every_s is None or time.monotonic() >= flow.beats.get(_messages(receive), -math.inf) + every_s
+    is_due = every_s is None or time.monotonic() >= flow.beats.get(_lease("messages", receive), -math.inf) + every_s
     return beat(flow, receive) and (not is_due or patiently(lambda: _extend(flow, receive), source.patience))
 
 
-def expect_ours(flow: Flow, receive: Receive) -> None:
-    """Refuse to go on where the receive is another run's by now.
-
-    Raises:
-        FencedError: It was given up, or a re-execution works on it.
-    """
-    try:
-        ours = beat(flow, receive)
-    except ControlStoreError:  # a failover is no reason to stop, and the decision asks again
-        _LOG.exception("could not ask whose receive %s is", receive.receive_id)
-        return
-    if not ours:
-        raise FencedError(
-            f"receive {receive.receive_id} is not run {receive.run_id}'s any more: the run stalled, and the "
-            "receive was given up for dead or is being worked on by a re-execution"
-        )
-
-
 def _extend(flow: Flow, receive: Receive) -> bool:
-    flow.beats[_messages(receive)] = time.monotonic()
+    flow.beats[_lease("messages", receive)] = time.monotonic()
     return intake_of(flow, receive).source.extend(receive.receive_id, lambda: held(flow, receive))
 
 
@@ -108,9 +110,8 @@ def given_back(flow: Flow, receive: Receive, *, begun: bool) -> Iterator[tuple[s
 
 
 def _rows(flow: Flow, files: Sequence[File], *columns: str) -> Iterator[pa.RecordBatch]:
-    for part in divide(files, flow.pipeline.name, 1):
-        for _, rows in read_ranges(flow.lake, part, only(OUTCOMES, *columns), HELD_ROWS):
-            yield rows
+    ranges = whole(files, flow.pipeline.name)
+    yield from (rows for _, rows in read_ranges(flow.lake, ranges, only(OUTCOMES, *columns), HELD_ROWS))
 
 
 def _ack_ids(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, list[str]]]:
@@ -119,12 +120,8 @@ def _ack_ids(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, list[str]
             yield ack_ref, rows.filter(pc.equal(rows.column("ack_ref"), ack_ref)).column("ack_id").to_pylist()
 
 
-def _claim(receive: Receive) -> str:
-    return f"claim of receive {receive.receive_id}"
-
-
-def _messages(receive: Receive) -> str:
-    return f"messages of receive {receive.receive_id}"
+def _lease(what: str, receive: Receive) -> str:
+    return f"{what} of receive {receive.receive_id}"
 
 
 @contextmanager

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from pipeline_platform.lake.ledger import Receive
-from pipeline_platform.lake.manifest import File, Manifest
-from pipeline_platform.lake.reader import RowRange, divide
+from pipeline_platform.lake.manifest import Manifest
+from pipeline_platform.lake.reader import RowRange, divide, whole
 from pipeline_platform.lake.rewriting import DROPPED
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.run.flow import Flow
@@ -52,20 +52,16 @@ def notify(flow: Flow, receive: Receive) -> NotTaken:
         return NotTaken()
     manifest, before = flow.ledger.manifest(receive), flow.ledger.manifest(receive, NOTIFIED)
     name, spans = flow.pipeline.name, _spans(before)
-
-    def whole(files: list[File]) -> list[RowRange]:
-        return [one for part in divide(files, name, 1) for one in part]
-
     all_decided = not any(manifest.total(others) for others in ("returned", "duplicates", DROPPED))
-    outcomes = [] if all_decided else whole(manifest.of_table("outcomes"))
-    failed = whole(manifest.of_table("failed"))
+    outcomes = [] if all_decided else whole(manifest.of_table("outcomes"), name)
+    failed = whole(manifest.of_table("failed"), name)
     files = manifest.of_table("messages")
     calls = -(-sum(file.rows for file in files) // ROWS)
     parts = divide(files, name, min(calls, flow.processors.concurrency))
     task = NotifyAuthor(**common(flow, receive), parts=parts, outcomes=outcomes, failed=failed, before=spans)
     written = flow.work(receive.receive_id, NOTIFIED).run(task, len(parts))
     flow.ledger.write(receive, NOTIFIED, Manifest(written.files, [{"heard": spans}, *written.notes]))
-    rows = whole(written.of_table(not_taken_table(receive.receive_id)))
+    rows = whole(written.of_table(not_taken_table(receive.receive_id)), name)
     errors = tuple(why for notes in written.notes for why in notes.get("unheard_why", []))
     return NotTaken(written.total("unheard"), tuple(rows), errors, written)
 

@@ -7,11 +7,12 @@ has changed before.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pipeline_platform.lake import decision
-from pipeline_platform.lake.decision import Decision, UnhandledError
+from pipeline_platform.lake.decision import Decision
 from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.reader import divide
@@ -23,9 +24,9 @@ from pipeline_platform.run.dead_letters import Letters
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.give_up import give_up
 from pipeline_platform.run.intake import intake_of
-from pipeline_platform.run.lease import alive, expect_ours, given_back, renew
+from pipeline_platform.run.lease import given_back, renew, working
 from pipeline_platform.run.notifying import NotTaken
-from pipeline_platform.run.receive_state import as_decided, expect_decided
+from pipeline_platform.run.receive_state import Phase, ReceiveState
 from pipeline_platform.run.run_events import add_counts, emitting, tasks_of
 from pipeline_platform.run.spark_work import FEW
 from pipeline_platform.source.contract import SourceError
@@ -67,22 +68,26 @@ def receive_messages(flow: Flow, receive: Receive) -> Manifest:
     """
     if not receive.demand:
         return Manifest()
-    intake, started = intake_of(flow, receive), time.monotonic()
-    source = intake.source
-    expect_ours(flow, receive)
-    with emitting("receive", flow, receive, demand=receive.demand) as event, alive(flow, receive):
-        # The driver reads few messages in turn: a share that waits at an empty queue would hold up the next.
-        concurrency = flow.concurrency if receive.demand > FEW else 1
-        demand = 0 if intake.is_outside and _is_stopping(flow, receive) else receive.demand
-        plan = partial(source.plan, demand, concurrency, receive.receive_id)
-        shares = patiently(plan, source.patience) if demand else []
-        task = ReadShares(source, shares, flow.lake, flow.pipeline.name, receive.receive_id, receive.window)
-        messages = sum(share.messages for share in shares)
-        manifest = flow.work(receive.receive_id, "receive").run(task, len(shares), messages if source.in_tasks else 0)
-        manifest = _written(flow, receive, "receive", manifest, started)
+    with working(flow, receive):
+        read = partial(_read, flow, receive)
+        manifest = _step(flow, receive, "receive", "receive", read, demand=receive.demand)
         flow.control.adjust(receive.receive_id, manifest.total("received"))
-        add_counts(event, "receive", manifest)
     return manifest
+
+
+def _read(flow: Flow, receive: Receive) -> Manifest:
+    intake, receive_id = intake_of(flow, receive), receive.receive_id
+    source = intake.source
+    # The driver reads few messages in turn: a share that waits at an empty queue would hold up the next.
+    concurrency = flow.concurrency if receive.demand > FEW else 1
+    stops = flow.room.key, receive_id  # its pipeline or producer is drained, or its run was asked to end
+    is_stopping = intake.is_outside and any(flow.control.draining(key) is not None for key in stops)
+    demand = 0 if is_stopping else receive.demand
+    plan = partial(source.plan, demand, concurrency, receive_id)
+    shares = patiently(plan, source.patience) if demand else []
+    task = ReadShares(source, shares, flow.lake, flow.pipeline.name, receive_id, receive.window)
+    messages = sum(share.messages for share in shares) if source.in_tasks else 0
+    return flow.work(receive_id, "receive").run(task, len(shares), messages)
 
 
 def handle_messages(flow: Flow, receive: Receive) -> Manifest:
@@ -91,18 +96,15 @@ def handle_messages(flow: Flow, receive: Receive) -> Manifest:
     Raises:
         PipelineError: The run was asked to stop, and a part of what it takes on would be worse than nothing.
     """
-    received = flow.ledger.manifest(receive, "receive")
+    received, before = (flow.ledger.manifest(receive, step) for step in ("receive", "handle"))
     if not received.of_table("messages"):
         return Manifest()
-    if (before := flow.ledger.manifest(receive, "handle")).files and as_decided(flow, receive):
+    if before.files and ReceiveState(flow, receive.receive_id).unfinished:
         return before  # executed again after the decision: what was written is what there is
-    _go_on(flow, receive)
-    # An earlier try may have sent messages to other batchers; the decision takes what lies here.
-    flow.ledger.forget_after(receive, "receive")
-    started = time.monotonic()
-    with emitting("handle", flow, receive) as event, alive(flow, receive):
-        manifest = _written(flow, receive, "handle", handling.handle(flow, receive, received), started)
-        add_counts(event, "handle", manifest)
+    with working(flow, receive):
+        # An earlier try may have sent messages to other batchers; the decision takes what lies here.
+        flow.ledger.forget_after(receive, "receive")
+        manifest = _step(flow, receive, "handle", "handle", partial(handling.handle, flow, receive, received))
     if (not_begun := manifest.total("given_back")) and intake_of(flow, receive).is_whole:
         give_up(flow, receive)
         flow.control.end(receive.receive_id)
@@ -133,25 +135,30 @@ def batch_messages(flow: Flow, receive: Receive, *batchers: str) -> dict[str, Ma
     left = [name for name in staged if not written[name].notes]
 
     def batch(name: str, most_tasks: int | None) -> None:
-        started = time.monotonic()
-        with emitting("batcher", flow, receive, batcher=name) as event:
-            manifest = batching.batch(flow, receive, handled, name, most_tasks)
-            written[name] = _written(flow, receive, f"batch-{name}", manifest, started)
-            add_counts(event, "batcher", manifest)
+        work = partial(batching.batch, flow, receive, handled, name, most_tasks)
+        written[name] = _step(flow, receive, f"batch-{name}", "batcher", work, batcher=name)
 
     if left:
-        _go_on(flow, receive)
-        with alive(flow, receive):
+        with working(flow, receive):
             flow.session()  # made by one thread, for all of them
             most = batching.most_tasks(flow, len(left))
             batching.side_by_side({name: partial(batch, name, most) for name in left}, flow, receive)
     if parents := batching.parents_left(flow, receive, handled):
-        expect_ours(flow, receive)
-        started = time.monotonic()
-        with emitting("parents", flow, receive) as event, alive(flow, receive):
-            manifest = batching.end_parents(flow, receive, parents)
-            add_counts(event, "parents", _written(flow, receive, batching.PARENTS, manifest, started))
+        with working(flow, receive):
+            end_parents = partial(batching.end_parents, flow, receive, parents)
+            _step(flow, receive, batching.PARENTS, "parents", end_parents)
     return written
+
+
+def _step(flow: Flow, receive: Receive, step: str, name: str, work: Callable[[], Manifest], **fields: Any) -> Manifest:
+    """Write down what a step wrote, with the seconds it took, and emit its event."""
+    started = time.monotonic()
+    with emitting(name, flow, receive, **fields) as event:
+        manifest = work()
+        timed = Manifest(manifest.files, [*manifest.notes, {"step": step, "took": time.monotonic() - started}])
+        flow.ledger.write(receive, step, timed)
+        add_counts(event, name, timed)
+    return timed
 
 
 def decide(flow: Flow, receive: Receive) -> Decision:
@@ -160,9 +167,10 @@ def decide(flow: Flow, receive: Receive) -> Decision:
     Raises:
         FencedError: Another run gave the receive up for dead meanwhile.
     """
-    if receive.demand and flow.ledger.get(receive.receive_id) is None:
-        expect_decided(flow, receive)
-    if not _received(flow, receive):
+    state = ReceiveState(flow, receive.receive_id)
+    if receive.demand and state.record is None:
+        state.expect_published(receive)  # long ago, by another run
+    if not receive.demand or not flow.ledger.manifest(receive, "receive").rows("messages"):
         return Decision(0, 0)
     with emitting("decide", flow, receive) as event:
         on_success, still_ours = flow.source.on_success, partial(renew, flow, receive)
@@ -174,15 +182,9 @@ def decide(flow: Flow, receive: Receive) -> Decision:
 def publish(flow: Flow, receive: Receive) -> dict[str, int]:
     """Make what was decided visible in every table; return the rows by table."""
     with emitting("publish", flow, receive) as event:
-        rows = _publish(flow, receive)
+        rows = decision.publish(flow.tables, receive, flow.ledger.manifest(receive))
         event.add(rows=sum(rows.values()))
         return rows
-
-
-def _publish(flow: Flow, receive: Receive) -> dict[str, int]:
-    if not _received(flow, receive):
-        return dict.fromkeys((name for name in flow.tables.names if name != "outcomes"), 0)
-    return decision.publish(flow.tables, flow.ledger, receive)
 
 
 def acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger = ONCE) -> Acknowledgement:
@@ -193,12 +195,12 @@ def acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger = ONCE)
 
     Args:
         flow: The pipeline and its resources.
-        receive: Which; decided.
+        receive: Which; published.
         acknowledger: How patiently to ask a source that refuses.
 
     Raises:
         FencedError: It is not decided, or another run's by now: nothing may be acknowledged.
-        UnhandledError: What it leased was never written down.
+        UnhandledError: What it leased was never written down, or what was decided is not published.
     """
     with emitting("acknowledge", flow, receive) as event:
         answer = _acknowledge(flow, receive, acknowledger, event)
@@ -210,15 +212,9 @@ def acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger = ONCE)
 def _acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger, event: Span) -> Acknowledgement:
     manifest, intake = flow.ledger.manifest(receive), intake_of(flow, receive)
     files = manifest.of_table("outcomes") if intake.is_outside else []
-    if manifest.files or (receive.demand and flow.ledger.get(receive.receive_id) is None):
-        # Outcomes lie there before they are decided; and a run of this step alone may have left out publishing.
-        expect_decided(flow, receive)
-        _publish(flow, receive)
-    elif receive.demand and not manifest.notes:
-        raise UnhandledError(
-            f"receive {receive.receive_id} did not come to the end of `receive_messages`, and may hold messages: "
-            "execute all steps again, and it receives anew. The next run gives this receive up"
-        )
+    state = ReceiveState(flow, receive.receive_id)
+    if receive.demand and (manifest.files or state.phase is not Phase.RECEIVED):
+        state.expect_published(receive)
     letters = dead_letters.send(flow, receive, manifest)
     not_taken = notifying.notify(flow, receive) if files else NotTaken()
     looks = manifest.total("duplicates") or manifest.total(DROPPED)
@@ -236,8 +232,8 @@ def _acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger, event
     if not source.acknowledges_by_id and not unpublished and not not_taken.messages:
         acknowledged = messages  # by `finish`
     left = messages - acknowledged - lost
-    errors = [*([letters.error] if letters.error else []), *not_taken.errors]
-    errors += (one for notes in answer.notes for one in notes["errors"])
+    answered = (one for notes in answer.notes for one in notes["errors"])
+    errors = [one for one in (letters.error, *not_taken.errors, *answered) if one]
     if left == answer.total("withheld"):  # those are delivered again
         try:
             patiently(lambda: _finish(flow, receive, manifest), source.patience)
@@ -260,24 +256,9 @@ def _finish(flow: Flow, receive: Receive, manifest: Manifest) -> None:
     """Finish a receive at its source; before that, give back what it is to leave out."""
     source = intake_of(flow, receive).source
     if source.gives_back_offsets and manifest.total("given_back"):
-        not_begun, begun = (
-            partial(given_back, flow, receive, begun=False),
-            partial(given_back, flow, receive, begun=True),
-        )
-        source.give_back(receive.receive_id, not_begun, begun)
+        parts = (partial(given_back, flow, receive, begun=begun) for begun in (False, True))
+        source.give_back(receive.receive_id, *parts)
     source.finish(receive.receive_id)
-
-
-def _is_stopping(flow: Flow, receive: Receive) -> bool:
-    """Whether its pipeline or producer is drained, or its run was asked to end."""
-    return any(flow.control.draining(key) is not None for key in (flow.room.key, receive.receive_id))
-
-
-def _go_on(flow: Flow, receive: Receive) -> None:
-    """Refuse to work on what is another run's by now, and end what the run before this one may have left at work."""
-    expect_ours(flow, receive)
-    if receive.owner:
-        flow.work(receive.receive_id).interrupt()
 
 
 def _publish_others(flow: Flow, receive: Receive) -> list[str]:
@@ -289,8 +270,7 @@ def _publish_others(flow: Flow, receive: Receive) -> list[str]:
     unpublished = []
     for receive_id in sorted({*flow.ledger.unfinished()} - {receive.receive_id}):
         try:
-            other = flow.ledger.get(receive_id)
-            if other is not None and (done := as_decided(flow, other)):
+            if done := ReceiveState(flow, receive_id).unfinished:
                 publish(flow, done)
                 if notifying.waits(flow, done):
                     unpublished.append(f"receive {receive_id} waits for `acknowledge`")
@@ -302,14 +282,3 @@ def _publish_others(flow: Flow, receive: Receive) -> list[str]:
 def unfinishable(receive_id: str, error: Exception) -> str:
     """What people read of a receive that stays as it is."""
     return f"receive {receive_id} cannot be finished and is left as it is: {type(error).__name__}: {error}"
-
-
-def _received(flow: Flow, receive: Receive) -> int:
-    return flow.ledger.manifest(receive, "receive").rows("messages") if receive.demand else 0
-
-
-def _written(flow: Flow, receive: Receive, step: str, manifest: Manifest, started: float) -> Manifest:
-    """Write a step's manifest, with the seconds it took."""
-    timed = Manifest(manifest.files, [*manifest.notes, {"step": step, "took": time.monotonic() - started}])
-    flow.ledger.write(receive, step, timed)
-    return timed

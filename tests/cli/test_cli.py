@@ -114,9 +114,10 @@ def test_status_tells_receives_that_are_not_decided_from_those_that_are_not_fini
 
     said = lines(cli("status"))
 
-    assert " undecided receives   begun000, handled0" in said
-    why = "decided; the check `acknowledged` of the run says what is left, and the next run does it"
-    assert f" unfinished receives  decided0 of run run, publishe of run run ({why})" in said
+    assert " undecided receives   begun000 of run run (planned), handled0 of run run (handled)" in said
+    why = "the check `acknowledged` of the run says what is left, and the next run does it"
+    finish = "decided0 of run run (decided), publishe of run run (published)"
+    assert f" unfinished receives  {finish}: {why}" in said
 
 
 def test_status_counts_open_failures_by_window(cli, keeping):

@@ -26,7 +26,7 @@ def test_what_one_holds_never_counts_against_the_other(store):
     assert claim(store, "coasts/east", "a", 500) == EAST
     assert claim(store, "coasts/west", "b", 500) == WEST
     assert [c.receive_id for c in store.in_flight("coasts/east")] == ["a"]
-    assert [c.receive_id for c in store.in_flight_of_all("coasts")] == ["a", "b"]
+    assert [c.receive_id for c in store.in_flight("coasts", of_all=True)] == ["a", "b"]
     assert store.in_flight("coasts") == []
 
 
@@ -46,7 +46,7 @@ def test_a_pipeline_whose_name_begins_alike_is_another(store):
     claim(store, "coasts_2/east", "b", 150)
     claim(store, "coastsX", "c", 10)
 
-    assert [c.receive_id for c in store.in_flight_of_all("coasts")] == ["a"]
+    assert [c.receive_id for c in store.in_flight("coasts", of_all=True)] == ["a"]
     assert claim(store, "coasts", "backfill", 500) == ALL - 120
 
 

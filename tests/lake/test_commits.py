@@ -44,9 +44,9 @@ def worked(tables: Tables, receive_id: str = "r1") -> Run:
 
 COMMITS: dict[str, tuple[str, Callable[[Tables, Run], object]]] = {
     "decide": ("outcomes", lambda tables, run: decide(tables, run.ledger, run.receive)),
-    "fence": ("outcomes", lambda tables, run: fence(tables, "r1")),
+    "fence": ("outcomes", lambda tables, run: fence(tables, run.receive)),
     "take over": ("outcomes", lambda tables, run: take_over(tables, run.ledger, run.receive, "another")),
-    "publish": ("kept", lambda tables, run: publish(tables, run.ledger, run.receive)),
+    "publish": ("kept", lambda tables, run: publish(tables, run.receive, run.ledger.manifest(run.receive))),
     "widen": (
         "kept",
         lambda tables, run: Table(

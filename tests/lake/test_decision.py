@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pipeline_platform.lake.decision import FencedError, decide, decided, fence, publish
+from pipeline_platform.lake.decision import FencedError, decide, fence, publish, transaction_of
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Table, Tables
 from tests.fixtures.small_lake import Keeping, Memory, Run, visible
@@ -50,7 +50,6 @@ class Others:
     def act(self, action: str, number: int) -> None:
         """One step of a receive, as `Flow` guards it."""
         run, receive_id = self.runs[number], f"r{number}"
-        outcomes = self.tables["outcomes"]
         if action == "compact":
             for name in self.tables.names:
                 self.tables[name].open().optimize.compact()
@@ -62,9 +61,9 @@ class Others:
             except FencedError:
                 return
         elif action == "fence":
-            if fence(self.tables, receive_id):
+            if fence(self.tables, run.receive) is None:
                 run.ledger.remove(receive_id)
-        elif decided(outcomes, run.receive):
+        elif transaction_of(self.tables["outcomes"], receive_id, run.receive).is_decided:
             run.publish()
             if action == "finish":
                 run.ledger.remove(receive_id)
@@ -188,7 +187,7 @@ def test_a_fence_stops_a_run_that_stalls_right_before_its_commit(others):
 
 
 def test_a_run_that_finds_itself_fenced_says_so(others):
-    fence(others.tables, "r0")
+    fence(others.tables, others.runs[0].receive)
 
     with pytest.raises(FencedError, match="receive r0 was given up while its run stalled"):
         others.runs[0].decide()
@@ -197,9 +196,10 @@ def test_a_run_that_finds_itself_fenced_says_so(others):
 def test_a_fence_comes_too_late_for_what_is_decided(others):
     others.runs[0].decide()
 
-    assert fence(others.tables, "r0") is False
-    assert fence(others.tables, "r1") is True
-    assert fence(others.tables, "r1") is True, "fencing twice is fencing once"
+    first, second, _ = (run.receive for run in others.runs)
+    assert fence(others.tables, first) == first
+    assert fence(others.tables, second) is None
+    assert fence(others.tables, second) is None, "fencing twice is fencing once"
 
 
 def test_a_receive_that_is_forgotten_may_not_decide(others):
@@ -236,8 +236,8 @@ def test_deciding_tells_how_many_messages_others_had_decided_and_how_often_it_tr
 def test_publishing_twice_is_publishing_once(others):
     run = others.runs[0].decide()
 
-    first = publish(others.tables, run.ledger, run.receive)
-    again = publish(others.tables, run.ledger, run.receive)
+    first = publish(others.tables, run.receive, run.ledger.manifest(run.receive))
+    again = publish(others.tables, run.receive, run.ledger.manifest(run.receive))
 
     assert first == again == {"messages": 3, "failed": 1, "kept": 2}
     assert len(visible(others.tables, "kept")) == 2
@@ -339,7 +339,7 @@ def test_what_was_decided_for_a_batcher_that_was_renamed_since_reaches_its_table
     now = Tables(others.tables.lake, Renamed)
     now.ensure()
 
-    assert publish(now, run.ledger, run.receive)["kept"] == 2
+    assert publish(now, run.receive, run.ledger.manifest(run.receive))["kept"] == 2
 
     assert sorted(row["text"] for row in visible(others.tables, "kept")) == ["a", "b"]
 
@@ -351,6 +351,6 @@ def test_what_others_decided_is_dropped_from_a_batcher_that_was_renamed_since(ot
     now.ensure()
 
     decide(now, run.ledger, run.receive)
-    publish(now, run.ledger, run.receive)
+    publish(now, run.receive, run.ledger.manifest(run.receive))
 
     assert [row["text"] for row in visible(others.tables, "kept")] == ["c"]

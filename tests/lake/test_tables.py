@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from pydantic import BaseModel
 
-from pipeline_platform.lake.decision import decide, decided, publish
+from pipeline_platform.lake.decision import decide, publish, transaction_of
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import (
     FENCED,
@@ -182,8 +182,8 @@ def test_when_its_transaction_is_forgotten_a_receives_rows_tell_that_it_decided(
     forgetful()
 
     outcomes = tables["outcomes"]
-    assert decided(outcomes, run.receive)
-    assert not decided(outcomes, stalled.receive)
+    assert transaction_of(outcomes, "r1", run.receive).is_decided
+    assert not transaction_of(outcomes, "r2", stalled.receive).is_decided
 
 
 def test_deciding_and_publishing_what_is_forgotten_changes_nothing(lake, forgetful):
@@ -195,7 +195,7 @@ def test_deciding_and_publishing_what_is_forgotten_changes_nothing(lake, forgetf
     forgetful()
 
     decide(tables, run.ledger, run.receive)
-    publish(tables, run.ledger, run.receive)
+    publish(tables, run.receive, run.ledger.manifest(run.receive))
 
     assert len(visible(tables, "outcomes")) == len(visible(tables, "kept")) == 3
 
@@ -205,7 +205,7 @@ def test_a_receive_that_is_still_remembered_is_never_looked_for_in_files(lake, m
     run = Run(tables, Memory(deliveries_=numbered(b"a")), "r1").work().decide()
     monkeypatch.setattr("pipeline_platform.lake.decision.receive_ids", lambda *_: pytest.fail("read files"))
 
-    assert decided(tables["outcomes"], run.receive)
+    assert transaction_of(tables["outcomes"], "r1", run.receive).is_decided
 
 
 def test_a_fence_is_no_decision(lake):
@@ -214,7 +214,7 @@ def test_a_fence_is_no_decision(lake):
     outcomes = tables["outcomes"]
     outcomes.swap(outcomes.open(), "r1", [], state=FENCED)
 
-    assert not decided(outcomes, run.receive)
+    assert not transaction_of(outcomes, "r1", run.receive).is_decided
 
 
 # All tables of a pipeline

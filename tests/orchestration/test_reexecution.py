@@ -191,14 +191,18 @@ def test_the_lease_is_renewed_while_a_commit_takes_long(location: Location, monk
     monkeypatch.setattr(lease, "CLAIM_S", 1.0)
     location.enqueue("one")
     seen = []
-    real = steps._publish
 
-    def slowly(flow: Any, receive: Any) -> Any:
-        time.sleep(2.5)
-        seen.append([claim.messages for claim in location.control.in_flight("told")])
-        return real(flow, receive)
+    def slowly(name: str) -> Any:
+        real = getattr(steps, name)
 
-    with mock.patch.object(steps, "_publish", slowly):
+        def step(*args: Any) -> Any:
+            time.sleep(2.5)
+            seen.append([claim.messages for claim in location.control.in_flight("told")])
+            return real(*args)
+
+        return mock.patch.object(steps, name, step)
+
+    with slowly("publish"), slowly("_acknowledge"):
         run = location.run("told_pull")
 
     assert run.status == SUCCESS

@@ -63,7 +63,7 @@ class Scene:
 
     def decided(self, receive_id: str, *payloads: bytes) -> Run:
         deliveries = tuple((f"{receive_id}-{number}", payload) for number, payload in enumerate(payloads))
-        return Run(Tables(self.lake, Lettered), Memory(deliveries_=deliveries), receive_id).work().decide()
+        return Run(Tables(self.lake, Lettered), Memory(deliveries_=deliveries), receive_id).work().decide().publish()
 
     def acknowledge(self, run: Run) -> steps.Acknowledgement:
         return steps.acknowledge(self.flow, run.receive)
@@ -172,7 +172,7 @@ def test_a_message_that_dies_of_its_last_attempt_is_sent_by_the_run_that_drove_i
     assert scene.sent == []
 
     failures = FailedMessages(name="memory", lake=scene.lake, pipeline="keeping")
-    again = Run(Tables(scene.lake, Lettered), failures, "r2", origin="failed").work().decide()
+    again = Run(Tables(scene.lake, Lettered), failures, "r2", origin="failed").work().decide().publish()
     scene.letters._away = True
     assert scene.acknowledge(again).letters.unsent == 1
     assert scene.left() == ["r2"], "a backfill tells no source, and is kept all the same"
@@ -187,7 +187,7 @@ def test_a_letter_that_another_receive_decided_is_not_sent_by_this_one(scene: Sc
     deliveries = (("m", b"hopeless"),)
     first = Run(Tables(scene.lake, Lettered), Memory(deliveries_=deliveries), "r1").work()
     second = Run(Tables(scene.lake, Lettered), Memory(deliveries_=deliveries), "r2").work()
-    scene.acknowledge(second.decide())
-    scene.acknowledge(first.decide())
+    scene.acknowledge(second.decide().publish())
+    scene.acknowledge(first.decide().publish())
 
     assert scene.sent == [b"hopeless"]

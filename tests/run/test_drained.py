@@ -125,7 +125,7 @@ def test_a_replay_that_is_drained_leaves_its_windows_as_they_were(filled: Filled
         steps.handle_messages(flow, receive)
 
     assert {table: sorted(rows(flow, table).rows()) for table in before} == before
-    assert flow.control.in_flight_of_all("obedient") == flow.control.over("obedient") == []
+    assert flow.control.in_flight("obedient", of_all=True) == flow.control.over("obedient") == []
     assert flow.ledger.unfinished() == []
     with pytest.raises(FencedError):
         steps.decide(flow, receive)

@@ -292,6 +292,7 @@ def test_a_run_that_dies_before_it_is_written_down_tells_again_and_one_that_dies
 ) -> None:
     receive = handled(groups, context={"folder": str(tmp_path)})
     steps.decide(groups, receive)
+    steps.publish(groups, receive)
 
     with monkeypatch.context() as dying:
         dying.setattr(groups.ledger, "write", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))

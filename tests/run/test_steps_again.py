@@ -117,8 +117,10 @@ def test_acknowledging_alone_publishes_what_is_decided_first(filled: Filled) -> 
     flow = filled(Obedient, [b"one", b"two"])
     receive = worked(flow)
     steps.decide(flow, receive)
+    with pytest.raises(UnhandledError, match="is not published"):
+        steps.acknowledge(flow, receive)
 
-    answer = steps.acknowledge(flow, receive)
+    answer = steps.acknowledge(flow, resume(flow, receive, "another run"))
 
     assert (answer.acknowledged, answer.unacknowledged) == (2, 0)
     assert sorted(rows(flow, "words")["word"]) == ["one", "two"]
@@ -129,7 +131,7 @@ def test_acknowledging_what_was_never_handled_is_refused(filled: Filled) -> None
     receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
     steps.receive_messages(flow, receive)
 
-    with pytest.raises(FencedError, match="not decided"):
+    with pytest.raises(UnhandledError, match="not decided"):
         steps.acknowledge(flow, receive)
 
     assert flow.ledger.get(receive.receive_id), "the next run finds it"
@@ -216,7 +218,7 @@ def test_a_run_that_was_given_up_before_it_leased_leases_nothing(filled: Filled)
     flow.control.end(receive.receive_id)  # it stalled, and another run has taken its place
     clear_up(flow)
 
-    with pytest.raises(FencedError, match="given up for dead"):
+    with pytest.raises(FencedError, match="given up while the run stalled"):
         steps.receive_messages(flow, receive)
 
     assert flow.source.backlog().messages == 1

@@ -15,7 +15,7 @@ from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin, resume
 from pipeline_platform.run.clear_up import clear_up
 from pipeline_platform.run.flow import Flow
-from pipeline_platform.run.receive_state import expect_finished
+from pipeline_platform.run.receive_state import ReceiveState
 from tests.fixtures.flow import WINDOW, Filled, rows, worked
 from tests.fixtures.flow_pipelines import Obedient, Word
 from tests.lake.test_decision import SWAP
@@ -167,9 +167,10 @@ def test_a_re_execution_that_is_re_executed_itself_ends_red(filled: Filled) -> N
     with pytest.raises(FencedError, match="not run second's any more"):
         steps.decide(flow, second)
     finish(flow, third)
-    with pytest.raises(FencedError, match="finished"):
-        expect_finished(flow, first.receive_id, ["second", "first"])
-    expect_finished(flow, first.receive_id, ["fourth", "third", "first"])
+    state = ReceiveState(flow, first.receive_id)
+    with pytest.raises(FencedError, match="not run second's any more"):
+        state.expect_finished(["second", "first"])
+    state.expect_finished(["fourth", "third", "first"])
 
     assert_each_once(flow)
 
@@ -183,7 +184,7 @@ def test_a_receive_that_was_given_up_cannot_be_taken_over(filled: Filled) -> Non
     with pytest.raises(FencedError, match="was given up"):
         resume(flow, first, "another run")
     with pytest.raises(FencedError, match="was given up"):
-        expect_finished(flow, first.receive_id, ["another run", "test"])
+        ReceiveState(flow, first.receive_id).expect_finished(["another run", "test"])
 
     assert flow.source.backlog().messages == len(PAYLOADS)
 

@@ -152,7 +152,7 @@ def check(messages: list[Mood], flow: Flow) -> None:
 
     assert decided.height == len(outcomes) == len(messages)
     assert flow.source.backlog().messages == 0
-    assert (flow.ledger.unfinished(), flow.control.in_flight_of_all(flow.pipeline.name)) == ([], [])
+    assert (flow.ledger.unfinished(), flow.control.in_flight(flow.pipeline.name, of_all=True)) == ([], [])
     for message in messages:
         message_id = str(message.number + 1)
         is_at = [name for name, ids in held.items() for _ in range(ids[message_id])]
