@@ -10,7 +10,7 @@ from itertools import takewhile
 import dagster as dg
 
 from pipeline_platform.control import demand
-from pipeline_platform.control.room import Room
+from pipeline_platform.control.quota import Quota
 from pipeline_platform.control.store import Claim, ControlStore, ControlStoreError, interval_end
 from pipeline_platform.lake.ledger import Origin
 from pipeline_platform.launcher.ended import end_claims, never_begins
@@ -173,8 +173,8 @@ def in_flight(
         return mine
     names = set(pipeline.producers_of()) - {producer}
     others = sum(_in_flight(pipeline, instance, control, name).messages for name in names)
-    room = Room(pipeline, control).capacity - Room(pipeline, control, producer).capacity
-    return replace(mine, messages=mine.messages + max(0, others + whole - room))
+    free = Quota(pipeline, control).capacity - Quota(pipeline, control, producer).capacity
+    return replace(mine, messages=mine.messages + max(0, others + whole - free))
 
 
 def _in_flight(

@@ -36,7 +36,7 @@ def batch(flow: Flow, receive: Receive, handled: Manifest, batcher: str, most_ta
     staged = handled.of_table(staged_table(receive_id, batcher))
     ranges = whole(staged, name)
     shared = common(flow, receive)
-    drained = flow.control.draining(flow.room.key) is not None
+    drained = flow.control.draining(flow.quota.key) is not None
     rest: Trigger = "timeout" if intake_of(flow, receive).is_outside and not drained else "flush"
     most = min(options.concurrency, most_tasks or options.concurrency)
     cut = CutBatches(flow.lake, name, receive_id, batcher, options, shared["ack_policy"], ranges, rest, tasks=most)

@@ -95,7 +95,7 @@ def begin(
             # Nobody asks again at once for a run that waits for its turn.
             within_s = Intake.room_within_s if intake.is_alone else intake.room_within_s
             bounds: dict[str, Any] = {"lease_s": lease.CLAIM_S, "within_s": within_s, "alone": intake.is_alone}
-            granted = flow.room.claim(receive_id, run_id, wanted, log, **bounds)
+            granted = flow.quota.claim(receive_id, run_id, wanted, log, **bounds)
             # Once more: who pauses either sees this claim as one under way, or is seen here.
             if granted and _is_held_back(flow, log, although_paused=although_paused):
                 flow.control.end(receive_id)
@@ -108,8 +108,8 @@ def begin(
         if not intake.is_enough(granted, wanted):
             raise PipelineError(
                 f"{flow.pipeline.name}: room for {granted} of the {wanted} messages of this {intake.name}, for other "
-                f"runs hold the rest of {flow.room.capacity}: start it again when they are done, or pause the pipeline "
-                "meanwhile and start it with `although_paused` in its run config"
+                f"runs hold the rest of {flow.quota.capacity}: start it again when they are done, or pause the "
+                "pipeline meanwhile and start it with `although_paused` in its run config"
             )
         taken = {"demand": granted, "asked": asked, "base": base, "replaces": replaces, "selection": selection}
         receive = receive.model_copy(update={**taken, "started_at": datetime.now(UTC)})
@@ -128,7 +128,7 @@ def _is_held_back(flow: Flow, log: Callable[[str], None], *, although_paused: bo
     Raises:
         PipelineError: It is forced to, and would be stopped at once: the pipeline is drained.
     """
-    key = flow.room.key
+    key = flow.quota.key
     reason = flow.control.paused(key)
     if reason is None:
         return False
@@ -174,7 +174,7 @@ def resume(flow: Flow, receive: Receive, run_id: str) -> Receive:
     held = min(flow.ledger.manifest(receive, "receive").rows("messages"), receive.demand)
     alone = intake_of(flow, receive).is_alone
     bounds: dict[str, Any] = {"lease_s": lease.CLAIM_S, "within_s": Intake.room_within_s, "alone": alone}
-    granted = flow.room.claim(receive.receive_id, run_id, held, _LOG.info, **bounds)
+    granted = flow.quota.claim(receive.receive_id, run_id, held, _LOG.info, **bounds)
     if granted < held:
         raise PipelineError(
             f"{flow.pipeline.name}: no room for the {held} messages of receive {receive.receive_id} while other "

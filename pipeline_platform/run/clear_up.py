@@ -26,7 +26,7 @@ def clear_up(flow: Flow, log: Callable[[str], None] = _LOG.info) -> list[str]:
         log: Hears what was cleared up; and of a receive that cannot be finished, each time: it stays as it is.
     """
     # Backfills and replays may be anyone's to finish.
-    dead = [claim.receive_id for claim in flow.control.over(flow.room.key, flow.pipeline.name)]
+    dead = [claim.receive_id for claim in flow.control.over(flow.quota.key, flow.pipeline.name)]
     for claim in flow.control.over(flow.pipeline.name, of_all=True):
         flow.work(claim.receive_id).interrupt()  # it would hold up this run's, whichever producer's it is
     # First what is held and lies there, then what lives: a receive claims its room before it leaves a trace.

@@ -20,7 +20,7 @@ from pipeline_platform.run.spark_work import SparkWork
 from pipeline_platform.spark import engine
 from pipeline_platform.tasks.by_position import checksum_of_all
 from pipeline_platform.tasks.handle import column_lane
-from pipeline_platform.tasks.handle.set_aside import SetAside
+from pipeline_platform.tasks.handle.record_unseen import RecordUnseen
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -63,9 +63,9 @@ class FastLane:
         _keep_values_out_of_the_log()
         (whole,) = divide(self.files, self.pipeline.name, 1)
         has_large = largest > self.pipeline.processors.max_message_bytes
-        aside = self._set_aside(whole) if self.repeats or has_large else Manifest()
+        unseen = self._record_unseen(whole) if self.repeats or has_large else Manifest()
         try:
-            return aside + self._handled(whole, aside, as_they_lie=not self.repeats and not has_large)
+            return unseen + self._handled(whole, unseen, as_they_lie=not self.repeats and not has_large)
         except Exception as error:
             if _why(error) is None:
                 raise
@@ -76,10 +76,10 @@ class FastLane:
         good = whole
         for failure in dict.fromkeys(failure for _, _, failure in stopping):
             mine = [(first, end) for first, end, why in stopping if why == failure]
-            aside += self._set_aside([part for bounds in mine for part in between(whole, *bounds)], failure)
+            unseen += self._record_unseen([part for bounds in mine for part in between(whole, *bounds)], failure)
         for first, end, _ in stopping:
             good = [*between(good, 0, first), *between(good, end, self._rows)]
-        return aside + (self._handled(good, aside, as_they_lie=False) if good else Manifest())
+        return unseen + (self._handled(good, unseen, as_they_lie=False) if good else Manifest())
 
     @cached_property
     def pipeline(self) -> type[Pipeline]:
@@ -99,13 +99,13 @@ class FastLane:
     def _context(self) -> Any:
         return self.pipeline.context_of(self.receive.context)
 
-    def _set_aside(self, rows: Sequence[RowRange], failure: Failure | None = None) -> Manifest:
+    def _record_unseen(self, rows: Sequence[RowRange], failure: Failure | None = None) -> Manifest:
         parts = spread(rows, self.flow.processors.concurrency)
-        task = SetAside(**common(self.flow, self.receive), parts=parts, repeats=self.repeats, failure=failure)
+        task = RecordUnseen(**common(self.flow, self.receive), parts=parts, repeats=self.repeats, failure=failure)
         return self.work.run(task, len(parts))
 
-    def _handled(self, rows: Sequence[RowRange], aside: Manifest, *, as_they_lie: bool) -> Manifest:
-        """Put rows through the query, and hold it to its contract: each that was not set aside once, and no more."""
+    def _handled(self, rows: Sequence[RowRange], unseen: Manifest, *, as_they_lie: bool) -> Manifest:
+        """Put rows through the query, and hold it to its contract: each that is not recorded so once, and no more."""
         name, receive_id = self.pipeline.name, self.receive.receive_id
         (whole,) = divide(self.files, name, 1)
         is_limited = any(self.flow.control.rate_limiting(*limit) for limit in self.flow.rate_limits.items())
@@ -115,7 +115,7 @@ class FastLane:
             received = self._read(rows, self.flow.pace())
         write = column_lane.WriteColumns(**common(self.flow, self.receive), received=whole)
         manifest = self.work.write(self._query(received), write)
-        expected = self._rows - aside.total("aside")
+        expected = self._rows - unseen.total("aside")
         returned = manifest.total("returned_rows")
         if returned > expected:
             raise PipelineError(f"{name}: handle_messages got {expected} rows and returned {returned}; it may add none")
@@ -127,7 +127,7 @@ class FastLane:
             ]
             ids = self.work.scan(divide(seen, name, self.flow.processors.concurrency), "source", "message_id")
             manifest += self.work.write(column_lane.not_returned(self.pipeline, received, ids), write)
-        left = checksum_of_all(self._rows) - aside.total("aside_checksum")
+        left = checksum_of_all(self._rows) - unseen.total("aside_checksum")
         if manifest.total("returned_rows") != expected or (manifest.total("checksum") - left) % 2**64:
             raise PipelineError(
                 f"{name}: handle_messages returned some messages more than once; join with what has one row a key, "

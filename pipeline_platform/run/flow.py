@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from pipeline_platform.control.pace import Pace
-from pipeline_platform.control.room import Room
+from pipeline_platform.control.quota import Quota
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.ledger import Ledger
@@ -66,9 +66,9 @@ class Flow:
         return Ledger(self.lake, self.pipeline.name)
 
     @cached_property
-    def room(self) -> Room:
+    def quota(self) -> Quota:
         """What its runs may hold at once."""
-        return Room(self.pipeline, self.control, self.producer)
+        return Quota(self.pipeline, self.control, self.producer)
 
     @property
     def producers(self) -> Mapping[str, Producer]:
@@ -103,7 +103,7 @@ class Flow:
             receive_id: Of a receive that may give back what is not begun, when it or its pipeline is to stop.
         """
         (key, limit), *others = self.rate_limits.items()
-        stops = (self.pipeline.name, self.room.key, receive_id) if receive_id else ()
+        stops = (self.pipeline.name, self.quota.key, receive_id) if receive_id else ()
         return Pace(self.control, key, limit, dict(others), stops)
 
     def work(self, receive_id: str, step: str = "") -> SparkWork:

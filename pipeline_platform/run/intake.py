@@ -71,7 +71,7 @@ class Intake(ABC):
     def wanted(self, asked: int, log: Callable[[str], None]) -> int:
         """How many messages to claim room for; `log` hears why these are fewer than asked for."""
         del log
-        return min(asked, self.flow.room.per_run)
+        return min(asked, self.flow.quota.per_run)
 
     def is_enough(self, granted: int, wanted: int) -> bool:
         """Whether the run may begin with the room that it got."""
@@ -108,7 +108,7 @@ class Pull(Intake):
 
     def asked(self, demand: int | None) -> int:
         """The demand; without one, what a run takes on."""
-        return self.flow.room.for_a_pull() if demand is None else demand
+        return self.flow.quota.for_a_pull() if demand is None else demand
 
 
 class Backfill(Intake):
@@ -182,7 +182,7 @@ class Replay(Intake):
     def wanted(self, asked: int, log: Callable[[str], None]) -> int:
         """All, up to what all runs may hold together."""
         del log
-        return min(asked, self.flow.room.capacity)
+        return min(asked, self.flow.quota.capacity)
 
     def is_enough(self, granted: int, wanted: int) -> bool:
         """Room for all."""

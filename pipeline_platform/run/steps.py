@@ -80,7 +80,7 @@ def _read(flow: Flow, receive: Receive) -> Manifest:
     source = intake.source
     # The driver reads few messages in turn: a share that waits at an empty queue would hold up the next.
     concurrency = flow.concurrency if receive.demand > FEW else 1
-    stops = flow.room.key, receive_id  # its pipeline or producer is drained, or its run was asked to end
+    stops = flow.quota.key, receive_id  # its pipeline or producer is drained, or its run was asked to end
     is_stopping = intake.is_outside and any(flow.control.draining(key) is not None for key in stops)
     demand = 0 if is_stopping else receive.demand
     plan = partial(source.plan, demand, concurrency, receive_id)

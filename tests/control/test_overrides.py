@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline_platform.control.room import Room
+from pipeline_platform.control.quota import Quota
 from pipeline_platform.model.options import Overrides, PipelineError, Processors, Producer
 from pipeline_platform.orchestration.limits_job import Activity, LimitsConfig, change
 from tests.fixtures.pipelines_under_test import Coasts, Told
@@ -12,7 +12,7 @@ def test_what_is_changed_holds_until_it_is_taken_back(store):
     store.override(Told, Overrides(concurrency=5, max_runs=3))
     assert store.override(Told, Overrides(max_demand=7)) == Overrides(concurrency=5, max_demand=7, max_runs=3)
 
-    assert (store.processors_of(Told).per_run, Room(Told, store).capacity) == (35, 105)
+    assert (store.processors_of(Told).per_run, Quota(Told, store).capacity) == (35, 105)
     assert store.producer_of(Told).oldest_allowed == Told.producer.oldest_allowed, "all else is the class's own"
 
     store.reset_overrides(Told)
@@ -25,7 +25,7 @@ def test_each_producer_has_runs_of_its_own_and_the_pipeline_its_tasks(store):
     store.override(Coasts, Overrides(concurrency=1))
 
     assert [store.producer_of(Coasts, name).max_runs for name in ("east", "west")] == [9, 1]
-    assert [Room(Coasts, store, name).capacity for name in ("east", "west", "")] == [450, 50, 500]
+    assert [Quota(Coasts, store, name).capacity for name in ("east", "west", "")] == [450, 50, 500]
     store.reset_overrides(Coasts)
     assert store.producer_of(Coasts, "east").max_runs == 2
     assert store.processors_of(Coasts) is Coasts.processors

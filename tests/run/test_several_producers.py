@@ -171,7 +171,7 @@ def test_a_run_is_limited_by_its_producer_and_a_run_of_none_by_all(place: Place)
     assert east.rate_limits == {"coasts/east": None}
     assert west.rate_limits == {"coasts/west": A_DAY}
     assert neither.rate_limits == {"coasts/east": None, "coasts/west": A_DAY}
-    assert [flow.room.capacity for flow in (east, west, neither)] == [per_run, 2 * per_run, 3 * per_run]
+    assert [flow.quota.capacity for flow in (east, west, neither)] == [per_run, 2 * per_run, 3 * per_run]
     assert [flow.concurrency for flow in (east, west, neither)] == [3, 2, 3]
     assert neither.pace().permitted(20)[0] == 1, "a task takes one permit until it knows how fast it is"
     assert place.control.spare("coasts/west", A_DAY, timedelta(0)) == 4

@@ -5,7 +5,7 @@ from typing import NoReturn
 
 import pytest
 
-from pipeline_platform.control import room
+from pipeline_platform.control import quota
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
@@ -130,7 +130,7 @@ def test_a_run_that_waited_for_a_dead_one_clears_up_after_it_before_it_receives(
     monkeypatch.setattr(
         "pipeline_platform.run.spark_work.SparkWork.interrupt", lambda w: interrupted.append(w.receive_id)
     )
-    monkeypatch.setattr(room.time, "sleep", lambda _: flow.control.let_go("dead"))
+    monkeypatch.setattr(quota.time, "sleep", lambda _: flow.control.let_go("dead"))
 
     receive = begin(flow, origin="source", run_id="next", windows=[WINDOW])
 

@@ -29,7 +29,7 @@ from pipeline_platform.tasks.handle.in_order import (
     dealt_table,
     found_table,
 )
-from pipeline_platform.tasks.handle.set_aside import SetAside
+from pipeline_platform.tasks.handle.record_unseen import RecordUnseen
 from pipeline_platform.tasks.host.progress import UNWATCHED
 from pipeline_platform.tasks.record.fan_out import ends_table, parents_table
 from pipeline_platform.tasks.record.staging import staged_table
@@ -188,7 +188,7 @@ def _shared(pipeline: type[Pipeline], lake: Lake, source: Telling) -> dict[str, 
 
 
 def _by_columns(shared: dict[str, Any], whole: list[list[RowRange]], careful: bool) -> Manifest:
-    aside = done(SetAside(**shared, parts=whole, repeats=()), careful=careful)
+    aside = done(RecordUnseen(**shared, parts=whole, repeats=()), careful=careful)
     places = [place for place, payload in enumerate(PAYLOADS) if len(payload) <= 100]
     failures = ["as told" if PAYLOADS[place].endswith("handle_message") else None for place in places]
     texts = [PAYLOADS[place].encode() for place in places]

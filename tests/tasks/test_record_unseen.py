@@ -14,8 +14,8 @@ from pipeline_platform.model.options import Processors
 from pipeline_platform.orchestration.spark_resource import SparkResource
 from pipeline_platform.tasks.handle import repeats
 from pipeline_platform.tasks.handle.handle_messages import Handle
+from pipeline_platform.tasks.handle.record_unseen import RecordUnseen
 from pipeline_platform.tasks.handle.repeats import KNOWN, REPEATS, Repeats, WriteRepeats
-from pipeline_platform.tasks.handle.set_aside import SetAside
 from tests.fixtures.small_lake import (
     WINDOW,
     Keeping,
@@ -85,7 +85,7 @@ def test_the_fast_lane_acknowledges_them_apart(lake):
     source = Memory(deliveries_=numbered(b"0", b"1", b"2"))
     rows = ranges(received(lake, "keeping", source), "keeping")
 
-    task = SetAside(Keeping, None, source.ack_policy, lake, "r1", [rows], known(lake, m0=KNOWN, m1=5))
+    task = RecordUnseen(Keeping, None, source.ack_policy, lake, "r1", [rows], known(lake, m0=KNOWN, m1=5))
     manifest = done(task)
 
     told = {row["message_id"]: row["action"] for row in rows_of(lake, "keeping", manifest, "outcomes")}
@@ -110,7 +110,7 @@ def test_one_that_ends_or_holds_the_worker_that_shows_it_to_handle_failed_fails_
     source = Memory(deliveries_=numbered(*payloads))
     rows = ranges(received(lake, "keeping", source), "keeping")
 
-    manifest = returned(SetAside(Fragile, None, source.ack_policy, lake, "r1", [rows], ())(0))
+    manifest = returned(RecordUnseen(Fragile, None, source.ack_policy, lake, "r1", [rows], ())(0))
 
     failed = {row["message_id"]: row["kind"] for row in rows_of(lake, "keeping", manifest, "failed")}
     assert failed == {"m1": "worker killed", "m2": "timeout", "m3": "failed"}

@@ -13,7 +13,7 @@ from pipeline_platform.model.pipeline import Pipeline
 
 
 @dataclass(frozen=True)
-class Room:
+class Quota:
     """What the runs of a producer may hold at once, by its options and the control store.
 
     Of a pipeline with several, and without one of them: what backfills and replays may hold, with all producers' runs.

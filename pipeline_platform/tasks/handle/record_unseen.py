@@ -22,7 +22,7 @@ from pipeline_platform.tasks.record.outcomes import Outcomes
 
 
 @dataclass(frozen=True)
-class SetAside(CallingStep):
+class RecordUnseen(CallingStep):
     """Task `n` writes the outcomes of those of the rows `parts[n]` that the query is not to see.
 
     Attributes:
@@ -35,8 +35,8 @@ class SetAside(CallingStep):
     failure: Failure | None = None
 
     def work(self, share: int, watch: Watch | None = UNWATCHED, death: Death | None = None) -> Iterator[pa.RecordBatch]:
-        """Do the part of task `share`; note how many rows it set aside, and which, by their checksum."""
-        repeats, options, aside = Repeats.read(self.lake, self.repeats), self.pipeline.processors, list[pa.Array]()
+        """Do the part of task `share`; note how many rows it recorded, and which, by their checksum."""
+        repeats, options, unseen = Repeats.read(self.lake, self.repeats), self.pipeline.processors, list[pa.Array]()
         with self.writer(f"aside-{share}") as writer, captured() as output, self.traced(share):
             isolation = Isolation(self, writer, watch, death)
             outcomes = isolation.outcomes
@@ -45,11 +45,11 @@ class SetAside(CallingStep):
                 if self.failure is None:
                     outcomes.duplicates(decided, window, decided=True)
                     outcomes.duplicates(copies, window, decided=False)
-                    aside += [decided["position"], copies["position"]]
+                    unseen += [decided["position"], copies["position"]]
                 rows = self._failing(fresh)
                 isolation.deal(rows, partial(self._fail, window), partial(self._fail_dead, window))
-                aside.append(rows["position"])
-            positions = [column.to_numpy() for column in aside]
+                unseen.append(rows["position"])
+            positions = [column.to_numpy() for column in unseen]
             manifest = writer.close(
                 **outcomes.tally.notes(),
                 **output.notes(),
