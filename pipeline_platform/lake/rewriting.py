@@ -5,7 +5,7 @@ Files are never changed: the few that hold such rows are written anew without th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -27,8 +27,8 @@ _KEY = ("source", "message_id")
 class OthersDecisions:
     """Drops from what a receive wrote the messages that others decide.
 
-    A look costs what is looked at: the receive's own keys are read and hashed once, and compared with no more than
-    what was added. Only where some of them meet are they read again.
+    A look costs what is looked at: the receive's own keys are read once, and of each 8 bytes are kept. Only where some
+    may be among what was added are they read again. All are read by row groups, however many messages there are.
     """
 
     def __init__(self, tables: Tables, ledger: Ledger, receive: Receive, on_success: str) -> None:
@@ -40,74 +40,65 @@ class OthersDecisions:
         """Drop from all that the receive wrote the messages which added files of `outcomes` decide; return how many."""
         if not added:
             return 0
-        theirs = pa.concat_tables([_read(self._outcomes, path, *_KEY, "attempt", "outcome") for path in added])
-        theirs = theirs.filter(pc.is_in(theirs["outcome"], pa.array(["handled", "failed"])))
-        manifest = self._ledger.manifest(self._receive)
-        ours = [file.path for file in manifest.of_table("outcomes")]
-        if not self._meet(theirs, ours):
+        ours = [file.path for file in self._ledger.manifest(self._receive).of_table("outcomes")]
+        theirs = _last_attempts(pa.concat_tables(self._shared(added, ours)))
+        if not theirs.num_rows:
             return 0
-        mine = [_read(self._outcomes, path, *_KEY, "attempt") for path in ours]
-        lost = [keys_of(rows, *_KEY).filter(_decided_by(theirs, rows)) for rows in mine]
+        lost = [_lost(rows, theirs) for path in ours for rows in _rows(self._outcomes, path, *_KEY, "attempt")]
         keys = pc.unique(pa.concat_arrays(lost))
         if len(keys):
-            self._drop(manifest, keys)
+            # Written first: the acknowledgement publishes what others decided where it finds this.
+            self._ledger.write(self._receive, DROPPED, Manifest(notes=[{DROPPED: len(keys)}]))
+            drop_rows(self._tables, self._ledger, self._receive, keys, on_success=self._on_success)
         return len(keys)
 
-    def _meet(self, theirs: pa.Table, ours: Sequence[str]) -> bool:
-        """Whether any of these messages may be the receive's, too."""
+    def _shared(self, added: Sequence[str], ours: Sequence[str]) -> Iterator[pa.Table]:
+        """What added files decide of messages that may be the receive's, too."""
         if self._hashes is None:
-            hashed = [_hashes(_read(self._outcomes, path, *_KEY)) for path in ours]
+            hashed = [_hashes(rows) for path in ours for rows in _rows(self._outcomes, path, *_KEY)]
             self._hashes = np.sort(np.concatenate([*hashed, np.empty(0, np.int64)]))
-        sought = _hashes(theirs)
-        return bool((np.searchsorted(self._hashes, sought, "right") > np.searchsorted(self._hashes, sought)).any())
-
-    def _drop(self, manifest: Manifest, keys: pa.Array) -> None:
-        # Written first: the acknowledgement publishes what others decided where it finds this.
-        self._ledger.write(self._receive, DROPPED, Manifest(notes=[{DROPPED: len(keys)}]))
-
-        def stays(rows: pa.Table) -> pa.Array:
-            return pc.invert(pc.is_in(keys_of(rows, *_KEY), keys))
-
-        replaced: dict[File, File | None] = {}
-        # The raw log may hold a message twice; what is only staged is not published.
-        for name in published(manifest) - {"messages"}:
-            table = self._tables[name]
-            for file in manifest.of_table(name):
-                if pc.all(stays(_read(table, file.path, *_KEY))).as_py():
-                    continue
-                change = self._as_duplicates(keys) if name == "outcomes" else lambda rows: rows.filter(stays(rows))
-                replaced[file] = next(iter(_rewrite(table, self._receive, file, change)), None)
-        self._ledger.replace_files(self._receive, replaced)
-
-    def _as_duplicates(self, keys: pa.Array) -> Callable[[pa.Table], pa.Table]:
-        """Mark the outcomes of these messages as another's: they are acknowledged all the same."""
-
-        def change(rows: pa.Table) -> pa.Table:
-            theirs = pc.is_in(keys_of(rows, *_KEY), keys)
-            for column, value in (("outcome", "duplicate"), ("action", self._on_success)):
-                index = rows.schema.get_field_index(column)
-                rows = rows.set_column(index, column, pc.if_else(theirs, value, rows[column]))
-            return rows
-
-        return change
+        for path in added:
+            for rows in _rows(self._outcomes, path, *_KEY, "attempt", "outcome"):
+                theirs = rows.filter(pc.is_in(rows["outcome"], pa.array(["handled", "failed"])))
+                sought = _hashes(theirs)
+                is_ours = np.searchsorted(self._hashes, sought, "right") > np.searchsorted(self._hashes, sought)
+                yield theirs.filter(pa.array(is_ours))
 
 
-def drop_rows(tables: Tables, ledger: Ledger, receive: Receive, keys: pa.Array) -> None:
+def drop_rows(
+    tables: Tables, ledger: Ledger, receive: Receive, keys: pa.Array, *, on_success: str | None = None
+) -> None:
     """Drop from the batchers' rows that a receive wrote those of some messages, by `keys_of` source and id.
 
     To drop them again changes nothing.
+
+    Args:
+        tables: The pipeline's.
+        ledger: Holds the receive's manifests.
+        receive: Whose rows.
+        keys: Of the messages.
+        on_success: If given, another receive decided them: their failures are dropped, too, and their outcomes become
+            duplicates, acknowledged by this action.
     """
     manifest = ledger.manifest(receive)
 
-    def stay(rows: pa.Table) -> pa.Array:
-        return pc.invert(pc.is_in(keys_of(rows, *_KEY), keys))
+    def are_theirs(rows: pa.Table) -> pa.Array:
+        return pc.is_in(keys_of(rows, *_KEY), keys)
+
+    def as_duplicates(rows: pa.Table) -> pa.Table:
+        theirs = are_theirs(rows)
+        for column, value in (("outcome", "duplicate"), ("action", on_success)):
+            index = rows.schema.get_field_index(column)
+            rows = rows.set_column(index, column, pc.if_else(theirs, value, rows[column]))
+        return rows
 
     replaced: dict[File, File | None] = {}
-    for name in published(manifest) - {"messages", "outcomes", "failed"}:
+    # The raw log may hold a message twice; what is only staged is not published.
+    for name in published(manifest) - ({"messages", "outcomes", "failed"} if on_success is None else {"messages"}):
+        change = as_duplicates if name == "outcomes" else lambda rows: rows.filter(pc.invert(are_theirs(rows)))
         for file in manifest.of_table(name):
-            if not pc.all(stay(_read(tables[name], file.path, *_KEY))).as_py():
-                rewritten = _rewrite(tables[name], receive, file, lambda rows: rows.filter(stay(rows)))
-                replaced[file] = next(iter(rewritten), None)
+            if any(pc.any(are_theirs(rows)).as_py() for rows in _rows(tables[name], file.path, *_KEY)):
+                replaced[file] = next(iter(_rewrite(tables[name], receive, file, change)), None)
     ledger.replace_files(receive, replaced)
 
 
@@ -151,17 +142,20 @@ class Replacement:
         return _rewrite(self._table, self._receive, file, change)
 
 
-def _decided_by(theirs: pa.Table, ours: pa.Table) -> pa.Array:
-    """Which of our messages theirs decide: what they handled, and what they failed at our attempt or a later one.
+def _last_attempts(theirs: pa.Table) -> pa.Table:
+    """By key, the attempt up to which others decided a message: one beyond all others where they handled it."""
+    at = pc.if_else(pc.equal(theirs["outcome"], "handled"), 2**31 - 1, theirs["attempt"])
+    return pa.table({"key": keys_of(theirs, *_KEY), "at": at}).group_by("key").aggregate([("at", "max")])
+
+
+def _lost(ours: pa.Table, theirs: pa.Table) -> pa.Array:
+    """The keys of our messages that others handled, or failed at our attempt or a later one.
 
     A failure at an earlier attempt is the very one that a backfill drives once more.
     """
-    # An attempt beyond all others stands for a message that was handled.
-    at = pc.if_else(pc.equal(theirs["outcome"], "handled"), 2**31 - 1, theirs["attempt"])
-    decided = pa.table({"key": keys_of(theirs, *_KEY), "at": at}).group_by("key").aggregate([("at", "max")])
-    found = pc.index_in(keys_of(ours, *_KEY), decided["key"].combine_chunks())
-    last = decided["at_max"].combine_chunks().take(found)
-    return pc.fill_null(pc.greater_equal(last, ours["attempt"].combine_chunks()), False)
+    keys = keys_of(ours, *_KEY)
+    last = theirs["at_max"].take(pc.index_in(keys, theirs["key"].combine_chunks()))
+    return keys.filter(pc.fill_null(pc.greater_equal(last, ours["attempt"]), False).combine_chunks())
 
 
 def _hashes(rows: pa.Table) -> np.ndarray:
@@ -170,8 +164,8 @@ def _hashes(rows: pa.Table) -> np.ndarray:
     return np.fromiter(map(hash, keys.to_pylist()), np.int64, len(keys))
 
 
-def _read(table: Table, path: str, *columns: str) -> pa.Table:
-    return pa.concat_tables(row_groups(table.lake, table.path(path), only(table.schema, *columns)))
+def _rows(table: Table, path: str, *columns: str) -> Iterator[pa.Table]:
+    return row_groups(table.lake, table.path(path), only(table.schema, *columns))
 
 
 def _rewrite(table: Table, receive: Receive, file: File, change: Callable[[pa.Table], pa.Table]) -> list[File]:

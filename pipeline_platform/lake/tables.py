@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipeline_platform.lake.kept_windows import check_windows
 from pipeline_platform.lake.manifest import File
@@ -179,12 +180,12 @@ class Table:
     def files(self, handle: DeltaTable, windows: Iterable[str] | None = None) -> list[File]:
         """The files of some windows, or of all, as of this handle."""
         adds = pa.table(handle.get_add_actions(flatten=True))
-        wanted = None if windows is None else set(windows)
+        if windows is not None:  # before a value is made of each: a table may have files of years
+            adds = adds.filter(pc.is_in(adds["partition.window"], pa.array(windows, pa.string())))
         names = ["path", "partition.window", "num_records", "size_bytes", "modification_time"]
         return [
             File(self.name, window, path, rows, size, committed_at=datetime.fromtimestamp(at / 1000, UTC))
             for path, window, rows, size, at in zip(*(adds[name].to_pylist() for name in names), strict=True)
-            if wanted is None or window in wanted
         ]
 
     def added_since(self, handle: DeltaTable, version: int) -> list[str]:

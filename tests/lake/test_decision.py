@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from pipeline_platform.lake import rewriting, writer
 from pipeline_platform.lake.decision import FencedError, decide, fence, publish, transaction_of
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Table, Tables
@@ -231,6 +232,27 @@ def test_deciding_tells_how_many_messages_others_had_decided_and_how_often_it_tr
         "f1": ("duplicate", "noop"),
         "c": ("handled", "ack"),
     }, "the source is told of them all the same"
+
+
+def test_what_others_decided_is_read_by_row_groups_and_own_keys_once_however_often_others_commit(tmp_path, monkeypatch):
+    read, hashes = [], rewriting._hashes
+    monkeypatch.setattr(writer, "ROW_GROUP_ROWS", 2)
+    monkeypatch.setattr(rewriting, "_hashes", lambda rows: read.append(rows.num_rows) or hashes(rows))
+    tables = Tables(Lake(root=str(tmp_path)), Keeping)
+    held = ("abcde", "fgh", "ij")
+    mine, *others = [Run(tables, holding(*names), f"r{number}").work() for number, names in enumerate(held)]
+    committing = iter(others)
+
+    def swap(table, *arguments, **options):
+        monkeypatch.setattr(Table, "swap", SWAP)
+        if other := next(committing, None):
+            other.decide()
+            monkeypatch.setattr(Table, "swap", swap)
+        SWAP(table, *arguments, **options)
+
+    monkeypatch.setattr(Table, "swap", swap)
+    assert decide(tables, mine.ledger, mine.receive) == (0, 3)
+    assert (max(read), sum(read)) == (2, 5 + 3 + 2 + (2 + 3)), "the last of the others reads the first, too"
 
 
 def test_publishing_twice_is_publishing_once(others):

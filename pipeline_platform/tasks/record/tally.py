@@ -42,8 +42,9 @@ class Tally:
     def keys(self, batcher: str, keys: pa.Array) -> None:
         """Count the batch keys of rows."""
         counted = self._keys[batcher]
-        for count in keys.value_counts().to_pylist():
-            counted[count["values"][:_KEY]] += count["counts"]
+        names, counts = keys.value_counts().flatten()
+        for name, count in zip(names.to_pylist(), counts.to_pylist(), strict=True):
+            counted[name[:_KEY]] += count
         _forget_rare(counted)
 
     def reason(self, reason: str) -> None:
