@@ -22,12 +22,19 @@ FILES = re.findall(r"```python\n# (\S+)\n(.*?)```", DOCUMENT, re.S)
 THEIRS = ("assets", "pipelines", "resources", "sensors")
 """Packages that such a project has at its top."""
 
+CONNECTOR = """
+class TableQueue(Shipped):
+    pass
+"""
+
 WORK = """
 import assets, dagster as dg, pipeline_platform, pipelines, resources, sensors
 from our_project.definitions import defs
+from pipeline_platform.orchestration.source_resources import connector_of
 
 assert {one.OWNER for one in (assets, pipelines, resources, sensors)} == {"theirs"}
 assert pipeline_platform.__file__.startswith(%r), pipeline_platform.__file__
+assert connector_of(defs.resources["orders_queue"]).__module__ == "our_project.connectors.table"
 pulls, sensor = defs.resolve_job_def("orders_pull"), defs.resolve_sensor_def("orders_producer")
 whole = defs.resolve_implicit_global_asset_job_def()
 assert (pulls.executor_def, whole.executor_def) == (dg.in_process_executor, dg.multiprocess_executor)
@@ -76,6 +83,12 @@ def test_a_project_with_packages_of_the_same_names_runs_a_pipeline(environment: 
     for name, text in FILES:
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).write_text(text)
+    # A connector of their own, in a package without `__init__.py` as `our_project` is.
+    queues = project / "our_project" / "queues.py"
+    shipped = "from pipeline_platform.connectors.table_queue import TableQueue"
+    (project / "our_project" / "connectors").mkdir()
+    (project / "our_project" / "connectors" / "table.py").write_text(f"{shipped} as Shipped\n{CONNECTOR}")
+    queues.write_text(queues.read_text().replace(shipped, "from our_project.connectors.table import TableQueue"))
     for name in THEIRS:
         (project / name).mkdir()
         (project / name / "__init__.py").write_text('OWNER = "theirs"\n')
