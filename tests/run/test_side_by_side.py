@@ -176,8 +176,8 @@ def test_errors_of_several_batchers_are_told_together(filled_on_spark: Filled, t
     assert raised.value.__notes__ == ["in batcher 'left'", "batcher 'right' failed too: TaskError: two"]
 
 
-@pytest.mark.parametrize(("batchers", "most"), [(1, None), (2, 1), (5, 1)])
-def test_each_of_several_batchers_finds_a_core(filled_on_spark: Filled, batchers: int, most: int | None) -> None:
+@pytest.mark.parametrize(("batchers", "most"), [(1, None), (2, 5), (5, 2), (9, 1)])
+def test_each_of_several_batchers_finds_a_core_of_six(filled_on_spark: Filled, batchers: int, most: int | None) -> None:
     assert batching.most_tasks(filled_on_spark(Pair, []), batchers) == most
 
 
