@@ -241,7 +241,7 @@ class TableQueue(LeasedSource):
             for beside in (table.leases, table.receives):
                 if not sa.inspect(connection).has_table(beside.name, schema=beside.schema):
                     raise table.database.refusal(f"there is no table {beside.name!r} for leases: {CREATE}")
-            table.count_waiting(connection)
+            table.count_waiting(connection, most=1)
             self._time(table.oldest_waiting(connection))
         table.database.write(lambda connection: table.end_what_ran_out(connection, ""))
 
