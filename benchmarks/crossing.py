@@ -86,7 +86,7 @@ def steps(lake: Lake, queue: TableQueue, received: list[RowRange], turn: str) ->
     options = Batched.batchers["default"]
     assert isinstance(options, Batcher)
     (staged,) = divide(handled.of_table(staged_table(turn, "default")), "batched", 1)
-    planned = ran(CutBatches(lake, "batched", turn, "default", options, queue.ack_policy, staged))
+    planned = ran(CutBatches(**common, receive_id=turn, batcher="default", options=options, staged=staged))
     (plan,) = divide(planned.of_table(plan_table(turn, "default")), "batched", 1)
     cut = time.process_time()
     ran(HandleBatches(**common, receive_id=turn, batcher="default", staged=staged, plan=plan))

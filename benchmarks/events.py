@@ -86,6 +86,12 @@ class Poisoned(Clean):
     name = "poisoned"
 
 
+class Hundred(Clean):
+    """The same, and a hundred come."""
+
+    name = "hundred"
+
+
 class Timed(Clean):
     """The same messages as the clean one's, and each call has a limit."""
 

@@ -45,6 +45,16 @@ def between(ranges: Iterable[RowRange], first: int, end: int) -> list[RowRange]:
     return _cut((one, first - one.position, end - one.position) for one in ranges)
 
 
+def without(ranges: Iterable[RowRange], rows: int) -> list[RowRange]:
+    """All but the first rows of these."""
+    left = []
+    for one in ranges:
+        skipped = min(rows, one.stop - one.start)
+        left.append((one, one.start + skipped, one.stop))
+        rows -= skipped
+    return _cut(left)
+
+
 def spread(ranges: Sequence[RowRange], shares: int) -> list[list[RowRange]]:
     """Divide rows into at most `shares` parts of equal length, in order; no part is empty."""
     ends = list(accumulate(one.stop - one.start for one in ranges))

@@ -27,6 +27,8 @@ _S3_SWITCHES = {
 }
 _S3_ENDPOINT = ("aws_endpoint_url", "aws_endpoint", "endpoint_url", "endpoint")
 _STORES = ("s3", "s3a", "gs")
+_LEFT: list[pafs.FileSystem] = []
+"""Clients of other processes: to destroy one may wait for threads that only its own process has."""
 
 
 class Lake(BaseModel):
@@ -96,6 +98,11 @@ class Lake(BaseModel):
     def _at(self, path: str) -> str:
         """A path as the file system takes it: without the scheme of an object store."""
         return self.uri(path).partition("://")[2] or self.uri(path)
+
+    def leave_connections(self) -> None:
+        """Leave the client to the process that this one was forked from: two must not talk on one connection."""
+        if client := vars(self).pop("_filesystem", None):
+            _LEFT.append(client)
 
     def __getstate__(self) -> dict[Any, Any]:
         """Leave the client behind, for it holds the driver's credentials: each process makes its own."""

@@ -39,7 +39,7 @@ def batch(flow: Flow, receive: Receive, handled: Manifest, batcher: str, most_ta
     drained = flow.control.draining(flow.quota.key) is not None
     rest: Trigger = "timeout" if intake_of(flow, receive).is_outside and not drained else "flush"
     most = min(options.concurrency, most_tasks or options.concurrency)
-    cut = CutBatches(flow.lake, name, receive_id, batcher, options, shared["ack_policy"], ranges, rest, tasks=most)
+    cut = CutBatches(**shared, batcher=batcher, options=options, staged=ranges, rest=rest, tasks=most)
     messages = sum(file.rows for file in staged)
     # A splitter is code of the author's, which may end its process.
     is_ours = not isinstance(options.batch_size, Splitter) and messages <= CUT_HERE
@@ -47,7 +47,8 @@ def batch(flow: Flow, receive: Receive, handled: Manifest, batcher: str, most_ta
     batches = planned.of_table(plan_table(receive_id, batcher))
     tasks = min(most, sum(file.rows for file in batches))
     handle = HandleBatches(**shared, batcher=batcher, staged=ranges, plan=whole(batches, name), tasks=tasks)
-    said = Manifest(notes=[notes for notes in planned.notes if "said" in notes])
+    output = ("said", "unsaid", "who")
+    said = Manifest(notes=[{name: notes[name] for name in output} for notes in planned.notes if "said" in notes])
     return said + work.run(handle, tasks)
 
 

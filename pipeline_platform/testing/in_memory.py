@@ -18,8 +18,8 @@ from pipeline_platform.tasks.batch.parents import parents_of, with_ends
 from pipeline_platform.tasks.handle.handle_messages import LANE, Handler
 from pipeline_platform.tasks.handle.in_order import FOUND, FindPartitions, found_table
 from pipeline_platform.tasks.handle.source_order import in_source_order
-from pipeline_platform.tasks.host.calling_step import Step
 from pipeline_platform.tasks.host.fork import Written
+from pipeline_platform.tasks.host.step import Step
 from pipeline_platform.tasks.record.block import Block
 from pipeline_platform.tasks.record.early import EarlyAcks
 from pipeline_platform.tasks.record.fan_out import ENDS, ends_table, parents_table
@@ -111,12 +111,12 @@ class Kept(Outcomes):
     def handle(self, rows: pa.RecordBatch, window: str, batch_mode: BatchMode) -> list[BatchInfo]:
         """Handle the messages of a receive, and then their batches; return what is known of these."""
         rows = self._in_order(rows, window)
-        handler = Handler(self._instance, self._step.context, self.ack_policy, batch_mode=batch_mode)
+        handler = Handler(self._instance, self.step.context, self.ack_policy, batch_mode=batch_mode)
         self.handled(rows, window, handler.handle(rows))
         infos = []
-        for name, options in self._step.pipeline.batchers.items():
+        for name, options in self.step.pipeline.batchers.items():
             if isinstance(options, Batcher) and self.tally.counts[f"staged:{name}"]:
-                task = HandleBatches(**vars(self._step), batcher=name, staged=(), plan=())
+                task = HandleBatches(**vars(self.step), batcher=name, staged=(), plan=())
                 for batch in self._cut(task, window, options):
                     task.handle(batch, self)
                     infos += [] if batch.failure else [batch.info]
@@ -125,7 +125,7 @@ class Kept(Outcomes):
 
     def _end_parents(self, rows: pa.RecordBatch, window: str) -> None:
         written = {table for table, *_ in self._files.batches}
-        names = [table(self._step.receive_id) for table in (parents_table, ends_table)]
+        names = [table(self.step.receive_id) for table in (parents_table, ends_table)]
         if names[0] not in written:
             return
         parents, ends = (self.written(name) if name in written else ENDS.empty_table() for name in names)
@@ -140,10 +140,10 @@ class Kept(Outcomes):
 
     def _in_order(self, rows: pa.RecordBatch, window: str) -> pa.RecordBatch:
         """The rows that have a partition, in the order of their source; all, where nothing has a partition."""
-        if self._step.pipeline.partitioning() is None:
+        if self.step.pipeline.partitioning() is None:
             return rows
-        FindPartitions(**vars(self._step), parts=()).find(window, rows, self)
-        table = found_table(self._step.receive_id)
+        FindPartitions(**vars(self.step), parts=()).find(window, rows, self)
+        table = found_table(self.step.receive_id)
         found = [some for name, _, some in self._files.batches if name == table]
         plan = pa.Table.from_batches(found, FOUND).combine_chunks()
         rows = rows.take(pc.index_in(plan["position"].combine_chunks(), rows["position"]))

@@ -160,7 +160,7 @@ def test_acknowledge_looks_at_outcomes_only_where_some_are_undecided(
 ) -> None:
     looked: set[bool] = set()
     monkeypatch.setattr(
-        NotifyAuthor, "__call__", lambda task, share: looked.add(bool(task.outcomes)) or task.work(share)
+        NotifyAuthor, "__call__", lambda task, share: looked.add(bool(task.outcomes)) or task.here(share)
     )
     monkeypatch.setattr(Hearing, "heard", [])
     flow = replace(in_a_new_process(lake, *payloads), pipeline=Hearing)

@@ -156,11 +156,10 @@ def through(lake: Lake, *payloads: str, batch_size: int = 3, tasks: int = 1) -> 
     """What each task gives to `handle_batch`: why, and which messages."""
     manifest = handled(lake, Flushing, *(one.encode() for one in payloads))
     whole = ranges(manifest, "flushing", staged_table("r1", "plain"))
-    planned = returned(
-        CutBatches(lake, "flushing", "r1", "plain", Batcher(batch_size=batch_size), Memory().ack_policy, whole)(0)
-    )
+    shared = Flushing, None, Memory().ack_policy, lake, "r1", "plain"
+    planned = returned(CutBatches(*shared, Batcher(batch_size=batch_size), whole)(0))
     plan = ranges(planned, "flushing", plan_table("r1", "plain"))
-    task = HandleBatches(Flushing, None, Memory().ack_policy, lake, "r1", "plain", whole, plan, tasks)
+    task = HandleBatches(*shared, whole, plan, tasks)
     told = []
     for index in range(tasks):
         SEEN.clear()

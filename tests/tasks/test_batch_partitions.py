@@ -66,12 +66,13 @@ def through(
     name, manifest = pipeline.name, handled(lake, pipeline, source=source)
     whole = ranges(manifest, name, staged_table("r1", "plain"))
     options = Batcher(batch_size=batch_size)
-    planned = returned(CutBatches(lake, name, "r1", "plain", options, source.ack_policy, whole, tasks=tasks)(0))
+    shared = pipeline, None, source.ack_policy, lake, "r1", "plain"
+    planned = returned(CutBatches(*shared, options, whole, tasks=tasks)(0))
     plan = ranges(planned, name, plan_table("r1", "plain"))
     told = []
     for index in range(tasks):
         SEEN.clear()
-        done(HandleBatches(pipeline, None, source.ack_policy, lake, "r1", "plain", whole, plan, tasks), index)
+        done(HandleBatches(*shared, whole, plan, tasks), index)
         told.append(list(SEEN))
     return told
 

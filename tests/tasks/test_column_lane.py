@@ -291,7 +291,7 @@ def test_rows_of_several_windows_go_to_their_windows(lake):
     columns |= {"_failure": pa.nulls(2, pa.string()), "late": pa.nulls(2, pa.int64()), "position": pa.array([1, 0])}
 
     write = WriteColumns(Fast, None, Memory().ack_policy, lake, "r1", files)
-    manifest = returned(write.work([pa.RecordBatch.from_pydict(columns)]))
+    manifest = returned(write.here([pa.RecordBatch.from_pydict(columns)]))
 
     assert {(file.window, file.rows) for file in manifest.of_table("lake")} == {
         ("2026-01-01T0000", 1),
@@ -306,7 +306,7 @@ def test_a_position_that_no_message_has_is_refused(lake, positions):
 
     write = WriteColumns(Fast, None, Memory().ack_policy, lake, "r1", kept)
     with pytest.raises(PipelineError, match="changed the column position"):
-        list(write.work([pa.RecordBatch.from_pydict(columns)]))
+        list(write.here([pa.RecordBatch.from_pydict(columns)]))
 
 
 def test_a_failure_driven_again_is_closed(lake):

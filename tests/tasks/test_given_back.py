@@ -1,6 +1,5 @@
 """Messages that may not begin any more, in a task and in its forks."""
 
-import math
 from collections import Counter
 from typing import ClassVar
 
@@ -10,24 +9,24 @@ from pipeline_platform import Message, Processors
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.tasks.handle import handle_messages
 from tests.fixtures.obedient import Obedient
-from tests.fixtures.small_lake import handled, outcomes, rows_of
+from tests.fixtures.small_lake import Shared, handled, outcomes, rows_of
 
 
 class Stopped:
     """Permits some messages, and then none for ever."""
 
-    unlimited_until, waited = math.inf, 0.0
+    waited = 0.0
 
     def __init__(self, left: int) -> None:
-        self.left = left
+        self._left = Shared(left)
 
-    def permitted(self, wanted: int) -> tuple[int, float]:
-        count = min(wanted, self.left)
-        self.left -= count
-        return count, math.inf
+    @property
+    def left(self) -> int:
+        return self._left.value
 
     def each(self, messages):
-        count, _ = self.permitted(len(messages))
+        count = min(len(messages), self.left)
+        self._left.value -= count
         yield from messages[:count]
 
 

@@ -19,7 +19,7 @@ from pipeline_platform.tasks.batch.batch_plan import CutBatches, plan_table
 from pipeline_platform.tasks.batch.handle_batches import HandleBatches
 from pipeline_platform.tasks.handle.handle_messages import Handle
 from pipeline_platform.tasks.host import hosting
-from pipeline_platform.tasks.host.fork import Written, in_a_fork
+from pipeline_platform.tasks.host.fork import in_a_fork
 from pipeline_platform.tasks.record.staging import staged_table
 from tests.fixtures.small_lake import Memory, Row, numbered, outcomes, ranges, received, returned, rows_of
 
@@ -138,7 +138,7 @@ def test_a_message_that_spoils_its_process_fails_alone(lake, what):
     failed = {row["message_id"]: row for row in rows_of(lake, "hostile", manifest, "failed")}
     assert failed.keys() == {"m3", "m6", "m10"}
     assert (failed["m3"]["reason"], failed["m10"]["reason"]) == ("as told", "as told")
-    assert failed["m6"]["kind"] == ("worker killed" if what != "recursion" else "RecursionError")
+    assert failed["m6"]["kind"] in ("worker killed", *(["RecursionError"] if what == "recursion" else []))
     assert [row["text"] for row in rows_of(lake, "hostile", manifest, "kept")] == ["1", "2", "3", "5", "6"] * 2
 
 
@@ -152,7 +152,7 @@ def test_a_batch_that_spoils_its_process_fails_with_all_its_messages_and_no_othe
     payloads = [*[b"handle_batch"] * 5, b"handle_batch spoil json", *[b"handle_batch"] * 4]
     whole = ranges(hosted(lake, *payloads), "hostile", staged_table("r1", "called"))
     ack_policy, options = Memory().ack_policy, Hostile.batchers["called"]
-    plan = returned(CutBatches(lake, "hostile", "r1", "called", options, ack_policy, whole)(0))
+    plan = returned(CutBatches(Hostile, None, ack_policy, lake, "r1", "called", options, whole)(0))
     files = ranges(plan, "hostile", plan_table("r1", "called"))
     task = HandleBatches(Hostile, None, ack_policy, lake, "r1", batcher="called", staged=whole, plan=files)
 
@@ -178,7 +178,7 @@ def test_a_splitter_that_spoils_its_process_fails_one_message(lake):
     whole = ranges(hosted(lake, *payloads, pipeline=Splitting), "hostile", staged_table("r1", "called"))
     options = Splitting.batchers["called"]
 
-    plan = returned(CutBatches(lake, "hostile", "r1", "called", options, Memory().ack_policy, whole)(0))
+    plan = returned(CutBatches(Splitting, None, Memory().ack_policy, lake, "r1", "called", options, whole)(0))
 
     planned = rows_of(lake, "hostile", plan, plan_table("r1", "called"))
     assert [batch["rows"] for batch in planned if batch["failure"]] == [[5]]
@@ -188,13 +188,13 @@ def test_a_splitter_that_spoils_its_process_fails_one_message(lake):
 def test_a_file_that_is_not_as_its_host_names_it_is_in_no_manifest(lake, monkeypatch):
     real = hosting.in_a_fork
 
-    def damaged(work, **options):
-        answer = real(work, **options)
-        if options.get("outside") and isinstance(answer, Written):
-            (path,) = lake.root and [entry.path for entry in os.scandir(_outcomes(lake))]
-            with open(path, "ab") as file:
-                file.write(b"of a stranger")
-        return answer
+    def damaged(work, take, **options):
+        monkeypatch.setattr(hosting, "in_a_fork", real)
+        death = real(work, take, **options)
+        (path,) = [entry.path for entry in os.scandir(_outcomes(lake))]
+        with open(path, "ab") as file:
+            file.write(b"of a stranger")
+        return death
 
     monkeypatch.setattr(hosting, "in_a_fork", damaged)
 
@@ -213,13 +213,12 @@ def _outcomes(lake):
 def test_processes_that_callbacks_started_end_with_their_host():
     read, write = os.pipe()
 
-    def work(progress):
+    def work(progress, give):
         if (child := os.fork()) == 0:
             time.sleep(60)
         os.write(write, str(child).encode())
-        return Written()
 
-    in_a_fork(work)
+    in_a_fork(work, lambda written: None)
 
     started = int(os.read(read, 100))
     end = time.monotonic() + 10
@@ -249,11 +248,13 @@ def test_a_host_is_killed_and_its_task_goes_on(lake):
     assert Counter(outcomes(lake, "hostile", manifest).values()) == {"handled": 40, "failed": 1}
 
 
-def test_forking_again_and_again_harms_neither_process():
-    """With garbage of native libraries around, and a thread that the fork does not have."""
+@pytest.mark.parametrize("times", [300, pytest.param(10_000, marks=pytest.mark.soak)])
+def test_forking_again_and_again_harms_neither_process(times):
+    """With garbage of native libraries around, and threads that the fork does not have."""
     garbage = []
-    for number in range(300):
+    for number in range(times):
         cycle = [pa.array(range(100))]
         cycle.append(cycle)
-        garbage.append(pa.table({"n": pa.array(range(number))}))
-        assert isinstance(in_a_fork(lambda progress: Written()), Written)
+        garbage.append(pa.table({"n": pa.array(range(number % 300))}))
+        del garbage[:-600]
+        assert in_a_fork(lambda progress, give: None, garbage.append) is None

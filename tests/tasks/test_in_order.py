@@ -32,8 +32,8 @@ from pipeline_platform.tasks.handle.in_order import (
 )
 from pipeline_platform.tasks.handle.repeats import KNOWN, REPEATS
 from pipeline_platform.tasks.host.fork import Death
-from pipeline_platform.tasks.host.isolation import isolate
 from tests.fixtures.small_lake import WINDOW, Memory, done, numbered, outcomes, ranges, received, returned, rows_of
+from tests.tasks.test_isolation import isolated
 
 
 class Colour(IntEnum):
@@ -311,14 +311,15 @@ def test_whatever_dies_no_row_is_dealt_with_before_one_that_precedes_it(
 ) -> None:
     done: list[int] = []
 
-    def attempt(rows: Sequence[int]) -> tuple[Death | None, Sequence[int]]:
-        some, left = list(rows[:most]), rows[most:]
+    def attempt(rows: Sequence[int]) -> Death | None:
+        some = rows[:most]
         if killers.isdisjoint(some):
             done.extend(some)
-            return None, left
-        return Death("signal 9", "handle_failed", [row for row in some if row in culprits | killers]), left
+            return None
+        had = [place for place, row in enumerate(some) if row in culprits | killers]
+        return Death("signal 9", "handle_failed", had, tried=len(some))
 
-    isolate(range(31), attempt, lambda rows, _: done.extend(rows), in_order=True)
+    isolated(range(31), attempt, done, most, in_order=True)
 
     assert done == list(range(31))
 

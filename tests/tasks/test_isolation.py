@@ -4,7 +4,8 @@ import os
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.options import Processors, Producer, TableBatcher
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks.host import isolation
-from pipeline_platform.tasks.host.fork import Death
-from pipeline_platform.tasks.host.isolation import BEGUN_AGAIN, isolate
+from pipeline_platform.tasks.host.fork import Death, Written
+from pipeline_platform.tasks.host.isolation import BEGUN_AGAIN, Try, isolate
 from pipeline_platform.tasks.record.staging import STAGED
 from tests.fixtures.fragile import Fragile, Gathering, harm
 from tests.fixtures.small_lake import Row, handled, outcomes, rows_of
@@ -120,7 +121,8 @@ def test_a_block_of_many_killers_is_not_begun_for_each_of_them(lake, diary):
     assert calls(diary)["handle_message"].total() <= 5 * 40, "of 420, were it begun for each"
 
 
-def test_forks_grow_as_long_as_they_are_quick(lake, monkeypatch):
+@pytest.mark.parametrize(("quick_s", "given"), [(10**6, [10, 20, 40, 30]), (0, [10] * 10)])
+def test_tries_grow_as_long_as_they_are_quick_and_one_host_makes_them(lake, monkeypatch, quick_s, given):
     class Placed(Pipeline):
         name = "placed"
         producer = Producer(source="memory")
@@ -130,11 +132,29 @@ def test_forks_grow_as_long_as_they_are_quick(lake, monkeypatch):
         def handle_message(self, message, context):
             return message.put(Row(text=str(os.getpid())), batcher="kept")
 
-    monkeypatch.setattr(isolation, "QUICK_S", 10**6)
+    counted, real = [], Written.load
+
+    def counting(file):
+        written = real(file)
+        counted.append(sum(batch.num_rows for table, _, batch in written.batches if table == "kept"))
+        return written
+
+    monkeypatch.setattr(Written, "load", counting)
+    monkeypatch.setattr(isolation, "QUICK_S", quick_s)
     manifest = handled(lake, Placed, *[b"1"] * 100, careful=True)
 
-    forks = Counter(row["text"] for row in rows_of(lake, "placed", manifest, "kept"))
-    assert sorted(forks.values()) == [10, 20, 30, 40], "the rest of the block, and twice as many each time"
+    assert counted == given
+    assert len({row["text"] for row in rows_of(lake, "placed", manifest, "kept")}) == 1
+
+
+def test_each_death_costs_a_host_and_what_came_before_it_is_kept(lake, diary, small_blocks):
+    payloads = [b"handle_message kill" if number % 50 == 49 else b"%d" % number for number in range(200)]
+
+    manifest = handled(lake, Fragile, *payloads, careful=True)
+
+    assert Counter(outcomes(lake, "fragile", manifest).values()) == {"handled": 196, "failed": 4}
+    begun = calls(diary)["handle_message"]
+    assert begun.total() <= 200 + 4 * 10, "each killer once more, and what came before it in its chunk"
 
 
 def test_a_killer_of_a_serializer_costs_its_block_two_more_tries(lake, diary, small_blocks):
@@ -270,11 +290,27 @@ def test_a_chunk_that_is_long_prepared_is_prepared_once_where_there_is_no_limit(
 # How killers are found
 
 
+def isolated(
+    rows: Sequence[int],
+    attempt: Callable[[Sequence[int]], Death | None],
+    failed: list[int],
+    most: int = 10**6,
+    **options: Any,
+) -> None:
+    """Try rows, each time as `attempt` says that it ends and `most` at once, and gather those that fail."""
+    tries, answer = isolate(rows, lambda one: one, **options), None
+    with suppress(StopIteration):
+        while True:
+            one: Try = tries.send(answer)
+            failed += one.rows if one.death else []
+            answer = (None if one.death else attempt(one.rows)) or (min(most, len(one.rows)), ())
+
+
 def dying(killers: set[int], begun: list[Sequence[int]], *, blames: bool) -> Any:
-    def attempt(rows: Sequence[int]) -> tuple[Death | None, Sequence[int]]:
-        deadly = [row for row in rows if row in killers]
-        begun.append([row for row in rows if not deadly or row <= deadly[0]])
-        return Death("signal 9", "", deadly[:1] if blames else ()) if deadly else None, ()
+    def attempt(rows: Sequence[int]) -> Death | None:
+        deadly = [place for place, row in enumerate(rows) if row in killers]
+        begun.append(rows[: deadly[0] + 1] if deadly else rows)
+        return Death("signal 9", "", deadly[:1] if blames else ()) if deadly else None
 
     return attempt
 
@@ -283,7 +319,7 @@ def dying(killers: set[int], begun: list[Sequence[int]], *, blames: bool) -> Any
 def test_every_killer_is_found_and_nothing_else(rows, killers, blames):
     failed, begun = [], []
 
-    isolate(range(rows), dying(killers, begun, blames=blames), lambda rows, _: failed.extend(rows))
+    isolated(range(rows), dying(killers, begun, blames=blames), failed)
 
     assert failed == sorted(killers & set(range(rows))), "in order"
     if blames:
@@ -294,11 +330,11 @@ def test_every_killer_is_found_and_nothing_else(rows, killers, blames):
 def test_a_row_that_is_blamed_wrongly_is_not_failed_and_costs_little(rows, blamed):
     failed, tries = [], []
 
-    def attempt(some: Sequence[int]) -> tuple[Death | None, Sequence[int]]:
+    def attempt(some: Sequence[int]) -> Death | None:
         tries.append(some)
-        return Death("signal 9", "", [some[blamed % len(some)]]) if len(some) > 1 else None, ()
+        return Death("signal 9", "", [blamed % len(some)]) if len(some) > 1 else None
 
-    isolate(range(rows), attempt, lambda rows, _: failed.extend(rows))
+    isolated(range(rows), attempt, failed)
 
     assert failed == []
     assert len(tries) <= 4 * rows

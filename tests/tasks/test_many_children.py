@@ -7,7 +7,7 @@ import pytest
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import Batcher, Processors, TableBatcher
-from pipeline_platform.tasks.host import isolation
+from pipeline_platform.tasks.host.fork import Written
 from pipeline_platform.tasks.record.outcomes import Outcomes
 from tests.fixtures.families import Families, Word
 from tests.fixtures.small_lake import handled, outcomes, rows_of
@@ -80,14 +80,14 @@ def test_messages_without_children_are_recorded_together(lake, held):
 
 def test_a_fork_gives_back_what_it_has_before_the_next_goes_on(lake, monkeypatch):
     rows: list[int] = []
-    real = isolation.in_a_fork
+    real = Written.load
 
-    def counting(*work: Any, **options: Any) -> Any:
-        answer = real(*work, **options)
-        rows.append(sum(batch.num_rows for table, _, batch in answer.batches if table == "lake"))
-        return answer
+    def counting(file: Any) -> Written:
+        written = real(file)
+        rows.append(sum(batch.num_rows for table, _, batch in written.batches if table == "lake"))
+        return written
 
-    monkeypatch.setattr(isolation, "in_a_fork", counting)
+    monkeypatch.setattr(Written, "load", counting)
 
     manifest = handled(lake, Litters, *[b"5000"] * 12, careful=True)
 

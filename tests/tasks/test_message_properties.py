@@ -30,7 +30,6 @@ from pipeline_platform.tasks.handle.in_order import (
     found_table,
 )
 from pipeline_platform.tasks.handle.record_unseen import RecordUnseen
-from pipeline_platform.tasks.host.progress import UNWATCHED
 from pipeline_platform.tasks.record.fan_out import ends_table, parents_table
 from pipeline_platform.tasks.record.staging import staged_table
 from pipeline_platform.testing import test_batch
@@ -170,8 +169,8 @@ def in_tasks(pipeline: type[Pipeline], *, careful: bool = False) -> Lane:
         staged = ranges(written, name, staged_table("r1", "batched"))
         options = pipeline.batchers["batched"]
         assert isinstance(options, Batcher)
-        cut = CutBatches(lake, name, "r1", "batched", options, source.ack_policy, staged)
-        plan = ranges(returned(cut.work(0, None if careful else UNWATCHED)), name, plan_table("r1", "batched"))
+        cut = CutBatches(**shared, batcher="batched", options=options, staged=staged)
+        plan = ranges(done(cut, careful=careful), name, plan_table("r1", "batched"))
         batches = HandleBatches(**shared, batcher="batched", staged=staged, plan=plan)
         written += done(batches, careful=careful)
         parents, ends = (ranges(written, name, table("r1")) for table in (parents_table, ends_table))

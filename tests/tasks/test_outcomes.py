@@ -192,7 +192,7 @@ def test_a_batchers_table_holds_what_a_table_batchers_would(tmp_path):
     lake = Lake(root=str(tmp_path))
     first = handled(lake, Both, b"table", b"callback")
     whole = ranges(first, "both", staged_table("r1", "callback"))
-    planned = returned(CutBatches(lake, "both", "r1", "callback", Batcher(), Memory().ack_policy, whole)(0))
+    planned = returned(CutBatches(Both, None, Memory().ack_policy, lake, "r1", "callback", Batcher(), whole)(0))
     plan = ranges(planned, "both", plan_table("r1", "callback"))
 
     second = done(HandleBatches(Both, None, Memory().ack_policy, lake, "r1", "callback", whole, plan))

@@ -64,7 +64,7 @@ def ended(lake: Lake, *payloads: bytes | None, careful: bool, tasks: int = 2, **
     written = done(Handle(**shared, parts=whole))
     for batcher in ("left", "right"):
         if staged := ranges(written, name, staged_table("r1", batcher)):
-            cut = CutBatches(lake, name, "r1", batcher, Fragile.batchers[batcher], source.ack_policy, staged)
+            cut = CutBatches(**shared, batcher=batcher, options=Fragile.batchers[batcher], staged=staged)
             plan = ranges(returned(cut(0)), name, plan_table("r1", batcher))
             written += done(HandleBatches(**shared, batcher=batcher, staged=staged, plan=plan))
     files = {table: ranges(written, name, table("r1")) for table in (parents_table, ends_table)}

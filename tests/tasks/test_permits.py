@@ -1,6 +1,5 @@
 """Handling in forks at the pace of the rate limit: a message that kills its process fails alone."""
 
-import os
 import time
 from collections import Counter
 from datetime import timedelta
@@ -12,7 +11,7 @@ from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.options import RateLimiting
 from tests.fixtures.obedient import Obedient
-from tests.fixtures.small_lake import handled, outcomes, rows_of
+from tests.fixtures.small_lake import Shared, handled, outcomes, rows_of
 
 
 @pytest.fixture
@@ -36,25 +35,21 @@ def test_in_careful_mode_a_message_that_kills_its_process_fails_alone(lake, dead
     }
 
 
-class Permits:
+class Permits(Pace):
     """A rate limit that counts what it was asked for."""
 
-    unlimited_until, waited = float("-inf"), 0.0
-
     def __init__(self):
-        self.asked = 0
-        self.process = os.getpid()
+        super().__init__(None, "permits")
+        self._asked = Shared(0)
 
-    def permitted(self, wanted):
-        assert os.getpid() == self.process, "a forked process must not touch the store's connection"
+    @property
+    def asked(self):
+        return self._asked.value
+
+    def permitted(self, wanted, until=float("inf")):
         count = min(wanted, 2)
-        self.asked += count
-        return count, float("inf")
-
-    def each(self, messages):
-        assert os.getpid() == self.process
-        self.asked += len(messages)
-        yield from messages
+        self._asked.value += count
+        return count, until
 
 
 class Diary(Obedient):
@@ -100,17 +95,22 @@ def test_tries_are_no_faster_than_the_limit(lake, tmp_path):
 
 
 class Brief(Permits):
-    """Permits for two messages that hold for 0.5 s: to fork takes some of that on a busy machine."""
+    """Permits for two messages that hold for 0.5 s."""
 
-    def __init__(self):
+    def __init__(self, book):
         super().__init__()
-        self.held = []
+        self._book = book
 
-    def permitted(self, wanted):
+    def permitted(self, wanted, until=float("inf")):
         count, _ = super().permitted(wanted)
-        time.sleep(0.1)
-        self.held.append((time.monotonic(), time.monotonic() + 0.5))
-        return count, self.held[-1][1]
+        since = time.monotonic()
+        with self._book.open("a") as book:
+            book.write(f"{since} {since + 0.5}\n")
+        return count, since + 0.5
+
+    @property
+    def held(self):
+        return [tuple(map(float, line.split())) for line in self._book.read_text().splitlines()]
 
 
 class Slow(Diary):
@@ -128,7 +128,7 @@ class Slow(Diary):
 
 
 def test_a_try_begins_no_message_after_its_permits(lake, tmp_path):
-    permits, diary = Brief(), tmp_path / "begun"
+    permits, diary = Brief(tmp_path / "held"), tmp_path / "begun"
 
     manifest = handled(lake, Slow, b"1", b"2", b"3", b"4", careful=True, pace=permits, context=str(diary))
 
@@ -143,7 +143,7 @@ def test_preparing_that_outlasts_the_permits_does_not_keep_a_task_from_trying(la
         name = "slow"
         preparing = 0.6
 
-    permits, diary = Brief(), tmp_path / "begun"
+    permits, diary = Brief(tmp_path / "held"), tmp_path / "begun"
 
     manifest = handled(lake, Slower, b"1", b"2", careful=True, pace=permits, context=str(diary))
 

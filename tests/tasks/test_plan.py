@@ -18,7 +18,6 @@ from pipeline_platform.model.retry import Retry
 from pipeline_platform.tasks.batch import batch_plan
 from pipeline_platform.tasks.batch.batch_plan import CutBatches, plan_table
 from pipeline_platform.tasks.batch.handle_batches import HandleBatches
-from pipeline_platform.tasks.host.progress import UNWATCHED
 from pipeline_platform.tasks.record.staging import staged_table
 from tests.fixtures.small_lake import Memory, done, handled, outcomes, ranges, returned, rows_of
 
@@ -78,8 +77,8 @@ def planned(lake: Lake, *payloads: str, careful: bool = False, rest: Any = "flus
     """Where parcels wait, and their plan."""
     whole = ranges(handled(lake, Boxes, *(one.encode() for one in payloads)), "boxes", staged_table("r1", "box"))
     (options,) = Boxes.batchers.values()
-    cut = CutBatches(lake, "boxes", "r1", "box", options, Memory().ack_policy, whole, rest)
-    return whole, returned(cut.work(0, None if careful else UNWATCHED))
+    cut = CutBatches(Boxes, None, Memory().ack_policy, lake, "r1", "box", options, whole, rest)
+    return whole, done(cut, careful=careful)
 
 
 def boxed(
@@ -218,7 +217,7 @@ def test_files_that_an_earlier_release_staged_are_cut_and_batched(lake, lacking)
 
     (options,) = Boxes.batchers.values()
     ack_policy = Memory().ack_policy
-    plan = returned(CutBatches(lake, "boxes", "r1", "box", options, ack_policy, whole)(0))
+    plan = returned(CutBatches(Boxes, None, ack_policy, lake, "r1", "box", options, whole)(0))
     files = ranges(plan, "boxes", plan_table("r1", "box"))
     manifest = done(HandleBatches(Boxes, None, ack_policy, lake, "r1", "box", whole, files))
 

@@ -121,9 +121,10 @@ def in_a_run(lake: Lake, payloads: Sequence[bytes]) -> Iterator[dict[str, Any]]:
         options = Stops.batchers[batcher]
         assert isinstance(options, Batcher)
         staged = ranges(first, "stops", staged_table("r1", batcher))
-        planned = returned(CutBatches(lake, "stops", "r1", batcher, options, Memory().ack_policy, staged)(0))
+        shared = Stops, Rules(), Memory().ack_policy, lake, "r1", batcher
+        planned = returned(CutBatches(*shared, options, staged)(0))
         plan = ranges(planned, "stops", plan_table("r1", batcher))
-        task = HandleBatches(Stops, Rules(), Memory().ack_policy, lake, "r1", batcher, staged, plan)
+        task = HandleBatches(*shared, staged, plan)
         yield from rows_of(lake, "stops", returned(task(0)), "outcomes")
 
 

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline_platform.lake.reader import RowRange, keys_of, only, read_ranges
+from pipeline_platform.lake.reader import RowRange, keys_of, only, read_ranges, without
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import Message
-from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks.handle.handle_messages import READ
-from pipeline_platform.tasks.host.calling_step import CallingStep
-from pipeline_platform.tasks.host.fork import Death, Written, in_a_fork
-from pipeline_platform.tasks.host.output import captured
-from pipeline_platform.tasks.host.progress import UNWATCHED, Progress, Watch, end_copy
+from pipeline_platform.tasks.host.fork import Death
+from pipeline_platform.tasks.host.hosting import CallingStep
+from pipeline_platform.tasks.host.isolation import Tries, surely
+from pipeline_platform.tasks.record.outcomes import Outcomes
 
 ROWS = 1_000
 """Messages of one call, at the most."""
@@ -103,33 +101,23 @@ class NotifyAuthor(CallingStep):
     outcomes: Sequence[RowRange] = ()
     failed: Sequence[RowRange] = ()
     before: Mapping[str, Sequence[Stretch]] = field(default_factory=dict)
+    stem = "unheard"
 
-    def work(self, share: int, watch: Watch | None = UNWATCHED, death: Death | None = None) -> Iterator[pa.RecordBatch]:
-        """Do the part of task `share`; its notes say of which positions it was notified, and why not of others."""
-        number = 0
-        began, started = time.time(), time.monotonic()
-        spans, not_taken, errors = dict[str, list[Stretch]](), 0, list[str]()
-        with self.writer(f"unheard-{share}") as writer, captured() as output, self.traced(share):
-            ends = self._ends(share)
-            for _, block in read_ranges(self.lake, self.parts[share], READ, ROWS):
-                for ack_ref, rows in self._groups(block, ends):
-                    number += 1
-                    if watch is not None:
-                        watch.begin_block(number)
-                    known = death if death and death.block == number and death.rows else None
-                    error = self._notify(ack_ref, rows, ends, watch, known)
-                    if error is None:
-                        places = rows.column("position").to_pylist()
-                        spans.setdefault(ack_ref, []).append((places[0], places[-1] + 1))
-                        continue
-                    not_taken += rows.num_rows
-                    errors.append(f"acknowledge of {rows.num_rows} messages of {ack_ref}: {error}")
-                    keys = rows.select(NOT_TAKEN.names)
-                    writer.write(not_taken_table(self.receive_id), rows.column("window")[0].as_py(), keys)
-            took = {"began": began, "seconds": time.monotonic() - started, "task": share}
-            notes = {"heard": spans, "unheard": not_taken, "unheard_why": errors[:_SAMPLE], **output.notes(), **took}
-            manifest = writer.close(**notes)
-        yield from manifest.to_arrow().to_batches()
+    def blocks(self, share: int, skip: int) -> Iterator[tuple[int, tuple[pa.RecordBatch, _Ends]]]:
+        """Read the messages of a task, and what they came to."""
+        ends = self._ends(share)
+        for _, rows in read_ranges(self.lake, without(self.parts[share], skip), READ, ROWS):
+            yield rows.num_rows, (rows, ends)
+
+    def tries(self, block: tuple[pa.RecordBatch, _Ends], known: Death | None) -> Tries:
+        """Notify of the messages of a block, a group at a time; of one that a host dies of nobody has heard."""
+        groups = list(self._groups(*block))
+        for ack_ref, rows in groups:
+            death = known if len(groups) == 1 else None
+            while death is None or (isinstance(death, Death) and death.is_anyones):
+                death = yield partial(self._notify, ack_ref, rows, block[1])
+            if isinstance(death, Death):
+                yield from surely(partial(self._not_heard, ack_ref, rows, death.failure("acknowledge").reason))
 
     def _ends(self, share: int) -> _Ends:
         """What became of the messages of task `share`."""
@@ -162,40 +150,29 @@ class NotifyAuthor(CallingStep):
             if new.any():
                 yield ack_ref, mine.filter(pa.array(new))
 
-    @cached_property
-    def _instance(self) -> Pipeline:
-        return self.pipeline()
-
-    def _notify(
-        self, ack_ref: str, rows: pa.RecordBatch, ends: _Ends, watch: Watch | None, known: Death | None
-    ) -> str | None:
-        """Call `acknowledge`, unless a host is known to have died of this call; return what went wrong."""
-        if known is not None:
-            return known.failure("acknowledge").reason
+    def _notify(self, ack_ref: str, rows: pa.RecordBatch, ends: _Ends, outcomes: Outcomes) -> bool:
+        """Call `acknowledge`; note which positions have heard, or why they have not."""
         failed = ends.failed.take(ends.places(rows))
         places = np.flatnonzero(failed.is_valid()).tolist()
         failures = dict(zip(places, ends.failures.take(failed.drop_null()).to_pylist(), strict=True))
         messages = list(Message.each(rows, self.ack_policy))
-        groups = ended(messages, failures)
+        assert outcomes.pipeline is not None
+        try:
+            with outcomes.watch.busy("acknowledge", messages):
+                outcomes.pipeline.acknowledge(ack_ref, *ended(messages, failures), self.context)
+        except BaseException as error:
+            failure = Failure.of(error, "acknowledge")
+            self._not_heard(ack_ref, rows, f"{failure.kind}: {failure.reason}", outcomes)
+        else:
+            positions = rows.column("position").to_pylist()
+            spans = outcomes.tally.more.setdefault("heard", {}).setdefault(ack_ref, [])
+            spans.append((positions[0], positions[-1] + 1))
+        return True
 
-        def call(pipeline: Callable[[], Pipeline], watch: Watch) -> str | None:
-            try:
-                instance = pipeline()
-                end_copy()
-                with watch.busy("acknowledge", messages):
-                    instance.acknowledge(ack_ref, *groups, self.context)
-            except BaseException as error:
-                failure = Failure.of(error, "acknowledge")
-                return f"{failure.kind}: {failure.reason}"
-            return None
-
-        if watch is not None:
-            return call(lambda: self._instance, watch)
-
-        def child(progress: Progress) -> Written:
-            written = Written()
-            written.notes = {"error": call(self.pipeline, progress)}
-            return written
-
-        answer = in_a_fork(child, limit=self.limit())
-        return answer.failure("acknowledge").reason if isinstance(answer, Death) else answer.notes["error"]
+    def _not_heard(self, ack_ref: str, rows: pa.RecordBatch, why: str, outcomes: Outcomes) -> None:
+        outcomes.tally.counts["unheard"] += rows.num_rows
+        errors = outcomes.tally.more.setdefault("unheard_why", [])
+        if len(errors) < _SAMPLE:
+            errors.append(f"acknowledge of {rows.num_rows} messages of {ack_ref}: {why}")
+        window = rows.column("window")[0].as_py()
+        outcomes.write(not_taken_table(self.receive_id), window, rows.select(NOT_TAKEN.names))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,12 +24,11 @@ from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.portions import portions
 from pipeline_platform.tasks.batch import cutting
 from pipeline_platform.tasks.by_position import ByPosition
-from pipeline_platform.tasks.handle.handle_messages import checked, rare_collections
-from pipeline_platform.tasks.host.calling_step import CallingStep
+from pipeline_platform.tasks.handle.handle_messages import checked
 from pipeline_platform.tasks.host.fork import Death, Limit
-from pipeline_platform.tasks.host.isolation import Isolation
-from pipeline_platform.tasks.host.output import captured
-from pipeline_platform.tasks.host.progress import UNWATCHED, Watch
+from pipeline_platform.tasks.host.hosting import CallingStep
+from pipeline_platform.tasks.host.isolation import Tries, surely
+from pipeline_platform.tasks.host.progress import UNWATCHED
 from pipeline_platform.tasks.record.outcomes import Outcomes
 from pipeline_platform.tasks.record.staging import STAGED, staged_messages
 from pipeline_platform.telemetry.spans import span
@@ -37,7 +36,7 @@ from pipeline_platform.telemetry.spans import span
 _NAMESPACE = uuid.UUID("6f1c3c0e-6a50-5a53-9f6e-0f3b6f0f6d5a")
 
 DEATHS = 5
-"""Forks that may die of single messages of a batch, before all of it is taken for the killer."""
+"""Hosts that may die of single messages of a batch, before all of it is taken for the killer."""
 
 GROUP_BYTES = 64 * 2**20
 """Bytes of batches that a task reads together: their messages lie scattered, and each alone would read all again."""
@@ -74,22 +73,10 @@ class HandleBatches(CallingStep):
     plan: Sequence[RowRange]
     tasks: int = 1
 
-    def work(self, share: int, watch: Watch | None = UNWATCHED, death: Death | None = None) -> Iterator[pa.RecordBatch]:
-        """Do the part of task `share`."""
-        began, started, count = time.time(), time.monotonic(), 0
-        with self.writer(f"{self.batcher}-{share}") as writer, captured() as output, self.traced(share):
-            isolation = Isolation(self, writer, watch, death)
-            with rare_collections():
-                for batch in self._batches(share):
-                    known = isolation.begin_block()
-                    if isolation.forks:
-                        self._handle_in_forks(batch, isolation, known)
-                    else:
-                        self.handle(batch, isolation.outcomes)
-                    count += batch.failure is None
-            notes = {"batches": count, "began": began, "seconds": time.monotonic() - started, "task": share}
-            manifest = writer.close(**isolation.outcomes.tally.notes(), **output.notes(), **notes)
-        yield from manifest.to_arrow().to_batches()
+    @property
+    def stem(self) -> str:  # type: ignore[override]
+        """What the names of its files begin with."""
+        return self.batcher
 
     def limit(self) -> Limit | None:
         """How long a call of `handle_batch` may take."""
@@ -97,14 +84,16 @@ class HandleBatches(CallingStep):
         span = options.message_timeout if isinstance(options, Batcher) else None
         return Limit.of(f"batchers[{self.batcher!r}].message_timeout", span)
 
-    def _batches(self, index: int) -> Iterator[Batch]:
+    def blocks(self, share: int, skip: int) -> Iterator[tuple[int, Batch]]:
+        """Read the batches of a task."""
         rows = ByPosition(self.lake, self.staged, STAGED)
-        for group in portions(self._planned(index), lambda batch: int(batch["size"]), GROUP_BYTES):
+        planned = islice(self._planned(share), skip, None)
+        for group in portions(planned, lambda batch: int(batch["size"]), GROUP_BYTES):
             wanted = np.concatenate([batch["rows"].to_numpy() for batch in group])
             messages, first = pa.RecordBatch.from_arrays(rows.take(STAGED.names, wanted), schema=STAGED), 0
             for batch in group:
                 count = len(batch["rows"])
-                yield self.batch(batch, messages.slice(first, count))
+                yield 1, self.batch(batch, messages.slice(first, count))
                 first += count
 
     def _planned(self, index: int) -> Iterator[dict[str, Any]]:
@@ -130,12 +119,40 @@ class HandleBatches(CallingStep):
         rows = messages.append_column("window", pa.repeat(window, messages.num_rows))
         return Batch(window, info, rows, failure and Failure(**failure))
 
+    def tries(self, block: Batch, known: Death | None) -> Tries:
+        """Handle a batch until a host lives: a killer of its own callback fails alone, one of `handle_batch` with all.
+
+        Messages that `handle_failed` dies of are recorded without it.
+        """
+        rows, killers, mute = block.messages.num_rows, _killers(block), set[int]()
+        deaths, exact = 0, False
+        while len(mute) < rows:
+            death = known or (yield partial(self._handle, block, killers, mute, exact))
+            if not isinstance(death, Death):
+                break
+            known = None
+            if death.is_anyones:
+                continue
+            deaths, before = deaths + 1, len(killers)
+            if death.has_several and not exact:
+                exact = True
+                continue
+            # Each time `handle_batch` is called once more: soon the batch is the culprit.
+            culprits = death.rows if death.rows and deaths <= DEATHS else range(rows)
+            killers |= {row: death.failure("handle_batch") for row in culprits if row not in killers}
+            if death.callback == "handle_failed" or len(killers) == before:
+                mute |= {*culprits}
+        yield from surely(partial(self._end, block, killers, mute))
+
     def handle(self, batch: Batch, outcomes: Outcomes) -> None:
         """Handle a batch and record it."""
-        self._handle(batch, _killers(batch), frozenset(), outcomes)
+        self._handle(batch, _killers(batch), frozenset(), False, outcomes)
 
-    def _handle(self, batch: Batch, killers: Mapping[int, Failure], mute: Set[int], outcomes: Outcomes) -> None:
+    def _handle(
+        self, batch: Batch, killers: Mapping[int, Failure], mute: Set[int], exact: bool, outcomes: Outcomes
+    ) -> None:
         """Handle a batch and record it, but for the mute rows. Known killers only fail."""
+        outcomes.watch.exact = exact
         model = self.pipeline.batchers[self.batcher].table_schema
         decoded = list(
             staged_messages(batch.messages, self.batcher, outcomes.ack_policy, model, killers, outcomes.watch)
@@ -151,36 +168,15 @@ class HandleBatches(CallingStep):
             rows = rows.take(pa.array([message._row for message in messages], pa.int64()))
         outcomes.batched(self.batcher, rows, batch.window, messages, batch.info.batch_id, by_row.keys())
 
-    def _handle_in_forks(self, batch: Batch, isolation: Isolation, known: Death | None) -> None:
-        """Handle a batch until a fork lives: a killer of its own callback fails alone, one of `handle_batch` with all.
-
-        Messages that `handle_failed` dies of are recorded without it.
-
-        Args:
-            batch: The messages.
-            isolation: Of the task.
-            known: How a host died of the batch before.
-        """
-        rows, killers, mute = batch.messages.num_rows, _killers(batch), set[int]()
-        deaths, exact = 0, False
-        while len(mute) < rows:
-            death = known or isolation.fork(partial(self._handle, batch, killers, mute), exact=exact)
-            if not isinstance(death, Death):
-                break
-            known, deaths, before = None, deaths + 1, len(killers)
-            if death.has_several and not exact:
-                exact = True
-                continue
-            # Each time `handle_batch` is called once more: soon the batch is the culprit.
-            culprits = death.rows if death.rows and deaths <= DEATHS else range(rows)
-            killers |= {row: death.failure("handle_batch") for row in culprits if row not in killers}
-            if death.callback == "handle_failed" or len(killers) == before:
-                mute |= {*culprits}
+    def _end(self, batch: Batch, killers: Mapping[int, Failure], mute: Set[int], outcomes: Outcomes) -> None:
+        """Count a batch, and record its mute rows without a callback."""
+        outcomes.tally.counts["batches"] += batch.failure is None
         if mute:
             left = batch.messages.take(pa.array(sorted(mute), pa.int64()))
             failures = {row: killers[number] for row, number in enumerate(sorted(mute))}
             failed = list(staged_messages(left, self.batcher, self.ack_policy, None, failures, UNWATCHED))
-            isolation.outcomes.batched(self.batcher, left, batch.window, failed, batch.info.batch_id)
+            with outcomes.without_callbacks():
+                outcomes.batched(self.batcher, left, batch.window, failed, batch.info.batch_id)
 
 
 def _killers(batch: Batch) -> dict[int, Failure]:

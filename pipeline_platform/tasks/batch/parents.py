@@ -43,13 +43,15 @@ class EndParents(HandleInOrder):
         first, end = (parents.num_rows * number // self.tasks for number in (index, index + 1))
         yield parents.slice(first, end - first)
 
-    def _blocks(self, index: int, rows: int) -> Iterator[pa.RecordBatch]:
-        for block in super()._blocks(index, rows):
-            bounds = pc.min_max(block.column("position")).as_py()
-            yield with_ends(block, _ends_between(self.lake, self.ends, bounds["min"], bounds["max"]))
+    def blocks(self, share: int, skip: int) -> Iterator[tuple[int, Sequence[pa.RecordBatch]]]:
+        """Look up the rows of a task, with what their children say."""
+        for size, block in super().blocks(share, skip):
+            bounds = [pc.min_max(rows.column("position")).as_py() for rows in block]
+            ends = [_ends_between(self.lake, self.ends, bound["min"], bound["max"]) for bound in bounds]
+            yield size, list(map(with_ends, block, ends))
 
-    def _handle(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes, until: float | None) -> Sequence[int]:
-        del until  # a message took its permit when it was handled
+    def _handle(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes) -> Sequence[int]:
+        """Record what became of them. A message took its permit when it was handled."""
         with outcomes.chunk(len(rows)):
             outcomes.ended_parents(rows, window, *parents_of(rows, outcomes.ack_policy))
         return ()

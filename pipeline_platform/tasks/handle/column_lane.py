@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
-import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -24,12 +22,10 @@ from pipeline_platform.model.schema import ColumnError, arrow_schema, refuse_nul
 from pipeline_platform.tasks.by_position import DELIVERY, PAYLOAD, ByPosition, Positions, checksum
 from pipeline_platform.tasks.handle.handle_messages import oversized
 from pipeline_platform.tasks.handle.repeats import Repeats
-from pipeline_platform.tasks.host.calling_step import CallingStep, Step
 from pipeline_platform.tasks.host.fork import Death
-from pipeline_platform.tasks.host.hosting import in_a_host
-from pipeline_platform.tasks.host.isolation import Isolation
-from pipeline_platform.tasks.host.output import captured
-from pipeline_platform.tasks.host.progress import UNWATCHED, Watch
+from pipeline_platform.tasks.host.hosting import CallingStep
+from pipeline_platform.tasks.host.isolation import Tries, each_alone, surely
+from pipeline_platform.tasks.host.step import Step
 from pipeline_platform.tasks.record.outcomes import Outcomes
 
 if TYPE_CHECKING:
@@ -167,31 +163,33 @@ class WriteColumns(CallingStep):
     """
 
     received: Sequence[RowRange]
-    outside = (OSError,)
+    stem = "handle"
 
     def __call__(self, share: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write one partition; yield its manifest, some of it for each group of rows that a host gets."""
         for group in portions(share, lambda batch: batch.nbytes, GROUP_BYTES):
-            yield from in_a_host(partial(self.work, group), self.lake, self.pipeline.name, self.limit())
+            yield from super().__call__(group)
 
-    def work(
-        self, share: Iterable[pa.RecordBatch], watch: Watch | None = UNWATCHED, death: Death | None = None
-    ) -> Iterator[pa.RecordBatch]:
-        """Write rows; yield their manifest."""
-        began, started, count, total = time.time(), time.monotonic(), 0, 0
-        with self.writer(f"handle-{uuid.uuid4().hex[:4]}") as writer, captured() as output, self.traced():
-            received = ByPosition(self.lake, self.received)
-            isolation = Isolation(self, writer, watch, death)
-            for batch in filter(len, share):
-                for window, rows in _by_window(received, batch):
-                    positions = rows.column("position").to_numpy()
-                    count, total = count + len(positions), (total + checksum(positions)) % 2**64
-                    lane = _Rows(self, received, window)
-                    isolation.deal(rows, lane.write, lane.record_death)
-            took = {"began": began, "seconds": time.monotonic() - started}
-            notes = {"returned_rows": count, "checksum": total, **took}
-            manifest = writer.close(**isolation.outcomes.tally.notes(), **output.notes(), **notes)
-        yield from manifest.to_arrow().to_batches()
+    def blocks(self, share: Sequence[pa.RecordBatch], skip: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """The batches that Spark gave."""
+        yield from ((1, batch) for batch in share[skip:])
+
+    def tries(self, block: pa.RecordBatch, known: Death | None) -> Tries:
+        """Write rows, by their windows."""
+        windows = _by_window(self._rows, block) if block.num_rows else []
+        for window, rows in windows:
+            lane, mine = _Rows(self, self._rows, window), known if len(windows) == 1 else None
+            yield from surely(partial(_count, rows["position"].to_numpy()))
+            yield from each_alone(rows, lane.write, lane.record_death, mine)
+
+    @cached_property
+    def _rows(self) -> ByPosition:
+        return ByPosition(self.lake, self.received)
+
+
+def _count(positions: Positions, outcomes: Outcomes) -> None:
+    outcomes.tally.counts["returned_rows"] += len(positions)
+    outcomes.tally.counts["checksum"] += checksum(positions)
 
 
 def _by_window(received: ByPosition, batch: pa.RecordBatch) -> list[tuple[str, pa.RecordBatch]]:
@@ -215,9 +213,8 @@ class _Rows:
         self._row_at: dict[int, int] = {}
         """The rows that are being written, by position."""
 
-    def write(self, rows: pa.RecordBatch, outcomes: Outcomes, until: float | None) -> Sequence[int]:
+    def write(self, rows: pa.RecordBatch, outcomes: Outcomes) -> Sequence[int]:
         """Route rows and write them, all of them."""
-        del until  # permits were taken when rows were read
         self._number(rows)
         with outcomes.chunk(rows.num_rows):
             self._write_all(rows, outcomes)

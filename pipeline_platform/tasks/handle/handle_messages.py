@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import gc
-import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline_platform.lake.reader import RowRange, read_ranges
+from pipeline_platform.lake.reader import RowRange, read_ranges, without
 from pipeline_platform.model.actions import AckPolicy
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import ACK_POLICY, BULK, MESSAGES, BatchMode, Message
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks.handle.repeats import Repeats
 from pipeline_platform.tasks.handle.threads import at_once, followers
-from pipeline_platform.tasks.host.calling_step import CallingStep
 from pipeline_platform.tasks.host.fork import Death
-from pipeline_platform.tasks.host.isolation import Isolation
-from pipeline_platform.tasks.host.output import captured
+from pipeline_platform.tasks.host.hosting import CallingStep
+from pipeline_platform.tasks.host.isolation import Tries, each_alone, surely
 from pipeline_platform.tasks.host.progress import UNWATCHED, Watch
 from pipeline_platform.tasks.record.failures import RECEIVING
 from pipeline_platform.tasks.record.fan_out import held_bytes, with_children
@@ -55,6 +50,9 @@ class Handler:
 
     Whatever a callback raises fails messages and no more: also a panic of a Rust library, SystemExit and
     KeyboardInterrupt, since nobody interrupts a worker by a signal. Needs neither Spark nor a lake.
+
+    Attributes:
+        is_over: Whether `paced` ended early.
     """
 
     def __init__(
@@ -81,7 +79,7 @@ class Handler:
         kind = type(pipeline)
         self._transforms = kind.transform is not Pipeline.transform
         self._prepares = kind.prepare_messages is not Pipeline.prepare_messages
-        self._held = 0
+        self._held, self.is_over = 0, False
 
     def handle(self, batch: pa.RecordBatch) -> list[Message]:
         """Handle the messages of a batch; return one for each row that was begun, in order, ok or failed."""
@@ -97,7 +95,7 @@ class Handler:
         messages = self.transformed(batch)
         lanes = batch.column(LANE).to_pylist() if LANE in batch.schema.names else []
         size = self._pipeline.processors.chunk_size if self._prepares else len(messages)
-        portion, is_over = list[Message](), False
+        portion = list[Message]()
         for start in range(0, len(messages), size or 1):
             left, mine = messages[start : start + size], lanes[start : start + size]
             if self._prepares:
@@ -107,14 +105,14 @@ class Handler:
                 begun = self._handle(left, permits, mine)
                 portion += begun
                 if self._held < HELD_BYTES:
-                    is_over = len(begun) < len(left)
+                    self.is_over = len(begun) < len(left)
                     break
                 yield portion
                 portion, self._held = [], 0
                 rows = {message._row for message in begun}
                 kept = [place for place, message in enumerate(left) if message._row not in rows]
                 left, mine = [left[place] for place in kept], [mine[place] for place in kept] if mine else []
-            if is_over:
+            if self.is_over:
                 break
         if portion:
             yield portion
@@ -248,49 +246,42 @@ class Handle(CallingStep):
     Attributes:
         repeats: Files that say which deliveries are not to be handled.
         pace: The rate limit, and whether messages may begin at all; None where nothing holds.
-        in_order: Whether forks, too, must keep the order of messages.
+        in_order: Whether the order of messages must be kept around one that ends its host, too.
     """
 
     parts: Sequence[Sequence[RowRange]]
     repeats: Sequence[RowRange] = ()
     pace: Pace | None = None
     in_order: ClassVar[bool] = False
+    stem = "handle"
 
-    def work(self, share: int, watch: Watch | None = UNWATCHED, death: Death | None = None) -> Iterator[pa.RecordBatch]:
-        """Do the part of task `share`."""
-        began, started, options = time.time(), time.monotonic(), self.pipeline.processors
-        repeats = Repeats.read(self.lake, self.repeats)
-        with self.writer(f"handle-{share}") as writer, captured() as output, self.traced(share):
-            isolation = Isolation(self, writer, watch, death)
-            outcomes = isolation.outcomes
-            rows = max(options.chunk_size, BLOCK_ROWS)
-            with rare_collections():
-                for block in self._blocks(share, rows):
-                    window, (fresh, decided, copies) = block.column("window")[0].as_py(), repeats.split(block)
-                    outcomes.duplicates(decided, window, decided=True)
-                    outcomes.duplicates(copies, window, decided=False)
-                    work, fail = partial(self._handle, window), partial(self._fail, window)
-                    give_back = partial(self._give_back, window)
-                    if outcomes.tally.counts["given_back"]:  # not even `transform` sees what is not to begin
-                        give_back(fresh, outcomes)
-                        continue
-                    isolation.deal(fresh, work, fail, self._permitted, give_back, in_order=self.in_order)
-            took = {"began": began, "seconds": time.monotonic() - started, "task": share}
-            waited = self.pace.waited if self.pace else 0.0
-            manifest = writer.close(**outcomes.tally.notes(), **output.notes(), **took, waited=waited)
-        yield from manifest.to_arrow().to_batches()
+    def blocks(self, share: int, skip: int) -> Iterator[tuple[int, Sequence[pa.RecordBatch]]]:
+        """Read the rows of a task; those of a block by their windows."""
+        options = self.pipeline.processors
+        most = max(options.chunk_size, BLOCK_ROWS)
+        for _, rows in read_ranges(self.lake, without(self.parts[share], skip), READ, most, options.chunk_bytes):
+            yield rows.num_rows, [rows]
 
-    def _blocks(self, index: int, rows: int) -> Iterator[pa.RecordBatch]:
-        """The rows of a task, up to so many at a time and of one window."""
-        most_bytes = self.pipeline.processors.chunk_bytes
-        for _, block in read_ranges(self.lake, self.parts[index], READ, rows, most_bytes):
-            yield block
+    def tries(self, block: Sequence[pa.RecordBatch], known: Death | None) -> Tries:
+        """Handle a block, but for repeats."""
+        for rows in block:
+            window, (fresh, decided, copies) = rows.column("window")[0].as_py(), self._repeats.split(rows)
+            if decided.num_rows or copies.num_rows:
+                yield from surely(partial(_record_repeats, window, decided, copies))
+            work, fail = partial(self._handle, window), partial(self._fail, window)
+            mine = known if len(block) == 1 else None
+            yield from each_alone(fresh, work, fail, mine, in_order=self.in_order)
 
-    def _handle(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes, until: float | None) -> Sequence[int]:
-        paced: _Paced | None = self.pace.each if self.pace else None
-        if until is not None:
-            paced = partial(_begun_before, until)
+    @cached_property
+    def _repeats(self) -> Repeats:
+        return Repeats.read(self.lake, self.repeats)
+
+    def _handle(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes) -> Sequence[int]:
+        if outcomes.tally.counts["given_back"]:  # not even `transform` sees what is not to begin
+            outcomes.given_back(rows, window)
+            return ()
         assert outcomes.pipeline is not None
+        paced, waited = (self.pace.each, self.pace.waited) if self.pace else (None, 0.0)
         handler, begun = (
             Handler(outcomes.pipeline, self.context, outcomes.ack_policy, paced, outcomes.watch),
             set[int](),
@@ -298,14 +289,20 @@ class Handle(CallingStep):
         with outcomes.chunk(rows.num_rows):
             for messages in handler.portions(rows):
                 if len(messages) == rows.num_rows:
-                    outcomes.handled(rows, window, messages)
-                    return ()
-                these = [message._row for message in messages]
-                outcomes.handled(rows.take(pa.array(these, pa.int64())), window, messages)
-                begun.update(these)
-                if until is not None:  # a fork holds all that it writes: the next one goes on
+                    these = rows
+                else:
+                    these = rows.take(pa.array([message._row for message in messages], pa.int64()))
+                outcomes.handled(these, window, messages)
+                begun.update(message._row for message in messages)
+                if outcomes.most_rows and not handler.is_over:  # this host holds all that a try writes
                     break
-        return [row for row in range(rows.num_rows) if row not in begun]
+        if self.pace:
+            outcomes.tally.counts["waited"] += self.pace.waited - waited  # type: ignore[assignment]
+        left = [row for row in range(rows.num_rows) if row not in begun] if len(begun) < rows.num_rows else []
+        if left and handler.is_over:
+            outcomes.given_back(rows.take(pa.array(left, pa.int64())), window)
+            return ()
+        return left
 
     def _fail(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes, death: Death) -> None:
         outcomes.failed(rows, window, [death.failure(self._stage())] * rows.num_rows)
@@ -314,34 +311,7 @@ class Handle(CallingStep):
         """The callback of which a message died, if no other is known."""
         return "handle_message"
 
-    def _give_back(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes) -> None:
-        outcomes.given_back(rows, window)
 
-    def _permitted(self, wanted: int) -> tuple[int, float]:
-        if self.pace is None:
-            return wanted, math.inf
-        count, until = self.pace.permitted(wanted)
-        # Without a limit nothing begins late: a chunk that takes long to prepare must not be prepared again.
-        return count, math.inf if until == self.pace.unlimited_until else until
-
-
-def _begun_before(deadline: float, messages: Sequence[Message]) -> Iterator[Message]:
-    """Yield messages until a time on the monotonic clock."""
-    for message in messages:
-        if time.monotonic() >= deadline:
-            return
-        yield message
-
-
-@contextmanager
-def rare_collections() -> Iterator[None]:
-    """Collect cyclic garbage rarely: messages live for one block, and collecting within it finds nothing.
-
-    With a model for each message it saves a third of the time of handling and a quarter of batching.
-    """
-    before = gc.get_threshold()
-    gc.set_threshold(100_000, 50, 100)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
+def _record_repeats(window: str, decided: pa.RecordBatch, copies: pa.RecordBatch, outcomes: Outcomes) -> None:
+    outcomes.duplicates(decided, window, decided=True)
+    outcomes.duplicates(copies, window, decided=False)

@@ -6,7 +6,6 @@ task handles the messages that it was dealt, and looks them up by position.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -21,7 +20,7 @@ from pipeline_platform.lake.writer import Writer
 from pipeline_platform.model.partition import SOURCE
 from pipeline_platform.model.portions import portions
 from pipeline_platform.tasks.by_position import ByPosition
-from pipeline_platform.tasks.handle.handle_messages import LANE, READ, Handle, Handler
+from pipeline_platform.tasks.handle.handle_messages import BLOCK_ROWS, LANE, READ, Handle, Handler
 from pipeline_platform.tasks.handle.source_order import SOURCE_ORDER, dealt, in_source_order
 from pipeline_platform.tasks.record.columns import partitioned
 from pipeline_platform.tasks.record.outcomes import Outcomes
@@ -55,8 +54,8 @@ class FindPartitions(Handle):
     Repeats are not, nor messages that fail before they have a partition.
     """
 
-    def _handle(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes, until: float | None) -> Sequence[int]:
-        del until  # a message takes its permit when it is handled
+    def _handle(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes) -> Sequence[int]:
+        """Find them. A message takes its permit when it is handled."""
         self.find(window, rows, outcomes)
         return ()
 
@@ -74,9 +73,6 @@ class FindPartitions(Handle):
         size = pc.binary_length(good.column("data")).cast(pa.int64())
         columns = [*(good.column(name) for name in FOUND.names[:-2]), own, size]
         outcomes.write(found_table(self.receive_id), window, pa.RecordBatch.from_arrays(columns, schema=FOUND))
-
-    def _permitted(self, wanted: int) -> tuple[int, float]:
-        return wanted, math.inf
 
     def _stage(self) -> str:
         return "partition_by"
@@ -136,23 +132,29 @@ class HandleInOrder(Handle):
     turns: tuple[int, int] | None = None
     in_order = True
 
-    def _blocks(self, index: int, rows: int) -> Iterator[pa.RecordBatch]:
+    def blocks(self, share: int, skip: int) -> Iterator[tuple[int, Sequence[pa.RecordBatch]]]:
+        """Look up the rows of a task; those of a block by their windows."""
         (whole,) = self.parts
         received = ByPosition(self.lake, whole)
         stored = [name for name in READ.names if name not in ("window", "position")]
-        for some in self._dealt(index, rows):
+        for some in self._dealt(share, skip):
             positions = some["position"].to_numpy()
             columns = dict(zip(stored, received.take(stored, positions), strict=True))
             columns["position"] = pa.array(positions)
             if self.in_order and self.pipeline.processors.threads > 1:
                 columns[LANE] = some[LANE].combine_chunks()
-            for window, block in received.by_window(pa.RecordBatch.from_pydict(columns)):
-                yield block.append_column("window", pa.repeat(window, block.num_rows))
+            windows = received.by_window(pa.RecordBatch.from_pydict(columns))
+            yield (
+                some.num_rows,
+                [rows.append_column("window", pa.repeat(window, rows.num_rows)) for window, rows in windows],
+            )
 
-    def _dealt(self, index: int, most_rows: int) -> Iterator[pa.Table]:
+    def _dealt(self, index: int, skip: int) -> Iterator[pa.Table]:
         """What is planned for a task, as many rows at a time as are within the bounds of a block."""
+        most_rows = max(self.pipeline.processors.chunk_size, BLOCK_ROWS)
         most_bytes = self.pipeline.processors.chunk_bytes
-        for mine in self._planned(index):
+        for planned in self._planned(index):
+            mine, skip = planned.slice(skip), max(0, skip - planned.num_rows)
             first, sizes = 0, mine["size"].fill_null(0).to_pylist()  # a message may have no data
             for some in portions(sizes, int, most_bytes, most_rows):
                 yield mine.slice(first, len(some))

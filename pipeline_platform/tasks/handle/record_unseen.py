@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import pyarrow as pa
 
-from pipeline_platform.lake.reader import RowRange, read_ranges
+from pipeline_platform.lake.reader import RowRange, read_ranges, without
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.tasks.by_position import checksum
 from pipeline_platform.tasks.handle.handle_messages import READ, oversized, too_large
 from pipeline_platform.tasks.handle.repeats import Repeats
-from pipeline_platform.tasks.host.calling_step import CallingStep
 from pipeline_platform.tasks.host.fork import Death
-from pipeline_platform.tasks.host.isolation import Isolation
-from pipeline_platform.tasks.host.output import captured
-from pipeline_platform.tasks.host.progress import UNWATCHED, Watch
+from pipeline_platform.tasks.host.hosting import CallingStep
+from pipeline_platform.tasks.host.isolation import Tries, each_alone, surely
 from pipeline_platform.tasks.record.outcomes import Outcomes
 
 
@@ -33,31 +31,36 @@ class RecordUnseen(CallingStep):
     parts: Sequence[Sequence[RowRange]]
     repeats: Sequence[RowRange]
     failure: Failure | None = None
+    stem = "aside"
 
-    def work(self, share: int, watch: Watch | None = UNWATCHED, death: Death | None = None) -> Iterator[pa.RecordBatch]:
-        """Do the part of task `share`; note how many rows it recorded, and which, by their checksum."""
-        repeats, options, unseen = Repeats.read(self.lake, self.repeats), self.pipeline.processors, list[pa.Array]()
-        with self.writer(f"aside-{share}") as writer, captured() as output, self.traced(share):
-            isolation = Isolation(self, writer, watch, death)
-            outcomes = isolation.outcomes
-            for _, chunk in read_ranges(self.lake, self.parts[share], READ, options.chunk_size, options.chunk_bytes):
-                window, (fresh, decided, copies) = chunk.column("window")[0].as_py(), repeats.split(chunk)
-                if self.failure is None:
-                    outcomes.duplicates(decided, window, decided=True)
-                    outcomes.duplicates(copies, window, decided=False)
-                    unseen += [decided["position"], copies["position"]]
-                rows = self._failing(fresh)
-                isolation.deal(rows, partial(self._fail, window), partial(self._fail_dead, window))
-                unseen.append(rows["position"])
-            positions = [column.to_numpy() for column in unseen]
-            manifest = writer.close(
-                **outcomes.tally.notes(),
-                **output.notes(),
-                aside=sum(map(len, positions)),
-                aside_checksum=sum(map(checksum, positions)) % 2**64,
-                task=share,
-            )
-        yield from manifest.to_arrow().to_batches()
+    def blocks(self, share: int, skip: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Read the rows of a task."""
+        options, parts = self.pipeline.processors, without(self.parts[share], skip)
+        for _, rows in read_ranges(self.lake, parts, READ, options.chunk_size, options.chunk_bytes):
+            yield rows.num_rows, rows
+
+    def tries(self, block: pa.RecordBatch, known: Death | None) -> Tries:
+        """Record what the query is not to see; count how many rows that are, and which, by their checksum."""
+        window, (fresh, *repeats) = block.column("window")[0].as_py(), self._repeats.split(block)
+        rows = self._failing(fresh)
+        unseen = [rows] if self.failure else [rows, *repeats]
+        if any(some.num_rows for some in unseen):
+            yield from surely(partial(self._record_repeats, window, repeats, unseen))
+        yield from each_alone(rows, partial(self._fail, window), partial(self._fail_dead, window), known)
+
+    @cached_property
+    def _repeats(self) -> Repeats:
+        return Repeats.read(self.lake, self.repeats)
+
+    def _record_repeats(
+        self, window: str, repeats: Sequence[pa.RecordBatch], unseen: Sequence[pa.RecordBatch], outcomes: Outcomes
+    ) -> None:
+        if self.failure is None:
+            for rows, decided in zip(repeats, (True, False), strict=True):
+                outcomes.duplicates(rows, window, decided=decided)
+        for rows in unseen:
+            outcomes.tally.counts["aside"] += rows.num_rows
+            outcomes.tally.counts["aside_checksum"] += checksum(rows["position"].to_numpy())
 
     def _failing(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """The rows that fail. Those that are too large failed in a task before the query."""
@@ -66,8 +69,7 @@ class RecordUnseen(CallingStep):
             return rows.take(pa.array(large, pa.int64()))
         return rows.take(pa.array(sorted(set(range(rows.num_rows)) - set(large)), pa.int64()))
 
-    def _fail(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes, until: float | None) -> Sequence[int]:
-        del until  # no permits: nothing is handled
+    def _fail(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes) -> Sequence[int]:
         most = self.pipeline.processors.max_message_bytes
         failures = [self.failure or too_large(data, most) for data in rows.column("data").to_pylist()]
         outcomes.failed(rows, window, failures)

@@ -1,4 +1,4 @@
-"""A host: a fork of a task's process that calls callbacks for it. What it gives back, or how it ended early."""
+"""A host: a fork of a task's process that calls callbacks for it. What it gives back, and how it ends early."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import math
 import os
 import select
 import signal
+import socket
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from itertools import count
 from typing import IO, Any, NamedTuple
 
 import pyarrow as pa
@@ -30,7 +31,8 @@ _LOOKS = 10
 _HOW = 300
 """Characters of what the platform raised that a failure says."""
 
-_NAP_S = 1.0 if hasattr(os, "pidfd_open") else 0.01
+_HAS_PIDFD = hasattr(os, "pidfd_open")
+_NAP_S = 1.0 if _HAS_PIDFD else 0.01
 """The longest time between two looks. Where the end of a process wakes nobody, each fork may take so much longer."""
 
 
@@ -55,7 +57,7 @@ class Limit(NamedTuple):
 
 
 class Death(NamedTuple):
-    """How a fork ended early.
+    """How a host ended early.
 
     Attributes:
         how: `signal 9`, `exit code 3`; of a call that took too long, what it is held to.
@@ -63,14 +65,18 @@ class Death(NamedTuple):
         rows: The rows that it had.
         in_time: False if the call took too long: then it is these rows' for certain.
         block: The number of the block that it was at.
+        tries: How many tries had begun in the host. What earlier ones left behind may be to blame.
+        tried: How many rows the last one had; 0 if unknown.
         traceback: Of what the platform raised there after a callback; empty where it did not. No row is known then.
     """
 
     how: str
-    callback: str
-    rows: Sequence[int]
+    callback: str = ""
+    rows: Sequence[int] = ()
     in_time: bool = True
     block: int = 0
+    tries: int = 0
+    tried: int = 0
     traceback: str = ""
 
     def failure(self, callback: str) -> Failure:
@@ -92,18 +98,23 @@ class Death(NamedTuple):
         together = ("lake", "handle_failed") if self.in_time else ("lake",)
         return self.callback in together and len(self.rows) > 1
 
+    @property
+    def is_anyones(self) -> bool:
+        """Whether an earlier try may have caused it: no row is known, and the host had others."""
+        return not self.rows and self.tries > 1
+
 
 class Written:
-    """What a fork would have written: the sink of a fork.
+    """What a host would have written: its sink.
 
     Attributes:
         batches: `(table, window, rows)`, in order.
         notes: More that it has to say, as JSON has it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, **notes: Any) -> None:
         self.batches: list[tuple[str, str, pa.RecordBatch]] = []
-        self.notes: dict[str, Any] = {}
+        self.notes = notes
 
     def write(self, table: str, window: str, batch: pa.RecordBatch) -> None:
         """Hold rows for the parent; an empty batch adds nothing."""
@@ -121,24 +132,27 @@ class Written:
     @classmethod
     def load(cls, file: IO[bytes]) -> Written:
         """The inverse of `save`."""
-        head, written = json.loads(file.readline()), cls()
-        written.notes = head["notes"]
+        head = json.loads(file.readline())
+        written = cls(**head["notes"])
         for table, window in head["places"]:
             with pa.ipc.open_stream(file) as stream:
                 written.batches += [(table, window, batch) for batch in stream]
         return written
 
 
+Give = Callable[[Written], None]
+
+
 def in_a_fork(
-    work: Callable[[Progress], Written], *, exact: bool = False, limit: Limit | None = None, outside: Errors = ()
-) -> Written | Death:
-    """Have a fork work, and give back what it wrote, or how it died; see `Isolation.fork`.
+    work: Callable[[Progress, Give], None], take: Give, *, limit: Limit | None = None, outside: Errors = ()
+) -> Death | None:
+    """Have a fork work; return how it died, if it did.
 
     With the fork end the processes that callbacks started in it.
 
     Args:
-        work: Called in the fork.
-        exact: See `Watch`.
+        work: Called in the fork, with what it notes its calls in, and what takes what it gives back.
+        take: Called here with each thing that it gives back, in order, while it goes on.
         limit: How long a call may take.
         outside: Errors of what the platform reads and writes there, which say nothing of a callback.
 
@@ -147,57 +161,105 @@ def in_a_fork(
             platform raises after a callback is a death: the callback may have left modules or limits as nobody can
             use them. What callbacks themselves raise is caught.
     """
-    progress = Progress(exact=exact)
-    with scratch() as answer:
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()  # else the child would print it once more
-        gc.freeze()  # or the child would collect the parent's garbage: destructors of native libraries, without threads
-        parent, child = os.getpid(), os.fork()
-        if child == 0:
-            _answer(work, progress, answer, parent, outside)
-        gc.unfreeze()
-        ended = _ended_in_time(child, progress, limit)
-        if isinstance(ended, Death):
-            return ended
-        answer.seek(0)
-        if progress.state == DELIVERED:
-            return Written.load(answer)
-        if progress.state == RAISED:
-            raised = json.loads(answer.read())
-            if raised["is_outside"] or not progress.has_called:
-                raise RuntimeError(f"a fork of this task raised:\n{raised['traceback']}")
-            return Death(raised["how"], "", (), block=progress.block, traceback=raised["traceback"])
+    progress, (gifts, out), raised = Progress(), socket.socketpair(type=socket.SOCK_DGRAM), dict[str, Any]()
+    gifts.setblocking(False)
+    out.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # as small as can be: a host is ahead by few
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()  # else the child would print it once more
+    gc.freeze()  # or the child would collect the parent's garbage: destructors of native libraries, without threads
+    parent, child = os.getpid(), os.fork()
+    if child == 0:
+        _be_host(work, progress, out, parent, outside)
+    gc.unfreeze()
+    out.close()
+
+    def take_or_note(written: Written) -> None:
+        if "raised" in written.notes:
+            raised.update(written.notes["raised"])
+        else:
+            take(written)
+
+    try:
+        ended = _ended(child, progress, limit, gifts, take_or_note)
+    except BaseException:  # nobody takes more
+        _end_group(child)
+        os.waitpid(child, 0)
+        raise
+    finally:
+        gifts.close()
+    block, tries, tried = progress.place
+    if isinstance(ended, Death):
+        return ended._replace(block=block, tries=tries, tried=tried)
+    if progress.state == RAISED:
+        if raised["is_outside"] or not progress.has_called:
+            raise RuntimeError(f"a host of this task raised:\n{raised['traceback']}")
+        return Death(raised["how"], block=block, tries=tries, tried=tried, traceback=raised["traceback"])
+    if progress.state == DELIVERED:
+        return None
     rows = progress.rows  # none: between two calls, nobody knows of which it died
-    return Death(ended, progress.callback if rows else "", rows, block=progress.block)
+    return Death(ended, progress.callback if rows else "", rows, block=block, tries=tries, tried=tried)
 
 
-def _ended_in_time(child: int, progress: Progress, limit: Limit | None) -> str | Death:
-    """Wait for a child, and kill it in a call that takes too long; return how it ended, or which call that was.
+def _taken(gifts: socket.socket, take: Give) -> bool:
+    """Take what has come; return whether anything has."""
+    for some in count():
+        try:
+            _, (file, *_), *_ = socket.recv_fds(gifts, 1, 1)
+        except BlockingIOError:
+            return some > 0
+        with os.fdopen(file, "rb") as opened:
+            opened.seek(0)
+            take(Written.load(opened))
+    raise AssertionError
+
+
+def _ended(child: int, progress: Progress, limit: Limit | None, gifts: socket.socket, take: Give) -> str | Death:
+    """Take what a child gives, and kill it in a call that takes too long; return how it ended, or which call that was.
 
     Looks are counted, and no clock is read: where the whole machine stands still for a while, nobody is late.
     """
     seconds = limit.span.total_seconds() if limit else math.inf
     nap = max(min(seconds / _LOOKS, _NAP_S), 0.001)
     spent: dict[int, float] = {}
-    while not _has_ended(child, nap if limit else math.inf):
-        assert limit is not None
-        spent = {call: spent[call] + nap if call in spent else 0.0 for call in progress.calls}
-        callback = progress.callback
-        # It was set for one message, and `acknowledge` gets many.
-        times = len(progress.rows) if callback == "acknowledge" else 1
-        late = next((call for call, since in spent.items() if since >= seconds * times), None)
-        if late is None:
-            continue
-        held_to = f"{times:,} times {limit.option}" if callback == "acknowledge" else limit.option
-        rows = progress.rows_of(late)
-        death = Death(f"{held_to} ({seconds * times:g} s)", callback, rows, in_time=False, block=progress.block)
-        if late in progress.calls:  # else it is over, and what was read may be the next one's
-            _end_group(child)
-            os.waitpid(child, 0)
-            return death
+    process = os.pidfd_open(child) if _HAS_PIDFD else -1
+    try:
+        while True:
+            waited = _wait(gifts, process, nap if limit or not _HAS_PIDFD else None)
+            has_ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+            if _taken(gifts, take) and not has_ended:
+                continue
+            if has_ended:
+                break
+            if limit is None or not waited:
+                continue
+            spent = {call: spent[call] + nap if call in spent else 0.0 for call in progress.calls}
+            callback = progress.callback
+            # It was set for one message, and `acknowledge` gets many.
+            times = len(progress.rows) if callback == "acknowledge" else 1
+            late = next((call for call, since in spent.items() if since >= seconds * times), None)
+            if late is None:
+                continue
+            held_to = f"{times:,} times {limit.option}" if callback == "acknowledge" else limit.option
+            death = Death(f"{held_to} ({seconds * times:g} s)", callback, progress.rows_of(late), in_time=False)
+            if late in progress.calls:  # else it is over, and what was read may be the next one's
+                _end_group(child)
+                os.waitpid(child, 0)
+                return death
+    finally:
+        if process >= 0:
+            os.close(process)
     _end_group(child)  # its number is its own until it is waited for
     status = os.waitpid(child, 0)[1]
     return f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit code {os.WEXITSTATUS(status)}"
+
+
+def _wait(gifts: socket.socket, process: int, seconds: float | None) -> bool:
+    """Wait until a host gives something or ends; return whether all of the time has passed."""
+    poll = select.poll()
+    if process >= 0:
+        poll.register(process, select.POLLIN)
+    poll.register(gifts, select.POLLIN)
+    return not poll.poll(None if seconds is None else seconds * 1_000)
 
 
 def _end_group(child: int) -> None:
@@ -206,56 +268,46 @@ def _end_group(child: int) -> None:
         (os.killpg if sys.platform == "linux" else os.kill)(child, signal.SIGKILL)
 
 
-def _has_ended(child: int, seconds: float) -> bool:
-    """Whether a child ends within some time. It is not waited for."""
-    if seconds == math.inf:
-        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-        return True
-    if hasattr(os, "pidfd_open"):
-        file, poll = os.pidfd_open(child), select.poll()
-        poll.register(file, select.POLLIN)
-        poll.poll(seconds * 1_000)
-        os.close(file)
-    else:
-        time.sleep(seconds)
-    return os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
-
-
-def scratch() -> IO[bytes]:
-    """A file without a name; in memory if the system can, because a disk may be full."""
-    return os.fdopen(os.memfd_create("answer"), "w+b") if hasattr(os, "memfd_create") else tempfile.TemporaryFile()
-
-
-def _answer(
-    work: Callable[[Progress], Written], progress: Progress, answer: IO[bytes], parent: int, outside: Errors
+def _be_host(
+    work: Callable[[Progress, Give], None], progress: Progress, out: socket.socket, parent: int, outside: Errors
 ) -> None:
     """Be the child. Only `_exit` ends it, so that nothing of the parent's is cleaned up twice."""
+    place = os.fstat(out.fileno()).st_ino
+
+    def give(written: Written) -> None:
+        with scratch() as file:
+            written.save(file)
+            file.flush()
+            end_copy()
+            if os.fstat(out.fileno()).st_ino != place:
+                raise OSError(errno.EBADF, "a callback closed the socket of its host")
+            socket.send_fds(out, [b"."], [file.fileno()])
+
     try:
         begin_host()
         end_with(parent)
         _go_first()
-        written = work(progress)
+        work(progress, give)
         end_copy()
-        written.save(answer)
-        answer.flush()
         progress.state = DELIVERED
     except BaseException as error:
-        with suppress(BaseException):  # a callback may have closed the file, or worse: that is a death
+        with suppress(BaseException):  # a callback may have closed the socket, or worse: that is a death
             end_copy()
             # Of a closed file it is the callback's doing.
             is_outside = isinstance(error, outside) and getattr(error, "errno", 0) != errno.EBADF
             how = "".join(traceback.format_exception_only(error)).strip()[:_HOW]
-            raised = {"is_outside": is_outside, "how": how, "traceback": traceback.format_exc()}
-            answer.seek(0)
-            answer.truncate()
-            answer.write(json.dumps(raised).encode())
-            answer.flush()
+            give(Written(raised={"is_outside": is_outside, "how": how, "traceback": traceback.format_exc()}))
             progress.state = RAISED
     finally:
         with suppress(BaseException):
             sys.stdout.flush()
             sys.stderr.flush()
         end_process(0)
+
+
+def scratch() -> IO[bytes]:
+    """A file without a name; in memory if the system can, because a disk may be full."""
+    return os.fdopen(os.memfd_create("gift"), "w+b") if hasattr(os, "memfd_create") else tempfile.TemporaryFile()
 
 
 def end_with(parent: int) -> None:

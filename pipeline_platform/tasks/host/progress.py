@@ -18,7 +18,7 @@ _CALLBACKS = (
 MOST_ROWS = 2**20
 """Rows of one call that can be named. Where it has more, nobody knows which it was."""
 _CELL = 8
-_STATE, _CALLED, _BLOCK, _CALLBACK, _CALL, _COUNT, _THREADS, _ROWS = range(8)
+_STATE, _CALLED, _BLOCK, _TRIES, _TRIED, _CALLBACK, _CALL, _COUNT, _THREADS, _ROWS = range(10)
 """Cells: one for each of these, then the rows of a call that has several, or for each thread what it is at.
 
 A thread's cell holds its call and its row in one number, so that nobody reads one of them too early; 0 is no call.
@@ -62,10 +62,13 @@ class Watch:
     """Learns where callbacks are. This one forgets it, and costs nothing: for callbacks that no host calls."""
 
     exact = False
-    """Whether serializers and `handle_failed` get one message at a time, so that a killer is known."""
+    """Whether serializers and `handle_failed` get one message at a time, so that a killer is known; set for a try."""
 
-    def begin_block(self, number: int) -> None:
-        """What follows is about another block of rows."""
+    def begin(self, block: int) -> None:
+        """A try begins, which is about a block of the part."""
+
+    def trying(self, rows: int) -> None:
+        """The try has so many rows."""
 
     def each(self, callback: str, messages: Iterable[Message]) -> Iterable[Message]:
         """Yield messages, each as its callback begins."""
@@ -90,23 +93,24 @@ UNWATCHED = Watch()
 
 
 class Progress(Watch):
-    """Where a host is, in memory that it shares with its parent. What a callback's own fork leads here ends there.
+    """Where a host is, in memory that it shares with its parent. What a callback's own fork leads here ends there."""
 
-    Args:
-        exact: See `Watch`.
-    """
-
-    def __init__(self, *, exact: bool = False) -> None:
-        self.exact = exact
+    def __init__(self) -> None:
         # Pages that nobody touches cost nothing.
         self._cells = memoryview(mmap.mmap(-1, _CELL * (_ROWS + MOST_ROWS))).cast("q")
         self._calls = count(1)
         self._places: Sequence[int] | None = None
 
-    def begin_block(self, number: int) -> None:
-        """What follows is about another block of rows."""
+    def begin(self, block: int) -> None:
+        """A try begins, which is about a block of the part."""
         end_copy()
-        self._cells[_BLOCK], self._cells[_CALLBACK], self._cells[_COUNT], self._cells[_THREADS] = number, 0, 0, 0
+        cells = self._cells
+        cells[_BLOCK], cells[_TRIED], cells[_CALLBACK], cells[_COUNT], cells[_THREADS] = block, 0, 0, 0, 0
+        cells[_TRIES] += 1
+
+    def trying(self, rows: int) -> None:
+        """The try has so many rows."""
+        self._cells[_TRIED] = rows
 
     def each(self, callback: str, messages: Iterable[Message]) -> Iterator[Message]:
         """Yield messages, each as its callback begins."""
@@ -154,9 +158,9 @@ class Progress(Watch):
         return bool(self._cells[_CALLED])
 
     @property
-    def block(self) -> int:
-        """The number of the block that began last."""
-        return self._cells[_BLOCK]
+    def place(self) -> tuple[int, int, int]:
+        """The block of the try that began last, how many tries had begun by then, and its rows, 0 if unknown."""
+        return self._cells[_BLOCK], self._cells[_TRIES], self._cells[_TRIED]
 
     @property
     def calls(self) -> list[int]:

@@ -12,7 +12,7 @@ from pipeline_platform.lake.reader import RowRange, read_ranges
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import MESSAGES
 from pipeline_platform.tasks.handle.handle_messages import BLOCK_ROWS
-from pipeline_platform.tasks.host.calling_step import Step
+from pipeline_platform.tasks.host.step import Step
 from pipeline_platform.tasks.record.early import keys_of
 from pipeline_platform.tasks.record.outcomes import Outcomes
 

@@ -12,8 +12,8 @@ from pipeline_platform.lake.tables import FAILED
 from pipeline_platform.model.failure import Failure, reason_of, words
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.tasks.host.calling_step import Sink, Step
 from pipeline_platform.tasks.host.progress import Watch
+from pipeline_platform.tasks.host.step import Sink, Step
 from pipeline_platform.tasks.record.tally import Tally
 from pipeline_platform.telemetry.spans import span
 
@@ -36,7 +36,6 @@ class Failures:
 
     def __init__(self, step: Step, sink: Sink, tally: Tally, watch: Watch) -> None:
         self._step, self._sink, self._tally, self._watch = step, sink, tally, watch
-        self._chunk_size = 1 if watch.exact else step.pipeline.processors.chunk_size
 
     def shown(
         self, messages: Sequence[Message], pipeline: Pipeline, may_rescue: Callable[[Message], bool]
@@ -45,7 +44,7 @@ class Failures:
 
         Those that it gives back as ok stay failed, but for those that it may rescue.
         """
-        size = self._chunk_size
+        size = 1 if self._watch.exact else self._step.pipeline.processors.chunk_size
         chunks = (messages[start : start + size] for start in range(0, len(messages), size))
         return [message for chunk in chunks for message in self._shown(chunk, pipeline, may_rescue)]
 

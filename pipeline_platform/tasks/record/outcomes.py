@@ -17,8 +17,8 @@ from pipeline_platform.model.failure import Failure, words
 from pipeline_platform.model.message import DEFAULT, Message
 from pipeline_platform.model.options import Batcher
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.tasks.host.calling_step import Sink, Step
 from pipeline_platform.tasks.host.progress import UNWATCHED, Watch
+from pipeline_platform.tasks.host.step import Sink, Step
 from pipeline_platform.tasks.record.block import Block
 from pipeline_platform.tasks.record.columns import Columns
 from pipeline_platform.tasks.record.early import EarlyAcks, nobody
@@ -35,9 +35,11 @@ class Outcomes:
     """Writes, for messages that a callback is done with, what became of each.
 
     Attributes:
+        step: Whose messages they are.
         pipeline: The instance whose `handle_failed` sees failures before they are recorded; None for no callbacks.
         watch: Learns where code of the author's is.
         tally: What was written.
+        most_rows: Rows that a try takes up at once in a host that gives back what it writes; None where all.
         early_acks: Acknowledges early; None where nobody does.
         ack_policy: How messages are acknowledged.
     """
@@ -49,13 +51,15 @@ class Outcomes:
         pipeline: Pipeline | None = None,
         watch: Watch = UNWATCHED,
         early_acks: EarlyAcks | None = None,
+        tally: Tally | None = None,
     ) -> None:
         self.pipeline, self.watch = pipeline, watch
+        self.tally = tally or Tally(step.pipeline.batchers)
+        self.most_rows: int | None = None
         self.early_acks = early_acks or step.early_acks()
         at_once = self.early_acks or (nobody if step.pipeline.acks_immediately else None)
         self.ack_policy = step.ack_policy._replace(at_once=at_once)
-        self._step, self._sink, self._batchers = step, sink, step.pipeline.batchers
-        self.tally = Tally(self._batchers)
+        self.step, self._sink, self._batchers = step, sink, step.pipeline.batchers
         self._failures = Failures(step, sink, self.tally, watch)
         self._columns = Columns(step.pipeline, watch)
 
@@ -64,7 +68,7 @@ class Outcomes:
         """Emit a chunk of so many messages, with what comes of them meanwhile."""
         names = {"handled", "failed", "returned", *(f"staged:{name}" for name in self._batchers)}
         counts = self.tally.counts
-        with span("chunk", self._step.pipeline, messages=messages) as chunk:
+        with span("chunk", self.step.pipeline, messages=messages) as chunk:
             before = {name: counts[name] for name in names}
             yield
             came = {name: counts[name] - before[name] for name in names}
@@ -75,11 +79,20 @@ class Outcomes:
         """Write rows that are no outcome."""
         self._sink.write(table, window, rows)
 
+    @contextmanager
+    def without_callbacks(self) -> Iterator[None]:
+        """Show `handle_failed` nothing meanwhile."""
+        pipeline, self.pipeline = self.pipeline, None
+        try:
+            yield
+        finally:
+            self.pipeline = pipeline
+
     def handled(self, batch: pa.RecordBatch, window: str, messages: list[Message]) -> None:
         """Record messages that `handle_message` is done with, one for each row of `batch`, in its order."""
         block = Block(batch, window, messages)
         self._route(block, enumerate(messages))
-        can_rescue = self._step.pipeline.processors.rescue
+        can_rescue = self.step.pipeline.processors.rescue
         self._finish(block, lambda _: can_rescue, lambda rescued: self._route(block, rescued))
 
     def _route(self, block: Block, messages: Iterable[tuple[int, Message]]) -> None:
@@ -143,9 +156,9 @@ class Outcomes:
         rows = block.take(["position", "data"], parents)
         size = pc.binary_length(rows.column("data")).cast(pa.int64())
         waiting = pa.RecordBatch.from_arrays([rows.column("position"), size], schema=PARENTS)
-        self.write(parents_table(self._step.receive_id), block.window, waiting)
+        self.write(parents_table(self.step.receive_id), block.window, waiting)
         ends = ends_of(block.rows, [(index, block.messages[index]) for index in parents])
-        self.write(ends_table(self._step.receive_id), block.window, ends)
+        self.write(ends_table(self.step.receive_id), block.window, ends)
 
     def batched(
         self,
@@ -184,7 +197,7 @@ class Outcomes:
         """Write what children say of their messages, which end later, and leave the other messages in a block."""
         children = [(index, one) for index, one in enumerate(block.messages) if one.child is not None]
         ends = ends_of(block.rows, children, [one for _, one in children if may_rescue(one)])
-        self.write(ends_table(self._step.receive_id), block.window, ends)
+        self.write(ends_table(self.step.receive_id), block.window, ends)
         for indexes in block.done, block.failed:
             indexes[:] = [index for index in indexes if block.messages[index].child is None]
 
@@ -211,7 +224,7 @@ class Outcomes:
 
     def record_handled(self, rows: pa.RecordBatch, window: str) -> None:
         """Write the outcomes of rows that are all handled."""
-        self._write_handled(rows, window, self._step.ack_policy.on_success)
+        self._write_handled(rows, window, self.step.ack_policy.on_success)
 
     def duplicates(self, rows: pa.RecordBatch, window: str, *, decided: bool) -> None:
         """Record deliveries that are not handled.
@@ -223,7 +236,7 @@ class Outcomes:
                 another copy, which may yet be given back, and this copy is left to its lease.
         """
         self.tally.outcome("duplicates", window, rows.num_rows)
-        self._write_outcomes(rows, window, "duplicate", self._step.ack_policy.on_success if decided else "noop")
+        self._write_outcomes(rows, window, "duplicate", self.step.ack_policy.on_success if decided else "noop")
 
     def given_back(self, rows: pa.RecordBatch, window: str) -> None:
         """Record messages that nobody began to handle: the source delivers them again, and open failures stay open.
@@ -237,7 +250,7 @@ class Outcomes:
             rows = rows.filter(pa.array([not one for one in begun]))
         self.tally.counts["given_back"] += rows.num_rows
         self.tally.outcome("returned", window, rows.num_rows)
-        self._write_outcomes(rows, window, "returned", self._step.ack_policy.giving_back or "noop")
+        self._write_outcomes(rows, window, "returned", self.step.ack_policy.giving_back or "noop")
 
     def no_batcher(self, batcher: str, stage: str) -> Failure:
         """Why a message fails that is to go where no batcher is."""
@@ -258,7 +271,7 @@ class Outcomes:
             self.tally.counts[f"staged:{name}"] += len(fitting)
             *handled, own = columns
             rows = staged_rows(block.take(DELIVERY, fitting), handled, own, block.children(fitting))
-            self._sink.write(staged_table(self._step.receive_id, name), block.window, rows)
+            self._sink.write(staged_table(self.step.receive_id, name), block.window, rows)
         else:
             children = block.children(fitting)
             self._write_columns(name, block.take(IDENTITY, fitting), block.window, columns, batch_id, children)
@@ -280,7 +293,7 @@ class Outcomes:
         names = [*(row_type.schema.names if row_type else ["data"]), "batch_key"]
         table = dict(zip(names, columns, strict=True)) | {one: rows.column(one) for one in IDENTITY}
         table["batch_id"] = pa.nulls(count, pa.string()) if batch_id is None else pa.repeat(batch_id, count)
-        table["receive_id"] = pa.repeat(self._step.receive_id, count)
+        table["receive_id"] = pa.repeat(self.step.receive_id, count)
         table["child"] = pa.nulls(count, pa.int32()) if children is None else children
         self._sink.write(name, window, pa.RecordBatch.from_pydict(table))
 
@@ -362,7 +375,7 @@ class Outcomes:
     ) -> None:
         """Write the outcomes of rows: one for all, or one each."""
         table = {name: rows.column(name) for name in _RECORDED}
-        for name, value in ("receive_id", self._step.receive_id), ("outcome", outcome), ("action", action):
+        for name, value in ("receive_id", self.step.receive_id), ("outcome", outcome), ("action", action):
             table[name] = pa.repeat(value, rows.num_rows) if isinstance(value, str) else pa.array(value, pa.string())
         schema = pa.schema([field for field in OUTCOMES if field.name != "window"])
         self._sink.write("outcomes", window, pa.RecordBatch.from_pydict(table, schema=schema))

@@ -25,10 +25,12 @@ class Tally:
 
     Attributes:
         counts: Numbers by name.
+        more: What else the driver gets.
     """
 
     def __init__(self, batchers: Iterable[str] = ()) -> None:
         self.counts: Counter[str] = Counter()
+        self.more: dict[str, Any] = {}
         self._reasons: Counter[str] = Counter()
         self._keys: dict[str, Counter[str]] = {name: Counter() for name in batchers}
         self._sample: list[dict[str, Any]] = []
@@ -64,24 +66,22 @@ class Tally:
         """What the driver gets."""
         return {
             **self.counts,
+            **self.more,
             "reasons": dict(self._reasons.most_common(_SAMPLE)),
             "keys": {name: dict(keys.most_common(_KEYS)) for name, keys in self._keys.items() if keys},
             "sample": self._sample,
         }
 
     def to_json(self) -> dict[str, Any]:
-        """All of it, for `add` in another process."""
-        return {"counts": self.counts, "reasons": self._reasons, "keys": self._keys, "sample": self._sample}
+        """All of it, for `load` in another process."""
+        counted = {"counts": self.counts, "reasons": self._reasons, "keys": self._keys}
+        return {**counted, "more": self.more, "sample": self._sample}
 
-    def add(self, counted: dict[str, Any]) -> None:
-        """Add what another tally gave as `to_json`."""
-        self.counts.update(counted["counts"])
-        self._reasons.update(counted["reasons"])
-        _forget_rare(self._reasons)
-        for name, keys in counted["keys"].items():
-            self._keys[name].update(keys)
-            _forget_rare(self._keys[name])
-        self._sample = (self._sample + counted["sample"])[:_SAMPLE]
+    def load(self, counted: dict[str, Any]) -> None:
+        """Be what another tally, which went on from this one, gave as `to_json`."""
+        self.counts, self._reasons = Counter(counted["counts"]), Counter(counted["reasons"])
+        self._keys = {name: Counter(keys) for name, keys in counted["keys"].items()}
+        self.more, self._sample = counted["more"], counted["sample"]
 
 
 def _forget_rare(counter: Counter[str]) -> None:

@@ -1,13 +1,11 @@
-"""What the tasks that call a pipeline's callbacks have in common."""
+"""What tasks that call a pipeline's callbacks have in common."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -17,16 +15,13 @@ from pipeline_platform.model.actions import AckPolicy
 from pipeline_platform.model.options import TableBatcher
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.source.contract import Source
-from pipeline_platform.tasks.host.fork import Death, Errors, Limit
-from pipeline_platform.tasks.host.hosting import in_a_host
-from pipeline_platform.tasks.host.progress import UNWATCHED, Watch
 from pipeline_platform.tasks.record.early import EarlyAcks, SourceEarlyAcks
 from pipeline_platform.telemetry.spans import about
 from pipeline_platform.telemetry.tracing import within
 
 
 class Sink(Protocol):
-    """Where rows go: the files of a task, or the answer of a fork that records a block."""
+    """Where rows go: the files of a task, or what a host gives back."""
 
     def write(self, table: str, window: str, batch: pa.RecordBatch) -> None:
         """Add rows to a table; an empty batch adds nothing."""
@@ -59,7 +54,7 @@ class Step:
     source: Source | None = field(default=None, kw_only=True)
 
     def early_acks(self) -> EarlyAcks | None:
-        """What acknowledges early; None where nothing does."""
+        """What tells the source early; None where nobody does."""
         if self.source is None:
             return None
         return SourceEarlyAcks(self.source, self.lake, self.pipeline.name, self.receive_id, self.owner)
@@ -79,23 +74,3 @@ class Step:
         known = {} if task is None else {"task": task}
         with within(self.traceparent), about(receive_id=self.receive_id, run_id=self.run_id, **known):
             yield
-
-
-@dataclass(frozen=True)
-class CallingStep(Step):
-    """A step whose tasks call callbacks, in a host."""
-
-    outside: ClassVar[Errors] = ()
-    """Errors of what callbacks' forks themselves read; see `in_a_fork`."""
-
-    def __call__(self, share: Any) -> Iterator[pa.RecordBatch]:
-        """Run the task that has a share: its number, if nothing else is said."""
-        return in_a_host(partial(self.work, share), self.lake, self.pipeline.name, self.limit())
-
-    @abstractmethod
-    def work(self, share: Any, watch: Watch | None = UNWATCHED, death: Death | None = None) -> Iterator[pa.RecordBatch]:
-        """Do a share of the step; see `Isolation` for where callbacks are called."""
-
-    def limit(self) -> Limit | None:
-        """How long a call may take."""
-        return Limit.of("processors.message_timeout", self.pipeline.processors.message_timeout)
