@@ -21,7 +21,7 @@ class Phase(IntEnum):
     RECEIVED = 2  # it handles them; without messages it is acknowledged at once
     HANDLED = 3  # it batches and is decided; up to here the next run gives up what a dead one left
     DECIDED = 4  # it is published: by its run, or by any that meets it
-    PUBLISHED = 5  # its source is told
+    PUBLISHED = 5  # it is acknowledged
     ACKNOWLEDGED = 6  # nothing: it is finished
 
 

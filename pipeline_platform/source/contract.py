@@ -30,7 +30,7 @@ class SourceAwayError(SourceError):
     """The server does not answer now. What failed so may be tried again."""
 
 
-Backoff = Literal["exp", "rand", "rand_exp", "stop"]
+BackoffType = Literal["exp", "rand", "rand_exp", "stop"]
 """How pauses grow: each twice the last, or at random, or at random up to a bound that doubles; or one try is all."""
 
 
@@ -45,7 +45,7 @@ class Patience(NamedTuple):
             leases live on meanwhile.
     """
 
-    backoff: Backoff = "rand_exp"
+    backoff: BackoffType = "rand_exp"
     least_s: float = 0.5
     most_s: float = 5.0
     within_s: float = 30.0

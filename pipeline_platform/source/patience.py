@@ -9,7 +9,7 @@ from typing import TypeVar
 from tenacity import Retrying, before_sleep_log, retry_if_exception_type, stop_after_attempt, stop_after_delay
 from tenacity.wait import wait_base, wait_exponential, wait_none, wait_random, wait_random_exponential
 
-from pipeline_platform.source.contract import Backoff, Patience, SourceAwayError
+from pipeline_platform.source.contract import BackoffType, Patience, SourceAwayError
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ def patiently(call: Callable[[], T], patience: Patience = USUAL) -> T:
 def pauses(patience: Patience) -> wait_base:
     """Say how long each pause is."""
     least, most = patience.least_s, patience.most_s
-    of: dict[Backoff, wait_base] = {
+    of: dict[BackoffType, wait_base] = {
         "exp": wait_exponential(multiplier=least, min=least, max=most),
         "rand": wait_random(least, most),
         "rand_exp": wait_random_exponential(multiplier=least, min=least, max=most),

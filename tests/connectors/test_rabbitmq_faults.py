@@ -95,7 +95,7 @@ def test_a_connection_that_the_server_closes_costs_the_run_its_messages_and_the_
     rows = received(source)
     assert "the run's" in server.ctl("list_connections", "client_properties")
     server.ctl("close_all_connections", "told to")
-    _until(lambda: source._held.connection is not None and not source._held.connection.is_open)
+    _until(lambda: source._opened.connection is not None and not source._opened.connection.is_open)
 
     refused = acknowledged(source, "ack", rows)
 
@@ -120,11 +120,11 @@ def test_a_queue_that_is_deleted_while_a_run_receives_costs_nothing_of_what_came
     assert [one.lost for one in acknowledged(source, "ack", rows)] == [True] * 5, "the server would take anything"
     with pytest.raises(SourceError, match=r"is not there .*Create it"):
         received(source)
-    connection = source._held.connection
+    connection = source._opened.connection
     queue(declare={}).backlog()
     source.send([b"new"])
     assert texts(received(source, 1)) == ["new"], "by another consumer, on a channel of its own"
-    assert source._held.connection is connection
+    assert source._opened.connection is connection
 
 
 def test_a_queue_that_is_deleted_before_anything_came_is_an_error(server: RabbitMQ, queue: Built) -> None:
@@ -193,7 +193,7 @@ def test_a_reader_that_stands_still_holds_the_socket_up_and_not_the_heartbeats(
     next(batches)
 
     time.sleep(5)
-    ((_, inbox),) = source._held.inboxes.values()
+    ((_, inbox),) = source._opened.inboxes.values()
     held = len(inbox._full)
 
     assert sum(batch.num_rows for batch in batches) == 63
@@ -268,7 +268,7 @@ def test_a_channel_that_is_closed_for_its_age_says_so_where_messages_without_an_
     source = queue()
     source.send(numbers(3), [{"message_id": None}] * 3)
     rows = received(source)
-    _until(lambda: any(inbox.channel.ended for _, inbox in source._held.inboxes.values()))
+    _until(lambda: any(inbox.channel.ended for _, inbox in source._opened.inboxes.values()))
 
     with pytest.raises(SourceError, match=r"406 PRECONDITION_FAILED.*max_demand.*consumer_timeout.*have no id") as late:
         source.extend("r1", lambda: [(rows[0]["ack_ref"], [row["ack_id"] for row in rows])])

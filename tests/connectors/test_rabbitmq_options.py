@@ -221,7 +221,7 @@ def test_an_error_of_a_subclass_s_own_is_told_as_it_is_and_leaves_no_connection(
 
     with pytest.raises(LookupError, match="no plan"):
         wrong.backlog()
-    assert wrong._held.connection is None
+    assert wrong._opened.connection is None
 
 
 def test_a_source_is_pickled_without_its_connection(rabbitmq: Built, caplog: Any) -> None:
@@ -231,6 +231,6 @@ def test_a_source_is_pickled_without_its_connection(rabbitmq: Built, caplog: Any
         again = pickle.loads(pickle.dumps(source))
 
     assert again == source
-    assert "_held" not in again.__dict__
+    assert "_opened" not in again.__dict__
     assert again.backlog().messages == 0
     again.close()

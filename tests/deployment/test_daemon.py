@@ -395,7 +395,5 @@ def test_what_a_run_held_that_is_terminated_in_the_ui_is_taken_by_the_next(deplo
 
 def handling_in(instance: dg.DagsterInstance, run_id: str) -> int | None:
     """The process of a run that has come to its handling."""
-    for entry in instance.all_logs(run_id, of_type=dg.DagsterEventType.STEP_START):
-        if entry.dagster_event and entry.step_key == "told.handle_messages":
-            return entry.dagster_event.pid
-    return None
+    starts = instance.all_logs(run_id, of_type=dg.DagsterEventType.STEP_START)
+    return next((one.dagster_event.pid for one in starts if one.step_key == "told.handle_messages"), None)

@@ -33,8 +33,7 @@ sys.path.insert(0, asked["path"])
 def task(index):
     import brewery
     time.sleep(0.3)  # so that both cores get one
-    row = {"share": index, "worker": os.getpid(), "told": brewery.ale}
-    yield pa.RecordBatch.from_pylist([row], schema=ROWS)
+    yield pa.RecordBatch.from_pylist([{"share": index, "worker": os.getpid(), "told": brewery.ale}], schema=ROWS)
 
 def endless(index):
     time.sleep(300)
@@ -374,9 +373,7 @@ from pipeline_platform.orchestration.spark_resource import SparkResource
 
 ROWS = pa.schema([("share", pa.int64()), ("shipped", pa.bool_())])
 config = {"spark.executorEnv.WHO": "me"}
-spark = SparkResource(
-    remote="warm", state_folder=sys.argv[1], cores=2, packages=["pipeline_platform"], spark_config=config
-)
+spark = SparkResource(remote="warm", state_folder=sys.argv[1], cores=2, spark_config=config)
 told = {"config": spark.spark_session.conf.get(*config)}
 
 def task(index):

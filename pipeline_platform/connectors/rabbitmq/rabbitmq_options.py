@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 from pipeline_platform.model.actions import Word, Words
 from pipeline_platform.model.options import did_you_mean
 from pipeline_platform.source.connection import ConnectedSource
-from pipeline_platform.source.contract import Backoff, Patience
+from pipeline_platform.source.contract import BackoffType, Patience
 
 AGAIN_S = 60.0
 """How long a run tries to connect: as long as a claim lasts that nobody renews."""
@@ -102,7 +102,7 @@ class RabbitmqOptions(ConnectedSource):
         "decided within the pipeline's deduplicate_for. `reject_and_requeue_once` requeues nothing then.",
     )
     connection_name: str | None = Field(None, description="Shown by the server; the name of the source if unset.")
-    backoff_type: Backoff = Field(
+    backoff_type: BackoffType = Field(
         "rand_exp", description="How the pauses between a run's tries to connect grow; `stop` has it try once."
     )
     backoff_min_s: float = Field(1.0, gt=0, description="Seconds of the shortest pause.")

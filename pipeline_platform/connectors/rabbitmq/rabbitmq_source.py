@@ -46,7 +46,7 @@ _NAMELESS = "?"
 
 
 @dataclass
-class _Held:
+class _Opened:
     """What this process holds of a source.
 
     Attributes:
@@ -137,7 +137,7 @@ class RabbitmqSource(RabbitmqOptions):
         """Acknowledge messages on the channel that received them; those of a lost channel are `lost`, and come back."""
         if action == "noop":
             return []
-        _, inbox = self._held.inboxes.get(ack_ref, ("", None))
+        _, inbox = self._opened.inboxes.get(ack_ref, ("", None))
         lost = "" if inbox else CLOSED
         if inbox is not None:
             try:
@@ -145,8 +145,8 @@ class RabbitmqSource(RabbitmqOptions):
                     inbox.acknowledge([int(one.removesuffix(_NAMELESS)) for one in ack_ids], _CALLS[action])
             except SourceError as error:
                 lost = str(error)
-        if lost and ack_ref not in self._held.lost:
-            self._held.lost.add(ack_ref)
+        if lost and ack_ref not in self._opened.lost:
+            self._opened.lost.add(ack_ref)
             again = "the server delivers messages again that could not be acknowledged, unless their queue is gone"
             logger.warning("%s: %s: %s", self.name, again, lost)
         return [Refused(one, lost, lost=True) for one in ack_ids] if lost else []
@@ -159,7 +159,7 @@ class RabbitmqSource(RabbitmqOptions):
         Raises:
             SourceError: It may not, with the reason for which the channel was closed.
         """
-        mine = [inbox for owner, inbox in self._held.inboxes.values() if owner == receive_id]
+        mine = [inbox for owner, inbox in self._opened.inboxes.values() if owner == receive_id]
         ended = [inbox.channel.ended for inbox in mine if inbox.channel.ended]
         if mine and not ended:
             return True
@@ -173,7 +173,7 @@ class RabbitmqSource(RabbitmqOptions):
 
     def close(self) -> None:
         """Close the connection. What was not acknowledged goes back to the queue."""
-        held = self.__dict__.pop("_held", None)
+        held = self.__dict__.pop("_opened", None)
         if held is not None and held.connection is not None:
             held.connection.close()
 
@@ -216,13 +216,13 @@ class RabbitmqSource(RabbitmqOptions):
         return sent
 
     @cached_property
-    def _held(self) -> _Held:
-        return _Held()
+    def _opened(self) -> _Opened:
+        return _Opened()
 
     def _on_connection(self, act: Callable[[Connection], T]) -> T:
         """Act on the connection; once more on a new one, where the kept one turns out to be lost."""
         with self._explaining():
-            kept, connection = self._held.connection, self._connected()
+            kept, connection = self._opened.connection, self._connected()
             try:
                 return act(connection)
             except Exception:
@@ -236,8 +236,8 @@ class RabbitmqSource(RabbitmqOptions):
 
         from pipeline_platform.connectors.rabbitmq.rabbitmq_connection import Connection
 
-        with self._held.lock:
-            if self._held.connection is None or not self._held.connection.is_open:
+        with self._opened.lock:
+            if self._opened.connection is None or not self._opened.connection.is_open:
                 parameters = pika.URLParameters(self.url)
                 parameters.client_properties = {"connection_name": self.connection_name or self.name}
                 if parameters.blocked_connection_timeout is None:
@@ -248,8 +248,8 @@ class RabbitmqSource(RabbitmqOptions):
                 except BaseException:
                     connection.close()
                     raise
-                self._held.connection = connection
-            return self._held.connection
+                self._opened.connection = connection
+            return self._opened.connection
 
     def _prepare(self, connection: Connection) -> None:
         channel = connection.channel(LOOK_S)
@@ -267,11 +267,11 @@ class RabbitmqSource(RabbitmqOptions):
 
     def _expect_no_stream(self, connection: Connection) -> None:
         """Ask once for each connection: nothing else tells a stream from a queue that stays empty."""
-        if self._held.no_stream is connection or connection.product != "RabbitMQ":
+        if self._opened.no_stream is connection or connection.product != "RabbitMQ":
             return
         from pika.exceptions import ChannelClosedByBroker
 
-        self._held.no_stream = connection
+        self._opened.no_stream = connection
         probe = connection.channel(LOOK_S)
         try:
             probe.ask("basic_qos", LOOK_S, prefetch_count=1)
@@ -286,7 +286,7 @@ class RabbitmqSource(RabbitmqOptions):
         except ChannelClosedByBroker:
             return
         probe.close()
-        self._held.no_stream = None
+        self._opened.no_stream = None
         raise SourceError(f"source {self.name!r}: queue {self.queue!r} {STREAM}")
 
     def _begin(self, connection: Connection, messages: int, receive_id: str) -> tuple[Inbox, list[AmqpDelivery]] | None:
@@ -301,7 +301,7 @@ class RabbitmqSource(RabbitmqOptions):
             inbox = Inbox(channel, self.queue, messages, self.message_id_header)
             inbox.consume(**self.consume_options.model_dump())
             if batch := self._next(inbox):
-                self._held.inboxes[channel.ref] = (receive_id, inbox)
+                self._opened.inboxes[channel.ref] = (receive_id, inbox)
                 return inbox, batch
             inbox.stop()
             if inbox.is_cancelled:

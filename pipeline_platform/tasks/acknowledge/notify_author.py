@@ -67,7 +67,7 @@ def ended(
     return successful, failed
 
 
-class _Ends(NamedTuple):
+class _Fates(NamedTuple):
     """What became of the messages of a task, by their places in it.
 
     Attributes:
@@ -103,13 +103,13 @@ class NotifyAuthor(CallingStep):
     before: Mapping[str, Sequence[Stretch]] = field(default_factory=dict)
     stem = "unheard"
 
-    def blocks(self, share: int, skip: int) -> Iterator[tuple[int, tuple[pa.RecordBatch, _Ends]]]:
+    def blocks(self, share: int, skip: int) -> Iterator[tuple[int, tuple[pa.RecordBatch, _Fates]]]:
         """Read the messages of a task, and what they came to."""
         ends = self._ends(share)
         for _, rows in read_ranges(self.lake, without(self.parts[share], skip), READ, ROWS):
             yield rows.num_rows, (rows, ends)
 
-    def tries(self, block: tuple[pa.RecordBatch, _Ends], known: Death | None) -> Tries:
+    def tries(self, block: tuple[pa.RecordBatch, _Fates], known: Death | None) -> Tries:
         """Notify of the messages of a block, a group at a time; of one that a host dies of nobody has heard."""
         groups = list(self._groups(*block))
         for ack_ref, rows in groups:
@@ -119,7 +119,7 @@ class NotifyAuthor(CallingStep):
             if isinstance(death, Death):
                 yield from surely(partial(self._not_heard, ack_ref, rows, death.failure("acknowledge").reason))
 
-    def _ends(self, share: int) -> _Ends:
+    def _ends(self, share: int) -> _Fates:
         """What became of the messages of task `share`."""
         blocks = (rows for _, rows in read_ranges(self.lake, self.parts[share], _KEYS, _ROWS))
         mine = pa.Table.from_batches(blocks, _KEYS)
@@ -128,7 +128,7 @@ class NotifyAuthor(CallingStep):
         failed = pc.index_in(ids, keys_of(failures, *_IDENTITY))
         decided = self._of(acks, self.outcomes, _OUTCOMES, NOT_TAKEN.names, pc.field("outcome").isin(ENDED))
         is_decided = pc.is_in(acks, keys_of(decided, *NOT_TAKEN.names)) if self.outcomes else pa.repeat(True, len(acks))
-        return _Ends(self.parts[share][0].position, is_decided, failed, failures)
+        return _Fates(self.parts[share][0].position, is_decided, failed, failures)
 
     def _of(
         self, mine: pa.Array, ranges: Sequence[RowRange], columns: pa.Schema, key: Sequence[str], such: pc.Expression
@@ -139,7 +139,7 @@ class NotifyAuthor(CallingStep):
             [columns.empty_table(), *(one.filter(pc.is_in(keys_of(one, *key), mine)) for one in some)]
         )
 
-    def _groups(self, block: pa.RecordBatch, ends: _Ends) -> Iterator[tuple[str, pa.RecordBatch]]:
+    def _groups(self, block: pa.RecordBatch, ends: _Fates) -> Iterator[tuple[str, pa.RecordBatch]]:
         """The decided messages of a block that are left, by `ack_ref`."""
         rows = block.filter(ends.decided.take(ends.places(block)))
         for ack_ref in pc.unique(rows.column("ack_ref")).to_pylist():
@@ -150,7 +150,7 @@ class NotifyAuthor(CallingStep):
             if new.any():
                 yield ack_ref, mine.filter(pa.array(new))
 
-    def _notify(self, ack_ref: str, rows: pa.RecordBatch, ends: _Ends, outcomes: Outcomes) -> bool:
+    def _notify(self, ack_ref: str, rows: pa.RecordBatch, ends: _Fates, outcomes: Outcomes) -> bool:
         """Call `acknowledge`; note which positions have heard, or why they have not."""
         failed = ends.failed.take(ends.places(rows))
         places = np.flatnonzero(failed.is_valid()).tolist()
