@@ -57,11 +57,15 @@ class ControlStore(Throttle, Claims, Overriding, LogPositions):
             file systems) or `postgresql://...`.
         now: Seconds since the epoch, for tests; None takes the server's clock, or the machine's for SQLite.
 
+    Attributes:
+        run_id: The run that ends with this process; empty where its steps have a process each, or nobody said.
+
     Raises:
         ControlStoreError: The URL is neither of these.
     """
 
     def __init__(self, url: str, now: Callable[[], float] | None = None) -> None:
+        self.run_id = ""
         # Not durable: a power cut may cost permits and claims, which are of no use after it.
         options: dict[str, Any] = {"ways_out": _WAYS_OUT, "durable": False, "keep": True}
         super().__init__(url, "the control store", ControlStoreError, now=now, **options)

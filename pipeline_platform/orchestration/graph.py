@@ -144,6 +144,8 @@ def flow_of(pipeline: type[Pipeline], context: dg.AssetExecutionContext, produce
     """The producer with the resources of a run, the same for all steps in one process."""
     chosen, key = pipeline.producers_of(producer).get(producer), pipeline.limits_key(producer)
     resources, flow = context.resources, _FLOWS.get(key)
+    if _has_one_process(context):
+        resources.control.run_id = context.run.run_id
     if flow is None or flow.pipeline is not pipeline or flow.control is not resources.control:
         import_apart("pandas")  # PyArrow imports it with the first value that it makes
         flow = _FLOWS[key] = Flow(
@@ -268,16 +270,20 @@ def _expect_one_process(flow: Flow, context: dg.AssetExecutionContext) -> None:
     Raises:
         SourceError: The run's executor does.
     """
-    executor = context.job_def.executor_def.name
-    execution: Any = context.run.run_config.get("execution") or {}
-    config = execution.get("config") or {}
-    in_one = executor in {dg.in_process_executor.name, "execute_in_process_executor"} or "in_process" in config
-    if isinstance(flow.source, ConnectedSource) and not in_one:
+    if isinstance(flow.source, ConnectedSource) and not _has_one_process(context):
+        executor = context.job_def.executor_def.name
         raise SourceError(
             f"source {flow.source.name!r}: executor {executor!r} gives each step of a run a process of its own, but "
             "the connection that receives messages has to acknowledge them. Leave the job to dg.in_process_executor, "
             "which platform_definitions sets"
         )
+
+
+def _has_one_process(context: dg.AssetExecutionContext) -> bool:
+    """Whether all steps of the run share this process."""
+    execution: Any = context.run.run_config.get("execution") or {}
+    in_one = {dg.in_process_executor.name, "execute_in_process_executor"}
+    return context.job_def.executor_def.name in in_one or "in_process" in (execution.get("config") or {})
 
 
 Step = Callable[[Flow, Receive, dg.AssetExecutionContext], None]

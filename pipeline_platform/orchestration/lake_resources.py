@@ -55,15 +55,15 @@ class ControlResource(dg.ConfigurableResource[ControlStore]):
     def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator[ControlStore]:
         """Lend it, and close its connections afterwards: a sensor asks for one at every look.
 
-        Dagster comes by here however a run ends: it releases what the run claimed.
+        Dagster comes by here however a process of a run ends: where the run ends with it, what it claimed is released.
         """
         with closing(self.create_resource(context)) as store:
             try:
                 yield store
             finally:
-                if context.run is not None:
+                if store.run_id:
                     with suppress(ControlStoreError):  # its claims run out all the same
-                        store.let_go(context.run.run_id)
+                        store.let_go(store.run_id)
 
 
 class LakeIOManager(dg.ConfigurableIOManager):

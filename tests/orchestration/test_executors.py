@@ -54,3 +54,23 @@ def test_a_run_whose_steps_would_not_share_a_connection_is_refused_before_it_ask
     log = location.log(location.stored(result.run_id))
     assert said in log
     assert {AWAY: REFUSED, REFUSED: AWAY}[said] not in log
+
+
+def pull_with(executor: str, root: str, spark_folder: str) -> dg.JobDefinition:
+    """The pull of a pipeline over a table queue."""
+    defined = platform_definitions([Told], resources_at(root, spark_folder))
+    return defined.resolve_job_def("told_pull").with_executor_def(EXECUTORS[executor])
+
+
+@pytest.mark.parametrize(("executor", "held"), [("in_process", 0), ("multiprocess", 1)])
+def test_what_a_run_claimed_is_released_with_the_run_and_not_with_the_process_of_a_step(
+    location: Location, executor: str, held: int
+) -> None:
+    location.queue.send([b"1", b"2"])
+    arguments = {"executor": executor, "root": str(location.root), "spark_folder": str(location.spark_folder)}
+    job = dg.build_reconstructable_job(__name__, "pull_with", (), arguments, str(ROOT))
+    options: dict[str, Any] = {"tags": {"dagster/partition": WINDOW}, "op_selection": ["told.receive_messages"]}
+
+    dg.execute_job(job, location.instance, **options)
+
+    assert len(location.control.in_flight("told")) == held
