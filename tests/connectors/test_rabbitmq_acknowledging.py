@@ -79,13 +79,13 @@ def test_messages_up_to_the_first_gap_are_acknowledged_by_one_frame(
     rows = received(source)
     if first:
         acknowledged(source, "reject_and_requeue", [rows[tag - 1] for tag in first])
-    tell = rabbitmq_source._TELL[word]
+    tell = rabbitmq_source._CALLS[word]
 
     def spy(channel: Any, tag: int, multiple: bool) -> None:
         frames.append((tag, multiple))
         tell(channel, tag, multiple)
 
-    monkeypatch.setitem(rabbitmq_source._TELL, word, spy)  # type: ignore[arg-type]
+    monkeypatch.setitem(rabbitmq_source._CALLS, word, spy)  # type: ignore[arg-type]
     assert acknowledged(source, word, [rows[tag - 1] for tag in then]) == []
     source.close()
 

@@ -99,7 +99,7 @@ def tasks(monkeypatch: pytest.MonkeyPatch) -> Tasks:
 
     def run(self: SparkWork, task: Any, shares: int, messages: int | None = None) -> Manifest:
         asked.append((self.name, shares))
-        return self.run_here(getattr(task, "work", task), shares)
+        return self.run_here(getattr(task, "here", task), shares)
 
     monkeypatch.setattr(SparkWork, "run", run)
     SEEN.clear()

@@ -138,6 +138,9 @@ def isolate(
             begun, left = part[:count], part[count:]
             had = {begun[row] for row in death.rows}
             culprits = [row for row in begun if row in had]
+            if len(begun) == 1 and death.in_time and death.tries > 1:
+                parts.append((part, trust))  # what a row left behind that the host had before may have ended it
+                continue
             if len(begun) == 1 or (culprits and not death.in_time):
                 culprits = culprits or begun
                 yield from _record(culprits, death, make)
