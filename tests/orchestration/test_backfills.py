@@ -110,7 +110,7 @@ def test_what_fails_again_stays_open_with_one_attempt_more(location: Location) -
 
 def test_a_backfill_of_some_failures_leaves_the_others(location: Location) -> None:
     three_windows_with_failures(location)
-    failures = {"reason": "told to"}
+    failures = {"reason": "asked to"}
 
     run = location.run("told_backfill", WINDOW, LAST, context={"forgiving": True}, failures=failures)
 

@@ -200,7 +200,7 @@ def test_the_sensor_gives_the_backlog(place: Place, exported: Exported) -> None:
 
 
 def test_an_exception_is_an_error_of_its_span(here: Here, exported: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ControlStore, "adjust", lambda *_: 1 / 0)
+    monkeypatch.setattr(TableQueue, "plan", lambda *_: 1 / 0)
     flow = here(Obedient, PAYLOADS)
     with pytest.raises(ZeroDivisionError):
         run(flow)
