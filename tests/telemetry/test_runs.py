@@ -16,7 +16,6 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from pipeline_platform import telemetry
 from pipeline_platform.connectors.table_queue import TableQueue
-from pipeline_platform.control.store import ControlStore
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin, resume
