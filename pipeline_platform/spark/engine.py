@@ -32,6 +32,7 @@ TASK_FAILURES = 4
 """How often a task may fail before its stage does. Plain `local[N]` never tries again."""
 
 _TRACEBACK = "Traceback (most recent call last):"
+_CANCELED = "[OPERATION_CANCELED]"
 _CRASH = "Python worker exited unexpectedly (crashed)"
 _JAVA_FRAME = re.compile(r"^(\s+at [\w.$/<>]+\(.*\)|\s*\.\.\. \d+ more|Caused by: .*|JVM stacktrace:.*)$")
 _SQL_STATE = re.compile(r"\s*SQLSTATE: \w{5}\s*$")
@@ -136,6 +137,8 @@ def readable_errors() -> Iterator[None]:
         if (start := message.find(_TRACEBACK)) >= 0:
             traceback = _SQL_STATE.sub("", _above_java(message[start:]))
             raise TaskError(f"a Spark task failed:\n{traceback}") from None
+        if _CANCELED in message:
+            raise TaskError("Spark ended the work: the run was terminated, or another took its receive over") from None
         if _CRASH in message:
             raise WorkerDiedError(
                 "a Spark task failed: its Python worker was killed or crashed each time it was tried (out of "

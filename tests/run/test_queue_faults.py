@@ -88,8 +88,8 @@ def once(monkeypatch: pytest.MonkeyPatch, method: str, fault: Callable[[], Any])
     work = getattr(place, method)
     happened = threading.Event()
 
-    def then_fault(*arguments: Any) -> Any:
-        done = work(*arguments)
+    def then_fault(*arguments: Any, **options: Any) -> Any:
+        done = work(*arguments, **options)
         if not happened.is_set():
             happened.set()
             fault()

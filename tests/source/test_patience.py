@@ -3,7 +3,7 @@
 import pytest
 from tenacity import RetryCallState, Retrying
 
-from pipeline_platform.source.contract import Backoff, Patience, SourceAwayError, SourceError
+from pipeline_platform.source.contract import BackoffType, Patience, SourceAwayError, SourceError
 from pipeline_platform.source.patience import patiently, pauses
 
 
@@ -71,7 +71,7 @@ def test_random_exponential_pauses_vary_below_a_bound_that_doubles() -> None:
 
 
 @pytest.mark.parametrize("backoff", ["exp", "rand_exp"])
-def test_each_wait_begins_with_the_shortest_pause(backoff: Backoff) -> None:
+def test_each_wait_begins_with_the_shortest_pause(backoff: BackoffType) -> None:
     patience = Patience(backoff, 0.01, 10.0)
     for _ in range(2):
         answers = iter([SourceAwayError("restarting")] * 3)
