@@ -3,12 +3,6 @@
 The front door: all that a pipeline or a connector needs, in one import. It loads neither Spark nor Dagster.
 """
 
-import os
-
-# Before gRPC is loaded, which Spark's and Google's clients use: where it handles forks, a host that is forked beside
-# its channels may crash.
-os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
-
 from pipeline_platform import telemetry
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import BatchInfo, Message, ack_immediately

@@ -138,7 +138,9 @@ def readable_errors() -> Iterator[None]:
             traceback = _SQL_STATE.sub("", _above_java(message[start:]))
             raise TaskError(f"a Spark task failed:\n{traceback}") from None
         if _CANCELED in message:
-            raise TaskError("Spark ended the work: the run was terminated, or another took its receive over") from None
+            raise TaskError(
+                "Spark canceled the work: the run was terminated, or another took its receive over"
+            ) from None
         if _CRASH in message:
             raise WorkerDiedError(
                 "a Spark task failed: its Python worker was killed or crashed each time it was tried (out of "

@@ -105,7 +105,7 @@ def rabbitmq(request: pytest.FixtureRequest, _: int) -> Row:
     build: Callable[..., RabbitmqSource] = request.getfixturevalue("rabbitmq")
 
     def cut(source: RabbitmqSource) -> None:
-        connection = source._held.connection
+        connection = source._opened.connection
         assert connection is not None
         connection._pika._transport._sock.shutdown(socket.SHUT_RDWR)
 

@@ -31,6 +31,9 @@ from pipeline_platform.tasks.record.tally import Tally
 
 Rows = Iterator[pa.RecordBatch]
 
+_FORKS = 3
+"""How often a host is forked that dies before its first try: gRPC, beside whose channels it is, ends some at once."""
+
 
 @dataclass(frozen=True)
 class CallingStep(Step):
@@ -112,7 +115,11 @@ class CallingStep(Step):
             self.lake.leave_connections()
             host(progress, give)
 
-        return in_a_fork(work, take, limit=self.limit(), outside=(OSError, ControlStoreError))
+        for _ in range(_FORKS):
+            death = in_a_fork(work, take, limit=self.limit(), outside=(OSError, ControlStoreError))
+            if death is None or death.tries:
+                break
+        return death
 
     @contextmanager
     def _writing(self, share: Any) -> Generator[tuple[Writer, Tally, list[pa.RecordBatch]]]:
