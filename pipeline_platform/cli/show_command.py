@@ -67,15 +67,15 @@ def _own(pipeline: type[Pipeline]) -> str:
     """Options of the class itself, where they differ from what a class has without them."""
     names = ("partition_by", "retry", "dead_letters", "redrive", "fail_run_on", "acks_immediately", "retention")
     given = {name: getattr(pipeline, name) for name in names}
-    return ", ".join(f"{name} {_said(value)}" for name, value in given.items() if value != getattr(Pipeline, name))
+    return ", ".join(f"{name} {_spelt(value)}" for name, value in given.items() if value != getattr(Pipeline, name))
 
 
 def _options(options: BaseModel, *but: str) -> str:
     """Options by name, without those that are unset."""
-    return ", ".join(f"{name} {_said(value)}" for name, value in options if value is not None and name not in but)
+    return ", ".join(f"{name} {_spelt(value)}" for name, value in options if value is not None and name not in but)
 
 
-def _said(value: object) -> str:
+def _spelt(value: object) -> str:
     """Show an option's value: a function by its name, options within options in brackets."""
     if type(value) is int:
         return f"{value:,}"

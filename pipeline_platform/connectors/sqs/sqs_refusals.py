@@ -57,14 +57,14 @@ def explained(error: Exception, source: Any) -> SourceError:
     return kind(f"source {source.name!r}: {explanation}")
 
 
-def said_of(failure: Mapping[str, Any]) -> str:
+def words_of(failure: Mapping[str, Any]) -> str:
     """AWS's words on an entry of a call that it refused."""
     return f"{failure['Code'].rsplit('.', 1)[-1]}: {failure.get('Message', '')}"
 
 
 def refused(handle: str, failure: Mapping[str, Any]) -> Refused:
     """An entry that was not acknowledged."""
-    code, _, said = said_of(failure).partition(": ")
+    code, _, said = words_of(failure).partition(": ")
     # Of a handle whose lease is over, FIFO queues say that the parameter is invalid, having expired. Of a message that
     # was deleted meanwhile and is to be put back, they say that it does not exist.
     stale = code in {"ReceiptHandleIsInvalid", "MessageNotInflight"} or "expired" in said or "does not exist" in said

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from pipeline_platform.connectors.sqs.sqs_messages import PER_CALL, batches, entry_of, metadata_of, sequence_of
-from pipeline_platform.connectors.sqs.sqs_refusals import NO_QUEUE, code_of, explained, refused, said_of
+from pipeline_platform.connectors.sqs.sqs_refusals import NO_QUEUE, code_of, explained, refused, words_of
 from pipeline_platform.model.actions import LEASED, Words
 from pipeline_platform.source import calls
 from pipeline_platform.source.contract import Backlog, Held, Refused, Share, SourceError
@@ -252,7 +252,7 @@ class SqsSource(LeasedSource):
                     first = min(failures, key=lambda failure: int(failure["Id"]))
                     raise SourceError(
                         f"source {self.name!r}: {self.queue_url} refused {len(failures)} messages, the first of them "
-                        f"number {first['Id']}: {said_of(first)}. {sent} were sent"
+                        f"number {first['Id']}: {words_of(first)}. {sent} were sent"
                     )
         return sent
 

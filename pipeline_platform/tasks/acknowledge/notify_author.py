@@ -105,9 +105,9 @@ class NotifyAuthor(CallingStep):
 
     def blocks(self, share: int, skip: int) -> Iterator[tuple[int, tuple[pa.RecordBatch, _Fates]]]:
         """Read the messages of a task, and what they came to."""
-        ends = self._ends(share)
+        fates = self._fates(share)
         for _, rows in read_ranges(self.lake, without(self.parts[share], skip), READ, ROWS):
-            yield rows.num_rows, (rows, ends)
+            yield rows.num_rows, (rows, fates)
 
     def tries(self, block: tuple[pa.RecordBatch, _Fates], known: Death | None) -> Tries:
         """Notify of the messages of a block, a group at a time; of one that a host dies of nobody has heard."""
@@ -117,9 +117,9 @@ class NotifyAuthor(CallingStep):
             while death is None or (isinstance(death, Death) and death.is_anyones):
                 death = yield partial(self._notify, ack_ref, rows, block[1])
             if isinstance(death, Death):
-                yield from surely(partial(self._not_heard, ack_ref, rows, death.failure("acknowledge").reason))
+                yield from surely(partial(self._note_not_taken, ack_ref, rows, death.failure("acknowledge").reason))
 
-    def _ends(self, share: int) -> _Fates:
+    def _fates(self, share: int) -> _Fates:
         """What became of the messages of task `share`."""
         blocks = (rows for _, rows in read_ranges(self.lake, self.parts[share], _KEYS, _ROWS))
         mine = pa.Table.from_batches(blocks, _KEYS)
@@ -139,9 +139,9 @@ class NotifyAuthor(CallingStep):
             [columns.empty_table(), *(one.filter(pc.is_in(keys_of(one, *key), mine)) for one in some)]
         )
 
-    def _groups(self, block: pa.RecordBatch, ends: _Fates) -> Iterator[tuple[str, pa.RecordBatch]]:
+    def _groups(self, block: pa.RecordBatch, fates: _Fates) -> Iterator[tuple[str, pa.RecordBatch]]:
         """The decided messages of a block that are left, by `ack_ref`."""
-        rows = block.filter(ends.decided.take(ends.places(block)))
+        rows = block.filter(fates.decided.take(fates.places(block)))
         for ack_ref in pc.unique(rows.column("ack_ref")).to_pylist():
             mine = rows.filter(pc.equal(rows.column("ack_ref"), ack_ref))
             places, new = mine.column("position").to_numpy(), np.ones(mine.num_rows, bool)
@@ -150,11 +150,11 @@ class NotifyAuthor(CallingStep):
             if new.any():
                 yield ack_ref, mine.filter(pa.array(new))
 
-    def _notify(self, ack_ref: str, rows: pa.RecordBatch, ends: _Fates, outcomes: Outcomes) -> bool:
+    def _notify(self, ack_ref: str, rows: pa.RecordBatch, fates: _Fates, outcomes: Outcomes) -> bool:
         """Call `acknowledge`; note which positions have heard, or why they have not."""
-        failed = ends.failed.take(ends.places(rows))
+        failed = fates.failed.take(fates.places(rows))
         places = np.flatnonzero(failed.is_valid()).tolist()
-        failures = dict(zip(places, ends.failures.take(failed.drop_null()).to_pylist(), strict=True))
+        failures = dict(zip(places, fates.failures.take(failed.drop_null()).to_pylist(), strict=True))
         messages = list(Message.each(rows, self.ack_policy))
         assert outcomes.pipeline is not None
         try:
@@ -162,14 +162,14 @@ class NotifyAuthor(CallingStep):
                 outcomes.pipeline.acknowledge(ack_ref, *ended(messages, failures), self.context)
         except BaseException as error:
             failure = Failure.of(error, "acknowledge")
-            self._not_heard(ack_ref, rows, f"{failure.kind}: {failure.reason}", outcomes)
+            self._note_not_taken(ack_ref, rows, f"{failure.kind}: {failure.reason}", outcomes)
         else:
             positions = rows.column("position").to_pylist()
             spans = outcomes.tally.more.setdefault("heard", {}).setdefault(ack_ref, [])
             spans.append((positions[0], positions[-1] + 1))
         return True
 
-    def _not_heard(self, ack_ref: str, rows: pa.RecordBatch, why: str, outcomes: Outcomes) -> None:
+    def _note_not_taken(self, ack_ref: str, rows: pa.RecordBatch, why: str, outcomes: Outcomes) -> None:
         outcomes.tally.counts["unheard"] += rows.num_rows
         errors = outcomes.tally.more.setdefault("unheard_why", [])
         if len(errors) < _SAMPLE:

@@ -229,7 +229,7 @@ class _Rows:
         batcher = pc.fill_null(batch.column("batcher"), "")
         known = pc.is_in(batcher, pa.array([*self._batchers], pa.string()))
         unknown = pc.invert(known) if self._batchers else pc.and_(known, failed)
-        self._fail(batch.filter(failed), _said_failed)
+        self._fail(batch.filter(failed), _failure_of)
         self._fail(batch.filter(pc.and_not(unknown, failed)), self._unknown)
         good = pc.and_not(pc.invert(unknown), failed)
         if not self._batchers:
@@ -338,5 +338,5 @@ def _misfit(row: pa.RecordBatch, schema: pa.Schema) -> str:
     return "it fits no column"
 
 
-def _said_failed(row: dict[str, Any]) -> Failure:
+def _failure_of(row: dict[str, Any]) -> Failure:
     return Failure("failed", row["_failure"] or "handle_messages gave no reason", "", "handle_messages")
