@@ -243,7 +243,7 @@ class Processors(Options):
         None,
         description="How long one call may take: of handle_message, transform, partition_by or a serializer (its "
         "message fails), of prepare_messages or handle_failed (its chunk fails), of acknowledge, for each of its "
-        "messages (the next run calls it again). Callbacks are then called in forks, some chunks in each, with an "
+        "messages (the next run calls it again). Callbacks are called in a host, a fork with an "
         "instance of the pipeline of its own. In the fast lane it holds for handle_failed and acknowledge: a query of "
         "Spark cannot be timed. None waits for ever.",
     )
