@@ -4,9 +4,11 @@ import importlib.util
 import os
 import signal
 import warnings
+from pathlib import Path
 
 import pytest
 
+from pipeline_platform.lake.storage import Lake
 from servers import sqs
 
 pytest_plugins = [
@@ -68,3 +70,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if (found := signal.getsignal(signal.SIGINT)) is not signal.default_int_handler:
         warnings.warn(f"{found} was left for SIGINT before {item.nodeid}", stacklevel=1)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    """A lake of the test's own."""
+    return Lake(root=str(tmp_path))

@@ -1,17 +1,10 @@
 """A lake of a test's own, and the tables of a small pipeline in it."""
 
-from pathlib import Path
-
 import pytest
 
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
 from tests.fixtures.small_lake import Keeping
-
-
-@pytest.fixture
-def lake(tmp_path: Path) -> Lake:
-    return Lake(root=str(tmp_path))
 
 
 @pytest.fixture

@@ -8,14 +8,8 @@ import pytest
 
 from pipeline_platform.lake.reader import row_groups
 from pipeline_platform.lake.repair import repair, unreadable
-from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
 from tests.fixtures.small_lake import Keeping, Memory, Run, numbered
-
-
-@pytest.fixture
-def lake(tmp_path):
-    return Lake(root=str(tmp_path))
 
 
 def damage(lake, table):

@@ -4,7 +4,6 @@ from itertools import cycle
 from typing import Any
 
 import pyarrow as pa
-import pytest
 from pydantic import PrivateAttr
 
 from pipeline_platform.connectors.table_queue import TableQueue
@@ -15,11 +14,6 @@ from pipeline_platform.lake.writer import Writer
 from pipeline_platform.source.contract import Refused, SourceError
 from pipeline_platform.tasks.acknowledge.acknowledger import ONCE, AcknowledgeOutcomes, Acknowledger, Answer
 from tests.fixtures.small_lake import WINDOW, Memory, returned
-
-
-@pytest.fixture
-def lake(tmp_path):
-    return Lake(root=str(tmp_path))
 
 
 class Moody(Memory):

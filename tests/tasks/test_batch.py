@@ -22,11 +22,6 @@ from tests.fixtures.obedient import ODD
 from tests.fixtures.small_lake import WINDOW, Memory, batch_of, done, handled, outcomes, ranges, returned, rows_of
 
 
-@pytest.fixture
-def lake(tmp_path):
-    return Lake(root=str(tmp_path))
-
-
 class Stop(BaseModel):
     name: str
 

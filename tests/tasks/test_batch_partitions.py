@@ -1,10 +1,8 @@
 """Batches of a batcher with `partition_by`: one partition each, and all of a partition in one task, in order."""
 
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pytest
 
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.message import BatchInfo, Message
@@ -52,11 +50,6 @@ class BySource(Batched):
 
     def handle_message(self, message: Message, context: Any) -> Message:
         return message.put({"text": message.data.decode()}, batcher="plain")
-
-
-@pytest.fixture
-def lake(tmp_path: Path) -> Lake:
-    return Lake(root=str(tmp_path))
 
 
 def through(

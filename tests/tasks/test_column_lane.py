@@ -33,11 +33,6 @@ from tests.fixtures.small_lake import (
 from tests.fixtures.telemetry import named
 
 
-@pytest.fixture
-def lake(tmp_path):
-    return Lake(root=str(tmp_path))
-
-
 class Stop(BaseModel):
     line: str
     late: int | None = None

@@ -5,18 +5,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.actions import Word
 from pipeline_platform.model.message import DELIVERIES, Message
 from pipeline_platform.model.options import Processors
 from tests.fixtures.obedient import Obedient, PanicError
 from tests.fixtures.small_lake import DRIVEN_AGAIN, Memory, batch_of, handled, numbered, outcomes, rows_of
-
-
-@pytest.fixture
-def lake(tmp_path):
-    return Lake(root=str(tmp_path))
-
 
 SEEN: list[list[bytes]] = []
 BEFORE: list[Message] = []

@@ -8,17 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline_platform import testing
-from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import Batcher, PipelineError, Processors, Producer, TableBatcher
 from pipeline_platform.tasks.record.staging import staged_table
 from tests.fixtures.families import FAULTS, SHOWN, Families, Word
 from tests.fixtures.small_lake import handled, outcomes, rows_of
-
-
-@pytest.fixture
-def lake(tmp_path):
-    return Lake(root=str(tmp_path))
 
 
 def words(messages: list[Message]) -> list[tuple[int | None, str]]:

@@ -5,19 +5,12 @@ from typing import Any
 
 import pytest
 
-from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import Processors
 from pipeline_platform.tasks.handle.handle_messages import Handler
 from tests.fixtures.obedient import Obedient, PanicError
 from tests.fixtures.small_lake import Memory, Row, batch_of, handled, numbered, outcomes, received, rows_of
-
-
-@pytest.fixture
-def lake(tmp_path):
-    return Lake(root=str(tmp_path))
-
 
 FAULTS = {
     "raise": ("ValueError", "as told"),

@@ -5,15 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
-from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.message import Message
 from tests.fixtures.small_lake import outcomes, rows_of
 from tests.tasks.test_batch import Obedient, batched, staged
-
-
-@pytest.fixture
-def lake(tmp_path):
-    return Lake(root=str(tmp_path))
 
 
 def changing(monkeypatch: pytest.MonkeyPatch, change: Callable[[Message], Message]) -> None:

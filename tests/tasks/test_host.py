@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline_platform import Batcher, Pipeline, Processors, Producer, Splitter, TableBatcher
-from pipeline_platform.lake.storage import Lake
 from pipeline_platform.tasks.batch.batch_plan import CutBatches, plan_table
 from pipeline_platform.tasks.batch.handle_batches import HandleBatches
 from pipeline_platform.tasks.handle.handle_messages import Handle
@@ -22,11 +21,6 @@ from pipeline_platform.tasks.host import hosting
 from pipeline_platform.tasks.host.fork import in_a_fork
 from pipeline_platform.tasks.record.staging import staged_table
 from tests.fixtures.small_lake import Memory, Row, numbered, outcomes, ranges, received, returned, rows_of
-
-
-@pytest.fixture
-def lake(tmp_path):
-    return Lake(root=str(tmp_path))
 
 
 def fork_and(how):

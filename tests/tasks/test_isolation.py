@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from pipeline_platform.control.pace import Pace
 from pipeline_platform.control.store import ControlStore
-from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.options import Processors, Producer, TableBatcher
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks.host import isolation
@@ -26,12 +25,6 @@ from pipeline_platform.tasks.record.staging import STAGED
 from tests.fixtures.fragile import Fragile, Gathering, harm
 from tests.fixtures.small_lake import Row, handled, outcomes, rows_of
 from tests.tasks.test_batch import batched, staged
-
-
-@pytest.fixture
-def lake(tmp_path):
-    return Lake(root=str(tmp_path))
-
 
 WAYS = ["kill", "exit", "close"]
 

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import Batcher, Processors, TableBatcher
 from pipeline_platform.tasks.host.fork import Written
@@ -12,11 +11,6 @@ from pipeline_platform.tasks.record.outcomes import Outcomes
 from tests.fixtures.families import Families, Word
 from tests.fixtures.small_lake import handled, outcomes, rows_of
 from tests.tasks.test_given_back import Stopped
-
-
-@pytest.fixture
-def lake(tmp_path):
-    return Lake(root=str(tmp_path))
 
 
 class Litters(Families):

@@ -38,11 +38,6 @@ from tests.fixtures.small_lake import WINDOW, Memory, Row, done, numbered, range
 PROPERTIES = [name for name, value in vars(Message).items() if isinstance(value, property)]
 
 
-@pytest.fixture
-def lake(tmp_path: Path) -> Lake:
-    return Lake(root=str(tmp_path))
-
-
 class Seeing(Pipeline, abstract=True):
     """Writes down, in the file that the metadata name, what messages say in each callback.
 

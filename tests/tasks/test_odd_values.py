@@ -5,18 +5,12 @@ from typing import Any
 
 import pytest
 
-from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import Producer, TableBatcher
 from pipeline_platform.model.pipeline import Pipeline
 from tests.fixtures.obedient import ODD, GhostlyText
 from tests.fixtures.small_lake import Row, handled, outcomes, rows_of
-
-
-@pytest.fixture
-def lake(tmp_path):
-    return Lake(root=str(tmp_path))
 
 
 class Odd(Pipeline):

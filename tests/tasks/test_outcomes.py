@@ -4,7 +4,6 @@ import json
 import math
 from typing import Any
 
-import pytest
 from pydantic import BaseModel, computed_field, field_validator
 
 from pipeline_platform.lake.storage import Lake
@@ -16,11 +15,6 @@ from pipeline_platform.tasks.record.staging import staged_table
 from tests.fixtures.obedient import Obedient
 from tests.fixtures.small_lake import WINDOW, Memory, Row, done, handled, outcomes, ranges, returned, rows_of
 from tests.model.test_columns import EVERYTHING, Everything
-
-
-@pytest.fixture
-def lake(tmp_path):
-    return Lake(root=str(tmp_path))
 
 
 def test_messages_go_to_their_batchers_with_their_keys(lake):

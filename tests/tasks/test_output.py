@@ -11,17 +11,11 @@ from typing import Any
 
 import pytest
 
-from pipeline_platform.lake.storage import Lake
 from pipeline_platform.tasks.host.output import BYTES, LINES, captured
 from tests.fixtures.obedient import Obedient
 from tests.fixtures.small_lake import handled
 from tests.tasks.test_batch import Obedient as Batching
 from tests.tasks.test_batch import batched, staged
-
-
-@pytest.fixture
-def lake(tmp_path):
-    return Lake(root=str(tmp_path))
 
 
 class Saying(Obedient):

@@ -30,11 +30,6 @@ from tests.fixtures.small_lake import (
 )
 
 
-@pytest.fixture
-def lake(tmp_path):
-    return Lake(root=str(tmp_path))
-
-
 class Fragile(Families):
     """Its `handle_failed` ends its process, where the payload says so."""
 

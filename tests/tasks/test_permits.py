@@ -8,15 +8,9 @@ import pytest
 
 from pipeline_platform.control.pace import Pace
 from pipeline_platform.control.store import ControlStore
-from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.options import RateLimiting
 from tests.fixtures.obedient import Obedient
 from tests.fixtures.small_lake import Shared, handled, outcomes, rows_of
-
-
-@pytest.fixture
-def lake(tmp_path):
-    return Lake(root=str(tmp_path))
 
 
 @pytest.mark.parametrize("deadly", [{0}, {4}, {1, 2}, {0, 4}])

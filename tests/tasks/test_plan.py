@@ -22,11 +22,6 @@ from pipeline_platform.tasks.record.staging import staged_table
 from tests.fixtures.small_lake import Memory, done, handled, outcomes, ranges, returned, rows_of
 
 
-@pytest.fixture
-def lake(tmp_path):
-    return Lake(root=str(tmp_path))
-
-
 class Parcel(BaseModel):
     """What is put into boxes."""
 

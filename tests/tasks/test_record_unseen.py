@@ -30,11 +30,6 @@ from tests.fixtures.small_lake import (
 )
 
 
-@pytest.fixture
-def lake(tmp_path):
-    return Lake(root=str(tmp_path))
-
-
 def known(lake: Lake, **keep: int):
     """Write what a lookup found: the position of the copy to handle, by id."""
     rows = [{"source": "memory", "message_id": name, "keep": at} for name, at in keep.items()]

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import Batcher, PipelineError, Processors, Producer, TableBatcher
 from pipeline_platform.model.pipeline import Pipeline
@@ -13,11 +12,6 @@ from pipeline_platform.tasks.record.staging import staged_table
 from tests.fixtures.obedient import Obedient
 from tests.fixtures.small_lake import DRIVEN_AGAIN, Memory, Row, handled, numbered, outcomes, rows_of
 from tests.tasks.test_batch import batched, staged
-
-
-@pytest.fixture
-def lake(tmp_path):
-    return Lake(root=str(tmp_path))
 
 
 class Rescuing(Pipeline):

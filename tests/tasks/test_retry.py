@@ -4,18 +4,12 @@ from datetime import timedelta
 
 import pytest
 
-from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.options import Processors
 from pipeline_platform.model.retry import Retry
 from tests.fixtures.obedient import Obedient
 from tests.fixtures.small_lake import Memory, handled, numbered, rows_of
 
 HOUR = timedelta(hours=1)
-
-
-@pytest.fixture
-def lake(tmp_path):
-    return Lake(root=str(tmp_path))
 
 
 class Retried(Obedient):

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import PipelineError, Processors, Producer
 from pipeline_platform.model.pipeline import Pipeline
@@ -21,11 +20,6 @@ from tests.fixtures.small_lake import batch_of, handled, outcomes, rows_of
 
 LONG_S = 60
 """Waited for at the most by a message that waits for others."""
-
-
-@pytest.fixture
-def lake(tmp_path):
-    return Lake(root=str(tmp_path))
 
 
 class Together(Obedient):

@@ -11,7 +11,6 @@ import pytest
 
 from pipeline_platform.control.pace import Pace
 from pipeline_platform.control.store import ControlStore
-from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.options import Batcher, Processors, RateLimiting, TableBatcher
 from tests.fixtures.fragile import Fragile, Gathering, Worded
 from tests.fixtures.small_lake import Row, handled, outcomes, rows_of
@@ -28,11 +27,6 @@ class Timed(Fragile):
 class TimedBatches(Gathering):
     name = "timed_batches"
     batchers = {"plain": Batcher(message_timeout=SHORT), "typed": Batcher(schema=Worded, message_timeout=SHORT)}
-
-
-@pytest.fixture
-def lake(tmp_path):
-    return Lake(root=str(tmp_path))
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from pipeline_platform import telemetry
-from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.options import Batcher, Processors
 from pipeline_platform.telemetry import Event
 from pipeline_platform.testing import test_batch as try_batch
@@ -16,11 +15,6 @@ from tests.fixtures.small_lake import handled, outcomes
 from tests.fixtures.telemetry import named
 
 TOLD: list[Event] = []
-
-
-@pytest.fixture
-def lake(tmp_path):
-    return Lake(root=str(tmp_path))
 
 
 @pytest.fixture(autouse=True)
