@@ -68,7 +68,7 @@ class Pipeline:
             credentials.
         shutdown: How long a run that has to stop (`pipeline-platform drain`, a termination) still begins messages.
         telemetry: Functions that get this pipeline's events, by event, in the process where these happen:
-            `{"batch": on_batch}`. See `docs/telemetry.md`.
+            `{"batch": on_batch}`. See `docs/run/telemetry.md`.
         owners: Of the assets: e-mail addresses or `team:<name>`.
     """
 

@@ -1,4 +1,4 @@
-"""`docs/broadway.md` has a row for every behaviour of Broadway, and the tests that it names are there."""
+"""`docs/understand/broadway.md` has a row for every behaviour of Broadway, and the tests that it names are there."""
 
 import re
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT = (ROOT / "docs" / "broadway.md").read_text()
+DOCUMENT = (ROOT / "docs" / "understand" / "broadway.md").read_text()
 BEHAVIOURS = {"Core": 135, "SQS": 44, "RabbitMQ": 89, "Kafka": 62, "Cloud Pub/Sub": 62}
 """How many tests Broadway's own suite and that of each connector have."""
 

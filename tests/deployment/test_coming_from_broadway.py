@@ -1,4 +1,4 @@
-"""The five pipelines of `docs/coming-from-broadway.md`, each a whole run on Spark over a real server."""
+"""The five pipelines of `docs/migrate/from-broadway.md`, each a whole run on Spark over a real server."""
 
 import importlib
 import json
@@ -32,11 +32,11 @@ from tests.fixtures.rabbitmq import create_queue
 from tests.fixtures.spark import WarmSpark
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT = (ROOT / "docs" / "coming-from-broadway.md").read_text()
+DOCUMENT = (ROOT / "docs" / "migrate" / "from-broadway.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", DOCUMENT, re.S)
 PIPELINES = {name: block for block in BLOCKS for name in re.findall(r"^class (\w+)\(Pipeline\)", block, re.M)}
 SOURCES = [block for block in BLOCKS if "source_resource(" in block]
-GUIDE = (ROOT / "docs" / "sources" / "custom.md").read_text()
+GUIDE = (ROOT / "docs" / "connect" / "your-own.md").read_text()
 GUIDED = re.findall(r"```python\n(.*?)```", GUIDE, re.S)
 
 Started = Callable[[str, Source], Flow]

@@ -1,4 +1,4 @@
-"""The sources that `docs/sources/custom.md` builds, checked as it says."""
+"""The sources that `docs/connect/your-own.md` builds, checked as it says."""
 
 import importlib
 import re
@@ -13,7 +13,7 @@ import pytest
 from pipeline_platform.orchestration.source_resources import source_resource
 from pipeline_platform.source.contract import Source
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "sources" / "custom.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "connect" / "your-own.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.S)
 
 

@@ -77,10 +77,10 @@ def test_the_pipeline_of_the_readme_takes_the_place_of_the_demo_s_with_the_asset
 
 
 def test_the_producers_of_the_documents_have_the_sensors_schedules_and_checks_that_it_names() -> None:
-    text = (ROOT / "docs" / "how-it-works.md").read_text()
+    text = (ROOT / "docs" / "build" / "several-sources.md").read_text()
     (code,) = [found for found in re.findall(r"```python\n(.*?)```", text, re.S) if "producers = {" in found]
     names: dict[str, Any] = {}
-    exec(compile(code, "how-it-works.md", "exec"), names)  # our own text
+    exec(compile(code, "several-sources.md", "exec"), names)  # our own text
     queues = {key: source_resource(TableQueue)(name=key, url="sqlite:///none") for key in ("east_queue", "west_queue")}
 
     defined = definitions.platform_definitions([names["Orders"]], {**definitions.RESOURCES, **queues})
@@ -120,7 +120,7 @@ import pipelines.flights, pipeline_platform.connectors.sqs, pipeline_platform.co
 
 
 def test_workers_need_no_more_installed_than_is_said() -> None:
-    (said,) = re.findall(r"installed on the workers(.*?);", (ROOT / "docs" / "operating.md").read_text(), re.S)
+    (said,) = re.findall(r"installed on the workers(.*?);", (ROOT / "docs" / "run" / "spark.md").read_text(), re.S)
     there = {plain(found.name) for found in importlib.metadata.distributions()}
     owners = importlib.metadata.packages_distributions()
     missing = there - needed_by(re.findall(r"`([\w-]+)`", said)) - {"pipeline-platform"}
@@ -144,11 +144,19 @@ def test_files_with_dagster_s_decorators_leave_types_for_dagster_to_read() -> No
     assert postponed == [], "CONTRIBUTING.md says why"
 
 
+def headings(document: Path) -> set[str]:
+    """The headings of a document, as links name them."""
+    prose = re.sub(r"^ *```.*?^ *```", "", document.read_text(), flags=re.M | re.S)
+    return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in re.findall(r"^#+ (.+)$", prose, re.M)}
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(document: Path) -> None:
-    links = re.findall(r"\]\((?!https?:)([^)#]+)[^)]*\)", document.read_text())
+    links = re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)", document.read_text())
 
-    assert [link for link in links if not (document.parent / link).exists()] == []
+    assert [link for link, _ in links if not (document.parent / link).exists()] == []
+    places = [(document.parent / link if link else document, heading) for link, heading in links if heading]
+    assert [f"{place}#{heading}" for place, heading in places if heading not in headings(place)] == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

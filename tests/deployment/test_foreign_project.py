@@ -1,4 +1,4 @@
-"""The wheel in somebody else's Dagster project, which `docs/in-your-project.md` shows."""
+"""The wheel in somebody else's Dagster project, which `docs/start/your-project.md` shows."""
 
 import json
 import os
@@ -17,7 +17,7 @@ import pytest
 from pipeline_platform.connectors.table_queue import TableQueue
 from tests.fixtures.keeper import PROJECT
 
-DOCUMENT = (PROJECT / "docs" / "in-your-project.md").read_text()
+DOCUMENT = (PROJECT / "docs" / "start" / "your-project.md").read_text()
 FILES = re.findall(r"```python\n# (\S+)\n(.*?)```", DOCUMENT, re.S)
 THEIRS = ("assets", "pipelines", "resources", "sensors")
 """Packages that such a project has at its top."""

@@ -1,4 +1,4 @@
-"""What `docs/sources/kafka.md` shows is run on a real server, and what it lists is there."""
+"""What `docs/connect/kafka.md` shows is run on a real server, and what it lists is there."""
 
 import re
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from tests.fixtures.documents import deployed, source_of
 from tests.fixtures.kafka_source import lag
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT = (ROOT / "docs" / "sources" / "kafka.md").read_text()
+DOCUMENT = (ROOT / "docs" / "connect" / "kafka.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", DOCUMENT, re.S)
 
 

@@ -1,4 +1,4 @@
-"""What `docs/sources/pubsub.md` shows is run on a real server, and what it lists is there."""
+"""What `docs/connect/pubsub.md` shows is run on a real server, and what it lists is there."""
 
 import re
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from tests.connectors.test_pubsub import received
 from tests.fixtures.documents import deployed, source_of
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT = (ROOT / "docs" / "sources" / "pubsub.md").read_text()
+DOCUMENT = (ROOT / "docs" / "connect" / "pubsub.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", DOCUMENT, re.S)
 
 

@@ -1,4 +1,4 @@
-"""What `docs/sources/rabbitmq.md` shows is run on a real server, and what it lists is there."""
+"""What `docs/connect/rabbitmq.md` shows is run on a real server, and what it lists is there."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ from pipeline_platform.tasks.handle.handle_messages import Handler
 from tests.fixtures.documents import deployed, source_of
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT = (ROOT / "docs" / "sources" / "rabbitmq.md").read_text()
+DOCUMENT = (ROOT / "docs" / "connect" / "rabbitmq.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", DOCUMENT, re.S)
 
 

@@ -1,4 +1,4 @@
-"""What docs/sources/sqs.md shows is run, on a real queue."""
+"""What docs/connect/sqs.md shows is run, on a real queue."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from pipeline_platform.tasks.handle.handle_messages import Handler
 from tests.fixtures.documents import deployed, source_of
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT = (ROOT / "docs" / "sources" / "sqs.md").read_text()
+DOCUMENT = (ROOT / "docs" / "connect" / "sqs.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", DOCUMENT, re.S)
 
 

@@ -1,4 +1,4 @@
-"""What docs/sources/table-queue.md shows is run, on a real PostgreSQL."""
+"""What docs/connect/table-queue.md shows is run, on a real PostgreSQL."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from tests.fixtures.documents import deployed, source_of
 from tests.fixtures.postgres import administrator
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT = (ROOT / "docs" / "sources" / "table-queue.md").read_text()
+DOCUMENT = (ROOT / "docs" / "connect" / "table-queue.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", DOCUMENT, re.S)
 TABLE, RIGHTS = re.findall(r"```sql\n(.*?)```", DOCUMENT, re.S)
 

@@ -1,4 +1,4 @@
-"""What `docs/testing.md` shows is run, on the README's pipeline."""
+"""What `docs/build/testing.md` shows is run, on the README's pipeline."""
 
 import importlib
 import re
@@ -11,7 +11,7 @@ import pytest
 
 from tests.deployment.test_documents import shown
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "testing.md").read_text()
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "build" / "testing.md").read_text()
 
 
 @pytest.mark.parametrize("test", re.findall(r"^def (test_\w+)", DOCUMENT, re.M))

@@ -1,4 +1,4 @@
-"""What `docs/telemetry.md` says of events and metrics is what there is."""
+"""What `docs/run/telemetry.md` and `docs/reference/events.md` say of metrics and events is what there is."""
 
 import re
 from pathlib import Path
@@ -11,19 +11,20 @@ from pipeline_platform.telemetry import EVENTS
 from pipeline_platform.telemetry.exporter import COUNTED, Exporter
 from pipeline_platform.testing import test_message as try_message
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "telemetry.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+DOCUMENT = (DOCS / "run" / "telemetry.md").read_text()
 
 
-def rows(after: str) -> list[list[str]]:
-    """The cells of the first table after some words."""
-    table = DOCUMENT.partition(after)[2].partition("\n|-")[2].partition("\n\n")[0].splitlines()[1:]
+def rows(document: str, after: str) -> list[list[str]]:
+    """The cells of a document's first table after some words."""
+    table = document.partition(after)[2].partition("\n|-")[2].partition("\n\n")[0].splitlines()[1:]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
 
 
 def test_the_table_of_events_is_that_of_the_code() -> None:
     names = [
         (cells[0].strip("`"), *(tuple(re.findall(r"`(\w+)`", cell)) for cell in cells[2:]))
-        for cells in rows("## Events")
+        for cells in rows((DOCS / "reference" / "events.md").read_text(), "# Events")
     ]
 
     assert names == [(name, fields.start, fields.stop) for name, fields in EVENTS.items()]
@@ -42,7 +43,7 @@ def test_the_table_of_metrics_is_that_of_the_code(monkeypatch: Any) -> None:
 
     Exporter(meters=meters)
 
-    assert [cells[0].strip("`") for cells in rows("**Metrics.**")] == made
+    assert [cells[0].strip("`") for cells in rows(DOCUMENT, "**Metrics.**")] == made
     assert len(made) == len(COUNTED) + 2
 
 
