@@ -10,7 +10,8 @@ pipeline, and no other claim is granted anything beside it.
 
 from __future__ import annotations
 
-from datetime import datetime
+from collections.abc import Sequence
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 import sqlalchemy as sa
@@ -31,6 +32,20 @@ _RECEIVES = sa.Table(
     sa.Column("alone", sa.Boolean, nullable=False, server_default=sa.false()),
 )
 
+_ENDED = sa.Table(
+    "control_ended",
+    TABLES,
+    sa.Column("receive_id", sa.Text, primary_key=True),
+    sa.Column("pipeline", sa.Text, nullable=False),
+    sa.Column("run_id", sa.Text, nullable=False),
+    sa.Column("messages", sa.BigInteger, nullable=False),
+    sa.Column("started_at", sa.BigInteger, nullable=False),
+    sa.Column("ended_at", sa.BigInteger, nullable=False),
+    sa.Index("ix_control_ended", "pipeline", "ended_at"),
+)
+KEEP_ENDED = timedelta(days=30)
+"""How long it is remembered of a receive that it was acknowledged."""
+
 
 class Claim(NamedTuple):
     """Messages that one receive has in flight, by the run that claimed last, until when they count unless renewed.
@@ -44,6 +59,16 @@ class Claim(NamedTuple):
     expires_at: datetime
     started_at: datetime
     alone: bool = False
+
+
+class Ended(NamedTuple):
+    """A receive that was acknowledged: by which run, how many messages, from its claim to its end."""
+
+    receive_id: str
+    run_id: str
+    messages: int
+    started_at: datetime
+    ended_at: datetime
 
 
 class Claims(Database):
@@ -151,6 +176,35 @@ class Claims(Database):
                 forget_stop(connection, receive_id)
             return ended
 
+    def finish(self, receive_id: str) -> None:
+        """End the claim of a receive that was acknowledged, and remember it for `KEEP_ENDED`."""
+        columns = [_RECEIVES.c[name] for name in _ENDED.c.keys()[:-1]]
+        with self.writing() as connection:
+            claim = connection.execute(sa.delete(_RECEIVES).where(_is(receive_id)).returning(*columns)).first()
+            if claim is None:
+                return
+            forget_stop(connection, receive_id)
+            now = self.now(connection)
+            is_old = _ENDED.c.ended_at < now - round(KEEP_ENDED.total_seconds() * SECOND)
+            is_same = _ENDED.c.receive_id == receive_id
+            connection.execute(sa.delete(_ENDED).where(is_same | (_ENDED.c.pipeline == claim.pipeline) & is_old))
+            connection.execute(sa.insert(_ENDED).values((*claim, now)))
+
+    def ended(self, pipeline: str, *, last: int | None = None, receive_ids: Sequence[str] | None = None) -> list[Ended]:
+        """List receives of a pipeline, or of one of its producers, that were acknowledged; the latest first.
+
+        Args:
+            pipeline: Name of the pipeline, whose producers' are listed too, or `<pipeline>/<producer>`.
+            last: How many at the most.
+            receive_ids: Only these.
+        """
+        query = sa.select(_ENDED).where(_is_of(pipeline, _ENDED)).order_by(_ENDED.c.ended_at.desc()).limit(last)
+        if receive_ids is not None:
+            query = query.where(_ENDED.c.receive_id.in_(receive_ids))
+        with self.reading() as connection:
+            rows = connection.execute(query).all()
+        return [Ended(r.receive_id, r.run_id, r.messages, as_time(r.started_at), as_time(r.ended_at)) for r in rows]
+
     def expire(self, receive_id: str) -> None:
         """End a claim's lease now, unless it is over already: since when it is over stays the same then."""
         self._expire(_is(receive_id))
@@ -195,9 +249,9 @@ def _is(receive_id: str) -> sa.ColumnElement[bool]:
     return _RECEIVES.c.receive_id == receive_id
 
 
-def _is_of(pipeline: str) -> sa.ColumnElement[bool]:
-    """Whether a claim is the pipeline's, or a producer's of it."""
-    return (_RECEIVES.c.pipeline == pipeline) | _RECEIVES.c.pipeline.startswith(f"{pipeline}/", autoescape=True)
+def _is_of(pipeline: str, table: sa.Table = _RECEIVES) -> sa.ColumnElement[bool]:
+    """Whether a row is the pipeline's, or a producer's of it."""
+    return (table.c.pipeline == pipeline) | table.c.pipeline.startswith(f"{pipeline}/", autoescape=True)
 
 
 def _room(connection: sa.Connection, pipeline: str, capacity: int, now: int, *, but: str, alone: bool) -> int:

@@ -25,6 +25,7 @@ def _add_alone(connection: sa.Connection) -> None:
 STEPS: Final[list[Callable[[sa.Connection], None]]] = [
     lambda _: None,  # control_stops and control_overrides
     _add_alone,
+    lambda _: None,  # control_ended
 ]
 """The first step changes the tables of version 1, with what is in them, to those of version 2; and so on.
 

@@ -243,7 +243,7 @@ def _acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger, event
             acknowledged = acknowledged if source.acknowledges_by_id else 0
             left, errors, is_over = messages - acknowledged - lost, [*errors, str(error)], False
     if is_over and not letters.unsent and not not_taken.messages:
-        flow.control.end(receive.receive_id)
+        flow.control.finish(receive.receive_id)
     else:  # nothing of it waits at the source: the sensor asks for a run to finish it by its claim alone
         flow.control.expire(receive.receive_id)
     refusals = [f"{one['ack_id']}: {one['reason']}" for notes in answer.notes for one in notes["refusals"]]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline_platform.control.claims import KEEP_ENDED
 from tests.fixtures.control import MINUTE, NOON, names, one_store_for_all_examples
 
 
@@ -62,6 +64,25 @@ def test_a_claim_ends_once(store, claim):
     assert not store.end("a")
     assert not store.beat("a", 60)
     assert claim(receive_id="b", wanted=100) == 100
+
+
+def test_what_was_acknowledged_is_remembered_for_a_month(store, clock, claim):
+    claim(receive_id="a", wanted=70)
+    store.adjust("a", 40)
+    clock.now += 5
+    store.finish("a")
+    clock.now += 1
+    store.claim("flights/east", "b", "run", wanted=1, capacity=1, lease_s=60)
+    store.finish("b")
+    assert store.in_flight("flights", of_all=True) == []
+    assert [one.receive_id for one in store.ended("flights", last=5)] == ["b", "a"]
+    assert store.ended("flights", receive_ids=["a"]) == [("a", "run", 40, NOON, NOON + timedelta(seconds=5))]
+    assert store.ended("trains") == []
+
+    clock.now += KEEP_ENDED.total_seconds()
+    claim(receive_id="c", wanted=1)
+    store.finish("c")
+    assert [one.receive_id for one in store.ended("flights")] == ["c", "b"]
 
 
 def test_a_claim_whose_lease_is_over_leaves_its_room_to_others(store, clock, claim):
