@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from codecs import getincrementaldecoder
 from datetime import UTC, datetime
 from enum import Enum
@@ -126,14 +127,16 @@ def show(
         mine = [event for event in events if event["source"] == source]
         failures = [event for event in mine if event["state"] != "closed"]
         state = state_of(mine[-1], datetime.now(UTC))
-        _say(f"message {message_id} of {source}, in window {mine[-1]['window']}: {state}")
+        say(f"message {message_id} of {source}, in window {mine[-1]['window']}: {state}")
         for event in mine:
-            _say(f"  {_happened(event)}")
+            say(f"  {happened(event)}")
         if failures:
             _say_payload(failures[-1])
+    say(f"Its whole life: pipeline-platform trace {pipeline} {shlex.quote(message_id)}")
 
 
-def _happened(event: dict[str, Any]) -> str:
+def happened(event: dict[str, Any]) -> str:
+    """An event of a failure, in a line."""
     said = f"{event['at']:%Y-%m-%d %H:%M:%S} attempt {event['attempt']}: {event['state']}"
     if event["state"] != "closed":
         said += f" in {event['stage']}, {event['kind']}: {event['reason']}"
@@ -143,12 +146,12 @@ def _happened(event: dict[str, Any]) -> str:
 
 def _say_payload(event: dict[str, Any]) -> None:
     shown = _payload(event["data"])
-    _say(f"metadata: {event['metadata'] or 'none'}")
+    say(f"metadata: {event['metadata'] or 'none'}")
     cut = f", the first {_PAYLOAD:,} of them" if shown["bytes"] > _PAYLOAD else ""
     name = "text" if "text" in shown else "hex"
-    _say(f"payload: {shown['bytes']:,} bytes{cut}, as {name}:\n{shown[name]}")
+    say(f"payload: {shown['bytes']:,} bytes{cut}, as {name}:\n{shown[name]}")
     if event["traceback"]:
-        _say(event["traceback"].rstrip())
+        say(event["traceback"].rstrip())
 
 
 @app.command()
@@ -209,5 +212,6 @@ def plain(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """Print text that may hold anything."""
     typer.echo(plain(text))

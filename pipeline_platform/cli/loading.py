@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import dotenv
 import typer
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pipeline_platform.control.store import ControlStore
     from pipeline_platform.lake.storage import Lake
     from pipeline_platform.model.pipeline import Pipeline
+    from pipeline_platform.run.flow import Flow
     from pipeline_platform.source.contract import Source
 
 
@@ -56,6 +57,15 @@ class Deployment:
             said = f"there is no pipeline {name!r}; there is {', '.join(self.pipelines) or 'none'}"
             raise typer.BadParameter(said, param_hint="PIPELINE")
         return self.pipelines[name]
+
+    def flow(self, pipeline: type[Pipeline]) -> Flow:
+        """A pipeline with what a look at its receives needs: no source, no Spark."""
+        from pipeline_platform.run.flow import Flow, no_source
+
+        def no_session() -> NoReturn:
+            raise AssertionError("a look needs no Spark")
+
+        return Flow(pipeline, no_source(pipeline, self.lake), self.lake, self.control, no_session)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from pipeline_platform.cli.push_command import push
 from pipeline_platform.cli.repair_command import repair
 from pipeline_platform.cli.show_command import show
 from pipeline_platform.cli.status_command import status
+from pipeline_platform.cli.trace_command import trace
 from pipeline_platform.control.store import ControlStoreError
 from pipeline_platform.model.options import PipelineError
 from pipeline_platform.source.contract import SourceError
@@ -29,7 +30,7 @@ app = typer.Typer(
 app.add_typer(spark.app, name="spark")
 app.add_typer(table_queue.app, name="table-queue")
 app.add_typer(failures.app, name="failures")
-for command in (status, show, limits.pause, limits.resume, drain, limits.limit, limits.scale, push, repair):
+for command in (status, show, trace, limits.pause, limits.resume, drain, limits.limit, limits.scale, push, repair):
     app.command()(command)
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 from rich.console import Console
@@ -194,13 +194,9 @@ def _runs(pipeline: type[Pipeline], instance: Instance) -> Rows:
 
 def _receives(opened: loading.Deployment, pipeline: type[Pipeline]) -> Rows:
     from pipeline_platform.lake.ledger import ReceiveError
-    from pipeline_platform.run.flow import Flow, no_source
     from pipeline_platform.run.receive_state import Phase, ReceiveState
 
-    def no_session() -> NoReturn:
-        raise AssertionError("a look needs no Spark")
-
-    flow = Flow(pipeline, no_source(pipeline, opened.lake), opened.lake, opened.control, no_session)
+    flow = opened.flow(pipeline)
     found: dict[str, list[str]] = {"undecided receives": [], "unfinished receives": [], "unreadable receives": []}
     for receive_id in flow.ledger.unfinished():
         state = ReceiveState(flow, receive_id)

@@ -1,5 +1,6 @@
 """A pipeline as one graph of ops, whose outputs are its partitioned assets."""
 
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from enum import Enum
@@ -326,6 +327,12 @@ def _handle_failed(flow: Flow, receive: Receive, context: dg.AssetExecutionConte
     manifest = flow.ledger.manifest(receive)
     if figures := reporting.of_failures(manifest):
         context.add_output_metadata(figures)
+        sample = (row["message_id"] for notes in manifest.notes for row in notes.get("sample", ()))
+        some_id = shlex.quote(next(sample, "<message id>"))
+        context.log.info(
+            f"failures: `pipeline-platform failures list {flow.pipeline.name}`; the whole life of one: "
+            f"`pipeline-platform trace {flow.pipeline.name} {some_id}`"
+        )
     if rescued := manifest.total("rescued"):
         context.log.info(f"handle_failed rescued {rescued} messages")
     if kept := manifest.total("not_rescued"):

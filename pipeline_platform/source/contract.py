@@ -255,6 +255,11 @@ class Source(BaseModel, ABC):
         del most
         return self.backlog()
 
+    def whereabouts(self, message_id: str) -> str | None:
+        """Say where a message is at the source now, in words; None where a source cannot be asked for one message."""
+        del message_id
+        return None
+
     @abstractmethod
     def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]:
         """Divide up to `demand` messages into at most `concurrency` shares, and reserve them if the source can.

@@ -239,7 +239,9 @@ def test_ids_may_be_texts_or_uuids(url: str, run_sql: Callable[..., Any], type_:
     queue = TableQueue(name="named", url=url)
     queue.create()
 
+    assert queue.whereabouts(keys[1]) == "waits"
     rows = receive(queue, "a", concurrency=3)
+    assert queue.whereabouts(keys[1]) == "leased by receive a for 60 s more"
 
     assert sorted(ids(rows)) == sorted(keys)
     assert [row["data"].decode() for row in rows] == ids(rows)
@@ -258,6 +260,20 @@ def test_rows_without_an_id_are_left_alone(url: str, run_sql: Callable[..., Any]
 
     assert queue.backlog().messages == 1
     assert ids(receive(queue, "a")) == ["a"]
+
+
+def test_a_queue_says_where_a_message_is(queue: TableQueue) -> None:
+    queue.enqueue([b"1", b"2", b"3"])
+    receive(queue, "a", demand=2)
+    queue.release("a", ["1"], delay_s=30)
+    queue.ack("a", ["2"])
+
+    assert [str(queue.whereabouts(id_)).partition(":")[0] for id_ in ("1", "2", "3", "x")] == [
+        "waits for its delay, 30 s more",
+        "not there",
+        "waits",
+        "not there",
+    ]
 
 
 def test_messages_that_others_delete_are_gone(queue: TableQueue, run_sql: Callable[..., Any]) -> None:

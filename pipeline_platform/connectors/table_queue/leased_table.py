@@ -216,6 +216,25 @@ class LeasedTable:
         ]
         return [one for one in listed if one[2]]
 
+    def look_up(self, connection: sa.Connection, id_: int | str | UUID) -> tuple[str | None, float] | None:
+        """Say which receive holds a message, and for how many seconds more.
+
+        Returns:
+            None if the queue has no such message; no receive and 0 seconds if it waits; no receive and some seconds if
+            it waits for a delay.
+        """
+        if connection.execute(sa.select(self.id).where(self.id == id_)).first() is None:
+            return None
+        receives, leases = self.receives, self.leases
+        left = receives.c.leased_until - self._now(connection)
+        live = sa.select(receives.c.id, receives.c.receive_id, left, receives.c.spans).where(left > 0)
+        row = connection.execute(sa.select(leases.c.receive).where(leases.c.id == id_)).first()
+        for receive, receive_id, seconds, spans in connection.execute(live):
+            within = isinstance(id_, int) and id_spans.inside([id_], id_spans.parse(spans))[0]
+            if receive == row.receive if row else within:
+                return receive_id, float(seconds)
+        return None, 0.0
+
     def renew(self, connection: sa.Connection, receive_id: str, lease_s: float) -> bool:
         """Set a receive's lease to `lease_s` from now; False where it is over or has nothing left."""
         receives = self.receives

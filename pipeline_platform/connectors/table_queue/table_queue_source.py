@@ -234,6 +234,22 @@ class TableQueue(LeasedSource):
         with table.database.reading() as connection:
             return table.held(connection)
 
+    def whereabouts(self, message_id: str) -> str:
+        """Say who holds a message, or that it waits or is not there."""
+        table = self._table()
+        try:
+            id_ = table.kind(message_id)
+        except ValueError:
+            return f"not there: {message_id!r} is no id of table {self.table}"
+        with table.database.reading() as connection:
+            found = table.look_up(connection, id_)
+        if found is None:
+            return f"not there: table {self.table} has no such row. It was acknowledged, or never came"
+        receive_id, seconds = found
+        if receive_id is None:
+            return f"waits for its delay, {seconds:.0f} s more" if seconds else "waits"
+        return f"leased by receive {receive_id} for {seconds:.0f} s more"
+
     def check_ready(self) -> None:
         """Raise `SourceError` where a receive is bound to fail: the tables, the columns, or the right to write."""
         table = self._table()

@@ -1,0 +1,131 @@
+"""The life of one message, from its first delivery to what holds it now."""
+
+import json
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from typer.testing import CliRunner
+
+from pipeline_platform.cli.loading import Deployment
+from pipeline_platform.cli.main import app
+from pipeline_platform.model.message import Message
+from pipeline_platform.model.options import Processors, Producer, TableBatcher
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.run import steps
+from pipeline_platform.run.begin import begin
+from pipeline_platform.run.flow import Flow
+from pipeline_platform.run.trace import Delivery, trace
+from tests.fixtures.flow import WINDOW, Filled, finish, handled, run
+
+
+class Word(BaseModel):
+    word: str
+
+
+class Second(Pipeline):
+    """A message that begins with `late` succeeds at its second attempt."""
+
+    name = "second"
+    producer = Producer(source="queue", concurrency=1)
+    processors = Processors(concurrency=1, max_demand=2)
+    batchers = {"words": TableBatcher(schema=Word)}
+
+    def handle_message(self, message: Message, context: Any) -> Message:
+        text = message.data.decode()
+        if text.startswith("late") and message.attempt == 1:
+            raise ValueError("not yet")
+        return message.put({"word": text}, batcher="words", batch_key=text[0])
+
+
+@pytest.fixture
+def flow(filled: Filled) -> Flow:
+    return filled(Second, [b"early", b"late", b"last"])
+
+
+def one(flow: Flow, message_id: str) -> Delivery:
+    (delivery,) = trace(flow, message_id)
+    return delivery
+
+
+def test_a_life_has_each_attempt_with_its_failure_its_rows_and_its_acknowledgement(flow: Flow) -> None:
+    received = run(flow)
+    retried = run(flow, "failed")
+
+    first, second = trace(flow, "2")
+    assert [(d.receive_id, d.attempt, d.outcome) for d in (first, second)] == [
+        (received.receive_id, 1, "failed"),
+        (retried.receive_id, 2, "handled"),
+    ]
+    assert first.received
+    assert first.received["received_at"]
+    assert [(e["state"], e["kind"], e["reason"]) for e in first.failures] == [("open", "ValueError", "not yet")]
+    assert [e["state"] for e in second.failures] == ["closed"]
+    assert first.rows == []
+    assert [(r["table"], r["word"], r["batch_key"]) for r in second.rows] == [("words", "late", "l")]
+    assert (first.run_id, first.action) == ("test", "ack")
+    assert first.acknowledged_at
+    assert second.acknowledged_at
+    assert first.acknowledged_at < second.acknowledged_at
+    assert first.held is second.held is None
+
+
+def test_a_life_names_the_receive_that_holds_the_message_and_how_far_it_is(flow: Flow) -> None:
+    receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
+    assert trace(flow, "1") == [], "leased, and not written down"
+
+    phases = []
+    for step in (steps.receive_messages, steps.handle_messages, steps.decide, steps.publish):
+        step(flow, receive)
+        held = one(flow, "1").held
+        assert held
+        assert held.lease_until
+        assert held.lease_until > held.started_at
+        phases.append(held.phase)
+    assert phases == ["received", "handled", "decided", "published"]
+    assert (one(flow, "1").run_id, one(flow, "1").acknowledged_at) == ("test", None)
+
+    steps.acknowledge(flow, receive)
+    assert one(flow, "1").held is None
+    assert one(flow, "1").acknowledged_at
+
+
+def test_what_a_dead_run_left_is_held_by_nobody(flow: Flow) -> None:
+    receive = handled(flow)
+    flow.control.let_go("test")
+
+    held = one(flow, "1").held
+    assert held
+    assert held.lease_until is None
+    finish(flow, receive)
+    assert one(flow, "1").held is None
+
+
+@pytest.fixture
+def printed(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> Any:
+    deployment = Deployment({"second": Second}, flow.control, flow.lake, {"queue": flow.source})
+    monkeypatch.setattr("pipeline_platform.cli.loading.opened", lambda *_: nullcontext(deployment))
+
+    def call(*arguments: str) -> str:
+        answer = CliRunner().invoke(app, ["trace", "second", *arguments])
+        assert answer.exit_code == 0, answer.output
+        return answer.stdout
+
+    return call
+
+
+def test_the_command_prints_a_life_as_text_and_as_json(flow: Flow, printed: Any) -> None:
+    first = "second has never received message 3, or its windows are older than retention.messages (30 days)."
+    assert printed("3").splitlines() == [first, "at queue now: waits"]
+    run(flow)
+    run(flow, "failed")
+
+    text = printed("2")
+    for part in ("attempt 1 in window", "open in handle_message, ValueError: not yet", "attempt 2", '{"word": "late"}'):
+        assert part in text
+    assert text.count(" acknowledged: ack") == 2
+    found = json.loads(printed("2", "--json"))
+    assert [each["attempt"] for each in found["deliveries"]] == [1, 2]
+    assert "no such row" in found["at_source"]["queue"]
+    assert "never received" in printed("2", "--source", "another")
