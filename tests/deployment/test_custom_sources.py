@@ -3,7 +3,6 @@
 import importlib
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,6 @@ def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "sources_of_the_document", raising=False)
     return vars(importlib.import_module("sources_of_the_document"))
-
-
-@pytest.mark.parametrize("test", re.findall(r"def (test_\w+)", DOCUMENT.read_text()))
-def test_its_sources_keep_their_promises(shown: dict[str, Any], test: str, tmp_path: Path) -> None:
-    check: Callable[[Path], None] = shown[test]
-
-    check(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["Counter", "Trackings"])

@@ -1,45 +1,118 @@
-"""What the README shows is run, and what the documents name is there."""
+"""What documents show is run, and what they name is there."""
 
+import ast
+import importlib
 import importlib.metadata
+import inspect
 import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import dagster as dg
 import pytest
+import typer
+from typer.core import TyperGroup
 
 import definitions
 from pipeline_platform.cli.main import app
-from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.source_resources import source_resource
 from pipeline_platform.source.contract import Source
-from pipeline_platform.testing import test_batch
-from tests.fixtures.documents import deployed, source_of
+from pipeline_platform.testing import DummySource, test_batch
+from tests.fixtures.documents import DOCS, blocks, deployed, files, imported, source_of
 from tests.fixtures.installed import needed_by, plain
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
-README = (ROOT / "README.md").read_text()
+EXAMPLES = sorted(DOCS.glob("examples/*.py"))
+PAGES = [page for page in DOCUMENTS if blocks(page)]
+TESTS = [(page, test) for page in PAGES for test in re.findall(r"^def (test_\w+)", page.read_text(), re.M)]
+
+WITHIN = """
+from datetime import timedelta
+from pipeline_platform import *
+from pipelines.flights import Flight
+"""
+"""What has the reader of a block that shows a part of a file."""
 
 
-def block(containing: str) -> str:
-    """The README's Python block that holds some words."""
-    (found,) = [text for text in re.findall(r"```python\n(.*?)```", README, re.S) if containing in text]
-    return str(found)
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
 
 
-def shown(containing: str) -> dict[str, Any]:
-    """Run the README's Python block that holds some words; return what it defines."""
-    names: dict[str, Any] = {}
-    exec(compile(block(containing), "README.md", "exec"), names)  # our own text
-    return names
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], list[ModuleType]]]:
+    """Runs the Python of a page or an example: the files that it shows, or all of it as one module."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    departures = imported("departures", (DOCS / "examples" / "departures.py").read_text(), tmp_path)
+    custom = imported("of_your_own", "\n".join(blocks(DOCS / "connect" / "your-own.md")), tmp_path)
+    # What pages have the reader write into these files.
+    for module in ("pipelines.departures", "resources.counter", "resources.trackings"):
+        monkeypatch.setitem(sys.modules, module, departures if "departures" in module else custom)
+
+    def run(page: Path) -> list[ModuleType]:
+        name = f"of_{page.stem.replace('-', '_')}"
+        if page.suffix == ".py":
+            return [imported(name, page.read_text(), tmp_path)]
+        if made := files(page):
+            for file, text in made.items():
+                (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+                (tmp_path / file).write_text(text)
+            return [importlib.import_module(file.removesuffix(".py").replace("/", ".")) for file in made]
+        return [imported(name, "\n\n".join([WITHIN, *blocks(page)]), tmp_path)]
+
+    yield run
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
 
 
-def test_the_pipeline_of_the_readme_handles_flights_and_fails_the_cancelled(capsys: pytest.CaptureFixture[str]) -> None:
-    pipeline: type[Pipeline] = shown("class Departures(Pipeline)")["Departures"]
+@pytest.mark.parametrize("page", [*PAGES, *EXAMPLES], ids=named)
+def test_python_that_is_shown_runs_and_its_pipelines_load(page: Path, run: Callable[[Path], list[ModuleType]]) -> None:
+    made = [(module.__name__, one) for module in run(page) for one in vars(module).values() if isinstance(one, type)]
+
+    pipelines = [one for name, one in made if issubclass(one, Pipeline) and one.__module__ == name]
+    keys = {producer.source for one in pipelines for producer in one.producers_of().values()}
+    keys |= {one.dead_letters for one in pipelines if one.dead_letters}
+    sources = {key: source_resource(DummySource)(name=key) for key in keys}
+    defined = definitions.platform_definitions(pipelines, {**definitions.RESOURCES, **sources})
+    dg.Definitions.validate_loadable(defined)
+
+
+@pytest.mark.parametrize(("page", "test"), TESTS, ids=[f"{named(page)}:{test}" for page, test in TESTS])
+def test_tests_that_are_shown_pass(
+    page: Path, test: str, run: Callable[[Path], list[ModuleType]], tmp_path: Path
+) -> None:
+    (example,) = [vars(module)[test] for module in run(page) if test in vars(module)]
+
+    example(*[tmp_path] * len(inspect.signature(example).parameters))
+
+
+def test_the_readme_shows_the_pipeline_and_the_commands_of_the_tutorial() -> None:
+    tutorial, readme = DOCS / "start" / "quickstart.md", ROOT / "README.md"
+    (ours,), theirs = blocks(readme), re.findall(r"```python\n# orders.py\n(.*?)```", tutorial.read_text(), re.S)[0]
+
+    assert ast.dump(ast.parse(ours)) == ast.dump(ast.parse(theirs))
+    assert len(ours.splitlines()) <= 40
+    assert [line for line in commands(readme) if line not in commands(tutorial)] == []
+    assert len(readme.read_bytes()) <= 7_168
+
+
+def commands(page: Path) -> list[str]:
+    """What a page has its reader type, without remarks."""
+    typed = re.findall(r"^\$ (.*)$", "\n".join(blocks(page, "console")).replace("\\\n", " "), re.M)
+    return [re.sub(r" +# .*", "", line).strip() for line in typed]
+
+
+def test_the_example_handles_flights_and_fails_the_cancelled(
+    run: Callable[[Path], list[ModuleType]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (module,) = run(DOCS / "examples" / "departures.py")
     payloads = [
         b'{"carrier": "UA", "flight": 1, "dep_time": 517, "dep_delay": 2}',
         b'{"carrier": "UA", "flight": 2, "dep_time": 617, "dep_delay": 181}',
@@ -47,7 +120,7 @@ def test_the_pipeline_of_the_readme_handles_flights_and_fails_the_cancelled(caps
         b"no flight",
     ]
 
-    done = test_batch(pipeline, payloads)
+    done = test_batch(module.Departures, payloads)
 
     assert [(message.batcher, message.batch_key) for message in done.successful] == [
         ("lake", "UA"),
@@ -61,50 +134,31 @@ def test_the_pipeline_of_the_readme_handles_flights_and_fails_the_cancelled(caps
     assert capsys.readouterr().out == f"1 late flights in batch {info.batch_id}\n"
 
 
-def test_the_pipeline_of_the_readme_takes_the_place_of_the_demo_s_with_the_assets_that_it_names() -> None:
-    pipeline: type[Pipeline] = shown("class Departures(Pipeline)")["Departures"]
-
-    defined = definitions.platform_definitions([pipeline], definitions.RESOURCES)
-
-    dg.Definitions.validate_loadable(defined)
-    ours = {key.to_user_string() for key in defined.resolve_asset_graph().get_all_asset_keys()}
-    named = set(re.findall(r"`(departures/\w+)`", README))
-    assert len(named) == 4
-    assert named <= ours
-    jobs = set(re.findall(r"`(departures_\w+)`", README))
-    assert len(jobs) == 3
-    assert jobs <= {job.name for job in defined.resolve_all_job_defs()}
-
-
-def test_the_producers_of_the_documents_have_the_sensors_schedules_and_checks_that_it_names() -> None:
-    text = (ROOT / "docs" / "build" / "several-sources.md").read_text()
-    (code,) = [found for found in re.findall(r"```python\n(.*?)```", text, re.S) if "producers = {" in found]
+def test_several_sources_have_the_sensors_schedules_and_checks_that_the_page_names() -> None:
+    page = DOCS / "build" / "several-sources.md"
     names: dict[str, Any] = {}
-    exec(compile(code, "several-sources.md", "exec"), names)  # our own text
-    queues = {key: source_resource(TableQueue)(name=key, url="sqlite:///none") for key in ("east_queue", "west_queue")}
+    exec(compile(blocks(page)[0], "several-sources.md", "exec"), names)  # our own text
+    queues = {key: source_resource(DummySource)(name=key) for key in ("east_queue", "west_queue")}
 
     defined = definitions.platform_definitions([names["Orders"]], {**definitions.RESOURCES, **queues})
 
     location = defined.get_repository_def()
     ours = {one.name for one in (*location.sensor_defs, *location.schedule_defs)}
-    named = set(re.findall(r"`(orders_east_\w+)`", text))
-    assert len(named) == 3
-    assert named <= ours
+    said = set(re.findall(r"`(orders_east_\w+)`", page.read_text()))
+    assert len(said) == 3
+    assert said <= ours
     assert "backlog_east" in {key.name for key in location.asset_graph.asset_check_keys}
 
 
-def test_the_pipeline_of_the_readme_has_some_thirty_lines() -> None:
-    assert len([line for line in block("class Departures(Pipeline)").splitlines() if line.strip()]) <= 32
-
-
 @pytest.mark.parametrize(("key", "kind", "lease_s"), [("orders_queue", "SqsSource", 900), ("outbox", "TableQueue", 60)])
-def test_the_queues_of_the_readme_go_into_the_definitions_where_it_says(
+def test_the_queues_that_are_shown_go_into_the_definitions_where_it_says(
     monkeypatch: pytest.MonkeyPatch, key: str, kind: str, lease_s: float
 ) -> None:
     monkeypatch.setenv("ORDERS_QUEUE_URL", "http://127.0.0.1:9/000000000000/orders")
     monkeypatch.setenv("OUTBOX_URL", "postgresql://127.0.0.1:9/sales")
+    (block,) = [text for text in blocks(DOCS / "start" / "your-queue.md") if f"source_resource({kind})" in text]
 
-    queue: Source = source_of(deployed([block(f"source_resource({kind})")]), key)
+    queue: Source = source_of(deployed([block]), key)
 
     assert (type(queue).__name__, queue.name, queue.lease_s) == (kind, key, lease_s)
 
@@ -150,7 +204,7 @@ def headings(document: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in re.findall(r"^#+ (.+)$", prose, re.M)}
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("document", DOCUMENTS, ids=named)
 def test_links_lead_somewhere(document: Path) -> None:
     links = re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)", document.read_text())
 
@@ -159,16 +213,29 @@ def test_links_lead_somewhere(document: Path) -> None:
     assert [f"{place}#{heading}" for place, heading in places if heading not in headings(place)] == []
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def takes(line: str) -> bool:
+    """Whether the command line takes what is typed, with all arguments and options; other tools are not asked."""
+    typed = re.sub(r" -m \S+", "", line.rpartition("| ")[2]).replace("rows.ndjson", "-")
+    if typed.startswith("pipeline-platform "):
+        command, (name, *words) = typer.main.get_command(app), shlex.split(typed)
+        while isinstance(command, TyperGroup):
+            name, *words = words
+            command = command.commands[name]
+        command.make_context(name, words)
+    return True
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=named)
 def test_commands_and_tests_that_are_named_exist(document: Path) -> None:
     text = document.read_text()
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
     # Of commands only: prose also says "make" and the tool's name.
-    commands = re.findall(r"`([^`\n]+)`|^\$ (.+)$", text, re.M)
-    said = [re.sub(r" -m \S+", "", quoted or typed).split() for quoted, typed in commands if (quoted or typed).strip()]
+    marked = re.findall(r"`([^`\n]+)`|^\$ (.+)$", text, re.M)
+    said = [re.sub(r" -m \S+", "", quoted or typed).split() for quoted, typed in marked if (quoted or typed).strip()]
     known = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
     known |= {str(group.name) for group in app.registered_groups}
 
     assert {words[1] for words in said if words[0] == "make" and len(words) > 1} <= targets
     assert {words[1] for words in said if words[0] == "pipeline-platform" and len(words) > 1} <= known
+    assert [line for line in commands(document) if not takes(line)] == []
     assert [name for name in re.findall(r"tests/[\w/]+\.py", text) if not (ROOT / name).exists()] == []
