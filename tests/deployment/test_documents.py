@@ -24,6 +24,7 @@ from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.source_resources import source_resource
 from pipeline_platform.source.contract import Source
 from pipeline_platform.testing import DummySource, test_batch
+from tests.fixtures import reference
 from tests.fixtures.documents import DOCS, blocks, deployed, files, imported, source_of
 from tests.fixtures.installed import needed_by, plain
 
@@ -161,6 +162,11 @@ def test_the_queues_that_are_shown_go_into_the_definitions_where_it_says(
     queue: Source = source_of(deployed([block]), key)
 
     assert (type(queue).__name__, queue.name, queue.lease_s) == (kind, key, lease_s)
+
+
+@pytest.mark.parametrize(("file", "text"), reference.texts().items())
+def test_the_reference_says_what_the_code_says(file: str, text: str) -> None:
+    assert (DOCS / "reference" / file).read_text() == text, "write it anew: python -m tests.fixtures.reference"
 
 
 WORKER = """
