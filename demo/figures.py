@@ -38,7 +38,7 @@ def look(place: Place, queue: Queue, flights: int) -> dict[str, int]:
 
 
 def open_failures(place: Place) -> dict[str, int]:
-    """Count the failures that wait to be driven again, by window."""
+    """Count the failures that wait to be retried, by window."""
     lake = Lake(root=str(place.lake))
     return FailedMessages(name=Flights.producer.source, lake=lake, pipeline=Flights.name).open_by_window()
 

@@ -1,4 +1,4 @@
-"""`pipeline-platform failures`: what failed and why, one of them with its history, and drive them again."""
+"""`pipeline-platform failures`: what failed and why, one of them with its history, and retry them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pipeline_platform.model.windows import expect_window
 if TYPE_CHECKING:
     from pipeline_platform.lake.failed import FailedMessages
 
-app = typer.Typer(help="Look at failed messages, and drive them again.", no_args_is_help=True)
+app = typer.Typer(help="Look at failed messages, and retry them.", no_args_is_help=True)
 
 _PAYLOAD = 4_000
 """Bytes of a payload that are shown."""
@@ -165,7 +165,7 @@ def retry(
     reason: Reason = None,
     every: Annotated[bool, typer.Option("--all", help="All open failures, dead ones included.")] = False,
 ) -> None:
-    """Launch runs that drive failures again, on the instance in DAGSTER_HOME: a run for each range of windows."""
+    """Launch runs that retry failures, on the instance in DAGSTER_HOME: a run for each range of windows."""
     from pipeline_platform.lake.selection import Selection
 
     criteria = (message_id, source, window, state, kind, reason)

@@ -1,4 +1,4 @@
-"""Runs that drive failures again, launched on the deployment's Dagster instance: for the commands and for Python."""
+"""Runs that retry failures, launched on the deployment's Dagster instance: for the commands and for Python."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def retry_failures(
     windows: Sequence[str] = (),
     module: str | None = None,
 ) -> list[Launched]:
-    """Launch runs that drive failures again: without criteria all that are open, dead ones included.
+    """Launch runs that retry failures: without criteria all that are open, dead ones included.
 
     Args:
         pipeline: Its name.

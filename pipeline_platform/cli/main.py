@@ -24,7 +24,7 @@ from pipeline_platform.source.contract import SourceError
 
 app = typer.Typer(
     pretty_exceptions_enable=False,
-    help="Look at the pipelines of a deployment, change their limits, drive failures again, run a warm Spark.",
+    help="Look at the pipelines of a deployment, change their limits, retry failures, run a warm Spark.",
     no_args_is_help=True,
 )
 app.add_typer(spark.app, name="spark")
@@ -41,7 +41,7 @@ def options(
         typer.Option("-m", "--module", help="Module of the deployment; by default what workspace.yaml names."),
     ] = None,
 ) -> None:
-    """Look at the pipelines of a deployment, change their limits, drive failures again, run a warm Spark."""
+    """Look at the pipelines of a deployment, change their limits, retry failures, run a warm Spark."""
     loading.choose(module)
 
 

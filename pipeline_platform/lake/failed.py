@@ -66,7 +66,7 @@ class Counts(NamedTuple):
 
     Attributes:
         open: Those that are not closed.
-        dead: Those of them that nothing drives again by itself.
+        dead: Those of them that nothing retries by itself.
         due: When the first of the others is due, as `failure_events.seconds`; None where none ever is.
     """
 

@@ -54,7 +54,7 @@ def check_windows(lake: Lake, pipeline: type[Pipeline], windows_with_data: Calla
         if begins < pipeline.first_window:
             raise PipelineError(
                 f"{name}.first_window is {pipeline.first_window.isoformat()}: the tables of {pipeline.name} hold data "
-                f"from window {oldest} on, and what is before first_window could not be driven again. "
+                f"from window {oldest} on, and what is before first_window could not be retried. "
                 f"Set it to {begins.isoformat()} or earlier"
             )
     lake.write(path, ours.model_dump_json().encode())

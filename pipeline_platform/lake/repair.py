@@ -32,7 +32,7 @@ def repair(tables: Tables) -> int:
     """Take such files out of their tables; return for how many messages an open failure was recorded.
 
     They stay where they are until the maintenance removes them. A message whose outcome is lost gets one again, by its
-    failure or by its row. One that has neither is an open failure, with its payload: a backfill drives it again.
+    failure or by its row. One that has neither is an open failure, with its payload: a backfill retries it.
     Rows that are lost of messages whose outcome is known come back by a replay of their windows.
 
     Raises:

@@ -151,7 +151,7 @@ def _last_attempts(theirs: pa.Table) -> pa.Table:
 def _lost(ours: pa.Table, theirs: pa.Table) -> pa.Array:
     """The keys of our messages that others handled, or failed at our attempt or a later one.
 
-    A failure at an earlier attempt is the very one that a backfill drives once more.
+    A failure at an earlier attempt is the very one that a backfill retries.
     """
     keys = keys_of(ours, *_KEY)
     last = theirs["at_max"].take(pc.index_in(keys, theirs["key"].combine_chunks()))

@@ -43,8 +43,8 @@ _ORDER = pa.schema({"partition": _TEXT, "sequence": pa.int64()})
 _DUE = ("due_at", pa.timestamp("us", "UTC"))
 FAILED = pa.schema([*_FAILURE, *_PAYLOAD, ("receive_id", _TEXT), ("window", _TEXT), _DUE, *_ORDER])
 """Failures and their ends, append only: the event with the highest `attempt` says whether a message is `open`,
-`dead` (open, and nothing drives it again by itself) or `closed`. An `open` or `dead` event holds the payload as it was
-delivered, and its partition and place there; `due_at` is when an `open` one is to be driven again, null where nobody
+`dead` (open, and nothing retries it by itself) or `closed`. An `open` or `dead` event holds the payload as it was
+delivered, and its partition and place there; `due_at` is when an `open` one is to be retried, null where nobody
 said."""
 
 SYSTEM = _schema(_MESSAGE, "batch_key", "batch_id", "receive_id", "window").append(pa.field("child", pa.int32()))

@@ -34,7 +34,7 @@ DELIVERIES = pa.schema(
         pa.field("metadata", pa.string(), metadata={"doc": "JSON object, or null"}),
         pa.field("ack_ref", pa.string(), metadata={"doc": "what acknowledgements are grouped by"}),
         pa.field("ack_id", pa.string(), metadata={"doc": "what the source acknowledges by"}),
-        pa.field("attempt", pa.int32(), metadata={"doc": "1, and one more for each time it is driven again"}),
+        pa.field("attempt", pa.int32(), metadata={"doc": "1, and one more for each time it is retried"}),
         pa.field("redelivered", pa.bool_(), metadata={"doc": "may have been delivered before"}),
         pa.field("published_at", pa.timestamp("us", "UTC"), metadata={"doc": "when it came to the source, or null"}),
         pa.field("partition", pa.string(), metadata={"doc": "the part of the source that keeps an order, or null"}),
@@ -168,7 +168,7 @@ class Message:
 
     @property
     def attempt(self) -> int:
-        """1 when first received, one more each time it is driven again."""
+        """1 when first received, one more each time it is retried."""
         return int(self._state.delivery.value("attempt", self._row))
 
     @property
@@ -288,7 +288,7 @@ class Message:
         return self._but(batch_mode=mode)
 
     def failed(self, reason: object, *, retry: bool = True) -> Message:
-        """Mark it failed, for a reason that people will read. With `retry=False` it is dead: only people drive it."""
+        """Mark it failed, for a reason that people will read. With `retry=False` it is dead: only people retry it."""
         if isinstance(reason, Failure):
             kind, text, trace, stage = map(words, reason[:4])
             return self._but(failure=Failure(kind, text, trace, stage, bool(reason.retry and retry)))

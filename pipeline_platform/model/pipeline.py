@@ -61,9 +61,9 @@ class Pipeline:
         retention: How long windows are kept.
         fail_run_on: `never`, `any`, or the share of failed messages (0 to 1) above which a run ends red, after
             everything is published and acknowledged.
-        retry: Drives each failure again after a pause, until it is dead after its last attempt. None never does.
+        retry: Retries each failure after a pause, until it is dead after its last attempt. None never does.
         dead_letters: Key of a source that dead messages are sent to, with the reason; None for nowhere.
-        redrive: When all failures that are not dead are driven once more: a cron schedule in UTC; None for never.
+        redrive: When all failures that are not dead are retried: a cron schedule in UTC; None for never.
         acks_immediately: Whether callbacks may call `ack_immediately`. Their tasks then hold the source, with its
             credentials.
         shutdown: How long a run that has to stop (`pipeline-platform drain`, a termination) still begins messages.
@@ -152,7 +152,7 @@ class Pipeline:
         """Look at the messages that failed, before they are recorded: notify, count, `configure_ack`.
 
         Reason, batcher and batch key are recorded as it leaves them. The data is not: the table `failed` has the
-        payload as it was delivered, to be driven again. A message that it returns as `rescued()` goes on as if it had
+        payload as it was delivered, to be retried. A message that it returns as `rescued()` goes on as if it had
         not failed, if `Processors(rescue=True)` or the batcher's `Batcher(rescue=True)` allows it; otherwise it stays
         failed. If it raises or returns something else, messages stay as they were.
         """
@@ -164,7 +164,7 @@ class Pipeline:
 
         It gets the messages of one group, as they were delivered, up to 1,000 at once. Those that failed have their
         reason, batcher and batch key. If it raises, these messages are not acknowledged yet, and the next run calls it
-        again; so it does after a crash. It does not get messages that are given back or driven again.
+        again; so it does after a crash. It does not get messages that are given back or retried.
         """
         del ack_ref, successful, failed, context
 

@@ -1,4 +1,4 @@
-"""When a failed message is driven again, and when it is dead."""
+"""When a failed message is retried, and when it is dead."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Backoff(Options):
 
 
 class Retry(Options):
-    """Drives a failed message again after a pause. A message that fails at the last attempt is dead."""
+    """Retries a failed message after a pause. A message that fails at the last attempt is dead."""
 
-    max_attempts: int = Field(ge=1, le=1_000, description="Attempts in all; with 1 no message is driven again.")
+    max_attempts: int = Field(ge=1, le=1_000, description="Attempts in all; with 1 no message is retried.")
     backoff: Duration | Backoff = Field(
         Backoff(first=timedelta(minutes=1)),
         description="The pause after each failure: always the same, or a Backoff. Up to a quarter is added to it.",
@@ -45,7 +45,7 @@ class Retry(Options):
         return attempt >= self.max_attempts
 
     def due_at(self, source: str, message_id: str, attempt: int, failed_at: datetime) -> datetime:
-        """When a message that failed at this attempt is to be driven again. What is added is the same at each call."""
+        """When a message that failed at this attempt is to be retried. What is added is the same at each call."""
         spread = zlib.crc32("\0".join((source, message_id, str(attempt))).encode()) / 2**32
         return failed_at + self._pause(attempt) * (1 + _SPREAD * spread)
 

@@ -39,14 +39,14 @@ class RunOrigin(Enum):
 
 
 class ReceiveConfig(dg.Config):
-    """What a run takes on. An empty config drives the open failures of its windows once more.
+    """What a run takes on. An empty config retries the open failures of its windows.
 
     A job names its origin by a tag: Dagster takes no config for backfills of a job that has config of its own.
     """
 
     origin: RunOrigin | None = Field(
         default=None,
-        description="`source` pulls messages, `failed` drives the open failures of the windows once more, "
+        description="`source` pulls messages, `failed` retries the open failures of the windows, "
         "`messages` replays all messages that the windows received; the new rows replace the old ones. If unset, the "
         "job decides; without a job it is `failed`.",
     )
@@ -66,7 +66,7 @@ class ReceiveConfig(dg.Config):
     )
     failures: dict[str, Any] = Field(
         default_factory=dict,
-        description="Which open failures a run on `failed` drives: `state` (`open`, dead ones included; "
+        description="Which open failures a run on `failed` retries: `state` (`open`, dead ones included; "
         "`waiting`, those not dead; `due`; `dead`), `kind`, `reason` (a part of it), `message_id`. Empty for all.",
     )
 
@@ -119,7 +119,7 @@ def _descriptions(pipeline: type[Pipeline]) -> dict[str, str]:
     descriptions = {
         "messages": f"Every delivery from {sources}, as received.\n\n{pipeline.description()}",
         "failed": "Messages that could not be handled, with reason and original payload. Materialise windows of it, "
-        "with no configuration, to drive those that are open once more.",
+        "with no configuration, to retry those that are open.",
     }
     for name, options in pipeline.batchers.items():
         rows = "" if options.table_schema is None else f" Columns: `{options.table_schema.__name__}`."

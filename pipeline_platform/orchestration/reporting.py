@@ -136,7 +136,7 @@ def check_open_failures(spec: dg.AssetCheckSpec, waiting: Mapping[str, Counts]) 
         return _result(spec, True, "None waits.", {"open": 0, "dead": 0})
     them = "this window" if windows == 1 else f"these {windows} windows"
     also = f", {dead} of them dead" if dead else ""
-    description = f"{messages} failed messages wait{also}; materialise {them} to drive them once more."
+    description = f"{messages} failed messages wait{also}; materialise {them} to retry them."
     if windows > _NAMED:
         description += f" The oldest {_NAMED} are named."
     named = [{"window": window, **waiting[window]._asdict()} for window in sorted(waiting)[:_NAMED]]

@@ -1,4 +1,4 @@
-"""The retry sensor: asks for runs that drive failures again once they are due."""
+"""The retry sensor: asks for runs that retry failures once they are due."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -20,10 +20,10 @@ _AT_ONCE = 10
 
 
 def retry_sensor(pipeline: type[Pipeline]) -> dg.SensorDefinition:
-    """Build the sensor that has failures driven again when their `retry` says so; dead ones are left to people.
+    """Build the sensor that has failures retried when their `retry` says so; dead ones are left to people.
 
-    A look reads what lies in the lake of windows whose failures have changed. It asks for nothing while a run drives
-    failures already: that run may be driving these.
+    A look reads what lies in the lake of windows whose failures have changed. It asks for nothing while a run retries
+    failures already: it may be these.
     """
 
     @dg.sensor(
@@ -31,7 +31,7 @@ def retry_sensor(pipeline: type[Pipeline]) -> dg.SensorDefinition:
         job_name=f"{pipeline.name}_backfill",
         minimum_interval_seconds=round(LOOKS_EVERY.total_seconds()),
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description="Asks for runs that drive failures again once they are due.",
+        description="Asks for runs that retry failures once they are due.",
         required_resource_keys={"lake", "control"},
     )
     def look(context: dg.SensorEvaluationContext) -> dg.SkipReason | list[dg.RunRequest]:
@@ -43,7 +43,7 @@ def retry_sensor(pipeline: type[Pipeline]) -> dg.SensorDefinition:
             if (reason := control.paused(pipeline.name)) is not None:
                 return dg.SkipReason(f"paused: {reason}")
             if driving := _driving(pipeline, context.instance, control):
-                return dg.SkipReason(f"run {driving} drives failures already")
+                return dg.SkipReason(f"run {driving} retries failures already")
         except ControlStoreError as error:
             return dg.SkipReason(str(error))
         waiting, most = failed.chosen_by_window(), control.processors_of(pipeline).per_run

@@ -1,4 +1,4 @@
-"""Schedules: pulling by the clock, driving failures again, keeping the tables."""
+"""Schedules: pulling by the clock, retrying failures, keeping the tables."""
 
 import dagster as dg
 
@@ -41,7 +41,7 @@ def pull_schedule(pipeline: type[Pipeline], producer: str = "") -> dg.ScheduleDe
 
 
 def redrive_schedule(pipeline: type[Pipeline]) -> dg.ScheduleDefinition:
-    """Build a schedule that drives failures that are not dead again, one run a contiguous range of windows.
+    """Build a schedule that retries failures that are not dead, one run a contiguous range of windows.
 
     On by itself if the pipeline's `redrive` says when; else at three in the night, once somebody turns it on.
     """

@@ -112,7 +112,7 @@ class Pull(Intake):
 
 
 class Backfill(Intake):
-    """Open failures of the windows, driven once more: all, or those of a selection."""
+    """Open failures of the windows, retried: all, or those of a selection."""
 
     name = "backfill"
     selects = True

@@ -34,7 +34,7 @@ class Given(TypedDict, total=False):
 
     Attributes:
         context: Fields of the pipeline's context that differ from its own, as in a run's config.
-        attempt: 1 when first received (the default), one more each time a message is driven again.
+        attempt: 1 when first received (the default), one more each time a message is retried.
         redelivered: Whether the messages may have been delivered before; by default they were not.
         source: Whose words `configure_ack` takes, and whose `on_success` and `on_failure` hold. Nothing connects to
             it. A `DummySource` by default.

@@ -1,4 +1,4 @@
-"""`pipeline-platform failures`: what failed, one of them in full, and what is launched to drive them again."""
+"""`pipeline-platform failures`: what failed, one of them in full, and what is launched to retry them."""
 
 from __future__ import annotations
 

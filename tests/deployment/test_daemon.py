@@ -206,7 +206,7 @@ def test_a_backfill_from_the_asset_page_needs_no_configuration(
     assert len(runs) == 1, "one run per contiguous range of windows"
     assert runs[0].tags[TAGS.origin] == "failed"
     again = max(attempt for _, attempt in before) + 1
-    assert attempts(deployed) == {**before, (EARLY, again): 5, (LATE, again): 7}, "driven once more, failed once more"
+    assert attempts(deployed) == {**before, (EARLY, again): 5, (LATE, again): 7}, "retried, failed once more"
 
 
 def backfill(deployed: Deployed, params: dict[str, Any], ends: str = "COMPLETED_SUCCESS") -> list[dg.DagsterRun]:

@@ -45,7 +45,7 @@ def with_data(lake: Lake, **options: Any) -> None:
             {"first_window": FIRST + timedelta(seconds=1)},
             (
                 "Edited.first_window is 2026-01-01T00:00:01+00:00: the tables of keeping hold data from window "
-                "2026-01-01T0000 on, and what is before first_window could not be driven again. "
+                "2026-01-01T0000 on, and what is before first_window could not be retried. "
                 "Set it to 2026-01-01T00:00:00+00:00 or earlier"
             ),
         ),

@@ -38,7 +38,7 @@ def test_the_asset_graph_reads_like_the_pipeline() -> None:
     assert "Lines of text, which may ask to fail" in (specs["messages"].description or "")
     assert "Columns: `Line`" in (specs["lines"].description or "")
     assert "batches of up to 3" in (specs["letters"].description or "")
-    assert "drive those that are open once more" in (specs["failed"].description or "")
+    assert "retry those that are open" in (specs["failed"].description or "")
     assert {(key.asset_key.path[-1], key.name) for key in assets.check_keys} == {
         ("messages", "acknowledged"),
         ("failed", "no_open_failures"),

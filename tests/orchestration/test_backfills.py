@@ -77,7 +77,7 @@ def test_the_check_warns_of_open_failures_of_any_window_until_they_are_driven(lo
     driven = location.checks(location.run("told_backfill", WINDOW, context={"forgiving": True}))["no_open_failures"]
 
     assert not warned.passed
-    assert warned.description == "2 failed messages wait; materialise this window to drive them once more."
+    assert warned.description == "2 failed messages wait; materialise this window to retry them."
     assert rows_of(warned.metadata["windows"]) == [{"window": WINDOW, "open": 2, "dead": 0}]
     assert figures(location.materialisations(clean, "failed")[0])["open"] == 0, "of the window itself"
     assert not idle.passed, "a run that received nothing hides nothing either"
@@ -91,7 +91,7 @@ def test_of_many_windows_with_open_failures_the_oldest_are_named() -> None:
     told = reporting.check_open_failures(reporting.checks_of(Told)[1], waiting)
 
     assert told.description == (
-        "496 failed messages wait, 31 of them dead; materialise these 31 windows to drive them once more. "
+        "496 failed messages wait, 31 of them dead; materialise these 31 windows to retry them. "
         "The oldest 20 are named."
     )
     assert [row["window"] for row in rows_of(told.metadata["windows"])] == sorted(waiting)[:20]

@@ -1,4 +1,4 @@
-"""The retry sensor: what is due is driven again by a run, and nothing else is."""
+"""The retry sensor: what is due is retried by a run, and nothing else is."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -22,7 +22,7 @@ AHEAD = datetime.now(UTC) + timedelta(hours=1)
 
 
 class Again(Told):
-    """What fails is driven again; one run takes 100."""
+    """What fails is retried; one run takes 100."""
 
     name = "asked"
     retry = Retry(max_attempts=3)
@@ -83,10 +83,10 @@ def test_while_a_run_drives_failures_no_other_is_asked_for(place: Place) -> None
     fail(place, WINDOWS[0], AGO)
     queued = place.queued(tags(1) | {"pipeline_platform.origin/asked": "failed"})
 
-    assert look(place).skip_message == f"run {queued.run_id} drives failures already"
+    assert look(place).skip_message == f"run {queued.run_id} retries failures already"
 
     place.control.claim("asked", "r1", queued.run_id, wanted=1, capacity=100, lease_s=60)
-    assert look(place).skip_message == f"run {queued.run_id} drives failures already"
+    assert look(place).skip_message == f"run {queued.run_id} retries failures already"
 
     place.control.claim("asked", "r1", queued.run_id, wanted=1, capacity=100, lease_s=-1)
     assert len(look(place).run_requests) == 1, "a run whose claim is over is dead"

@@ -19,7 +19,7 @@ from tests.fixtures.sensor import TAGS, Asked, Limited, Place
 
 
 class Clocked(Told):
-    """Pulled by the clock, and its failures driven again by the clock."""
+    """Pulled by the clock, and its failures retried by the clock."""
 
     name = "clocked"
     producer = Producer(source="queue", schedule="7 * * * *")

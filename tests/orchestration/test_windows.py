@@ -1,4 +1,4 @@
-"""Windows that are no hours: what is pulled, driven again, replayed and dropped by the day, from schedule to tables."""
+"""Windows that are no hours: what is pulled, retried, replayed and dropped by the day, from schedule to tables."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any

@@ -65,7 +65,7 @@ def test_a_backfill_that_is_drained_leaves_open_what_it_did_not_begin(filled: Fi
     steps.acknowledge(flow, receive)
 
     assert outcomes(flow, receive.receive_id) == {"returned": 3}
-    assert intake_of(flow, receive).asked(None) == 3, "they can be driven again"
+    assert intake_of(flow, receive).asked(None) == 3, "they can be retried"
     flow.control.resume("obedient")
     assert outcomes(flow, run(flow, "failed").receive_id) == {"failed": 3}
 

@@ -1,4 +1,4 @@
-"""Failures driven again: by whole runs, a part of them at a time, until they are dead."""
+"""Failures retried: by whole runs, a part of them at a time, until they are dead."""
 
 from datetime import UTC, datetime, timedelta
 

@@ -121,7 +121,7 @@ class Failures:
         )
 
     def close(self, rows: pa.RecordBatch, window: str) -> None:
-        """Write a `closed` event for each row: a failure that was driven again and is handled."""
+        """Write a `closed` event for each row: a failure that was retried and is handled."""
         self._write(rows, window, datetime.now(UTC), ["closed"] * rows.num_rows)
 
     def _write(self, rows: pa.RecordBatch, window: str, at: datetime, states: Sequence[str], **columns: Any) -> None:
