@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from pipeline_platform.model import cron
 from pipeline_platform.model.events import EVENTS, are_functions
+from pipeline_platform.model.fields import ModelClass
 from pipeline_platform.model.options import (
     DURATION,
     Batcher,
@@ -363,7 +364,7 @@ def _check_order(cls: _Class) -> None:
             _refuse(cls, option, producer.max_runs, why)
 
 
-def _unfit(model: type[BaseModel], *, columns: bool) -> str | None:
+def _unfit(model: ModelClass, *, columns: bool) -> str | None:
     """Why a model cannot be the table of a pipeline, or None."""
     try:
         names = arrow_schema(model).names

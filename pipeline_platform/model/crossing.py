@@ -8,14 +8,18 @@ from operator import or_
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+import msgspec
+from msgspec import Struct
+from msgspec.structs import force_setattr
 from pydantic import AfterValidator, BaseModel, ConfigDict, TypeAdapter, with_config
 from pydantic_core import from_json, to_json
 from typing_extensions import TypedDict  # pydantic takes typing's own from Python 3.12 on
 
+from pipeline_platform.model.fields import MODELS, ModelClass, fields, values_of
 from pipeline_platform.model.schema import AS_TEXT, PLAIN, arrow_schema, fields_of
 
 
-def encode(data: Any, model: type[BaseModel] | None = None) -> tuple[bytes, str]:
+def encode(data: Any, model: ModelClass | None = None) -> tuple[bytes, str]:
     """Write the data of a message, and say how: `bytes` as they are, all else as `json`.
 
     With a model the values of its fields cross: validators and serializers have no say. Without one data crosses as
@@ -34,10 +38,12 @@ def encode(data: Any, model: type[BaseModel] | None = None) -> tuple[bytes, str]
         return _crossing(model).encode(data), "json"
     if isinstance(data, BaseModel):
         return data.model_dump_json(by_alias=False, round_trip=True).encode(), "json"
+    if isinstance(data, Struct):
+        return msgspec.json.encode(data), "json"
     return to_json(data), "json"
 
 
-def decode(value: bytes, encoding: str, model: type[BaseModel] | None = None) -> Any:
+def decode(value: bytes, encoding: str, model: ModelClass | None = None) -> Any:
     """The inverse of `encode`; with a model an instance of it, with the very values that were put.
 
     Raises:
@@ -51,31 +57,36 @@ def decode(value: bytes, encoding: str, model: type[BaseModel] | None = None) ->
 class _Crossing:
     """How the data of one model crosses."""
 
-    def __init__(self, model: type[BaseModel]) -> None:
+    def __init__(self, model: ModelClass) -> None:
         self._model = model
-        self._names = model.model_fields.keys()
+        self._names = fields(model).keys()
         # Nothing but plain fields needs no second look: a tenth of the time of a step.
-        self._is_flat = "struct<" not in str(arrow_schema(model).types) and model.model_config.get("extra") != "allow"
+        self._is_flat = "struct<" not in str(arrow_schema(model).types) and _extra(model) != "allow"
         self.decode = TypeAdapter(_shape(model)).validate_json
 
     def encode(self, data: Any) -> bytes:
-        fields = data.__dict__ if type(data) is self._model else {}
-        if not self._is_flat or fields.keys() != self._names:
+        values = values_of(data) if type(data) is self._model else {}
+        if not self._is_flat or values.keys() != self._names:
             given = fields_of(data, self._model)
-            fields = {name: _without_models(given[name]) for name in self._names}
-            fields |= _without_models(getattr(data, "model_extra", None) or {})
-        return to_json(fields, bytes_mode="base64", inf_nan_mode="constants")
+            values = {name: _without_models(given[name]) for name in self._names}
+            values |= _without_models(getattr(data, "model_extra", None) or {})
+        return to_json(values, bytes_mode="base64", inf_nan_mode="constants")
 
 
 @lru_cache(maxsize=256)
-def _crossing(model: type[BaseModel]) -> _Crossing:
+def _crossing(model: ModelClass) -> _Crossing:
     """Made once a model: that takes as long as hundreds of messages."""
     return _Crossing(model)
 
 
+def _extra(model: ModelClass) -> Any:
+    return model.model_config.get("extra") if issubclass(model, BaseModel) else None
+
+
 def _without_models(value: Any) -> Any:
-    if isinstance(value, BaseModel):
-        value = {name: value.__dict__[name] for name in type(value).model_fields} | (value.model_extra or {})
+    if isinstance(value, MODELS):
+        given = values_of(value)
+        value = {name: given[name] for name in fields(type(value))} | (getattr(value, "model_extra", None) or {})
     if isinstance(value, dict):
         return {key: _without_models(one) for key, one in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
@@ -83,17 +94,23 @@ def _without_models(value: Any) -> Any:
     return value
 
 
-def _shape(model: type[BaseModel]) -> Any:
+def _shape(model: ModelClass) -> Any:
     """A model's fields without its validators, which had their turn when the data was made."""
-    names = set(model.model_fields)
-    fields = {
-        name: _stripped(field.annotation) | None if field.default is None else _stripped(field.annotation)
-        for name, field in model.model_fields.items()
+    known, extra = fields(model), _extra(model)
+    names = set(known)
+    stripped = {
+        name: _stripped(field.annotation) | None if field.has_none else _stripped(field.annotation)
+        for name, field in known.items()
     }
-    extra = model.model_config.get("extra")
-    is_plain = extra != "allow" and model.__pydantic_post_init__ is None
+    is_plain = extra != "allow" and getattr(model, "__pydantic_post_init__", None) is None
 
-    def make(values: dict[str, Any]) -> BaseModel:
+    def make(values: dict[str, Any]) -> BaseModel | Struct:
+        if not issubclass(model, BaseModel):
+            made = model(**values)
+            if hasattr(model, "__post_init__"):  # it changed the fields when the data was made
+                for name, value in values.items():
+                    force_setattr(made, name, value)
+            return made
         if is_plain:  # as model_construct does, but in a third of its time
             instance = model.__new__(model)
             _set(instance, "__dict__", values)
@@ -108,7 +125,7 @@ def _shape(model: type[BaseModel]) -> Any:
 
     typed_dict: Any = TypedDict  # of fields that only the model knows
     config = ConfigDict(strict=True, val_json_bytes="base64", extra=extra)
-    return Annotated[with_config(config)(typed_dict(model.__name__, fields)), AfterValidator(make)]
+    return Annotated[with_config(config)(typed_dict(model.__name__, stripped)), AfterValidator(make)]
 
 
 _set = object.__setattr__  # whatever a frozen model says
@@ -125,7 +142,7 @@ def _stripped(annotation: Any) -> Any:
         return annotation
     if origin is not None:
         return origin[tuple(map(_stripped, arguments))]
-    if issubclass(annotation, BaseModel):
+    if issubclass(annotation, MODELS):
         return _shape(annotation)
     if issubclass(annotation, enum.Enum):
         kind = type(next(iter(annotation)).value)

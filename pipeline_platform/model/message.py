@@ -9,6 +9,7 @@ from itertools import repeat
 from typing import Any, Literal, NamedTuple, TypeVar, cast, overload
 
 import pyarrow as pa
+from msgspec import Struct
 from pydantic import BaseModel
 
 from pipeline_platform.model import payload
@@ -18,7 +19,7 @@ from pipeline_platform.model.failure import Failure, reason_of, words
 Status = Literal["ok", "failed"]
 BatchMode = Literal["bulk", "flush"]
 Trigger = Literal["size", "flush", "timeout"]
-Model = TypeVar("Model", bound=BaseModel)
+Model = TypeVar("Model", bound=BaseModel | Struct)
 
 DEFAULT = "default"
 """The batcher and the batch key at first, as in Broadway."""
@@ -192,14 +193,14 @@ class Message:
 
         Without a model, whole numbers come back exactly. Of two members of one name the last one counts. NaN,
         infinities, numbers that no float holds, halves of surrogate pairs, a byte order mark and invalid UTF-8 are
-        refused. A model decides on NaN and infinities itself.
+        refused. A pydantic model decides on NaN and infinities itself; a `msgspec.Struct` is several times as fast.
 
         Raises:
-            PayloadError: It is not JSON. The error names the place, and quotes nothing of it.
-            ValidationError: The model refuses it.
+            PayloadError: It is not JSON, or a `msgspec.Struct` refuses it. The error quotes nothing of it.
+            ValidationError: A pydantic model refuses it.
             TypeError: `data` is not bytes any more, and there is no model.
         """
-        return payload.decoded(self.data) if model is None else model.model_validate_json(self.data)
+        return payload.decoded(self.data) if model is None else payload.decoder(model)(self.data)  # type: ignore[arg-type]
 
     def _copy(self) -> Message:
         new = Message(self.data, self._row, self._state)

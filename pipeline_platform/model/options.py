@@ -23,6 +23,7 @@ from pydantic import (
 )
 
 from pipeline_platform.model import cron
+from pipeline_platform.model.fields import Schema
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.partition import PartitionBy
 
@@ -122,7 +123,6 @@ _ALLOWED = {
     "string_type": "it must be text",
     "string_too_short": "it must be text that is not empty",
     "time_delta_type": DURATION,
-    "is_subclass_of": "it must be the class of a pydantic model",
 }
 """What an option must be, by what pydantic calls its refusal."""
 
@@ -369,7 +369,7 @@ class Batcher(Options):
         "serializer (its message fails), handle_failed (its chunk fails). Each batch is then handled in a fork, with "
         "an instance of the pipeline of its own. None waits for ever.",
     )
-    table_schema: type[BaseModel] | None = Field(
+    table_schema: Schema | None = Field(
         None,
         alias="schema",
         description="Model of the data: typed columns in the table, and models in handle_batch. Without it data is one "
@@ -384,7 +384,7 @@ class Batcher(Options):
 class TableBatcher(Options):
     """A batcher without a callback: the rows that handling wrote are its table, typed by a model."""
 
-    table_schema: type[BaseModel] = Field(alias="schema", description="Model of the data: the table's columns.")
+    table_schema: Schema = Field(alias="schema", description="Model of the data: the table's columns.")
     batch_size: int = Field(1_000_000, ge=1, le=10**8, description="Rows in a file, at the most.")
 
 

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import msgspec
+from pydantic import BaseModel
 from pydantic_core import from_json
+
+from pipeline_platform.model.fields import ModelClass
+
+_QUOTED = re.compile(r"(Invalid (?:enum )?value|unknown field) .*?(?= - at |$)", re.DOTALL)
+"""Where msgspec quotes a value, or a name, that a payload has."""
 
 _decode = msgspec.json.Decoder().decode
 
@@ -30,6 +39,28 @@ def decoded(data: Any) -> Any:
         if not isinstance(data, bytes):
             raise TypeError(f"json() decodes bytes, and data is of type {type(data).__name__}") from None
         raise PayloadError(f"the payload is no JSON: {_why(data, error)}") from None
+
+
+@lru_cache(maxsize=256)
+def decoder(model: ModelClass) -> Callable[[Any], Any]:
+    """What decodes a payload of JSON to an instance of a model.
+
+    It raises a ValidationError where a pydantic model refuses, a PayloadError where a `msgspec.Struct` does.
+    """
+    if issubclass(model, BaseModel):
+        return model.model_validate_json
+    decode = msgspec.json.Decoder(model).decode
+
+    def decoded_to(data: Any) -> Any:
+        try:
+            return decode(data)
+        except msgspec.DecodeError as error:
+            if isinstance(error, msgspec.ValidationError):
+                why = _QUOTED.sub(r"\1", str(error))
+                raise PayloadError(f"{model.__name__}: {why}") from None
+            raise PayloadError(f"the payload is no JSON: {_why(data, error)}") from None
+
+    return decoded_to
 
 
 def _why(data: bytes, error: Exception) -> str:

@@ -1,20 +1,23 @@
-"""The columns of a pydantic model's table, and the data of messages as rows of it."""
+"""The columns of a model's table, and the data of messages as rows of it."""
 
 from __future__ import annotations
 
 import enum
 import re
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from functools import lru_cache
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from uuid import UUID
 
 import pyarrow as pa
 from pydantic import BaseModel
+
+from pipeline_platform.model.fields import MODELS, ModelClass, fields, values_of
 
 PLAIN: dict[type, pa.DataType] = {
     bool: pa.bool_(),
@@ -30,6 +33,8 @@ PLAIN: dict[type, pa.DataType] = {
 AS_TEXT = (UUID, time, timedelta)
 """Types that a column holds as text."""
 _WHOLE = {int, type(None)}
+_DICT = attrgetter("__dict__")
+_Getter = Callable[[str], Callable[[Any], Any]]
 _MISFIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
 _NOT_CONVERTED = re.compile("Could not convert .* with type", re.DOTALL)
 """Arrow quotes the value, which is payload."""
@@ -40,7 +45,7 @@ class ColumnError(TypeError):
 
 
 @lru_cache(maxsize=256)
-def arrow_schema(model: type[BaseModel], inside: tuple[type[BaseModel], ...] = ()) -> pa.Schema:
+def arrow_schema(model: ModelClass, inside: tuple[ModelClass, ...] = ()) -> pa.Schema:
     """The columns of a model's table. All are nullable, so that a field can be added or dropped later.
 
     Args:
@@ -54,18 +59,15 @@ def arrow_schema(model: type[BaseModel], inside: tuple[type[BaseModel], ...] = (
         raise ColumnError(
             f"{model.__name__} holds itself, so its columns would have no end: keep the inner ones as JSON text"
         )
-    if not model.model_fields:
+    if not (known := fields(model)):
         raise ColumnError(f"{model.__name__} has no fields: there would be no columns")
     inside = (*inside, model)
     return pa.schema(
-        [
-            pa.field(name, _arrow_type(model, name, field.annotation, inside))
-            for name, field in model.model_fields.items()
-        ]
+        [pa.field(name, _arrow_type(model, name, field.annotation, inside)) for name, field in known.items()]
     )
 
 
-def _arrow_type(model: type[BaseModel], name: str, annotation: Any, inside: tuple[type[BaseModel], ...]) -> pa.DataType:
+def _arrow_type(model: ModelClass, name: str, annotation: Any, inside: tuple[ModelClass, ...]) -> pa.DataType:
     annotation = bare(annotation)
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
@@ -79,7 +81,7 @@ def _arrow_type(model: type[BaseModel], name: str, annotation: Any, inside: tupl
     elif isinstance(annotation, type):
         if annotation in PLAIN:
             return PLAIN[annotation]
-        if issubclass(annotation, BaseModel):
+        if issubclass(annotation, MODELS):
             return pa.struct(list(arrow_schema(annotation, inside)))
         if issubclass(annotation, enum.Enum):
             kinds = {type(member.value) for member in annotation}
@@ -107,33 +109,18 @@ def bare(annotation: Any) -> Any:
     return annotation
 
 
-@lru_cache(maxsize=256)
-def _never_none(model: type[BaseModel]) -> frozenset[str]:
-    return frozenset(
-        name
-        for name, field in model.model_fields.items()
-        if not _allows_none(field.annotation) and (field.is_required() or field.default is not None)
-    )
-
-
-def _allows_none(annotation: Any) -> bool:
-    if get_origin(annotation) in (Annotated, Union, types.UnionType):
-        return any(map(_allows_none, get_args(annotation)))
-    return annotation in (None, type(None), Any)
-
-
-def refuse_nulls(columns: Sequence[pa.Array], model: type[BaseModel]) -> None:
+def refuse_nulls(columns: Sequence[pa.Array], model: ModelClass) -> None:
     """Check that the columns of a model hold a value wherever a field has to have one.
 
     Raises:
         ColumnError: A column does not.
     """
-    for name, column in zip(model.model_fields, columns, strict=True):
-        if column.null_count and name in _never_none(model):
+    for (name, field), column in zip(fields(model).items(), columns, strict=True):
+        if column.null_count and not field.has_none:
             raise ColumnError(f"{name} is None, which its model does not allow")
 
 
-def fields_of(data: Any, model: type[BaseModel]) -> dict[str, Any]:
+def fields_of(data: Any, model: ModelClass) -> Mapping[str, Any]:
     """The fields of a message's data by name, with the field's default for what a dict lacks.
 
     Args:
@@ -143,39 +130,34 @@ def fields_of(data: Any, model: type[BaseModel]) -> dict[str, Any]:
     Raises:
         ColumnError: It is neither, or a dict has an unknown name or lacks a required field.
     """
-    fields = model.model_fields
+    known = fields(model)
     if isinstance(data, model):
-        given = data.__dict__
+        given = values_of(data)
     elif isinstance(data, dict):
         given = data
-        if unknown := given.keys() - fields.keys():
+        if unknown := given.keys() - known.keys():
             raise ColumnError(f"data has {sorted(map(str, unknown))}, which {model.__name__} has no field for")
     else:
         kind = f"{type(data).__module__}.{type(data).__qualname__}".removeprefix("builtins.")
         raise ColumnError(f"data is {kind}, not {model.__name__} or a dict of its fields")
-    if given.keys() >= fields.keys():
+    if given.keys() >= known.keys():
         return given
-    absent = fields.keys() - given.keys()
-    if missing := sorted(name for name in absent if fields[name].is_required()):
+    absent = known.keys() - given.keys()
+    if missing := sorted(name for name in absent if known[name].is_required):
         raise ColumnError(f"data lacks {missing}, which {model.__name__} requires")
-    return {
-        **given,
-        **{name: fields[name].get_default(call_default_factory=True, validated_data=given) for name in absent},
-    }
+    return {**given, **{name: known[name].default(given) for name in absent}}
 
 
 class RowType:
     """Builds the columns of one model from the data of many messages, and refuses data that fits no column."""
 
-    def __init__(self, model: type[BaseModel]) -> None:
+    def __init__(self, model: ModelClass) -> None:
         self.model = model
         self.schema = arrow_schema(model)
-        self._struct = pa.struct(list(self.schema))
-        self._integers = [field for field in self.schema if "int64" in str(field.type)]
-        annotations = [bare(field.annotation) for field in model.model_fields.values()]
+        annotations = [bare(field.annotation) for field in fields(model).values()]
         self._is_plain = all(one in PLAIN or get_origin(one) is Literal for one in annotations)
 
-    def columns(self, data: list[Any]) -> list[pa.Array]:
+    def columns(self, data: Sequence[Any]) -> list[pa.Array]:
         """Build the columns of `schema`.
 
         Args:
@@ -185,34 +167,41 @@ class RowType:
             Exception: Data is something else, or holds what its column does not (a ColumnError, which names the
                 field); or code of the model's own raised.
         """
-        rows = self._rows(data)
-        for field in self._integers:
-            for number in _cut(field.type, list(map(itemgetter(field.name), rows))):
-                raise ColumnError(f"{field.name} is {number!r}, which is no int")
-        try:
-            # All at once: another pass over the rows costs as much as building a column.
-            columns: list[pa.Array] = pa.array(rows, self._struct).flatten()
-        except _MISFIT:
-            for field in self.schema:
-                _refuse_misfit(field, [row[field.name] for row in rows])
-            raise
+        if self._is_plain:
+            with suppress(KeyError):  # a dict has other fields, or an instance was made without some
+                return self._columns(*self._as_they_are(data))
+        rows = [fields_of(one, self.model) for one in data]
+        return self._columns(itemgetter, rows if self._is_plain else list(map(_plain, rows)))
+
+    def _as_they_are(self, data: Sequence[Any]) -> tuple[_Getter, Sequence[Any]]:
+        """What gets a field out of a row, and the rows; they are copied only where they are not alike."""
+        kinds = set(map(type, data))
+        if kinds == {dict} and set(map(len, data)) == {len(self.schema)}:
+            return itemgetter, data
+        if kinds == {self.model}:
+            return (itemgetter, list(map(_DICT, data))) if issubclass(self.model, BaseModel) else (attrgetter, data)
+        return itemgetter, [fields_of(one, self.model) for one in data]
+
+    def _columns(self, getter: _Getter, rows: Sequence[Any]) -> list[pa.Array]:
+        columns = list[pa.Array]()
+        for field in self.schema:
+            values = list(map(getter(field.name), rows))
+            if "int64" in str(field.type):
+                for number in _cut(field.type, values):
+                    raise ColumnError(f"{field.name} is {number!r}, which is no int")
+            try:
+                columns.append(pa.array(values, field.type))
+            except _MISFIT as error:
+                said = _NOT_CONVERTED.sub("Could not convert a value with type", str(error))
+                raise ColumnError(f"{field.name} does not fit its column: {said}") from None
         refuse_nulls(columns, self.model)
         return columns
-
-    def _rows(self, data: list[Any]) -> list[dict[str, Any]]:
-        if self._is_plain and (kinds := set(map(type, data))) <= {self.model, dict} and len(kinds) == 1:
-            rows = data if kinds == {dict} else [one.__dict__ for one in data]
-            names = self.model.model_fields.keys()
-            if all(map(names.__eq__, map(dict.keys, rows))):
-                return rows  # without a copy
-        rows = [fields_of(one, self.model) for one in data]
-        return rows if self._is_plain else [_plain(row) for row in rows]
 
 
 def _plain(value: Any) -> Any:
     """A value as Arrow takes it: models as dicts, enums by their value, collections as lists."""
-    if isinstance(value, BaseModel):
-        value = value.__dict__
+    if isinstance(value, MODELS):
+        value = values_of(value)
     if isinstance(value, dict):
         return {key: _plain(one) for key, one in value.items()}
     if isinstance(value, enum.Enum):
@@ -222,14 +211,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple | set | frozenset):
         return [_plain(one) for one in value]
     return value
-
-
-def _refuse_misfit(field: pa.Field, values: list[Any]) -> None:
-    try:
-        pa.array(values, field.type)
-    except _MISFIT as error:
-        said = _NOT_CONVERTED.sub("Could not convert a value with type", str(error))
-        raise ColumnError(f"{field.name} does not fit its column: {said}") from None
 
 
 def _cut(type_: pa.DataType, values: list[Any]) -> Iterator[float | Decimal]:

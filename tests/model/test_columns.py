@@ -10,6 +10,7 @@ from uuid import UUID
 
 import pyarrow as pa
 import pytest
+from msgspec import Struct, defstruct
 from pydantic import BaseModel, ConfigDict, Field
 
 from pipeline_platform.model.schema import ColumnError, RowType, arrow_schema
@@ -82,6 +83,25 @@ EVERYTHING = Everything(
 )
 
 
+class PlaceStruct(Struct):
+    name: str
+    height: int | None = None
+
+
+OF_PLACES = {"place": PlaceStruct, "places": list[PlaceStruct], "by_name": dict[str, PlaceStruct]}
+EverythingStruct = defstruct(
+    "EverythingStruct",
+    [
+        (name, OF_PLACES.get(name, field.annotation), *([] if field.is_required() else [field.default]))
+        for name, field in Everything.model_fields.items()
+    ],
+    kw_only=True,
+)
+"""The same as a `msgspec.Struct`."""
+HERE = {"place": PlaceStruct("here"), "places": [PlaceStruct("there", 1)], "by_name": {"b": PlaceStruct("b")}}
+EVERYTHING_STRUCT = EverythingStruct(**dict(EVERYTHING) | HERE)
+
+
 def column(model: type[BaseModel], name: str) -> pa.DataType:
     return arrow_schema(model).field(name).type
 
@@ -142,6 +162,11 @@ def test_a_model_of_everything_comes_back_out_of_its_columns():
     assert (row["price"], row["raw"], row["maybe"]) == (Decimal("1.5"), b"\xff", None)
 
 
+def test_a_struct_has_the_columns_of_a_model_of_the_same_fields():
+    assert arrow_schema(EverythingStruct) == arrow_schema(Everything)
+    assert rows(EverythingStruct, EVERYTHING_STRUCT) == rows(Everything, EVERYTHING)
+
+
 def test_a_dict_of_the_fields_is_as_good_as_the_model():
     as_dict = {name: getattr(EVERYTHING, name) for name in Everything.model_fields}
     nested = {**as_dict, "place": {"height": None, "name": "here"}}
@@ -156,8 +181,18 @@ class Flight(BaseModel):
     remark: str | None = None
 
 
-def test_what_a_dict_lacks_gets_the_fields_default():
-    assert rows(Flight, {"carrier": "UA"}) == [{"carrier": "UA", "late": 0, "tags": [], "remark": None}]
+class FlightStruct(Struct):
+    carrier: str
+    late: int = 0
+    tags: list[str] = []
+    remark: str | None = None
+
+
+@pytest.mark.parametrize("model", [Flight, FlightStruct])
+def test_what_a_dict_lacks_gets_the_fields_default(model):
+    assert rows(model, {"carrier": "UA"}) == [{"carrier": "UA", "late": 0, "tags": [], "remark": None}]
+    with pytest.raises(ColumnError, match=r"data lacks \['carrier'\], which Flight"):
+        rows(model, {"late": 1})
 
 
 class MyDict(dict):

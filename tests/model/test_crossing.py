@@ -1,6 +1,7 @@
 """Crossing: what `handle_batch` gets is what `handle_message` put, and what a table would hold of it."""
 
 import enum
+import json
 import math
 import re
 from datetime import UTC, date, datetime, time, timedelta, timezone
@@ -9,10 +10,12 @@ from functools import cached_property
 from typing import Any, Literal
 from uuid import UUID
 
+import msgspec
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Struct
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -28,7 +31,7 @@ from pydantic import (
 from pipeline_platform.model.crossing import decode, encode
 from pipeline_platform.model.options import Batcher
 from pipeline_platform.model.schema import ColumnError, RowType
-from tests.model.test_columns import EVERYTHING, Everything, LongFlight, Numbers, Open
+from tests.model.test_columns import EVERYTHING, EVERYTHING_STRUCT, Everything, LongFlight, Numbers, Open
 
 
 def crossed(data: Any, model: type[BaseModel] | None = None) -> Any:
@@ -52,6 +55,22 @@ def test_bytes_stay_bytes_whatever_the_batchers_model():
 
 def test_a_model_of_everything_crosses_with_the_very_values():
     assert crossed(EVERYTHING, Everything) == EVERYTHING
+
+
+class Restless(Struct):
+    """Changes each time it is made."""
+
+    text: str
+    made: int = 0
+
+    def __post_init__(self) -> None:
+        self.made += 1
+
+
+@pytest.mark.parametrize("data", [EVERYTHING_STRUCT, Restless("a")])
+def test_a_struct_crosses_with_the_very_values(data):
+    assert crossed(data, type(data)) == data
+    assert crossed(data) == json.loads(msgspec.json.encode(data)), "without a model as its own JSON"
 
 
 class Hundredfold(BaseModel):

@@ -1,10 +1,12 @@
 """Payloads of JSON: what is taken, what is refused, and what is said of it."""
 
+import enum
 import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Struct
 from pydantic import BaseModel, ValidationError
 
 from pipeline_platform.model.message import Message
@@ -93,3 +95,31 @@ def test_a_model_is_made_of_the_payload_as_it_does_by_itself():
         message_of(b'{"number": "seven"}').json(Order)
     with pytest.raises(ValidationError, match="Invalid JSON"):
         message_of(b"{number: 7}").json(Order)
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+class OrderStruct(Struct, forbid_unknown_fields=True):
+    number: int
+    price: float
+    colour: Colour = Colour.RED
+
+
+@pytest.mark.parametrize(
+    ("payload", "why"),
+    [
+        (b'{"number": "hunter2", "price": 2}', "OrderStruct: Expected `int`, got `str` - at `$.number`"),
+        (b'{"number": 7}', "OrderStruct: Object missing required field `price`"),
+        (b'{"number": 7, "price": 2, "colour": "hunter2"}', "OrderStruct: Invalid enum value - at `$.colour`"),
+        (b'{"number": 7, "price": 2, "hunter2": 1}', "OrderStruct: Object contains unknown field"),
+        (b'{"hunter2"', "the payload is no JSON: EOF while parsing an object at line 1 column 10"),
+    ],
+)
+def test_a_struct_is_made_of_the_payload_or_refuses_it_without_its_words(payload, why):
+    assert message_of(b'{"number": 7, "price": 2}').json(OrderStruct) == OrderStruct(number=7, price=2.0)
+    with pytest.raises(PayloadError) as refused:
+        message_of(payload).json(OrderStruct)
+
+    assert str(refused.value) == why

@@ -14,6 +14,7 @@ from pipeline_platform.lake.manifest import File
 from pipeline_platform.lake.reader import RowRange, read_ranges
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.failure import Failure
+from pipeline_platform.model.fields import ModelClass
 from pipeline_platform.model.message import DEFAULT, MESSAGES, Message
 from pipeline_platform.model.options import Processors, TableBatcher
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
@@ -29,7 +30,6 @@ from pipeline_platform.tasks.host.step import Step
 from pipeline_platform.tasks.record.outcomes import Outcomes
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
     from pyspark.sql import DataFrame, SparkSession
 
     from pipeline_platform.control.pace import Pace
@@ -258,7 +258,7 @@ class _Rows:
             failures = list(map(why, some.select(known).to_pylist()))
             self._outcomes.failed(delivered, self._window, failures)
 
-    def _write(self, name: str, rows: pa.RecordBatch, model: type[BaseModel]) -> None:
+    def _write(self, name: str, rows: pa.RecordBatch, model: ModelClass) -> None:
         schema = arrow_schema(model)
         try:
             columns = [rows.column(field.name).cast(field.type) for field in schema]
@@ -273,7 +273,7 @@ class _Rows:
             return
         self._outcomes.columns(name, rows, self._window, columns)
 
-    def _stage(self, name: str, rows: pa.RecordBatch, model: type[BaseModel] | None) -> None:
+    def _stage(self, name: str, rows: pa.RecordBatch, model: ModelClass | None) -> None:
         """Hand rows to a batcher with a callback, as messages whose data is a dict of its model's fields."""
         for some, delivered in self._delivered(rows):
             try:

@@ -9,11 +9,11 @@ from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
-from pydantic import BaseModel
 from pydantic_core import to_json
 
 from pipeline_platform.model.crossing import encode
 from pipeline_platform.model.failure import Failure
+from pipeline_platform.model.fields import MODELS
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import Batcher
 from pipeline_platform.model.partition import SOURCE, partition_of
@@ -134,6 +134,6 @@ def _json(data: Any) -> str:
             return json.dumps(data.decode())
         except UnicodeDecodeError:  # the batch is handled: data that is no text must not fail it now
             return json.dumps({"base64": b64encode(data).decode()})
-    if isinstance(data, BaseModel):
+    if isinstance(data, MODELS):
         return encode(data)[0].decode()
     return to_json(data, inf_nan_mode="null").decode()

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import BaseModel
 
 from pipeline_platform.lake.reader import only
 from pipeline_platform.model.actions import AckPolicy
 from pipeline_platform.model.crossing import decode, encode
 from pipeline_platform.model.failure import Failure
+from pipeline_platform.model.fields import ModelClass
 from pipeline_platform.model.message import BULK, Delivery, Message, MessageState
 from pipeline_platform.tasks.host.progress import Watch
 
@@ -56,7 +56,7 @@ def staged_table(receive_id: str, batcher: str) -> str:
     return f"_receives/{receive_id}/{batcher}"
 
 
-def handled_columns(messages: Sequence[Message], model: type[BaseModel] | None) -> list[pa.Array]:
+def handled_columns(messages: Sequence[Message], model: ModelClass | None) -> list[pa.Array]:
     """Build the columns of `STAGED` that handling fills.
 
     Raises:
@@ -88,7 +88,7 @@ def staged_messages(
     rows: pa.RecordBatch,
     batcher: str,
     ack_policy: AckPolicy,
-    model: type[BaseModel] | None,
+    model: ModelClass | None,
     failures: Mapping[int, Failure],
     watch: Watch,
 ) -> Iterator[Message]:
