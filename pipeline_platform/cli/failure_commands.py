@@ -7,6 +7,7 @@ import shlex
 from codecs import getincrementaldecoder
 from datetime import UTC, datetime
 from enum import Enum
+from getpass import getuser
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -140,6 +141,8 @@ def happened(event: dict[str, Any]) -> str:
     said = f"{event['at']:%Y-%m-%d %H:%M:%S} attempt {event['attempt']}: {event['state']}"
     if event["state"] != "closed":
         said += f" in {event['stage']}, {event['kind']}: {event['reason']}"
+    elif event["reason"]:
+        said = f"{said.removesuffix('closed')}{event['kind']} by {event['reason']}"
     due = f" (due {event['due_at']:%Y-%m-%d %H:%M:%S})" if event["due_at"] else ""
     return f"{said}{due}; receive {event['receive_id']}"
 
@@ -154,27 +157,27 @@ def _say_payload(event: dict[str, Any]) -> None:
         say(event["traceback"].rstrip())
 
 
+Id = Annotated[str | None, typer.Option("--id", help="This message only.")]
+Source = Annotated[str | None, typer.Option(help="Name of the source: ids are unique per source.")]
+Every = Annotated[bool, typer.Option("--all", help="All open failures, dead ones included.")]
+Chosen = Annotated[State | None, typer.Option(help="Failures in this state.")]
+
+
 @app.command()
 def retry(
     pipeline: Name,
-    message_id: Annotated[str | None, typer.Option("--id", help="This message only.")] = None,
-    source: Annotated[str | None, typer.Option(help="Name of the source: ids are unique per source.")] = None,
+    message_id: Id = None,
+    source: Source = None,
     window: Windows = None,
-    state: Annotated[State | None, typer.Option(help="Failures in this state.")] = None,
+    state: Chosen = None,
     kind: Kind = None,
     reason: Reason = None,
-    every: Annotated[bool, typer.Option("--all", help="All open failures, dead ones included.")] = False,
+    every: Every = False,
 ) -> None:
     """Launch runs that retry failures, on the instance in DAGSTER_HOME: a run for each range of windows."""
     from pipeline_platform.lake.selection import Selection
 
-    criteria = (message_id, source, window, state, kind, reason)
-    if every == any(one is not None for one in criteria):
-        raise typer.BadParameter(
-            "say which failures: --id, --source, --window, --state, --kind or --reason; or --all alone"
-        )
-    by_key = {"message_id": message_id, "source": source}
-    chosen = Selection(state=state.value if state else "open", kind=kind, reason=reason, **by_key)
+    chosen = Selection(**_selected(message_id, source, window, state, kind, reason, every=every))
     runs = messages = 0
     with loading.opened() as opened:
         for launched in launch(opened, opened.pipeline(pipeline), chosen, window or ()):
@@ -183,6 +186,66 @@ def retry(
             typer.echo(f"run {launched.run_id} drives {counted(launched.messages, 'failure')} of {windows}")
     said = f"{counted(messages, 'failure')} in {counted(runs, 'run')}."
     typer.echo(said if runs else "No failure is such: nothing was launched.")
+
+
+@app.command()
+def close(
+    pipeline: Name,
+    why: Annotated[str, typer.Option(help="Kept with each, and shown by `show` and `trace`.", prompt=True)],
+    by: Annotated[str, typer.Option(help="Who closes them; by default the user of this machine.")] = "",
+    message_id: Id = None,
+    source: Source = None,
+    window: Windows = None,
+    state: Chosen = None,
+    kind: Kind = None,
+    reason: Reason = None,
+    every: Every = False,
+) -> None:
+    """Close failures that need no retry; `reopen` opens them again."""
+    from pipeline_platform.lake import closing
+    from pipeline_platform.lake.tables import Tables
+
+    selected = _selected(message_id, source, window, state, kind, reason, every=every)
+    with loading.opened() as opened:
+        failed = _failed(opened, pipeline, window, due_by=datetime.now(UTC), **selected)
+        closed = closing.close(Tables(opened.lake, opened.pipeline(pipeline)), failed, by or getuser(), why)
+    typer.echo(f"{counted(closed, 'failure')} closed.")
+
+
+@app.command()
+def reopen(
+    pipeline: Name,
+    message_id: Id = None,
+    source: Source = None,
+    window: Windows = None,
+    every: Annotated[bool, typer.Option("--all", help="All that were closed by hand.")] = False,
+) -> None:
+    """Open failures again that `close` closed; never those that a retry ended."""
+    from pipeline_platform.lake import closing
+    from pipeline_platform.lake.tables import Tables
+
+    selected = _selected(message_id, source, window, every=every)
+    with loading.opened() as opened:
+        failed = _failed(opened, pipeline, window, **selected)
+        opened_again = closing.reopen(Tables(opened.lake, opened.pipeline(pipeline)), failed)
+    typer.echo(f"{counted(opened_again, 'failure')} opened again.")
+
+
+def _selected(
+    message_id: str | None,
+    source: str | None,
+    window: list[str] | None,
+    state: State | None = None,
+    kind: str | None = None,
+    reason: str | None = None,
+    *,
+    every: bool,
+) -> dict[str, Any]:
+    """What options choose; some must be given, or `--all` alone."""
+    criteria = {"message_id": message_id, "source": source, "kind": kind, "reason": reason}
+    if every == any(one is not None for one in (*criteria.values(), window, state)):
+        raise typer.BadParameter("say which failures: --id, --source, --window, ... (see --help); or --all alone")
+    return {**criteria, "state": state.value if state else "open"}
 
 
 def _failed(opened: loading.Deployment, pipeline: str, windows: list[str] | None, **selection: Any) -> FailedMessages:

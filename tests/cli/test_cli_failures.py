@@ -255,3 +255,34 @@ def test_of_an_id_that_several_sources_have_the_source_has_to_be_said(
         {"message_id": "gone"},
         {"source": "other"},
     ]
+
+
+def test_failures_are_closed_by_hand_and_opened_again(cli: Cli) -> None:
+    before = listed(cli("list", "keeping", "--json"))
+    assert cli("close", "keeping", "--id", "gone", "--why", "sold out", "--by", "ana").stdout == "1 failure closed.\n"
+
+    assert [one for one in before if "gone" not in one[3]] == listed(cli("list", "keeping", "--json"))
+    shown = cli("show", "keeping", "gone").stdout
+    assert "attempt 2: closed by hand by ana: sold out" in shown
+    assert "gone" in str(listed(cli("list", "keeping", "--state", "closed", "--json")))
+
+    assert cli("reopen", "keeping", "--id", "gone").stdout == "1 failure opened again.\n"
+    (event,) = [e for e in json.loads(cli("show", "keeping", "gone", "--json").stdout) if e["attempt"] == 3]
+    assert (event["state"], event["due_at"], event["metadata"], event["stage"]) == (
+        "open",
+        None,
+        '{"k": 1}',
+        "handle_message",
+    )
+    assert event["data"] == {"bytes": 2, "hex": "ff00"}
+    assert cli("reopen", "keeping", "--all").stdout == "0 failures opened again.\n", "each once; a retry's end stays"
+
+
+def test_failures_are_closed_by_what_they_say(cli: Cli) -> None:
+    assert (
+        cli("close", "keeping", "--kind", "KeyError", "--reason", "pric", "--why", "x").stdout == "1 failure closed.\n"
+    )
+    assert cli("close", "keeping", "--all", "--why", "x").stdout == "3 failures closed.\n"
+    assert listed(cli("list", "keeping", "--json")) == []
+    assert cli("close", "keeping", "--why", "x").exit_code == 2, "none is chosen"
+    assert cli("reopen", "keeping", "--window", WINDOW).stdout == "3 failures opened again.\n"

@@ -1,0 +1,94 @@
+"""Failures that a person closes, and opens again: events in the table of failures, as those that runs write."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline_platform.lake import failure_events
+from pipeline_platform.lake.failed import FailedMessages
+from pipeline_platform.lake.reader import keys_of
+from pipeline_platform.lake.tables import FAILED, CommitConflictError, Tables
+from pipeline_platform.lake.writer import Writer
+
+BY_HAND = "closed by hand"
+"""The kind of an event that a person closed a failure with; its reason says who did and why."""
+
+_KEPT = [name for name in FAILED.names if name != "window"]
+_ATTEMPT = (*failure_events.KEY, "attempt")
+
+
+def close(tables: Tables, failed: FailedMessages, who: str, why: str) -> int:
+    """Close the failures of a selection: no backfill drives them any more; return how many.
+
+    A run that drives one of them at this moment has the last word.
+    """
+    return _commit(tables, failed, _closing(failed, f"{who}: {why}"))
+
+
+def reopen(tables: Tables, failed: FailedMessages) -> int:
+    """Open failures again that people closed, by id and source of the selection; return how many.
+
+    Each is open at the next attempt, with its payload and its own reason; only a backfill by hand drives it.
+    """
+    return _commit(tables, failed, _opening(failed))
+
+
+def _closing(failed: FailedMessages, reason: str) -> Iterator[tuple[str, pa.Table]]:
+    said = {"state": "closed", "stage": None, "kind": BY_HAND, "reason": reason, "traceback": None}
+    for window, paths in failed.paths().items():
+        some = failure_events.chosen(failed.lake, paths, failed.selection)
+        for rows in failure_events.rows_of(failed.lake, paths, some, failed.selection, "receive_id"):
+            yield window, _events(rows, {**said, "due_at": None})
+
+
+def _opening(failed: FailedMessages) -> Iterator[tuple[str, pa.Table]]:
+    only = failed.selection
+    for window, paths in failed.paths().items():
+        some = failure_events.closed(failed.lake, paths)
+        for name, value in (("message_id", only.message_id), ("source", only.source)):
+            some = some if value is None else some.filter(pc.equal(some[name], value))
+        ends = failure_events.rows_of(failed.lake, paths, some, failed.selection, "kind")
+        mine = [keys_of(rows.filter(pc.equal(rows["kind"], BY_HAND)), *_ATTEMPT) for rows in ends]
+        closed = pa.chunked_array(mine, pa.string())
+        for path in paths if len(closed) else ():
+            for rows in failure_events.events(failed.lake, path, *_KEPT):
+                is_failure = pc.and_(pc.not_equal(rows["state"], "closed"), pc.is_in(keys_of(rows, *_ATTEMPT), closed))
+                failures = rows.filter(is_failure)
+                attempt = pc.add(failures["attempt"], pa.scalar(1, pa.int32()))
+                yield window, _events(failures, {"state": "open", "attempt": attempt, "due_at": None})
+
+
+def _events(rows: pa.Table, said: dict[str, object]) -> pa.Table:
+    """Rows as new events that say something else; what neither has is null."""
+    said = {"at": datetime.now(UTC), **said}
+    columns = []
+    for field in map(FAILED.field, _KEPT):
+        value = (
+            said[field.name] if field.name in said else rows[field.name] if field.name in rows.column_names else None
+        )
+        is_column = isinstance(value, pa.ChunkedArray)
+        columns.append(value if is_column else pa.repeat(pa.scalar(value, field.type), rows.num_rows))
+    return pa.table(columns, names=_KEPT)
+
+
+def _commit(tables: Tables, failed: FailedMessages, events: Iterator[tuple[str, pa.Table]]) -> int:
+    table, transaction, written = tables["failed"], f"by-hand-{uuid.uuid4().hex}", 0
+    if not table.exists():
+        return 0
+    with Writer(failed.lake, failed.pipeline, transaction) as writer:
+        for window, rows in events:
+            written += rows.num_rows
+            for batch in rows.to_batches():
+                writer.write(table.name, window, batch)
+        files = writer.close().files
+    while files:
+        with table.look() as handle, suppress(CommitConflictError):  # appending needs no other look at the rows
+            table.swap(handle, transaction, files)
+            break
+    return written
