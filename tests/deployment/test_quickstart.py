@@ -1,0 +1,101 @@
+"""The tutorial of ten minutes, typed in as a reader types it: files, commands, a real Dagster and a real Spark."""
+
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from servers.server import free_ports
+from tests.fixtures.documents import DOCS, files
+from tests.fixtures.keeper import PROJECT
+
+PAGE = (DOCS / "start" / "quickstart.md").read_text()
+
+ONES_OWN = ("make ", "mkdir ", "pip ", "dagster dev ")
+"""Commands that prepare the machine, and the one that does not end."""
+
+
+class Reader:
+    """Somebody at a terminal, in a new folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.typed = folder, 0
+        scripts = f"{PROJECT / '.venv' / 'bin'}:{os.environ['PATH']}"
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PIPELINE_"))}
+        self.variables = {**kept, "PATH": scripts, "DAGSTER_HOME": str(folder / "dagster")}
+        (folder / "dagster").mkdir()
+
+    def type(self, command: str) -> str:
+        bash, at = ["bash", "-c", command], {"cwd": self.folder, "env": self.variables}
+        done = subprocess.run(bash, **at, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, f"{command}\n{done.stdout[-2_000:]}{done.stderr[-4_000:]}"
+        return done.stdout
+
+    def write(self, heading: str) -> None:
+        """Write the files of the page as they are after a section."""
+        (self.folder / "upto.md").write_text(PAGE.partition(f"\n## {heading}\n")[0])
+        for name, text in files(self.folder / "upto.md").items():
+            (self.folder / name).write_text(text)
+
+    def follow(self, heading: str) -> str:
+        """Type the commands of a section, `status` until nothing is under way; return all that they print."""
+        section = PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+        printed = []
+        for line in re.findall(r"^\$ (.*)$", section, re.M):
+            command = line.partition("  #")[0].strip()
+            if command.endswith(" status"):
+                self.wait_for(command)
+            elif not command.startswith(ONES_OWN) and "DAGSTER_HOME=" not in command:
+                printed.append(self.type(command))
+                self.typed += 1
+        return "".join(printed)
+
+    def wait_for(self, status: str) -> None:
+        until = time.monotonic() + 200
+        while time.monotonic() < until:
+            said = self.type(status)
+            if " 0 messages in orders_queue" in said and "in 0 runs" in said and "none under way" in said:
+                return
+            time.sleep(1)
+        raise AssertionError(said)
+
+    @contextmanager
+    def dagster(self) -> Iterator[None]:
+        command = ["dagster", "dev", "-m", "orders", "-p", str(*free_ports(1))]
+        assert f"$ {' '.join(command[:4])} &" in PAGE
+        with (self.folder / "dagster.log").open("w") as log:
+            process = subprocess.Popen(
+                command, cwd=self.folder, env=self.variables, stdout=log, stderr=log, start_new_session=True
+            )
+            try:
+                yield
+            finally:
+                os.killpg(process.pid, signal.SIGTERM)
+                process.wait(60)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.faults  # two runs, each of which starts Spark: a minute
+def test_the_tutorial_ends_as_it_says(tmp_path: Path) -> None:
+    reader = Reader(tmp_path)
+    reader.write("Send messages")
+    reader.follow("Send messages")
+    with reader.dagster():
+        looked = reader.follow("Let it run")
+        assert "ValidationError" in looked
+        assert pl.read_delta(str(tmp_path / "lake" / "orders" / "lake"))["number"].to_list() == [1]
+
+        reader.write("Next")
+        reader.follow("Mend it, and retry")
+        rows = pl.read_delta(str(tmp_path / "lake" / "orders" / "lake")).sort("number")
+        assert rows.select("number", "total").rows() == [(1, 9.5), (2, 0.0)]
+
+        assert "1 passed" in reader.follow("Test it")
+    assert reader.typed == 8
