@@ -1,7 +1,5 @@
 """`pipeline-platform drain`: bring a pipeline to rest, and see it come there."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

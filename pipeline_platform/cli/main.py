@@ -1,7 +1,5 @@
 """The command line, `pipeline-platform`. Each group of commands is a file of its own, registered here."""
 
-from __future__ import annotations
-
 import sys
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`pipeline-platform repair`: tables with files that nobody can read."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """`pipeline-platform spark`: keep a warm Spark on this machine."""
 
-from __future__ import annotations
-
 import time
 from contextlib import closing
 from pathlib import Path

@@ -8,8 +8,6 @@ A claim may be `alone`, where messages keep an order over runs: it is granted no
 pipeline, and no other claim is granted anything beside it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple

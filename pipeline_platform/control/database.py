@@ -3,8 +3,6 @@
 The control store and the table queue use it. A connector of your own that keeps a table may use it, too.
 """
 
-from __future__ import annotations
-
 import os
 import sqlite3
 import time

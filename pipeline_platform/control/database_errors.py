@@ -1,7 +1,5 @@
 """What went wrong with a database: in one sentence, with a way out, and whether it passes by itself."""
 
-from __future__ import annotations
-
 import re
 import sqlite3
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Draining: no new runs, and those under way give back what they have not begun; until nothing is under way."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime

@@ -4,8 +4,6 @@ Where it has several producers, each has limits of its own: what is called `pipe
 producer `<pipeline>/<producer>`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """Options of a pipeline that are changed while it runs: how many tasks, how many messages each, how many runs."""
 
-from __future__ import annotations
-
 import sqlalchemy as sa
 
 from pipeline_platform.control.database import Database, insert

@@ -1,7 +1,5 @@
 """The pace of one task: how many messages it may handle now, and until when."""
 
-from __future__ import annotations
-
 import logging
 import math
 import random

@@ -1,7 +1,5 @@
 """How many messages a receive takes on: what it is asked for, within what the pipeline's other runs leave it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass

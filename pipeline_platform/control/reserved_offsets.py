@@ -1,7 +1,5 @@
 """What receives hold of logs: spans of offsets, so that no two planners give out the same."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 
 import sqlalchemy as sa

@@ -1,7 +1,5 @@
 """The control store: permits, limits, pauses, claims and positions in logs, in one SQL database of all runs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Final
 

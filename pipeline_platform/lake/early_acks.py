@@ -1,7 +1,5 @@
 """What tasks acknowledge before their receive is decided: noted first, since the source forgets it."""
 
-from __future__ import annotations
-
 import io
 import uuid
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Failed messages as a source: open failures of some windows, given out to be handled once more."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256

@@ -1,7 +1,5 @@
 """The events of failed messages, and which of a message's events is the latest."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 

@@ -1,7 +1,5 @@
 """Failures as people look at them: counted by what is said of them, and one with its whole history."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What a pipeline's windows were when its tables were made: beside the tables, for a window's key does not say."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 

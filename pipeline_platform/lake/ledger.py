@@ -1,7 +1,5 @@
 """The ledger of receives: what each run leased and wrote, in the lake until its messages are acknowledged."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterable
 from datetime import datetime

@@ -1,7 +1,5 @@
 """Keeping tables small and quick: few files instead of many, no more windows than are wanted, nothing left behind."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Collection, Iterable

@@ -1,7 +1,5 @@
 """Reading back what was written: rows of Parquet files, in order, bounded in rows and bytes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Taking files that cannot be read out of tables, and recording anew what became of their messages."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime

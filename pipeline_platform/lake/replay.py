@@ -1,7 +1,5 @@
 """A full replay: every message of some windows, as their finished receives left it, given out once more."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Iterable, Iterator
 

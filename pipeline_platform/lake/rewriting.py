@@ -3,8 +3,6 @@
 Files are never changed: the few that hold such rows are written anew without them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np

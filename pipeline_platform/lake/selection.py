@@ -1,7 +1,5 @@
 """Which failures: a choice by criteria, small enough for a run's configuration however many messages it is about."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from typing import Literal, Self
 

@@ -1,7 +1,5 @@
 """Where the lake lies: a local folder or an object store, by one set of calls."""
 
-from __future__ import annotations
-
 import os
 import uuid
 from collections.abc import Iterable, Iterator, Mapping

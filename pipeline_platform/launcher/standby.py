@@ -6,8 +6,6 @@ a new process would load; anything else is the arguments of the run that the pro
 side closes the socket before that.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The partitions of a pipeline's assets."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from datetime import UTC, datetime
 from itertools import groupby

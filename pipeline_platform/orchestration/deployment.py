@@ -1,7 +1,5 @@
 """A deployment: pipelines, resources and assets put together for Dagster and for the command line."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Mapping, Sequence
 from typing import Any, NamedTuple
 

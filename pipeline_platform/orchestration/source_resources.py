@@ -1,7 +1,5 @@
 """Any source as a Dagster resource: the connector's own options become the resource's configuration."""
 
-from __future__ import annotations
-
 import enum
 import functools
 from collections.abc import Iterator

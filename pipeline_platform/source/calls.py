@@ -1,7 +1,5 @@
 """Calls of a few messages each, several at once: for sources whose server takes and gives no more in one call."""
 
-from __future__ import annotations
-
 import logging
 import math
 import threading

@@ -1,7 +1,5 @@
 """Sources whose open connection remembers what it delivered: RabbitMQ."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from pipeline_platform.source.contract import Source

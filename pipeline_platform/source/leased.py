@@ -1,7 +1,5 @@
 """Sources whose server remembers what it gave out, until a deadline: SQS, Pub/Sub, a table queue."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """What receives hold of a log, and how far each of its partitions is acknowledged."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Protocol
 

@@ -1,7 +1,5 @@
 """Trying again what a server that is away did not answer."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from typing import TypeVar

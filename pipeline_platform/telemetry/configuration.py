@@ -1,7 +1,5 @@
 """Whether OpenTelemetry gets events, and its SDK's set-up by the standard environment variables."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

@@ -1,7 +1,5 @@
 """Events as OpenTelemetry's spans and metrics, by its API alone: whoever configures the SDK says where they go."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

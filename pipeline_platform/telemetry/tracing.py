@@ -1,7 +1,5 @@
 """Trace context as text: with it the steps of a run, in whatever process, belong to one trace."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager

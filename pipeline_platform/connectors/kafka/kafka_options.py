@@ -1,7 +1,5 @@
 """The options of a Kafka source: what may be set, what must fit together, and what the client library gets."""
 
-from __future__ import annotations
-
 import re
 from datetime import datetime
 from typing import Annotated, Any, Literal, Self

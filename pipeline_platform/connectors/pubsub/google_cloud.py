@@ -1,7 +1,5 @@
 """Google Cloud APIs: clients of them, what is tried again, and what to do about their errors."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

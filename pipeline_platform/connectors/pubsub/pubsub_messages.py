@@ -1,7 +1,5 @@
 """Messages of Pub/Sub, as columns of what was received and in requests that publish them."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Google Cloud Pub/Sub as a source: pulled by the thousand, acknowledged once decided and published."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re

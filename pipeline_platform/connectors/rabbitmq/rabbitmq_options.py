@@ -1,7 +1,5 @@
 """Options of RabbitMQ as a source; those of AMQP with the names that it gives them."""
 
-from __future__ import annotations
-
 from typing import Any, Literal, Self
 from urllib.parse import parse_qsl, urlsplit
 

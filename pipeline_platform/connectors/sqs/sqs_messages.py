@@ -1,7 +1,5 @@
 """Messages of SQS in the API's words: what a received one says of itself, and how one is put to be sent."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any

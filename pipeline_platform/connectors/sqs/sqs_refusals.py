@@ -1,7 +1,5 @@
 """What AWS says when it refuses a call of SQS, or an entry of one: what it means, and what to do about it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Amazon SQS as a source: received in tens, deleted once decided and published."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import re

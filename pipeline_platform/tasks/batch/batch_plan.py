@@ -1,7 +1,5 @@
 """The plan of a batcher's batches: which of the messages that wait make which batch, written before any is handled."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Cutting: which messages make which batch. It moves no payloads; only a splitter looks at messages."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from typing import Any, NamedTuple

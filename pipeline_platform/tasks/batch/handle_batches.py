@@ -1,7 +1,5 @@
 """Batching: handled messages of one batch key, in batches, through `handle_batch`."""
 
-from __future__ import annotations
-
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set

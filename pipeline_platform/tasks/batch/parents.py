@@ -1,7 +1,5 @@
 """Parents: messages that end when all their children did, which share their fate."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
