@@ -6,9 +6,8 @@ import json
 import shlex
 from codecs import getincrementaldecoder
 from datetime import UTC, datetime
-from enum import Enum
 from getpass import getuser
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -46,33 +45,15 @@ Windows = Annotated[
 ]
 Kind = Annotated[str | None, typer.Option(help="Failures of exactly this kind: an exception's name, or `failed`.")]
 Reason = Annotated[str | None, typer.Option(help="Failures whose reason contains this text.")]
+State = Literal["open", "waiting", "due", "dead"]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
-
-class State(Enum):
-    """Open failures are all that are not closed; `waiting` are those that are not dead, `due` the ones to drive now."""
-
-    open = "open"
-    waiting = "waiting"
-    due = "due"
-    dead = "dead"
-
-
-class Listed(Enum):
-    """The same, and those that are closed."""
-
-    open = "open"
-    waiting = "waiting"
-    due = "due"
-    dead = "dead"
-    closed = "closed"
 
 
 @app.command("list")
 def list_(
     pipeline: Name,
     window: Windows = None,
-    state: Annotated[Listed, typer.Option(help="Failures in this state.")] = Listed.open,
+    state: Annotated[Literal[State, "closed"], typer.Option(help="Failures in this state.")] = "open",
     kind: Kind = None,
     reason: Reason = None,
     limit: Annotated[int, typer.Option(min=1, help="Groups that are shown at most.")] = 50,
@@ -81,10 +62,10 @@ def list_(
     """Count failures by window, state, kind and reason, with some ids of each."""
     from pipeline_platform.lake.inspection import grouped
 
-    now, closed = datetime.now(UTC), state.value == "closed"
+    now, closed = datetime.now(UTC), state == "closed"
     if closed and (kind or reason):
         raise typer.BadParameter("closed failures have no kind and reason: choose them by window", param_hint="--state")
-    chosen = "open" if closed else state.value
+    chosen = "open" if closed else state
     with loading.opened() as opened:
         failed = _failed(opened, pipeline, window, state=chosen, kind=kind, reason=reason, due_by=now)
         groups = grouped(failed, now, closed=closed)
@@ -102,7 +83,7 @@ def list_(
     if groups:
         Console().print(table)
     total = sum(group.messages for group in groups)
-    typer.echo(f"{counted(total, 'failure')} {'is' if total == 1 else 'are'} {state.value}.")
+    typer.echo(f"{counted(total, 'failure')} {'is' if total == 1 else 'are'} {state}.")
     if len(groups) > limit:
         typer.echo(f"{len(groups) - limit:,} groups of them are not shown: give --limit, or --json.")
 
@@ -138,13 +119,13 @@ def show(
 
 def happened(event: dict[str, Any]) -> str:
     """An event of a failure, in a line."""
-    said = f"{event['at']:%Y-%m-%d %H:%M:%S} attempt {event['attempt']}: {event['state']}"
+    text = f"{event['at']:%Y-%m-%d %H:%M:%S} attempt {event['attempt']}: {event['state']}"
     if event["state"] != "closed":
-        said += f" in {event['stage']}, {event['kind']}: {event['reason']}"
+        text += f" in {event['stage']}, {event['kind']}: {event['reason']}"
     elif event["reason"]:
-        said = f"{said.removesuffix('closed')}{event['kind']} by {event['reason']}"
+        text = f"{text.removesuffix('closed')}{event['kind']} by {event['reason']}"
     due = f" (due {event['due_at']:%Y-%m-%d %H:%M:%S})" if event["due_at"] else ""
-    return f"{said}{due}; receive {event['receive_id']}"
+    return f"{text}{due}; receive {event['receive_id']}"
 
 
 def _say_payload(event: dict[str, Any]) -> None:
@@ -184,8 +165,8 @@ def retry(
             runs, messages = runs + 1, messages + launched.messages
             windows = " to ".join(dict.fromkeys((launched.windows[0], launched.windows[-1])))
             typer.echo(f"run {launched.run_id} drives {counted(launched.messages, 'failure')} of {windows}")
-    said = f"{counted(messages, 'failure')} in {counted(runs, 'run')}."
-    typer.echo(said if runs else "No failure is such: nothing was launched.")
+    launches = f"{counted(messages, 'failure')} in {counted(runs, 'run')}."
+    typer.echo(launches if runs else "No failure is such: nothing was launched.")
 
 
 @app.command()
@@ -245,7 +226,7 @@ def _selected(
     criteria = {"message_id": message_id, "source": source, "kind": kind, "reason": reason}
     if every == any(one is not None for one in (*criteria.values(), window, state)):
         raise typer.BadParameter("say which failures: --id, --source, --window, ... (see --help); or --all alone")
-    return {**criteria, "state": state.value if state else "open"}
+    return {**criteria, "state": state or "open"}
 
 
 def _failed(opened: loading.Deployment, pipeline: str, windows: list[str] | None, **selection: Any) -> FailedMessages:

@@ -118,6 +118,6 @@ def _launch(job: str, config: object, tags: object, module: str | None) -> str:
     given = ["--config-json", json.dumps(config), "--tags", json.dumps(tags)]
     done = subprocess.run([*command, *given], capture_output=True, text=True, check=False)  # noqa: S603 - no shell
     if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        raise loading.SetUpError(f"Dagster did not launch {job}: {said[-1] if said else 'it said nothing'}")
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        raise loading.SetUpError(f"Dagster did not launch {job}: {lines[-1] if lines else 'it said nothing'}")
     return run_id

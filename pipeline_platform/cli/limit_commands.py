@@ -1,4 +1,4 @@
-"""`pipeline-platform pause`, `resume`, `limit` and `scale`: what a pipeline may do, changed while it runs."""
+"""`pipeline-platform pause`, `resume`, `drain`, `limit` and `scale`: what a pipeline may do, changed while it runs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import typer
 
 from pipeline_platform.cli import loading
 from pipeline_platform.cli.loading import counted
+from pipeline_platform.control.drain import drain as drain_and_wait
 from pipeline_platform.model.options import Overrides, PipelineError
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 _SHORTEST_S, _LONGEST_S = 0.001, 366 * 86_400
 
 Name = Annotated[str, typer.Argument(help="Name of the pipeline.")]
+Reason = Annotated[str, typer.Option(help="Shown while the pipeline is paused.")]
 Of = Annotated[str, typer.Option("--producer", help="This producer only, where the pipeline has several.")]
 
 
@@ -45,19 +47,14 @@ def _of(name: str, producer: str) -> Iterator[tuple[ControlStore, str, Mapping[s
         yield opened.control, pipeline.limits_key(producer), of_keys
 
 
-def pause(
-    pipeline: Name,
-    reason: Annotated[str, typer.Option(help="Shown while the pipeline is paused.")] = "paused on the command line",
-    producer: Of = "",
-) -> None:
+def pause(pipeline: Name, reason: Reason = "paused on the command line", producer: Of = "") -> None:
     """Stop all runs from taking on messages; messages that a run has received are finished."""
     with _of(pipeline, producer) as (control, key, _):
         control.pause(key, reason)
         in_flight = control.in_flight(key, of_all=not producer)
     messages = counted(sum(claim.messages for claim in in_flight), "message")
-    going_on = (
-        f"{messages} in {counted(len(in_flight), 'run')} will still be finished" if in_flight else "No run holds any"
-    )
+    runs = counted(len(in_flight), "run")
+    going_on = f"{messages} in {runs} will still be finished" if in_flight else "No run holds any"
     typer.echo(f"{key} is paused: {reason}. {going_on}.")
 
 
@@ -71,6 +68,16 @@ def resume(pipeline: Name, producer: Of = "") -> None:
         typer.echo(f"{key} asks for runs again." if before else f"{key} was not paused.")
     for each, why in still.items():
         typer.echo(f"{each} stays paused: {why}")
+
+
+def drain(pipeline: Name, reason: Reason = "drained on the command line", producer: Of = "") -> None:
+    """Pause a pipeline, stop its runs after the messages that they have begun, and wait for them.
+
+    Runs begin messages for the pipeline's `shutdown` more. What was handled by then is delivered, published and
+    acknowledged. The pipeline stays paused until `resume`.
+    """
+    with chosen(pipeline, producer) as (opened, of):
+        typer.echo(drain_and_wait(opened.control, of, reason, producer, log=typer.echo))
 
 
 def limit(
@@ -89,8 +96,8 @@ def limit(
     with _of(pipeline, producer) as (control, key, producers):
         if key not in producers:
             names = ", ".join(each.partition("/")[2] for each in producers)
-            said = f"each producer of {pipeline} has a limit of its own: choose one of {names}"
-            raise typer.BadParameter(said, param_hint="--producer")
+            several = f"each producer of {pipeline} has a limit of its own: choose one of {names}"
+            raise typer.BadParameter(several, param_hint="--producer")
         own = producers[key].rate_limiting
         if reset:
             control.set_rate_limiting(key, None)
@@ -133,5 +140,4 @@ def scale(
 
 def changed(overrides: Overrides) -> str:
     """Say which options are set at run time; empty where none is."""
-    said = overrides.model_dump(exclude_none=True)
-    return ", ".join(f"{name} {value:,}" for name, value in said.items())
+    return ", ".join(f"{name} {value:,}" for name, value in overrides if value is not None)

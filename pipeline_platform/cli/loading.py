@@ -54,8 +54,8 @@ class Deployment:
             BadParameter: There is none of that name.
         """
         if name not in self.pipelines:
-            said = f"there is no pipeline {name!r}; there is {', '.join(self.pipelines) or 'none'}"
-            raise typer.BadParameter(said, param_hint="PIPELINE")
+            unknown = f"there is no pipeline {name!r}; there is {', '.join(self.pipelines) or 'none'}"
+            raise typer.BadParameter(unknown, param_hint="PIPELINE")
         return self.pipelines[name]
 
     def flow(self, pipeline: type[Pipeline]) -> Flow:
@@ -102,11 +102,10 @@ def opened(module: str | None = None) -> Iterator[Deployment]:
             for key in sources:
                 getattr(resources, key).open(resources.control)
         except dg.DagsterInvalidConfigError as error:
-            said = str(error).partition("Stack Trace:")[0].strip()
-            raise SetUpError(f"the resources of {module} cannot be set up. {said}") from None
-        yield Deployment(
-            pipelines, resources.control, resources.lake, {key: getattr(resources, key) for key in sources}
-        )
+            reason = str(error).partition("Stack Trace:")[0].strip()
+            raise SetUpError(f"the resources of {module} cannot be set up. {reason}") from None
+        opened_sources = {key: getattr(resources, key) for key in sources}
+        yield Deployment(pipelines, resources.control, resources.lake, opened_sources)
 
 
 def counted(number: int, noun: str) -> str:

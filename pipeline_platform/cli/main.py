@@ -10,7 +10,6 @@ from pipeline_platform.cli import limit_commands as limits
 from pipeline_platform.cli import loading
 from pipeline_platform.cli import spark_commands as spark
 from pipeline_platform.cli import table_queue_commands as table_queue
-from pipeline_platform.cli.drain_command import drain
 from pipeline_platform.cli.push_command import push
 from pipeline_platform.cli.repair_command import repair
 from pipeline_platform.cli.show_command import show
@@ -28,7 +27,18 @@ app = typer.Typer(
 app.add_typer(spark.app, name="spark")
 app.add_typer(table_queue.app, name="table-queue")
 app.add_typer(failures.app, name="failures")
-for command in (status, show, trace, limits.pause, limits.resume, drain, limits.limit, limits.scale, push, repair):
+for command in (
+    status,
+    show,
+    trace,
+    limits.pause,
+    limits.resume,
+    limits.drain,
+    limits.limit,
+    limits.scale,
+    push,
+    repair,
+):
     app.command()(command)
 
 

@@ -55,8 +55,8 @@ def push(
 def _producer(pipeline: type[Pipeline], producer: str) -> str:
     producers = pipeline.producers_of(producer)
     if len(producers) > 1:
-        said = f"{pipeline.name} has several: choose one of {', '.join(producers)}"
-        raise typer.BadParameter(said, param_hint="--producer")
+        several = f"{pipeline.name} has several: choose one of {', '.join(producers)}"
+        raise typer.BadParameter(several, param_hint="--producer")
     (only,) = producers.values()
     return only.source
 
@@ -78,8 +78,8 @@ def _push(source: Source, file: IO[bytes], most_bytes: int, from_line: int, *, h
             some = next(parts, [])
         except ValueError as error:
             way_out = f"mend it, and go on with --from-line {from_line}"
-            said = f"{error}; nothing from line {from_line:,} on is sent: {way_out}"
-            raise typer.BadParameter(said, param_hint="--file") from None
+            unsent = f"{error}; nothing from line {from_line:,} on is sent: {way_out}"
+            raise typer.BadParameter(unsent, param_hint="--file") from None
         if not some:
             return sent
         try:

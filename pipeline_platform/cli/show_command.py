@@ -43,8 +43,8 @@ def _lines(opened: loading.Deployment, pipeline: type[Pipeline]) -> list[str]:
     for name, batcher in pipeline.batchers.items():
         model = batcher.table_schema.__name__ if batcher.table_schema else "JSON"
         lines.append(f"batcher {name}: {type(batcher).__name__} of {model}, {_options(batcher, 'table_schema')}")
-    if said := _own(pipeline):
-        lines.append(f"options: {said}")
+    if own_options := _own(pipeline):
+        lines.append(f"options: {own_options}")
     tables = ["messages", "outcomes", *pipeline.batchers, "failed"]
     lines.append(f"tables: {', '.join(f'{pipeline.name}/{table}' for table in tables)}")
     return [*lines, f"windows: {pipeline.window_cron} (UTC), shutdown: {pipeline.shutdown}"]

@@ -147,8 +147,8 @@ def _in_flight(control: ControlStore, pipeline: type[Pipeline], producer: str, i
         rows[f"  run {claim.run_id[:8]}"] = f"{claim.messages:,} messages for {began}, lease for {_seconds(left)} more"
     for claim in control.over(key):
         since = _seconds((now - claim.expires_at).total_seconds())
-        said = f"{claim.messages:,} messages, dead or stalled: its lease ended {since} ago"
-        rows[f"  run {claim.run_id[:8]}"] = Text(said, style="yellow")
+        dead = f"{claim.messages:,} messages, dead or stalled: its lease ended {since} ago"
+        rows[f"  run {claim.run_id[:8]}"] = Text(dead, style="yellow")
     rows |= {f"  run {run_id[:8]}": f"will take on {wanted:,} messages" for run_id, _, wanted in to_lease}
     return rows
 
@@ -158,7 +158,7 @@ def _to_lease(
 ) -> list[tuple[str, str, int]]:
     if isinstance(instance, str | Exception):
         return []
-    from pipeline_platform.launcher.ended import end_claims
+    from pipeline_platform.launcher.run_process import end_claims
     from pipeline_platform.orchestration.producers import runs_to_lease
 
     try:
@@ -172,7 +172,7 @@ def _runs(pipeline: type[Pipeline], instance: Instance) -> Rows:
     """The runs of the pipeline's sensor, schedules and jobs; of assets materialised by hand once they receive."""
     if isinstance(instance, str):
         return {"runs in Dagster": instance}
-    from pipeline_platform.launcher.ended import never_begins
+    from pipeline_platform.launcher.run_process import never_begins
     from pipeline_platform.orchestration.jobs import runs_of
     from pipeline_platform.orchestration.producers import UNDER_WAY
 
@@ -182,11 +182,11 @@ def _runs(pipeline: type[Pipeline], instance: Instance) -> Rows:
         records = instance.get_run_records(runs_of(pipeline, UNDER_WAY))
         lost = [one.dagster_run.run_id[:8] for one in records if never_begins(one, instance, datetime.now(UTC))]
     except Exception as error:  # of whatever storage the instance has: the rest is reported all the same
-        said = str(error).partition("\n")[0]
-        return {"runs in Dagster": Text(f"cannot be asked for: {type(error).__name__}: {said}", style="yellow")}
+        reason = str(error).partition("\n")[0]
+        return {"runs in Dagster": Text(f"cannot be asked for: {type(error).__name__}: {reason}", style="yellow")}
     counts = Counter(record.dagster_run.status for record in records)
-    said = ", ".join(f"{counts[one]:,} {one.value.lower().replace('_', ' ')}" for one in UNDER_WAY if counts[one])
-    rows: Rows = {"runs in Dagster": said or "none under way"}
+    live = ", ".join(f"{counts[one]:,} {one.value.lower().replace('_', ' ')}" for one in UNDER_WAY if counts[one])
+    rows: Rows = {"runs in Dagster": live or "none under way"}
     if lost:
         rows["  died"] = Text(f"{', '.join(lost)}: Dagster will know later; they hold nothing", style="yellow")
     return rows

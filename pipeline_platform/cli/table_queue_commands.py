@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -17,21 +16,15 @@ app = typer.Typer(help="Make the tables of a table queue, or look at them.", no_
 Key = Annotated[str, typer.Argument(help="Key of the resource in this deployment.")]
 
 
-class Payload(Enum):
-    """What a new table holds."""
-
-    bytes = "bytes"
-    json = "json"
-
-
 @app.command()
 def create(
-    key: Key, payload: Annotated[Payload, typer.Option(help="Type of the payload in a new table.")] = Payload.bytes
+    key: Key,
+    payload: Annotated[Literal["bytes", "json"], typer.Option(help="Type of the payload in a new table.")] = "bytes",
 ) -> None:
     """Make the tables that are missing; existing ones stay as they are."""
     with loading.opened() as opened:
         queue = _queue(opened, key)
-        queue.create(payload.value)
+        queue.create(payload)
         typer.echo(f"{key} is ready: table {queue.table!r} with {queue.table}_leases and {queue.table}_receives.")
 
 

@@ -9,8 +9,7 @@ import pyarrow.compute as pc
 
 from pipeline_platform.lake.ledger import Ledger
 from pipeline_platform.lake.manifest import File
-from pipeline_platform.lake.reader import keys_of, only, row_groups
-from pipeline_platform.lake.stored_file import is_whole
+from pipeline_platform.lake.reader import is_whole, keys_of, only, row_groups
 from pipeline_platform.lake.tables import FAILED, OUTCOMES, CommitConflictError, Table, Tables
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.model.message import MESSAGES

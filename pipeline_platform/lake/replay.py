@@ -9,8 +9,7 @@ from pydantic import Field
 
 from pipeline_platform.lake.failed import LakeSource
 from pipeline_platform.lake.manifest import File
-from pipeline_platform.lake.reader import keys_of, only, receive_ids
-from pipeline_platform.lake.stored_file import stored_file
+from pipeline_platform.lake.reader import keys_of, only, receive_ids, stored_file
 from pipeline_platform.lake.tables import OUTCOMES
 from pipeline_platform.model.message import DELIVERIES, MESSAGES
 from pipeline_platform.source.contract import Backlog, Share, SourceError

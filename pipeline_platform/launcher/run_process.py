@@ -1,4 +1,4 @@
-"""The process of a run, by tags of the run: on its own host it can be asked whether it lives."""
+"""Which runs have ended: by what Dagster knows, or by their processes, which tags name and their own host knows."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ import json
 import socket
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
 import dagster as dg
 
 from pipeline_platform.process import born
+
+if TYPE_CHECKING:
+    from pipeline_platform.control.store import ControlStore
+
 
 PROCESS_TAG = ".dagster/pipeline_platform/process"
 """On a run that `run_launcher` started: its process. The UI hides tags with Dagster's own prefix."""
@@ -69,3 +74,34 @@ def is_lost(record: dg.RunRecord, now: datetime) -> bool:
         return False
     is_marked = RunProcess.of(run) or RunProcess.of(run, LAUNCHER_TAG)
     return not is_marked and now - record.update_timestamp.astimezone(UTC) > MARKED_WITHIN
+
+
+STARTS_WITHIN = timedelta(minutes=15)
+"""A run that was launched and has claimed nothing after so long is taken for dead, if its process cannot be asked."""
+_MARKING = "StandbyRunLauncher"
+
+
+def end_claims(instance: dg.DagsterInstance, control: ControlStore, pipeline: str) -> None:
+    """End the claims of a pipeline's runs that have ended: by what Dagster knows of them, or by their processes.
+
+    A run that is killed cannot end its own. Nobody waits for them to run out: sensors, `status` and runs that begin
+    call this before they look at claims. A run that Dagster does not know keeps its claim.
+    """
+    claims = {claim.run_id for claim in control.in_flight(pipeline, of_all=True)}
+    for run in instance.get_runs(dg.RunsFilter(run_ids=sorted(claims))) if claims else ():
+        if run.is_finished or is_gone(run):
+            control.let_go(run.run_id)
+
+
+def never_begins(record: dg.RunRecord, instance: dg.DagsterInstance, now: datetime) -> bool:
+    """Whether a run that Dagster takes for one under way, and that holds no claim, will never ask for one."""
+    run = record.dagster_run
+    if run.status is dg.DagsterRunStatus.QUEUED:
+        return False
+    gone = is_gone(run)
+    if gone is not None:
+        return gone
+    launcher = instance.get_ref().run_launcher_data if instance.is_persistent else None
+    if launcher and launcher.class_name == _MARKING and is_lost(record, now):
+        return True
+    return now - record.update_timestamp.astimezone(UTC) > STARTS_WITHIN

@@ -1,4 +1,4 @@
-"""The check that needs no run of the pipeline: how long messages wait at the source."""
+"""The check that needs no run, how long messages wait at the source, and the sensor that evaluates it."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -69,3 +69,34 @@ def _judged(waiting: Backlog, age: timedelta | None, allowed: timedelta | None) 
     if age > allowed:
         return False, f"The oldest has waited {age}; {allowed} are allowed."
     return True, "None waits too long."
+
+
+def backlog_sensor(pipeline: type[Pipeline], producer: str = "") -> dg.SensorDefinition:
+    """Build the sensor that looks how long messages wait, and reports it as the check's evaluation.
+
+    On by itself if `oldest_allowed` sets a limit, whether the producer sensor or the clock pulls.
+    """
+    options = pipeline.producers_of(producer)[producer]
+    watched = options.oldest_allowed is not None
+
+    @dg.sensor(
+        name=f"{named(pipeline, producer)}_backlog",
+        minimum_interval_seconds=300,
+        default_status=dg.DefaultSensorStatus.RUNNING if watched else dg.DefaultSensorStatus.STOPPED,
+        description="Looks how long messages wait at the source, and reports it as the check "
+        f"`{backlog_name(producer)}` of `{pipeline.name}/messages`.",
+        required_resource_keys={options.source, "control"},
+    )
+    def backlog(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        result = look_at_backlog(options, source_of(context.resources, options.source))
+        evaluation = dg.AssetCheckEvaluation(
+            asset_key=dg.AssetKey([pipeline.name, "messages"]),
+            check_name=backlog_name(producer),
+            passed=result.passed,
+            severity=result.severity,
+            description=result.description,
+            metadata=result.metadata,
+        )
+        return dg.SensorResult(asset_events=[evaluation], skip_reason=result.description)
+
+    return backlog

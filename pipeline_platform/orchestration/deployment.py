@@ -9,17 +9,19 @@ from pipeline_platform.model.checks import check_together
 from pipeline_platform.model.options import nearest
 from pipeline_platform.model.partition import SOURCE
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
-from pipeline_platform.orchestration.acknowledger_resource import AcknowledgerResource
-from pipeline_platform.orchestration.backlog_check import backlog_check
-from pipeline_platform.orchestration.backlog_sensor import backlog_sensor
+from pipeline_platform.orchestration.backlog_check import backlog_check, backlog_sensor
 from pipeline_platform.orchestration.graph import asset_keys, pipeline_assets
 from pipeline_platform.orchestration.jobs import maintenance_job, pipeline_jobs
 from pipeline_platform.orchestration.lake_resources import IO_MANAGER, LakeIOManager
 from pipeline_platform.orchestration.limits_job import limits_job
 from pipeline_platform.orchestration.producers import producer_sensor
-from pipeline_platform.orchestration.retry_sensor import retry_sensor
-from pipeline_platform.orchestration.schedules import maintenance_schedule, pull_schedule, redrive_schedule
-from pipeline_platform.orchestration.source_resources import connector_of
+from pipeline_platform.orchestration.schedules import (
+    maintenance_schedule,
+    pull_schedule,
+    redrive_schedule,
+    retry_sensor,
+)
+from pipeline_platform.orchestration.source_resources import AcknowledgerResource, connector_of
 from pipeline_platform.orchestration.spark_resource import shipping_also
 from pipeline_platform.source.contract import Source
 

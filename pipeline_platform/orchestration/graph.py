@@ -12,14 +12,14 @@ from pydantic import Field, ValidationError
 from pipeline_platform.imports import import_apart
 from pipeline_platform.lake.ledger import Origin, Receive
 from pipeline_platform.lake.selection import Selection
-from pipeline_platform.launcher.ended import end_claims
+from pipeline_platform.launcher.run_process import end_claims
 from pipeline_platform.model.options import Batcher, Splitter, shown
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from pipeline_platform.orchestration import reporting
 from pipeline_platform.orchestration.asset_windows import windows_of
-from pipeline_platform.orchestration.callback_output import log_output
 from pipeline_platform.orchestration.jobs import RunTags
 from pipeline_platform.orchestration.lake_resources import IO_MANAGER
+from pipeline_platform.orchestration.reporting import log_output
 from pipeline_platform.run import batching, steps
 from pipeline_platform.run.begin import begin, resume
 from pipeline_platform.run.flow import Flow, no_source

@@ -13,7 +13,7 @@ from pipeline_platform.control import demand
 from pipeline_platform.control.quota import Quota
 from pipeline_platform.control.store import Claim, ControlStore, ControlStoreError, interval_end
 from pipeline_platform.lake.ledger import Origin
-from pipeline_platform.launcher.ended import end_claims, never_begins
+from pipeline_platform.launcher.run_process import end_claims, never_begins
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.asset_windows import NoWindowError, window_now
 from pipeline_platform.orchestration.jobs import RunTags, named, run_request, runs_by_producer

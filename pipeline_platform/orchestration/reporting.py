@@ -12,7 +12,6 @@ import dagster as dg
 from pipeline_platform.lake.failed import NONE, Counts, FailedMessages
 from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import Manifest
-from pipeline_platform.orchestration.callback_output import log_output
 from pipeline_platform.run import steps
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import intake_of
@@ -22,6 +21,7 @@ from pipeline_platform.run.steps import Acknowledgement
 if TYPE_CHECKING:
     from pipeline_platform.model.pipeline import Pipeline
     from pipeline_platform.tasks.acknowledge.acknowledger import Acknowledger
+
 
 _NAMED = 20
 """Windows with open failures, and batch keys, that are named at the most."""
@@ -253,3 +253,12 @@ def _red(flow: Flow, receive: Receive | None, manifest: Manifest) -> str | None:
         return None
     bound = "and fail_run_on is 'any'" if allowed == "any" else f"more than fail_run_on allows ({allowed})"
     return f"{failed} of {received} messages failed, {bound}; all are published and acknowledged"
+
+
+def log_output(context: dg.AssetExecutionContext, manifest: Manifest) -> None:
+    """Log what the callbacks of a step said, task by task."""
+    for notes in manifest.notes:
+        if "said" in notes:
+            more = f"and {notes['unsaid']} more lines, which are in Spark's log" if notes["unsaid"] else ""
+            who = notes.get("who", f"callbacks of task {notes.get('task', '?')}")
+            context.log.info(f"{who} said:\n{notes['said']}{more}".rstrip())

@@ -1,13 +1,19 @@
-"""Schedules: pulling by the clock, retrying failures, keeping the tables."""
+"""Pulling by the clock, retrying failures by the clock and once they are due, keeping the tables."""
+
+from datetime import UTC, datetime, timedelta
 
 import dagster as dg
 
+from pipeline_platform.control import demand
 from pipeline_platform.control.store import ControlStore, ControlStoreError
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.selection import Selection
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.launcher.run_process import end_claims
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.asset_windows import NoWindowError, contiguous, window_now
-from pipeline_platform.orchestration.jobs import named, run_request
+from pipeline_platform.orchestration.jobs import named, run_request, runs_by_origin
+from pipeline_platform.orchestration.producers import UNDER_WAY, failed_in_a_row, is_under_way
 
 
 def pull_schedule(pipeline: type[Pipeline], producer: str = "") -> dg.ScheduleDefinition:
@@ -57,23 +63,11 @@ def redrive_schedule(pipeline: type[Pipeline]) -> dg.ScheduleDefinition:
     def redrive(context: dg.ScheduleEvaluationContext) -> dg.SkipReason | list[dg.RunRequest]:
         if held := _held_back(pipeline.name, context):
             return held
-        lake, chosen = context.resources.lake, Selection(state="waiting")
-        failed = FailedMessages(name=pipeline.name, lake=lake, pipeline=pipeline.name, selection=chosen)
-        waiting, most = failed.chosen_by_window(), context.resources.control.processors_of(pipeline).per_run
+        chosen, tick = Selection(state="waiting"), context.scheduled_execution_time.isoformat()
+        waiting = _failed(pipeline, context.resources.lake, chosen)
         if not waiting:
             return dg.SkipReason("no failure is waiting")
-        return [
-            run_request(
-                pipeline,
-                "failed",
-                windows,
-                expected=min(most, sum(waiting[window] for window in windows)),
-                demand=most,  # the next tick drives the rest
-                run_key=f"{context.scheduled_execution_time.isoformat()} {windows[0]}",
-                selection=chosen,
-            )
-            for windows in contiguous(pipeline, waiting)
-        ]
+        return _to_drive(pipeline, context.resources.control, waiting, chosen, tick)
 
     return redrive
 
@@ -101,3 +95,81 @@ def _held_back(limits_key: str, context: dg.ScheduleEvaluationContext) -> dg.Ski
 
 def _on(cron: str | None) -> dg.DefaultScheduleStatus:
     return dg.DefaultScheduleStatus.STOPPED if cron is None else dg.DefaultScheduleStatus.RUNNING
+
+
+LOOKS_EVERY = timedelta(seconds=30)
+_AT_ONCE = 10
+"""Runs that one look asks for at most: each is about neighbouring windows. Later looks ask for the others."""
+
+
+def retry_sensor(pipeline: type[Pipeline]) -> dg.SensorDefinition:
+    """Build the sensor that has failures retried when their `retry` says so; dead ones are left to people.
+
+    A look reads what lies in the lake of windows whose failures have changed. It asks for nothing while a run retries
+    failures already: it may be these.
+    """
+
+    @dg.sensor(
+        name=f"{pipeline.name}_retry",
+        job_name=f"{pipeline.name}_backfill",
+        minimum_interval_seconds=round(LOOKS_EVERY.total_seconds()),
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Asks for runs that retry failures once they are due.",
+        required_resource_keys={"lake", "control"},
+    )
+    def look(context: dg.SensorEvaluationContext) -> dg.SkipReason | list[dg.RunRequest]:
+        control: ControlStore = context.resources.control
+        now = datetime.now(UTC)
+        try:
+            if (reason := control.paused(pipeline.name)) is not None:
+                return dg.SkipReason(f"paused: {reason}")
+            if driving := _driving(pipeline, context.instance, control):
+                return dg.SkipReason(f"run {driving} retries failures already")
+        except ControlStoreError as error:
+            return dg.SkipReason(str(error))
+        waiting = _failed(pipeline, context.resources.lake, Selection(state="due", due_by=now))
+        if not waiting:
+            return dg.SkipReason("no failure is due")
+        runs = failed_in_a_row(pipeline, context.instance, now, origin="failed")
+        if held_back := demand.hold_back(runs, LOOKS_EVERY, now):
+            return dg.SkipReason(held_back)
+        return _to_drive(pipeline, control, waiting, Selection(state="due"))[:_AT_ONCE]
+
+    return look
+
+
+def _failed(pipeline: type[Pipeline], lake: Lake, chosen: Selection) -> dict[str, int]:
+    """How many failures a selection is about, by window."""
+    return FailedMessages(name=pipeline.name, lake=lake, pipeline=pipeline.name, selection=chosen).chosen_by_window()
+
+
+def _to_drive(
+    pipeline: type[Pipeline], control: ControlStore, waiting: dict[str, int], chosen: Selection, tick: str = ""
+) -> list[dg.RunRequest]:
+    """Ask for a run for each range of windows; what it has no room for, a later look asks for."""
+    most = control.processors_of(pipeline).per_run
+    return [
+        run_request(
+            pipeline,
+            "failed",
+            windows,
+            expected=min(most, sum(waiting[window] for window in windows)),
+            demand=most,
+            run_key=f"{tick} {windows[0]}" if tick else None,
+            selection=chosen,
+        )
+        for windows in contiguous(pipeline, waiting)
+    ]
+
+
+def _driving(pipeline: type[Pipeline], instance: dg.DagsterInstance, control: ControlStore) -> str | None:
+    """A run that drives failures of the pipeline, or is to; None where there is none."""
+    records = instance.get_run_records(runs_by_origin(pipeline, UNDER_WAY, ["failed"]))
+    end_claims(instance, control, pipeline.name)
+    live = {claim.run_id for claim in control.in_flight(pipeline.name)}
+    dead = {claim.run_id for claim in control.over(pipeline.name)} - live
+    for record in records:
+        run_id = record.dagster_run.run_id
+        if run_id in live or (run_id not in dead and is_under_way(record, pipeline, instance)):
+            return run_id
+    return None

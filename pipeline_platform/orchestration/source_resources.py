@@ -1,4 +1,4 @@
-"""Any source as a Dagster resource: the connector's own options become the resource's configuration."""
+"""Sources and the acknowledger as Dagster resources; a connector's own options become its resource's configuration."""
 
 import enum
 import functools
@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field, create_model
 from pydantic.fields import FieldInfo
 
 from pipeline_platform.source.contract import Source
+from pipeline_platform.tasks.acknowledge.acknowledger import Acknowledger
 
 _CONNECTORS: dict[type, type[Source]] = {}
 """By the class of their resources."""
@@ -103,3 +104,19 @@ def _default(field: FieldInfo) -> Any:
     if isinstance(default, BaseModel):
         return default.model_dump()
     return list(default) if isinstance(default, tuple) else default
+
+
+class AcknowledgerResource(dg.ConfigurableResource[Acknowledger]):
+    """Acknowledges what is decided and published, grouped by `ack_ref`.
+
+    One group's error never holds back another. What a source refuses is asked again, then reported and kept for the
+    next run: it is never dropped.
+    """
+
+    attempts: int = Field(default=3, ge=1, description="How often a run tries to acknowledge what a source refuses.")
+    wait_s: float = Field(default=1.0, ge=0, description="Seconds before it is asked again, doubled each time.")
+
+    def create_resource(self, context: dg.InitResourceContext) -> Acknowledger:
+        """Hand out the acknowledger."""
+        del context
+        return Acknowledger(self.attempts, self.wait_s)

@@ -10,9 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline_platform.lake.reader import RowRange, only
+from pipeline_platform.lake.reader import RowRange, only, stored_file
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.lake.stored_file import stored_file
 from pipeline_platform.model.message import MESSAGES
 
 DELIVERY = ("source", "message_id", "ack_ref", "ack_id", "attempt", "redelivered", "received_at")

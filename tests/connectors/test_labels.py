@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pipeline_platform.connectors.kafka import KafkaSource, sending
+from pipeline_platform.connectors.kafka import KafkaSource, kafka_messages
 from pipeline_platform.connectors.pubsub import PubsubSource
 from pipeline_platform.connectors.pubsub.pubsub_messages import requests_of
 from pipeline_platform.connectors.rabbitmq import RabbitmqSource
@@ -45,7 +45,7 @@ def test_each_client_is_handed_them_as_it_takes_them() -> None:
 
     assert Parcel.of(b"x", rabbitmq, "q", "x-id").properties.headers.items() >= LABELS.items()
     produced: list[dict[str, Any]] = []
-    assert sending.send(Recorder(produced), kafka, [b"x"], [kafka.labelled(LABELS)]) == (1, [])
+    assert kafka_messages.send(Recorder(produced), kafka, [b"x"], [kafka.labelled(LABELS)]) == (1, [])
     assert produced[0]["headers"] == [(name, text.encode()) for name, text in LABELS.items()]
     ((published,),) = requests_of([b"x"], [pubsub], "p")
     assert published["attributes"] == LABELS

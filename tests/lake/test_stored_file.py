@@ -7,9 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline_platform.lake.reader import RowRange, read_ranges, row_groups, rows_with
+from pipeline_platform.lake.reader import RowRange, read_ranges, row_groups, rows_with, stored_file
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.lake.stored_file import stored_file
 from pipeline_platform.tasks.by_position import ByPosition
 from tests.fixtures.small_lake import Memory, Run, numbered, ranges, received
 from tests.lake.test_replay import replay, texts

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pyarrow as pa
 
 from pipeline_platform.connectors.kafka.cluster import Cluster, client_logger, explained
-from pipeline_platform.connectors.kafka.kafka_messages import bounded, columns
+from pipeline_platform.connectors.kafka.kafka_messages import bounded, columns, send
 from pipeline_platform.connectors.kafka.kafka_options import KafkaOptions
 from pipeline_platform.connectors.kafka.offset_ranges import OffsetRange, ReadError, Reading, named, parted
-from pipeline_platform.connectors.kafka.sending import send
 from pipeline_platform.source.contract import Share, SourceAwayError, SourceError
 from pipeline_platform.source.log import Extent
 from pipeline_platform.source.patience import patiently

@@ -12,8 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline_platform.lake.reader import RowRange
-from pipeline_platform.lake.stored_file import stored_file
+from pipeline_platform.lake.reader import RowRange, stored_file
 from pipeline_platform.model.failure import Failure, words
 from pipeline_platform.model.message import BatchInfo, Message
 from pipeline_platform.model.options import Batcher

@@ -8,9 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline_platform.lake.reader import RowRange, keys_of, only, row_groups
+from pipeline_platform.lake.reader import RowRange, keys_of, only, row_groups, stored_file
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.lake.stored_file import stored_file
 from pipeline_platform.model.actions import AckPolicy
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import Message

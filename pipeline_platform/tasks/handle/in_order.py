@@ -13,9 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline_platform.lake.reader import RowRange, row_groups
+from pipeline_platform.lake.reader import RowRange, row_groups, stored_file
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.lake.stored_file import stored_file
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.model.partition import SOURCE
 from pipeline_platform.model.portions import portions

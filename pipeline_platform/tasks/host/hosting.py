@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from pipeline_platform.lake.manifest import Manifest
-from pipeline_platform.lake.stored_file import is_whole
+from pipeline_platform.lake.reader import is_whole
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.tasks.host.fork import Death, Give, Limit, Written, in_a_fork
 from pipeline_platform.tasks.host.isolation import Call, Tries
