@@ -86,16 +86,8 @@ class Claims(Database):
         """Claim room for a receive, before it leases anything.
 
         A claim of the same receive again (a re-execution) takes the place of the former one. It may be granted less
-        where the room went to others meanwhile. A grant of 0 is not recorded.
-
-        Args:
-            pipeline: Name of the pipeline.
-            receive_id: Whose claim it is.
-            run_id: The run that works on it.
-            wanted: Messages it would lease.
-            capacity: Messages of the pipeline that may be in flight at once, over all receives.
-            lease_s: Seconds until the claim stops counting, unless `beat` renews it.
-            alone: Whether no other receive of the pipeline, and of its producers, may hold anything meanwhile.
+        where the room went to others meanwhile. A grant of 0 is not recorded. All receives of the pipeline together
+        have `capacity` messages in flight at most. A claim counts for `lease_s` seconds, unless `beat` renews it.
 
         Returns:
             Messages granted, from 0 to `wanted`.

@@ -80,8 +80,8 @@ def passes(error: BaseException) -> bool:
         return state.startswith(_PASSING_STATES)
     if type(cause).__name__ not in ("OperationalError", "ConnectionTimeout"):
         return False
-    said = str(cause)
-    return bool(_PASSING_REFUSALS.search(said)) or not _LASTING_REFUSALS.search(said)
+    text = str(cause)
+    return bool(_PASSING_REFUSALS.search(text)) or not _LASTING_REFUSALS.search(text)
 
 
 def _cause(error: BaseException) -> BaseException:

@@ -21,30 +21,23 @@ def drain(
 ) -> str:
     """Drain a pipeline or one of its producers, and wait until nothing is under way; it stays paused.
 
-    A run that has not claimed its room yet ends with nothing. A replay that is cut changes nothing, and the fast lane
-    works to its end.
-
-    Args:
-        store: The control store.
-        pipeline: The class; its `shutdown` says for how long runs under way still begin messages.
-        reason: What people read meanwhile.
-        producer: Of this one alone; backfills and replays, which are of all, go on.
-        log: Hears what is under way, each time that it changed.
-        sleep: Waits, in seconds; for tests.
+    Runs under way still begin messages for the pipeline's `shutdown`. One that has not claimed its room yet ends with
+    nothing. A replay that is cut changes nothing, and the fast lane works to its end. Beside a drain of one producer,
+    backfills and replays, which are of all, go on. `log` hears what is under way, each time that it changed.
 
     Returns:
         In words, what it came to.
     """
     key = pipeline.limits_key(producer)
     store.drain(key, reason, pipeline.shutdown)
-    said = ""
+    before = ""
     while live := under_way(store, key):
         now, stops_at = datetime.now(UTC), store.draining(key)
         if stops_at is None:
             return f"{key}: somebody resumed or paused it meanwhile, and {_held(live)} go on"
         until = f"begin messages for {(stops_at - now).total_seconds():.0f} s more" if now < stops_at else "begin none"
-        if said != (said := f"{_held(live)}, which {until}"):
-            log(f"{key}: {said}")
+        if before != (before := f"{_held(live)}, which {until}"):
+            log(f"{key}: {before}")
         sleep(1.0)
     store.pause(key, reason)
     dead = store.over(key)

@@ -82,10 +82,7 @@ class Throttle(Database):
     def take_of_each(self, limits: Mapping[str, RateLimiting | None], wanted: int, stops: Sequence[str] = ()) -> Grant:
         """Take as many permits of each of several limits, by what they limit: for messages that all of them hold for.
 
-        Args:
-            limits: The pipeline's own options.
-            wanted: Permits at the most.
-            stops: What may be stopped, by `drain` or `stop`, for these messages not to begin.
+        `stops` are what may be stopped, by `drain` or `stop`, for these messages not to begin.
 
         Raises:
             ControlStoreError: The database does not answer; nothing may be handled.
@@ -113,12 +110,7 @@ class Throttle(Database):
     def left_of_each(
         self, limits: Mapping[str, RateLimiting | None], stops: Sequence[str] = (), shortest: timedelta = timedelta(0)
     ) -> Grant:
-        """Say what `take_of_each` could give now, and take nothing.
-
-        Args:
-            limits: The pipeline's own options, by what they limit.
-            stops: As for `take_of_each`.
-            shortest: Limits with shorter intervals do not count.
+        """Say what `take_of_each` could give now, and take nothing; limits of intervals below `shortest` do not count.
 
         Returns:
             Its `seconds` are infinite where no limit counts; `messages` are 0 then.

@@ -94,14 +94,10 @@ class Pace:
         Start none of them after that; ask again for the rest. Call it when the former ones are handled, not
         before: the time between tells how fast the task is.
 
-        Args:
-            wanted: Messages at hand, 1 or more.
-            until: When to give up waiting (the end of a lease, say), on the monotonic clock.
-
         Returns:
-            How many, and the deadline on the monotonic clock, never after `until`. Where there is no limit, all of
-            them until it is time to look for one; with no store either, `until`. 0 only once `until` has passed, or
-            where no message may begin any more: then it stays so.
+            How many of those `wanted`, 1 or more, and the deadline on the monotonic clock, never after `until`, when it
+            gives up waiting. Where there is no limit, all of them until it is time to look for one; with no store
+            either, `until`. 0 only once `until` has passed, or where no message may begin any more: then it stays so.
 
         Raises:
             ControlStoreError: The store has not answered for a minute.
@@ -132,25 +128,22 @@ class Pace:
 
         It is for a step that others wait behind: who begins it with so many messages hardly waits in it.
 
-        Args:
-            wanted: Messages at hand, 1 or more.
-
         Returns:
-            How many of them; all where no limit holds, where one has intervals of less than a second, or where
-            none may begin any more.
+            How many of those `wanted`, 1 or more; all where no limit holds, where one has intervals of less than a
+            second, or where none may begin any more.
 
         Raises:
             ControlStoreError: The store has not answered for a minute.
         """
-        said = False
+        is_logged = False
         while self._store is not None and self._stop_at > -math.inf:
             left = self._patiently(self._store.left_of_each, self._limits, self._stops, _SHORTEST_INTERVAL)
             if left.seconds == math.inf or left.stop_s <= 0:
                 break
             if left.messages:
                 return min(wanted, left.messages)
-            if left.seconds >= _LOOK_S and not said:
-                said = True
+            if left.seconds >= _LOOK_S and not is_logged:
+                is_logged = True
                 _LOG.info("%s: %d messages wait %.0f s for permits", self._pipeline, wanted, left.seconds)
             self._wait(min(left.seconds, left.stop_s, _LOOK_S))
         return wanted

@@ -34,10 +34,8 @@ class Quota:
     @property
     def capacity(self) -> int:
         """Messages that all runs may hold at once."""
-        producers = [
-            self.control.producer_of(self.pipeline, name) for name in self.pipeline.producers_of(self.producer)
-        ]
-        return self.per_run * sum(producer.max_runs for producer in producers)
+        names = self.pipeline.producers_of(self.producer)
+        return self.per_run * sum(self.control.producer_of(self.pipeline, name).max_runs for name in names)
 
     def for_a_pull(self) -> int:
         """What a pull without a demand takes on: a run's most, or what its rate limit permits while it should last."""
@@ -59,8 +57,7 @@ class Quota:
     ) -> int:
         """Claim room for a receive, and wait for what is missing, up to `within_s` seconds; return what it got.
 
-        It keeps meanwhile what it has. `log` hears while it waits, and if it gets less. The claim lasts `lease_s`
-        seconds unless it is renewed. If `alone`, there is none while any other run of the pipeline holds some.
+        It keeps meanwhile what it has. `log` hears while it waits, and if it gets less. See `Claims.claim`.
         """
         key, began, waits = self.key, time.monotonic(), False
         bounds: dict[str, Any] = {"capacity": self.capacity, "lease_s": lease_s, "alone": alone}

@@ -42,18 +42,10 @@ class LogPositions(Database):
 
     def begin(self, source: str, places: Iterable[Place]) -> None:
         """Remember partitions that nobody knows yet, without spans; what is known of others stays."""
-        rows = [
-            {
-                "source": source,
-                "partition": place.partition,
-                "settled_to": place.acknowledged_to,
-                "reached": place.reached,
-            }
-            for place in places
-        ]
+        rows = [(source, place.partition, place.acknowledged_to, place.reached) for place in places]
         if rows:
             with self.writing() as connection:
-                connection.execute(insert(connection, _PLACES).on_conflict_do_nothing(), rows)
+                connection.execute(insert(connection, _PLACES).values(rows).on_conflict_do_nothing())
 
     def reserve(
         self,
@@ -95,9 +87,8 @@ class LogPositions(Database):
             _lock(connection, source)
             now = _places(connection, source)
             known = {one: offset for one, offset in acknowledged_to.items() if one in now}
-            _move_to(
-                connection, now, source, {one: max(offset, now[one].acknowledged_to) for one, offset in known.items()}
-            )
+            forward = {one: max(offset, now[one].acknowledged_to) for one, offset in known.items()}
+            _move_to(connection, now, source, forward)
             return {one: further for one, offset in known.items() if (further := _gapless(now[one])) > offset}
 
     def give_back(self, source: str, receive_id: str, spans: Iterable[Offsets] | None = None) -> None:
@@ -136,9 +127,7 @@ def _free(connection: sa.Connection, source: str, receive_id: str) -> None:
 def _move_to(
     connection: sa.Connection, now: Mapping[str, Place], source: str, acknowledged_to: Mapping[str, int]
 ) -> None:
-    moved = [
-        {"one": one, "to": offset} for one, offset in acknowledged_to.items() if offset != now[one].acknowledged_to
-    ]
+    moved = [{"one": one, "to": to} for one, to in acknowledged_to.items() if to != now[one].acknowledged_to]
     if moved:
         places = sa.update(_PLACES).where(_of(_PLACES, source, sa.bindparam("one")))
         connection.execute(places.values(settled_to=sa.bindparam("to")), moved)

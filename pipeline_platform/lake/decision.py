@@ -52,8 +52,8 @@ class FencedError(Exception):
     @classmethod
     def taken(cls, receive_id: str, run_id: str) -> FencedError:
         """A re-execution works on it, or finished it."""
-        said = "it was given up while the run stalled, or a re-execution took it over"
-        return cls(f"receive {receive_id} is not run {run_id}'s any more: {said}")
+        why = "it was given up while the run stalled, or a re-execution took it over"
+        return cls(f"receive {receive_id} is not run {run_id}'s any more: {why}")
 
 
 class UnhandledError(Exception):
@@ -129,12 +129,8 @@ def decide(
 ) -> Decision:
     """Commit the outcomes of a receive, once; to decide again what is decided does nothing.
 
-    Args:
-        tables: The pipeline's.
-        ledger: Holds its manifests.
-        receive: Which.
-        still_ours: Says before each swap whether the lease still holds.
-        on_success: The action at the source for a message that another receive decided.
+    `still_ours` says before each swap whether the lease still holds. By the action `on_success` the source learns of a
+    message that another receive decided.
 
     Raises:
         FencedError: It was given up, or its lease or the receive itself is another run's.

@@ -15,15 +15,8 @@ from pipeline_platform.model.actions import AckPolicy
 Key = tuple[str, str]
 """The `ack_ref` and `ack_id` of a delivery."""
 
-_SCHEMA = pa.schema(
-    [
-        ("ack_ref", pa.string()),
-        ("ack_id", pa.string()),
-        ("action", pa.string()),
-        ("failed", pa.bool_()),
-        ("certain", pa.bool_()),
-    ]
-)
+_TEXT = ("ack_ref", "ack_id", "action")
+_SCHEMA = pa.schema({**dict.fromkeys(_TEXT, pa.string()), "failed": pa.bool_(), "certain": pa.bool_()})
 
 
 class Entry(NamedTuple):

@@ -50,10 +50,7 @@ class _Count:
 def grouped(failed: FailedMessages, now: datetime, *, closed: bool = False) -> list[Group]:
     """Group the failures of a selection by window, state, kind and reason; the largest group of a window first.
 
-    Args:
-        failed: Gives them.
-        now: What `due` goes by.
-        closed: Those that are closed, in place of the open ones of the selection.
+    What is due, is so at `now`. If `closed`, those that are closed take the place of the open ones of the selection.
     """
     found: dict[tuple[str, str, str, str], _Count] = defaultdict(_Count)
     for window, paths in sorted(failed.paths().items()):

@@ -40,13 +40,7 @@ def maintain(
     A window counts as old once the next one that has data began before the time to keep. Never dropped are windows
     with open failures from `failed`, windows of receives under way from any table, and from `outcomes` what
     `deduplicate_for` or a replay of the messages still kept goes by. A record that cannot be read may be of any
-    window: nothing is dropped or removed while there is one.
-
-    Args:
-        tables: The pipeline's.
-        retention: How long to keep what.
-        now: The time it is.
-        log: Gets in words what cannot be read.
+    window: nothing is dropped or removed while there is one, and `log` gets in words why.
 
     Returns:
         By table that a receive has made: `compacted` files that became part of larger ones, `dropped` windows, and

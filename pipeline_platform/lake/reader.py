@@ -148,14 +148,7 @@ def is_whole(lake: Lake, path: str, file: File) -> bool:
 def stored_file(
     lake: Lake, path: str, schema: pa.Schema | None, dictionary: Sequence[str] = ()
 ) -> Iterator[StoredFile]:
-    """Open a file.
-
-    Args:
-        lake: Where it is.
-        path: Under the lake's root.
-        schema: The columns to read; None for those that the file has.
-        dictionary: Columns of text to read with each value once.
-    """
+    """Open a file to read the columns of a schema, or those that it has; some of text as dictionaries."""
     with lake.open_input(path) as file:
         yield StoredFile(pq.ParquetFile(file, read_dictionary=list(dictionary)), schema)
 

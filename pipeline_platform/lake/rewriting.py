@@ -68,15 +68,8 @@ def drop_rows(
 ) -> None:
     """Drop from the batchers' rows that a receive wrote those of some messages, by `keys_of` source and id.
 
-    To drop them again changes nothing.
-
-    Args:
-        tables: The pipeline's.
-        ledger: Holds the receive's manifests.
-        receive: Whose rows.
-        keys: Of the messages.
-        on_success: If given, another receive decided them: their failures are dropped, too, and their outcomes become
-            duplicates, acknowledged by this action.
+    To drop them again changes nothing. With `on_success` another receive decided them: their failures are dropped, too,
+    and their outcomes become duplicates, acknowledged by this action.
     """
     manifest = ledger.manifest(receive)
 

@@ -13,46 +13,26 @@ from pipeline_platform.model.message import Message, Trigger
 from pipeline_platform.model.options import BATCH_BYTES, BATCH_MESSAGES, Splitter
 from pipeline_platform.tasks.handle.source_order import dealt, in_source_order
 
-MESSAGES = pa.schema(
-    [
-        ("window", pa.string()),
-        ("partition", pa.string()),
-        ("batch_key", pa.string()),
-        ("position", pa.int64()),
-        ("size", pa.int64()),
-        ("flush", pa.bool_()),
-    ]
-)
+_GROUP = ["window", "partition", "batch_key"]
+_GROUPED = dict.fromkeys(_GROUP, pa.string())
+
+MESSAGES = pa.schema({**_GROUPED, "position": pa.int64(), "size": pa.int64(), "flush": pa.bool_()})
 """What is known of a message that waits for its batch. `position` is its place in order of arrival, `size` in bytes.
 
 `partition` is null where nothing partitions messages; the whole column may be missing.
 """
 
-FAILURE = pa.struct(
-    [*((name, pa.string()) for name in ("kind", "reason", "traceback", "stage")), ("retry", pa.bool_())]
-)
+_SAYS = ("kind", "reason", "traceback", "stage")
+FAILURE = pa.struct({**dict.fromkeys(_SAYS, pa.string()), "retry": pa.bool_()})
 """A `Failure`."""
 
-BATCHES = pa.schema(
-    [
-        ("window", pa.string()),
-        ("partition", pa.string()),
-        ("batch_key", pa.string()),
-        ("number", pa.int64()),
-        ("trigger", pa.string()),
-        ("size", pa.int64()),
-        ("rows", pa.list_(pa.int64())),
-        ("failure", FAILURE),
-        ("task", pa.int64()),
-    ]
-)
+_CUT = {"number": pa.int64(), "trigger": pa.string(), "size": pa.int64(), "rows": pa.list_(pa.int64())}
+BATCHES = pa.schema({**_GROUPED, **_CUT, "failure": FAILURE, "task": pa.int64()})
 """A batch: its number within its group, why it ends, its bytes, the rows it is made of, and the task that handles all
 of its partition; null where any task may.
 
 A message that a splitter fails is a row by itself, with its `Failure`. It is in no batch.
 """
-
-_GROUP = ["window", "partition", "batch_key"]
 
 
 def each(batches: pa.Table | pa.RecordBatch) -> Iterator[dict[str, Any]]:
@@ -116,14 +96,8 @@ def cut_and_deal(
 ) -> pa.Table:
     """Cut messages into batches; those of partitions in the order of their source, each dealt to its partition's task.
 
-    Args:
-        messages: Rows as `cut` takes them, and `SOURCE_ORDER`: there `partition` is the source's, and `own` is the one
-            that batches are cut by.
-        batch_size: As for `cut`.
-        batch_bytes: As for `cut`.
-        tasks: How many tasks there are.
-        rest: As for `cut`.
-        read: As for `cut`.
+    `messages` are rows as `cut` takes them, and `SOURCE_ORDER`: there `partition` is the source's, and `own` is the one
+    that batches are cut by. All else is as for `cut`.
     """
     own, messages = messages["own"], messages.drop_columns("own")
     has_partitions = own.null_count < messages.num_rows
@@ -161,12 +135,7 @@ class _Ends(NamedTuple):
 
 
 class _Splits:
-    """Where a splitter ends batches.
-
-    Args:
-        splitter: Which.
-        messages: All messages, in order.
-    """
+    """Where a splitter ends batches of all messages, which come in order."""
 
     def __init__(self, splitter: Splitter, messages: Iterable[Message]) -> None:
         self._splitter, self._messages = splitter, iter(messages)
@@ -180,13 +149,13 @@ class _Splits:
         try:
             if begins:
                 self._accumulator = deepcopy(self._splitter.initial)
-            said = self._splitter.step(message, self._accumulator)
-            if type(said) is not tuple or len(said) != 2 or type(said[0]) is not str or said[0] not in ("emit", "cont"):
-                raise TypeError(f"a step must return ('emit', acc) or ('cont', acc), got {_shown(said)}")
+            step = self._splitter.step(message, self._accumulator)
+            if type(step) is not tuple or len(step) != 2 or type(step[0]) is not str or step[0] not in ("emit", "cont"):
+                raise TypeError(f"a step must return ('emit', acc) or ('cont', acc), got {_shown(step)}")
         except BaseException as error:
             return Failure.of(error, "batch_size")
-        self._accumulator = said[1]
-        return said[0] == "emit"
+        self._accumulator = step[1]
+        return step[0] == "emit"
 
 
 def _shown(said: object) -> str:
