@@ -64,8 +64,8 @@ def _judged(waiting: Backlog, age: timedelta | None, allowed: timedelta | None) 
     if allowed is None:
         return True, "The pipeline's `oldest_allowed` sets no limit."
     if age is None:
-        said = "Messages wait, and the source cannot tell for how long: watch their age at the source itself, or leave "
-        return False, f"{said}`oldest_allowed` out."
+        unknown = "Messages wait, and the source cannot tell for how long: watch their age at the source itself"
+        return False, f"{unknown}, or leave `oldest_allowed` out."
     if age > allowed:
         return False, f"The oldest has waited {age}; {allowed} are allowed."
     return True, "None waits too long."

@@ -117,13 +117,13 @@ def _check_answer(spec: dg.AssetCheckSpec, answer: Acknowledgement | None) -> dg
     if answer is None:
         return _result(spec, True, "Had nothing to acknowledge.", _of_answer(answer))
     errors = {"errors": dg.MetadataValue.json(answer.errors)} if answer.errors else {}
-    said = "The next run acknowledges the rest." if answer.unacknowledged else "Acknowledged all."
+    text = "The next run acknowledges the rest." if answer.unacknowledged else "Acknowledged all."
     if answer.lost:
-        said += f" {answer.lost} were not this run's any more: a later one finds them decided, or their queue is gone."
+        text += f" {answer.lost} were not this run's any more: a later one finds them decided, or their queue is gone."
     if answer.letters.unsent:
-        said += f" {answer.letters.unsent} dead letters are not sent: the next run sends them."
+        text += f" {answer.letters.unsent} dead letters are not sent: the next run sends them."
     passed = not answer.unacknowledged and not answer.letters.unsent
-    return _result(spec, passed, said, {**_of_answer(answer), **errors})
+    return _result(spec, passed, text, {**_of_answer(answer), **errors})
 
 
 def check_open_failures(spec: dg.AssetCheckSpec, waiting: Mapping[str, Counts]) -> dg.AssetCheckResult:

@@ -133,7 +133,7 @@ class LogSource(Source):
         starts = {one: _start(places[one], extent, before.get(one)) for one, extent in extents.items()}
         free = (free_offsets(extent, places[one], starts[one].offset) for one, extent in extents.items())
         is_held = {one: any(span.holder for span in places[one].spans) for one in extents}
-        lost = [f"{one} {starts[one].said}" for one in sorted(extents) if starts[one].is_loss and not is_held[one]]
+        lost = [f"{one} {starts[one].what}" for one in sorted(extents) if starts[one].is_loss and not is_held[one]]
         more = f"; and {len(lost) - _NAMED} partitions more" if len(lost) > _NAMED else ""
         return Backlog(
             sum(span.past - span.first for spans in free for span in spans),
@@ -150,8 +150,8 @@ class LogSource(Source):
             reached.update({partition: place.reached for partition, place in now.items()})
             found = {one: _start(now[one], extent, before.get(one)) for one, extent in extents.items()}
             for one, start in found.items():
-                if start.said:
-                    logger.log(start.level, "%s: %s %s", self.name, one, start.said)
+                if start.what:
+                    logger.log(start.level, "%s: %s %s", self.name, one, start.what)
             starts = {one: start.offset for one, start in found.items()}
             free = {
                 one: free_offsets(extent, now[one], starts[one])
@@ -244,7 +244,7 @@ class _Start(NamedTuple):
     """Where reading of a partition goes on, and what people have to know of it."""
 
     offset: int
-    said: str = ""
+    what: str = ""
     level: int = logging.WARNING
     is_loss: bool = False
 
@@ -260,24 +260,24 @@ def _start(now: Place, extent: _Extent, before: Place | None) -> _Start:
     start, committed = now.acknowledged_to, extent.committed
     if committed is not None and committed > start:
         # The log is asked first: of what this source committed itself there is nothing to say.
-        said = "" if extent.is_ours else f"was set forward from offset {start} to {committed}"
-        found = _Start(committed, said)
+        what = "" if extent.is_ours else f"was set forward from offset {start} to {committed}"
+        found = _Start(committed, what)
     elif before and committed is not None and committed < before.acknowledged_to and not extent.is_ours:
         found = _Start(committed, f"was set back from offset {start} to {committed}")
     else:
         found = _Start(start)
     if before and extent.past < before.acknowledged_to and found.offset > extent.past:
         return found._replace(
-            said=f"ends at offset {extent.past}, before {found.offset}, where reading goes on: it was cut off, or set "
+            what=f"ends at offset {extent.past}, before {found.offset}, where reading goes on: it was cut off, or set "
             "beyond its end. Messages that come to offsets before that are not read: set the log back, to read them",
             level=logging.ERROR,
         )
     if found.offset < extent.low:
-        said = (
+        what = (
             f"has lost its messages from offset {found.offset} up to {extent.low}, which nobody had read: keep them "
             "there for longer, or let the pipeline run more often"
         )
-        return _Start(extent.low, said, logging.ERROR, is_loss=True)
+        return _Start(extent.low, what, logging.ERROR, is_loss=True)
     return found
 
 

@@ -37,8 +37,8 @@ class Exporter:
         meter = metrics.get_meter(_PREFIX, meter_provider=meters)
         self._open: dict[object, tuple[Span, Any]] = {}
         self._counters = {
-            field: meter.create_counter(f"{_PREFIX}.messages.{field}", "{message}", said)
-            for field, said in COUNTED.items()
+            field: meter.create_counter(f"{_PREFIX}.messages.{field}", "{message}", description)
+            for field, description in COUNTED.items()
         }
         self._durations = meter.create_histogram(f"{_PREFIX}.duration", "s", "How long events and tasks take.")
         self._backlog = meter.create_gauge(f"{_PREFIX}.backlog", "{message}", "Messages that wait at the source.")

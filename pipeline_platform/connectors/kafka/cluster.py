@@ -44,11 +44,11 @@ _EXPLANATIONS = {
     "GROUP_AUTHORIZATION_FAILED": "not allowed on group_id {group!r}: let this user READ and DESCRIBE the group",
     _HAS_MEMBERS: "group_id {group!r} has active members: other consumers read in it. Stop "
     "them, or give this source a group of its own",
-    "_INVALID_ARG|_CONFLICT|_NOT_CONFIGURED": "the client library refuses an option: {said}. "
+    "_INVALID_ARG|_CONFLICT|_NOT_CONFIGURED": "the client library refuses an option: {text}. "
     "Correct it, or client_options",
-    "MSG_SIZE_TOO_LARGE": "a message is larger than {what} takes: {said}. Raise the topic's max.message.bytes",
-    _BUSY: "the brokers at {servers} are not ready for that yet ({said}): it is tried again",
-    _AWAY: "bootstrap_servers {servers!r} does not answer: {said}. Correct it, or see to the network or the brokers",
+    "MSG_SIZE_TOO_LARGE": "a message is larger than {what} takes: {text}. Raise the topic's max.message.bytes",
+    _BUSY: "the brokers at {servers} are not ready for that yet ({text}): it is tried again",
+    _AWAY: "bootstrap_servers {servers!r} does not answer: {text}. Correct it, or see to the network or the brokers",
 }  # fmt: skip
 """What to do about an error, by its code."""
 
@@ -57,16 +57,16 @@ def explained(error: BaseException | KafkaError, source: KafkaOptions, what: str
     """Say which option of a source is to blame and what to do, and quote none of its secrets."""
     cause = kafka_error(error)
     code = cause.name() if cause else type(error).__name__
-    said = cause.str() if cause else str(error)
+    text = cause.str() if cause else str(error)
     for secret in source.secrets:
-        said = said.replace(secret, "***")
+        text = text.replace(secret, "***")
     servers, protocol = source.bootstrap_servers, source.security_protocol
-    found = (text for codes, text in _EXPLANATIONS.items() if re.fullmatch(codes, code))
-    text = next(found, "{what} at {servers} failed with {code}: {said}").format(
-        servers=servers, group=source.group_id, protocol=protocol, code=code, said=said, what=what
+    found = (way_out for codes, way_out in _EXPLANATIONS.items() if re.fullmatch(codes, code))
+    way_out = next(found, "{what} at {servers} failed with {code}: {text}").format(
+        servers=servers, group=source.group_id, protocol=protocol, code=code, text=text, what=what
     )
     kind = SourceAwayError if re.fullmatch(f"{_AWAY}|{_BUSY}", code) else SourceError
-    return kind(f"source {source.name!r}: {text}")
+    return kind(f"source {source.name!r}: {way_out}")
 
 
 def kafka_error(error: BaseException | KafkaError) -> KafkaError | None:

@@ -126,7 +126,7 @@ def send(
         metadata: One per message; see `KafkaSource.send`.
 
     Raises:
-        SourceError: It cannot be said where to send a message, or with which key or headers.
+        SourceError: It cannot be known where to send a message, or with which key or headers.
     """
     refused: list[SourceError] = []
     together: list[dict[str, Any]] = []
@@ -157,8 +157,8 @@ def send(
 
     sent = 0
     beside = repeat(None) if metadata is None else metadata
-    for payload, said in zip(payloads, beside, strict=metadata is not None):
-        produce(_message(source, payload, said or {}), alone=False)
+    for payload, note in zip(payloads, beside, strict=metadata is not None):
+        produce(_message(source, payload, note or {}), alone=False)
         sent += 1
     producer.flush()
     for message in together:
@@ -167,18 +167,18 @@ def send(
     return sent, refused
 
 
-def _message(source: KafkaOptions, payload: bytes, said: Mapping[str, Any]) -> dict[str, Any]:
+def _message(source: KafkaOptions, payload: bytes, note: Mapping[str, Any]) -> dict[str, Any]:
     """What the client library sends of a payload and its metadata."""
-    topic = said.get("topic") or source.default_topic
+    topic = note.get("topic") or source.default_topic
     if topic is None:
         raise SourceError(
             f"source {source.name!r} reads several topics, and a message says none: name `topic` in its metadata"
         )
-    headers = said.get("headers") or ()
+    headers = note.get("headers") or ()
     pairs = headers.items() if isinstance(headers, Mapping) else headers
     try:
-        message = {"key": to_bytes(said.get("key")), "headers": [(name, to_bytes(value)) for name, value in pairs]}
+        message = {"key": to_bytes(note.get("key")), "headers": [(name, to_bytes(value)) for name, value in pairs]}
     except (ValueError, TypeError) as error:
         raise SourceError(f"source {source.name!r} cannot send a message to {topic!r}: {error}") from None
-    to = {} if said.get("partition") is None else {"partition": said["partition"]}
+    to = {} if note.get("partition") is None else {"partition": note["partition"]}
     return {"topic": topic, "value": payload, **message, **to}

@@ -10,13 +10,13 @@ _UNSIGNED = "NoToken"
 _QUOTA = "ResourceExhausted"
 _EXPLANATIONS = {
     "NotFound": "{what} is not there ({place}). Create it, or correct the option that is wrong",
-    "PermissionDenied": "not allowed on {what}: {said}. Grant roles/pubsub.subscriber on a subscription, "
+    "PermissionDenied": "not allowed on {what}: {text}. Grant roles/pubsub.subscriber on a subscription, "
     "roles/pubsub.publisher on the topic of send()",
     # What Google says of refused credentials is left out: it may quote them.
     f"Unauthenticated|{_UNSIGNED}|.*Credential.*|RefreshError|MalformedError|InvalidValue": "no valid credentials for "
     "{what} ({code}; {credentials}). Set credentials_file or GOOGLE_APPLICATION_CREDENTIALS, or renew what is there",
-    _AWAY: "{place} does not answer for {what}: {said}. Correct it, or see to the network or server",
-    _QUOTA: "a quota is used up for {what}: {said}. Have it raised, or lower producer.concurrency",
+    _AWAY: "{place} does not answer for {what}: {text}. Correct it, or see to the network or server",
+    _QUOTA: "a quota is used up for {what}: {text}. Have it raised, or lower producer.concurrency",
 }
 """By the class of an error."""
 
@@ -67,9 +67,9 @@ def explained(error: BaseException, source: str, what: str, place: str, credenti
         credentials: The option that says which credentials, and its value.
     """
     name = code(error)
-    text = next((text for names, text in _EXPLANATIONS.items() if re.fullmatch(names, name)), "{what} failed: {said}")
-    said = f"{name}: {error}"
+    found = (way_out for names, way_out in _EXPLANATIONS.items() if re.fullmatch(names, name))
+    way_out, text = next(found, "{what} failed: {text}"), f"{name}: {error}"
     kind = SourceAwayError if re.fullmatch(f"{_AWAY}|{_UNSIGNED}|{_QUOTA}", name) else SourceError
     return kind(
-        f"source {source!r}: {text.format(what=what, place=place, credentials=credentials, code=name, said=said)}"
+        f"source {source!r}: {way_out.format(what=what, place=place, credentials=credentials, code=name, text=text)}"
     )

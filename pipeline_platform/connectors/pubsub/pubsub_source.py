@@ -339,10 +339,10 @@ def _refused_by_name(ack_ids: Sequence[str], error: SourceError) -> list[Refused
     Nothing is said of the other ids of a failed request: they count as refused, and may be tried again.
     """
     metadata = [getattr(detail, "metadata", {}) for detail in getattr(error.__cause__, "details", ())]
-    said = {ack_id: words for each in metadata for ack_id, words in each.items()}
-    if said.keys().isdisjoint(ack_ids):
+    answers = {ack_id: words for each in metadata for ack_id, words in each.items()}
+    if answers.keys().isdisjoint(ack_ids):
         return []
     return [
-        Refused(ack_id, said.get(ack_id, str(error)), lost=said.get(ack_id) == "PERMANENT_FAILURE_INVALID_ACK_ID")
+        Refused(ack_id, answers.get(ack_id, str(error)), lost=answers.get(ack_id) == "PERMANENT_FAILURE_INVALID_ACK_ID")
         for ack_id in ack_ids
     ]

@@ -280,8 +280,8 @@ class Outbox:
             self._done.set_result(None)
 
     def _returned(self, _channel: Any, method: Any, _properties: Any, _body: bytes) -> None:
-        said = f"exchange {method.exchange!r} has no queue for routing_key {method.routing_key!r}"
-        self._refusals.append(f"{said}: {method.reply_text}")
+        lost = f"exchange {method.exchange!r} has no queue for routing_key {method.routing_key!r}"
+        self._refusals.append(f"{lost}: {method.reply_text}")
 
 
 def _was_in(queue: str, headers: Mapping[str, Any]) -> bool:

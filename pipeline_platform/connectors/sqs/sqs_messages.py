@@ -35,15 +35,15 @@ def sequence_of(number: str) -> int:
 def entry_of(number: int, body: str, metadata: Mapping[str, Any] | None, *, is_fifo: bool) -> dict[str, Any]:
     """A message to be sent, with what of the metadata of a received one can be sent again."""
     entry: dict[str, Any] = {"Id": str(number), "MessageBody": body}
-    said = metadata or {}
+    given = metadata or {}
     # A queue that is not FIFO refuses ids for deduplication; by groups it is fair to those who send.
     for name in ("MessageGroupId", "MessageDeduplicationId") if is_fifo else ("MessageGroupId",):
-        if value := (said.get("attributes") or {}).get(name):
+        if value := (given.get("attributes") or {}).get(name):
             entry[name] = value
-    if given := said.get("message_attributes"):
+    if attributes := given.get("message_attributes"):
         entry["MessageAttributes"] = {
             name: {key: base64.b64decode(v) if key == "BinaryValue" else v for key, v in value.items()}
-            for name, value in given.items()
+            for name, value in attributes.items()
         }
     return entry
 

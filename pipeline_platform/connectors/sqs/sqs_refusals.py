@@ -20,14 +20,14 @@ _EXPLANATIONS = {
     "or AWS_DEFAULT_REGION",
     "OverLimit": "queue_url {queue!r} has as many messages in flight as its quota allows ({code}). Others wait until "
     "some are deleted. Set max_in_flight to that quota, or have AWS raise it",
-    "AccessDenied.*|AuthorizationError|KmsAccessDenied": "not allowed on queue_url {queue!r}: {said}. Allow "
+    "AccessDenied.*|AuthorizationError|KmsAccessDenied": "not allowed on queue_url {queue!r}: {text}. Allow "
     "sqs:GetQueueAttributes, sqs:ReceiveMessage, sqs:DeleteMessage and sqs:ChangeMessageVisibility, and for send() "
     "sqs:SendMessage",
     # What AWS says of refused credentials is left out: it may quote them.
     _NO_CREDENTIALS: "no valid credentials for queue_url {queue!r} ({code}; profile_name {profile}). Give some in the "
     "environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY), a profile or a role, or renew what is there",
     _AWAY: "endpoint_url "
-    "({endpoint}) does not answer for queue_url {queue!r}: {said}. Correct it, or see to the network or server",
+    "({endpoint}) does not answer for queue_url {queue!r}: {text}. Correct it, or see to the network or server",
 }
 """What to do about an error, by its code."""
 
@@ -42,14 +42,14 @@ def code_of(error: BaseException | None) -> str:
 def explained(error: Exception, source: Any) -> SourceError:
     """Say which option of an `SqsSource` is to blame and what to do; never what the credentials are."""
     code = code_of(error)
-    found = (text for codes, text in _EXPLANATIONS.items() if re.fullmatch(codes, code))
-    explanation = next(found, "queue_url {queue!r} failed with {said}").format(
+    found = (way_out for codes, way_out in _EXPLANATIONS.items() if re.fullmatch(codes, code))
+    explanation = next(found, "queue_url {queue!r} failed with {text}").format(
         queue=source.queue_url,
         endpoint=source.endpoint_url or "unset, so AWS's own",
         region=source.region_name or "unset",
         profile=source.profile_name or "unset",
         code=code,
-        said=f"{type(error).__name__}: {error}",
+        text=f"{type(error).__name__}: {error}",
     )
     kind = SourceAwayError if re.fullmatch(f"{_AWAY}|{_BUSY}", code) else SourceError
     return kind(f"source {source.name!r}: {explanation}")
@@ -62,8 +62,8 @@ def words_of(failure: Mapping[str, Any]) -> str:
 
 def refused(handle: str, failure: Mapping[str, Any]) -> Refused:
     """An entry that was not acknowledged."""
-    code, _, said = words_of(failure).partition(": ")
+    code, _, text = words_of(failure).partition(": ")
     # Of a handle whose lease is over, FIFO queues say that the parameter is invalid, having expired. Of a message that
     # was deleted meanwhile and is to be put back, they say that it does not exist.
-    stale = code in {"ReceiptHandleIsInvalid", "MessageNotInflight"} or "expired" in said or "does not exist" in said
-    return Refused(handle, f"{code}: {said}", lost=stale)
+    stale = code in {"ReceiptHandleIsInvalid", "MessageNotInflight"} or "expired" in text or "does not exist" in text
+    return Refused(handle, f"{code}: {text}", lost=stale)

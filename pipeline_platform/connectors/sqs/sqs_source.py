@@ -256,13 +256,13 @@ class SqsSource(LeasedSource):
 
     def labelled(self, labels: Mapping[str, str]) -> Mapping[str, Any]:
         """As message attributes; on a FIFO queue in a group of the pipeline, and known again by what they say."""
-        said: dict[str, Any] = {
+        metadata: dict[str, Any] = {
             "message_attributes": {name: {"DataType": "String", "StringValue": text} for name, text in labels.items()}
         }
         if self._is_fifo:
             digest = hashlib.sha256("\0".join(labels.values()).encode()).hexdigest()
-            said["attributes"] = {"MessageGroupId": labels["pipeline"], "MessageDeduplicationId": digest}
-        return said
+            metadata["attributes"] = {"MessageGroupId": labels["pipeline"], "MessageDeduplicationId": digest}
+        return metadata
 
     @cached_property
     def _client(self) -> Any:

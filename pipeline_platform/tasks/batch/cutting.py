@@ -158,10 +158,10 @@ class _Splits:
         return step[0] == "emit"
 
 
-def _shown(said: object) -> str:
+def _shown(step: object) -> str:
     """The type of a value, and of its first part; the values may hold payloads."""
-    parts = f" of {len(said)}, beginning with {type(said[0]).__name__}" if type(said) is tuple and said else ""
-    return f"{type(said).__name__}{parts}"
+    parts = f" of {len(step)}, beginning with {type(step[0]).__name__}" if type(step) is tuple and step else ""
+    return f"{type(step).__name__}{parts}"
 
 
 def _repeats(column: pa.ChunkedArray) -> Any:

@@ -59,8 +59,9 @@ class EndParents(HandleInOrder):
 
 def failed_keys(lake: Lake, ends: Sequence[RowRange]) -> pa.Array:
     """Source and id of the parents that failed, by `keys_of`."""
-    said = (rows for file in ends for rows in row_groups(lake, file.path, only(ENDS, "source", "message_id", "kind")))
-    failed = (keys_of(rows.filter(pc.is_valid(rows["kind"])), "source", "message_id") for rows in said)
+    columns = only(ENDS, "source", "message_id", "kind")
+    every = (rows for file in ends for rows in row_groups(lake, file.path, columns))
+    failed = (keys_of(rows.filter(pc.is_valid(rows["kind"])), "source", "message_id") for rows in every)
     return pc.unique(pa.concat_arrays([pa.array([], pa.string()), *map(pc.unique, failed)]))
 
 
@@ -113,12 +114,12 @@ def parents_of(rows: pa.RecordBatch, ack_policy: AckPolicy) -> tuple[list[Messag
         ack_policy: How messages are acknowledged.
     """
     messages, rescuable = list[Message](), set[int]()
-    for parent, said in zip(Message.each(rows, ack_policy), rows.column("ends").to_pylist(), strict=True):
+    for parent, ends in zip(Message.each(rows, ack_policy), rows.column("ends").to_pylist(), strict=True):
         message = parent
-        for one in said:
+        for one in ends:
             if one["on_success"] or one["on_failure"]:  # the last one counts
                 message = message._but(actions=(one["on_success"], one["on_failure"]))
-        first = next((one for one in said if one["kind"] is not None), None)
+        first = next((one for one in ends if one["kind"] is not None), None)
         if first is not None:
             message = _failed(message, first)
             if first["may_rescue"]:
