@@ -1,13 +1,11 @@
 """`pipeline-platform failures`: what failed and why, one of them with its history, and retry them."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from codecs import getincrementaldecoder
 from datetime import UTC, datetime
 from getpass import getuser
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -17,10 +15,12 @@ from rich.text import Text
 from pipeline_platform.cli import loading
 from pipeline_platform.cli.launch import launch
 from pipeline_platform.cli.loading import counted
+from pipeline_platform.lake import closing
+from pipeline_platform.lake.failed import FailedMessages
+from pipeline_platform.lake.inspection import grouped, history, state_of
+from pipeline_platform.lake.selection import Selection
+from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.windows import expect_window
-
-if TYPE_CHECKING:
-    from pipeline_platform.lake.failed import FailedMessages
 
 app = typer.Typer(help="Look at failed messages, and retry them.", no_args_is_help=True)
 
@@ -60,8 +60,6 @@ def list_(
     as_json: Json = False,
 ) -> None:
     """Count failures by window, state, kind and reason, with some ids of each."""
-    from pipeline_platform.lake.inspection import grouped
-
     now, closed = datetime.now(UTC), state == "closed"
     if closed and (kind or reason):
         raise typer.BadParameter("closed failures have no kind and reason: choose them by window", param_hint="--state")
@@ -96,8 +94,6 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show one message: its payload as it was delivered, its metadata, its traceback and all that became of it."""
-    from pipeline_platform.lake.inspection import history, state_of
-
     with loading.opened() as opened:
         events = history(_failed(opened, pipeline, window), message_id)
     if not events:
@@ -156,8 +152,6 @@ def retry(
     every: Every = False,
 ) -> None:
     """Launch runs that retry failures, on the instance in DAGSTER_HOME: a run for each range of windows."""
-    from pipeline_platform.lake.selection import Selection
-
     chosen = Selection(**_selected(message_id, source, window, state, kind, reason, every=every))
     runs = messages = 0
     with loading.opened() as opened:
@@ -183,9 +177,6 @@ def close(
     every: Every = False,
 ) -> None:
     """Close failures that need no retry; `reopen` opens them again."""
-    from pipeline_platform.lake import closing
-    from pipeline_platform.lake.tables import Tables
-
     selected = _selected(message_id, source, window, state, kind, reason, every=every)
     with loading.opened() as opened:
         failed = _failed(opened, pipeline, window, due_by=datetime.now(UTC), **selected)
@@ -202,9 +193,6 @@ def reopen(
     every: Annotated[bool, typer.Option("--all", help="All that were closed by hand.")] = False,
 ) -> None:
     """Open failures again that `close` closed; never those that a retry ended."""
-    from pipeline_platform.lake import closing
-    from pipeline_platform.lake.tables import Tables
-
     selected = _selected(message_id, source, window, every=every)
     with loading.opened() as opened:
         failed = _failed(opened, pipeline, window, **selected)
@@ -230,9 +218,6 @@ def _selected(
 
 
 def _failed(opened: loading.Deployment, pipeline: str, windows: list[str] | None, **selection: Any) -> FailedMessages:
-    from pipeline_platform.lake.failed import FailedMessages
-    from pipeline_platform.lake.selection import Selection
-
     name = opened.pipeline(pipeline).name
     chosen = Selection(**selection)
     return FailedMessages(

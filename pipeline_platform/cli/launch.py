@@ -1,21 +1,18 @@
 """Runs that retry failures, launched on the deployment's Dagster instance: for the commands and for Python."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 import uuid
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from pipeline_platform.cli import loading
+from pipeline_platform.lake.failed import FailedMessages
+from pipeline_platform.lake.selection import Selection, State
+from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.windows import expect_window
-
-if TYPE_CHECKING:
-    from pipeline_platform.lake.selection import Selection, State
-    from pipeline_platform.model.pipeline import Pipeline
 
 
 class Launched(NamedTuple):
@@ -63,8 +60,6 @@ def retry_failures(
             launch a run.
         ValueError: One of `windows` is none.
     """
-    from pipeline_platform.lake.selection import Selection
-
     selection = Selection(state=state, kind=kind, reason=reason, message_id=message_id, source=source)
     with loading.opened(module) as opened:
         return list(launch(opened, opened.pipeline(pipeline), selection, windows, module))
@@ -80,7 +75,6 @@ def launch(
     """Launch them, and log each as it is launched; see `retry_failures`."""
     from datetime import UTC, datetime
 
-    from pipeline_platform.lake.failed import FailedMessages
     from pipeline_platform.orchestration.asset_windows import contiguous
     from pipeline_platform.orchestration.jobs import run_request
 

@@ -1,23 +1,18 @@
 """`pipeline-platform pause`, `resume`, `drain`, `limit` and `scale`: what a pipeline may do, changed while it runs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from pipeline_platform.cli import loading
 from pipeline_platform.cli.loading import counted
 from pipeline_platform.control.drain import drain as drain_and_wait
-from pipeline_platform.model.options import Overrides, PipelineError
-
-if TYPE_CHECKING:
-    from pipeline_platform.control.store import ControlStore
-    from pipeline_platform.model.options import Producer
-    from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.model.options import Overrides, PipelineError, Producer
+from pipeline_platform.model.pipeline import Pipeline
 
 _SHORTEST_S, _LONGEST_S = 0.001, 366 * 86_400
 

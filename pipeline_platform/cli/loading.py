@@ -1,7 +1,5 @@
 """The deployment that the command line works on: what `workspace.yaml` or `-m` names. Dagster need not run."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys
@@ -9,19 +7,17 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import dotenv
 import typer
 import yaml
 
-if TYPE_CHECKING:
-    from pipeline_platform.control.store import ControlStore
-    from pipeline_platform.lake.storage import Lake
-    from pipeline_platform.model.pipeline import Pipeline
-    from pipeline_platform.run.flow import Flow
-    from pipeline_platform.source.contract import Source
-
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.run.flow import Flow
+from pipeline_platform.source.contract import Source
 
 _CHOSEN: dict[str, str] = {}
 """What `-m` names, in this process."""

@@ -1,19 +1,16 @@
 """`pipeline-platform push`: messages of a file into a pipeline's source, a line each."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator
-from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import IO, Annotated, Any, NamedTuple
 
 import typer
 
 from pipeline_platform.cli.limit_commands import Name, chosen
-
-if TYPE_CHECKING:
-    from pipeline_platform.model.pipeline import Pipeline
-    from pipeline_platform.source.contract import Source
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.model.portions import portions
+from pipeline_platform.source.contract import Source, SourceError
 
 _TOGETHER, _BYTES = 1_000, 8 * 2**20
 """Messages, and bytes of them, that are sent at once: what is held in memory, and what an error leaves unsaid."""
@@ -40,8 +37,6 @@ def push(
     producer: Annotated[str, typer.Option(help="Producer whose source it is, where the pipeline has several.")] = "",
 ) -> None:
     """Send messages to the source of a pipeline."""
-    from pipeline_platform.source.contract import SourceError
-
     with chosen(pipeline, producer) as (opened, of):
         source = opened.sources[_producer(of, producer)]
         try:
@@ -68,9 +63,6 @@ def _push(source: Source, file: IO[bytes], most_bytes: int, from_line: int, *, h
         SourceError: The source takes none, or refused some: names the line to go on from.
         BadParameter: A line cannot be sent: the same.
     """
-    from pipeline_platform.model.portions import portions
-    from pipeline_platform.source.contract import SourceError
-
     lines, sent, reported = _lines(file, most_bytes, from_line, has_metadata=has_metadata), 0, time.monotonic()
     parts = portions(lines, lambda line: len(line.payload), _BYTES, _TOGETHER)
     while True:

@@ -1,20 +1,15 @@
 """`pipeline-platform show`: what a pipeline is made of, with what is changed of it at run time."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from pydantic import BaseModel
 
 from pipeline_platform.cli import loading
 from pipeline_platform.cli.limit_commands import changed
+from pipeline_platform.control.store import ControlStore
 from pipeline_platform.model.options import Options
 from pipeline_platform.model.pipeline import Pipeline
-
-if TYPE_CHECKING:
-    from pydantic import BaseModel
-
-    from pipeline_platform.control.store import ControlStore
 
 
 def show(

@@ -17,15 +17,16 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from pipeline_platform.cli import loading
 from pipeline_platform.cli.limit_commands import changed
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.lake.failed import FailedMessages
+from pipeline_platform.lake.ledger import ReceiveError
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.options import Producer
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.source.contract import Source, SourceError
 
 if TYPE_CHECKING:
     import dagster as dg
-
-    from pipeline_platform.control.store import ControlStore
-    from pipeline_platform.lake.storage import Lake
-    from pipeline_platform.model.options import Producer
-    from pipeline_platform.model.pipeline import Pipeline
-    from pipeline_platform.source.contract import Source
 
 Rows = dict[str, str | Text]
 Instance: TypeAlias = "dg.DagsterInstance | str | Exception"
@@ -96,8 +97,6 @@ def _producers(opened: loading.Deployment, pipeline: type[Pipeline], instance: I
 
 
 def _backlog(source: Source, producer: Producer) -> Rows:
-    from pipeline_platform.source.contract import SourceError
-
     name = producer.source
     try:
         waiting = source.backlog()
@@ -193,7 +192,6 @@ def _runs(pipeline: type[Pipeline], instance: Instance) -> Rows:
 
 
 def _receives(opened: loading.Deployment, pipeline: type[Pipeline]) -> Rows:
-    from pipeline_platform.lake.ledger import ReceiveError
     from pipeline_platform.run.receive_state import Phase, ReceiveState
 
     flow = opened.flow(pipeline)
@@ -218,8 +216,6 @@ def _receives(opened: loading.Deployment, pipeline: type[Pipeline]) -> Rows:
 
 
 def _failures(lake: Lake, pipeline: type[Pipeline]) -> Rows:
-    from pipeline_platform.lake.failed import FailedMessages
-
     waiting = FailedMessages(name=pipeline.name, lake=lake, pipeline=pipeline.name).by_window()
     if not waiting:
         return {"open failures": "none"}

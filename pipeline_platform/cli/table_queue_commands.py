@@ -1,15 +1,11 @@
 """`pipeline-platform table-queue`: the tables of a queue of this deployment, made and looked at."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from pipeline_platform.cli import loading
-
-if TYPE_CHECKING:
-    from pipeline_platform.connectors.table_queue import TableQueue
+from pipeline_platform.connectors.table_queue import TableQueue
 
 app = typer.Typer(help="Make the tables of a table queue, or look at them.", no_args_is_help=True)
 
@@ -43,8 +39,6 @@ def show(key: Key) -> None:
 
 
 def _queue(opened: loading.Deployment, key: str) -> TableQueue:
-    from pipeline_platform.connectors.table_queue import TableQueue
-
     source = opened.sources.get(key)
     if not isinstance(source, TableQueue):
         queues = sorted(one for one, source in opened.sources.items() if isinstance(source, TableQueue))

@@ -6,15 +6,11 @@ import json
 import socket
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
 import dagster as dg
 
+from pipeline_platform.control.store import ControlStore
 from pipeline_platform.process import born
-
-if TYPE_CHECKING:
-    from pipeline_platform.control.store import ControlStore
-
 
 PROCESS_TAG = ".dagster/pipeline_platform/process"
 """On a run that `run_launcher` started: its process. The UI hides tags with Dagster's own prefix."""

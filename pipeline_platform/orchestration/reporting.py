@@ -1,27 +1,22 @@
 """What a run reports to Dagster: figures on every materialisation, window by window, and the checks."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dagster as dg
 
 from pipeline_platform.lake.failed import NONE, Counts, FailedMessages
 from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import Manifest
+from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.run import steps
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import intake_of
 from pipeline_platform.run.lease import alive
 from pipeline_platform.run.steps import Acknowledgement
-
-if TYPE_CHECKING:
-    from pipeline_platform.model.pipeline import Pipeline
-    from pipeline_platform.tasks.acknowledge.acknowledger import Acknowledger
-
+from pipeline_platform.tasks.acknowledge.acknowledger import Acknowledger
 
 _NAMED = 20
 """Windows with open failures, and batch keys, that are named at the most."""

@@ -10,13 +10,12 @@ from concurrent.futures import Future, wait
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pipeline_platform.connectors.kafka.kafka_options import KafkaOptions
 from pipeline_platform.source.contract import SourceAwayError, SourceError
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, TopicPartition
     from confluent_kafka.admin import AdminClient
-
-    from pipeline_platform.connectors.kafka.kafka_options import KafkaOptions
 
 logger = logging.getLogger(__name__)
 client_logger = logging.getLogger(f"{__name__}.client")

@@ -1,15 +1,10 @@
 """What an error of an AMQP server or of the way to it means: which option is to blame, and what to do."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
+from pipeline_platform.connectors.rabbitmq.rabbitmq_options import RabbitmqOptions
 from pipeline_platform.source.contract import SourceAwayError, SourceError
-
-if TYPE_CHECKING:
-    from pipeline_platform.connectors.rabbitmq.rabbitmq_options import RabbitmqOptions
 
 
 def explained(error: BaseException, source: RabbitmqOptions) -> SourceError:
