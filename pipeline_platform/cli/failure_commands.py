@@ -17,8 +17,8 @@ from pipeline_platform.cli.launch import launch
 from pipeline_platform.cli.loading import counted
 from pipeline_platform.lake import closing
 from pipeline_platform.lake.failed import FailedMessages
+from pipeline_platform.lake.failure_events import Selection
 from pipeline_platform.lake.inspection import grouped, history, state_of
-from pipeline_platform.lake.selection import Selection
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.windows import expect_window
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from pipeline_platform.cli import loading
 from pipeline_platform.lake.failed import FailedMessages
-from pipeline_platform.lake.selection import Selection, State
+from pipeline_platform.lake.failure_events import Selection, State
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.windows import expect_window
 

@@ -10,9 +10,8 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from pipeline_platform.lake import failure_events
-from pipeline_platform.lake.failure_events import open_failures
+from pipeline_platform.lake.failure_events import ALL, Selection, open_failures
 from pipeline_platform.lake.manifest import File
-from pipeline_platform.lake.selection import ALL, Selection
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import FAILED, Table
 from pipeline_platform.model.actions import AckPolicy, Words

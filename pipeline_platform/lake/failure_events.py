@@ -1,15 +1,50 @@
-"""The events of failed messages, and which of a message's events is the latest."""
+"""The events of failed messages, which of a message's events is the latest, and a choice of failures by that."""
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from typing import Literal, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import BaseModel, Field
 
 from pipeline_platform.lake.reader import keys_of, only, row_groups, rows_with
-from pipeline_platform.lake.selection import ALL, Selection
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import FAILED
+
+State = Literal["open", "waiting", "due", "dead"]
+"""Of failures that are not closed: `open` are all, `waiting` those not dead, `due` those whose time has come."""
+
+
+class Selection(BaseModel, frozen=True, extra="forbid"):
+    """Failures by the latest event of each; all criteria together. By default all that are open, dead ones included."""
+
+    state: State = Field("open", description="`open`, dead ones included; `waiting`, those not dead; `due`; or `dead`.")
+    message_id: str | None = Field(None, description="Of this message alone.")
+    source: str | None = Field(None, description="Of this source alone, by its name: ids are unique per source.")
+    kind: str | None = Field(None, description="Of this kind, exactly.")
+    reason: str | None = Field(None, description="Whose reason contains this text.")
+    due_by: datetime | None = Field(None, description="What `due` goes by; the time that the run begins if unset.")
+
+    def at(self, now: datetime) -> Self:
+        """The same at a fixed time: each look of a run finds the same failures due."""
+        return self.model_copy(update={"due_by": self.due_by or now}) if self.state == "due" else self
+
+    @property
+    def by_words(self) -> bool:
+        """Whether it goes by what a failure says."""
+        return self.kind is not None or self.reason is not None
+
+    def matching(self, rows: pa.Table) -> pa.Table:
+        """The rows whose `kind` and `reason` it is about."""
+        if self.kind is not None:
+            rows = rows.filter(pc.equal(rows["kind"], self.kind))
+        if self.reason is not None:
+            rows = rows.filter(pc.match_substring(rows["reason"], self.reason))
+        return rows
+
+
+ALL = Selection()
 
 KEY = ("source", "message_id")
 RANKED = (*KEY, "attempt", "state", "due_at")
@@ -80,8 +115,7 @@ def rows_of(
         if pc.any(mine.slice(first, end - first)).as_py():  # else its payloads need not be read
             at = first
             for rows in events(lake, path, *names):
-                found = rows.filter(mine.slice(at, rows.num_rows))
-                yield found.filter(selection.matches(found)) if selection.by_words else found
+                yield selection.matching(rows.filter(mine.slice(at, rows.num_rows)))
                 at += rows.num_rows
         first = end
 

@@ -10,8 +10,8 @@ import dagster as dg
 from pydantic import Field, ValidationError
 
 from pipeline_platform.imports import import_apart
+from pipeline_platform.lake.failure_events import Selection
 from pipeline_platform.lake.ledger import Origin, Receive
-from pipeline_platform.lake.selection import Selection
 from pipeline_platform.launcher.run_process import end_claims
 from pipeline_platform.model.options import Batcher, Splitter, shown
 from pipeline_platform.model.pipeline import Pipeline, PipelineError

@@ -5,9 +5,9 @@ from typing import Any, NamedTuple, Self, get_args
 
 import dagster as dg
 
+from pipeline_platform.lake.failure_events import ALL, Selection
 from pipeline_platform.lake.ledger import Origin
 from pipeline_platform.lake.maintenance import maintain
-from pipeline_platform.lake.selection import ALL, Selection
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.pipeline import Pipeline
 

@@ -7,7 +7,7 @@ import dagster as dg
 from pipeline_platform.control import demand
 from pipeline_platform.control.store import ControlStore, ControlStoreError
 from pipeline_platform.lake.failed import FailedMessages
-from pipeline_platform.lake.selection import Selection
+from pipeline_platform.lake.failure_events import Selection
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.launcher.run_process import end_claims
 from pipeline_platform.model.pipeline import Pipeline

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from pipeline_platform.lake.decision import publish, take_over
+from pipeline_platform.lake.failure_events import ALL, Selection
 from pipeline_platform.lake.ledger import Origin, Receive
-from pipeline_platform.lake.selection import ALL, Selection
 from pipeline_platform.model.pipeline import PipelineError
 from pipeline_platform.run import lease
 from pipeline_platform.run.clear_up import clear_up

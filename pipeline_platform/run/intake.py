@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pipeline_platform.lake.failed import FailedMessages
+from pipeline_platform.lake.failure_events import ALL, Selection
 from pipeline_platform.lake.ledger import Origin, Receive
 from pipeline_platform.lake.replay import ReplayedMessages
-from pipeline_platform.lake.selection import ALL, Selection
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.source.contract import Source
 from pipeline_platform.telemetry.tracing import traceparent

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from pipeline_platform.lake.failed import Counts
-from pipeline_platform.lake.selection import Selection
+from pipeline_platform.lake.failure_events import Selection
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import FAILED, Tables
 from pipeline_platform.model.retry import Retry

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline_platform.lake.selection import Selection
+from pipeline_platform.lake.failure_events import Selection
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import Batcher, Processors, Producer, Splitter, TableBatcher
 from pipeline_platform.model.pipeline import Pipeline

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from pipeline_platform.lake.failed import FailedMessages
-from pipeline_platform.lake.selection import Selection
+from pipeline_platform.lake.failure_events import Selection
 from pipeline_platform.model.pipeline import PipelineError
 from pipeline_platform.model.retry import Retry
 from pipeline_platform.run.begin import begin
