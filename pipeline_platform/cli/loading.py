@@ -31,11 +31,7 @@ class SetUpError(Exception):
 class Deployment:
     """The pipelines that are defined, and what they share.
 
-    Attributes:
-        pipelines: By name.
-        control: Limits, pauses and claims.
-        lake: The tables.
-        sources: By key: those that are pulled from, and those that dead letters are sent to.
+    Pipelines are by name. Sources are by key: those that are pulled from, and those that dead letters are sent to.
     """
 
     pipelines: dict[str, type[Pipeline]]
@@ -44,11 +40,7 @@ class Deployment:
     sources: dict[str, Source]
 
     def pipeline(self, name: str) -> type[Pipeline]:
-        """One pipeline.
-
-        Raises:
-            BadParameter: There is none of that name.
-        """
+        """One pipeline; a `BadParameter` if there is none of that name."""
         if name not in self.pipelines:
             unknown = f"there is no pipeline {name!r}; there is {', '.join(self.pipelines) or 'none'}"
             raise typer.BadParameter(unknown, param_hint="PIPELINE")

@@ -113,11 +113,7 @@ class Claims(Database):
         return messages
 
     def adjust(self, receive_id: str, messages: int) -> None:
-        """Lower a claim to what was really leased, or is still held; nothing raises it.
-
-        Raises:
-            ValueError: `messages` is negative.
-        """
+        """Lower a claim to what was really leased, or is still held, 0 or more; nothing raises it."""
         if messages < 0:
             raise ValueError(f"messages is {messages}; a receive holds 0 messages or more")
         with self.writing() as connection:

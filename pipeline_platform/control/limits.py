@@ -114,9 +114,6 @@ class Throttle(Database):
 
         Returns:
             Its `seconds` are infinite where no limit counts; `messages` are 0 then.
-
-        Raises:
-            ControlStoreError: The database does not answer.
         """
         with self.reading() as connection:
             stops_at, now = _stops_at(connection, stops), self.now(connection)
@@ -151,8 +148,7 @@ class Throttle(Database):
     def set_rate_limiting(self, pipeline: str, rate_limiting: RateLimiting | None) -> None:
         """Set the limit at run time; None sets it back to the pipeline's own option.
 
-        Tasks obey from their next permits on. Permits of the current interval that were taken before count if its
-        length stays.
+        Tasks obey from their next permits on. Permits of this interval that are taken count if its length stays.
         """
         with self.writing() as connection:
             _set_limit(connection, pipeline, rate_limiting)
@@ -201,9 +197,8 @@ class Throttle(Database):
     def drain(self, pipeline: str, reason: str, within: timedelta) -> None:
         """Pause, and have runs under way begin no message once `within` is over; they give back the rest.
 
-        A drain that is under way already is not postponed.
-
-        Runs that find out late begin none from then on: a task looks every five seconds.
+        A drain that is under way already is not postponed. Runs that find out late begin none from then on: a task
+        looks every five seconds.
         """
         with self.writing() as connection:
             _set(connection, pipeline, paused=reason or "no reason given")

@@ -26,11 +26,7 @@ class Overriding(Database):
     """
 
     def override(self, pipeline: type[Pipeline], changes: Overrides, producer: str = "") -> Overrides:
-        """Change some options; None leaves one as it is. Return all that are changed now.
-
-        Raises:
-            PipelineError: An option is not of the producer that is named, or of no single producer.
-        """
+        """Change some options, by `check_overrides`; None leaves one as it is. Return all that are changed now."""
         check_overrides(pipeline, changes, producer)
         key = pipeline.limits_key(producer)
         with self.writing() as connection:
@@ -55,20 +51,12 @@ class Overriding(Database):
         return self.overrides(pipeline.name).processors(pipeline.processors)
 
     def producer_of(self, pipeline: type[Pipeline], name: str = "") -> Producer:
-        """Return the options of a producer that hold.
-
-        Raises:
-            PipelineError: There is none of this name.
-        """
+        """Return the options of a producer that hold; a `PipelineError` if there is none of this name."""
         return self.overrides(pipeline.limits_key(name)).producer(pipeline.producers_of(name)[name])
 
 
 def check_overrides(pipeline: type[Pipeline], changes: Overrides, producer: str) -> None:
-    """Refuse options that are not of the producer that is named, or of no single producer.
-
-    Raises:
-        PipelineError: Some are.
-    """
+    """Refuse by `PipelineError` options that are not of the producer that is named, or of no single producer."""
     if producer and (changes.concurrency is not None or changes.max_demand is not None):
         raise PipelineError(
             f"{pipeline.name}: concurrency and max_demand are of the whole pipeline: leave out producer {producer}"

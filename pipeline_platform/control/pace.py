@@ -45,6 +45,8 @@ class Pace:
     cannot use while another task could, and calls the store a few times a second at the most. What it has learnt is
     not pickled.
 
+    It raises `ControlStoreError` where the store has not answered for a minute.
+
     Args:
         store: Gives permits; None where there is no limit.
         pipeline: Name of the pipeline.
@@ -98,9 +100,6 @@ class Pace:
             How many of those `wanted`, 1 or more, and the deadline on the monotonic clock, never after `until`, when it
             gives up waiting. Where there is no limit, all of them until it is time to look for one; with no store
             either, `until`. 0 only once `until` has passed, or where no message may begin any more: then it stays so.
-
-        Raises:
-            ControlStoreError: The store has not answered for a minute.
         """
         self._learn(self._monotonic())
         while (before := self._monotonic()) < (until := min(until, self._stop_at)):
@@ -131,9 +130,6 @@ class Pace:
         Returns:
             How many of those `wanted`, 1 or more; all where no limit holds, where one has intervals of less than a
             second, or where none may begin any more.
-
-        Raises:
-            ControlStoreError: The store has not answered for a minute.
         """
         is_logged = False
         while self._store is not None and self._stop_at > -math.inf:
@@ -149,11 +145,7 @@ class Pace:
         return wanted
 
     def each(self, messages: Sequence[T], until: float = math.inf) -> Iterator[T]:
-        """Yield messages one by one, each when it may be handled; fewer than all where `permitted` gives 0.
-
-        Raises:
-            ControlStoreError: The store has not answered for a minute.
-        """
+        """Yield messages one by one, each when it may be handled; fewer than all where `permitted` gives 0."""
         position = 0
         while position < len(messages):
             count, valid_until = self.permitted(len(messages) - position, until)

@@ -19,16 +19,12 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Group(NamedTuple):
-    """Failures of which the same is said.
+    """Failures of a window of which the same is said, with some ids.
 
     Attributes:
-        window: Theirs.
         state: `waiting`, `due`, `dead` or `closed`.
-        kind: As the latest event says; empty for closed ones.
-        reason: The same.
-        messages: How many.
+        kind: As the latest event says, like `reason`; empty for closed ones.
         due_at: When the first of them is due; None where none ever is.
-        ids: Some of them.
     """
 
     window: str

@@ -95,11 +95,7 @@ class Ledger:
         self._lake.write(f"{self.folder(receive.receive_id)}/receive.json", receive.model_dump_json().encode())
 
     def get(self, receive_id: str) -> Receive | None:
-        """Its record as it is now; None once it is finished.
-
-        Raises:
-            ReceiveError: It cannot be read.
-        """
+        """Its record as it is now, None once it is finished; a `ReceiveError` if it cannot be read."""
         path = f"{self.folder(receive_id)}/receive.json"
         record = self._lake.read(path)
         try:
@@ -172,11 +168,7 @@ class Ledger:
                 self._lake.remove_file(path)
 
     def manifest(self, receive: Receive, *steps: str) -> Manifest:
-        """What some steps wrote, or all; empty for a step that has not run.
-
-        Raises:
-            ReceiveError: It cannot be read.
-        """
+        """What some steps wrote, or all, empty for a step that has not run; a `ReceiveError` if it cannot be read."""
         paths = (self._path(receive, step) for step in steps or self.steps(receive))
         return sum(map(self._read, paths), Manifest())
 

@@ -139,11 +139,7 @@ class Table:
         return DeltaTable.is_deltatable(self.uri, storage_options=self.lake.storage_options or None)
 
     def ensure(self) -> None:
-        """Make it, or add the columns that its model has gained.
-
-        Raises:
-            SchemaChangeError: A column has another type than the table's.
-        """
+        """Make it, or add the columns that its model has gained; a `SchemaChangeError` where a type has changed."""
         while True:
             with suppress(CommitConflictError):  # another receive made or widened it just now
                 if not self._idle and not self.exists():
@@ -247,11 +243,7 @@ class Table:
             )
 
     def compact(self, handle: DeltaTable, writer_properties: WriterProperties) -> int:
-        """Put the small files of each window together; return how many became part of larger ones.
-
-        Raises:
-            CommitConflictError: What was to be compacted was replaced meanwhile.
-        """
+        """Put the small files of each window together; return how many became part of larger ones."""
         before = {file.path for file in self.files(handle)}
         with self._committing(handle.version()):
             metrics = handle.optimize.compact(max_concurrent_tasks=1, writer_properties=writer_properties)
@@ -322,11 +314,7 @@ class Tables:
         return self._tables[name]
 
     def ensure(self) -> None:
-        """Make or widen every table; see `Table.ensure`. A run does it before it leases anything.
-
-        Raises:
-            PipelineError: What lies in the tables would be in other windows, or in none; see `check_windows`.
-        """
+        """Make or widen every table, by `check_windows` and `Table.ensure`. A run does it before it leases anything."""
         check_windows(self.lake, self.pipeline, self._windows_with_data)
         for name in self.names:
             self[name].ensure()
@@ -351,8 +339,7 @@ def check_windows(lake: Lake, pipeline: type[Pipeline], windows_with_data: Calla
     """Refuse options by which data would lie in other windows or in none; write down those that are new.
 
     Without data every change is harmless, and with data a `first_window` before it: a window's beginning follows from
-    `window_cron` alone.
-    `windows_with_data` is asked only where the options changed.
+    `window_cron` alone. `windows_with_data` is asked only where the options changed.
 
     Raises:
         PipelineError: `window_cron` changed under data, `first_window` is later than data, or what was kept cannot

@@ -26,11 +26,7 @@ def windows_of(pipeline: type[Pipeline]) -> dg.TimeWindowPartitionsDefinition:
 
 
 def window_now(pipeline: type[Pipeline], now: datetime | None = None) -> str:
-    """The key of the window that is open now.
-
-    Raises:
-        NoWindowError: None has begun.
-    """
+    """The key of the window that is open now; a `NoWindowError` if none has begun."""
     with dg.partition_loading_context(effective_dt=now or datetime.now(UTC)):
         key = windows_of(pipeline).get_last_partition_key()
     if key is None:

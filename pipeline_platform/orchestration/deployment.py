@@ -92,11 +92,7 @@ def packages_of(pipelines: Sequence[type[Pipeline]], resources: Mapping[str, Any
 
 
 def check_dead_letters(pipeline: type[Pipeline], resources: Mapping[str, Any]) -> None:
-    """Refuse a pipeline whose dead letters can be sent nowhere, or would come back to it.
-
-    Raises:
-        PipelineError: `dead_letters` names no resource, none that is a source with `send`, or a source of the pipeline.
-    """
+    """Refuse a pipeline whose dead letters can be sent nowhere, or would come back to it."""
     key = pipeline.dead_letters
     if key is None:
         return
@@ -117,11 +113,7 @@ def check_dead_letters(pipeline: type[Pipeline], resources: Mapping[str, Any]) -
 
 
 def check_early_acks(pipeline: type[Pipeline], resources: Mapping[str, Any]) -> None:
-    """Refuse `acks_immediately` where tasks cannot acknowledge single messages.
-
-    Raises:
-        PipelineError: A producer's source is acknowledged by its run's own process, or by positions.
-    """
+    """Refuse `acks_immediately` where a source is acknowledged by its run's own process, or by positions."""
     for name, producer in pipeline.producers_of().items() if pipeline.acks_immediately else ():
         connector = connector_of(resources[producer.source])
         if connector is None or (connector.in_tasks and connector.acknowledges_by_id):
@@ -135,11 +127,7 @@ def check_early_acks(pipeline: type[Pipeline], resources: Mapping[str, Any]) -> 
 
 
 def check_partitions(pipeline: type[Pipeline], resources: Mapping[str, Any]) -> None:
-    """Refuse `partition_by = "source"` where a source never says in which partition a message is.
-
-    Raises:
-        PipelineError: A producer's source is one.
-    """
+    """Refuse `partition_by = "source"` where a source never says in which partition a message is."""
     options = {
         "processors": pipeline.processors,
         **{f"batchers[{key!r}]": one for key, one in pipeline.batchers.items()},

@@ -250,11 +250,7 @@ def _receive_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
 
 
 def _selection(pipeline: type[Pipeline], given: dict[str, Any]) -> Selection:
-    """The failures that a run's configuration chooses.
-
-    Raises:
-        PipelineError: It names no such criterion, or one with another value.
-    """
+    """The failures that a run's configuration chooses; a `PipelineError` if it is no such choice."""
     try:
         return Selection.model_validate(given)
     except ValidationError as error:
@@ -266,11 +262,7 @@ def _selection(pipeline: type[Pipeline], given: dict[str, Any]) -> Selection:
 
 
 def _expect_one_process(flow: Flow, context: dg.AssetExecutionContext) -> None:
-    """Refuse executors that give each step a process, where the steps share the source's connection.
-
-    Raises:
-        SourceError: The run's executor does.
-    """
+    """Refuse executors that give each step a process, where the steps share the source's connection."""
     if isinstance(flow.source, ConnectedSource) and not _has_one_process(context):
         executor = context.job_def.executor_def.name
         raise SourceError(

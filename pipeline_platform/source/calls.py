@@ -166,14 +166,8 @@ def in_groups(
     A failed call refuses its group alone, with the error as the reason. Refusals are not tried again here:
     `tasks.acknowledge` does that for every source.
 
-    Args:
-        call: Asks the server for one group, in a thread; returns what it refused.
-        ack_ids: Of the messages.
-        per_call: Ids in a group at the most.
-        threads: Calls under way at once.
-
     Raises:
-        Exception: Whatever `call` raised last, where no call succeeded.
+        Exception: Whatever `call`, in one of so many threads, raised last, where no call succeeded.
     """
     succeeded, failed_in_a_row = False, 0
     error: Exception | None = None

@@ -88,11 +88,7 @@ class LogSource(Source):
 
     @property
     def positions(self) -> Positions:
-        """Who knows what receives hold.
-
-        Raises:
-            SourceError: `open` was not called.
-        """
+        """Who knows what receives hold; a `SourceError` if `open` was not called."""
         if self._positions is None:
             raise SourceError(f"source {self.name!r} is not open: call open() with a control store first")
         return self._positions

@@ -17,11 +17,7 @@ USUAL = Patience()
 
 
 def patiently(call: Callable[[], T], patience: Patience = USUAL) -> T:
-    """Call, and again after pauses while the source is away.
-
-    Args:
-        call: What changes nothing where it fails.
-        patience: How long the pauses are, and when there is no other try.
+    """Call what changes nothing where it fails, and again after pauses while the source is away.
 
     Raises:
         SourceAwayError: It was away for longer.

@@ -142,11 +142,5 @@ def has_listeners(name: str, pipeline: type[Any]) -> bool:
 
 
 def span(name: str, pipeline: type[Any], **fields: Any) -> Span:
-    """What is to begin, stop or fail as an event of a pipeline.
-
-    Args:
-        name: One of `EVENTS`.
-        pipeline: The class.
-        fields: What is known at the start, besides what `about` says.
-    """
+    """What is to begin, stop or fail as one of `EVENTS`; `fields` are known at the start, besides what `about` says."""
     return _Emitted(name, pipeline, fields) if has_listeners(name, pipeline) else _SILENT

@@ -223,11 +223,7 @@ class Cluster:
         return explained(self._error if timed_out and self._error is not None else error, self._source, what)
 
     def _accepted(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """Return what a group answered of partitions.
-
-        Raises:
-            SourceError: It refused one.
-        """
+        """Return what a group answered of partitions; raise `SourceError` where it refused one."""
         for one in partitions:
             if one.error is not None:
                 raise explained(one.error, self._source, f"{one.topic} [{one.partition}]")

@@ -76,11 +76,7 @@ TOMBSTONE = ', "tombstone": true}'
 
 
 def to_bytes(value: Any) -> bytes | None:
-    """Read a key or the value of a header: bytes, or as metadata holds it.
-
-    Raises:
-        ValueError: It is neither.
-    """
+    """Read a key or the value of a header: bytes, or as metadata holds it, else a `ValueError`."""
     if isinstance(value, str):
         return value.encode()
     if value is None or isinstance(value, bytes):
@@ -117,13 +113,9 @@ def send(
     payloads: Iterable[bytes],
     metadata: Iterable[Mapping[str, Any] | None] | None,
 ) -> tuple[int, list[SourceError]]:
-    """Send messages; return how many there were, and why some of them were refused.
+    """Send messages as `KafkaSource.send` does; return how many there were, and why some of them were refused.
 
-    Args:
-        producer: Waits until all replicas have a message, and sends none twice.
-        source: Whose messages they are.
-        payloads: One per message.
-        metadata: One per message; see `KafkaSource.send`.
+    The producer waits until all replicas have a message, and sends none twice.
 
     Raises:
         SourceError: It cannot be known where to send a message, or with which key or headers.

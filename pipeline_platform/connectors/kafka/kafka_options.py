@@ -211,11 +211,7 @@ class KafkaOptions(LogSource):
 
 
 def _since(policy: str) -> int | None:
-    """Read an offset_reset_policy.
-
-    Raises:
-        ValueError: It is none.
-    """
+    """Read an offset_reset_policy; a `ValueError` if it is none."""
     if policy in ("earliest", "latest"):
         return None
     word, _, text = policy.partition(":")

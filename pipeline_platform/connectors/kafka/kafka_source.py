@@ -162,11 +162,7 @@ class KafkaSource(KafkaOptions):
             raise explained(error, self) from None
 
     def _expect_same_topics(self, ranges: Iterable[OffsetRange]) -> None:
-        """Refuse what was read by the name of a topic that is another one by now.
-
-        Raises:
-            SourceError: A topic is gone.
-        """
+        """Refuse what was read by the name of a topic that is gone, or another one by now."""
         ids = self._cluster.topic_ids({one.topic for one in ranges})
         for one in ranges:
             found, _ = ids.get(one.topic, ("", []))

@@ -91,11 +91,7 @@ class Reading:
         self._next = {place: ranges[0].first for place, ranges in self._left.items()}
 
     def __iter__(self) -> Iterator[list[Piece]]:
-        """Yield what comes, until all ranges are at their ends.
-
-        Raises:
-            ReadError: One cannot be read so far.
-        """
+        """Yield what comes, until all ranges are at their ends; a `ReadError` where one cannot be read so far."""
         from confluent_kafka import TopicPartition
 
         self._consumer.assign([TopicPartition(*place, at) for place, at in self._next.items()])

@@ -35,11 +35,7 @@ class Connection:
     """
 
     def __init__(self, parameters: Any, within_s: float = 30.0) -> None:
-        """Connect.
-
-        Raises:
-            Exception: pika's, the socket's or TLS's reason why not.
-        """
+        """Connect, or raise pika's, the socket's or TLS's reason why not."""
         self.ended: BaseException | None = None
         self._promised: set[Future[Any]] = set()
         self._waiting = 0
