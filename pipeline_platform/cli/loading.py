@@ -16,7 +16,7 @@ import yaml
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.run.flow import Flow
+from pipeline_platform.run.flow import Flow, no_source
 from pipeline_platform.source.contract import Source
 
 _CHOSEN: dict[str, str] = {}
@@ -48,7 +48,6 @@ class Deployment:
 
     def flow(self, pipeline: type[Pipeline]) -> Flow:
         """A pipeline with what a look at its receives needs: no source, no Spark."""
-        from pipeline_platform.run.flow import Flow, no_source
 
         def no_session() -> NoReturn:
             raise AssertionError("a look needs no Spark")

@@ -4,22 +4,18 @@ A connector is one subclass of a family: `LeasedSource` (the server remembers wh
 does: a position is ours) or `ConnectedSource` (the open connection does).
 """
 
-from __future__ import annotations
-
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pipeline_platform.model.actions import LEASED, AckPolicy, Words
 from pipeline_platform.model.message import DELIVERIES
-
-if TYPE_CHECKING:
-    from pipeline_platform.source.offsets import Positions
+from pipeline_platform.source.offsets import Positions
 
 
 class SourceError(Exception):
