@@ -1,7 +1,5 @@
 """How messages are acknowledged: the words that a source takes, and which of them end a message."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """What a pipeline's class must be like, checked when it is built, and what pipelines must be like together."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence

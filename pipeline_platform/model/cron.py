@@ -3,8 +3,6 @@
 Dagster has its own check, but tasks load pipelines too, and need no Dagster.
 """
 
-from __future__ import annotations
-
 import re
 
 WAY_OUT = (

@@ -1,7 +1,5 @@
 """Data on its way from handling to batching, as JSON and back, value for value."""
 
-from __future__ import annotations
-
 import enum
 from functools import lru_cache, reduce
 from operator import or_

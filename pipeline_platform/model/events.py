@@ -1,7 +1,5 @@
 """Events: what a pipeline at work emits, and what each says."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Partitions: messages of one partition are handled in their order, one after the other."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from typing import Annotated, Any, Literal

@@ -1,7 +1,5 @@
 """When a failed message is retried, and when it is dead."""
 
-from __future__ import annotations
-
 import math
 import zlib
 from datetime import datetime, timedelta

@@ -1,7 +1,5 @@
 """The columns of a model's table, and the data of messages as rows of it."""
 
-from __future__ import annotations
-
 import enum
 import re
 import types

@@ -1,7 +1,5 @@
 """Windows: the partition keys that tables, assets and paths share."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 WINDOW_FORMAT = "%Y-%m-%dT%H%M"

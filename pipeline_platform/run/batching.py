@@ -1,7 +1,5 @@
 """The batchers of a receive, side by side: each cuts its messages into batches and puts them through `handle_batch`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 

@@ -1,7 +1,5 @@
 """How a run begins: it clears up after dead runs and claims room; or it goes on with what another run received."""
 
-from __future__ import annotations
-
 import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence

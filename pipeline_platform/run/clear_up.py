@@ -1,7 +1,5 @@
 """What dead runs left behind: what they decided is finished, what they did not is given up."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 

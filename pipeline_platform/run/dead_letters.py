@@ -1,7 +1,5 @@
 """Dead messages, sent to another source: the original payload, labelled with where it failed and why."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Giving up a receive that a dead run did not decide: its messages go back to their source, none is lost."""
 
-from __future__ import annotations
-
 import uuid
 
 from pipeline_platform.lake import decision

@@ -1,7 +1,5 @@
 """What was received, through the pipeline's callbacks: message by message in Python, or as columns in Spark."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 

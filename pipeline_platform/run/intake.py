@@ -1,7 +1,5 @@
 """Where a run's messages come from, and what differs by it: a pull, a backfill of failures, a full replay."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass

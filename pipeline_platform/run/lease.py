@@ -1,7 +1,5 @@
 """The leases of a run on what it received: its claim at the control store, and the messages at the source."""
 
-from __future__ import annotations
-
 import logging
 import math
 import threading

@@ -1,7 +1,5 @@
 """The pipeline's own `acknowledge`: notified of what is decided before that is acknowledged, and of nothing twice."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from pipeline_platform.lake.ledger import Receive

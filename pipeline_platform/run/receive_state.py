@@ -1,7 +1,5 @@
 """The state of a receive: how far it is, whose it is, and what comes next; by ledger, transactions and claim."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from enum import IntEnum
 from functools import cached_property

@@ -1,7 +1,5 @@
 """What a run emits: that it begins, and each of its steps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps

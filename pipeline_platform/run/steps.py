@@ -4,8 +4,6 @@ Every step leaves its manifest in the lake. So this run or the next can take it 
 has changed before.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """A run that is terminated: like one that is drained, it begins no more messages, and acknowledges the rest."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

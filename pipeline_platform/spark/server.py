@@ -9,8 +9,6 @@ Workers have the environment that the server was started in, and the libraries i
 after a change to either. An edit of the project's code needs no restart, but leaves one idle Python process (36 MB).
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

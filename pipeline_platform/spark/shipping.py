@@ -4,8 +4,6 @@ Workers must run the code that the run was started with. The zip's digest names 
 that runs share (see `session_id`).
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import io

@@ -1,7 +1,5 @@
 """Rows looked up by position: what goes through Spark, or a plan of batches, carries no more than that."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple

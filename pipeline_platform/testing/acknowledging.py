@@ -1,7 +1,5 @@
 """Promises about what becomes of messages by the word that acknowledges them."""
 
-from __future__ import annotations
-
 import math
 from contextlib import suppress
 

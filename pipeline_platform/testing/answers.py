@@ -1,7 +1,5 @@
 """Promises about what a source says: its backlog, its errors, and what goes to other processes."""
 
-from __future__ import annotations
-
 import io
 import pickle
 import statistics

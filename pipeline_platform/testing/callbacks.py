@@ -1,7 +1,5 @@
 """Try a pipeline's callbacks on some messages, by the functions that tasks run: no Spark, no Dagster, no files."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

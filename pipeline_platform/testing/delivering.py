@@ -1,7 +1,5 @@
 """Promises about what a source delivers: all of it, as it was sent, no more than was asked for."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """A source for pipelines that are not run: in tests of callbacks, and of definitions."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """Promises about what is not acknowledged: a source hides no refusal, and nothing beyond its first call."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from pipeline_platform.source.connection import ConnectedSource

@@ -1,7 +1,5 @@
 """Messages through the functions that tasks run, and what these record kept in memory in place of files."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Container, Iterator, Mapping
 
 import pyarrow as pa

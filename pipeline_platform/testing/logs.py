@@ -1,7 +1,5 @@
 """Promises of logs, about positions."""
 
-from __future__ import annotations
-
 from pipeline_platform.source.log import LogSource
 from pipeline_platform.testing.acknowledging import ACKNOWLEDGES
 from pipeline_platform.testing.promise import promise

@@ -1,7 +1,5 @@
 """Promises about what comes back: nothing is gone that was only read."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the author of a connector says of its server to `check_source`."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The suite that every connector passes."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Callable, Iterable
 from contextlib import closing

@@ -1,7 +1,5 @@
 """Spans of consecutive ids: what a receive holds of a table queue, written down in a few numbers."""
 
-from __future__ import annotations
-
 import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence

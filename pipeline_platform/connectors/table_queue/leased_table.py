@@ -18,8 +18,6 @@ On PostgreSQL a planner skips messages that an acknowledgement locks, and takes 
 deliveries is still the one it saw.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Reading what a receive holds of a table queue: few rows in memory at once, payloads as the bytes that they are."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from operator import itemgetter
 from typing import Any, Final

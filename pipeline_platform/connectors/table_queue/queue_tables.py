@@ -1,7 +1,5 @@
 """The tables of a queue: looked up and checked, once a process, and those beside it."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any, Final
 from uuid import UUID

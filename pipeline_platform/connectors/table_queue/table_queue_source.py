@@ -1,7 +1,5 @@
 """A queue in a SQL table: SQLite as the embedded default, PostgreSQL for more than one machine."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime

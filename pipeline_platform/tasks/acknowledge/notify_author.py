@@ -1,7 +1,5 @@
 """Notifying the pipeline's own `acknowledge` of messages that are decided, before they are acknowledged."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial

@@ -4,8 +4,6 @@ First tasks ask for the partition of each message; then one task deals the parti
 task handles the messages that it was dealt, and looks them up by position.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

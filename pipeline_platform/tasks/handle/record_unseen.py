@@ -1,7 +1,5 @@
 """Recording the messages that the fast lane's query is not to see: repeats, the too large, what Spark stops at."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial

@@ -1,7 +1,5 @@
 """Order: where a row stands among those of its source, and which task takes which partition. It moves no payloads."""
 
-from __future__ import annotations
-
 import heapq
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Work on several messages at once, in threads that each take the next one when they are done with theirs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context

@@ -1,7 +1,5 @@
 """Isolation: which of some rows end their process, found in few tries, so that each fails alone."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import nullcontext

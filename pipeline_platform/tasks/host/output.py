@@ -1,7 +1,5 @@
 """What callbacks print and log while a task calls them, for the log of the run: so many lines, the rest counted."""
 
-from __future__ import annotations
-
 import logging
 import mmap
 import sys

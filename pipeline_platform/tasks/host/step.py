@@ -1,7 +1,5 @@
 """What tasks that call a pipeline's callbacks have in common."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Receiving: a task reads its share of the source once, and writes what it read."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Messages that a source has forgotten, although their run died before it decided: each becomes an open failure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

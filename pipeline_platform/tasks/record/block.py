@@ -1,7 +1,5 @@
 """A block: messages that a callback is done with, and what is known of each."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import pyarrow as pa

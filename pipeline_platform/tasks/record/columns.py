@@ -1,7 +1,5 @@
 """Columns of messages for their batchers; a message that fits none fails alone."""
 
-from __future__ import annotations
-
 import json
 from base64 import b64encode
 from collections.abc import Callable, Sequence

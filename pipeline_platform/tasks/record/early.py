@@ -1,7 +1,5 @@
 """Acknowledging messages before their run's decision: `ack_immediately`."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from abc import ABC, abstractmethod

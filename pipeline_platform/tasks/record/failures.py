@@ -1,7 +1,5 @@
 """Failed messages: `handle_failed` looks at them, then they are recorded."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any

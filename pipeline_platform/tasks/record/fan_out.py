@@ -4,8 +4,6 @@ A message whose children are all in tables is handled. One with children that wa
 batches: then each says what became of it, and the worst counts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """What became of messages: the rows of their batchers, and an outcome for each."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import compress

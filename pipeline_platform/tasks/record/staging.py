@@ -1,7 +1,5 @@
 """Messages that wait for their batch: what handling writes of them, and batching reads."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """What a task counts for the driver and for people: numbers, reasons, batch keys and a sample of failures, bounded."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
