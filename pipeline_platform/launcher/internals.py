@@ -3,11 +3,10 @@
 Another Dagster may lack a name: this import fails then, and `run_launcher` launches as Dagster does.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from dataclasses import dataclass
+from typing import Self
 
 from dagster import DagsterInstance, serialize_value
 from dagster._cli.api import execute_run_command
@@ -51,7 +50,7 @@ class LocalRun:
     arguments: str
 
     @classmethod
-    def of(cls, context: LaunchRunContext, instance: DagsterInstance) -> LocalRun | None:
+    def of(cls, context: LaunchRunContext, instance: DagsterInstance) -> Self | None:
         """The run to launch; None if its location is behind a server of its own, or of another Python."""
         run = context.dagster_run
         if context.workspace is None or run.remote_job_origin is None or run.job_code_origin is None:

@@ -1,11 +1,10 @@
 """Which runs have ended: by what Dagster knows, or by their processes, which tags name and their own host knows."""
 
-from __future__ import annotations
-
 import json
 import socket
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Self
 
 import dagster as dg
 
@@ -32,7 +31,7 @@ class RunProcess:
     born: str
 
     @classmethod
-    def of(cls, run: dg.DagsterRun, tag: str = PROCESS_TAG) -> RunProcess | None:
+    def of(cls, run: dg.DagsterRun, tag: str = PROCESS_TAG) -> Self | None:
         """The process that runs it; None if Dagster's own launcher started it, or the tag is another release's."""
         try:
             process = cls(**json.loads(run.tags[tag]))

@@ -1,14 +1,12 @@
 """The two sides of an AMQP channel: messages that it was given, to take and acknowledge, and messages that it sends."""
 
-from __future__ import annotations
-
 import base64
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 from uuid import uuid4
 
 from pika.spec import Basic, BasicProperties
@@ -52,7 +50,7 @@ class AmqpDelivery(NamedTuple):
     redelivered: bool
 
     @classmethod
-    def of(cls, method: Any, properties: Any, body: bytes, queue: str, id_header: str | None) -> AmqpDelivery:
+    def of(cls, method: Any, properties: Any, body: bytes, queue: str, id_header: str | None) -> Self:
         """Read a message of a queue; its id is in that header, or a property."""
         known = {"exchange": method.exchange, "routing_key": method.routing_key, "redelivered": method.redelivered}
         known |= {name: value for name, value in vars(properties).items() if value is not None}
@@ -73,7 +71,7 @@ class Parcel(NamedTuple):
     properties: BasicProperties
 
     @classmethod
-    def of(cls, payload: bytes, note: Mapping[str, Any], queue: str, id_header: str | None) -> Parcel:
+    def of(cls, payload: bytes, note: Mapping[str, Any], queue: str, id_header: str | None) -> Self:
         """Address a payload: to the queue, unless the note says otherwise; persistent, and with an id of its own.
 
         Raises:
