@@ -16,13 +16,7 @@ from pipeline_platform.model.windows import expect_window
 
 
 class Launched(NamedTuple):
-    """A run that was launched.
-
-    Attributes:
-        run_id: Of Dagster.
-        windows: Those that it is about, which are neighbours.
-        messages: How many failures it is to drive.
-    """
+    """A run that was launched, the neighbouring windows that it is about, and how many failures it is to drive."""
 
     run_id: str
     windows: list[str]

@@ -23,9 +23,7 @@ class Entry(NamedTuple):
     """A message that was acknowledged early, or is about to be.
 
     Attributes:
-        ack_ref: Its group.
-        ack_id: What the source knows it by.
-        action: The word for it.
+        action: What the source is told.
         failed: Whether the message had failed by then.
         certain: Whether a call succeeded, or its process died on the way. If not, it raised, and is made again.
     """

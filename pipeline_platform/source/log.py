@@ -248,10 +248,7 @@ class _Start(NamedTuple):
 def _start(now: Place, extent: _Extent, before: Place | None) -> _Start:
     """Say where reading goes on: as it is remembered here, unless somebody has set the log to another place.
 
-    Args:
-        now: What is known.
-        extent: What the log said a moment ago.
-        before: What was known before the log was asked: what the log lacks of that it has lost, or went back on.
+    What the log lacks of what was known before it was asked, it has lost, or went back on.
     """
     start, committed = now.acknowledged_to, extent.committed
     if committed is not None and committed > start:

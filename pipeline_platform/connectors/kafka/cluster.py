@@ -239,12 +239,7 @@ class Cluster:
     def _begin(
         self, call: Callable[[AdminClient, float], Mapping[K, Future[Any]]], none: str = ""
     ) -> Callable[[], dict[K, Any]]:
-        """Begin a call; return what waits for its answers.
-
-        Args:
-            call: Is given the client and the seconds it may take.
-            none: The codes of errors that mean that there is nothing.
-        """
+        """Begin a call; return what waits for its answers. Errors of a code in `none` mean that there is nothing."""
         asked = call(self.admin, self._timeout_s)
 
         def answers() -> dict[K, Any]:

@@ -38,7 +38,6 @@ class AmqpDelivery(NamedTuple):
     Attributes:
         tag: What the channel knows it by.
         id: That the publisher gave it; empty if none.
-        data: Its payload.
         metadata: Where it came by and all its properties that are set, as JSON.
         redelivered: Whether the server may have delivered it before.
     """
@@ -250,11 +249,7 @@ class Outbox:
         channel.ask("confirm_delivery", ack_nack_callback=self._confirmed)
 
     def publish(self, parcels: Iterable[Parcel]) -> Iterator[tuple[int, list[str]]]:
-        """Publish messages, some at a time.
-
-        Yields:
-            How many were confirmed or refused, and in words those that no queue took.
-        """
+        """Publish messages; yield how many were confirmed or refused, and in words those that no queue took."""
         for together in portions(parcels, lambda parcel: len(parcel.body), TOGETHER_BYTES, TOGETHER):
 
             def act(channel: Any, done: Future[Any], together: list[Parcel] = together) -> None:

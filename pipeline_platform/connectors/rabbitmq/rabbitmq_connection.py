@@ -173,15 +173,9 @@ class Channel:
         return self._closed or self.connection.ended
 
     def ask(self, method: str, within_s: float | None = None, **arguments: Any) -> Any:
-        """Call a method of pika's channel that the server answers, and return the answer.
+        """Call a method of pika's channel that the server answers, as `queue_declare`, and return the answer.
 
-        Args:
-            method: As in `queue_declare`.
-            within_s: Seconds after which the connection counts as lost; None for as long as there are heartbeats.
-            **arguments: The method's own.
-
-        Raises:
-            Exception: The server refused, and closed the channel; or the connection was lost.
+        It raises where the server refused, and closed the channel, or the connection was lost, as `Connection.ask`.
         """
         return self.act(lambda channel, done: getattr(channel, method)(callback=done.set_result, **arguments), within_s)
 

@@ -8,12 +8,7 @@ from pipeline_platform.source.contract import SourceAwayError, SourceError
 
 
 def explained(error: BaseException, source: RabbitmqOptions) -> SourceError:
-    """Say what to do about an error; never what the password is.
-
-    Args:
-        error: Of pika, a socket or TLS.
-        source: Whose it is.
-    """
+    """Say what to do about an error of pika, a socket or TLS; never what the password is."""
     address = urlsplit(source.url)
     host = f"[{address.hostname}]" if ":" in (address.hostname or "") else address.hostname
     code = str(getattr(error, "reply_code", type(error).__name__))

@@ -276,13 +276,8 @@ class RabbitmqSource(RabbitmqOptions):
         try:
             probe.ask("basic_qos", LOOK_S, prefetch_count=1)
             only_of_streams = {"x-stream-offset": "next"}  # refused for every other queue
-            probe.ask(
-                "basic_consume",
-                LOOK_S,
-                queue=self.queue,
-                on_message_callback=lambda *_: None,
-                arguments=only_of_streams,
-            )
+            consumer: dict[str, Any] = {"on_message_callback": lambda *_: None, "arguments": only_of_streams}
+            probe.ask("basic_consume", LOOK_S, queue=self.queue, **consumer)
         except ChannelClosedByBroker:
             return
         probe.close()

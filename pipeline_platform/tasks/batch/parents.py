@@ -107,12 +107,7 @@ def with_ends(rows: pa.RecordBatch, ends: pa.Table) -> pa.RecordBatch:
 
 
 def parents_of(rows: pa.RecordBatch, ack_policy: AckPolicy) -> tuple[list[Message], Callable[[Message], bool]]:
-    """The parents of some rows, ok or failed as their first child that failed, and whether one may be rescued.
-
-    Args:
-        rows: As they were received, `with_ends`.
-        ack_policy: How messages are acknowledged.
-    """
+    """The parents of rows `with_ends`, ok or failed as the first child that failed; and whether one may be rescued."""
     messages, rescuable = list[Message](), set[int]()
     for parent, ends in zip(Message.each(rows, ack_policy), rows.column("ends").to_pylist(), strict=True):
         message = parent
