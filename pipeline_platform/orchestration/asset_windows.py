@@ -34,9 +34,9 @@ def window_now(pipeline: type[Pipeline], now: datetime | None = None) -> str:
     return key
 
 
-def contiguous(pipeline: type[Pipeline], windows: Collection[str], now: datetime | None = None) -> list[list[str]]:
+def contiguous(pipeline: type[Pipeline], windows: Collection[str]) -> list[list[str]]:
     """Divide windows into ranges of neighbours, in order: what one run can be about."""
-    with dg.partition_loading_context(effective_dt=now or datetime.now(UTC)):
+    with dg.partition_loading_context(effective_dt=datetime.now(UTC)):
         keys = windows_of(pipeline).get_partition_keys()
     runs = groupby(keys, key=lambda window: window in windows)
     return [list(neighbours) for are_wanted, neighbours in runs if are_wanted]

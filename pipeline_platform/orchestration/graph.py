@@ -283,8 +283,8 @@ Step = Callable[[Flow, Receive, dg.AssetExecutionContext], None]
 """What an op does with what its run received; not called if that was nothing."""
 
 
-def _step_op(pipeline: type[Pipeline], name: str, step: Step, description: str | None = None) -> dg.OpDefinition:
-    @_op(pipeline, name, description=description or step.__doc__, ins={"after": dg.In(dg.Nothing)})
+def _step_op(pipeline: type[Pipeline], name: str, step: Step) -> dg.OpDefinition:
+    @_op(pipeline, name, description=step.__doc__, ins={"after": dg.In(dg.Nothing)})
     def op(context: dg.AssetExecutionContext) -> None:
         flow, receive = at_work(pipeline, context)
         if receive is not None:

@@ -1,7 +1,5 @@
 """Sources that remember nothing of what they give out: Kafka. Which offsets a receive holds is for us to know."""
 
-from __future__ import annotations
-
 import logging
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -37,6 +35,11 @@ class Extent(NamedTuple):
     committed: int | None
     begin: int
     is_ours: bool = False
+
+    @property
+    def end(self) -> int:
+        """Where it ends; a log without an end at `ENDLESS` beyond any beginning."""
+        return 2 * ENDLESS - 1 if self.past is None else self.past
 
 
 class LogSource(Source):
@@ -200,10 +203,10 @@ class LogSource(Source):
         del held
         self.positions.give_back(self.name, receive_id)
 
-    def _look(self) -> tuple[dict[str, Place], dict[str, _Extent], dict[str, Place]]:
+    def _look(self) -> tuple[dict[str, Place], dict[str, Extent], dict[str, Place]]:
         """What was known before the log was asked, what it holds, and what is known of each of its partitions."""
         before = self.positions.places(self.name)
-        extents = {one: _Extent.of(extent) for one, extent in self.extents().items()}
+        extents = self.extents()
         fresh = {partition: extent for partition, extent in extents.items() if partition not in before}
         if fresh:
             self.positions.begin(self.name, [self._begin(one, extent, before) for one, extent in fresh.items()])
@@ -213,27 +216,12 @@ class LogSource(Source):
             self.commit(uncommitted)
         return before, extents, places
 
-    def _begin(self, partition: str, extent: _Extent, known: Mapping[str, Place]) -> Place:
+    def _begin(self, partition: str, extent: Extent, known: Mapping[str, Place]) -> Place:
         if extent.committed is not None:
             # What somebody has read may come a second time: it is forgotten how far.
-            return Place(partition, extent.committed, extent.past)
+            return Place(partition, extent.committed, extent.end)
         begin = extent.low if known and self.is_younger(partition, known) else extent.begin
         return Place(partition, begin, begin)
-
-
-class _Extent(NamedTuple):
-    """What a partition holds, with an end: an endless one ends at `ENDLESS` beyond its beginning."""
-
-    low: int
-    past: int
-    committed: int | None
-    begin: int
-    is_ours: bool
-
-    @classmethod
-    def of(cls, extent: Extent) -> _Extent:
-        past = 2 * ENDLESS - 1 if extent.past is None else extent.past
-        return cls(extent.low, past, *extent[2:])
 
 
 class _Start(NamedTuple):
@@ -245,7 +233,7 @@ class _Start(NamedTuple):
     is_loss: bool = False
 
 
-def _start(now: Place, extent: _Extent, before: Place | None) -> _Start:
+def _start(now: Place, extent: Extent, before: Place | None) -> _Start:
     """Say where reading goes on: as it is remembered here, unless somebody has set the log to another place.
 
     What the log lacks of what was known before it was asked, it has lost, or went back on.
@@ -259,9 +247,9 @@ def _start(now: Place, extent: _Extent, before: Place | None) -> _Start:
         found = _Start(committed, f"was set back from offset {start} to {committed}")
     else:
         found = _Start(start)
-    if before and extent.past < before.acknowledged_to and found.offset > extent.past:
+    if before and extent.end < before.acknowledged_to and found.offset > extent.end:
         return found._replace(
-            what=f"ends at offset {extent.past}, before {found.offset}, where reading goes on: it was cut off, or set "
+            what=f"ends at offset {extent.end}, before {found.offset}, where reading goes on: it was cut off, or set "
             "beyond its end. Messages that come to offsets before that are not read: set the log back, to read them",
             level=logging.ERROR,
         )
@@ -287,13 +275,13 @@ def _runs(offsets: Iterable[tuple[int, bool]]) -> Iterator[tuple[bool, list[int]
         yield mark, [offset for offset, _ in run]
 
 
-def free_offsets(extent: _Extent, place: Place, start: int) -> list[Offsets]:
+def free_offsets(extent: Extent, place: Place, start: int) -> list[Offsets]:
     """What may be given out of a partition from an offset on: what nobody holds or has acknowledged."""
     free, at = [], start
-    end = Offsets("", extent.past, extent.past)
+    end = Offsets("", extent.end, extent.end)
     for span in (*place.spans, end):
-        if at < min(span.first, extent.past):
-            free.append(Offsets(place.partition, at, min(span.first, extent.past)))
+        if at < min(span.first, extent.end):
+            free.append(Offsets(place.partition, at, min(span.first, extent.end)))
         at = max(at, span.past)
     return free
 
