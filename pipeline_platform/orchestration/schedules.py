@@ -163,7 +163,7 @@ def _to_drive(
 
 
 def _driving(pipeline: type[Pipeline], instance: dg.DagsterInstance, control: ControlStore) -> str | None:
-    """A run that drives failures of the pipeline, or is to; None where there is none."""
+    """A run that retries failures of the pipeline, or is to; None where there is none."""
     records = instance.get_run_records(runs_by_origin(pipeline, UNDER_WAY, ["failed"]))
     end_claims(instance, control, pipeline.name)
     live = {claim.run_id for claim in control.in_flight(pipeline.name)}
