@@ -21,7 +21,7 @@ _OVERRIDES = sa.Table(
 class Overriding(Database):
     """The part of the control store that knows what was changed of a pipeline's options.
 
-    The next run goes by it, and the sensor at its next look. Where a pipeline has several producers, each has a
+    The next run goes by it, and the sensor at its next tick. Where a pipeline has several producers, each has a
     `max_runs` of its own.
     """
 
