@@ -43,12 +43,12 @@ def test_each_row_says_what_there_is_of_it_here(part: str) -> None:
 
 
 def test_every_test_that_is_named_exists() -> None:
-    named = set(re.findall(r"(tests/[\w/]+\.py)::(\w+)", DOCUMENT))
-    files = {file for file, _ in named if (ROOT / file).exists()}
+    named = set(re.findall(r"`(test_\w+|Test\w+)`", DOCUMENT))
     written = {
-        file: re.findall(r"^(?:def )?(test_\w+|Test\w+)(?:\(| = )", (ROOT / file).read_text(), re.M) for file in files
+        name
+        for file in (ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(r"^(?:def |class )?(test_\w+|Test\w+)(?:\(| = |:)", file.read_text(), re.M)
     }
-    there = {(file, test) for file, tests in written.items() for test in tests}
 
     assert len(named) > 100
-    assert sorted(f"{file}::{test}" for file, test in named - there) == []
+    assert sorted(named - written - {"test_message", "test_batch"}) == []
