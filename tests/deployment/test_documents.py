@@ -32,7 +32,8 @@ ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
 EXAMPLES = sorted(DOCS.glob("examples/*.py"))
 PAGES = [page for page in DOCUMENTS if blocks(page)]
-TESTS = [(page, test) for page in PAGES for test in re.findall(r"^def (test_\w+)", page.read_text(), re.M)]
+SHOWN = [*PAGES, *EXAMPLES]
+TESTS = [(page, test) for page in SHOWN for test in re.findall(r"^def (test_\w+)", page.read_text(), re.M)]
 
 WITHIN = """
 from datetime import timedelta
@@ -73,7 +74,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[P
             del sys.modules[name]
 
 
-@pytest.mark.parametrize("page", [*PAGES, *EXAMPLES], ids=named)
+@pytest.mark.parametrize("page", SHOWN, ids=named)
 def test_python_that_is_shown_runs_and_its_pipelines_load(page: Path, run: Callable[[Path], list[ModuleType]]) -> None:
     made = [(module.__name__, one) for module in run(page) for one in vars(module).values() if isinstance(one, type)]
 
