@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from pipeline_platform.lake import failure_events
 from pipeline_platform.lake.failed import FailedMessages
-from pipeline_platform.lake.reader import keys_of
+from pipeline_platform.lake.reader import filled, keys_of
 from pipeline_platform.lake.tables import FAILED, CommitConflictError, Tables
 from pipeline_platform.lake.writer import Writer
 
@@ -40,11 +40,11 @@ def reopen(tables: Tables, failed: FailedMessages) -> int:
 
 
 def _closing(failed: FailedMessages, reason: str) -> Iterator[tuple[str, pa.Table]]:
-    said = {"state": "closed", "stage": None, "kind": BY_HAND, "reason": reason, "traceback": None}
+    end = {"state": "closed", "kind": BY_HAND, "reason": reason, "due_at": None, "at": datetime.now(UTC)}
     for window, paths in failed.paths().items():
         some = failure_events.chosen(failed.lake, paths, failed.selection)
         for rows in failure_events.rows_of(failed.lake, paths, some, failed.selection, "receive_id"):
-            yield window, _events(rows, {**said, "due_at": None})
+            yield window, filled(rows, FAILED, **end)
 
 
 def _opening(failed: FailedMessages) -> Iterator[tuple[str, pa.Table]]:
@@ -61,20 +61,7 @@ def _opening(failed: FailedMessages) -> Iterator[tuple[str, pa.Table]]:
                 is_failure = pc.and_(pc.not_equal(rows["state"], "closed"), pc.is_in(keys_of(rows, *_ATTEMPT), closed))
                 failures = rows.filter(is_failure)
                 attempt = pc.add(failures["attempt"], pa.scalar(1, pa.int32()))
-                yield window, _events(failures, {"state": "open", "attempt": attempt, "due_at": None})
-
-
-def _events(rows: pa.Table, said: dict[str, object]) -> pa.Table:
-    """Rows as new events that say something else; what neither has is null."""
-    said = {"at": datetime.now(UTC), **said}
-    columns = []
-    for field in map(FAILED.field, _KEPT):
-        value = (
-            said[field.name] if field.name in said else rows[field.name] if field.name in rows.column_names else None
-        )
-        is_column = isinstance(value, pa.ChunkedArray)
-        columns.append(value if is_column else pa.repeat(pa.scalar(value, field.type), rows.num_rows))
-    return pa.table(columns, names=_KEPT)
+                yield window, filled(failures, FAILED, state="open", attempt=attempt, due_at=None, at=datetime.now(UTC))
 
 
 def _commit(tables: Tables, failed: FailedMessages, events: Iterator[tuple[str, pa.Table]]) -> int:

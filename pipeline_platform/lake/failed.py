@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -12,6 +12,7 @@ from pydantic import Field
 from pipeline_platform.lake import failure_events
 from pipeline_platform.lake.failure_events import ALL, Selection, open_failures
 from pipeline_platform.lake.manifest import File
+from pipeline_platform.lake.reader import filled
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import FAILED, Table
 from pipeline_platform.model.actions import AckPolicy, Words
@@ -40,12 +41,10 @@ class LakeSource(Source):
                 files.setdefault(file.window, []).append(file._replace(path=table.path(file.path)))
         return files
 
-    def _deliveries(self, rows: pa.Table, **others: pa.Array) -> list[pa.RecordBatch]:
+    def _deliveries(self, rows: pa.Table, **others: Any) -> list[pa.RecordBatch]:
         """Rows of a table, and columns in their place or beside them, as deliveries; null where there are none."""
-        given = {name: rows[name] for name in rows.column_names} | others
-        given["redelivered"] = pa.repeat(False, rows.num_rows)
-        columns = [given.get(field.name, pa.nulls(rows.num_rows, field.type)) for field in DELIVERIES]
-        return list(pa.table(columns, schema=DELIVERIES).combine_chunks().to_batches())
+        deliveries = filled(rows, DELIVERIES, redelivered=False, **others).cast(DELIVERIES)
+        return list(deliveries.combine_chunks().to_batches())
 
     @property
     def words(self) -> Words:
@@ -190,7 +189,7 @@ class FailedMessages(LakeSource):
             left -= driven.num_rows
             yield from self._deliveries(
                 driven,
-                ack_ref=pa.repeat(self.name, driven.num_rows),
+                ack_ref=self.name,
                 ack_id=driven["message_id"],
                 attempt=pc.add(driven["attempt"], pa.scalar(1, pa.int32())),
             )

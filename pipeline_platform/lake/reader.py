@@ -116,6 +116,16 @@ def only(schema: pa.Schema, *names: str) -> pa.Schema:
     return pa.schema([schema.field(name) for name in names])
 
 
+def filled(rows: pa.Table, schema: pa.Schema, **values: Any) -> pa.Table:
+    """Rows in the columns of a table's files: values for all of them or for each, else their own, else nulls."""
+    columns = {}
+    for field in (field for field in schema if field.name != "window"):
+        value = values.get(field.name, rows[field.name] if field.name in rows.schema.names else None)
+        is_column = isinstance(value, pa.Array | pa.ChunkedArray)
+        columns[field.name] = value if is_column else pa.repeat(pa.scalar(value, field.type), rows.num_rows)
+    return pa.table(columns)
+
+
 def receive_ids(lake: Lake, path: str) -> set[str]:
     """The receives that wrote the rows of a file. A driver asks: it holds the few ids, not one for each row."""
     with stored_file(lake, path, pa.schema({"receive_id": pa.string()}), dictionary=["receive_id"]) as file:

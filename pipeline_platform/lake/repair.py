@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from pipeline_platform.lake.ledger import Ledger
 from pipeline_platform.lake.manifest import File
-from pipeline_platform.lake.reader import is_whole, keys_of, only, row_groups
+from pipeline_platform.lake.reader import filled, is_whole, keys_of, only, row_groups
 from pipeline_platform.lake.tables import FAILED, OUTCOMES, CommitConflictError, Table, Tables
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.model.message import MESSAGES
@@ -66,9 +66,9 @@ def _record(tables: Tables, window: str, broken: Sequence[File]) -> int:
     keys, handled = keys_of(received, *_KEY), pa.concat_arrays([pa.array([], pa.string()), *rows])
     has_failed, is_handled = pc.is_in(keys, failed), pc.is_in(keys, handled)
     is_unknown = pc.invert(pc.or_(has_failed, is_handled))
-    outcomes = _with(received, OUTCOMES, outcome=pc.if_else(is_handled, "handled", "failed"), action="noop")
+    outcomes = filled(received, OUTCOMES, outcome=pc.if_else(is_handled, "handled", "failed"), action="noop")
     lost = received.filter(is_unknown)
-    failures = _with(lost, FAILED, state="open", stage="repair", kind="unknown", reason=_REASON, at=datetime.now(UTC))
+    failures = filled(lost, FAILED, state="open", stage="repair", kind="unknown", reason=_REASON, at=datetime.now(UTC))
     written = _write(tables, {"outcomes": outcomes, "failed": failures}, window)
     _swap(tables["failed"], [file for file in written if file.table == "failed"], [])
     _swap(tables["outcomes"], [file for file in written if file.table == "outcomes"], broken)
@@ -86,22 +86,6 @@ def _rows(table: Table, window: str, columns: pa.Schema) -> pa.Table:
                 yield from row_groups(table.lake, table.path(file.path), columns)
 
     return pa.concat_tables([columns.empty_table(), *groups()]) if table.exists() else columns.empty_table()
-
-
-def _with(rows: pa.Table, schema: pa.Schema, **values: object) -> pa.Table:
-    """Rows in the columns of a table's files: their own, values for all of them or each, and nulls."""
-    made: dict[str, object] = {}
-    for field in (field for field in schema if field.name != "window"):
-        value = values.get(field.name)
-        if isinstance(value, pa.Array | pa.ChunkedArray):
-            made[field.name] = value
-        elif value is not None:
-            made[field.name] = pa.repeat(pa.scalar(value, field.type), rows.num_rows)
-        elif field.name in rows.schema.names:
-            made[field.name] = rows[field.name]
-        else:
-            made[field.name] = pa.nulls(rows.num_rows, field.type)
-    return pa.table(made)
 
 
 def _write(tables: Tables, by_table: dict[str, pa.Table], window: str) -> list[File]:
