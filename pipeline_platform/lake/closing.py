@@ -1,7 +1,5 @@
 """Failures that a person closes, and opens again: events in the table of failures, as those that runs write."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress

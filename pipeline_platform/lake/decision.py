@@ -8,13 +8,11 @@ and its owner: the run that began it, or the last run that took it over, which c
 else. A run that finds another owner there was fenced.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from deltalake import DeltaTable
 
@@ -42,7 +40,7 @@ class FencedError(Exception):
     """The receive was given up while its run stalled, or another run works on it: this run may not go on."""
 
     @classmethod
-    def given_up(cls, receive_id: str) -> FencedError:
+    def given_up(cls, receive_id: str) -> Self:
         """Nobody decided it, and nobody will."""
         return cls(
             f"receive {receive_id} was given up while its run stalled or had failed: its messages come back when their "
@@ -50,7 +48,7 @@ class FencedError(Exception):
         )
 
     @classmethod
-    def taken(cls, receive_id: str, run_id: str) -> FencedError:
+    def taken(cls, receive_id: str, run_id: str) -> Self:
         """A re-execution works on it, or finished it."""
         why = "it was given up while the run stalled, or a re-execution took it over"
         return cls(f"receive {receive_id} is not run {run_id}'s any more: {why}")
@@ -77,7 +75,7 @@ class Transaction(NamedTuple):
     owner: int
 
     @classmethod
-    def of(cls, table: Table, handle: DeltaTable, receive_id: str, record: Receive | None) -> Transaction:
+    def of(cls, table: Table, handle: DeltaTable, receive_id: str, record: Receive | None) -> Self:
         """Look it up: by its rows where the receive is older than the transactions that the table keeps."""
         version = handle.transaction_version(receive_id)
         if version is not None:
@@ -100,10 +98,10 @@ class Transaction(NamedTuple):
         """Whether this run was the last to take the receive over."""
         return self.owner % 2**_RUN_BITS == zlib.crc32(run_id.encode()) and self.owner > 0
 
-    def taken_by(self, run_id: str) -> Transaction:
+    def taken_by(self, run_id: str) -> Self:
         """What it says once a run has taken the receive over."""
         times = (self.owner >> _RUN_BITS) + 1
-        return Transaction(TAKEN, times << _RUN_BITS | zlib.crc32(run_id.encode()))
+        return self._replace(mark=TAKEN, owner=times << _RUN_BITS | zlib.crc32(run_id.encode()))
 
 
 def transaction_of(table: Table, receive_id: str, record: Receive | None) -> Transaction:

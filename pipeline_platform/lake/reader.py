@@ -1,7 +1,5 @@
 """Reading back what was written: rows of Parquet files, in order, bounded in rows and bytes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import accumulate, pairwise
@@ -154,15 +152,6 @@ def is_whole(lake: Lake, path: str, file: File) -> bool:
     return False
 
 
-@contextmanager
-def stored_file(
-    lake: Lake, path: str, schema: pa.Schema | None, dictionary: Sequence[str] = ()
-) -> Iterator[StoredFile]:
-    """Open a file to read the columns of a schema, or those that it has; some of text as dictionaries."""
-    with lake.open_input(path) as file:
-        yield StoredFile(pq.ParquetFile(file, read_dictionary=list(dictionary)), schema)
-
-
 class StoredFile:
     """Reads the columns of a schema, in its order. Those that the file lacks are null.
 
@@ -210,3 +199,12 @@ class StoredFile:
         count, schema = rows.num_rows, self._schema
         columns = [rows.column(name) if name in have else pa.nulls(count, schema.field(name).type) for name in names]
         return type(rows).from_arrays(columns, names=names)
+
+
+@contextmanager
+def stored_file(
+    lake: Lake, path: str, schema: pa.Schema | None, dictionary: Sequence[str] = ()
+) -> Iterator[StoredFile]:
+    """Open a file to read the columns of a schema, or those that it has; some of text as dictionaries."""
+    with lake.open_input(path) as file:
+        yield StoredFile(pq.ParquetFile(file, read_dictionary=list(dictionary)), schema)

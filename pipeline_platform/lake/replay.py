@@ -98,10 +98,8 @@ class ReplayedMessages(LakeSource):
                         mine.remove(key)
                         chosen.append(row)
                 if chosen:
-                    rows, place = (
-                        pa.table(batch.take(pa.array(chosen, pa.int64()))),
-                        pa.array([first + n for n in chosen]),
-                    )
+                    rows = pa.table(batch.take(pa.array(chosen, pa.int64())))
+                    place = pa.array([first + n for n in chosen])
                     yield from self._deliveries(rows, sequence=pc.coalesce(rows["sequence"], place))
                 first += batch.num_rows
         if mine:

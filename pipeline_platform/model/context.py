@@ -1,16 +1,12 @@
 """The context of a run: the class's own, with some fields overridden."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from pipeline_platform.model.options import PipelineError, did_you_mean, shown, without_prefix
-
-if TYPE_CHECKING:
-    from pydantic_core import ErrorDetails
 
 
 def overridden(context: BaseModel, values: Mapping[str, Any], path: str) -> BaseModel:

@@ -1,7 +1,5 @@
 """The fields of a model: a pydantic model's, or those of a `msgspec.Struct`."""
 
-from __future__ import annotations
-
 import types
 from collections.abc import Mapping
 from functools import lru_cache

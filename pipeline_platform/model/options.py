@@ -1,14 +1,12 @@
 """The options of a pipeline, by Broadway's names; what cannot work is refused by option, value and way out."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from datetime import timedelta
 from itertools import groupby
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from annotated_types import Ge, Le
 from pydantic import (
@@ -21,15 +19,13 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 from pipeline_platform.model import cron
 from pipeline_platform.model.fields import Schema
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.partition import PartitionBy
-
-if TYPE_CHECKING:
-    from pydantic.fields import FieldInfo
-    from pydantic_core import ErrorDetails
 
 BATCH_BYTES = 128 * 2**20
 BATCH_MESSAGES = 10**6

@@ -1,7 +1,5 @@
 """Payloads of JSON, decoded strictly: what is not JSON, or would not come back as it was sent, is refused."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from functools import lru_cache

@@ -1,13 +1,10 @@
 """Portions: what is read, sent or held at once, bounded in items and bytes."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-if TYPE_CHECKING:
-    import pyarrow as pa
+import pyarrow as pa
 
 T = TypeVar("T")
 
