@@ -42,10 +42,10 @@ class LogPositions(Database):
 
     def begin(self, source: str, places: Iterable[Place]) -> None:
         """Remember partitions that nobody knows yet, without spans; what is known of others stays."""
-        rows = [(source, place.partition, place.acknowledged_to, place.reached) for place in places]
+        rows = [dict(zip(_PLACES.c.keys(), (source, *place[:3]), strict=True)) for place in places]
         if rows:
             with self.writing() as connection:
-                connection.execute(insert(connection, _PLACES).values(rows).on_conflict_do_nothing())
+                connection.execute(insert(connection, _PLACES).on_conflict_do_nothing(), rows)
 
     def reserve(
         self,
