@@ -6,6 +6,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 from pipeline_platform.cli import loading
@@ -67,8 +68,6 @@ def launch(
     module: str | None = None,
 ) -> Iterator[Launched]:
     """Launch them, and log each as it is launched; see `retry_failures`."""
-    from datetime import UTC, datetime
-
     from pipeline_platform.orchestration.asset_windows import contiguous
     from pipeline_platform.orchestration.jobs import run_request
 

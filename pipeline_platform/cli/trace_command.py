@@ -1,18 +1,21 @@
 """`pipeline-platform trace`: the whole life of one message."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
 from collections.abc import Iterator
 from datetime import datetime
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pipeline_platform.cli import loading
 from pipeline_platform.cli.failure_commands import Json, Name, happened, say
-from pipeline_platform.run.trace import Delivery, Held
-from pipeline_platform.run.trace import trace as life
 from pipeline_platform.source.contract import Source, SourceError
+
+if TYPE_CHECKING:  # it loads Polars
+    from pipeline_platform.run.trace import Delivery, Held
 
 _SYSTEM = ("table", "source", "message_id", "attempt", "batch_key", "batch_id", "receive_id", "window", "child")
 
@@ -24,6 +27,8 @@ def trace(
     as_json: Json = False,
 ) -> None:
     """Tell the whole life of one message: deliveries, failures, rows, acknowledgement, and what holds it now."""
+    from pipeline_platform.run.trace import trace as life
+
     with loading.opened() as opened:
         one = opened.pipeline(pipeline)
         deliveries = life(opened.flow(one), message_id, source)
