@@ -9,11 +9,13 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import dagster as dg
+import polars as pl
 import pytest
 import typer
 from typer.core import TyperGroup
@@ -21,9 +23,11 @@ from typer.core import TyperGroup
 import definitions
 from pipeline_platform.cli.main import app
 from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.orchestration import LakeResource
 from pipeline_platform.orchestration.source_resources import source_resource
 from pipeline_platform.source.contract import Source
 from pipeline_platform.testing import DummySource, test_batch
+from pipelines.flights import Flights
 from tests.fixtures import reference
 from tests.fixtures.documents import DOCS, blocks, deployed, files, imported, source_of
 from tests.fixtures.installed import needed_by, plain
@@ -150,6 +154,31 @@ def test_several_sources_have_the_sensors_schedules_and_checks_that_the_page_nam
     assert len(said) == 3
     assert said <= ours
     assert "backlog_east" in {key.name for key in location.asset_graph.asset_check_keys}
+
+
+def test_an_asset_downstream_is_asked_for_when_a_window_is_new_and_reads_its_day(
+    run: Callable[[Path], list[ModuleType]], tmp_path: Path
+) -> None:
+    (shown,) = run(DOCS / "build" / "downstream.md")
+    resources = {**definitions.RESOURCES, "lake": LakeResource(root=str(tmp_path))}
+    defined = definitions.platform_definitions([Flights], resources, assets=[shown.flights_of_a_day])
+    instance, now, asked = dg.DagsterInstance.ephemeral(), datetime.now(UTC), []
+    windows = [f"{now - timedelta(days=days):%Y-%m-%dT%H00}" for days in (0, 0, 1)]
+    rows = pl.DataFrame({"carrier": ["AA", "UA", "DL"], "window": windows})
+    rows.write_delta(tmp_path / "flights" / "lake", delta_write_options={"partition_by": ["window"]})
+    looked = dg.evaluate_automation_conditions(defined, instance)
+
+    for _ in range(2):
+        instance.report_runless_asset_event(dg.AssetMaterialization(["flights", "lake"], partition=windows[0]))
+        for _ in range(2):
+            looked = dg.evaluate_automation_conditions(defined, instance, cursor=looked.cursor)
+            asked.append(looked.total_requested)
+    done = defined.resolve_implicit_global_asset_job_def().execute_in_process(
+        instance=instance, asset_selection=[dg.AssetKey("flights_of_a_day")], partition_key=f"{now:%Y-%m-%d}"
+    )
+
+    assert asked == [1, 0, 1, 0], "other windows have no data, and never will"
+    assert done.output_for_node("flights_of_a_day") == 2
 
 
 @pytest.mark.parametrize(("key", "kind", "lease_s"), [("orders_queue", "SqsSource", 900), ("outbox", "TableQueue", 60)])
