@@ -1,0 +1,254 @@
+"""Do tests notice when a guard of the product is gone? Run by hand: `python -m tests.guards [word in a guard ...]`.
+
+Each guard is taken out of a copy of the work tree by itself, and the tests that should fail run there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+HOME = Path(__file__).parents[1]
+
+# A file of the product and, by file or folder, the tests that should notice. Below it a guard a line, found by a part
+# of its line: an `if` is never true, another statement is gone, and with `=>` a text becomes another. What is in front
+# of `>>` comes before it in the file.
+GUARDS = """
+lake/decision.py: lake/test_decision.py
+    if found.mark == FENCED or (not found.is_decided and ledger
+    if not still_ours():
+    others.drop(outcomes.added_since(handle, looked)) => 0
+    if not Transaction.of(table, handle, receive.receive_id, receive).is_decided => if True
+    def fence( >> if found.is_decided:
+lake/decision.py: run/test_takeover.py
+    if found.owner != receive.owner:
+    if not found.is_of(run_id) and any(
+    ledger.disown(mine)
+lake/decision.py: run/test_steps_again.py
+    if received != known:
+lake/tables.py: lake/test_decision.py
+    max_commit_retries=0 => max_commit_retries=15
+lake/tables.py: lake/test_durable.py
+    self._sync_log(version + 1)
+    def _committing >> self._sync_log(version)
+    self._sync_log(handle.version())
+lake/tables.py: lake/test_commits.py
+    if self.exists() and self.version() > version => if True
+lake/storage.py: lake/test_durable.py
+    _fsync(self._at(half))
+    os.replace >> self._sync_folder(os.path.dirname(self._at(path)))
+lake/writer.py: lake/test_durable.py
+    self._lake.sync(*(path for path in self._paths
+lake/ledger.py: lake/test_ledger.py
+    self._lake.remove_file(f"{folder}/receive.json")
+lake/rewriting.py: lake/test_decision.py run/test_steps_again.py
+    self._ledger.write(self._receive, DROPPED
+    theirs = rows.filter(pc.is_in(rows["outcome"], pa.array(["handled", "failed"]))) => theirs = rows
+    {"messages", "outcomes", "failed"} if => set() if
+lake/early_acks.py: tasks/test_early.py
+    return is_ours and => return
+    "receive.json" in names => True
+    "_given_up" not in names => True
+lake/maintenance.py: lake/test_maintenance.py
+    - wanted - set(busy) => - wanted
+    old = {window for window in old if not _has_open(table, files, window)}
+    age = max([SAFE_AGE, *(now - receive.started_at for receive in under_way)]) => age = SAFE_AGE
+run/clear_up.py: run/test_side_by_side.py
+    is_free = not is_live and _is_ours(flow, record) => is_free = _is_ours(flow, record)
+run/clear_up.py: run/test_several_producers.py
+    is_free = not is_live and _is_ours(flow, record) => is_free = not is_live
+run/clear_up.py: lake/test_broken_receives.py
+    except Exception as error:  # whatever is wrong => except ZeroDivisionError as error:  # whatever is wrong
+run/clear_up.py: run/test_kafka_flow.py
+    flow.source.abandon(receive_id, list)
+run/give_up.py: run/test_early.py
+    notes.close()
+    _keep_forgotten(flow, mine)
+run/give_up.py: run/test_takeover.py run/test_lease.py run/test_locked_queue.py
+    source.abandon(receive.receive_id, lambda: held(flow, receive))
+run/lease.py: run/test_takeover.py
+    if not is_ours:
+    flow.work(receive.receive_id).interrupt()
+run/lease.py: run/test_lease.py
+    if every_s => if False
+    CLAIM_S / 3 => CLAIM_S * 3
+    except Exception:  # a store that fails over => except ZeroDivisionError:  # a store that fails over
+run/steps.py: run/test_steps_again.py
+    unpublished = _publish_others(flow, receive) if looks else [] => unpublished: list[str] = []
+    def _acknowledge( >> state.expect_published(receive)
+run/steps.py: run/test_queue_faults.py
+    if left == answer.total("withheld") => if True
+run/steps.py: run/test_dead_letters.py
+    if not letters.unsent: => if True:
+run/begin.py: run/test_drained.py
+    if granted and _is_held_back(
+run/begin.py: run/test_side_by_side.py lake/test_replay.py
+    if not intake.is_enough(granted, wanted):
+run/dead_letters.py: run/test_dead_letters.py
+    flow.ledger.write(receive, SENT
+run/notifying.py: run/test_own_acknowledger.py
+    flow.ledger.write(receive, NOTIFIED
+run/handling.py: run/test_steps_again.py
+    if received.total("redelivered") else [] => if False else []
+control/claims.py: control/test_claims.py control/test_contention.py
+    now = self.now(connection) >> lock(connection, whole(pipeline))
+    if mine is None or run_id not in (None, mine.run_id) => if mine is None
+    if mine.messages > room:
+    row = row.where(_RECEIVES.c.expires_at
+control/claims.py: control/test_turns.py
+    if connection.execute(in_the_way.limit(1)).first():
+control/limits.py: control/test_limits.py
+    messages = max(0, min(wanted, *left.values())) => messages = wanted
+control/pace.py: control/test_rate_limiter.py tasks/test_permits.py
+    elif now < valid_until:  # => else:  #
+    if self._monotonic() >= valid_until:
+control/pace.py: tasks/test_given_back.py control/test_drain.py
+    if grant.stop_s <= 0:
+control/pace.py: control/test_control_store_away.py
+    retry_if_exception_type(ControlStoreError) => retry_if_exception_type(ZeroDivisionError)
+control/reserved_offsets.py: control/test_positions.py
+    self.sync()  # or
+    if span.holder is not None or span.first > offset => if span.first > offset
+control/demand.py: control/test_demand.py
+    if held >= limits.capacity:
+    if limits.permits is not None:
+control/drain.py: control/test_drain.py
+    store.pause(key, reason)
+tasks/host/hosting.py: tasks/test_host.py
+    if all(is_whole( => if True or all(is_whole(
+    _FORKS = 3 => _FORKS = 1
+tasks/host/isolation.py: tasks/test_isolation.py
+    if len(begun) == 1 and death.in_time and death.tries > 1:
+    if begun_in_vain <= BEGUN_AGAIN * len(rows): => if True:
+tasks/host/fork.py: tasks/test_timeouts.py
+    if late in progress.calls => if False
+tasks/host/fork.py: tasks/test_fork.py tasks/test_host.py
+    _end_group(child)  # its number
+    end_with(parent)
+tasks/batch/handle_batches.py: tasks/test_isolation.py
+    DEATHS = 5 => DEATHS = 10**9
+tasks/batch/handle_batches.py: tasks/test_handle_batch.py tasks/test_batch.py
+    if times > 1:
+    if not all(message.is_same(given.get(message._row))
+tasks/record/fan_out.py: tasks/test_fan_out.py
+    if len(returned) > MOST_CHILDREN:
+    if not message.is_same(one):
+tasks/handle/handle_messages.py: tasks/test_handle.py tasks/test_record_unseen.py
+    for row in oversized(batch, most_bytes): => for row in ():
+tasks/acknowledge/acknowledger.py: tasks/test_acknowledge.py
+    except Exception as error => except ZeroDivisionError as error
+tasks/acknowledge/acknowledger.py: run/test_steps_again.py lake/test_broken_receives.py
+    if self.withhold_duplicates:
+tasks/record/early.py: tasks/test_early.py
+    if not self._notes.is_open():
+    if key not in self.acknowledged} => }
+    _replace(certain=False) => _replace(certain=True)
+tasks/record/outcomes.py: tasks/test_early.py
+    if early := self._early(rows):
+tasks/receive/read_shares.py: source/test_check_source.py lake/test_replay.py
+    if batch.column(name).null_count:
+source/calls.py: source/test_calls.py
+    if failed_in_a_row >= FAILED_CALLS:
+    if not given.received: => if True:
+source/log.py: source/test_log.py
+    for is_free, run in _runs(some) >> if is_free => if True
+    if found.offset < extent.low:
+connectors/sqs/sqs_source.py: connectors/test_sqs.py
+    if hashlib.md5(body => if True or hashlib.md5(body
+    if code_of(error.__cause__) != "OverLimit" => if True
+connectors/table_queue/leased_table.py: connectors/test_queue_leases.py
+    self._take_turns(connection)
+    self.leases.c.id).where(among).with_for_update() => self.leases.c.id).where(among)
+connectors/table_queue/leased_table.py: connectors/test_queue_spans.py
+    in_spans.with_for_update(skip_locked=True) => in_spans
+connectors/kafka/kafka_source.py: connectors/test_kafka.py
+    if found != one.topic_id:
+model/retry.py: run/test_retry.py
+    return attempt >= self.max_attempts => return False
+"""
+
+
+class Guard(NamedTuple):
+    """A guard, where it stands, and who should notice that it is gone."""
+
+    file: str
+    tests: list[str]
+    text: str
+
+    def without(self, source: str) -> str:
+        """The source of its file, with the guard taken out."""
+        before, _, text = self.text.rpartition(" >> ")
+        text, _, instead = text.partition(" => ")
+        start = source.index(before)
+        if (count := source.count(text, start)) != 1 and not before:
+            raise ValueError(f"{self.file} has {count} times: {text}")
+        at = source.index(text, start)
+        if instead:
+            return source[:at] + instead + source[at + len(text) :]
+        first, end = source.rindex("\n", 0, at) + 1, source.index("\n", at)
+        line = source[first:end]
+        gone = re.sub(r"\bif .*:", "if False:", line) if line.lstrip().startswith(("if ", "elif ")) else "pass"
+        indent = line[: len(line) - len(line.lstrip())]
+        return source[:first] + indent + gone.lstrip() + source[end:]
+
+
+def guards() -> Iterator[Guard]:
+    """All of the table."""
+    for line in GUARDS.strip().splitlines():
+        if not line.startswith(" "):
+            file, _, tests = line.partition(": ")
+        else:
+            yield Guard(f"pipeline_platform/{file}", [f"tests/{one}" for one in tests.split()], line.strip())
+
+
+def is_noticed(guard: Guard, home: Path) -> bool:
+    """Whether tests fail without it."""
+    file = home / guard.file
+    source = file.read_text()
+    file.write_text(guard.without(source))
+    options = ["-x", "-q", "--no-header", "--timeout=120", "-p", "no:cacheprovider", "-m", "not soak"]
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", *options, *guard.tests],
+            cwd=home,
+            env={**os.environ, "PYTHONPATH": str(home)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    finally:
+        file.write_text(source)
+    if done.returncode not in (0, 1):
+        raise RuntimeError(f"{guard}: no test ran:\n{done.stdout[-3_000:]}{done.stderr[-3_000:]}")
+    return done.returncode == 1
+
+
+def main(words: list[str]) -> int:
+    """Take out each guard of which the text or file has one of the words, or each."""
+    chosen = [guard for guard in guards() if not words or any(one in f"{guard.file} {guard.text}" for one in words)]
+    for guard in chosen:
+        compile(guard.without((HOME / guard.file).read_text()), guard.file, "exec")
+    survived = 0
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder, "tree")
+        ignored = shutil.ignore_patterns(".venv", ".git", "__pycache__", ".*_cache", ".hypothesis", ".demo")
+        shutil.copytree(HOME, home, symlinks=True, ignore=ignored)
+        for guard in chosen:
+            began = time.monotonic()
+            said = "noticed" if (noticed := is_noticed(guard, home)) else "SURVIVED"
+            survived += not noticed
+            print(f"{said:9}{time.monotonic() - began:4.0f} s  {guard.file}: {guard.text}", flush=True)
+    print(f"{len(chosen) - survived} of {len(chosen)} guards are missed when they are gone")
+    return min(survived, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
