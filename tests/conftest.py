@@ -46,7 +46,7 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
 # a file that takes minutes, begun last, would keep one process busy while the others have nothing left.
 LONGEST = (
     "test_isolation.py", "test_parents.py", "test_many_children.py", "test_plan.py",
-    "test_assets.py", "test_storms.py", "test_daemon.py", "test_faults.py", "test_kills_at_servers.py",
+    "test_assets.py", "test_storms.py", "test_daemon.py", "test_faults.py",
     "test_cli.py", "test_run_launcher.py",
     "test_demo.py", "test_demo_over_servers.py", "test_windows.py", "test_reexecution.py", "test_backfills.py",
     "test_spark_resource.py", "test_flow.py", "test_steps_again.py",

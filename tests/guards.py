@@ -52,16 +52,18 @@ lake/ledger.py: lake/test_ledger.py
 lake/rewriting.py: lake/test_decision.py run/test_steps_again.py
     self._ledger.write(self._receive, DROPPED
     theirs = rows.filter(pc.is_in(rows["outcome"], pa.array(["handled", "failed"]))) => theirs = rows
+lake/rewriting.py: run/test_fan_out.py
     {"messages", "outcomes", "failed"} if => set() if
-lake/early_acks.py: tasks/test_early.py
+lake/early_acks.py: run/test_early.py
     return is_ours and => return
+lake/early_acks.py: tasks/test_early.py
     "receive.json" in names => True
     "_given_up" not in names => True
 lake/maintenance.py: lake/test_maintenance.py
     - wanted - set(busy) => - wanted
     old = {window for window in old if not _has_open(table, files, window)}
     age = max([SAFE_AGE, *(now - receive.started_at for receive in under_way)]) => age = SAFE_AGE
-run/clear_up.py: run/test_side_by_side.py
+run/clear_up.py: run/test_lease.py
     is_free = not is_live and _is_ours(flow, record) => is_free = _is_ours(flow, record)
 run/clear_up.py: run/test_several_producers.py
     is_free = not is_live and _is_ours(flow, record) => is_free = not is_live
@@ -72,7 +74,7 @@ run/clear_up.py: run/test_kafka_flow.py
 run/give_up.py: run/test_early.py
     notes.close()
     _keep_forgotten(flow, mine)
-run/give_up.py: run/test_takeover.py run/test_lease.py run/test_locked_queue.py
+run/give_up.py: run/test_takeover.py run/test_lease.py
     source.abandon(receive.receive_id, lambda: held(flow, receive))
 run/lease.py: run/test_takeover.py
     if not is_ours:
@@ -86,13 +88,13 @@ run/steps.py: run/test_steps_again.py
     def _acknowledge( >> state.expect_published(receive)
 run/steps.py: run/test_queue_faults.py
     if left == answer.total("withheld") => if True
-run/steps.py: run/test_dead_letters.py
+run/steps.py: run/test_retry.py
     if not letters.unsent: => if True:
 run/begin.py: run/test_drained.py
     if granted and _is_held_back(
 run/begin.py: run/test_side_by_side.py lake/test_replay.py
     if not intake.is_enough(granted, wanted):
-run/dead_letters.py: run/test_dead_letters.py
+run/dead_letters.py: run/test_retry.py
     flow.ledger.write(receive, SENT
 run/notifying.py: run/test_own_acknowledger.py
     flow.ledger.write(receive, NOTIFIED

@@ -1,22 +1,24 @@
 """Runs of a pipeline that is paused or drained: what they take on, give back and keep."""
 
+import signal
+import time
 from collections import Counter
 from datetime import timedelta
 
 import pytest
 
+from pipeline_platform import PipelineError, Producer
 from pipeline_platform.control.overrides import Overrides
 from pipeline_platform.lake.decision import FencedError
-from pipeline_platform.model.options import Producer
-from pipeline_platform.model.pipeline import PipelineError
-from pipeline_platform.run import steps
-from pipeline_platform.run.begin import begin
+from pipeline_platform.run import steps, stopping
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import intake_of
-from tests.fixtures.flow import WINDOW, Filled, finish, rows, run
+from tests.fixtures.flow import begun, finish, received, rows, run
 from tests.fixtures.flow_pipelines import Columns, Obedient
+from tests.fixtures.small_lake import Keeping
+from tests.fixtures.telemetry import flow_here
 
-SLOW = 120
+SLOW = 60
 
 
 def outcomes(flow: Flow, receive_id: str) -> Counter[str]:
@@ -24,45 +26,39 @@ def outcomes(flow: Flow, receive_id: str) -> Counter[str]:
     return Counter(found.filter(found["receive_id"] == receive_id)["outcome"].to_list())
 
 
-def test_a_run_that_is_drained_keeps_what_it_handled_and_gives_back_the_rest_at_once(filled: Filled) -> None:
-    texts = [f"sleep 0.2{number:05}" for number in range(SLOW)]
+def test_a_run_that_is_drained_keeps_what_it_handled_and_gives_back_the_rest_at_once(filled):
+    texts = [f"sleep 0.1{number:05}" for number in range(SLOW)]
     flow = filled(Obedient, [b"batch trigger", *(text.encode() for text in texts)])
-    receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
-    steps.receive_messages(flow, receive)
-    flow.control.drain("obedient", "moves", timedelta(seconds=4))
+    receive = received(flow)
+    flow.control.drain("obedient", "moves", timedelta(seconds=2))
 
     steps.handle_messages(flow, receive)
     steps.batch_messages(flow, receive, "batches")
-    steps.decide(flow, receive)
-    steps.publish(flow, receive)
-    answer = steps.acknowledge(flow, receive)
+    answer = finish(flow, receive)
 
     came_to = outcomes(flow, receive.receive_id)
     assert came_to["handled"] + came_to["returned"] == SLOW + 1
-    assert came_to["returned"] > SLOW / 2, "two tasks handle ten a second"
+    assert came_to["returned"] > SLOW / 2, "a task handles ten a second"
     assert rows(flow, "batches")["data"].to_list() == ['{"word":"flush"}'], "in a batch that is not full"
     assert flow.source.backlog().messages == came_to["returned"], "no lease is waited for"
     assert (answer.acknowledged, answer.unacknowledged) == (SLOW + 1, 0)
     assert flow.control.in_flight("obedient") == []
 
-    assert begin(flow, origin="source", run_id="next", windows=[WINDOW]).demand == 0
+    assert begun(flow, run_id="next").demand == 0
     flow.control.resume("obedient")
     run(flow)
     assert sorted(rows(flow, "words")["word"]) == texts, "each once"
     assert flow.source.backlog().messages == 0
 
 
-def test_a_backfill_that_is_drained_leaves_open_what_it_did_not_begin(filled: Filled) -> None:
+def test_a_backfill_that_is_drained_leaves_open_what_it_did_not_begin(filled):
     flow = filled(Obedient, [b"raise"] * 3)
     run(flow)
-    receive = begin(flow, origin="failed", run_id="test", windows=[WINDOW])
-    steps.receive_messages(flow, receive)
+    receive = received(flow, origin="failed")
     flow.control.drain("obedient", "moves", timedelta(microseconds=1))
 
     steps.handle_messages(flow, receive)
-    steps.decide(flow, receive)
-    steps.publish(flow, receive)
-    steps.acknowledge(flow, receive)
+    finish(flow, receive)
 
     assert outcomes(flow, receive.receive_id) == {"returned": 3}
     assert intake_of(flow, receive).asked(None) == 3, "they can be retried"
@@ -71,12 +67,10 @@ def test_a_backfill_that_is_drained_leaves_open_what_it_did_not_begin(filled: Fi
 
 
 @pytest.mark.parametrize("origin", ["source", "failed", "messages"])
-def test_a_run_of_a_paused_pipeline_takes_on_nothing_and_says_why(filled: Filled, origin) -> None:
+def test_a_run_of_a_paused_pipeline_takes_on_nothing_and_says_why(filled, origin):
     flow, said = filled(Obedient, [b"one"]), []
     flow.control.pause("obedient", "moves")
-
-    receive = begin(flow, origin=origin, run_id="test", windows=[WINDOW], log=said.append)
-
+    receive = begun(flow, origin=origin, log=said.append)
     assert (receive.demand, flow.control.in_flight("obedient")) == (0, [])
     assert said == [
         "takes on nothing: obedient is paused: moves. Resume it, or start a run with `although_paused`",
@@ -84,7 +78,7 @@ def test_a_run_of_a_paused_pipeline_takes_on_nothing_and_says_why(filled: Filled
     assert flow.source.backlog().messages == 1
 
 
-def test_a_pause_that_comes_while_a_run_begins_holds_for_it(filled: Filled) -> None:
+def test_a_pause_that_comes_while_a_run_begins_holds_for_it(filled):
     flow = filled(Obedient, [b"one"])
 
     class Late(type(flow.control)):  # type: ignore[misc]
@@ -95,31 +89,28 @@ def test_a_pause_that_comes_while_a_run_begins_holds_for_it(filled: Filled) -> N
 
     flow.control.__class__ = Late
 
-    assert begin(flow, origin="source", run_id="test", windows=[WINDOW]).demand == 0
+    assert begun(flow).demand == 0
     assert flow.control.in_flight("obedient") == [], "its room is free"
 
 
-def test_a_run_that_is_forced_takes_on_messages_unless_the_pipeline_is_drained(filled: Filled) -> None:
+def test_a_run_that_is_forced_takes_on_messages_unless_the_pipeline_is_drained(filled):
     flow = filled(Obedient, [b"one"])
     flow.control.drain("obedient", "moves", timedelta(seconds=30))
     with pytest.raises(PipelineError, match="although_paused is set, but runs under way are drained"):
-        begin(flow, origin="source", run_id="test", windows=[WINDOW], although_paused=True)
-
+        begun(flow, although_paused=True)
     flow.control.pause("obedient", "moves")
-    receive = begin(flow, origin="source", run_id="test", windows=[WINDOW], although_paused=True)
-
+    receive = begun(flow, although_paused=True)
     assert receive.demand == Obedient.processors.per_run
 
 
-def test_a_replay_that_is_drained_leaves_its_windows_as_they_were(filled: Filled) -> None:
+def test_a_replay_that_is_drained_leaves_its_windows_as_they_were(filled):
     """A part of it would lose the rest: it takes the place of all there was."""
-    flow = filled(Obedient, [b"raise", *(b"sleep 0.2%d" % number for number in range(20))])
+    flow = filled(Obedient, [b"raise", *(b"sleep 0.1%d" % number for number in range(20))])
     words = run(flow)
     flow.control.override(Obedient, Overrides(concurrency=1))
     before = {table: sorted(rows(flow, table).rows()) for table in ("words", "failed", "outcomes")}
-    receive = begin(flow, origin="messages", run_id="test", windows=[WINDOW])
-    steps.receive_messages(flow, receive)
-    flow.control.drain("obedient", "moves", timedelta(seconds=2))
+    receive = received(flow, origin="messages")
+    flow.control.drain("obedient", "moves", timedelta(seconds=1))
 
     with pytest.raises(PipelineError, match=r"this replay was asked to stop, and .* its windows stay as they were"):
         steps.handle_messages(flow, receive)
@@ -134,11 +125,10 @@ def test_a_replay_that_is_drained_leaves_its_windows_as_they_were(filled: Filled
     assert outcomes(flow, words.receive_id) == {}
 
 
-def test_messages_in_order_are_cut_at_the_end_of_their_partition(filled: Filled) -> None:
+def test_messages_in_order_are_cut_at_the_end_of_their_partition(filled):
     payloads = [f"sleep 0.1{number:03}" for number in range(SLOW)]
     flow = filled(ByLast, [one.encode() for one in payloads])
-    receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
-    steps.receive_messages(flow, receive)
+    receive = received(flow)
     flow.control.drain("by_last", "moves", timedelta(seconds=2))
 
     steps.handle_messages(flow, receive)
@@ -161,13 +151,34 @@ class ByLast(Obedient):
     partition_by = lambda message: int(message.data[-1:])  # type: ignore[assignment]  # noqa: E731
 
 
-def test_the_fast_lane_is_not_cut(filled: Filled) -> None:
+def test_the_fast_lane_is_not_cut(filled):
     """It is one query."""
     flow = filled(Columns, [b"one", b"two"])
-    receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
-    steps.receive_messages(flow, receive)
+    receive = received(flow)
     flow.control.drain("columns", "moves", timedelta(microseconds=1))
-
     manifest = steps.handle_messages(flow, receive)
-
     assert (manifest.total("handled"), manifest.total("returned")) == (2, 0)
+
+
+class Quick(Keeping):
+    """Stops soon."""
+
+    name = "quick"
+    shutdown = timedelta(milliseconds=50)
+
+
+def test_a_message_that_is_stuck_keeps_its_run_no_longer_than_twice_shutdown(tmp_path, monkeypatch):
+    monkeypatch.setattr(stopping, "_FINISH_S", 0.0)
+    monkeypatch.setattr(stopping, "_ASKED", {})
+    flow, went_on = flow_here(tmp_path, Quick, [b"stuck"]), []
+    receive = begun(flow)
+
+    def hang() -> None:
+        signal.raise_signal(signal.SIGINT)
+        went_on.append(receive)
+        time.sleep(20)
+
+    with pytest.raises(KeyboardInterrupt), stopping.heeding(flow, receive):
+        hang()
+
+    assert went_on == [receive], "the first signal interrupts nothing"

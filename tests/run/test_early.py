@@ -1,9 +1,6 @@
 """Acknowledged before the decision: each message once as an outcome or an open failure, whatever dies."""
 
-import signal
 from dataclasses import replace
-from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +10,11 @@ from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.lake import decision
 from pipeline_platform.run import begin as beginning
 from pipeline_platform.run import give_up, steps
-from pipeline_platform.run.begin import begin, resume
+from pipeline_platform.run.begin import resume
 from pipeline_platform.run.clear_up import clear_up
 from pipeline_platform.run.flow import Flow
-from tests.fixtures.early import MOMENTS, Early, handle_here, killed_at
-from tests.fixtures.flow import WINDOW, Filled, finish, rows, run
+from tests.fixtures.early import POINTS, Early, handle_here, killed
+from tests.fixtures.flow import finish, received, rows, run
 
 
 def acknowledged(flow: Flow) -> dict[str, list[str]]:
@@ -30,18 +27,7 @@ def acknowledged(flow: Flow) -> dict[str, list[str]]:
     return found
 
 
-def killed(flow: Flow, moment: str, folder: Path) -> str:
-    """Have a run killed, and its claim be over; return the receive that it left."""
-    process = get_context("spawn").Process(target=killed_at, args=(moment, str(folder)))
-    process.start()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL, "it was not hit: the moment is gone"
-    (dead,) = flow.ledger.unfinished()
-    flow.control.end(dead)
-    return dead
-
-
-def test_a_run_tells_early_once_and_keeps_what_fails_later(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_tells_early_once_and_keeps_what_fails_later(filled, monkeypatch):
     payloads = [b"early", b"early raise", b"early die", b"early return", b"early batch", b"batch late", b"plain"]
     flow = filled(Early, payloads)
     told_late = []
@@ -65,11 +51,9 @@ def test_a_run_tells_early_once_and_keeps_what_fails_later(filled: Filled, monke
     assert flow.ledger.unfinished() == []
 
 
-def test_a_failure_that_goes_back_early_decides_nothing(filled: Filled) -> None:
+def test_a_failure_that_goes_back_early_decides_nothing(filled):
     flow = filled(Early, [b"early nack"])
-
     run(flow)
-
     assert rows(flow, "outcomes")["outcome"].to_list() == ["returned"]
     assert flow.source.backlog().messages == 1
 
@@ -83,11 +67,10 @@ class Returns(Early):
         return message.failed("later").configure_ack(on_failure="nack")
 
 
-def test_a_task_whose_run_was_taken_over_tells_the_source_nothing(filled: Filled) -> None:
+def test_a_task_whose_run_was_taken_over_tells_the_source_nothing(filled):
     """Or a message would be lost that the other run gives back: the source would have forgotten it."""
     flow = filled(Early, [b"early"])
-    stale = begin(flow, origin="source", run_id="test", windows=[WINDOW])
-    steps.receive_messages(flow, stale)
+    stale = received(flow)
     later = resume(returning := replace(flow, pipeline=Returns), stale, "another run")
     steps.handle_messages(returning, later)
 
@@ -98,10 +81,9 @@ def test_a_task_whose_run_was_taken_over_tells_the_source_nothing(filled: Filled
     assert flow.source.backlog().messages == 1
 
 
-def test_what_a_run_told_before_it_was_taken_over_is_not_told_again(filled: Filled) -> None:
+def test_what_a_run_told_before_it_was_taken_over_is_not_told_again(filled):
     flow = filled(Early, [b"early"])
-    stale = begin(flow, origin="source", run_id="test", windows=[WINDOW])
-    steps.receive_messages(flow, stale)
+    stale = received(flow)
     handle_here(flow, stale)
 
     later = resume(returning := replace(flow, pipeline=Returns), stale, "another run")
@@ -114,11 +96,9 @@ def test_what_a_run_told_before_it_was_taken_over_is_not_told_again(filled: Fill
 
 
 @pytest.mark.parametrize("moment", ["KeepForgotten", "decide", "acknowledge"])
-def test_a_clear_up_that_fails_half_way_is_done_again(
-    filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
-) -> None:
+def test_a_clear_up_that_fails_half_way_is_done_again(filled, monkeypatch, moment):
     flow = filled(Early, [b"early", b"plain"])
-    dead = killed(flow, "before the decision", tmp_path)
+    dead = killed(flow, "before the decision")
     # What the class says by then does not matter.
     later = replace(flow, pipeline=type("Early", (Early,), {"acks_immediately": False}))
 
@@ -137,10 +117,10 @@ def test_a_clear_up_that_fails_half_way_is_done_again(
     assert flow.ledger.unfinished() == []
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_what_a_dead_run_acknowledged_early_is_an_open_failure(filled: Filled, tmp_path: Path, moment: str) -> None:
+@pytest.mark.parametrize("moment", [*POINTS, "before the decision"])
+def test_what_a_dead_run_acknowledged_early_is_an_open_failure(filled, moment):
     flow = filled(Early, [b"early", b"plain", b"early too"])
-    dead = killed(flow, moment, tmp_path)
+    dead = killed(flow, moment)
 
     assert clear_up(flow) == [dead]
     run(flow)
@@ -162,14 +142,12 @@ def test_what_a_dead_run_acknowledged_early_is_an_open_failure(filled: Filled, t
 
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_a_replay_takes_on_what_its_own_clear_up_records(
-    filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: bool
-) -> None:
+def test_a_replay_takes_on_what_its_own_clear_up_records(filled, monkeypatch, waits):
     """Also where the run before it dies only while the replay waits for its turn."""
     flow = filled(Early, [b"first"])
     first = run(flow).receive_id
     flow.source.enqueue([b"early", b"plain"])
-    dead = killed(flow, "before the decision", tmp_path)
+    dead = killed(flow, "before the decision")
     if waits:
         taking_turns = {"partition_by": staticmethod(lambda _: 1), "producer": Producer(source="queue")}
         flow = replace(flow, pipeline=type("Early", (Early,), taking_turns))

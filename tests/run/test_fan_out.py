@@ -1,16 +1,21 @@
 """Fan-out in whole runs over a real queue: children share the fate of their message."""
 
+import time
+from collections import Counter
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from pipeline_platform import Batcher, PipelineError, Processors, Producer, Retry, TableBatcher
+from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.lake.decision import UnhandledError
 from pipeline_platform.lake.ledger import Ledger, Receive
-from pipeline_platform.model.options import Processors, Producer
 from pipeline_platform.run import batching, steps
 from pipeline_platform.run.flow import Flow
 from tests.fixtures import families
-from tests.fixtures.flow import Filled, finish, handled, rows, run
+from tests.fixtures.families import Word
+from tests.fixtures.flow import finish, handled, received, rows, run
 
 TABLES = ("lake", "left", "right")
 
@@ -35,24 +40,12 @@ def decided(flow: Flow) -> list[str]:
     return sorted(rows(flow, "outcomes")["outcome"])
 
 
-def test_where_a_child_fails_its_message_fails_and_no_table_has_a_row_of_it(filled: Filled) -> None:
+def test_where_a_child_fails_no_table_has_a_row_and_a_replay_and_a_backfill_give_the_same(filled):
     flow = filled(Families, GOOD + BAD)
-
     run(flow)
-
     assert kept(flow) == WORDS
     assert decided(flow) == ["failed"] * 4 + ["handled"] * 4
-    failed = rows(flow, "failed")
-    assert sorted(failed["data"]) == sorted(BAD)
-    assert sorted(failed["kind"]) == ["ValueError", "failed", "not returned", "unknown batcher"]
-    key = ["source", "message_id", "child"]
-    assert all(rows(flow, name).select(key).is_unique().all() for name in TABLES)
-    assert flow.source.backlog().messages == 0
-
-
-def test_a_replay_and_a_backfill_give_the_same(filled: Filled) -> None:
-    flow = filled(Families, GOOD + BAD)
-    run(flow)
+    assert sorted(rows(flow, "failed")["kind"]) == ["ValueError", "failed", "not returned", "unknown batcher"]
 
     run(flow, "failed")
     assert kept(flow) == WORDS, "what fails again leaves no row, and what is handled has its rows once"
@@ -77,9 +70,7 @@ def test_a_replay_and_a_backfill_give_the_same(filled: Filled) -> None:
     assert set(last["state"]) == {"closed"}
 
 
-def test_nothing_is_decided_before_the_messages_with_children_ended(
-    filled: Filled, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_decided_before_the_messages_with_children_ended(filled, monkeypatch):
     flow = filled(Families, GOOD + BAD)
     receive = handled(flow)
     steps.batch_messages(flow, receive, "left")
@@ -107,38 +98,131 @@ def test_nothing_is_decided_before_the_messages_with_children_ended(
     assert decided(flow) == ["failed"] * 4 + ["handled"] * 4
 
 
-def test_steps_that_are_executed_again_from_handling_on_give_the_same(filled: Filled) -> None:
+def test_steps_that_are_executed_again_from_handling_on_give_the_same(filled):
     flow = filled(Families, GOOD + BAD)
     receive = handled(flow)
     steps.batch_messages(flow, receive)
-
     steps.handle_messages(flow, receive)
     steps.batch_messages(flow, receive)
     finish(flow, receive)
-
     assert kept(flow) == WORDS
     assert decided(flow) == ["failed"] * 4 + ["handled"] * 4
 
 
-def test_a_child_that_ends_its_worker_fails_its_message_alone(filled: Filled) -> None:
-    flow = filled(Families, [*GOOD, b"lake=g left=leave right=h", b"leave"])
+FEW = [b"lake=a left=b right=c", b"plain", b"left=d right=e"]
+FEW_WORDS = {"lake": ["a", "plain"], "left": ["b", "d"], "right": ["c", "e"]}
+CALL = timedelta(seconds=3)
+
+
+class Hanging(families.Families):
+    """Hangs at `hang`."""
+
+    name = "hanging"
+    producer = Producer(source="queue", max_runs=2)
+    processors = Processors(concurrency=2, message_timeout=CALL)
+    batchers = {
+        "lake": TableBatcher(schema=Word),
+        "left": Batcher(schema=Word, batch_size=2, message_timeout=CALL),
+        "right": Batcher(schema=Word, message_timeout=CALL),
+    }
+
+    def _child(self, message: Any, batcher: str, word: str) -> Any:
+        child = super()._child(message, batcher, word)
+        return child.put_batch_key(message.message_id) if word == "hang" else child
+
+    def handle_batch(self, batcher: str, messages: Any, batch_info: Any, context: Any) -> Any:
+        if "hang" in map(self._word, messages):
+            time.sleep(10**6)
+        return super().handle_batch(batcher, messages, batch_info, context)
+
+
+class Dead(Hanging):
+    """Sends on what failed."""
+
+    retry = Retry(max_attempts=1)
+    dead_letters = "letters"
+
+
+@pytest.mark.faults
+def test_a_child_whose_batch_hangs_or_dies_fails_its_message_alone(filled):
+    flow = filled(Hanging, [*FEW, b"lake=x left=hang right=y", b"lake=z right=leave left=w"])
+    run(flow)
+    assert kept(flow) == FEW_WORDS
+    assert sorted(rows(flow, "failed")["kind"]) == ["timeout", "worker killed"]
+    assert flow.source.backlog().messages == 0
+
+
+@pytest.mark.faults
+def test_a_dead_message_is_sent_once_whichever_of_its_children_failed(filled, tmp_path):
+    bad = [b"left=fail right=fail left=raise", b"lake=x right=leave"]
+    letters = TableQueue(name="letters", url=f"sqlite:///{tmp_path}/letters.sqlite", metadata_column="metadata")
+    letters.create()
+    made = filled(Dead, [*FEW, *bad])
+    flow = Flow(Dead, made.source, made.lake, made.control, made.session, dead_letters=letters)
 
     run(flow)
 
-    assert kept(flow) == WORDS
-    assert decided(flow) == ["failed"] * 2 + ["handled"] * 4
-    assert set(rows(flow, "failed")["kind"]) == {"worker killed"}
+    assert kept(flow) == FEW_WORDS
+    assert set(rows(flow, "failed")["state"]) == {"dead"}
+    assert letters.backlog().messages == len(bad)
+    run(flow, "messages")
+    assert kept(flow) == FEW_WORDS
+    assert Counter(rows(flow, "outcomes")["outcome"]) == {"handled": 3, "failed": 2}
 
 
-def test_many_messages_with_children_end_once_each(filled: Filled) -> None:
-    class Many(Families):
-        processors = Processors(concurrency=2, chunk_size=50)
-
-    payloads = [b"lake=a left=b right=fail" if n % 7 == 0 else b"lake=a left=b right=c" for n in range(700)]
-    flow = filled(Many, payloads)
-
+@pytest.mark.faults
+@pytest.mark.parametrize("step", ["handle", "batch-left", batching.PARENTS, "decided", "published"])
+def test_a_replay_that_is_killed_is_finished_or_given_up_and_done_anew(filled, monkeypatch, step):
+    flow = filled(Plain, [*FEW, b"lake=x left=fail right=y"])
     run(flow)
+    real = Ledger.write
 
-    assert decided(flow) == ["failed"] * 100 + ["handled"] * 600
-    assert [rows(flow, name).height for name in TABLES] == [600, 600, 600]
-    assert rows(flow, "outcomes")["message_id"].is_unique().all()
+    def dies(self: Ledger, receive: Receive, name: str, *written: Any) -> None:
+        real(self, receive, name, *written)
+        if name == step:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "write", dies)
+        if step in ("decided", "published"):
+            receive = handled(flow, origin="messages")
+            steps.batch_messages(flow, receive)
+            steps.decide(flow, receive)
+            if step == "published":
+                steps.publish(flow, receive)
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                run(flow, "messages")
+    flow.control.let_go("test")
+    assert (kept(flow) == FEW_WORDS) or step == "decided"
+
+    run(flow, "messages")
+
+    assert kept(flow) == FEW_WORDS
+    assert Counter(rows(flow, "outcomes")["outcome"]) == {"handled": 3, "failed": 1}
+    assert flow.ledger.unfinished() == []
+
+
+class Plain(families.Families):
+    """Without limits."""
+
+    producer = Producer(source="queue")
+
+
+@pytest.mark.faults
+def test_a_drain_while_children_wait_publishes_what_was_handled(filled):
+    flow = filled(Hanging, [*FEW, b"lake=x left=fail right=y"])
+    receive = handled(flow)
+    flow.control.drain("hanging", "moves", timedelta(microseconds=1))
+
+    steps.batch_messages(flow, receive)
+    finish(flow, receive)
+
+    assert kept(flow) == FEW_WORDS
+    assert flow.source.backlog().messages == 0
+    flow.control.resume("hanging")
+    drained = received(flow, origin="messages")
+    flow.control.drain("hanging", "moves", timedelta(microseconds=1))
+    with pytest.raises(PipelineError, match="stay as they were"):
+        steps.handle_messages(flow, drained)
+    assert kept(flow) == FEW_WORDS

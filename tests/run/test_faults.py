@@ -3,114 +3,119 @@
 import os
 import signal
 import sqlite3
+import threading
 import time
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from servers.server import Server
 from tests.fixtures import fault_run
-from tests.fixtures.fault_ground import Ground, assert_each_message_once, filled_table, join
+from tests.fixtures.fault_ground import FILLED, Ground, assert_each_message_once, filled_table, join
 from tests.fixtures.fault_run import LEASE_S, POINTS
 from tests.fixtures.processes import wait_until_stopped
 from tests.fixtures.spark import WarmSpark
 
+pytestmark = pytest.mark.faults
+
 COUNT = 200
-
-
-def mostly_left(points: Sequence[str], *kept: str) -> list[Any]:
-    """Points of which few are hit by `make test`, the others by `make faults`."""
-    return [point if point in kept else pytest.param(point, marks=pytest.mark.faults) for point in points]
+SERVERS = ["postgres", "kafka", "rabbitmq", pytest.param("pubsub", marks=pytest.mark.soak)]
 
 
 @pytest.fixture
-def table(tmp_path: Path, warm_spark: WarmSpark) -> Ground:
-    return filled_table(tmp_path, warm_spark, COUNT)
+def server() -> str:
+    return "table"
 
 
-@pytest.mark.parametrize("point", mostly_left(POINTS, "handling", "decided", "half acknowledged"))
-def test_what_a_killed_run_left_is_completed_by_the_next(table: Ground, point: str) -> None:
-    killed = table.start(point)
+@pytest.fixture
+def ground(request: pytest.FixtureRequest, tmp_path: Path, warm_spark: WarmSpark, server: str) -> Ground:
+    """Filled: a table queue in SQLite, or what a session's server has."""
+    if server in FILLED:
+        return FILLED[server](tmp_path, warm_spark, request.getfixturevalue(f"{server}_server"), COUNT)
+    url = request.getfixturevalue("postgres_url") if server == "postgres" else ""
+    return filled_table(tmp_path, warm_spark, COUNT, url)
+
+
+def kill_and_go_on(ground: Ground, point: str, origin: str = "source") -> None:
+    killed = ground.start(point, origin=origin)
     join(killed)
-
-    fault_run.run_to_end(table.place, table.left)
-
-    assert killed.exitcode == -signal.SIGKILL, "the run was not hit: the point is gone"
-    assert_each_message_once(table, COUNT)
-
-
-@pytest.mark.faults
-@pytest.mark.parametrize("point", ["receiving", "received", "half acknowledged", "acknowledging", "acknowledged"])
-def test_what_a_killed_run_left_in_postgresql_is_completed_by_the_next(
-    tmp_path: Path, warm_spark: WarmSpark, postgres_url: str, point: str
-) -> None:
-    ground = filled_table(tmp_path, warm_spark, COUNT, postgres_url)
-    killed = ground.start(point)
-    join(killed)
-
+    if origin == "failed":
+        fault_run.drive_failures(ground.place)
     fault_run.run_to_end(ground.place, ground.left)
-
     assert killed.exitcode == -signal.SIGKILL, "the run was not hit: the point is gone"
+
+
+@pytest.mark.parametrize("point", ["handling", "decided", "half acknowledged"])
+def test_what_a_killed_run_left_is_completed_by_the_next(ground, point):
+    """At every point a run ends by an exception: see `test_whole_run_properties.py`."""
+    kill_and_go_on(ground, point)
     assert_each_message_once(ground, COUNT)
 
 
-@pytest.mark.faults
-@pytest.mark.parametrize("point", ["received", "handled", "decided", "one table published"])
-def test_a_killed_backfill_drives_nothing_twice(table: Ground, point: str) -> None:
-    fault_run.run_to_end(table.place, table.left)
-    killed = table.start(point, origin="failed")
-    join(killed)
-
-    fault_run.drive_failures(table.place)
-    fault_run.run_to_end(table.place, table.left)
-
-    assert killed.exitcode == -signal.SIGKILL, "the run was not hit: the point is gone"
-    assert_each_message_once(table, COUNT, tenths_fail=False)
+@pytest.mark.parametrize("server", SERVERS)
+@pytest.mark.parametrize("point", ["receiving", "received", "half acknowledged", "acknowledging", "acknowledged"])
+def test_what_a_killed_run_left_at_a_server_is_completed_by_the_next(ground, point):
+    """At other points it has asked the server for nothing since the point before."""
+    kill_and_go_on(ground, point)
+    assert_each_message_once(ground, COUNT)
 
 
-@pytest.mark.parametrize("point", mostly_left(POINTS[:-1], "deciding"))
-def test_a_run_that_stalls_past_its_lease_does_no_harm_when_it_wakes(table: Ground, point: str) -> None:
+def test_a_killed_backfill_drives_nothing_twice(ground):
+    fault_run.run_to_end(ground.place, ground.left)
+    kill_and_go_on(ground, "one table published", "failed")
+    assert_each_message_once(ground, COUNT, tenths_fail=False)
+
+
+@contextmanager
+def stalled_at(ground: Ground, point: str) -> Iterator[BaseProcess]:
+    """A run that stands still at a point until the end of the block, and then goes on to its end."""
+    run = ground.start(point, signal.SIGSTOP)
+    try:
+        wait_until_stopped(run)
+        yield run
+        os.kill(run.pid or 0, signal.SIGCONT)
+        join(run, within_s=120)
+    finally:
+        run.kill()  # stopped for good, if the test failed before it woke
+    fault_run.run_to_end(ground.place, ground.left)
+
+
+@pytest.mark.parametrize("point", POINTS[:-1])
+def test_a_run_that_stalls_past_its_lease_does_no_harm_when_it_wakes(ground, point):
     """Not once it has acknowledged: then it does nothing more."""
-    stalled = table.start(point, signal.SIGSTOP)
-    try:
-        wait_until_stopped(stalled)
-        stop_without_a_lock(stalled, Path(table.place.root))
+    with stalled_at(ground, point) as stalled:
+        stop_without_a_lock(stalled, Path(ground.place.root))
         time.sleep(LEASE_S * 1.2)
-        fault_run.run_to_end(table.place, table.left)
-
-        os.kill(stalled.pid or 0, signal.SIGCONT)
-        join(stalled)
-    finally:
-        stalled.kill()  # stopped for good, if the test failed before it woke
-    fault_run.run_to_end(table.place, table.left)
-
-    assert_each_message_once(table, COUNT)
+        fault_run.run_to_end(ground.place, ground.left)
+    assert_each_message_once(ground, COUNT)
 
 
-@pytest.mark.faults
 @pytest.mark.parametrize("point", ["handling", "handled", "batched", "deciding"])
-def test_a_stalled_run_that_is_executed_again_meanwhile_ends_red_when_it_wakes(table: Ground, point: str) -> None:
-    stalled = table.start(point, signal.SIGSTOP)
-    try:
-        wait_until_stopped(stalled)
-        stop_without_a_lock(stalled, Path(table.place.root))
-        fault_run.execute_again(table.place)
-
-        os.kill(stalled.pid or 0, signal.SIGCONT)
-        join(stalled)
-    finally:
-        stalled.kill()  # stopped for good, if the test failed before it woke
-    fault_run.run_to_end(table.place, table.left)
-
-    (ending,) = table.endings()
+def test_a_stalled_run_that_is_executed_again_meanwhile_ends_red_when_it_wakes(ground, point):
+    with stalled_at(ground, point) as stalled:
+        stop_without_a_lock(stalled, Path(ground.place.root))
+        fault_run.execute_again(ground.place)
+    (ending,) = ground.endings()
     # In mid-handling it may find files gone that its tasks are about to read.
     assert ending["ended"].startswith(
         ("FencedError", "TaskError", "FileNotFoundError") if point == "handling" else "FencedError"
     )
-    assert_each_message_once(table, COUNT)
+    assert_each_message_once(ground, COUNT)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("server", FILLED)
+@pytest.mark.parametrize("point", ["begun", "receiving", "received", "deciding", "half acknowledged", "acknowledging"])
+def test_a_server_that_restarts_while_a_run_is_at_a_point_costs_nothing(request, tmp_path, warm_spark, server, point):
+    own: Server = request.getfixturevalue(f"own_{server}_server")
+    ground = FILLED[server](tmp_path, warm_spark, own.address, COUNT)
+    with stalled_at(ground, point):
+        own.stop()
+        threading.Timer(0.5, own.start).start()
+    assert_each_message_once(ground, COUNT)
 
 
 def stop_without_a_lock(process: BaseProcess, folder: Path) -> None:

@@ -1,47 +1,45 @@
 """Whole flows on a real Spark: queue to tables to acknowledgement."""
 
 import dataclasses
-from collections import Counter
-from typing import NoReturn
+import random
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from pydantic import BaseModel
 
+from pipeline_platform import Batcher, BatchInfo, Message, Pipeline, Processors, Producer, TableBatcher, telemetry
 from pipeline_platform.model.pipeline import PipelineError
 from pipeline_platform.run import steps
-from pipeline_platform.run.begin import begin
 from pipeline_platform.spark.engine import TaskError
-from tests.fixtures.flow import WINDOW, Filled, rows, run
-from tests.fixtures.flow_pipelines import Columns, Obedient, Paced, Twisted
+from pipeline_platform.telemetry import Event, configuration
+from pipeline_platform.telemetry.exporter import Exporter
+from pipeline_platform.telemetry.tracing import traceparent
+from tests.fixtures.flow import begun, kinds, received, rows, run
+from tests.fixtures.flow_pipelines import Columns, Obedient, Paced, Twisted, Word
+from tests.fixtures.pooled import Pooled, Splitting, Timed
 
 
-def test_few_messages_are_received_without_spark(filled_on_spark: Filled) -> None:
+def test_few_messages_are_received_without_spark(filled_on_spark):
     def refused() -> NoReturn:
         raise RuntimeError("asked for Spark")
 
     flow = dataclasses.replace(filled_on_spark(Obedient, (b"%d" % number for number in range(201))), session=refused)
-    few, more = (begin(flow, origin="source", run_id="test", windows=[WINDOW], demand=wanted) for wanted in (100, 101))
+    few, more = (begun(flow, demand=wanted) for wanted in (100, 101))
 
     assert steps.receive_messages(flow, few).rows("messages") == 100
     with pytest.raises(RuntimeError, match="asked for Spark"):
         steps.receive_messages(flow, more)
 
 
-def test_batches_are_cut_by_key_and_size_and_a_failing_one_fails_alone(filled_on_spark: Filled) -> None:
-    keys = ["a"] * 7 + ["b"] * 2 + ["raise"] * 2 + ["few"] * 3
-    flow = filled_on_spark(Obedient, (f"batch {key}".encode() for key in keys))
-
-    run(flow)
-
-    batches = rows(flow, "batches")
-    sizes = batches.group_by("batch_key", "batch_id").len().sort("batch_key", "len")
-    assert list(zip(sizes["batch_key"], sizes["len"], strict=True)) == [
-        ("a", 1), ("a", 3), ("a", 3), ("b", 2), ("few", 2),
-    ]  # fmt: skip
-    assert sorted(rows(flow, "failed")["kind"]) == ["ValueError", "ValueError", "not returned"]
-
-
-def test_a_failure_is_driven_again_until_it_succeeds_and_a_replay_changes_nothing(filled_on_spark: Filled) -> None:
-    flow = filled_on_spark(Obedient, [b"one", b"raise", b"none", b"exit"])
+def test_a_failure_is_driven_again_until_it_succeeds_and_a_replay_changes_nothing(filled):
+    flow = filled(Obedient, [b"one", b"raise", b"none", b"exit"])
     run(flow)
 
     run(flow, "failed")
@@ -54,7 +52,7 @@ def test_a_failure_is_driven_again_until_it_succeeds_and_a_replay_changes_nothin
     assert rows(flow, "messages")["message_id"].n_unique() == rows(flow, "messages").height == 4
 
 
-def test_the_fast_lane_routes_fails_and_misses_rows_like_the_other(filled_on_spark: Filled) -> None:
+def test_the_fast_lane_routes_fails_and_misses_rows_like_the_other(filled_on_spark):
     flow = filled_on_spark(Columns, [b"one", b"drop", b"fail", b"lost", b"two", b"batch 1", b"batch 2", b"batch 3"])
 
     run(flow)
@@ -77,33 +75,156 @@ def test_the_fast_lane_routes_fails_and_misses_rows_like_the_other(filled_on_spa
         ("position", "changed the column position"),
     ],
 )
-def test_the_fast_lane_refuses_rows_that_are_not_those_it_gave(filled_on_spark: Filled, fault: str, said: str) -> None:
+def test_the_fast_lane_refuses_rows_that_are_not_those_it_gave(filled_on_spark, fault, said):
     """None of it is decided: no message is twice in a table, and none is lost."""
     flow = filled_on_spark(Twisted, [fault.encode(), b"two", b"three"])
-
     with pytest.raises((PipelineError, TaskError), match=said):
         run(flow)
-
     assert rows(flow, "words").height == rows(flow, "outcomes").height == 0
 
 
-@pytest.mark.parametrize("column", ["message_id", "ack_id", "data", "window"])
-def test_the_fast_lane_may_use_the_names_of_a_delivery_for_its_own(filled_on_spark: Filled, column: str) -> None:
+def test_the_fast_lane_may_use_the_names_of_a_delivery_for_its_own(filled_on_spark):
     """A row is known again by its position: what was delivered cannot be overwritten."""
-    flow = filled_on_spark(Twisted, [column.encode(), b"two"])
-
+    flow = filled_on_spark(Twisted, [b"message_id ack_id data window", b"two"])
     run(flow)
-
     assert sorted(rows(flow, "words")["message_id"]) == ["1", "2"]
     assert flow.source.backlog().messages == 0
 
 
-def test_no_interval_sees_more_than_the_rate_limit_allows(filled_on_spark: Filled) -> None:
+def test_no_interval_sees_more_than_the_rate_limit_allows(filled_on_spark):
     flow = filled_on_spark(Paced, [b"word"] * 45)
-
     run(flow)
-
     handled = Counter(int(float(at)) for at in rows(flow, "words")["word"])
     assert handled.total() == 45
     # One in each task may have looked at the clock right before an interval's end and been held up there.
     assert max(handled.values()) <= 10 + Paced.processors.concurrency
+
+
+LONG_S = 120
+"""Waited for at the most by a message that waits for others."""
+
+
+class Meeting(BaseModel):
+    """Where messages meet."""
+
+    folder: str = ""
+
+
+def partition(message: Message) -> int:
+    return int(message.data.split(b"-")[1])
+
+
+class AtOnce(Pipeline):
+    """Ten partitions of three messages each, of which the first ones meet; each writes down its place, late."""
+
+    name = "at_once"
+    producer = Producer(source="queue")
+    processors = Processors(concurrency=2, threads=5, max_demand=15, partition_by=partition)
+    batchers = {"words": TableBatcher(schema=Word)}
+    context = Meeting()
+
+    def handle_message(self, message: Message, context: Meeting) -> Message:
+        word = message.data.decode()
+        (Path(context.folder) / word).touch()
+        until = time.monotonic() + LONG_S
+        while len(list(Path(context.folder).iterdir())) < 10:
+            if time.monotonic() > until:
+                return message.failed("the others have not begun")
+            time.sleep(0.01)
+        time.sleep(random.uniform(0, 0.05))
+        with (Path(context.folder).parent / f"partition-{partition(message)}").open("ab") as diary:
+            diary.write(message.data[-1:])
+        return message.put(Word(word=word), batcher="words")
+
+
+def test_ten_partitions_are_at_work_at_once_and_each_in_order(filled_on_spark, tmp_path):
+    words = [f"word-{number}-{place}" for place in range(3) for number in range(10)]
+    flow, folder = filled_on_spark(AtOnce, [word.encode() for word in words]), tmp_path / "meeting"
+    folder.mkdir()
+    run(flow, context={"folder": str(folder)})
+    assert sorted(rows(flow, "words")["word"]) == sorted(words)
+    assert [(tmp_path / f"partition-{number}").read_text() for number in range(10)] == ["012"] * 10
+
+
+def test_tasks_that_fork_in_workers_with_threads_of_a_library_do_not_hang(filled_on_spark):
+    words = {f"word {number}" for number in range(40)}
+    for pipeline, bad in (Pooled, []), (Timed, ["kill"]), (Pooled, ["kill"]):
+        flow = filled_on_spark(pipeline, [word.encode() for word in (*words, *bad)])
+        run(flow)
+        assert set(rows(flow, "kept")["text"]) == words
+        assert kinds(flow) == dict.fromkeys(bad, "worker killed")
+    run(flow := filled_on_spark(Splitting, [word.encode() for word in words]))
+    assert set(rows(flow, "outcomes")["outcome"]) == {"handled"}
+
+
+class Notes(BaseModel):
+    """Where workers write what they see."""
+
+    folder: str = ""
+
+
+def note_event(event: Event) -> None:
+    """Print, which comes home with the manifest."""
+    if event.phase != "start":
+        print(f"told of {event.name} {event.phase} of {event.fields['messages']} in task {event.fields['task']}")  # noqa: T201
+
+
+class Traced(Pipeline):
+    """Writes down which span it is in, and tells of its chunks and batches."""
+
+    name = "traced"
+    producer = Producer(source="queue")
+    processors = Processors(concurrency=2, threads=2)
+    batchers = {"all": Batcher(batch_size=4)}
+    context = Notes()
+    telemetry = {"chunk": note_event, "batch": note_event, "handle_failed": note_event}
+
+    def handle_message(self, message: Message, context: Notes) -> Message:
+        (Path(context.folder) / f"handle-{message.message_id}").write_text(traceparent())
+        if message.data == b"raise":
+            raise ValueError("told to")
+        return message.put_batcher("all")
+
+    def handle_batch(
+        self, batcher: str, messages: list[Message], batch_info: BatchInfo, context: Notes
+    ) -> list[Message]:
+        (Path(context.folder) / f"batcher-{batch_info.batch_id}").write_text(traceparent())
+        return messages
+
+
+@pytest.fixture
+def spans() -> Iterator[InMemorySpanExporter]:
+    exporter, tracers = InMemorySpanExporter(), TracerProvider()
+    tracers.add_span_processor(SimpleSpanProcessor(exporter))
+    telemetry.attach(configuration.NAME, configuration.EXPORTED, Exporter(tracers))
+    yield exporter
+    telemetry.detach(configuration.NAME)
+
+
+def test_workers_are_in_the_span_of_their_step_and_each_task_is_one(filled_on_spark, spans, tmp_path):
+    flow, folder = filled_on_spark(Traced, [b"1", b"2", b"3", b"raise"]), tmp_path / "seen"
+    folder.mkdir()
+    before = time.time_ns()
+    receive = received(flow, context={"folder": str(folder)})
+    manifests = [steps.handle_messages(flow, receive), *steps.batch_messages(flow, receive).values()]
+
+    by_name: dict[str, list[Any]] = defaultdict(list)
+    for span in spans.get_finished_spans():
+        by_name[span.name].append(span)
+    ids = {}
+    for name in ("handle", "batcher"):
+        (span,) = by_name[name]
+        ids[name] = span.context.span_id
+        seen = {tuple(path.read_text().split("-")[1:3]) for path in folder.glob(f"{name}-*")}
+        assert seen == {(f"{span.context.trace_id:032x}", f"{span.context.span_id:016x}")}
+    tasks = {name: [task for task in by_name["task"] if task.parent.span_id == ids[name]] for name in ids}
+    assert sorted(task.attributes["pipeline_platform.task"] for task in tasks["handle"]) == [0, 1]
+    assert sum(task.attributes.get("pipeline_platform.failed", 0) for task in tasks["handle"]) == 1
+    assert all(before < task.start_time < task.end_time < time.time_ns() for task in by_name["task"])
+    said = [notes.get("said", "") for manifest in manifests for notes in manifest.notes]
+    assert sorted(line for text in said for line in text.splitlines()) == [
+        "told of batch stop of 3 in task 0",
+        "told of chunk stop of 2 in task 0",
+        "told of chunk stop of 2 in task 1",
+        "told of handle_failed stop of 1 in task 1",
+    ]

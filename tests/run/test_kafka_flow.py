@@ -11,28 +11,30 @@ import pytest
 from confluent_kafka import Consumer
 
 from pipeline_platform.connectors.kafka import KafkaSource
-from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.ledger import Receive
-from pipeline_platform.lake.storage import Lake
 from pipeline_platform.run import steps
-from pipeline_platform.run.begin import begin
 from pipeline_platform.run.clear_up import clear_up
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.lease import alive
-from tests.fixtures.flow import WINDOW, finish, kinds, rows, run, worked
+from tests.fixtures.flow import begun, finish, flow_of, kinds, publish, received, rows, run, worked
 from tests.fixtures.flow_pipelines import Obedient
 from tests.fixtures.kafka_source import Open, lag, set_group, until
 from tests.fixtures.spark import WarmSpark
 
 
 @pytest.fixture
-def flow(kafka: Open, kafka_topic: Callable[..., str], tmp_path: Path, warm_spark: WarmSpark) -> Iterator[Flow]:
+def flow_on_spark(
+    kafka: Open, kafka_topic: Callable[..., str], tmp_path: Path, warm_spark: WarmSpark
+) -> Iterator[Flow]:
     """A pipeline over a topic of three partitions."""
-    source = kafka(kafka_topic(3))
-    control = source.positions
-    assert isinstance(control, ControlStore)
     with closing(warm_spark.resource()) as spark:
-        yield Flow(Obedient, source, Lake(root=str(tmp_path / "lake")), control, lambda: spark.spark_session)
+        # The control store is the one of the source's positions.
+        yield flow_of(tmp_path, Obedient, kafka(kafka_topic(3)), session=lambda: spark.spark_session)
+
+
+@pytest.fixture
+def flow(flow_on_spark: Flow, tasks_here: None) -> Flow:
+    return flow_on_spark
 
 
 def send(flow: Flow, *words: str) -> None:
@@ -57,12 +59,11 @@ def assert_each_once(flow: Flow, words: list[str]) -> None:
     assert flow.ledger.unfinished() == []
 
 
-def test_each_message_is_once_in_a_table_and_the_lag_is_gone(flow: Flow) -> None:
+def test_each_message_is_once_in_a_table_and_the_lag_is_gone(flow_on_spark):
+    flow = flow_on_spark
     words = numbers(0, 900)
     send(flow, *words[:400], "raise", *words[400:])
-
     run(flow)
-
     assert_each_once(flow, words)
     assert kinds(flow) == {"raise": "ValueError"}
     partitions = rows(flow, "messages").group_by("partition").len()
@@ -70,12 +71,12 @@ def test_each_message_is_once_in_a_table_and_the_lag_is_gone(flow: Flow) -> None
 
 
 def died_after_reserving(flow: Flow) -> None:
-    receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
+    receive = begun(flow)
     assert flow.source.plan(receive.demand, 2, receive.receive_id)
 
 
 def died_after_reading(flow: Flow) -> None:
-    steps.receive_messages(flow, begin(flow, origin="source", run_id="test", windows=[WINDOW]))
+    steps.receive_messages(flow, begun(flow))
 
 
 def died_after_handling(flow: Flow) -> None:
@@ -100,20 +101,18 @@ def decided(flow: Flow) -> Receive:
 @pytest.mark.parametrize(
     "die", [died_after_reserving, died_after_reading, died_after_handling, died_after_deciding, died_before_finishing]
 )
-def test_what_a_killed_run_left_is_finished_or_given_back_by_the_next(flow: Flow, die: Callable[[Flow], None]) -> None:
+def test_what_a_killed_run_left_is_finished_or_given_back_by_the_next(flow, die):
     send(flow, *numbers(0, 30))
     die(flow)
     assert flow.source.backlog().messages == 0
     flow.control.let_go("test")
     send(flow, *numbers(30, 60))
-
     run(flow)
     run(flow)
-
     assert_each_once(flow, numbers(0, 60))
 
 
-def test_a_receive_that_stays_open_holds_back_no_other_and_the_position_follows_it(flow: Flow) -> None:
+def test_a_receive_that_stays_open_holds_back_no_other_and_the_position_follows_it(flow):
     send(flow, *numbers(0, 30))
     slow = worked(flow)
     with alive(flow, slow):
@@ -123,26 +122,22 @@ def test_a_receive_that_stays_open_holds_back_no_other_and_the_position_follows_
     assert sorted(rows(flow, "words")["word"]) == numbers(30, 90)
     assert lags(flow) == [30, 30, 30]
 
-    steps.decide(flow, slow)
-    steps.publish(flow, slow)
-    steps.acknowledge(flow, slow)
+    finish(flow, slow)
 
     assert_each_once(flow, numbers(0, 90))
 
 
-def test_messages_that_come_again_after_a_reset_are_not_handled_again(flow: Flow) -> None:
+def test_messages_that_come_again_after_a_reset_are_not_handled_again(flow):
     send(flow, *numbers(0, 30))
     run(flow)
     (topic,) = flow.source.topics  # type: ignore[attr-defined]
     set_group(flow.source, topic, 0)  # type: ignore[arg-type]
     assert flow.source.backlog().messages == 10
-
     run(flow)
-
     assert_each_once(flow, numbers(0, 30))
 
 
-def test_a_group_that_takes_no_offsets_is_told_by_the_next_run(flow: Flow) -> None:
+def test_a_group_that_takes_no_offsets_is_told_by_the_next_run(flow):
     send(flow, *numbers(0, 30))
     receive = decided(flow)
     steps.publish(flow, receive)
@@ -168,18 +163,14 @@ def test_a_group_that_takes_no_offsets_is_told_by_the_next_run(flow: Flow) -> No
 
 
 @pytest.mark.parametrize("dies", [False, True])
-def test_a_run_that_is_drained_leaves_the_rest_of_its_ranges_to_the_next(
-    flow: Flow, monkeypatch: pytest.MonkeyPatch, dies: bool
-) -> None:
+def test_a_run_that_is_drained_leaves_the_rest_of_its_ranges_to_the_next(flow, monkeypatch, dies):
     flow = replace(flow, pipeline=InTurn)
-    words = [f"sleep 0.1{number:04}" for number in range(150)]
+    words = [f"sleep 0.1{number:04}" for number in range(60)]
     send(flow, *words)
-    receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
-    steps.receive_messages(flow, receive)
+    receive = received(flow)
     flow.control.drain("in_turn", "moves", timedelta(seconds=2))
     steps.handle_messages(flow, receive)
-    steps.decide(flow, receive)
-    steps.publish(flow, receive)
+    publish(flow, receive)
     if dies:
         monkeypatch.setattr(KafkaSource, "finish", end)
         with pytest.raises(KeyboardInterrupt):
@@ -193,9 +184,9 @@ def test_a_run_that_is_drained_leaves_the_rest_of_its_ranges_to_the_next(
     begun = sorted(rows(flow, "words")["word"])
     left = [partition[sum(word in begun for word in partition) :] for partition in (words[n::3] for n in range(3))]
     assert begun == sorted({*words} - {word for some in left for word in some}), "of each partition the first"
-    assert len(begun) < 100
+    assert len(begun) < 60
     assert lags(flow) == [len(some) for some in left]
-    assert flow.source.backlog().messages == 150 - len(begun)
+    assert flow.source.backlog().messages == 60 - len(begun)
     assert (flow.source.holders(), flow.ledger.unfinished()) == (set(), [])
 
     flow.control.resume("in_turn")
@@ -203,15 +194,15 @@ def test_a_run_that_is_drained_leaves_the_rest_of_its_ranges_to_the_next(
 
     assert_each_once(flow, words)
     came_to = rows(flow, "outcomes").filter(pl.col("receive_id") == again.receive_id)["outcome"]
-    assert came_to.to_list() == ["handled"] * (150 - len(begun)), "nothing is read twice that was handled"
+    assert came_to.to_list() == ["handled"] * (60 - len(begun)), "nothing is read twice that was handled"
 
 
-def test_what_two_tasks_of_a_drained_run_left_of_a_partition_is_read_once(flow: Flow) -> None:
+def test_what_two_tasks_of_a_drained_run_left_of_a_partition_is_read_once(flow_on_spark):
     """Its offsets are handled, free, handled and free."""
+    flow = flow_on_spark
     words = [f"sleep 0.1{number:04}" for number in range(150)]
     flow.source.send([word.encode() for word in words], ({"partition": 0} for _ in words))
-    receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
-    steps.receive_messages(flow, receive)
+    receive = received(flow)
     flow.control.drain("obedient", "moves", timedelta(seconds=2))
     steps.handle_messages(flow, receive)
     finish(flow, receive)
@@ -239,14 +230,12 @@ class InTurn(Obedient):
     partition_by = "source"
 
 
-def test_what_a_stalled_run_reserves_after_it_was_given_up_is_given_back(flow: Flow) -> None:
+def test_what_a_stalled_run_reserves_after_it_was_given_up_is_given_back(flow):
     send(flow, *numbers(0, 30))
-    stalled = begin(flow, origin="source", run_id="test", windows=[WINDOW])
+    stalled = begun(flow)
     flow.control.let_go("test")
     assert clear_up(flow) == [stalled.receive_id]
     flow.source.plan(100, 1, stalled.receive_id)
     assert flow.source.backlog().messages == 0
-
     run(flow)
-
     assert_each_once(flow, numbers(0, 30))

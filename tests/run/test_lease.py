@@ -1,25 +1,34 @@
 """The two leases of a run, of its claim and of its messages: each is renewed when it is due."""
 
+import sqlite3
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from unittest.mock import Mock
 
+import psycopg
 import pytest
 
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore, ControlStoreError
+from pipeline_platform.lake.decision import UnhandledError
+from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.run import lease, steps
-from pipeline_platform.run.begin import begin
+from pipeline_platform.run.clear_up import clear_up
+from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.lease import alive
+from pipeline_platform.run.receive_state import Phase, ReceiveState
 from pipeline_platform.source.contract import Patience, SourceAwayError
-from tests.fixtures.flow import WINDOW, Filled, worked
+from tests.fixtures.flow import begun, flow_of, received, worked
 from tests.fixtures.flow_pipelines import Obedient
+from tests.fixtures.small_lake import Keeping, Memory, Run, numbered
 
 
-def test_a_control_store_that_does_not_answer_costs_no_lease_at_the_source(
-    filled: Filled, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_control_store_that_does_not_answer_costs_no_lease_at_the_source(filled, monkeypatch):
     flow = filled(Obedient, [b"one"])
-    receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
-    steps.receive_messages(flow, receive)
+    receive = received(flow)
     extended: list[str] = []
 
     def unreachable(*args: object, **options: object) -> bool:
@@ -34,12 +43,9 @@ def test_a_control_store_that_does_not_answer_costs_no_lease_at_the_source(
     assert extended == [receive.receive_id]
 
 
-def test_leases_are_renewed_when_they_are_due_however_many_steps_there_are(
-    filled: Filled, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_leases_are_renewed_when_they_are_due_however_many_steps_there_are(filled, monkeypatch):
     flow = filled(Obedient, [b"one"])
-    receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
-    steps.receive_messages(flow, receive)
+    receive = received(flow)
     beaten: list[str] = []
     monkeypatch.setattr(ControlStore, "beat", lambda *_, **__: beaten.append("claim") or True)
     monkeypatch.setattr(TableQueue, "extend", lambda *_: beaten.append("messages") or True)
@@ -55,9 +61,7 @@ def test_leases_are_renewed_when_they_are_due_however_many_steps_there_are(
     assert set(beaten) == {"claim"}
 
 
-def test_a_decision_waits_for_a_source_that_is_away_only_as_long_as_that_source_says(
-    filled: Filled, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_decision_waits_for_a_source_that_is_away_only_as_long_as_that_source_says(filled, monkeypatch):
     flow = filled(Obedient, [b"one"])
     receive = worked(flow)
     asked: list[str] = []
@@ -74,3 +78,105 @@ def test_a_decision_waits_for_a_source_that_is_away_only_as_long_as_that_source_
         steps.decide(flow, receive)
 
     assert asked == [receive.receive_id]
+
+
+CLAIM_S = 1.0
+LOCKED_S = 4 * CLAIM_S
+Lock = Callable[[], closing]  # type: ignore[type-arg]
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Flow, Lock]:
+    """A flow over a queue of one message, and how another locks all of that queue."""
+    monkeypatch.setattr(lease, "CLAIM_S", CLAIM_S)
+    on_sqlite = request.param == "sqlite"
+    url = f"sqlite:///{tmp_path}/queue.sqlite" if on_sqlite else request.getfixturevalue("postgres_url")
+    queue = TableQueue(name="queue", url=url, lease_s=60)
+    queue.create()
+    queue.enqueue([b"one"])
+
+    def of_sqlite() -> closing[sqlite3.Connection]:
+        connection = sqlite3.connect(tmp_path / "queue.sqlite", isolation_level=None, check_same_thread=False)
+        connection.execute("BEGIN IMMEDIATE")
+        return closing(connection)
+
+    def of_postgres() -> closing[psycopg.Connection]:
+        connection = psycopg.connect(url)
+        connection.execute("LOCK TABLE messages, messages_leases, messages_receives IN ACCESS EXCLUSIVE MODE")
+        return closing(connection)
+
+    return flow_of(tmp_path, Obedient, queue), of_sqlite if on_sqlite else of_postgres
+
+
+@contextmanager
+def locked(lock: Lock) -> Iterator[threading.Event]:
+    """Hold the queue for a while; tells when it has been released."""
+    held, released = lock(), threading.Event()
+
+    def release() -> None:
+        held.__exit__(None, None, None)
+        released.set()
+
+    timer = threading.Timer(LOCKED_S, release)
+    timer.start()
+    try:
+        yield released
+    finally:
+        timer.join()
+
+
+def test_a_queue_that_is_locked_for_long_costs_no_claim(place):
+    flow, lock = place
+    receive = begun(flow, run_id="stalled")
+    assert steps.receive_messages(flow, receive).rows("messages") == 1
+
+    flow.beats.clear()  # both leases are due
+    with locked(lock) as released:
+        with alive(flow, receive):
+            time.sleep(LOCKED_S / 2)
+            assert not released.is_set()
+            assert [claim.run_id for claim in flow.control.in_flight("obedient")] == ["stalled"]
+            assert clear_up(flow) == [], "another run leaves it alone"
+        # The step is over; its last word to the source still waits for the lock.
+        assert released.is_set()
+        assert [claim.run_id for claim in flow.control.in_flight("obedient")] == ["stalled"]
+
+
+@pytest.fixture
+def flow(tmp_path: Path) -> Flow:
+    return flow_of(tmp_path, Keeping, Memory())
+
+
+def test_a_receive_goes_through_its_phases_and_is_acknowledged_only_once_it_is_published(flow):
+    run = Run(flow.tables, Memory(deliveries_=numbered(b"one", b"fail")), "r1")
+    seen = [ReceiveState(flow, "r1").phase]
+    flow.ledger.write(run.receive, "receive", Manifest(notes=[{"step": "receive"}]))
+    for step in (lambda: None, run.work, run.decide):
+        step()
+        seen.append(ReceiveState(flow, "r1").phase)
+        if step == run.work:
+            with pytest.raises(UnhandledError, match="r1 is not decided"):
+                steps.acknowledge(flow, run.receive)
+    with pytest.raises(UnhandledError, match="r1 is not published"):
+        steps.acknowledge(flow, run.receive)
+
+    steps.publish(flow, run.receive)
+    seen.append(ReceiveState(flow, "r1").phase)
+    steps.acknowledge(flow, run.receive)
+
+    assert [*seen, ReceiveState(flow, "r1").phase] == [*Phase][1:]
+
+
+def test_a_receive_whose_run_died_before_its_decision_is_given_up(flow):
+    Run(flow.tables, Memory(deliveries_=numbered(b"one")), "r1").work()
+    assert clear_up(flow) == ["r1"]
+    assert ReceiveState(flow, "r1").phase is Phase.GIVEN_UP
+
+
+def test_a_receive_that_one_table_does_not_show_is_not_published(flow, monkeypatch):
+    run = Run(flow.tables, Memory(deliveries_=numbered(b"one", b"fail")), "r1").work().decide()
+    monkeypatch.setattr(flow.tables["kept"], "swap", Mock(side_effect=OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        steps.publish(flow, run.receive)
+    assert flow.tables["failed"].open().version() == 1, "the tables before it show it"
+    assert ReceiveState(flow, "r1").phase is Phase.DECIDED

@@ -4,30 +4,23 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pytest
 
-from pipeline_platform.control.store import ControlStore
-from pipeline_platform.lake.ledger import Receive
-from pipeline_platform.lake.manifest import Manifest
+from pipeline_platform import Message, Share
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Table
-from pipeline_platform.model.message import Message
-from pipeline_platform.run import steps
-from pipeline_platform.run.begin import begin, resume
+from pipeline_platform.run.begin import resume
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.spark_work import SparkWork
-from pipeline_platform.source.contract import Share
 from pipeline_platform.tasks.acknowledge.notify_author import NotifyAuthor
-from tests.fixtures.small_lake import WINDOW, Keeping, Memory, numbered, visible
+from tests.fixtures.flow import finish, flow_of, handled
+from tests.fixtures.small_lake import Keeping, Memory, numbered, visible
+from tests.fixtures.telemetry import run_tasks_here
 
 ONCE_EACH = {"messages": 1, "outcomes": 1, "failed": 1, "kept": 1}
-
-
-def no_spark() -> NoReturn:
-    raise AssertionError("this needs no Spark")
 
 
 class Fresh(Memory):
@@ -55,12 +48,9 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
             counts[path.rpartition("/")[2]] += 1
         return content
 
-    def run(work: SparkWork, task: Any, shares: int, messages: int | None = None) -> Manifest:
-        return sum((Manifest.of(rows) for index in range(shares) for rows in task(index)), Manifest())
-
     monkeypatch.setattr(Table, "open", opening)
     monkeypatch.setattr(Lake, "read", reading)
-    monkeypatch.setattr(SparkWork, "run", run)
+    monkeypatch.setattr(SparkWork, "run", run_tasks_here)
     return counts
 
 
@@ -70,71 +60,39 @@ def lake(tmp_path: Path) -> Lake:
 
 
 def in_a_new_process(lake: Lake, *payloads: bytes) -> Flow:
-    control = ControlStore(f"sqlite:///{Path(lake.root).parent}/control.sqlite")
-    return Flow(Keeping, Fresh(deliveries_=numbered(*payloads)), lake, control, no_spark)
+    return flow_of(Path(lake.root).parent, Keeping, Fresh(deliveries_=numbered(*payloads)))
 
 
-def worked(flow: Flow) -> Receive:
-    receive = begin(flow, origin="source", run_id="first", windows=[WINDOW])
-    steps.receive_messages(flow, receive)
-    steps.handle_messages(flow, receive)
-    return receive
-
-
-def finish(flow: Flow, receive: Receive) -> None:
-    steps.decide(flow, receive)
-    steps.publish(flow, receive)
-    assert steps.acknowledge(flow, receive).unacknowledged == 0
-
-
-def test_a_run_opens_each_table_once_and_reads_none_of_its_own_manifests(lake: Lake, looks: Counter[str]) -> None:
+def test_a_run_opens_each_table_once_and_reads_none_of_its_own_manifests(lake, looks):
     flow = in_a_new_process(lake, b"a", b"fail")
-
-    finish(flow, worked(flow))
-
+    finish(flow, handled(flow))
     assert looks == ONCE_EACH
     assert [row["text"] for row in visible(flow.tables, "kept")] == ["a"]
 
 
-def test_a_run_that_goes_on_with_what_another_process_wrote_reads_each_manifest_once(
-    lake: Lake, looks: Counter[str]
-) -> None:
-    receive = worked(in_a_new_process(lake, b"a", b"fail"))
+def test_a_run_that_goes_on_with_what_another_process_wrote_reads_each_manifest_once(lake, looks):
+    receive = handled(in_a_new_process(lake, b"a", b"fail"))
     looks.clear()
-
     finish(in_a_new_process(lake), receive)
-
     assert looks == {**ONCE_EACH, "receive.parquet": 1, "handle.parquet": 1}
 
 
-def test_a_run_that_takes_a_receive_over_copies_each_manifest_and_reads_its_copy_once(
-    lake: Lake, looks: Counter[str]
-) -> None:
-    receive = worked(in_a_new_process(lake, b"a", b"fail"))
+def test_a_run_that_takes_a_receive_over_copies_each_manifest_and_reads_its_copy_once(lake, looks):
+    receive = handled(in_a_new_process(lake, b"a", b"fail"))
     flow = in_a_new_process(lake)
     looks.clear()
-
     finish(flow, resume(flow, receive, "another run"))
-
     assert looks == {**ONCE_EACH, "receive.parquet": 2, "handle.parquet": 2}
 
 
-def test_a_handle_shows_what_others_committed_since_it_was_lent(lake: Lake) -> None:
+def test_a_handle_is_lent_to_one_at_a_time_and_shows_what_others_committed(lake):
     mine, theirs = (in_a_new_process(lake).tables["outcomes"] for _ in range(2))
     mine.ensure()
     assert mine.version() == 0
-
     theirs.swap(theirs.open(), "r1", [])
-
     assert mine.version() == 1
-
-
-def test_a_handle_is_lent_to_one_at_a_time(lake: Lake) -> None:
-    outcomes = in_a_new_process(lake).tables["outcomes"]
-    outcomes.ensure()
-
-    with outcomes.look() as mine, outcomes.look() as theirs:
-        assert mine is not theirs
+    with mine.look() as one, mine.look() as other:
+        assert one is not other
 
 
 class Hearing(Keeping):
@@ -156,15 +114,13 @@ class Hearing(Keeping):
     ("payloads", "told", "looks_at"), [([b"a", b"fail"], 2, False), ([b"a", b"fail", b"later"], 2, True)]
 )
 def test_acknowledge_looks_at_outcomes_only_where_some_are_undecided(
-    lake: Lake, looks: Counter[str], monkeypatch: pytest.MonkeyPatch, payloads: list[bytes], told: int, looks_at: bool
-) -> None:
+    lake, looks, monkeypatch, payloads, told, looks_at
+):
     looked: set[bool] = set()
     monkeypatch.setattr(
         NotifyAuthor, "__call__", lambda task, share: looked.add(bool(task.outcomes)) or task.here(share)
     )
     monkeypatch.setattr(Hearing, "heard", [])
     flow = replace(in_a_new_process(lake, *payloads), pipeline=Hearing)
-
-    finish(flow, worked(flow))
-
+    finish(flow, handled(flow))
     assert (Hearing.heard, looked) == (payloads[:told], {looks_at})

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
 
+from pipeline_platform import Message, Pipeline, Processors, Producer, TableBatcher
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.model.message import Message
-from pipeline_platform.model.options import Processors, Producer, TableBatcher
-from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.spark_resource import WARM, SparkResource
 from pipeline_platform.run.flow import Flow
 from tests.fixtures.flow import run as run_through
 from tests.fixtures.numbers_under_fault import Number
 from tests.fixtures.processes import PROCESSES
-from tests.fixtures.spark import WarmSpark
 
 MESSAGES = 1_000_000
 
@@ -34,7 +30,6 @@ class Million(Pipeline):
     batchers = {"numbers": TableBatcher(schema=Number)}
 
     def handle_message(self, message: Message, context: Any) -> Message:
-        """To the table."""
         return message.put(Number(n=int(message.data)), batcher="numbers")
 
 
@@ -48,7 +43,7 @@ def run_until_empty(folder: str, spark_folder: str, url: str) -> None:
 
 
 @pytest.mark.soak
-def test_a_million_messages_by_four_runs_at_a_time(tmp_path: Path, warm_spark: WarmSpark, postgres_url: str) -> None:
+def test_a_million_messages_by_four_runs_at_a_time(tmp_path, warm_spark, postgres_url):
     queue = TableQueue(name="queue", url=postgres_url)
     queue.create()
     queue.send(b"%d" % number for number in range(MESSAGES))

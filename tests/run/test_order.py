@@ -4,28 +4,18 @@ import os
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
-import pytest
-
+from pipeline_platform import Batcher, BatchInfo, Message, Pipeline, Processors, Producer, TableBatcher
 from pipeline_platform.connectors.sqs import SqsSource
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.model.message import BatchInfo, Message
-from pipeline_platform.model.options import Batcher, Processors, Producer, TableBatcher
-from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.run import steps
-from pipeline_platform.run.begin import begin
 from pipeline_platform.run.flow import Flow
-from tests.fixtures.flow import WINDOW, Filled, kinds, rows, run
+from tests.fixtures.flow import handled, kinds, rows, run
 from tests.fixtures.flow_pipelines import Word
-from tests.fixtures.kafka_source import Open
-from tests.fixtures.spark import WarmSpark
 
-Handled = dict[str, list[tuple[int, str]]]
+Handled = dict[str, list[int]]
 
 
 def group(message: Message) -> int:
@@ -34,7 +24,7 @@ def group(message: Message) -> int:
 
 
 class InOrder(Pipeline):
-    """Writes down when each message was handled, and by which process."""
+    """Writes down when each message was handled."""
 
     name = "in_order"
     producer = Producer(source="queue")
@@ -42,7 +32,6 @@ class InOrder(Pipeline):
     batchers = {"words": TableBatcher(schema=Word)}
 
     def handle_message(self, message: Message, context: Any) -> Message:
-        """Obey."""
         payload = message.data.decode()
         if payload.endswith("kill"):
             os.kill(os.getpid(), signal.SIGKILL)
@@ -71,73 +60,58 @@ class Batches(Pipeline):
     }
 
     def handle_messages(self, messages: Any, context: Any) -> Any:
-        """All to one batcher."""
         from pyspark.sql import functions as f
 
         return messages.withColumns({"word": f.col("data").cast("string"), "batcher": f.lit("out")})
 
     def handle_batch(self, batcher: str, messages: list[Message], batch_info: BatchInfo, context: Any) -> list[Message]:
-        """Say when, and which."""
         return [
             message.put(Word(word=stamped(f"{batch_info.partition} {message.data.word[1:]}"))) for message in messages
         ]
 
 
 def stamped(text: str) -> str:
-    """With when, and by which process."""
-    return f"{time.monotonic_ns():020} {os.getpid()} {text}"
+    return f"{time.monotonic_ns():020} {text}"
 
 
-def handled(flow: Flow, table: str = "words") -> Handled:
-    """By partition, the numbers of its messages in the order in which they were handled, each with its process."""
+def by_partition(flow: Flow, table: str = "words") -> Handled:
+    """By partition, the numbers of its messages in the order in which they were handled."""
     order: Handled = defaultdict(list)
     for word in sorted(rows(flow, table)["word"]):
-        _, pid, partition, number, *_ = word.split()
-        order[partition].append((int(number), pid))
+        _, partition, number, *_ = word.split()
+        order[partition].append(int(number))
     return order
 
 
-def assert_in_order(found: Handled, expected: dict[str, list[int]]) -> None:
-    assert {partition: [number for number, _ in some] for partition, some in found.items()} == expected
-
-
-def test_a_partition_keeps_its_order_in_several_tasks_and_around_a_killer(filled_on_spark: Filled) -> None:
+def test_a_partition_keeps_its_order_in_several_tasks_and_around_a_killer(filled_on_spark):
     payloads = [f"{number % 7} {number}" for number in range(350)]
     payloads[150] += " kill"
     flow = filled_on_spark(InOrder, [payload.encode() for payload in payloads])
-
     run(flow)
-
     expected = {str(one): [n for n in range(one, 350, 7) if n != 150] for one in range(7)}
-    assert_in_order(handled(flow), expected)
+    assert by_partition(flow) == expected
     assert kinds(flow) == {payloads[150]: "worker killed"}
 
 
-def test_what_a_dead_run_left_is_handled_before_what_came_later(filled: Filled) -> None:
+def test_what_a_dead_run_left_is_handled_before_what_came_later(filled):
     flow = filled(InOrder, [f"{number % 3} {number}".encode() for number in range(60)])
-    receive = begin(flow, origin="source", run_id="dead", windows=[WINDOW], demand=40)
-    steps.receive_messages(flow, receive)
-    steps.handle_messages(flow, receive)
+    handled(flow, run_id="dead", demand=40)
     flow.control.let_go("dead")
-
     run(flow)
-
-    assert_in_order(handled(flow), {str(one): list(range(one, 60, 3)) for one in range(3)})
+    assert by_partition(flow) == {str(one): list(range(one, 60, 3)) for one in range(3)}
     assert flow.source.backlog().messages == 0
 
 
-def test_the_fast_lane_s_batches_keep_the_order_of_their_partition(filled: Filled) -> None:
+def test_the_fast_lane_s_batches_keep_the_order_of_their_partition(filled):
     flow = filled(Batches, [f"{'abc'[number % 3]} {number}".encode() for number in range(60)])
-
     run(flow)
-
-    found = handled(flow, "out")
-    assert_in_order(found, {str(ord("abc"[one])): list(range(one, 60, 3)) for one in range(3)})
+    found = by_partition(flow, "out")
+    assert found == {str(ord("abc"[one])): list(range(one, 60, 3)) for one in range(3)}
 
 
 def test_kafka_s_partitions_keep_their_order_in_a_pull_a_backfill_and_a_replay(
-    kafka: Open, kafka_topic: Callable[..., str], tmp_path: Path, warm_spark: WarmSpark
-) -> None:
+    kafka, kafka_topic, tmp_path, warm_spark
+):
     source = kafka(topic := kafka_topic(3), one_receive_per_partition=True)
     assert isinstance(source.positions, ControlStore)
     payloads = [f"{number % 3} {number}{' fail' if number % 10 == 4 else ''}" for number in range(300)]
@@ -149,18 +123,16 @@ def test_kafka_s_partitions_keep_their_order_in_a_pull_a_backfill_and_a_replay(
         run(flow)
 
         good = {str(one): [n for n in range(one, 300, 3) if n % 10 != 4] for one in range(3)}
-        assert_in_order(handled(flow), good)
+        assert by_partition(flow) == good
         assert sorted(rows(flow, "failed")["partition"].unique()) == [f"{topic}:{one}" for one in range(3)]
         run(flow, "failed")
         failed = {str(one): [n for n in range(one, 300, 3) if n % 10 == 4] for one in range(3)}
-        assert_in_order(handled(flow), {one: good[one] + failed[one] for one in good})
+        assert by_partition(flow) == {one: good[one] + failed[one] for one in good}
         run(flow, "messages")
-        assert_in_order(handled(flow), {str(one): list(range(one, 300, 3)) for one in range(3)})
+        assert by_partition(flow) == {str(one): list(range(one, 300, 3)) for one in range(3)}
 
 
-def test_groups_of_an_sqs_fifo_queue_keep_their_order(
-    sqs_server: str, sqs_queue: Callable[..., str], tmp_path: Path, warm_spark: WarmSpark
-) -> None:
+def test_groups_of_an_sqs_fifo_queue_keep_their_order(sqs_server, sqs_queue, tmp_path, warm_spark):
     url = sqs_queue(FifoQueue="true", ContentBasedDeduplication="true")
     source = SqsSource(name="queue", queue_url=url, endpoint_url=sqs_server)
     numbers = range(9)
@@ -174,17 +146,4 @@ def test_groups_of_an_sqs_fifo_queue_keep_their_order(
         while source.backlog().messages:
             run(flow)  # the local server gives out one message of each group at a time
 
-        assert_in_order(handled(flow), {str(one): list(range(one, 9, 3)) for one in range(3)})
-
-
-@pytest.mark.parametrize("origin", ["source", "messages"])
-def test_a_partition_is_one_process_s_in_a_run(filled: Filled, origin: Any) -> None:
-    flow = filled(InOrder, [f"{number % 5} {number}".encode() for number in range(200)])
-    run(flow)
-    if origin == "messages":
-        run(flow, origin)
-
-    found = handled(flow)
-
-    assert_in_order(found, {str(one): list(range(one, 200, 5)) for one in range(5)})
-    assert all(len({pid for _, pid in some}) == 1 for some in found.values())
+        assert by_partition(flow) == {str(one): list(range(one, 9, 3)) for one in range(3)}

@@ -5,7 +5,6 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -15,18 +14,13 @@ import pyarrow as pa
 import pytest
 from pydantic import BaseModel
 
-from pipeline_platform.control.store import ControlStore
-from pipeline_platform.lake.storage import Lake
-from pipeline_platform.model.message import Message
-from pipeline_platform.model.options import Processors, Producer, TableBatcher
-from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform import Message, Pipeline, Processors, Producer, Share, TableBatcher
 from pipeline_platform.run import notifying, steps
 from pipeline_platform.run.clear_up import clear_up
 from pipeline_platform.run.flow import Flow
-from pipeline_platform.source.contract import Share
-from tests.fixtures.flow import WINDOW, Filled, finish, handled, rows, run
+from tests.fixtures.flow import WINDOW, finish, flow_of, handled, publish, rows, run
+from tests.fixtures.flow_pipelines import Word
 from tests.fixtures.small_lake import Memory
-from tests.fixtures.spark import WarmSpark
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -38,12 +32,6 @@ class Place(BaseModel):
     """Where calls are written down."""
 
     folder: str = ""
-
-
-class Word(BaseModel):
-    """One word."""
-
-    word: str
 
 
 class Base(Pipeline, abstract=True):
@@ -59,7 +47,7 @@ class Base(Pipeline, abstract=True):
         refusal = Path(context.folder, "refuse")
         how, _, whom = refusal.read_text().partition(" ") if refusal.exists() else ("", "", "")
         if whom in (ack_ref, "all"):
-            if how == "kill" and any(message.data == b"heavy" for message in successful):
+            if how == "kill" and any(message.data == b"0" for message in successful):
                 os.kill(os.getpid(), signal.SIGKILL)
             if how == "hang":
                 time.sleep(3_600)
@@ -80,7 +68,6 @@ class Marking(Base):
     name = "marking"
 
     def handle_message(self, message: Message, context: Place) -> Message:
-        """To the table, or not."""
         if message.data == b"raise":
             raise ValueError("told to")
         return message.put_batcher("words").put_data(Word(word=message.data.decode().upper()))
@@ -92,7 +79,6 @@ class MarkingColumns(Base):
     name = "marking_columns"
 
     def handle_messages(self, messages: "DataFrame", context: Place) -> "DataFrame":
-        """To the table, or not."""
         from pyspark.sql import functions as f
 
         text = f.col("data").cast("string")
@@ -119,6 +105,9 @@ class ImpatientColumns(MarkingColumns):
 
     name = "impatient_columns"
     processors = Impatient.processors
+
+
+LATE = "acknowledge took longer than 3 times processors.message_timeout (3 s) allows"
 
 
 class Groups(Memory):
@@ -159,23 +148,17 @@ def acknowledged(flow: Flow) -> list[str]:
 
 
 @pytest.fixture
-def groups(tmp_path: Path, warm_spark: WarmSpark) -> Iterator[Flow]:
-    """A flow over messages of two groups."""
-    with closing(warm_spark.resource()) as spark:
-        deliveries = tuple((f"m{number}", b"%d" % number) for number in range(6))
-        source = Groups(name="queue", deliveries_=deliveries, folder=str(tmp_path))
-        control = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
-        yield Flow(Marking, source, Lake(root=f"{tmp_path}/lake"), control, lambda: spark.spark_session)
+def groups(tmp_path: Path, request: pytest.FixtureRequest, tasks_here: None) -> Flow:
+    """A flow over messages of two groups; Spark is there for columns."""
+    deliveries = tuple((f"m{number}", b"%d" % number) for number in range(6))
+    source = Groups(name="queue", deliveries_=deliveries, folder=str(tmp_path))
+    return flow_of(tmp_path, Marking, source, session=lambda: request.getfixturevalue("spark").spark_session)
 
 
 @pytest.mark.parametrize("pipeline", [Marking, MarkingColumns])
-def test_it_is_told_once_of_each_message_as_it_was_delivered_and_how_it_ended(
-    filled: Filled, tmp_path: Path, pipeline: type[Pipeline]
-) -> None:
+def test_it_is_told_once_of_each_message_as_it_was_delivered_and_how_it_ended(filled, tmp_path, pipeline):
     flow = filled(pipeline, [b"one", b"raise", b"two"])
-
     run(flow, context={"folder": str(tmp_path)})
-
     told = calls(tmp_path)
     assert sorted(one for call in told for one in call["successful"]) == ["one", "two"]
     ((data, reason, _),) = [one for call in told for one in call["failed"]]
@@ -184,9 +167,8 @@ def test_it_is_told_once_of_each_message_as_it_was_delivered_and_how_it_ended(
     assert flow.ledger.unfinished() == []
 
 
-def test_it_hears_before_the_source_each_group_in_order(groups: Flow, tmp_path: Path) -> None:
+def test_it_hears_before_the_source_each_group_in_order(groups, tmp_path):
     run(groups, context={"folder": str(tmp_path)})
-
     told = {call["ack_ref"]: call for call in calls(tmp_path)}
     assert told["a"]["successful"] == ["0", "2", "4"]
     assert told["b"]["successful"] == ["1", "3", "5"]
@@ -195,19 +177,16 @@ def test_it_hears_before_the_source_each_group_in_order(groups: Flow, tmp_path: 
     assert acknowledged(groups) == [f"ack-m{number}" for number in range(6)]
 
 
-def test_where_it_raises_the_source_is_not_told_of_that_group_and_the_next_run_tells_both(
-    groups: Flow, tmp_path: Path
-) -> None:
+def test_where_it_raises_the_source_is_not_told_of_that_group_and_the_next_run_tells_both(groups, tmp_path):
     (tmp_path / "refuse").write_text("raise a")
     receive = handled(groups, context={"folder": str(tmp_path)})
-    steps.decide(groups, receive)
-    steps.publish(groups, receive)
-    answer = steps.acknowledge(groups, receive)
+    answer = finish(groups, receive)
 
     assert (answer.acknowledged, answer.unacknowledged) == (3, 3)
     assert answer.errors == ["acknowledge of 3 messages of a: OSError: the database is away"]
     assert acknowledged(groups) == ["ack-m1", "ack-m3", "ack-m5"]
     assert heard(tmp_path) == ["1", "3", "5"]
+    assert [claim.receive_id for claim in groups.control.over("marking")] == [receive.receive_id], "the sensor sees it"
 
     log: list[str] = []
     clear_up(groups, log.append)
@@ -221,18 +200,7 @@ def test_where_it_raises_the_source_is_not_told_of_that_group_and_the_next_run_t
     assert groups.ledger.unfinished() == []
 
 
-def test_the_sensor_asks_for_a_run_that_tells_what_is_left(groups: Flow, tmp_path: Path) -> None:
-    (tmp_path / "refuse").write_text("raise a")
-
-    receive = handled(groups, context={"folder": str(tmp_path)})
-    finish(groups, receive)
-
-    assert [claim.receive_id for claim in groups.control.over("marking")] == [receive.receive_id]
-
-
-def test_a_message_that_comes_again_meanwhile_is_not_acknowledged_before_it_is_heard(
-    filled: Filled, tmp_path: Path
-) -> None:
+def test_a_message_that_comes_again_meanwhile_is_not_acknowledged_before_it_is_heard(filled, tmp_path):
     flow = filled(Marking, [b"one", b"two"])
     (tmp_path / "refuse").write_text("raise all")
     first = handled(flow, context={"folder": str(tmp_path)})
@@ -253,46 +221,33 @@ def test_a_message_that_comes_again_meanwhile_is_not_acknowledged_before_it_is_h
     assert sorted(rows(flow, "words")["word"]) == ["ONE", "TWO"]
 
 
-def test_one_that_kills_its_worker_costs_its_own_messages_alone(groups: Flow, tmp_path: Path) -> None:
-    groups.source.__dict__["deliveries_"] = (("m0", b"heavy"), *((f"m{n}", b"%d" % n) for n in range(1, 6)))
-    (tmp_path / "refuse").write_text("kill a")
-    receive = handled(groups, context={"folder": str(tmp_path)})
-    steps.decide(groups, receive)
-    steps.publish(groups, receive)
-
-    answer = steps.acknowledge(groups, receive)
-
-    assert answer.errors == ["acknowledge of 3 messages of a: acknowledge ended the worker (signal 9)"]
+@pytest.mark.parametrize(
+    ("pipeline", "how", "why"),
+    [
+        (Marking, "kill", "acknowledge ended the worker (signal 9)"),
+        (Impatient, "hang", LATE),
+        (ImpatientColumns, "hang", LATE),
+    ],
+)
+def test_one_that_kills_its_worker_or_hangs_costs_its_own_messages_alone(groups, tmp_path, pipeline, how, why):
+    flow = replace(groups, pipeline=pipeline)
+    (tmp_path / "refuse").write_text(f"{how} a")
+    receive = handled(flow, context={"folder": str(tmp_path)})
+    answer = finish(flow, receive)
+    assert answer.errors == [f"acknowledge of 3 messages of a: {why}"]
     assert set(heard(tmp_path)) == {"1", "3", "5"}
     assert (answer.acknowledged, answer.unacknowledged) == (3, 3)
 
-
-@pytest.mark.parametrize("pipeline", [Impatient, ImpatientColumns])
-def test_one_that_hangs_is_ended_after_its_time_and_costs_its_own_messages_alone(
-    groups: Flow, tmp_path: Path, pipeline: type[Pipeline]
-) -> None:
-    flow = replace(groups, pipeline=pipeline)
-    (tmp_path / "refuse").write_text("hang a")
-    receive = handled(flow, context={"folder": str(tmp_path)})
-    steps.decide(flow, receive)
-    steps.publish(flow, receive)
-
-    answer = steps.acknowledge(flow, receive)
-
-    why = "acknowledge took longer than 3 times processors.message_timeout (3 s) allows"
-    assert answer.errors == [f"acknowledge of 3 messages of a: {why}"]
-    assert (answer.acknowledged, answer.unacknowledged) == (3, 3)
     (tmp_path / "refuse").unlink()
     assert clear_up(flow) == [receive.receive_id]
     assert heard(tmp_path) == ["0", "1", "2", "3", "4", "5"], "each once"
 
 
 def test_a_run_that_dies_before_it_is_written_down_tells_again_and_one_that_dies_after_does_not(
-    groups: Flow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    groups, tmp_path, monkeypatch
+):
     receive = handled(groups, context={"folder": str(tmp_path)})
-    steps.decide(groups, receive)
-    steps.publish(groups, receive)
+    publish(groups, receive)
 
     with monkeypatch.context() as dying:
         dying.setattr(groups.ledger, "write", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -311,17 +266,15 @@ def test_a_run_that_dies_before_it_is_written_down_tells_again_and_one_that_dies
     assert acknowledged(groups) == [f"ack-m{number}" for number in range(6)]
 
 
-def test_a_backfill_and_a_replay_acknowledge_nothing(filled: Filled, tmp_path: Path) -> None:
+def test_a_backfill_and_a_replay_acknowledge_nothing(filled, tmp_path):
     flow = filled(Marking, [b"one", b"raise"])
     run(flow, context={"folder": str(tmp_path)})
-
     run(flow, "failed", context={"folder": str(tmp_path)})
     run(flow, "messages", context={"folder": str(tmp_path)})
-
     assert heard(tmp_path) == ["one", "raise"]
 
 
-def test_a_pipeline_without_one_asks_nothing_of_spark(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipeline_without_one_asks_nothing_of_spark(filled, monkeypatch):
     class Plain(Marking):
         name = "plain"
         acknowledge = Pipeline.acknowledge
@@ -333,10 +286,8 @@ def test_a_pipeline_without_one_asks_nothing_of_spark(filled: Filled, monkeypatc
     assert flow.ledger.unfinished() == []
 
 
-def test_thousands_are_told_a_thousand_at_a_time(filled: Filled, tmp_path: Path) -> None:
+def test_thousands_are_told_a_thousand_at_a_time(filled, tmp_path):
     flow = filled(Marking, [b"%d" % number for number in range(2_500)])
-
     run(flow, context={"folder": str(tmp_path)})
-
     assert max(len(call["successful"]) for call in calls(tmp_path)) <= 1_000
     assert sorted(map(int, heard(tmp_path))) == list(range(2_500))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,28 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from pipeline_platform import (
+    Batcher,
+    BatchInfo,
+    Message,
+    Pipeline,
+    Processors,
+    Producer,
+    RateLimiting,
+    Refused,
+    TableBatcher,
+)
+from pipeline_platform.connectors.table_queue import TableQueue
+from pipeline_platform.control import demand
 from pipeline_platform.control.pace import Pace
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.manifest import Manifest
-from pipeline_platform.model.message import Message
-from pipeline_platform.model.options import Processors, Producer, RateLimiting, TableBatcher
-from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.run.begin import begin
+from pipeline_platform.orchestration.producers import limits
+from pipeline_platform.run import steps
+from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.handling import in_portions
 from pipeline_platform.run.steps import handle_messages, receive_messages
-from tests.fixtures.flow import WINDOW, Filled, finish, rows
+from tests.fixtures.flow import begun, finish, handled, publish, rows
 from tests.fixtures.kafka_source import until
 
 START = 1_000_000.0
@@ -82,22 +94,20 @@ def simulated(tmp_path: Path) -> Iterator[Any]:
         store.close()
 
 
-def test_without_a_limit_one_step_takes_all(simulated: Any) -> None:
+def test_without_a_limit_one_step_takes_all(simulated):
     run = simulated(0, 1, 0.001)
     run.handle(10_000)
-
     assert run.sizes == [10_000]
 
 
-def test_a_step_takes_what_the_interval_permits_and_none_of_its_tasks_waits(simulated: Any) -> None:
+def test_a_step_takes_what_the_interval_permits_and_none_of_its_tasks_waits(simulated):
     run = simulated(100, 5, 0.001)
     run.handle(350)
-
     assert (run.sizes, run.waited) == ([100, 100, 100, 50], 0)
     assert sorted(run.begun.values()) == [50, 100, 100, 100]
 
 
-def test_a_run_says_that_it_waits_for_long(simulated: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_says_that_it_waits_for_long(simulated, caplog):
     caplog.set_level(logging.INFO)
     simulated(100, 60, 0.001).handle(250)
     assert [record.getMessage().partition(" s ")[0] for record in caplog.records] == [
@@ -110,23 +120,21 @@ def test_a_run_says_that_it_waits_for_long(simulated: Any, caplog: pytest.LogCap
     assert not caplog.records
 
 
-def test_tasks_as_fast_as_their_permits_come_get_more_at_once_and_all_permits_are_used(simulated: Any) -> None:
+def test_tasks_as_fast_as_their_permits_come_get_more_at_once_and_all_permits_are_used(simulated):
     """A step a second would spend 0.15 s of it on beginning, and leave a tenth of the permits."""
     run = simulated(100, 1, 0.0095)
     run.handle(3_000)
-
     assert len(run.sizes) < 20
     assert run.now - START < 33
 
 
-def test_intervals_too_short_for_a_step_each_are_waited_for_by_tasks(simulated: Any) -> None:
+def test_intervals_too_short_for_a_step_each_are_waited_for_by_tasks(simulated):
     run = simulated(10, 0.1, 0.001)
     run.handle(100)
-
     assert run.sizes == [100]
 
 
-def test_a_run_that_gave_messages_back_begins_none_that_follow_though_the_stop_is_lifted(simulated: Any) -> None:
+def test_a_run_that_gave_messages_back_begins_none_that_follow_though_the_stop_is_lifted(simulated):
     """They could be of one partition: what was given back comes later."""
     run, begun = simulated(10, 5, 0.0), list[int]()
     pace = Pace(run.store, "told", run.limit, None, ["told"], sleep=run.sleep, monotonic=lambda: run.now)
@@ -155,11 +163,10 @@ def test_a_run_that_gave_messages_back_begins_none_that_follow_though_the_stop_i
     messages=st.integers(1, 300),
 )
 def test_whatever_the_speed_no_interval_is_exceeded_and_few_are_left_unused(
-    simulated: Any, allowed: int, interval_s: float, message_s: float, messages: int
-) -> None:
+    simulated, allowed, interval_s, message_s, messages
+):
     run = simulated(allowed, interval_s, message_s)
     run.handle(messages)
-
     assert max(run.begun.values()) <= allowed
     ideal = max(math.ceil(messages / allowed) * interval_s, messages * message_s)
     assert run.now - START <= 1.3 * ideal + 3 * interval_s + 2
@@ -198,12 +205,12 @@ class Free(Held):
 
 
 @pytest.mark.parametrize("pipeline", [Held, HeldInOrder])
-def test_a_pipeline_that_waits_for_permits_holds_up_no_other(filled_on_spark: Filled, pipeline: type[Held]) -> None:
+def test_a_pipeline_that_waits_for_permits_holds_up_no_other(filled_on_spark, pipeline):
     held = filled_on_spark(pipeline, (b"%d" % number for number in range(12)))
-    waiting = begin(held, origin="source", run_id="held", windows=[WINDOW], demand=12)
+    waiting = begun(held, run_id="held", demand=12)
     assert receive_messages(held, waiting).total("received") == 12
     free = filled_on_spark(Free, (b"%d" % number for number in range(12, 32)))
-    receive = begin(free, origin="source", run_id="free", windows=[WINDOW], demand=20)
+    receive = begun(free, run_id="free", demand=20)
     receive_messages(free, receive)
 
     with ThreadPoolExecutor() as threads:
@@ -220,3 +227,52 @@ def test_a_pipeline_that_waits_for_permits_holds_up_no_other(filled_on_spark: Fi
 
     finish(held, waiting)
     assert sorted(rows(held, "lines")["text"]) == sorted(f"{number}" for number in range(12))
+
+
+TEN_A_DAY = RateLimiting(allowed_messages=10, interval=timedelta(days=1))
+
+
+class Trackings(Pipeline):
+    """Ten an interval, in batches of ten."""
+
+    name = "trackings"
+    producer = Producer(source="queue", concurrency=1, rate_limiting=TEN_A_DAY)
+    batchers = {"tens": Batcher(batch_size=10)}
+
+    def handle_message(self, message: Message, context: Any) -> Message:
+        return message.put_data({"text": message.data.decode()}).put_batcher("tens")
+
+    def handle_batch(self, batcher: str, messages: list[Message], batch_info: BatchInfo, context: Any) -> list[Message]:
+        return [message.put_data({"size": batch_info.size}) for message in messages]
+
+
+def asked(flow: Flow) -> demand.Ask:
+    """What the sensor would ask for now, with nothing under way."""
+    bounds = limits(Trackings, flow.control, datetime.now(UTC))
+    return demand.decide(flow.source.backlog(), bounds, demand.NOTHING, None)
+
+
+def test_each_interval_s_ten_are_one_run_one_batch_and_one_acknowledgement(filled, monkeypatch):
+    flow, acknowledged = filled(Trackings, (b"%d" % number for number in range(25))), []
+    ack = TableQueue.ack
+
+    def seen(self: TableQueue, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
+        acknowledged.append(len(ack_ids))
+        return ack(self, ack_ref, ack_ids)
+
+    monkeypatch.setattr(TableQueue, "ack", seen)
+
+    for _ in range(2):
+        ask = asked(flow)
+        receive = handled(flow, demand=ask.demand)
+        steps.batch_messages(flow, receive, "tens")
+        publish(flow, receive)
+        assert steps.acknowledge(flow, receive).acknowledged == 10
+        assert asked(flow).because.startswith("the rate limit leaves nothing until")
+        # The next interval: of another length, which has given nothing yet.
+        longer = TEN_A_DAY.interval + timedelta(days=1)
+        flow.control.set_rate_limiting("trackings", RateLimiting(allowed_messages=10, interval=longer))
+
+    assert acknowledged == [10, 10]
+    assert set(rows(flow, "tens")["data"]) == {'{"size":10}'}
+    assert flow.source.backlog().messages == 5

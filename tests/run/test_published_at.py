@@ -55,23 +55,17 @@ LATER = SENT + timedelta(hours=1)
         ((LATER, SENT), (False, False), None),
     ],
 )
-def test_a_receive_notes_when_the_oldest_came_that_may_have_come_before(
-    tmp_path: Path, times: Sequence[datetime | None], again: Sequence[bool], since: datetime | None
-) -> None:
+def test_a_receive_notes_when_the_oldest_came_that_may_have_come_before(tmp_path, times, again, since):
     source = Dated(times=tuple(times), again=tuple(again))
-
     manifest = received(Lake(root=str(tmp_path)), "keeping", source)
-
     assert handling._oldest(manifest) == since
 
 
-def test_a_table_of_before_there_was_such_a_column_gains_it(tmp_path: Path) -> None:
+def test_a_table_of_before_there_was_such_a_column_gains_it(tmp_path):
     tables = Tables(Lake(root=str(tmp_path)), Keeping)
     before = pa.schema([field for field in MESSAGES if field.name != "published_at"])
     Table(tables.lake, "keeping", "messages", before).ensure()
-
     tables.ensure()
-
     fields = {field.name: field for field in tables["messages"].open().schema().fields}
     assert fields["published_at"].nullable
     assert visible(tables, "messages") == []
@@ -119,9 +113,7 @@ def run(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return looked_at
 
 
-def test_a_run_of_a_fresh_message_opens_no_older_file_of_outcomes(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_of_a_fresh_message_opens_no_older_file_of_outcomes(start, monkeypatch):
     flow = start()
     send(flow, "old")
     run(flow, monkeypatch)
@@ -135,15 +127,11 @@ def test_a_run_of_a_fresh_message_opens_no_older_file_of_outcomes(
     assert all(abs(time - datetime.now(UTC)) < timedelta(minutes=10) for time in times)
 
 
-def test_a_redelivered_old_message_is_found_decided_however_much_came_since(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_redelivered_old_message_is_found_decided_however_much_came_since(start, monkeypatch):
     send(start(), "old")
     run(start(on_success="nack"), monkeypatch)
     time.sleep(1.1)
     send(start(), "fresh")
-
     looked_at = run(start(), monkeypatch)
-
     assert len(looked_at) == 1
     assert sorted(pl.read_delta(start().tables["words"].uri)["word"]) == ["fresh", "old"]

@@ -3,8 +3,7 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import pytest
 from pipeline_platform.connectors.table_queue import TableQueue, queue_reading
 from pipeline_platform.connectors.table_queue.leased_table import LeasedTable
 from pipeline_platform.control.store import ControlStore
-from pipeline_platform.lake.storage import Lake
 from pipeline_platform.run import lease, steps
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.steps import Acknowledgement
@@ -24,11 +22,10 @@ from servers.server import Server
 from tests.fixtures import fault_run
 from tests.fixtures.fault_ground import assert_each_message_once as assert_each_number_once
 from tests.fixtures.fault_ground import filled_table, join
-from tests.fixtures.flow import rows, worked
+from tests.fixtures.flow import finish, flow_of, publish, rows, worked
 from tests.fixtures.flow import run as run_through
 from tests.fixtures.flow_pipelines import Obedient
 from tests.fixtures.postgres import administrator, cut_all_others
-from tests.fixtures.spark import WarmSpark
 
 COUNT = 60
 PAYLOADS = [b"raise" if n % 10 == 0 else b"word %d" % n for n in range(COUNT)]
@@ -37,20 +34,21 @@ WORDS = [payload.decode() for payload in PAYLOADS if payload != b"raise"]
 
 
 @pytest.fixture
-def flow_over(tmp_path: Path, warm_spark: WarmSpark, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Flow]]:
+def flow_over(
+    request: pytest.FixtureRequest, tmp_path: Path, tasks_here: None, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Flow]:
     """A pipeline over a queue that holds `PAYLOADS`; a run that fails is given up after a second."""
     monkeypatch.setattr(lease, "CLAIM_S", 1.0)
     monkeypatch.setattr(queue_reading, "ROWS_PER_BATCH", 20)
-    with closing(warm_spark.resource()) as spark:
 
-        def over(url: str, control: str = "") -> Flow:
-            queue = TableQueue(name="queue", url=url, lease_s=2)
-            queue.create()
-            queue.enqueue(PAYLOADS)
-            store = ControlStore(control or f"sqlite:///{tmp_path}/control.sqlite")
-            return Flow(Obedient, queue, Lake(root=str(tmp_path / "lake")), store, lambda: spark.spark_session)
+    def over(url: str, control: str = "") -> Flow:
+        queue = TableQueue(name="queue", url=url, lease_s=2)
+        queue.create()
+        queue.enqueue(PAYLOADS)
+        flow = flow_of(tmp_path, Obedient, queue, session=lambda: request.getfixturevalue("spark").spark_session)
+        return replace(flow, control=ControlStore(control)) if control else flow
 
-        yield over
+    return over
 
 
 def run_to_end(flow: Flow, deadline_s: float = 60) -> None:
@@ -77,8 +75,7 @@ def assert_each_message_once(flow: Flow) -> None:
 def acknowledged_by(flow: Flow, **patience: Any) -> Acknowledgement:
     """One run, whose last step is given to look at."""
     receive = worked(flow)
-    steps.decide(flow, receive)
-    steps.publish(flow, receive)
+    publish(flow, receive)
     return steps.acknowledge(flow, receive, Acknowledger(**patience))
 
 
@@ -113,78 +110,60 @@ def restart(server: Server, away_s: float) -> None:
 
 @pytest.mark.parametrize("method", ["count_waiting", "end_what_ran_out", "lease", "is_live"])
 def test_a_run_waits_for_a_server_that_restarts_before_it_has_read_anything(
-    flow_over: Callable[..., Flow], own_postgres_server: Server, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
+    flow_over, own_postgres_server, monkeypatch, method
+):
     flow = flow_over(own_postgres_server.address)
     once(monkeypatch, method, lambda: restart(own_postgres_server, 1))
-
     run_through(flow)
-
     assert remaining(flow.source) == 0
     assert_each_message_once(flow)
 
 
-def test_a_run_waits_for_a_server_that_restarts_while_it_acknowledges(
-    flow_over: Callable[..., Flow], own_postgres_server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_waits_for_a_server_that_restarts_while_it_acknowledges(flow_over, own_postgres_server, monkeypatch):
     flow = flow_over(own_postgres_server.address)
     once(monkeypatch, "acknowledge", lambda: restart(own_postgres_server, 1))
-
     assert acknowledged_by(flow, attempts=3, wait_s=1)[:4] == (COUNT, 0, 0, [])
-
     assert remaining(flow.source) == 0
     assert_each_message_once(flow)
 
 
-def test_a_run_waits_for_a_server_that_restarts_when_it_is_about_to_decide(
-    flow_over: Callable[..., Flow], own_postgres_server: Server
-) -> None:
+def test_a_run_waits_for_a_server_that_restarts_when_it_is_about_to_decide(flow_over, own_postgres_server):
     flow = flow_over(own_postgres_server.address)
     receive = worked(flow)
     flow.beats.clear()  # the lease is due
     restart(own_postgres_server, 1)
-
-    steps.decide(flow, receive)
-    steps.publish(flow, receive)
-    steps.acknowledge(flow, receive)
-
+    finish(flow, receive)
     assert remaining(flow.source) == 0
     assert_each_message_once(flow)
 
 
 def test_a_server_that_stays_away_in_the_middle_of_reading_fails_the_run_with_the_reason(
-    flow_over: Callable[..., Flow], own_postgres_server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    flow_over, own_postgres_server, monkeypatch
+):
     flow = flow_over(own_postgres_server.address)
     once(monkeypatch, "read", own_postgres_server.stop)
-
     with pytest.raises(SourceAwayError, match=r"queue, table 'messages' of .* ended the session"):
         run_through(flow)
     own_postgres_server.start()
     run_to_end(flow)
-
     assert_each_message_once(flow)
 
 
 def test_a_server_that_stays_away_when_all_is_decided_is_told_by_the_next_run(
-    flow_over: Callable[..., Flow], own_postgres_server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    flow_over, own_postgres_server, monkeypatch
+):
     flow = flow_over(own_postgres_server.address)
     once(monkeypatch, "acknowledge", own_postgres_server.stop)
-
     told = acknowledged_by(flow, attempts=2, wait_s=0.1)
     own_postgres_server.start()
     run_to_end(flow)
-
     assert (told.acknowledged, told.unacknowledged) == (0, COUNT)
     assert "see that the server runs" in told.errors[0]
     assert_each_message_once(flow)
 
 
 @pytest.mark.parametrize("method", ["lease", "read", "acknowledge"])
-def test_a_connection_that_is_cut_costs_nothing(
-    flow_over: Callable[..., Flow], postgres_url: str, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
+def test_a_connection_that_is_cut_costs_nothing(flow_over, postgres_url, monkeypatch, method):
     flow = flow_over(postgres_url)
 
     def cut() -> None:
@@ -203,24 +182,20 @@ def test_a_connection_that_is_cut_costs_nothing(
     assert_each_message_once(flow)
 
 
-def test_a_control_store_on_the_same_server_comes_back_with_it(
-    flow_over: Callable[..., Flow], own_postgres_server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_control_store_on_the_same_server_comes_back_with_it(flow_over, own_postgres_server, monkeypatch):
     flow = flow_over(own_postgres_server.address, control=own_postgres_server.address)
     once(monkeypatch, "read", lambda: restart(own_postgres_server, 1))
-
     with pytest.raises(SourceAwayError):
         run_through(flow)
     time.sleep(1.5)
     run_to_end(flow)
-
     assert_each_message_once(flow)
 
 
 @pytest.mark.parametrize("method", ["read", "acknowledge"])
 def test_a_password_changed_under_a_run_is_said_and_the_next_run_has_the_new_one(
-    flow_over: Callable[..., Flow], own_postgres_server: Server, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
+    flow_over, own_postgres_server, monkeypatch, method
+):
     with administrator(own_postgres_server.address) as connection:
         connection.execute("CREATE ROLE runs LOGIN SUPERUSER PASSWORD 'the-old-one'")
     host = own_postgres_server.address.partition("@")[2]
@@ -248,13 +223,10 @@ def test_a_password_changed_under_a_run_is_said_and_the_next_run_has_the_new_one
     assert_each_message_once(flow)
 
 
-def test_a_table_that_is_dropped_under_a_run_is_said_and_what_was_decided_stays(
-    flow_over: Callable[..., Flow], postgres_url: str
-) -> None:
+def test_a_table_that_is_dropped_under_a_run_is_said_and_what_was_decided_stays(flow_over, postgres_url):
     flow = flow_over(postgres_url)
     receive = worked(flow)
-    steps.decide(flow, receive)
-    steps.publish(flow, receive)
+    publish(flow, receive)
     with administrator(postgres_url) as connection:
         connection.execute("DROP TABLE messages, messages_leases, messages_receives")
 
@@ -267,9 +239,7 @@ def test_a_table_that_is_dropped_under_a_run_is_said_and_what_was_decided_stays(
     assert_each_message_once(flow)
 
 
-def test_a_table_that_is_dropped_before_it_is_read_fails_the_run_with_the_reason(
-    flow_over: Callable[..., Flow], postgres_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_that_is_dropped_before_it_is_read_fails_the_run_with_the_reason(flow_over, postgres_url, monkeypatch):
     flow, read = flow_over(postgres_url), TableQueue.read
 
     def dropped(*arguments: Any) -> Any:
@@ -283,14 +253,12 @@ def test_a_table_that_is_dropped_before_it_is_read_fails_the_run_with_the_reason
         run_through(flow)
 
 
-def test_runs_at_once_share_the_messages(tmp_path: Path, warm_spark: WarmSpark, postgres_url: str) -> None:
+def test_runs_at_once_share_the_messages(tmp_path, warm_spark, postgres_url):
     filled = filled_table(tmp_path, warm_spark, 600, postgres_url)
     lasting = filled.place.source.model_copy(update={"lease_s": 60.0})  # a slow machine takes no run for dead
     ground = replace(filled, place=replace(filled.place, source=lasting, lease_s=60.0))
-
     for run in [ground.start(), ground.start(), ground.start()]:
         join(run)
     fault_run.run_to_end(ground.place, ground.left)
-
     assert [ending["ended"] for ending in ground.endings()] == ["well"] * 3
     assert_each_number_once(ground, 600)

@@ -1,37 +1,31 @@
 """Whole runs over RabbitMQ: each message once in every table, and none left in the queue, whatever is lost."""
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from pipeline_platform.connectors.rabbitmq import RabbitmqSource, mailboxes
-from pipeline_platform.control.store import ControlStore
-from pipeline_platform.lake.storage import Lake
 from pipeline_platform.run import steps
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.source.contract import SourceError
-from tests.fixtures.flow import kinds, rows, run, worked
+from tests.fixtures.flow import finish, flow_of, kinds, rows, run, worked
 from tests.fixtures.flow_pipelines import Obedient
 from tests.fixtures.rabbitmq_source import Built
-from tests.fixtures.spark import WarmSpark
 
 Started = Callable[..., Flow]
 
 
 @pytest.fixture
-def started(tmp_path: Path, warm_spark: WarmSpark, rabbitmq: Built) -> Iterator[Started]:
+def started(request: pytest.FixtureRequest, tmp_path: Path, tasks_here: None, rabbitmq: Built) -> Started:
     """A flow over a queue, and others over the same queue and lake, as of later runs."""
-    with closing(warm_spark.resource()) as spark:
 
-        def start(queue: str = "", **options: object) -> Flow:
-            source = rabbitmq(queue, name="queue", **options)
-            control = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
-            return Flow(Obedient, source, Lake(root=str(tmp_path / "lake")), control, lambda: spark.spark_session)
+    def start(queue: str = "", **options: object) -> Flow:
+        source = rabbitmq(queue, name="queue", **options)
+        return flow_of(tmp_path, Obedient, source, session=lambda: request.getfixturevalue("spark").spark_session)
 
-        yield start
+    return start
 
 
 def source_of(flow: Flow) -> RabbitmqSource:
@@ -48,9 +42,7 @@ BATCHED = [f"batch {number}" for number in range(6)]
 ARRIVED = sorted([*SENT, *(json.dumps({"word": text}, separators=(",", ":")) for text in BATCHED)])
 
 
-def test_a_run_handles_each_message_once_and_leaves_the_queue_empty(
-    started: Started, rabbitmq_queue: Callable[..., str], rabbitmq: Built
-) -> None:
+def test_a_run_handles_each_message_once_and_leaves_the_queue_empty(started, rabbitmq_queue, rabbitmq):
     dead = rabbitmq()
     flow = started(rabbitmq_queue(x_dead_letter_exchange="", x_dead_letter_routing_key=dead.queue))
     source_of(flow).send([text.encode() for text in (*SENT, *BATCHED, "raise")])
@@ -66,8 +58,8 @@ def test_a_run_handles_each_message_once_and_leaves_the_queue_empty(
 
 
 def test_failed_messages_go_where_their_word_says_and_all_others_by_one_frame(
-    started: Started, rabbitmq_queue: Callable[..., str], rabbitmq: Built, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    started, rabbitmq_queue, rabbitmq, monkeypatch
+):
     letters = rabbitmq(wait_time_s=5.0)
     queue = rabbitmq_queue(x_dead_letter_exchange="", x_dead_letter_routing_key=letters.queue)
     flow = started(queue, on_failure="reject")
@@ -92,16 +84,14 @@ def test_failed_messages_go_where_their_word_says_and_all_others_by_one_frame(
     assert source_of(flow).backlog().messages == 0
 
 
-def test_messages_that_come_again_are_known_where_the_connection_was_lost_before_the_decision(started: Started) -> None:
+def test_messages_that_come_again_are_known_where_the_connection_was_lost_before_the_decision(started):
     flow = started()
     source_of(flow).send([text.encode() for text in (*SENT, *BATCHED)])
     receive = worked(flow)
     source_of(flow).close()  # as a lost connection does
     assert source_of(flow).backlog().messages == len(SENT) + len(BATCHED)
 
-    steps.decide(flow, receive)
-    steps.publish(flow, receive)
-    told = steps.acknowledge(flow, receive)
+    told = finish(flow, receive)
     later = started(source_of(flow).queue)
     run(later)
     source_of(later).close()
@@ -111,7 +101,7 @@ def test_messages_that_come_again_are_known_where_the_connection_was_lost_before
     assert source_of(later).backlog().messages == 0
 
 
-def test_messages_without_an_id_are_not_decided_once_their_connection_is_lost(started: Started) -> None:
+def test_messages_without_an_id_are_not_decided_once_their_connection_is_lost(started):
     flow = started()
     source_of(flow).send([text.encode() for text in SENT], [{"message_id": None}] * len(SENT))
     receive = worked(flow)
@@ -127,7 +117,7 @@ def test_messages_without_an_id_are_not_decided_once_their_connection_is_lost(st
     assert source_of(later).backlog().messages == 0
 
 
-def test_a_run_that_died_holding_messages_costs_none(started: Started) -> None:
+def test_a_run_that_died_holding_messages_costs_none(started):
     flow = started()
     source_of(flow).send([text.encode() for text in SENT])
     worked(flow)

@@ -1,17 +1,189 @@
-"""Failures retried: by whole runs, a part of them at a time, until they are dead."""
+"""Failures retried by whole runs until they are dead, and dead letters sent to another source, at least once."""
 
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
+from pydantic import PrivateAttr
 
+from pipeline_platform import Message, PipelineError, Retry, SourceError
 from pipeline_platform.lake.failed import FailedMessages
+<<<<<<< HEAD
 from pipeline_platform.lake.failure_events import Selection
 from pipeline_platform.model.pipeline import PipelineError
 from pipeline_platform.model.retry import Retry
 from pipeline_platform.run.begin import begin
+=======
+from pipeline_platform.lake.selection import Selection
+from pipeline_platform.lake.tables import Tables
+from pipeline_platform.run import dead_letters, steps
+from pipeline_platform.run.clear_up import clear_up
+>>>>>>> 3d8d509 (Show each behaviour of runs at one level, end runs by exceptions, and run tasks in the test's process where Spark is not the point)
 from pipeline_platform.run.flow import Flow
-from tests.fixtures.flow import WINDOW, Filled, rows, run
+from pipeline_platform.source.contract import Patience
+from tests.fixtures.flow import begun, flow_of, rows, run
 from tests.fixtures.flow_pipelines import Obedient
+from tests.fixtures.small_lake import Keeping, Memory, Run, visible
+
+Letter = tuple[bytes, Mapping[str, Any] | None]
+
+
+class Lettered(Keeping):
+    """Sends on what is dead."""
+
+    retry = Retry(max_attempts=2)
+    dead_letters = "letters"
+
+    def handle_message(self, message: Message, context: Any) -> Message:
+        return message.failed("no\x1b[31m\nhope", retry=False) if message.data == b"hopeless" else message.failed("")
+
+
+class Letters(Memory):
+    """Remembers what it was sent; refuses `poison`, and all while it is away."""
+
+    _sent: list[Letter] = PrivateAttr(default_factory=list)
+    _away: bool = PrivateAttr(False)
+
+    @property
+    def patience(self) -> Patience:
+        return Patience("stop")
+
+    def send(self, payloads: Iterable[bytes], metadata: Iterable[Mapping[str, Any] | None] | None = None) -> int:
+        sent = [*zip(payloads, metadata or [], strict=True)]
+        if self._away or any(payload == b"poison" for payload, _ in sent):
+            raise SourceError("letters: not now")
+        self._sent += sent
+        return len(sent)
+
+
+class Scene:
+    """A flow without Spark, and receives that are decided in it."""
+
+    def __init__(self, folder: Any) -> None:
+        self.letters = Letters(name="letters")
+        self.source = Memory(name="memory", deliveries_=())
+        self.log: list[str] = []
+        self.flow = flow_of(folder, Lettered, self.source, dead_letters=self.letters)
+        self.lake = self.flow.lake
+
+    def decided(self, receive_id: str, *payloads: bytes) -> Run:
+        deliveries = tuple((f"{receive_id}-{number}", payload) for number, payload in enumerate(payloads))
+        return Run(Tables(self.lake, Lettered), Memory(deliveries_=deliveries), receive_id).work().decide().publish()
+
+    def acknowledge(self, run: Run) -> steps.Acknowledgement:
+        return steps.acknowledge(self.flow, run.receive)
+
+    @property
+    def sent(self) -> list[bytes]:
+        return [payload for payload, _ in self.letters._sent]
+
+    def left(self) -> list[str]:
+        return self.flow.ledger.unfinished()
+
+
+@pytest.fixture
+def scene(tmp_path: Any) -> Scene:
+    return Scene(tmp_path)
+
+
+def test_what_is_dead_is_sent_with_what_is_said_of_it_and_nothing_else_is(scene):
+    answer = scene.acknowledge(scene.decided("r1", b"hopeless", b"later"))
+
+    ((payload, labels),) = scene.letters._sent
+    assert payload == b"hopeless"
+    assert labels == {
+        "pipeline": "keeping",
+        "source": "memory",
+        "message_id": "r1-0",
+        "stage": "handle_message",
+        "kind": "failed",
+        "reason": "no [31m hope",
+        "attempts": "1",
+    }
+    assert (answer.letters.sent, answer.letters.unsent, answer.acknowledged) == (1, 0, 2)
+    assert scene.left() == []
+
+
+def test_a_run_without_dead_messages_sends_nothing(scene):
+    scene.letters._away = True
+    answer = scene.acknowledge(scene.decided("r1", b"later"))
+    assert (answer.letters, answer.errors, scene.left()) == (dead_letters.Letters(), [], [])
+
+
+def test_what_cannot_be_sent_is_said_and_the_next_run_sends_it(scene):
+    run = scene.decided("r1", b"hopeless", b"later")
+    scene.letters._away = True
+
+    answer = scene.acknowledge(run)
+
+    assert (answer.letters.sent, answer.letters.unsent) == (0, 1)
+    assert answer.errors == ["dead letters to letters: SourceError: letters: not now"]
+    assert [claim.receive_id for claim in scene.flow.control.over("keeping")] == ["r1"], "the sensor asks for a run"
+    assert (answer.acknowledged, answer.unacknowledged) == (2, 0), "it is decided, and recorded as dead"
+    assert [row["state"] for row in visible(run.tables, "failed")].count("dead") == 1
+
+    assert clear_up(scene.flow, scene.log.append) == []
+    assert scene.log == [
+        "receive r1 is kept until its 1 dead letters are sent: dead letters to letters: SourceError: letters: not now"
+    ]
+    scene.letters._away = False
+    assert clear_up(scene.flow, scene.log.append) == ["r1"]
+
+    assert (scene.sent, scene.left()) == ([b"hopeless"], [])
+
+
+@pytest.mark.parametrize("refused_at", [0, 3, 4, 11])
+def test_what_was_sent_before_an_error_is_not_sent_again(scene, refused_at, monkeypatch):
+    monkeypatch.setattr(dead_letters, "AT_ONCE", 4)
+    run = scene.decided("r1", *[b"hopeless"] * 12)
+    send: Callable[..., int] = Letters.send
+
+    def refuse(letters: Letters, payloads: list[bytes], metadata: Any) -> int:
+        if len(letters._sent) + len(payloads) > refused_at:
+            raise SourceError("letters: full")
+        return send(letters, payloads, metadata)
+
+    with monkeypatch.context() as full:
+        full.setattr(Letters, "send", refuse)
+        answer = scene.acknowledge(run)
+    before = len(scene.sent)
+
+    assert (answer.letters.sent, answer.letters.unsent) == (before, 12 - before)
+    assert before == refused_at // 4 * 4
+    assert clear_up(scene.flow, scene.log.append) == ["r1"]
+    assert sorted(labels["message_id"] for _, labels in scene.letters._sent if labels) == sorted(
+        f"r1-{number}" for number in range(12)
+    )
+
+
+def test_a_message_that_dies_of_its_last_attempt_is_sent_by_the_run_that_drove_it(scene):
+    from pipeline_platform.lake.failed import FailedMessages
+
+    run = scene.decided("r1", b"later")
+    scene.acknowledge(run)
+    assert scene.sent == []
+
+    failures = FailedMessages(name="memory", lake=scene.lake, pipeline="keeping")
+    again = Run(Tables(scene.lake, Lettered), failures, "r2", origin="failed").work().decide().publish()
+    scene.letters._away = True
+    assert scene.acknowledge(again).letters.unsent == 1
+    assert scene.left() == ["r2"], "a backfill tells no source, and is kept all the same"
+    scene.letters._away = False
+    clear_up(scene.flow)
+
+    ((payload, labels),) = scene.letters._sent
+    assert (payload, labels and labels["attempts"]) == (b"later", "2")
+
+
+def test_a_letter_that_another_receive_decided_is_not_sent_by_this_one(scene):
+    deliveries = (("m", b"hopeless"),)
+    first = Run(Tables(scene.lake, Lettered), Memory(deliveries_=deliveries), "r1").work()
+    second = Run(Tables(scene.lake, Lettered), Memory(deliveries_=deliveries), "r2").work()
+    scene.acknowledge(second.decide().publish())
+    scene.acknowledge(first.decide().publish())
+    assert scene.sent == [b"hopeless"]
+
 
 DUE = Selection(state="due")
 SOON = Selection(state="due", due_by=datetime.now(UTC) + timedelta(minutes=30))
@@ -36,7 +208,7 @@ def counted(flow: Flow) -> list[tuple[int, int]]:
     return [(counts.open, counts.dead) for counts in failed.by_window().values()]
 
 
-def test_a_run_that_drives_what_is_due_leaves_dead_ones_alone(filled: Filled) -> None:
+def test_a_run_that_drives_what_is_due_leaves_dead_ones_alone(filled):
     flow = filled(Soon, [b"raise", b"word", b"none", b"batch raise"])
     run(flow)
     assert counted(flow) == [(3, 0)]
@@ -51,30 +223,26 @@ def test_a_run_that_drives_what_is_due_leaves_dead_ones_alone(filled: Filled) ->
     assert counted(flow) == [(3, 3)]
 
 
-def test_what_is_not_due_waits_and_can_be_driven_by_hand(filled: Filled) -> None:
+def test_what_is_not_due_waits_and_can_be_driven_by_hand(filled):
     flow = filled(Late, [b"raise", b"none"])
     run(flow)
-
     assert run(flow, "failed", SOON).demand == 0
     assert run(flow, "failed", Selection(kind="ValueError")).demand == 1
     assert counted(flow) == [(2, 1)], "and the other was not touched"
 
 
-def test_what_a_run_goes_by_is_in_its_record(filled: Filled) -> None:
+def test_what_a_run_goes_by_is_in_its_record(filled):
     flow = filled(Soon, [b"raise"])
     run(flow)
-
-    receive = begin(flow, origin="failed", run_id="test", windows=[WINDOW], selection=SOON)
-
+    receive = begun(flow, origin="failed", selection=SOON)
     assert receive.selection == SOON
     assert flow.ledger.get(receive.receive_id) == receive
-    later = begin(flow, origin="failed", run_id="test", windows=[WINDOW], selection=DUE)
+    later = begun(flow, origin="failed", selection=DUE)
     assert later.selection.due_by is not None, "each later look finds the same failures due"
 
 
 @pytest.mark.parametrize("origin", ["source", "messages"])
-def test_a_selection_is_refused_where_no_failures_are_driven(filled: Filled, origin) -> None:
+def test_a_selection_is_refused_where_no_failures_are_driven(filled, origin):
     flow = filled(Soon, [b"raise"])
-
     with pytest.raises(PipelineError, match="drives no failures: leave `failures` out"):
-        begin(flow, origin=origin, run_id="test", windows=[WINDOW], selection=DUE)
+        begun(flow, origin=origin, selection=DUE)

@@ -3,19 +3,17 @@
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
-from pipeline_platform.control.store import ControlStore
+from pipeline_platform import Pipeline, PipelineError, Producer, RateLimiting
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
-from pipeline_platform.model.options import PipelineError, Producer, RateLimiting
-from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.run.begin import begin
 from pipeline_platform.run.clear_up import clear_up
 from pipeline_platform.run.flow import Flow, no_source
 from pipeline_platform.run.intake import Intake
+from tests.fixtures.flow import begun, flow_of
 from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Run, visible
 
 A_DAY = RateLimiting(allowed_messages=5, interval=timedelta(days=1))
@@ -46,17 +44,14 @@ class Place:
     """A lake, a control store and a source for each producer; flows on them."""
 
     def __init__(self, folder: Path) -> None:
-        self.lake = Lake(root=str(folder / "lake"))
-        self.control = ControlStore(f"sqlite:///{folder}/control.sqlite")
+        self.folder, self.lake = folder, Lake(root=f"{folder}/lake")
         self.sources = {name: Memory(name=name) for name in ("east", "west")}
         self.tables = Tables(self.lake, Coasts)
+        self.control = self.flow().control
 
     def flow(self, producer: str = "", pipeline: type[Pipeline] = Coasts) -> Flow:
-        def no_spark() -> NoReturn:
-            raise AssertionError("this needs no Spark")
-
         source = self.sources.get(producer) or no_source(pipeline, self.lake)
-        return Flow(pipeline, source, self.lake, self.control, no_spark, producer=producer)
+        return flow_of(self.folder, pipeline, source, producer=producer)
 
     def left(self, receive_id: str, producer: str, *, origin: str = "source", decided: bool = True) -> Run:
         """What a run left that died before it published anything."""
@@ -89,37 +84,29 @@ def unfinished(place: Place) -> list[str]:
 
 
 @pytest.mark.parametrize("another", ["west", ""], ids=["the other's run", "a backfill"])
-def test_what_a_dead_run_decided_is_published_by_any_and_acknowledged_by_its_own_producer_s_next(
-    place: Place, another: str
-) -> None:
+def test_what_a_dead_run_decided_is_published_by_any_and_acknowledged_by_its_own_producer_s_next(place, another):
     place.left("dead", "east")
-
     place.begin(another)
     assert (place.texts(), unfinished(place)) == (["dead"], ["dead"])
     assert place.sources["east"].told == place.sources["west"].told == []
-
     place.begin("east")
     assert (place.texts(), unfinished(place)) == (["dead"], [])
     assert place.sources["east"].told == [("ack", "q", ["ack-dead 1"])]
 
 
 @pytest.mark.parametrize("another", ["west", ""], ids=["the other's run", "a backfill"])
-def test_what_a_dead_run_did_not_decide_is_given_up_by_its_own_producer_s_next(place: Place, another: str) -> None:
+def test_what_a_dead_run_did_not_decide_is_given_up_by_its_own_producer_s_next(place, another):
     place.left("dead", "east", decided=False)
-
     place.begin(another)
     assert unfinished(place) == ["dead"]
-
     place.begin("east")
     assert (place.texts(), unfinished(place)) == ([], [])
 
 
 @pytest.mark.parametrize("next_one", ["east", "west", ""])
-def test_what_a_dead_backfill_left_is_finished_by_any(place: Place, next_one: str) -> None:
+def test_what_a_dead_backfill_left_is_finished_by_any(place, next_one):
     place.left("dead", "", origin="failed")
-
     said = place.begin(next_one)
-
     assert "receives dead" in said[0]
     assert (place.texts(), unfinished(place)) == (["dead"], [])
 
@@ -129,12 +116,9 @@ def test_what_a_dead_backfill_left_is_finished_by_any(place: Place, next_one: st
     [("north", Coasts, "producers['north']"), ("", Coasts, "producer"), ("east", Keeping, "producers['east']")],
     ids=["one of several", "the only one", "all but one without a name"],
 )
-def test_what_a_producer_left_that_is_gone_is_published_and_reported_each_time(
-    place: Place, gone: str, pipeline: type[Pipeline], option: str
-) -> None:
+def test_what_a_producer_left_that_is_gone_is_published_and_reported_each_time(place, gone, pipeline, option):
     place.tables = Tables(place.lake, pipeline)
     place.left("dead", gone)
-
     for _ in range(2):
         (report,) = [said for said in place.begin("", pipeline) if "dead" in said]
         assert report.startswith("receive dead cannot be finished and is left as it is: PipelineError: it pulled from ")
@@ -142,29 +126,26 @@ def test_what_a_producer_left_that_is_gone_is_published_and_reported_each_time(
     assert place.texts() == ["dead"]
 
 
-def test_what_lives_is_left_alone_whosever_it_is(place: Place) -> None:
+def test_what_lives_is_left_alone_whosever_it_is(place):
     place.left("alive", "north", decided=False)
     place.control.claim("coasts/north", "alive", "run", wanted=1, capacity=1, lease_s=60)
-
     assert not [said for said in place.begin("west") if "alive" in said]
     assert unfinished(place) == ["alive"]
 
 
 @pytest.mark.parametrize("producer", ["west", ""])
-def test_spark_work_of_the_dead_is_ended_whosever_it_is(place: Place, producer: str) -> None:
+def test_spark_work_of_the_dead_is_ended_whosever_it_is(place, producer):
     """It would hold up this run's, and its own producer may be paused."""
     place.left("dead", "east", decided=False)
     place.control.claim("coasts/east", "dead", "run", wanted=1, capacity=1, lease_s=60)
     place.control.let_go("run")
     spark = Spark()
-
     assert clear_up(replace(place.flow(producer), session=lambda: spark)) == []  # type: ignore[arg-type,return-value]
-
     assert spark.ended == ["receive-dead"]
     assert unfinished(place) == [claim.receive_id for claim in place.control.over("coasts/east")] == ["dead"]
 
 
-def test_a_run_is_limited_by_its_producer_and_a_run_of_none_by_all(place: Place) -> None:
+def test_a_run_is_limited_by_its_producer_and_a_run_of_none_by_all(place):
     per_run = Coasts.processors.per_run
     east, west, neither = (place.flow(name) for name in ("east", "west", ""))
 
@@ -177,19 +158,18 @@ def test_a_run_is_limited_by_its_producer_and_a_run_of_none_by_all(place: Place)
     assert place.control.spare("coasts/west", A_DAY, timedelta(0)) == 4
 
 
-def test_a_pull_takes_on_what_its_own_limit_gives(place: Place) -> None:
+def test_a_pull_takes_on_what_its_own_limit_gives(place):
     demands = {}
     for name in ("east", "west"):
-        receive = begin(place.flow(name), origin="source", run_id="r", windows=[WINDOW])
+        receive = begun(place.flow(name), run_id="r")
         demands[name] = receive.demand
         assert receive.producer == name
         assert [claim.receive_id for claim in place.control.in_flight(f"coasts/{name}")] == [receive.receive_id]
-
     assert demands["east"] == Coasts.processors.per_run
     assert demands["west"] in (5, 10), "of the days that begin while a run lasts"
 
 
-def test_a_backfill_waits_for_room_that_no_producer_holds(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backfill_waits_for_room_that_no_producer_holds(place, monkeypatch):
     monkeypatch.setattr(Intake, "room_within_s", 0.0)
     deliveries = (("1", b"fail"),)
     Run(place.tables, Memory(name="east", deliveries_=deliveries), "failed", producer="east").finish()

@@ -12,17 +12,14 @@ import pyarrow as pa
 import pytest
 from pydantic import BaseModel
 
+from pipeline_platform import Batcher, BatchInfo, Message, Pipeline, Processors, Producer, Splitter
 from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import Manifest
-from pipeline_platform.model.message import BatchInfo, Message
-from pipeline_platform.model.options import Batcher, Processors, Producer, Splitter
-from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.run import batching, steps
-from pipeline_platform.run.begin import begin
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.spark.engine import TaskError, warm_up
 from pipeline_platform.tasks.batch.batch_plan import CutBatches
-from tests.fixtures.flow import WINDOW, Filled, finish, handled, rows
+from tests.fixtures.flow import begun, finish, handled, rows
 
 
 class Place(BaseModel):
@@ -42,7 +39,6 @@ class Pair(Pipeline):
     context = Place()
 
     def handle_message(self, message: Message, context: Place) -> Message:
-        """To the batcher that it names."""
         batcher, says = message.data.decode().split(maxsplit=1)
         return message.put(says, batcher=batcher)
 
@@ -73,21 +69,19 @@ def calls(folder: Path, batcher: str) -> int:
     return len([*folder.glob(f"{batcher}-*")])
 
 
-def test_two_batchers_that_wait_for_each_other_s_batch_both_end(filled_on_spark: Filled, tmp_path: Path) -> None:
+def test_two_batchers_that_wait_for_each_other_s_batch_both_end(filled_on_spark, tmp_path):
     payloads = [b"left wait for the other", b"right wait for the other"] * 4
     flow, folder = filled_on_spark(Pair, payloads), tmp_path / "calls"
     receive = received(flow, folder)
-
     written = steps.batch_messages(flow, receive)
     finish(flow, receive)
-
     assert {name: manifest.total("batches") for name, manifest in written.items()} == {"left": 4, "right": 4}
     assert [rows(flow, name).height for name in ("left", "right")] == [4, 4]
 
 
 def test_what_one_batcher_wrote_is_kept_when_another_fails_and_its_batches_are_not_handled_again(
-    filled_on_spark: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    filled_on_spark, tmp_path, monkeypatch
+):
     flow, folder = filled_on_spark(Pair, [b"left -", b"right -"]), tmp_path / "calls"
     receive = received(flow, folder)
     real = CutBatches.__call__
@@ -125,7 +119,7 @@ class Splitting(Pair):
     batchers = {"left": Batcher(batch_size=Splitter(initial=None, step=end_here)), "right": Batcher()}
 
 
-def test_a_message_that_ends_the_worker_in_a_splitter_fails_alone(filled_on_spark: Filled, tmp_path: Path) -> None:
+def test_a_message_that_ends_the_worker_in_a_splitter_fails_alone(filled_on_spark, tmp_path):
     flow, folder = (
         filled_on_spark(Splitting, [b"left one", b"left leave", b"left two", b"right three"]),
         tmp_path / "calls",
@@ -140,7 +134,7 @@ def test_a_message_that_ends_the_worker_in_a_splitter_fails_alone(filled_on_spar
     assert rows(flow, "right").height == 1
 
 
-def test_a_run_that_is_terminated_ends_the_work_of_all_its_batchers(filled_on_spark: Filled, tmp_path: Path) -> None:
+def test_a_run_that_is_terminated_ends_the_work_of_all_its_batchers(filled_on_spark, tmp_path):
     flow, folder = filled_on_spark(Pair, [b"left wait for ever", b"right wait for ever"]), tmp_path / "calls"
     receive = received(flow, folder)
 
@@ -162,14 +156,14 @@ def test_a_run_that_is_terminated_ends_the_work_of_all_its_batchers(filled_on_sp
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("batcher")]
 
 
-def test_errors_of_several_batchers_are_told_together(filled_on_spark: Filled, tmp_path: Path) -> None:
+def test_errors_of_several_batchers_are_told_together(filled_on_spark, tmp_path):
     flow = filled_on_spark(Pair, [])
 
     def fail(why: str) -> None:
         raise TaskError(why)
 
     works = {"left": lambda: fail("one"), "right": lambda: fail("two"), "third": lambda: None}
-    receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
+    receive = begun(flow)
     with pytest.raises(TaskError, match="one") as raised:
         batching.side_by_side(works, flow, receive)
 
@@ -177,11 +171,11 @@ def test_errors_of_several_batchers_are_told_together(filled_on_spark: Filled, t
 
 
 @pytest.mark.parametrize(("batchers", "most"), [(1, None), (2, 5), (5, 2), (9, 1)])
-def test_each_of_several_batchers_finds_a_core_of_six(filled_on_spark: Filled, batchers: int, most: int | None) -> None:
+def test_each_of_several_batchers_finds_a_core_of_six(filled_on_spark, batchers, most):
     assert batching.most_tasks(filled_on_spark(Pair, []), batchers) == most
 
 
-def test_a_job_of_spark_is_tagged_with_its_pipeline_batcher_and_receive(filled_on_spark: Filled) -> None:
+def test_a_job_of_spark_is_tagged_with_its_pipeline_batcher_and_receive(filled_on_spark):
     def tags(index: int) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
 

@@ -64,9 +64,7 @@ def kill(server: spark_server.SparkServer) -> None:
         time.sleep(0.01)
 
 
-def test_whoever_waits_for_a_server_that_is_killed_learns_so_at_once_and_then_has_another(
-    resource: SparkResource, mortal: spark_server.SparkServer, tmp_path: Path
-) -> None:
+def test_whoever_waits_for_a_server_that_is_killed_learns_so_at_once_and_then_has_another(resource, mortal, tmp_path):
     def task(index: int) -> Iterator[pa.RecordBatch]:
         (tmp_path / "begun").touch()
         time.sleep(300)
@@ -95,7 +93,7 @@ def test_whoever_waits_for_a_server_that_is_killed_learns_so_at_once_and_then_ha
 
 
 @pytest.mark.faults
-def test_a_start_that_is_killed_leaves_no_second_server(tmp_path: Path) -> None:
+def test_a_start_that_is_killed_leaves_no_second_server(tmp_path):
     starting = subprocess.Popen(
         [sys.executable, "-m", "pipeline_platform.cli.main", "spark", "start", "--state", tmp_path]
     )
@@ -115,12 +113,10 @@ def test_a_start_that_is_killed_leaves_no_second_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.faults
-def test_two_that_find_it_dead_start_one(folder: Path, mortal: spark_server.SparkServer) -> None:
+def test_two_that_find_it_dead_start_one(folder, mortal):
     kill(mortal)
-
     with ThreadPoolExecutor(2) as both:
         one, other = both.map(lambda _: spark_server.revive(folder), range(2))
-
     assert one is not None
     assert one == other
     assert one.pid != mortal.pid
@@ -128,14 +124,11 @@ def test_two_that_find_it_dead_start_one(folder: Path, mortal: spark_server.Spar
 
 
 @pytest.mark.faults
-def test_all_who_share_a_session_let_go_of_one_whose_server_died(
-    folder: Path, resource: SparkResource, mortal: spark_server.SparkServer
-) -> None:
+def test_all_who_share_a_session_let_go_of_one_whose_server_died(folder, resource, mortal):
     with closing(SparkResource(remote=WARM, state_folder=str(folder), packages=["pipeline_platform"])) as other:
         dead = resource.spark_session
         assert other.spark_session is dead
         kill(mortal)
-
         assert resource.spark_session is not dead
         assert other.spark_session is resource.spark_session
         assert dead.client.is_closed
@@ -143,14 +136,10 @@ def test_all_who_share_a_session_let_go_of_one_whose_server_died(
 
 
 @pytest.mark.soak
-def test_a_server_that_runs_out_of_memory_dies_of_it_and_another_is_started(
-    resource: SparkResource, mortal: spark_server.SparkServer
-) -> None:
+def test_a_server_that_runs_out_of_memory_dies_of_it_and_another_is_started(resource, mortal):
     too_much = resource.spark_session.sql("SELECT length(repeat('x', 1500000000)) AS n")
-
     with pytest.raises(spark_server.SparkServerDiedError):
         too_much.toArrow()
-
     assert not mortal.lives
     assert pids(resource)
 
@@ -160,32 +149,29 @@ def write_down_a_dead_server(folder: Path, **told: str) -> None:
     (folder / "spark.json").write_text(json.dumps(asdict(dead)))
 
 
-def test_a_server_that_was_stopped_does_not_come_back(tmp_path: Path) -> None:
+def test_a_server_that_was_stopped_does_not_come_back(tmp_path):
     write_down_a_dead_server(tmp_path)
     spark_server.stop(tmp_path)
-
     assert spark_server.revive(tmp_path) is None
 
 
-def test_a_dead_server_of_another_machine_is_not_started_here(tmp_path: Path) -> None:
+def test_a_dead_server_of_another_machine_is_not_started_here(tmp_path):
     """A folder that machines share names the server of one of them."""
     write_down_a_dead_server(tmp_path, host="elsewhere")
-
     assert spark_server.revive(tmp_path) is None
 
 
-def test_a_server_at_an_address_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_at_an_address_is_not_waited_for_for_ever(monkeypatch):
     monkeypatch.setattr(spark_resource, "_OUTAGE_S", 1.0)
     nobody = SparkResource(remote=f"sc://localhost:{free_port()}", packages=["pipeline_platform"])
-
     with closing(nobody), pytest.raises(Exception, match="refused"):
         _ = nobody.spark_session
 
 
 @pytest.mark.faults
 def test_a_server_at_an_address_that_dies_is_waited_for_once_and_not_by_each_call_again(
-    folder: Path, mortal: spark_server.SparkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    folder, mortal, tmp_path, monkeypatch
+):
     monkeypatch.setattr(spark_resource, "_OUTAGE_S", 2.0)
     named = SparkResource(remote=mortal.address, token=mortal.token, packages=["pipeline_platform"])
     with closing(named):

@@ -1,8 +1,7 @@
 """Whole runs over SQS: what they cost in requests, what they hold while they work, what a killed one leaves."""
 
 import logging
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import polars as pl
 import pyarrow as pa
@@ -10,43 +9,32 @@ import pytest
 
 from pipeline_platform.connectors.sqs import SqsSource
 from pipeline_platform.run import steps
-from pipeline_platform.run.begin import begin
 from pipeline_platform.run.lease import held
 from pipeline_platform.source.contract import Share
-from tests.fixtures import fault_run
-from tests.fixtures.fault_ground import assert_each_message_once, filled_sqs, join
-from tests.fixtures.flow import WINDOW
-from tests.fixtures.spark import WarmSpark
-from tests.fixtures.sqs_flow import HIDDEN, WAITING, SqsGround
-
-HALF_AN_HOUR_S = 1_800
+from tests.fixtures.flow import handled, received, worked
+from tests.fixtures.sqs_flow import HIDDEN, WAITING
 
 
-def test_a_full_queue_costs_a_fifth_of_a_request_for_each_message(sqs_ground: SqsGround) -> None:
+def test_a_full_queue_costs_a_fifth_of_a_request_for_each_message(sqs_ground):
     sqs_ground.fill(f"word {number}" for number in range(2_500))
     flow = sqs_ground.flow()
-
     first = sqs_ground.run(flow, 1_993)
-
     assert first.acknowledged == 1_993
     assert sum(sqs_ground.fake.calls.values()) <= 0.21 * 1_993, sqs_ground.fake.calls
     assert sqs_ground.fake.calls["ChangeMessageVisibilityBatch"] == 0, "nothing was due"
 
 
-def test_the_rest_of_a_queue_costs_no_poll_of_many_tasks_for_nothing(sqs_ground: SqsGround) -> None:
+def test_the_rest_of_a_queue_costs_no_poll_of_many_tasks_for_nothing(sqs_ground):
     sqs_ground.fill(f"word {number}" for number in range(25))
-
     assert sqs_ground.run(sqs_ground.flow(), 2_000).acknowledged == 25
-
     assert sqs_ground.fake.calls["ReceiveMessage"] == 3
     assert sqs_ground.fake.calls["GetQueueAttributes"] == 2
 
 
-def test_a_run_that_outlasts_the_visibility_timeout_keeps_its_messages(sqs_ground: SqsGround) -> None:
+def test_a_run_that_outlasts_the_visibility_timeout_keeps_its_messages(sqs_ground):
     sqs_ground.fill(["sleep 5", "one", "two"])
     flow = sqs_ground.flow(visibility_timeout=2)
-    receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
-    steps.receive_messages(flow, receive)
+    receive = received(flow)
 
     steps.handle_messages(flow, receive)
 
@@ -67,7 +55,7 @@ class Twice(SqsSource):
             yield from super().read(Share(messages=batch.num_rows), receive_id)
 
 
-def test_of_two_copies_in_one_receive_one_is_handled_and_the_queue_is_empty_in_the_end(sqs_ground: SqsGround) -> None:
+def test_of_two_copies_in_one_receive_one_is_handled_and_the_queue_is_empty_in_the_end(sqs_ground):
     sqs_ground.fill(["one", "two"])
     flow = sqs_ground.flow(Twice, visibility_timeout=2)
 
@@ -83,13 +71,10 @@ def test_of_two_copies_in_one_receive_one_is_handled_and_the_queue_is_empty_in_t
     assert sqs_ground.words(flow) == ["one", "two"]
 
 
-def test_a_message_that_another_receive_took_does_not_end_the_run_that_had_it(
-    sqs_ground: SqsGround, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_message_that_another_receive_took_does_not_end_the_run_that_had_it(sqs_ground, caplog):
     sqs_ground.fill(["one", "two", "three"])
     flow = sqs_ground.flow()
-    receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
-    steps.receive_messages(flow, receive)
+    receive = received(flow)
     ((url, handles),) = held(flow, receive)
     sqs_ground.source(flow).release(url, handles[:1])
     flow.beats.clear()  # both leases are due
@@ -101,14 +86,10 @@ def test_a_message_that_another_receive_took_does_not_end_the_run_that_had_it(
     assert sqs_ground.words(flow) == ["one", "three", "two"]
 
 
-@pytest.mark.parametrize("point", ["received", "handling", "half acknowledged"])
-def test_what_a_killed_run_wrote_down_comes_back_with_the_next_run_and_not_after_the_timeout(
-    tmp_path: Path, warm_spark: WarmSpark, sqs_server: str, sqs_queue: Callable[..., str], point: str
-) -> None:
-    ground = filled_sqs(tmp_path, warm_spark, sqs_queue(), sqs_server, 120, HALF_AN_HOUR_S)
-    join(ground.start(point))
-    assert ground.left(), "the run was killed before it was done"
-
-    fault_run.run_to_end(ground.place, ground.left)
-
-    assert_each_message_once(ground, 120)
+@pytest.mark.parametrize("last", [received, handled, worked])
+def test_what_a_dead_run_wrote_down_comes_back_with_the_next_run_and_not_after_the_timeout(sqs_ground, last):
+    sqs_ground.fill(words := sorted(f"word {number:03}" for number in range(120)))
+    last(flow := sqs_ground.flow(visibility_timeout=1_800))
+    flow.control.let_go("test")
+    assert sqs_ground.run(flow).acknowledged == 120
+    assert (sqs_ground.words(flow), sqs_ground.count()) == (words, 0)

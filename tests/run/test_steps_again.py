@@ -6,41 +6,18 @@ from typing import Any, NoReturn
 import pytest
 
 from pipeline_platform.lake.decision import FencedError, UnhandledError
-from pipeline_platform.lake.ledger import Origin
 from pipeline_platform.model.message import BatchInfo, Message
 from pipeline_platform.run import steps
-from pipeline_platform.run.begin import begin, resume
+from pipeline_platform.run.begin import resume
 from pipeline_platform.run.clear_up import clear_up
-from tests.fixtures.flow import WINDOW, Filled, rows, run, worked
+from tests.fixtures.flow import begun, finish, handled, publish, received, rows, run, worked
 from tests.fixtures.flow_pipelines import Obedient
 
 
-def test_a_run_that_was_given_up_in_mid_handling_acknowledges_nothing_when_it_wakes(filled: Filled) -> None:
+def test_a_delivery_that_comes_again_is_acknowledged_and_not_handled(filled):
     flow = filled(Obedient, [b"one", b"two"])
-    stalled = begin(flow, origin="source", run_id="test", windows=[WINDOW])
-    steps.receive_messages(flow, stalled)
-    handled = steps.handle_messages(flow, stalled)
-    flow.control.end(stalled.receive_id)  # as if its claim were over: another run takes it for dead
-    clear_up(flow)
-    flow.ledger.write(stalled, "handle", handled)  # it wakes, and its task comes to its end
-
-    with pytest.raises(FencedError, match="given up"):
-        steps.decide(flow, stalled)
-    with pytest.raises(FencedError, match="given up"):
-        steps.acknowledge(flow, stalled)
-
-    assert flow.source.backlog().messages == 2
-    run(flow)
-    assert rows(flow, "words").height == 2
-
-
-def test_a_delivery_that_comes_again_is_acknowledged_and_not_handled(filled: Filled) -> None:
-    flow = filled(Obedient, [b"one", b"two"])
-    receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
-    steps.receive_messages(flow, receive)
-    steps.handle_messages(flow, receive)
-    steps.decide(flow, receive)
-    steps.publish(flow, receive)
+    receive = handled(flow)
+    publish(flow, receive)
     flow.source.release(receive.receive_id, ["1", "2"])  # as if the acknowledgement had never come
     flow.ledger.remove(receive.receive_id)
     flow.control.end(receive.receive_id)
@@ -52,15 +29,13 @@ def test_a_delivery_that_comes_again_is_acknowledged_and_not_handled(filled: Fil
     assert flow.source.backlog().messages == 0
 
 
-def test_handling_again_after_the_decision_keeps_what_was_decided(filled: Filled) -> None:
+def test_handling_again_after_the_decision_keeps_what_was_decided(filled):
     """Re-executed from a step that was done: redelivered messages would find themselves decided, by this receive."""
     flow = filled(Obedient, [b"one", b"batch a", b"raise"])
-    given_back = begin(flow, origin="source", run_id="test", windows=[WINDOW])
-    steps.receive_messages(flow, given_back)
+    given_back = received(flow)
     flow.source.abandon(given_back.receive_id, list)
     flow.control.end(given_back.receive_id)
-    receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
-    steps.receive_messages(flow, receive)
+    receive = received(flow)
     for _ in range(2):
         steps.handle_messages(flow, receive)
         steps.batch_messages(flow, receive, "batches")
@@ -80,39 +55,33 @@ class Unwell(Obedient):
         raise ValueError("too late")
 
 
-def test_batching_again_after_the_decision_keeps_what_was_decided(filled: Filled) -> None:
+def test_batching_again_after_the_decision_keeps_what_was_decided(filled):
     flow = filled(Obedient, [b"batch a"])
     receive = worked(flow)
     steps.decide(flow, receive)
-
     steps.batch_messages(dataclasses.replace(flow, pipeline=Unwell), receive, "batches")
     steps.publish(flow, receive)
     steps.acknowledge(flow, receive)
-
     assert [rows(flow, name).height for name in ("batches", "failed")] == [1, 0]
     assert rows(flow, "outcomes")["outcome"].to_list() == ["handled"]
 
 
-def test_what_another_run_decided_is_published_before_it_is_acknowledged_here(filled: Filled) -> None:
+def test_what_another_run_decided_is_published_before_it_is_acknowledged_here(filled):
     flow = filled(Obedient, [b"one"])
-    stalled = begin(flow, origin="source", run_id="stalled", windows=[WINDOW])
-    steps.receive_messages(flow, stalled)
-    steps.handle_messages(flow, stalled)
-    other = begin(flow, origin="source", run_id="other", windows=[WINDOW])
+    stalled = handled(flow, run_id="stalled")
+    other = begun(flow, run_id="other")
     steps.decide(flow, stalled)  # after the other has cleared up; and there it stops, past its lease
     flow.source.abandon(stalled.receive_id, list)
     steps.receive_messages(flow, other)
     steps.handle_messages(flow, other)
 
-    steps.decide(flow, other)
-    steps.publish(flow, other)
-    answer = steps.acknowledge(flow, other)
+    answer = finish(flow, other)
 
     assert answer.acknowledged == 1
     assert rows(flow, "words")["word"].to_list() == ["one"]
 
 
-def test_acknowledging_alone_publishes_what_is_decided_first(filled: Filled) -> None:
+def test_acknowledging_alone_publishes_what_is_decided_first(filled):
     """As when the disk was full while tables were written, and only the last step is executed again."""
     flow = filled(Obedient, [b"one", b"two"])
     receive = worked(flow)
@@ -126,33 +95,20 @@ def test_acknowledging_alone_publishes_what_is_decided_first(filled: Filled) -> 
     assert sorted(rows(flow, "words")["word"]) == ["one", "two"]
 
 
-def test_acknowledging_what_was_never_handled_is_refused(filled: Filled) -> None:
-    flow = filled(Obedient, [b"one"])
-    receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
-    steps.receive_messages(flow, receive)
-
-    with pytest.raises(UnhandledError, match="not decided"):
-        steps.acknowledge(flow, receive)
-
-    assert flow.ledger.get(receive.receive_id), "the next run finds it"
-
-
 @pytest.mark.parametrize("origin", ["source", "messages"])
-def test_nothing_is_decided_where_a_step_was_left_out(filled: Filled, origin: Origin) -> None:
+def test_nothing_is_decided_where_a_step_was_left_out(filled, origin):
     """A replay would put nothing in the place of everything."""
     flow = filled(Obedient, [b"one", b"batch a"])
     if origin == "messages":
         run(flow)
-    receive = begin(flow, origin=origin, run_id="test", windows=[WINDOW])
-    steps.receive_messages(flow, receive)
+    receive = received(flow, origin=origin)
     with pytest.raises(UnhandledError, match=r"2 messages and the outcomes of 0.*from `handle_messages` on"):
         steps.decide(flow, receive)
     steps.handle_messages(flow, receive)
     with pytest.raises(UnhandledError, match="2 messages and the outcomes of 1"):
         steps.decide(flow, receive)
     steps.batch_messages(flow, receive, "batches")
-    steps.decide(flow, receive)
-    steps.publish(flow, receive)
+    publish(flow, receive)
 
     assert rows(flow, "words")["word"].to_list() == ["one"]
     assert rows(flow, "batches")["batch_key"].to_list() == ["a"]
@@ -165,36 +121,32 @@ class Mended(Obedient):
         return message.put_data({"word": message.data.decode()}).put_batcher("words")
 
 
-def test_what_an_earlier_try_batched_is_not_kept_beside_what_is_handled_again(filled: Filled) -> None:
+def test_what_an_earlier_try_batched_is_not_kept_beside_what_is_handled_again(filled):
     flow = filled(Obedient, [b"batch a", b"batch b"])
     receive = worked(flow)
     flow = dataclasses.replace(flow, pipeline=Mended)
 
     steps.handle_messages(flow, receive)
     steps.batch_messages(flow, receive, "batches")
-    steps.decide(flow, receive)
-    steps.publish(flow, receive)
+    publish(flow, receive)
 
     assert sorted(rows(flow, "words")["word"]) == ["batch a", "batch b"]
     assert rows(flow, "batches").height == 0
     assert rows(flow, "outcomes").height == 2
 
 
-def test_a_delivery_is_known_again_by_when_it_was_decided_and_not_by_its_window(filled: Filled) -> None:
+def test_a_delivery_is_known_again_by_when_it_was_decided_and_not_by_its_window(filled):
     """Pulled into a window of long ago, as one can from the Partitions tab, and delivered once more."""
     flow = filled(Obedient, [b"one"])
-    receive = worked(flow, ["2026-01-01T0000"])
-    steps.decide(flow, receive)
-    steps.publish(flow, receive)
+    receive = worked(flow, ["2025-01-01T0000"])
+    publish(flow, receive)
     flow.source.release(receive.receive_id, ["1"])
-
     run(flow)
-
     assert rows(flow, "words").height == 1
     assert sorted(rows(flow, "outcomes")["outcome"]) == ["duplicate", "handled"]
 
 
-def test_a_run_whose_receive_another_executes_again_keeps_and_decides_nothing(filled: Filled) -> None:
+def test_a_run_whose_receive_another_executes_again_keeps_and_decides_nothing(filled):
     """Its process outlived its being cancelled, and comes to its end while the other is at work."""
     flow = filled(Obedient, [b"one"])
     receive = worked(flow)
@@ -206,19 +158,16 @@ def test_a_run_whose_receive_another_executes_again_keeps_and_decides_nothing(fi
         steps.decide(flow, receive)
     flow.control.let_go("test")
     assert [claim.run_id for claim in flow.control.in_flight("obedient")] == ["another run"]
-    steps.decide(flow, again)
-    steps.publish(flow, again)
+    publish(flow, again)
 
     assert rows(flow, "words")["word"].to_list() == ["one"]
 
 
-def test_a_run_that_was_given_up_before_it_leased_leases_nothing(filled: Filled) -> None:
+def test_a_run_that_was_given_up_before_it_leased_leases_nothing(filled):
     flow = filled(Obedient, [b"one"])
-    receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
+    receive = begun(flow)
     flow.control.end(receive.receive_id)  # it stalled, and another run has taken its place
     clear_up(flow)
-
     with pytest.raises(FencedError, match="given up while the run stalled"):
         steps.receive_messages(flow, receive)
-
     assert flow.source.backlog().messages == 1

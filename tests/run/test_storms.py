@@ -5,12 +5,11 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +19,6 @@ from tests.fixtures import fault_run
 from tests.fixtures.fault_ground import FILLED, Ground, assert_each_message_once, filled_sqs, filled_table, twice
 from tests.fixtures.fault_run import LEASE_S, POINTS
 from tests.fixtures.line import line_to
-from tests.fixtures.spark import WarmSpark
 
 pytestmark = pytest.mark.faults
 
@@ -90,24 +88,18 @@ def seeds(few: int, many: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("seed", seeds(0, 20))
-def test_a_storm_of_kills_and_stalls_over_a_table(tmp_path: Path, warm_spark: WarmSpark, seed: int) -> None:
+def test_a_storm_of_kills_and_stalls_over_a_table(tmp_path, warm_spark, seed):
     ground = filled_table(tmp_path, warm_spark, 1_500)
-
     storm(ground, seed, runs=10)
     fault_run.run_to_end(ground.place, ground.left)
-
     assert_each_message_once(ground, 1_500)
 
 
 @pytest.mark.parametrize("seed", seeds(0, 20))
-def test_a_storm_of_kills_and_stalls_over_postgresql(
-    tmp_path: Path, warm_spark: WarmSpark, postgres_url: str, seed: int
-) -> None:
+def test_a_storm_of_kills_and_stalls_over_postgresql(tmp_path, warm_spark, postgres_url, seed):
     ground = filled_table(tmp_path, warm_spark, 1_500, postgres_url)
-
     storm(ground, seed, runs=10)
     fault_run.run_to_end(ground.place, ground.left)
-
     assert_each_message_once(ground, 1_500)
 
 
@@ -126,42 +118,32 @@ LONG = Sqs(messages=1_500, visibility=4)
 
 
 @pytest.mark.parametrize("seed", seeds(1, 20))
-def test_a_storm_of_kills_and_stalls_over_sqs(
-    tmp_path: Path, warm_spark: WarmSpark, sqs_server: str, sqs_queue: Callable[..., str], seed: int
-) -> None:
+def test_a_storm_of_kills_and_stalls_over_sqs(tmp_path, warm_spark, sqs_server, sqs_queue, seed):
     kind, url = (LONG if seed % 2 else QUICK), sqs_queue()
     ground = filled_sqs(tmp_path, warm_spark, url, sqs_server, kind.messages, kind.visibility)
-
     storm(ground, seed, runs=10)
     # A lease shorter than a run is never acknowledged in time.
     lasting = ground.place.source.model_copy(update={"visibility_timeout": 4, "lease_s": 4.0})
     fault_run.run_to_end(replace(ground.place, source=lasting), ground.left)
-
     assert_each_message_once(ground, kind.messages)
 
 
 @pytest.mark.timeout(900)  # a server takes seconds to start, and on a machine under load many
 @pytest.mark.parametrize("seed", seeds(1, 20))
 @pytest.mark.parametrize("server", FILLED)
-def test_a_storm_of_kills_and_stalls_over_a_server_that_fails_now_and_then(
-    request: pytest.FixtureRequest, tmp_path: Path, warm_spark: WarmSpark, server: str, seed: int
-) -> None:
+def test_a_storm_of_kills_and_stalls_over_a_server_that_fails_now_and_then(request, tmp_path, warm_spark, server, seed):
     own: Server = request.getfixturevalue(f"own_{server}_server")
     with line_to(own.address) as line:
         goes_by_a_line = server != "kafka"  # whose clients go to the address that the server tells them
         ground = FILLED[server](tmp_path, warm_spark, line.address if goes_by_a_line else own.address, 1_000)
-
         with failing([own, line] if goes_by_a_line else [own], seed):
             storm(ground, seed, runs=8, spared_s=30.0, points=["", *POINTS])
         fault_run.run_to_end(ground.place, ground.left, deadline_s=300)
-
         assert_each_message_once(ground, 1_000)
 
 
 @pytest.mark.soak
-def test_without_compare_and_swap_a_storm_finds_messages_twice(
-    tmp_path: Path, warm_spark: WarmSpark, sqs_server: str, sqs_queue: Callable[..., str]
-) -> None:
+def test_without_compare_and_swap_a_storm_finds_messages_twice(tmp_path, warm_spark, sqs_server, sqs_queue):
     """The storms can fail, and what holds is the decision's doing."""
     for seed in range(20):
         folder = tmp_path / str(seed)

@@ -12,11 +12,11 @@ from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.tables import DECIDED, Table
 from pipeline_platform.model.message import Message
 from pipeline_platform.run import steps
-from pipeline_platform.run.begin import begin, resume
+from pipeline_platform.run.begin import resume
 from pipeline_platform.run.clear_up import clear_up
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.receive_state import ReceiveState
-from tests.fixtures.flow import WINDOW, Filled, rows, worked
+from tests.fixtures.flow import begun, finish, received, rows, worked
 from tests.fixtures.flow_pipelines import Obedient, Word
 from tests.lake.test_decision import SWAP
 
@@ -35,12 +35,10 @@ def before_the_swap(patch: pytest.MonkeyPatch, step: Callable[[], object]) -> No
     patch.setattr(Table, "swap", swap)
 
 
-def finish(flow: Flow, receive: Receive) -> None:
+def go_on(flow: Flow, receive: Receive) -> None:
     steps.handle_messages(flow, receive)
     steps.batch_messages(flow, receive, "batches")
-    steps.decide(flow, receive)
-    steps.publish(flow, receive)
-    steps.acknowledge(flow, receive)
+    finish(flow, receive)
 
 
 def assert_each_once(flow: Flow) -> None:
@@ -51,9 +49,7 @@ def assert_each_once(flow: Flow) -> None:
 
 
 @pytest.mark.parametrize("gets", ["taken", "handled", "finished"])
-def test_a_run_that_is_taken_over_right_before_its_decision_decides_nothing(
-    filled: Filled, monkeypatch: pytest.MonkeyPatch, gets: str
-) -> None:
+def test_a_run_that_is_taken_over_right_before_its_decision_decides_nothing(filled, monkeypatch, gets):
     flow = filled(Obedient, PAYLOADS)
     stale = worked(flow)
     later: list[Receive] = []
@@ -63,7 +59,7 @@ def test_a_run_that_is_taken_over_right_before_its_decision_decides_nothing(
         if gets == "handled":
             steps.handle_messages(flow, later[0])
         if gets == "finished":
-            finish(flow, later[0])
+            go_on(flow, later[0])
 
     before_the_swap(monkeypatch, re_execute)
     with pytest.raises(FencedError, match=r"a re-execution took it over|given up"):
@@ -72,13 +68,11 @@ def test_a_run_that_is_taken_over_right_before_its_decision_decides_nothing(
         steps.acknowledge(flow, stale)
 
     if gets != "finished":
-        finish(flow, later[0])
+        go_on(flow, later[0])
     assert_each_once(flow)
 
 
-def test_what_a_run_decided_before_it_is_taken_over_is_what_the_other_finishes(
-    filled: Filled, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_run_decided_before_it_is_taken_over_is_what_the_other_finishes(filled, monkeypatch):
     """The same moment from the other side: the decision comes right before the re-execution's commit."""
     flow = filled(Obedient, PAYLOADS)
     first = worked(flow)
@@ -90,12 +84,12 @@ def test_what_a_run_decided_before_it_is_taken_over_is_what_the_other_finishes(
         SWAP(table, *args, **options)
 
     monkeypatch.setattr(Table, "swap", swap)
-    finish(flow, resume(flow, first, "another run"))
+    go_on(flow, resume(flow, first, "another run"))
 
     assert_each_once(flow)
 
 
-def test_what_a_run_keeps_after_it_was_taken_over_is_never_read(filled: Filled) -> None:
+def test_what_a_run_keeps_after_it_was_taken_over_is_never_read(filled):
     """It was in the middle of handling: what it handled, in files of its own, comes late, even after the decision."""
     flow = filled(Obedient, PAYLOADS)
     stale = worked(flow)
@@ -121,11 +115,10 @@ class Quick(Obedient):
         return message.put(Word(word="quick"), batcher="words")
 
 
-def test_tasks_of_the_run_before_are_ended_and_hold_up_nothing(filled_on_spark: Filled) -> None:
+def test_tasks_of_the_run_before_are_ended_and_hold_up_nothing(filled_on_spark):
     """That run may have been killed, and its tasks would work on for an hour."""
     flow = filled_on_spark(Obedient, [b"sleep 3600"] * 2)
-    first = begin(flow, origin="source", run_id="first", windows=[WINDOW])
-    steps.receive_messages(flow, first)
+    first = received(flow, run_id="first")
     errors: list[Exception] = []
 
     def handle() -> None:
@@ -139,24 +132,22 @@ def test_tasks_of_the_run_before_are_ended_and_hold_up_nothing(filled_on_spark: 
     thread.join(10)
     assert thread.is_alive()
 
-    finish(flow := replace(flow, pipeline=Quick), resume(flow, first, "another run"))
+    go_on(flow := replace(flow, pipeline=Quick), resume(flow, first, "another run"))
     thread.join(60)
 
     assert len(errors) == 1
     assert rows(flow, "words")["word"].to_list() == ["quick", "quick"]
 
 
-def test_every_step_of_a_re_execution_goes_on_as_the_same_owner(filled: Filled) -> None:
+def test_every_step_of_a_re_execution_goes_on_as_the_same_owner(filled):
     flow = filled(Obedient, PAYLOADS)
     first = worked(flow)
-
     owners = {resume(flow, first, "another run").owner for _ in range(3)}
-
     assert len(owners) == 1
     assert flow.tables["outcomes"].open().version() == 1, "taken over once"
 
 
-def test_a_re_execution_that_is_re_executed_itself_ends_red(filled: Filled) -> None:
+def test_a_re_execution_that_is_re_executed_itself_ends_red(filled):
     flow = filled(Obedient, PAYLOADS)
     first = worked(flow)
     second = resume(flow, first, "second")
@@ -166,7 +157,7 @@ def test_a_re_execution_that_is_re_executed_itself_ends_red(filled: Filled) -> N
         resume(flow, first, "second")
     with pytest.raises(FencedError, match="not run second's any more"):
         steps.decide(flow, second)
-    finish(flow, third)
+    go_on(flow, third)
     state = ReceiveState(flow, first.receive_id)
     with pytest.raises(FencedError, match="not run second's any more"):
         state.expect_finished(["second", "first"])
@@ -175,7 +166,7 @@ def test_a_re_execution_that_is_re_executed_itself_ends_red(filled: Filled) -> N
     assert_each_once(flow)
 
 
-def test_a_receive_that_was_given_up_cannot_be_taken_over(filled: Filled) -> None:
+def test_a_receive_that_was_given_up_cannot_be_taken_over(filled):
     flow = filled(Obedient, PAYLOADS)
     first = worked(flow)
     flow.control.end(first.receive_id)
@@ -189,9 +180,7 @@ def test_a_receive_that_was_given_up_cannot_be_taken_over(filled: Filled) -> Non
     assert flow.source.backlog().messages == len(PAYLOADS)
 
 
-def test_a_run_that_is_given_up_right_before_its_decision_decides_nothing(
-    filled: Filled, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_is_given_up_right_before_its_decision_decides_nothing(filled, monkeypatch):
     """It stalled once it had asked whether its lease holds, for longer than that; the next run has begun meanwhile."""
     flow = filled(Obedient, PAYLOADS)
     stalled = worked(flow)
@@ -208,14 +197,14 @@ def test_a_run_that_is_given_up_right_before_its_decision_decides_nothing(
 
     assert rows(flow, "outcomes").height == 0
     assert flow.source.backlog().messages == len(PAYLOADS)
-    finish(flow, worked(flow))
+    go_on(flow, worked(flow))
     assert_each_once(flow)
 
 
-def test_a_receive_whose_first_step_did_not_end_is_not_taken_for_empty(filled: Filled) -> None:
+def test_a_receive_whose_first_step_did_not_end_is_not_taken_for_empty(filled):
     """It died between its lease and its first manifest, and the steps after that were chosen to be executed again."""
     flow = filled(Obedient, PAYLOADS)
-    first = begin(flow, origin="source", run_id="test", windows=[WINDOW])
+    first = begun(flow)
     later = resume(flow, first, "another run")
     steps.handle_messages(flow, later)
     steps.decide(flow, later)
@@ -226,7 +215,7 @@ def test_a_receive_whose_first_step_did_not_end_is_not_taken_for_empty(filled: F
     assert flow.ledger.unfinished() == [first.receive_id], "the next run gives its leases back"
 
 
-def test_what_a_re_execution_decided_and_left_is_finished_by_the_next_run(filled: Filled) -> None:
+def test_what_a_re_execution_decided_and_left_is_finished_by_the_next_run(filled):
     flow = filled(Obedient, PAYLOADS)
     stale = worked(flow)
     later = resume(flow, stale, "another run")
@@ -240,7 +229,7 @@ def test_what_a_re_execution_decided_and_left_is_finished_by_the_next_run(filled
     assert_each_once(flow)
 
 
-def test_what_a_re_execution_left_undecided_is_given_up_by_the_next_run(filled: Filled) -> None:
+def test_what_a_re_execution_left_undecided_is_given_up_by_the_next_run(filled):
     flow = filled(Obedient, PAYLOADS)
     first = worked(flow)
     later = resume(flow, first, "another run")
@@ -254,7 +243,7 @@ def test_what_a_re_execution_left_undecided_is_given_up_by_the_next_run(filled: 
     assert flow.source.backlog().messages == len(PAYLOADS)
 
 
-def test_of_several_runs_that_take_a_receive_over_at_once_one_decides(filled: Filled) -> None:
+def test_of_several_runs_that_take_a_receive_over_at_once_one_decides(filled):
     flow = filled(Obedient, PAYLOADS)
     first = worked(flow)
     ended: list[str] = []
@@ -262,9 +251,7 @@ def test_of_several_runs_that_take_a_receive_over_at_once_one_decides(filled: Fi
     def re_execute(name: str) -> None:
         try:
             mine = resume(flow, first, name)
-            steps.decide(flow, mine)
-            steps.publish(flow, mine)
-            steps.acknowledge(flow, mine)
+            finish(flow, mine)
             ended.append("well")
         except FencedError:
             ended.append("red")

@@ -9,19 +9,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pipeline_platform.control.store import ControlStore
+from pipeline_platform import Batcher, BatchInfo, Message, Pipeline, Processors, Producer, Share, Splitter
 from pipeline_platform.lake.manifest import Manifest
-from pipeline_platform.lake.storage import Lake
-from pipeline_platform.model.message import BatchInfo, Message
-from pipeline_platform.model.options import Batcher, Processors, Producer, Splitter
-from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.run import steps
-from pipeline_platform.run.begin import begin
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.spark_work import SparkWork
-from pipeline_platform.source.contract import Share
-from tests.fixtures.flow import finish
-from tests.fixtures.small_lake import WINDOW, Memory, numbered
+from tests.fixtures.flow import begun, finish, flow_of, handled
+from tests.fixtures.small_lake import Memory, numbered
+from tests.fixtures.telemetry import run_tasks_here
 
 SEEN: list[tuple[str, str, int]] = []
 
@@ -39,7 +34,6 @@ class Plain(Pipeline):
         return message.put(int(number), batcher=batcher or "all")
 
     def handle_batch(self, batcher: str, messages: list[Message], batch_info: BatchInfo, context: Any) -> list[Message]:
-        """Note what came."""
         SEEN.append((batcher, batch_info.trigger, len(messages)))
         return messages
 
@@ -99,55 +93,43 @@ def tasks(monkeypatch: pytest.MonkeyPatch) -> Tasks:
 
     def run(self: SparkWork, task: Any, shares: int, messages: int | None = None) -> Manifest:
         asked.append((self.name, shares))
-        return self.run_here(getattr(task, "here", task), shares)
+        return run_tasks_here(self, task, shares)
 
     monkeypatch.setattr(SparkWork, "run", run)
     SEEN.clear()
     return asked
 
 
-def flow_of(folder: Path, pipeline: type[Pipeline], *payloads: str) -> Flow:
+def plain_flow(folder: Path, pipeline: type[Pipeline], *payloads: str) -> Flow:
     source = Noting(name="queue", deliveries_=numbered(*(one.encode() for one in payloads)))
     spark: Any = SimpleNamespace(conf=SimpleNamespace(get=lambda name, default: default))
-    control = ControlStore(f"sqlite:///{folder}/control.sqlite")
-    return Flow(pipeline, source, Lake(root=f"{folder}/lake"), control, lambda: spark)
+    return flow_of(folder, pipeline, source, session=lambda: spark)
 
 
 def batched(flow: Flow, demand: int = 600) -> str:
     """Receive, handle and batch; return whose work it was."""
-    receive = begin(flow, origin="source", run_id="test", windows=[WINDOW], demand=demand)
-    steps.receive_messages(flow, receive)
-    steps.handle_messages(flow, receive)
+    receive = handled(flow, demand=demand)
     steps.batch_messages(flow, receive)
     return receive.receive_id
 
 
 @pytest.mark.parametrize(("pipeline", "reading", "handling", "batching"), [(Plain, 2, 2, 1), (Told, 3, 4, 5)])
-def test_two_tasks_read_two_handle_and_one_batches_unless_told(
-    tmp_path: Path, tasks: Tasks, pipeline: type[Pipeline], reading: int, handling: int, batching: int
-) -> None:
-    batched(flow_of(tmp_path, pipeline, *map(str, range(200))))
-
+def test_two_tasks_read_two_handle_and_one_batches_unless_told(tmp_path, tasks, pipeline, reading, handling, batching):
+    batched(plain_flow(tmp_path, pipeline, *map(str, range(200))))
     name = pipeline.name
     assert tasks == [(f"{name}/receive", reading), (f"{name}/handle", handling), (f"{name}/batch-all", batching)]
 
 
-def test_a_source_is_told_the_demand_how_many_read_it_and_the_receive_and_no_more(tmp_path: Path, tasks: Tasks) -> None:
-    flow = flow_of(tmp_path, Plain, "1")
-
+def test_a_source_is_told_the_demand_how_many_read_it_and_the_receive_and_no_more(tmp_path, tasks):
+    flow = plain_flow(tmp_path, Plain, "1")
     receive_id = batched(flow)
-
     assert isinstance(flow.source, Noting)
     assert flow.source.asked == [("plan", 600, 2, receive_id), *[("read", 300, receive_id)] * 2]
 
 
-def test_each_batcher_has_batches_of_its_own_size_or_splitter_and_what_is_left_is_delivered(
-    tmp_path: Path, tasks: Tasks
-) -> None:
+def test_each_batcher_has_batches_of_its_own_size_or_splitter_and_what_is_left_is_delivered(tmp_path, tasks):
     texts = [f"{batcher} {number}" for number in range(2, 7) for batcher in Apart.batchers]
-
-    batched(flow_of(tmp_path, Apart, *texts))
-
+    batched(plain_flow(tmp_path, Apart, *texts))
     seen = {name: [what for batcher, *what in SEEN if batcher == name] for name in Apart.batchers}
     assert seen == {
         "pairs": [["size", 2], ["size", 2], ["timeout", 1]],
@@ -157,11 +139,9 @@ def test_each_batcher_has_batches_of_its_own_size_or_splitter_and_what_is_left_i
 
 
 @pytest.mark.parametrize("stops", ["its pipeline", "itself"])
-def test_a_run_that_is_asked_to_stop_before_it_receives_leases_nothing(
-    tmp_path: Path, tasks: Tasks, stops: str
-) -> None:
-    flow = flow_of(tmp_path, Plain, "1")
-    receive = begin(flow, origin="source", run_id="test", windows=[WINDOW], demand=600)
+def test_a_run_that_is_asked_to_stop_before_it_receives_leases_nothing(tmp_path, tasks, stops):
+    flow = plain_flow(tmp_path, Plain, "1")
+    receive = begun(flow, demand=600)
     if stops == "itself":
         flow.control.stop(receive.receive_id, timedelta(seconds=30))
     else:

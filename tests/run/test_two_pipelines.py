@@ -55,7 +55,7 @@ def told_of(location: Location, run: dg.DagsterRun) -> dict[str, tuple[str, Any]
     }
 
 
-def test_both_pipelines_of_a_run_are_received_handled_and_acknowledged(location: Location, beside: TableQueue) -> None:
+def test_both_pipelines_of_a_run_are_received_handled_and_acknowledged(location, beside):
     run = run_both(location)
 
     assert run.status == SUCCESS
@@ -69,9 +69,7 @@ def test_both_pipelines_of_a_run_are_received_handled_and_acknowledged(location:
 
 
 @pytest.mark.parametrize("step", ["handle_messages", "publish", "acknowledge"])
-def test_both_pipelines_of_a_run_go_on_where_it_failed(
-    location: Location, beside: TableQueue, step: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_both_pipelines_of_a_run_go_on_where_it_failed(location, beside, step, monkeypatch):
     with monkeypatch.context() as patch:
 
         def full(*args: Any, **options: Any) -> Any:
@@ -90,7 +88,7 @@ def test_both_pipelines_of_a_run_go_on_where_it_failed(
     assert_both_are_home(location, beside)
 
 
-def test_a_step_that_finds_no_receive_ends_red(location: Location) -> None:
+def test_a_step_that_finds_no_receive_ends_red(location):
     """Its run died, maybe, between its claim and its first trace; a later step was chosen all the same."""
     location.enqueue("one")
     with pytest.MonkeyPatch.context() as patch:

@@ -17,14 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline_platform import Batcher, Pipeline, Processors, Splitter, TableBatcher
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.ledger import Ledger
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Table
 from pipeline_platform.lake.writer import Writer
-from pipeline_platform.model.options import Batcher, Processors, Splitter, TableBatcher
-from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.spark_work import SparkWork
 from tests.fixtures.flow import rows, run, run_in_this_process
@@ -171,7 +170,7 @@ ENDS = st.lists(POINTS, min_size=2, max_size=4)
 
 @pytest.mark.parametrize("examples", [5, pytest.param(300, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("pipeline", [Moody, pytest.param(Split, marks=pytest.mark.faults)])
-def test_wherever_runs_end_each_message_ends_once(flows: Filled, pipeline: type[Pipeline], examples: int) -> None:
+def test_wherever_runs_end_each_message_ends_once(flows, pipeline, examples):
     @settings(max_examples=examples, deadline=None)
     @given(MESSAGES, ENDS)
     def tried(messages: list[Mood], ends: list[Point]) -> None:
@@ -182,7 +181,7 @@ def test_wherever_runs_end_each_message_ends_once(flows: Filled, pipeline: type[
 
 @pytest.mark.faults
 @pytest.mark.parametrize("examples", [2, pytest.param(50, marks=pytest.mark.soak)])
-def test_a_message_that_hangs_costs_no_other(flows: Filled, examples: int) -> None:
+def test_a_message_that_hangs_costs_no_other(flows, examples):
     @settings(max_examples=examples, deadline=None)
     @given(MESSAGES, st.integers(0, 59), st.lists(POINTS, max_size=1))
     def tried(messages: list[Mood], hanging: int, ends: list[Point]) -> None:
@@ -193,9 +192,8 @@ def test_a_message_that_hangs_costs_no_other(flows: Filled, examples: int) -> No
     tried()
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize("is_after", [False, True], ids=["before", "after"])
-def test_at_each_point_in_turn_a_run_may_end(flows: Filled, *, is_after: bool) -> None:
+def test_at_each_point_in_turn_a_run_may_end(flows, *, is_after):
     asked = enumerate(product(["kept", "plain", "fail"], ["ok", "fail"]))
     messages = [Mood(number=number, handle=handle, batch=batch) for number, (handle, batch) in asked]
     for number in count():

@@ -47,18 +47,14 @@ def told_by(lake: Lake, source: Memory, *outcomes: tuple[str, str, str]) -> dict
 def test_each_group_is_told_at_once_in_the_order_of_its_messages(lake):
     """Whether they were handled or failed."""
     source = Memory()
-
     notes = told_by(lake, source, ("b", "2", "ack"), ("b", "1", "ack"), ("a", "9", "ack"), ("a", "3", "ack"))
-
     assert sorted(source.told) == [("ack", "a", ["9", "3"]), ("ack", "b", ["2", "1"])]
     assert (notes["acknowledged"], notes["refused"], notes["errors"]) == (4, 0, [])
 
 
 def test_an_error_of_one_group_holds_back_no_other_and_is_told_in_words(lake):
     source = Moody()
-
     notes = told_by(lake, source, ("broken", "1", "ack"), ("broken", "2", "ack"), ("sound", "3", "ack"))
-
     assert ("ack", "sound", ["3"]) in source.told
     assert notes["acknowledged"] == 1
     assert notes["errors"] == ["ack of 2 messages of memory: SourceError: no answer"]
@@ -73,9 +69,7 @@ class Keeping(Memory):
 
 def test_an_error_of_one_action_holds_back_no_other(lake):
     source = Keeping()
-
     notes = told_by(lake, source, ("q", "1", "nack"), ("q", "2", "ack"))
-
     assert source.told == [("ack", "q", ["2"])]
     assert (notes["acknowledged"], len(notes["errors"])) == (1, 1)
 
@@ -83,23 +77,19 @@ def test_an_error_of_one_action_holds_back_no_other(lake):
 def test_noop_leaves_a_message_alone_nack_gives_it_back_after_its_delay_and_then_the_rest_is_acknowledged(lake):
     source = Memory()
     actions = ("ack", "nack", "nack:30", "noop", "nack:30")
-
     notes = told_by(lake, source, *(("q", str(number), action) for number, action in enumerate(actions, start=1)))
-
     assert source.told == [("nack:0", "q", ["2"]), ("nack:30", "q", ["3", "5"]), ("ack", "q", ["1"])]
     assert notes["acknowledged"] == 5, "one that is to be left alone is dealt with too"
 
 
 def test_refusals_are_reported_and_leases_that_were_lost_apart(lake):
     notes = told_by(lake, Moody(), ("q", "no1", "ack"), ("q", "gone1", "ack"), ("q", "yes", "ack"))
-
     assert (notes["acknowledged"], notes["refused"], notes["lost"]) == (1, 1, 1)
     assert notes["refusals"] == [{"ack_id": "no1", "reason": "not now", "lost": False}]
 
 
 def test_of_many_refusals_a_sample_is_told(lake):
     notes = told_by(lake, Moody(), *(("q", f"no{index}", "ack") for index in range(100)))
-
     assert notes["refused"] == 100
     assert len(notes["refusals"]) == 10
 
@@ -126,9 +116,7 @@ def test_what_is_refused_is_asked_for_again_alone():
     source = Relenting()
     source.ack("q", ["early"])
     source.told.clear()
-
     answer = patiently(source, "q", ["early", "late", "gone"])
-
     assert source.told == [("ack", "q", ["early", "late", "gone"]), ("ack", "q", ["late"])]
     assert answer == Answer(2, [Refused("gone", "not now", lost=True)], [])
 
@@ -145,19 +133,15 @@ class Stumbling(Memory):
 
 def test_an_error_on_the_way_asks_for_no_more_than_was_left():
     source = Stumbling()
-
     answer = patiently(source, "q", ["a", "b", "c"])
-
     assert [ids for _, _, ids in source.told] == [["a", "b", "c"], ["b"], ["b"]]
     assert answer == Answer(3, [], [])
 
 
 def test_a_group_without_an_answer_is_asked_again_until_attempts_are_over():
     source = Relenting()
-
     answer = patiently(source, "broken", ["a", "b"])
     broken = patiently(Moody(), "broken", ["a", "b"], attempts=2)
-
     assert answer == Answer(2, [], [])
     assert (broken.acknowledged, len(broken.errors)) == (0, 1)
 

@@ -2,13 +2,8 @@
 
 from typing import Any
 
-import pyarrow as pa
-
+from pipeline_platform import Batcher, BatchInfo, Message, Pipeline, Processors, Producer
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.model.message import BatchInfo, Message
-from pipeline_platform.model.options import Batcher, Processors, Producer
-from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.tasks.batch import cutting
 from pipeline_platform.tasks.batch.batch_plan import CutBatches, plan_table
 from pipeline_platform.tasks.batch.handle_batches import HandleBatches
 from pipeline_platform.tasks.record.staging import staged_table
@@ -74,7 +69,7 @@ def of(*payloads: str) -> Memory:
     return Memory(deliveries_=numbered(*(payload.encode() for payload in payloads)))
 
 
-def test_a_batch_holds_one_partition_and_says_which(lake: Lake) -> None:
+def test_a_batch_holds_one_partition_and_says_which(lake):
     told = through(lake, Batched, of("k 7 a", "k 10 b", "k 7 c", "l 7 d", "k 7 e"))
 
     seen = [(info.batch_key, info.partition, info.trigger, texts) for task in told for info, texts in task]
@@ -87,7 +82,7 @@ def test_a_batch_holds_one_partition_and_says_which(lake: Lake) -> None:
     assert len({info.batch_id for task in told for info, _ in task}) == 4
 
 
-def test_all_batches_of_a_partition_are_one_task_s_in_order_and_partitions_are_dealt_evenly(lake: Lake) -> None:
+def test_all_batches_of_a_partition_are_one_task_s_in_order_and_partitions_are_dealt_evenly(lake):
     payloads = [f"{'kl'[place % 3 > 1]} {place % 5} {place:02}" for place in range(50)]
 
     told = through(lake, Batched, of(*payloads))
@@ -101,9 +96,8 @@ def test_all_batches_of_a_partition_are_one_task_s_in_order_and_partitions_are_d
             assert firsts == sorted(firsts)
 
 
-def test_a_message_that_the_function_gives_no_partition_fails_alone(lake: Lake) -> None:
+def test_a_message_that_the_function_gives_no_partition_fails_alone(lake):
     manifest = handled(lake, Batched, b"k 1 a", b"k -1 b", b"k one c", b"k 1 d")
-
     assert outcomes(lake, "batched", manifest) == {"m1": "failed", "m2": "failed"}
     failed = rows_of(lake, "batched", manifest, "failed")
     assert [(row["kind"], row["stage"], row["data"]) for row in failed] == [
@@ -113,32 +107,19 @@ def test_a_message_that_the_function_gives_no_partition_fails_alone(lake: Lake) 
     assert manifest.total("staged:plain") == 2
 
 
-def test_batches_follow_the_source_s_own_order_and_hold_its_partition(lake: Lake) -> None:
+def test_batches_follow_the_source_s_own_order_and_hold_its_partition(lake):
     source = Keyed(deliveries_=numbered(b"a4", b"b2", b"a2", b"b1", b"a3", b"a1"))
-
     told = through(lake, BySource, source)
-
     assert [[(info.partition, texts) for info, texts in task] for task in told] == [
         [("a", ["a1", "a2"]), ("a", ["a3", "a4"])],
         [("b", ["b1", "b2"])],
     ]
 
 
-def test_messages_without_a_partition_share_batches_that_any_task_may_take(lake: Lake) -> None:
+def test_messages_without_a_partition_share_batches_that_any_task_may_take(lake):
     source = Keyed(deliveries_=numbered(b"01", b"a2", b"03", b"a4", b"05"))
-
     told = through(lake, BySource, source)
-
     assert [[(info.partition, texts) for info, texts in task] for task in told] == [
         [("a", ["a2", "a4"]), (None, ["05"])],
         [(None, ["01", "03"])],
     ]
-
-
-def test_batches_of_partitions_are_numbered_apart() -> None:
-    plain = {"window": "w", "batch_key": "k", "size": 1, "flush": False}
-    rows = [{**plain, "position": place, "partition": part} for place, part in enumerate(["1", None, "1", "", None])]
-
-    found = cutting.cut(pa.Table.from_pylist(rows, cutting.MESSAGES), 1).to_pylist()
-
-    assert [(one["partition"], one["number"]) for one in found] == [("1", 0), (None, 0), ("1", 1), ("", 0), (None, 1)]

@@ -40,19 +40,15 @@ def rows_at(positions: list[int]) -> pa.RecordBatch:
 
 @given(positions=st.lists(st.integers(0, 2 * ROWS - 1), min_size=1, max_size=80))
 @settings(max_examples=100, deadline=None)
-def test_rows_come_in_the_order_of_the_positions_asked_for(files: tuple[Lake, list[RowRange]], positions: list[int]):
+def test_rows_come_in_the_order_of_the_positions_asked_for(files, positions):
     found = ByPosition(*files).take(DELIVERY, np.array(positions))
-
     assert found[DELIVERY.index("message_id")].to_pylist() == [f"m{n}" for n in positions]
 
 
 @pytest.mark.parametrize("keep", [1, 10**9])
-def test_however_little_is_kept_at_hand_the_rows_are_the_same(
-    files: tuple[Lake, list[RowRange]], monkeypatch: pytest.MonkeyPatch, keep: int
-):
+def test_however_little_is_kept_at_hand_the_rows_are_the_same(files, monkeypatch, keep):
     monkeypatch.setattr(looked_up, "_HELD_BYTES", keep)
     rows = ByPosition(*files)
-
     for positions in (np.arange(50), np.arange(49, -1, -1), np.array([30, 2, 30])):
         data, *_ = rows.take(PAYLOAD, positions)
         ids = rows.take(DELIVERY, positions)[1]
@@ -60,7 +56,7 @@ def test_however_little_is_kept_at_hand_the_rows_are_the_same(
         assert ids.to_pylist() == [f"m{n}" for n in positions]
 
 
-def test_rows_are_divided_by_the_window_of_their_file(files: tuple[Lake, list[RowRange]]):
+def test_rows_are_divided_by_the_window_of_their_file(files):
     rows = ByPosition(*files)
 
     def divided(*positions: int) -> dict[str, Any]:
@@ -71,6 +67,6 @@ def test_rows_are_divided_by_the_window_of_their_file(files: tuple[Lake, list[Ro
 
 
 @pytest.mark.parametrize("positions", [[50], [-1], [0, None]])
-def test_a_position_that_no_row_has_is_refused(files: tuple[Lake, list[RowRange]], positions: list[Any]):
+def test_a_position_that_no_row_has_is_refused(files, positions):
     with pytest.raises(ValueError, match="a position that no message has"):
         list(ByPosition(*files).by_window(rows_at(positions)))

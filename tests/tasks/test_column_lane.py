@@ -11,13 +11,11 @@ import pyarrow as pa
 import pytest
 from pydantic import BaseModel
 
+from pipeline_platform import Batcher, Message, Pipeline, PipelineError, Processors, Producer, TableBatcher
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.actions import AckPolicy
 from pipeline_platform.model.crossing import decode
-from pipeline_platform.model.message import Message
-from pipeline_platform.model.options import Batcher, Processors, Producer, TableBatcher
-from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from pipeline_platform.tasks.handle.column_lane import TAKEN, WriteColumns, taken
 from tests.fixtures.small_lake import (
     DRIVEN_AGAIN,
@@ -123,7 +121,6 @@ def test_rows_go_to_their_tables_as_columns(lake):
 
 def test_rows_that_are_written_together_are_told_as_a_chunk(lake, heard):
     written(lake, row(line="T1"), row(_failure="as told"))
-
     start, stop = named(heard, "chunk")
     assert start[1]["messages"] == 2
     assert (stop[1]["handled"], stop[1]["failed"]) == (1, 1)
@@ -132,9 +129,7 @@ def test_rows_that_are_written_together_are_told_as_a_chunk(lake, heard):
 @pytest.mark.parametrize("misfits", [{0}, {3}, {1, 2}, {0, 3}, {0, 1, 2, 3}])
 def test_what_fits_no_column_fails_alone(lake, misfits):
     rows = [row(late="soon" if index in misfits else str(index)) for index in range(4)]
-
     manifest = written(lake, *rows, late=pa.string())
-
     assert {int(name[1:]) for name in failures(lake, manifest)} == misfits
     assert [one["late"] for one in rows_of(lake, "fast", manifest, "lake")] == sorted(set(range(4)) - misfits)
     assert {why for _, why in failures(lake, manifest).values()} == {"late is string and holds what fits no int64"}
@@ -144,9 +139,7 @@ def test_what_fits_no_column_fails_alone(lake, misfits):
 def test_a_date_that_python_has_no_value_for_fails_alone(lake):
     never = pa.scalar(-(2**62), pa.int64()).cast(pa.timestamp("us", "UTC"))
     rows = [row(batcher="alerts", at=never if index == 1 else row()["at"]) for index in range(4)]
-
     manifest = written(lake, *rows)
-
     assert set(failures(lake, manifest)) == {"m1"}
     assert manifest.total("staged:alerts") == 3
 
@@ -165,30 +158,29 @@ def test_payloads_of_what_fails_are_looked_up_few_at_a_time(lake, said):
     """A deployment that fails everything must not cost the memory of everything."""
     payloads = [b"x" * (100 if number < 300 else 40_000) for number in range(320)]
     Looking.seen.clear()
-
     rows = (row(data, **{"late": "0", **said}) for data in payloads)
     manifest = written(lake, *rows, pipeline=Looking, late=pa.string())
-
     assert sum(Looking.seen) == sum(map(len, payloads))
     assert max(Looking.seen) <= 100_000
     assert len(outcomes(lake, "fast", manifest)) == 320
 
 
-def test_a_null_where_the_model_wants_a_value_fails_alone(lake):
-    """What `from_json` makes of a payload that it cannot read: nulls, and no error."""
-    manifest = written(lake, row(), row(b"{not JSON", line=None), row())
-
-    assert failures(lake, manifest) == {"m1": ("ColumnError", "line is None, which its model does not allow")}
+@pytest.mark.parametrize(
+    ("second", "kind", "reason"),
+    [
+        # What `from_json` makes of a payload that it cannot read: nulls, and no error.
+        ({"line": None}, "ColumnError", "line is None, which its model does not allow"),
+        ({"batcher": "nowhere"}, "unknown batcher", "no batcher 'nowhere'; there are ['alerts', 'lake', 'raw']"),
+        ({"batcher": None}, "unknown batcher", "no batcher None; there are ['alerts', 'lake', 'raw']"),
+        ({"_failure": "no line", "batcher": "nowhere"}, "failed", "no line"),
+        ({"_failure": ""}, "failed", "handle_messages gave no reason"),
+    ],
+)
+def test_a_row_without_data_a_batcher_or_luck_fails_alone(lake, second, kind, reason):
+    manifest = written(lake, row(), row(**second), row())
+    assert failures(lake, manifest) == {"m1": (kind, reason)}
+    assert [one["data"] for one in rows_of(lake, "fast", manifest, "failed")] == [b"original"]
     assert len(rows_of(lake, "fast", manifest, "lake")) == 2
-
-
-def test_a_batcher_that_is_not_there_fails_its_row_alone(lake):
-    manifest = written(lake, row(), row(batcher="nowhere"), row(batcher=None))
-
-    assert failures(lake, manifest) == {
-        "m1": ("unknown batcher", "no batcher 'nowhere'; there are ['alerts', 'lake', 'raw']"),
-        "m2": ("unknown batcher", "no batcher None; there are ['alerts', 'lake', 'raw']"),
-    }
 
 
 def test_what_is_said_of_a_row_is_its_route_or_its_failure(spark):
@@ -209,19 +201,8 @@ def test_what_is_said_of_a_row_is_its_route_or_its_failure(spark):
     assert given == [{"position": place, **route, "_failure": failure} for place, failure in enumerate(failures)]
 
 
-def test_a_failure_fails_its_row_wherever_it_was_to_go(lake):
-    manifest = written(lake, row(), row(_failure="no line", batcher="nowhere"), row(_failure=""))
-
-    assert failures(lake, manifest) == {
-        "m1": ("failed", "no line"),
-        "m2": ("failed", "handle_messages gave no reason"),
-    }
-    assert [one["data"] for one in rows_of(lake, "fast", manifest, "failed")] == [b"original"] * 2
-
-
 def test_handle_failed_has_its_say(lake):
     manifest = written(lake, row(b"again", _failure=""), row(_failure=""))
-
     assert outcomes(lake, "fast", manifest) == {"m0": "returned", "m1": "failed"}
 
 
@@ -235,9 +216,7 @@ class Fragile(Fast):
 def test_a_row_that_ends_its_worker_fails_alone(lake):
     rows = [row(), row(b"kill", _failure="no line"), row(_failure="no line"), row(late="soon")]
     rows = [{**one, "late": str(one["late"])} for one in rows]
-
     manifest = written(lake, *rows, pipeline=Fragile, careful=True, late=pa.string())
-
     assert outcomes(lake, "fast", manifest) == {"m0": "handled", "m1": "failed", "m2": "failed", "m3": "failed"}
     killer = ("worker killed", "handle_failed ended the worker (signal 9)")
     assert failures(lake, manifest) == {"m1": killer, "m2": ("failed", "seen"), "m3": ("failed", "seen")}
@@ -255,9 +234,7 @@ class Hanging(Fragile):
 def test_failures_of_which_handle_failed_never_returns_cost_no_other_chunk(lake):
     told = [b"1", b"hang", b"2", b"3", b"4"]
     rows = [row(), *(row(data, _failure="no line") for data in told)]
-
     manifest = written(lake, *rows, pipeline=Hanging)
-
     late = ("timeout", "handle_failed took longer than processors.message_timeout (0.5 s) allows")
     seen = ("failed", "seen")
     assert failures(lake, manifest) == {"m1": late, "m2": late, "m3": late, "m4": seen, "m5": seen}
@@ -298,7 +275,6 @@ def test_rows_of_several_windows_go_to_their_windows(lake):
 def test_a_position_that_no_message_has_is_refused(lake, positions):
     kept = ranges(received(lake, "fast", Memory(deliveries_=numbered(b"1", b"2"))), "fast")
     columns = {name: pa.repeat("ok", 2) for name in TAKEN[1:]} | {"position": pa.array(positions, pa.int64())}
-
     write = WriteColumns(Fast, None, Memory().ack_policy, lake, "r1", kept)
     with pytest.raises(PipelineError, match="changed the column position"):
         list(write.here([pa.RecordBatch.from_pydict(columns)]))
@@ -306,7 +282,6 @@ def test_a_position_that_no_message_has_is_refused(lake, positions):
 
 def test_a_failure_driven_again_is_closed(lake):
     manifest = written(lake, row(), row(_failure=""), ack_policy=DRIVEN_AGAIN)
-
     events = rows_of(lake, "fast", manifest, "failed")
     assert {one["message_id"]: one["state"] for one in events} == {"m0": "closed", "m1": "open"}
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline_platform.model.message import Message
-from pipeline_platform.model.options import Splitter
+from pipeline_platform import Message, Splitter
 from pipeline_platform.tasks.batch import cutting
 from tests.fixtures.small_lake import batch_of
 
@@ -30,7 +29,6 @@ def test_no_messages_make_no_batch():
 
 def test_a_batch_never_exceeds_its_bytes_but_for_one_larger_message():
     sizes = (4, 4, 4, 30, 4, 10)
-
     assert batches(waiting(*({"size": size} for size in sizes)), 100, 10) == [
         ([0, 1], "size"),
         ([2], "size"),
@@ -106,9 +104,7 @@ def test_every_message_is_in_one_batch_of_its_own_window_partition_and_key_in_it
 
 def test_batches_never_mix_partitions_and_are_numbered_within_each():
     table = waiting({"partition": "7"}, {"partition": "0"}, {"partition": "7"}, {"partition": None}, {"partition": "0"})
-
     found = cutting.cut(table, 2).to_pylist()
-
     assert [(one["partition"], one["number"], one["rows"], one["trigger"]) for one in found] == [
         ("7", 0, [0, 2], "size"),
         ("0", 0, [1, 4], "size"),
@@ -152,7 +148,6 @@ def split(splitter: Splitter, *payloads: bytes, batch_bytes: int = 10**9, **colu
 
 def test_a_splitter_ends_a_batch_with_the_message_that_it_emits_at():
     splitter = Splitter(initial=0, step=weigh)
-
     assert split(splitter, b"4", b"5", b"1", b"30", b"9", b"0") == [
         ([b"4", b"5", b"1"], "size"),
         ([b"30"], "size"),
@@ -162,7 +157,6 @@ def test_a_splitter_ends_a_batch_with_the_message_that_it_emits_at():
 
 def test_each_window_and_key_has_an_accumulator_of_its_own():
     keys = ["a", "b", "a", "b"]
-
     assert split(Splitter(initial=0, step=weigh), b"9", b"9", b"1", b"0", batch_key=keys) == [
         ([b"9", b"1"], "size"),
         ([b"9", b"0"], "flush"),
@@ -171,7 +165,6 @@ def test_each_window_and_key_has_an_accumulator_of_its_own():
 
 def test_an_initial_that_is_changed_is_another_in_each_batch():
     splitter = Splitter(initial=[], step=collect)
-
     assert [held for held, _ in split(splitter, *b"1 2 3 4 5".split())] == [[b"1", b"2"], [b"3", b"4"], [b"5"]]
     assert splitter.initial == []
 
@@ -179,13 +172,11 @@ def test_an_initial_that_is_changed_is_another_in_each_batch():
 @pytest.mark.parametrize("columns", [{"flush": [False, True, False]}, {"size": [5, 5, 5]}])
 def test_a_batch_that_ends_otherwise_begins_the_accumulator_anew(columns):
     found = split(Splitter(initial=0, step=weigh), b"6", b"0", b"9", batch_bytes=10, **columns)
-
     assert [held for held, _ in found] == [[b"6", b"0"], [b"9"]]
 
 
 def test_a_splitter_that_never_ends_a_batch_leaves_that_to_the_most_that_a_batch_holds(monkeypatch):
     monkeypatch.setattr(cutting, "BATCH_MESSAGES", 2)
-
     assert split(Splitter(initial=None, step=lambda message, acc: ("cont", acc)), b"1", b"2", b"3") == [
         ([b"1", b"2"], "size"),
         ([b"3"], "flush"),
@@ -227,14 +218,4 @@ def test_a_splitter_fails_a_message_alone(answer, kind, reason, place):
         ([kind, reason], b"0"),
         ([b"2"], "flush"),
         ([b"4", b"6"], "size"),
-    ]
-
-
-def test_where_every_message_fails_there_is_no_batch():
-    def step(message: Message, acc: Any) -> Any:
-        raise ValueError(message.data.decode())
-
-    assert split(Splitter(initial=0, step=step), b"1", b"2") == [
-        (["ValueError", "1"], b"1"),
-        (["ValueError", "2"], b"2"),
     ]

@@ -66,9 +66,7 @@ def actions(lake: Lake, manifest: Any, pipeline: str = "early") -> list[str]:
 
 def test_a_chunk_is_told_in_one_call_by_status(lake):
     source = Memory(deliveries_=numbered(b"1", b"bad", b"2"), on_failure="nack:5")
-
     manifest = early(lake, Together, source)
-
     assert sorted(source.told) == [("ack", "q", ["ack-m0", "ack-m2"]), ("nack:5", "q", ["ack-m1"])]
     assert actions(lake, manifest, "together") == ["told early"] * 3
     assert outcomes(lake, "together", manifest) == {"m0": "handled", "m1": "returned", "m2": "handled"}
@@ -77,9 +75,7 @@ def test_a_chunk_is_told_in_one_call_by_status(lake):
 @pytest.mark.parametrize("careful", [False, True])
 def test_whatever_comes_later_nothing_is_told_twice_and_no_failure_is_lost(lake, careful):
     source = Memory(deliveries_=numbered(b"early", b"early raise", b"early return"))
-
     manifest = early(lake, Early, source, careful=careful)
-
     assert set(actions(lake, manifest)) == {"told early"}
     assert outcomes(lake, "early", manifest) == {"m0": "handled", "m1": "failed", "m2": "failed"}
     assert len(rows_of(lake, "early", manifest, "failed")) == 2
@@ -102,9 +98,7 @@ def test_threads_tell_of_each_message_once(lake):
 
 def test_what_a_dead_fork_told_is_not_told_again(lake):
     source = Memory(deliveries_=numbered(b"early die", b"early", b"plain"))
-
     manifest = early(lake, Early, source, careful=True)
-
     noted = Notes(lake, "early", "r1").read()
     assert sorted(noted) == [("q", "ack-m0"), ("q", "ack-m1")]
     by_id = {row["message_id"]: (row["outcome"], row["action"]) for row in rows_of(lake, "early", manifest, "outcomes")}
@@ -113,20 +107,16 @@ def test_what_a_dead_fork_told_is_not_told_again(lake):
 
 def test_a_task_that_is_tried_again_handles_again_and_tells_nothing_twice(lake):
     source = Memory(deliveries_=numbered(b"early"))
-
     early(lake, Early, source)
     manifest = early(lake, Early, source)
-
     assert source.told == [("ack", "q", ["ack-m0"])]
     assert (outcomes(lake, "early", manifest), actions(lake, manifest)) == ({"m0": "handled"}, ["told early"])
 
 
 def test_what_the_source_refuses_is_told_at_the_end_and_is_said_once(lake, caplog):
     source = Moody(deliveries_=numbered(b"early 1", b"early 2", b"early 3"), refuses=("ack-m0", "ack-m1"))
-
     with caplog.at_level(logging.WARNING):
         manifest = early(lake, Early, source)
-
     assert actions(lake, manifest) == ["ack", "ack", "told early"]
     assert [record.getMessage() for record in caplog.records] == [
         "memory refused now, and is asked again at the end of the run: ack-m0: not now"
@@ -136,9 +126,7 @@ def test_what_the_source_refuses_is_told_at_the_end_and_is_said_once(lake, caplo
 
 def test_what_a_source_may_not_have_heard_is_told_at_the_end_and_stays_noted(lake):
     source = Moody(deliveries_=numbered(b"early"), away=True)
-
     manifest = early(lake, Early, source)
-
     assert actions(lake, manifest) == ["ack"]
     (entry,) = Notes(lake, "early", "r1").read().values()
     assert not entry.certain, "if the run dies, it may be gone from the source"
@@ -162,9 +150,7 @@ def test_nobody_is_told_for_a_receive_that_was_given_up(lake, gone):
 @pytest.mark.parametrize("careful", [False, True])
 def test_what_was_told_and_may_not_begin_any_more_fails_instead_of_going_back(lake, careful):
     source = Memory(deliveries_=numbered(b"1", b"2"))
-
     manifest = early(lake, Together, source, careful=careful, pace=Stopped(1))
-
     found = outcomes(lake, "together", manifest)
     told = {one for _, one in Notes(lake, "together", "r1").read()}
     assert found["m0"] == "handled"
@@ -187,13 +173,11 @@ def test_without_the_option_the_call_fails_its_message_and_says_what_to_write(la
 
 def test_a_backfill_tells_nobody(lake):
     manifest = handled(lake, Early, b"early", ack_policy=DRIVEN_AGAIN)
-
     assert actions(lake, manifest) == ["ack"]
 
 
 def test_it_takes_messages_or_none_at_all():
     (message,) = Message.each(batch_of(b"1"))
-
     assert ack_immediately([]) == []
     with pytest.raises(TypeError, match="takes messages, not bytes"):
         ack_immediately([b"1"])

@@ -5,9 +5,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from pipeline_platform import Message, Processors
 from pipeline_platform.model.actions import Word
-from pipeline_platform.model.message import DELIVERIES, Message
-from pipeline_platform.model.options import Processors
+from pipeline_platform.model.message import DELIVERIES
 from tests.fixtures.obedient import Obedient, PanicError
 from tests.fixtures.small_lake import DRIVEN_AGAIN, Memory, batch_of, handled, numbered, outcomes, rows_of
 
@@ -73,9 +73,7 @@ class Unsure(Obedient):
 @pytest.mark.parametrize("callback", ["transform", "prepare_messages", "handle_message"])
 def test_a_failure_names_the_callback_that_failed_its_message(lake, callback, monkeypatch):
     monkeypatch.setattr(Unsure, "where", callback)
-
     manifest = handled(lake, Unsure, b"fail", b"ok")
-
     (failure,) = rows_of(lake, "unsure", manifest, "failed")
     assert (failure["stage"], failure["reason"]) == (callback, "as told")
     assert manifest.notes[0]["sample"][0]["stage"] == callback
@@ -147,7 +145,6 @@ def test_a_very_long_text_of_an_exception_pushes_no_frame_out(lake):
 @pytest.mark.parametrize("fault", [b"raise", b"panic", b"none", b"short", b"nonsense", b"rescue"])
 def test_whatever_handle_failed_does_what_failed_stays_failed(lake, fault):
     manifest = handled(lake, Failing, b"ok", fault, b"x")
-
     assert outcomes(lake, "failing", manifest) == {"m0": "handled", "m1": "failed", "m2": "failed"}
     failures = rows_of(lake, "failing", manifest, "failed")
     assert [(row["data"], row["reason"]) for row in failures] == [(fault, "as told"), (b"x", "as told")]
@@ -157,16 +154,13 @@ def test_whatever_handle_failed_does_what_failed_stays_failed(lake, fault):
 
 def test_handle_failed_gets_failures_a_chunk_at_a_time_and_only_failures(lake):
     SEEN.clear()
-
     handled(lake, Failing, b"1", b"ok", b"2", b"3", b"4")
-
     assert SEEN == [[b"1", b"2", b"3"], [b"4"]]
 
 
 @pytest.mark.parametrize(("payload", "action"), [(b"noop", "noop"), (b"nack", "nack:30"), (b"generate", "nack:30")])
 def test_a_failure_that_goes_back_to_the_source_is_no_decision_and_no_open_failure(lake, payload, action):
     manifest = handled(lake, Failing, payload)
-
     (outcome,) = rows_of(lake, "failing", manifest, "outcomes")
     assert (outcome["outcome"], outcome["action"]) == ("returned", action)
     assert rows_of(lake, "failing", manifest, "failed") == [], "it comes back by intent"
@@ -174,9 +168,7 @@ def test_a_failure_that_goes_back_to_the_source_is_no_decision_and_no_open_failu
 
 def test_the_sources_own_setting_holds_where_a_message_has_none(lake):
     source = Memory(deliveries_=numbered(b"ok", b"x"), on_success="noop", on_failure="nack:5")
-
     manifest = handled(lake, Failing, source=source)
-
     told = [(row["outcome"], row["action"]) for row in rows_of(lake, "failing", manifest, "outcomes")]
     assert told == [("handled", "noop"), ("returned", "nack:5")]
 
@@ -212,19 +204,16 @@ class Twice(Memory):
 
 def test_a_word_that_means_another_the_second_time_is_that_one_for_what_comes_again(lake):
     manifest = handled(lake, Failing, source=Twice(deliveries_=numbered(b"x", b"x"), on_failure="once"))
-
     told = [(row["outcome"], row["action"]) for row in rows_of(lake, "failing", manifest, "outcomes")]
     assert sorted(told) == [("failed", "drop"), ("returned", "once")]
 
 
 def test_a_message_driven_again_is_recorded_as_failed_whatever_the_source_would_be_told(lake):
     manifest = handled(lake, Failing, b"nack", ack_policy=DRIVEN_AGAIN)
-
     assert outcomes(lake, "failing", manifest) == {"m0": "failed"}
 
 
 def test_a_message_driven_again_that_succeeds_closes_its_failure(lake):
     manifest = handled(lake, Failing, b"ok", ack_policy=DRIVEN_AGAIN)
-
     (event,) = rows_of(lake, "failing", manifest, "failed")
     assert (event["message_id"], event["state"], event["data"]) == ("m0", "closed", None)

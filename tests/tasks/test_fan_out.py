@@ -7,9 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline_platform import testing
-from pipeline_platform.model.message import Message
-from pipeline_platform.model.options import Batcher, PipelineError, Processors, Producer, TableBatcher
+from pipeline_platform import Batcher, Message, PipelineError, Processors, Producer, TableBatcher, testing
 from pipeline_platform.tasks.record.staging import staged_table
 from tests.fixtures.families import FAULTS, SHOWN, Families, Word
 from tests.fixtures.small_lake import handled, outcomes, rows_of
@@ -36,14 +34,12 @@ def test_a_list_of_rows_is_one_message_that_is_handled(lake):
 
 def test_an_empty_list_is_handled_and_leaves_no_row(lake):
     manifest = handled(lake, Families, b"", b"plain")
-
     assert outcomes(lake, "families", manifest) == {"m0": "handled", "m1": "handled"}
     assert [row["message_id"] for row in rows_of(lake, "families", manifest, "lake")] == ["m1"]
 
 
 def test_children_that_wait_for_a_batch_hold_their_message_back(lake):
     manifest = handled(lake, Families, b"lake=a left=b left=c", b"plain")
-
     assert outcomes(lake, "families", manifest) == {"m1": "handled"}
     waiting = rows_of(lake, "families", manifest, staged_table("r1", "left"))
     assert [(row["child"], row["data"]) for row in waiting] == [(1, None), (2, None)], "no copy of the payload for each"
@@ -53,7 +49,6 @@ def test_children_that_wait_for_a_batch_hold_their_message_back(lake):
 @pytest.mark.parametrize("fault", ["nowhere=a", "lake=misfit", "left=misfit", "right=failed"])
 def test_where_a_child_fails_no_row_of_its_siblings_is_written(lake, fault, careful):
     manifest = handled(lake, Families, f"lake=a {fault} left=b".encode(), b"plain", careful=careful)
-
     assert outcomes(lake, "families", manifest) == {"m0": "failed", "m1": "handled"}
     assert [row["word"] for row in rows_of(lake, "families", manifest, "lake")] == ["plain"]
     assert rows_of(lake, "families", manifest, staged_table("r1", "left")) == []
@@ -100,7 +95,6 @@ class Strange(Families):
 )
 def test_a_list_that_is_none_fails_its_message_alone(lake, payload, reason):
     manifest = handled(lake, Strange, b"1", payload, b"3")
-
     assert outcomes(lake, "strange", manifest) == {"m0": "handled", "m1": "failed", "m2": "handled"}
     (failure,) = rows_of(lake, "strange", manifest, "failed")
     assert reason in failure["reason"]
@@ -108,7 +102,6 @@ def test_a_list_that_is_none_fails_its_message_alone(lake, payload, reason):
 
 def test_as_many_children_as_are_allowed_and_the_same_one_twice_are_children_of_their_own(lake):
     manifest = handled(lake, Strange, b"most", b"twice", careful=True)
-
     children = [(row["message_id"], row["child"]) for row in rows_of(lake, "strange", manifest, "lake")]
     assert sorted(children) == [*(("m0", n) for n in range(10_000)), ("m1", 0), ("m1", 1)]
 
@@ -145,7 +138,6 @@ def test_each_child_has_a_partition_of_its_own(lake):
 
 def test_a_test_gets_the_children_in_the_place_of_their_message():
     told = testing.test_batch(Families, [b"left=b lake=a right=c", b"plain", b"", b"right=fail lake=d"])
-
     assert words(told.successful) == [(0, "b"), (1, "a"), (2, "c"), (None, "plain")]
     assert [(one.data, one.reason, one.child) for one in told.failed] == [(b"right=fail lake=d", "as told", None)]
     assert told.actions == ["ack", "ack", "ack", "ack"], "one for each message"
@@ -155,9 +147,7 @@ def test_a_test_gets_the_children_in_the_place_of_their_message():
 @pytest.mark.parametrize("fault", FAULTS)
 def test_handle_failed_sees_a_message_once_whichever_of_its_children_fail(fault):
     SHOWN.clear()
-
     told = testing.test_message(Families, f"lake=a {fault} {fault} right=b")
-
     assert (told.successful, len(told.failed), len(SHOWN)) == ([], 1, 1)
     failure = told.failed[0].failure
     assert failure is not None
@@ -185,7 +175,6 @@ class Acknowledged(Families):
 def test_wherever_a_child_fails_its_message_is_acknowledged_as_the_last_child_says_that_says_so(fault, place):
     words = ["lake=nack"]
     words.insert(place, fault)
-
     assert testing.test_message(Acknowledged, " ".join(words)).actions == ["nack:7"]
 
 
@@ -222,9 +211,7 @@ def test_a_message_that_is_rescued_from_handling_goes_on_without_its_children(la
 def test_children_stay_in_their_order_in_a_batch():
     order = list("abcdefgh")
     random.Random(1).shuffle(order)
-
     told = testing.test_batch(Families, [" ".join(f"right={one}" for one in order)])
-
     assert [word for _, word in words(told.successful)] == order
     assert [info.size for info in told.batches] == [8]
 

@@ -34,9 +34,7 @@ class Stopped:
 @pytest.mark.parametrize("begun", [0, 2, 5])
 def test_what_was_not_begun_is_given_back_and_what_was_is_kept(tmp_path, careful, begun):
     lake, payloads = Lake(root=str(tmp_path)), [b"%d" % number for number in range(5)]
-
     manifest = handled(lake, Obedient, *payloads, careful=careful, pace=Stopped(begun))
-
     expected = {f"m{number}": "handled" if number < begun else "returned" for number in range(5)}
     assert outcomes(lake, "obedient", manifest) == expected
     back = [row for row in rows_of(lake, "obedient", manifest, "outcomes") if row["outcome"] == "returned"]
@@ -47,9 +45,7 @@ def test_what_was_not_begun_is_given_back_and_what_was_is_kept(tmp_path, careful
 
 def test_a_message_that_kills_its_fork_fails_and_those_after_it_are_given_back(tmp_path):
     lake = Lake(root=str(tmp_path))
-
     manifest = handled(lake, Obedient, b"die", b"1", careful=True, pace=Stopped(3))
-
     assert outcomes(lake, "obedient", manifest) == {"m0": "failed", "m1": "returned"}
 
 
@@ -69,8 +65,6 @@ def test_no_callback_sees_more_than_the_block_in_which_a_task_was_stopped(tmp_pa
     monkeypatch.setattr(handle_messages, "BLOCK_ROWS", 4)
     monkeypatch.setattr(Transforms, "processors", Processors(chunk_size=2))
     lake, payloads = Lake(root=str(tmp_path)), [b"%d" % number for number in range(12)]
-
     manifest = handled(lake, Transforms, *payloads, pace=Stopped(3))
-
     assert Transforms.seen == payloads[:4]
     assert Counter(outcomes(lake, "obedient", manifest).values()) == {"handled": 3, "returned": 9}

@@ -5,12 +5,9 @@ from typing import Any
 
 import pytest
 
-from pipeline_platform.model.failure import Failure
-from pipeline_platform.model.message import Message
-from pipeline_platform.model.options import Processors
-from pipeline_platform.tasks.handle.handle_messages import Handler
+from pipeline_platform import Message, Processors
 from tests.fixtures.obedient import Obedient, PanicError
-from tests.fixtures.small_lake import Memory, Row, batch_of, handled, numbered, outcomes, received, rows_of
+from tests.fixtures.small_lake import Memory, Row, handled, numbered, outcomes, received, rows_of
 
 FAULTS = {
     "raise": ("ValueError", "as told"),
@@ -99,7 +96,6 @@ class Preparing(Obedient):
 @pytest.mark.parametrize("fault", [b"raise", b"panic", b"short", b"long", b"reorder", b"none", b"nonsense"])
 def test_a_fault_of_prepare_messages_fails_its_chunk_and_no_other(lake, fault):
     manifest = handled(lake, Preparing, fault, b"2", b"3", b"4", b"5", b"6")
-
     assert list(outcomes(lake, "preparing", manifest).values()).count("failed") == 3
     assert [row["text"] for row in rows_of(lake, "preparing", manifest, "kept")] == ["4!", "5!", "6!"]
     failures = rows_of(lake, "preparing", manifest, "failed")
@@ -109,13 +105,11 @@ def test_a_fault_of_prepare_messages_fails_its_chunk_and_no_other(lake, fault):
 
 def test_prepare_messages_may_give_any_iterable(lake):
     manifest = handled(lake, Preparing, b"generate", b"2")
-
     assert [row["text"] for row in rows_of(lake, "preparing", manifest, "kept")] == ["generate!", "2!"]
 
 
 def test_what_prepare_messages_fails_is_not_handled(lake):
     manifest = handled(lake, Preparing, b"fail one", b"2", b"3")
-
     assert outcomes(lake, "preparing", manifest) == {"m0": "failed", "m1": "handled", "m2": "handled"}
 
 
@@ -153,7 +147,6 @@ class Transforming(Obedient):
 @pytest.mark.parametrize("fault", [b"raise", b"none"])
 def test_a_fault_of_transform_fails_its_message_alone(lake, fault):
     manifest = handled(lake, Transforming, b"a", fault, b"c")
-
     assert outcomes(lake, "transforming", manifest) == {"m0": "handled", "m1": "failed", "m2": "handled"}
     (failure,) = rows_of(lake, "transforming", manifest, "failed")
     assert (failure["stage"], failure["data"]) == ("transform", fault)
@@ -162,17 +155,8 @@ def test_a_fault_of_transform_fails_its_message_alone(lake, fault):
 
 def test_handling_leaves_the_garbage_collector_as_it_was(lake):
     before = gc.get_threshold()
-
     handled(lake, Obedient, b"1")
-
     assert gc.get_threshold() == before
-
-
-def test_a_handler_needs_no_lake():
-    first, second = Handler(Obedient(), None).handle(batch_of(b"1", b"raise"))
-
-    assert (first.status, second.status) == ("ok", "failed")
-    assert isinstance(second.failure, Failure)
 
 
 def test_a_source_that_delivers_a_message_without_an_id_is_named(lake):

@@ -21,18 +21,14 @@ def changing(monkeypatch: pytest.MonkeyPatch, change: Callable[[Message], Messag
 
 def test_handle_batch_may_change_data_and_how_a_message_is_acknowledged(lake, monkeypatch):
     changing(monkeypatch, lambda message: message.put_data({"new": 1}).configure_ack(on_success="noop"))
-
     manifest = batched(lake, staged("1", "2"))
-
     assert [row["data"] for row in rows_of(lake, "obedient", manifest, "plain")] == ['{"new":1}', '"2"']
     assert [row["action"] for row in rows_of(lake, "obedient", manifest, "outcomes")] == ["noop", "ack"]
 
 
 def test_handle_batch_may_say_how_a_failed_message_is_acknowledged(lake, monkeypatch):
     changing(monkeypatch, lambda message: message.failed("no").configure_ack(on_failure="nack:30"))
-
     manifest = batched(lake, staged("1", "2"))
-
     told = [(row["outcome"], row["action"]) for row in rows_of(lake, "obedient", manifest, "outcomes")]
     assert sorted(told) == [("handled", "ack"), ("returned", "nack:30")]
 
@@ -46,9 +42,7 @@ def test_handle_batch_may_say_how_a_failed_message_is_acknowledged(lake, monkeyp
 )
 def test_a_message_that_handle_batch_sends_elsewhere_fails_alone(lake, monkeypatch, change, reason):
     changing(monkeypatch, change)
-
     manifest = batched(lake, staged("1", "2"))
-
     assert outcomes(lake, "obedient", manifest) == {"m0": "failed", "m1": "handled"}
     (failure,) = rows_of(lake, "obedient", manifest, "failed")
     assert failure["reason"] == f"handle_batch changed {reason}: handle_message says where it goes"

@@ -15,14 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline_platform import Message, Pipeline, Processors, Producer, Share
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.reader import divide
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.writer import Writer
-from pipeline_platform.model.message import Message
-from pipeline_platform.model.options import Processors, Producer
-from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.source.contract import Share
 from pipeline_platform.tasks.handle.in_order import (
     DealPartitions,
     FindPartitions,
@@ -165,7 +162,7 @@ def reasons(lake: Lake, handled: Handled, pipeline: type[Pipeline] = Ordered) ->
     return {row["data"].decode(): (row["kind"], row["stage"]) for row in rows}
 
 
-def test_the_messages_of_a_partition_are_handled_by_one_task_in_order(lake: Lake) -> None:
+def test_the_messages_of_a_partition_are_handled_by_one_task_in_order(lake):
     payloads = [f"{place % 7} {place}" for place in range(70)]
 
     handled = handle(lake, Ordered, memory(*payloads))
@@ -179,13 +176,11 @@ def test_the_messages_of_a_partition_are_handled_by_one_task_in_order(lake: Lake
     assert set(outcomes(lake, "ordered", handled.manifest).values()) == {"handled"}
 
 
-def test_portions_of_a_plan_are_all_of_it_in_the_order_of_the_source(lake: Lake) -> None:
+def test_portions_of_a_plan_are_all_of_it_in_the_order_of_the_source(lake):
     payloads = [f"{place % 7} {place}" for place in range(70)]
     whole = handle(lake, Ordered, memory(*payloads))
-
     handled = handle(lake, Ordered, memory(*payloads), portions=[(0, 10), (10, 11), (11, 70)])
     first = handle(lake, Ordered, memory(*payloads), portions=[(0, 10)])
-
     assert handled.by_task == whole.by_task
     assert sorted(first.all) == sorted(payloads[:10])
 
@@ -204,24 +199,21 @@ def test_portions_of_a_plan_are_all_of_it_in_the_order_of_the_source(lake: Lake)
         ("endless", "ValueError"),
     ],
 )
-def test_a_message_that_gets_no_partition_fails_alone_and_is_not_handled(lake: Lake, fault: str, kind: str) -> None:
+def test_a_message_that_gets_no_partition_fails_alone_and_is_not_handled(lake, fault, kind):
     handled = handle(lake, Ordered, memory("1 first", fault, "1 last"))
-
     assert handled.all == ["1 first", "1 last"]
     assert reasons(lake, handled) == {fault: (kind, "partition_by")}
     assert outcomes(lake, "ordered", handled.manifest) == {"m0": "handled", "m1": "failed", "m2": "handled"}
 
 
-def test_where_no_message_gets_a_partition_there_is_nothing_to_handle(lake: Lake) -> None:
+def test_where_no_message_gets_a_partition_there_is_nothing_to_handle(lake):
     handled = handle(lake, Ordered, memory("raise", "none"))
-
     assert handled.by_task == []
     assert outcomes(lake, "ordered", handled.manifest) == {"m0": "failed", "m1": "failed"}
 
 
-def test_a_function_sees_what_transform_made_of_a_message_and_may_return_any_int(lake: Lake) -> None:
+def test_a_function_sees_what_transform_made_of_a_message_and_may_return_any_int(lake):
     by_task, _ = handle(lake, Ordered, memory("transformed 5", "huge", "colour", "0", "5 again"))
-
     assert by_task == [["5", "5 again"], ["huge", "0"], ["colour"]]
 
 
@@ -235,51 +227,42 @@ class Empty(BySource):
 
 
 @pytest.mark.parametrize("partition_by", ["source", lambda message: 1 if message.data == b"nothing" else 2])
-def test_a_message_without_data_is_handled_like_any_other(lake: Lake, partition_by: Any) -> None:
+def test_a_message_without_data_is_handled_like_any_other(lake, partition_by):
     pipeline = type("Empty", (Empty,), {"partition_by": partition_by})
-
     by_task, manifest = handle(lake, pipeline, Memory(deliveries_=numbered(b"a1", None, b"a2")))
-
     assert sorted(line for lines in by_task for line in lines) == ["a1", "a2", "nothing"]
     assert set(outcomes(lake, "empty", manifest).values()) == {"handled"}
 
 
-def test_a_source_s_partition_keeps_its_sequence_whatever_the_order_of_arrival(lake: Lake) -> None:
+def test_a_source_s_partition_keeps_its_sequence_whatever_the_order_of_arrival(lake):
     source = Keyed(deliveries_=numbered(b"a3", b"b2", b"a1", b"b1", b"a2", b"c1"))
-
     by_task, _ = handle(lake, BySource, source)
-
     assert by_task == [["a1", "a2", "a3"], ["b1", "b2", "c1"]]
 
 
-def test_messages_to_which_the_source_gives_no_partition_go_where_there_is_least_to_do(lake: Lake) -> None:
+def test_messages_to_which_the_source_gives_no_partition_go_where_there_is_least_to_do(lake):
     source = Keyed(deliveries_=numbered(b"a1", b"a2", b"a3", b"07", b"08", b"09"))
-
     by_task, _ = handle(lake, BySource, source)
-
     assert by_task == [["a1", "a2", "a3"], ["07", "08", "09"]]
 
 
-def test_repeats_have_no_partition_and_are_recorded_once(lake: Lake) -> None:
+def test_repeats_have_no_partition_and_are_recorded_once(lake):
     with Writer(lake, "ordered", "repeats") as writer:
         told = {"source": ["memory", "memory"], "message_id": ["m0", "m2"], "keep": [KNOWN, 1]}
         writer.write("_receives/r1/_repeats", WINDOW, pa.RecordBatch.from_pydict(told, schema=REPEATS))
         repeats = ranges(writer.close(), "ordered", "_receives/r1/_repeats")
-
     handled = handle(lake, Ordered, memory("raise", "1 one", "1 two"), tuple(repeats))
-
     assert handled.all == ["1 one"]
     assert outcomes(lake, "ordered", handled.manifest) == {"m0": "duplicate", "m1": "handled", "m2": "duplicate"}
 
 
-def test_a_function_that_ends_its_process_costs_no_message_but_its_own(lake: Lake) -> None:
+def test_a_function_that_ends_its_process_costs_no_message_but_its_own(lake):
     handled = handle(lake, Ordered, memory("1 first", "kill", "1 last"), careful=True)
-
     assert handled.all == ["1 first", "1 last"]
     assert reasons(lake, handled) == {"kill": ("worker killed", "partition_by")}
 
 
-def test_a_function_that_hangs_costs_no_message_but_its_own(lake: Lake) -> None:
+def test_a_function_that_hangs_costs_no_message_but_its_own(lake):
     class Timed(Ordered):
         name = "timed"
         processors = Processors(partition_by=by_payload, message_timeout=timedelta(seconds=2))
@@ -290,7 +273,7 @@ def test_a_function_that_hangs_costs_no_message_but_its_own(lake: Lake) -> None:
     assert reasons(lake, handled, Timed) == {"hang": ("timeout", "partition_by")}
 
 
-def test_the_rest_of_a_partition_keeps_its_order_around_one_that_ends_its_process(lake: Lake) -> None:
+def test_the_rest_of_a_partition_keeps_its_order_around_one_that_ends_its_process(lake):
     told = {3: "dies", 5: "fails", 11: "dies", 12: "fails"}
     payloads = [f"1 {place:02} {told.get(place, 'works')}" for place in range(16)]
 
@@ -306,9 +289,7 @@ def test_the_rest_of_a_partition_keeps_its_order_around_one_that_ends_its_proces
 
 
 @given(st.sets(st.integers(0, 30)), st.sets(st.integers(0, 30)), st.integers(1, 31))
-def test_whatever_dies_no_row_is_dealt_with_before_one_that_precedes_it(
-    killers: set[int], culprits: set[int], most: int
-) -> None:
+def test_whatever_dies_no_row_is_dealt_with_before_one_that_precedes_it(killers, culprits, most):
     done: list[int] = []
 
     def attempt(rows: Sequence[int]) -> Death | None:
@@ -324,7 +305,7 @@ def test_whatever_dies_no_row_is_dealt_with_before_one_that_precedes_it(
     assert done == list(range(31))
 
 
-def test_a_failure_keeps_its_partition_and_place_for_when_it_is_driven_again(lake: Lake) -> None:
+def test_a_failure_keeps_its_partition_and_place_for_when_it_is_driven_again(lake):
     source = Keyed(deliveries_=numbered(b"a3", b"b2"))
 
     class Failing(BySource):

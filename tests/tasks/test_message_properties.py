@@ -9,13 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from pipeline_platform import Batcher, Message, Pipeline, Processors, Producer, Share, Splitter, TableBatcher
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.reader import RowRange, divide
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.model.message import Message
-from pipeline_platform.model.options import Batcher, Processors, Producer, Splitter, TableBatcher
-from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.source.contract import Share
 from pipeline_platform.tasks.acknowledge.notify_author import NotifyAuthor
 from pipeline_platform.tasks.batch.batch_plan import CutBatches, plan_table
 from pipeline_platform.tasks.batch.handle_batches import HandleBatches
@@ -217,7 +214,7 @@ EVERY = {*BATCHED, *FAILED, *HANDLED, "handle_batch of a child", *(f"handle_fail
         pytest.param(in_the_kit(InOrder), EVERY, id="kit-in-order"),
     ],
 )
-def test_every_property_is_known_in_every_callback(lake: Lake, tmp_path: Path, lane: Lane, callbacks: set[str]) -> None:
+def test_every_property_is_known_in_every_callback(lake, tmp_path, lane, callbacks):
     diary = tmp_path / "diary"
     source = Telling(deliveries_=numbered(*map(str.encode, PAYLOADS)), diary=str(diary))
 

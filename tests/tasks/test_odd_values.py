@@ -5,10 +5,7 @@ from typing import Any
 
 import pytest
 
-from pipeline_platform.model.failure import Failure
-from pipeline_platform.model.message import Message
-from pipeline_platform.model.options import Producer, TableBatcher
-from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform import Failure, Message, Pipeline, Producer, TableBatcher
 from tests.fixtures.obedient import ODD, GhostlyText
 from tests.fixtures.small_lake import Row, handled, outcomes, rows_of
 
@@ -56,7 +53,6 @@ def odd(where: str, attribute: str, value: Any, *, raises: bool = False) -> type
 @pytest.mark.parametrize(("attribute", "value", "reason"), ODD)
 def test_an_odd_value_that_a_callback_sets_fails_its_message_alone(lake, where, attribute, value, reason):
     manifest = handled(lake, odd(where, attribute, value), b"1", b"odd", b"3")
-
     assert outcomes(lake, "odd", manifest) == {"m0": "handled", "m1": "failed", "m2": "handled"}
     (failure,) = rows_of(lake, "odd", manifest, "failed")
     assert (failure["stage"], failure["data"]) == (where, b"odd")
@@ -67,7 +63,6 @@ def test_an_odd_value_that_a_callback_sets_fails_its_message_alone(lake, where, 
 @pytest.mark.parametrize(("attribute", "value"), [one[:2] for one in ODD])
 def test_a_callback_that_raises_after_it_set_an_odd_value_leaves_nothing_of_it(lake, where, attribute, value):
     manifest = handled(lake, odd(where, attribute, value, raises=True), b"1", b"odd", b"3")
-
     told = {row["message_id"]: row for row in rows_of(lake, "odd", manifest, "outcomes")}
     assert (told["m1"]["outcome"], told["m1"]["action"]) == ("failed", "ack")
     assert {row["reason"] for row in rows_of(lake, "odd", manifest, "failed")} == {"as told"}
@@ -77,7 +72,6 @@ def test_a_callback_that_raises_after_it_set_an_odd_value_leaves_nothing_of_it(l
 @pytest.mark.parametrize(("attribute", "value"), [one[:2] for one in ODD])
 def test_an_odd_value_that_handle_failed_sets_is_an_error_of_its_own(lake, raises, attribute, value):
     manifest = handled(lake, odd("handle_failed", attribute, value, raises=raises), b"1", b"fail", b"fail")
-
     assert outcomes(lake, "odd", manifest) == {"m0": "handled", "m1": "failed", "m2": "failed"}
     failures = rows_of(lake, "odd", manifest, "failed")
     assert [(row["reason"], row["batcher"], row["batch_key"]) for row in failures] == [
@@ -112,6 +106,5 @@ class Oddly(Pipeline):
 
 def test_a_failure_of_parts_that_are_no_text_is_told_in_words(lake):
     manifest = handled(lake, Oddly, b"1")
-
     (recorded,) = rows_of(lake, "oddly", manifest, "failed")
     assert (recorded["kind"], recorded["reason"], recorded["stage"]) == ("<class 'ValueError'>", "None", "5")

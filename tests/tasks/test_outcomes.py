@@ -6,9 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel, computed_field, field_validator
 
+from pipeline_platform import Batcher, Pipeline, Producer, TableBatcher
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.model.options import Batcher, Producer, TableBatcher
-from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks.batch.batch_plan import CutBatches, plan_table
 from pipeline_platform.tasks.batch.handle_batches import HandleBatches
 from pipeline_platform.tasks.record.staging import staged_table
@@ -97,7 +96,6 @@ class Batching(Pipeline):
 
 def test_messages_for_a_callback_wait_in_the_receives_own_folder_and_have_no_outcome_yet(lake):
     manifest = handled(lake, Batching, b"UA", b"bytes", b"object", b"loop")
-
     assert outcomes(lake, "batching", manifest) == {"m2": "failed", "m3": "failed"}
     assert {file.table for file in manifest} == {"outcomes", "failed", "_receives/r1/typed", "_receives/r1/plain"}
     (staged,) = rows_of(lake, "batching", manifest, "_receives/r1/plain")

@@ -39,7 +39,6 @@ class Saying(Obedient):
 
 def test_what_callbacks_print_comes_with_the_manifest_and_goes_on_to_the_log(lake, capfd):
     (notes,) = handled(lake, Saying, b"1", b"raise", b"2").notes
-
     assert (notes["said"], notes["unsaid"]) == ("made\n1\nraise\n2\nfailed m1\n", 0)
     out, err = capfd.readouterr()
     assert (out, err) == ("made\n1\nraise\n2\n", "failed m1\n")
@@ -47,13 +46,11 @@ def test_what_callbacks_print_comes_with_the_manifest_and_goes_on_to_the_log(lak
 
 def test_who_says_nothing_leaves_no_note(lake):
     (notes,) = handled(lake, Obedient, b"1", b"raise").notes
-
     assert {"said", "unsaid"} & notes.keys() == set()
 
 
 def test_what_is_said_in_forks_is_heard_also_from_one_that_dies(lake):
     (notes,) = handled(lake, Saying, b"1", b"say die", b"3", b"raise", careful=True).notes
-
     said = notes["said"].splitlines()
     assert {"made", "1", "say die", "3", "raise", "failed m3", "failed m1"} <= set(said)
     assert said.count("say die") == 2, "with its neighbours, and alone"
@@ -76,7 +73,6 @@ def test_lines_beyond_the_bound_are_counted():
     with captured() as output:
         for number in range(LINES + 7):
             print(number)
-
     assert output.notes() == {"said": "".join(f"{number}\n" for number in range(LINES)), "unsaid": 7}
 
 
@@ -85,7 +81,6 @@ def test_long_lines_are_cut_and_many_of_them_are_bounded(text):
     with captured() as output:
         for _ in range(50):
             print(text)
-
     notes = output.notes()
     assert len(notes["said"].encode()) <= BYTES
     lines = notes["said"].splitlines()
@@ -137,7 +132,6 @@ def test_log_lines_are_heard_as_python_shows_them_where_nobody_configures_loggin
     with captured() as output:
         log.info("not shown")
         log.warning("number %d", 7)
-
     assert output.notes()["said"] == "number 7\n"
 
 
@@ -161,7 +155,6 @@ def test_streams_are_as_they_were_afterwards(monkeypatch):
     with pytest.raises(ValueError, match="as told"), captured():
         raise ValueError("as told")
     assert (sys.stdout, sys.stderr) == before
-
     own = io.StringIO()
     with captured():
         monkeypatch.setattr(sys, "stdout", own)
@@ -174,7 +167,6 @@ def test_a_callback_may_treat_its_streams_as_files():
         assert not sys.stdout.isatty()
         sys.stdout.close()
         print("still heard")
-
     assert output.notes()["said"] == "still heard\n"
 
 
@@ -182,5 +174,4 @@ def test_a_process_without_streams_hears_nothing(monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
     with captured() as output:
         print("nowhere")
-
     assert output.notes() == {}

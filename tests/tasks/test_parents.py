@@ -88,7 +88,6 @@ def test_a_parent_without_data_ends_like_any_other(lake):
 
 def test_where_handle_failed_ends_the_worker_every_parent_ends_all_the_same(lake):
     manifest = ended(lake, b"left=a", b"right=fail left=fatal", b"right=fail", b"left=lose", careful=True)
-
     assert outcomes(lake, "fragile", manifest) == {"m0": "handled", "m1": "failed", "m2": "failed", "m3": "failed"}
     kinds = {row["message_id"]: row["kind"] for row in rows_of(lake, "fragile", manifest, "failed")}
     assert kinds == {"m1": "worker killed", "m2": "failed", "m3": "not returned"}
@@ -96,7 +95,6 @@ def test_where_handle_failed_ends_the_worker_every_parent_ends_all_the_same(lake
 
 def test_a_failure_that_is_driven_again_and_handled_is_closed_with_its_parent(lake):
     manifest = ended(lake, b"left=a right=b", b"left=lose", careful=False, ack_policy=DRIVEN_AGAIN)
-
     states = {row["message_id"]: row["state"] for row in rows_of(lake, "fragile", manifest, "failed")}
     assert states == {"m0": "closed", "m1": "open"}
 
@@ -104,7 +102,6 @@ def test_a_failure_that_is_driven_again_and_handled_is_closed_with_its_parent(la
 @pytest.mark.parametrize("tasks", [1, 3])
 def test_parents_are_shared_out_over_tasks_each_once(lake, tasks):
     manifest = ended(lake, *(b"left=a right=b" for _ in range(10)), careful=False, tasks=tasks)
-
     ids = [row["message_id"] for row in rows_of(lake, "fragile", manifest, "outcomes")]
     assert sorted(ids) == sorted(f"m{number}" for number in range(10))
 

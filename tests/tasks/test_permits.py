@@ -4,29 +4,11 @@ import time
 from collections import Counter
 from datetime import timedelta
 
-import pytest
-
 from pipeline_platform.control.pace import Pace
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.model.options import RateLimiting
 from tests.fixtures.obedient import Obedient
-from tests.fixtures.small_lake import Shared, handled, outcomes, rows_of
-
-
-@pytest.mark.parametrize("deadly", [{0}, {4}, {1, 2}, {0, 4}])
-def test_in_careful_mode_a_message_that_kills_its_process_fails_alone(lake, deadly):
-    payloads = [b"die" if index in deadly else b"%d" % index for index in range(5)]
-
-    manifest = handled(lake, Obedient, *payloads, careful=True)
-
-    expected = {f"m{index}": "failed" if index in deadly else "handled" for index in range(5)}
-    assert outcomes(lake, "obedient", manifest) == expected
-    failures = rows_of(lake, "obedient", manifest, "failed")
-    assert {row["data"] for row in failures} == {b"die"}
-    assert {row["kind"] for row in failures} == {"worker killed"}
-    assert {row["message_id"] for row in rows_of(lake, "obedient", manifest, "kept")} == {
-        name for name, outcome in expected.items() if outcome == "handled"
-    }
+from tests.fixtures.small_lake import Shared, handled, outcomes
 
 
 class Permits(Pace):
@@ -64,9 +46,7 @@ def begun(diary) -> list[tuple[str, float, float]]:
 
 def test_every_try_of_a_message_takes_its_permit(lake, tmp_path):
     permits, diary = Permits(), tmp_path / "begun"
-
     manifest = handled(lake, Diary, b"1", b"2", b"die", b"4", b"5", careful=True, pace=permits, context=str(diary))
-
     assert outcomes(lake, "diary", manifest)["m2"] == "failed"
     tries = [text for text, *_ in begun(diary)]
     assert tries.count("die") == 2, "with its neighbour, and alone"
@@ -123,9 +103,7 @@ class Slow(Diary):
 
 def test_a_try_begins_no_message_after_its_permits(lake, tmp_path):
     permits, diary = Brief(tmp_path / "held"), tmp_path / "begun"
-
     manifest = handled(lake, Slow, b"1", b"2", b"3", b"4", careful=True, pace=permits, context=str(diary))
-
     assert set(outcomes(lake, "slow", manifest).values()) == {"handled"}
     tries = begun(diary)[:4]
     assert [text for text, *_ in tries] == ["1", "2", "3", "4"], "each once"
@@ -147,7 +125,5 @@ def test_preparing_that_outlasts_the_permits_does_not_keep_a_task_from_trying(la
 
 def test_the_rate_limit_is_asked_for_every_message_once(lake):
     permits = Permits()
-
     handled(lake, Obedient, b"1", b"2", b"3", pace=permits)
-
     assert permits.asked == 3

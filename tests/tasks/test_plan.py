@@ -7,14 +7,10 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import BaseModel
 
+from pipeline_platform import Batcher, BatchInfo, Failure, Message, Pipeline, Producer, Retry, Splitter
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.reader import RowRange
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.model.failure import Failure
-from pipeline_platform.model.message import BatchInfo, Message
-from pipeline_platform.model.options import Batcher, Producer, Splitter
-from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.model.retry import Retry
 from pipeline_platform.tasks.batch import batch_plan
 from pipeline_platform.tasks.batch.batch_plan import CutBatches, plan_table
 from pipeline_platform.tasks.batch.handle_batches import HandleBatches
@@ -91,13 +87,11 @@ def boxed(
 
 def test_a_splitter_sees_data_as_handle_batch_does_and_changes_none(lake):
     boxes, _ = boxed(lake, "a 6 -", "b 9 -", "a 4 spoil", "a 1 -", "b 2 -")
-
     assert boxes == [("a", "size", [6, 4]), ("b", "size", [9, 2]), ("a", "flush", [1])]
 
 
 def test_what_no_more_messages_come_to_says_why_it_is_delivered(lake):
     boxes, _ = boxed(lake, "a 6 -", "a 4 -", "b 1 -", rest="timeout")
-
     assert boxes == [("a", "size", [6, 4]), ("b", "timeout", [1])]
 
 
@@ -130,7 +124,6 @@ def test_however_many_messages_are_read_together_the_batches_are_the_same(lake, 
 )
 def test_a_message_that_a_splitter_fails_fails_alone_and_handle_failed_sees_it(lake, fault, kind, reason, careful):
     boxes, manifest = boxed(lake, "a 6 -", f"a 9 {fault}", "a 4 -", "a 1 -", careful=careful)
-
     assert boxes == [("a", "size", [6, 4]), ("a", "flush", [1])]
     assert outcomes(lake, "boxes", manifest) == {"m0": "handled", "m1": "failed", "m2": "handled", "m3": "handled"}
     (failure,) = rows_of(lake, "boxes", manifest, "failed")
@@ -143,9 +136,7 @@ def test_a_message_that_a_splitter_fails_fails_alone_and_handle_failed_sees_it(l
 @pytest.mark.parametrize("portion", [1, 2, 10**6])
 def test_messages_that_a_splitter_dies_of_fail_alone(lake, monkeypatch, portion):
     monkeypatch.setattr(batch_plan, "SPLIT_ROWS", portion)
-
     boxes, manifest = boxed(lake, "b 9 leave", "a 6 -", "a 9 leave", "a 4 -", "b 1 -", careful=True)
-
     assert boxes == [("a", "size", [6, 4]), ("b", "flush", [1])]
     failures = rows_of(lake, "boxes", manifest, "failed")
     assert {row["message_id"] for row in failures} == {"m0", "m2"}
@@ -156,7 +147,6 @@ def test_messages_that_a_splitter_dies_of_fail_alone(lake, monkeypatch, portion)
 
 def test_nothing_is_split_where_no_message_waits_to_be(lake):
     boxes, manifest = boxed(lake, "a 9 raise")
-
     assert boxes == []
     assert outcomes(lake, "boxes", manifest) == {"m0": "failed"}
     assert manifest.total("batches") == 0
@@ -194,9 +184,7 @@ def test_what_a_splitter_fails_is_retried_unless_the_plan_or_handle_failed_says_
     monkeypatch.setattr(Boxes, "retry", Retry(max_attempts=3))
     for patch in patches:
         monkeypatch.setattr(*patch)
-
     _, manifest = boxed(lake, "a 6 -", "a 9 raise")
-
     assert [row["state"] for row in rows_of(lake, "boxes", manifest, "failed")] == [state]
 
 

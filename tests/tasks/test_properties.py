@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline_platform import Batcher, BatchInfo, Processors, TableBatcher
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.crossing import encode
-from pipeline_platform.model.message import BULK, BatchInfo
-from pipeline_platform.model.options import Batcher, Processors, TableBatcher
+from pipeline_platform.model.message import BULK
 from pipeline_platform.tasks.host.step import Step
 from pipeline_platform.testing.in_memory import Kept
 from tests.fixtures.moody import BAD, BAD_IN_BATCH, CALLS, GOOD, GOOD_IN_BATCH, WHOLE_BATCH, Mood, Moody, account, moods
@@ -126,9 +126,8 @@ def always(messages: st.SearchStrategy[list[Mood]]) -> Callable[[Callable[[list[
 
 
 @always(MESSAGES)
-def test_each_message_ends_once_in_a_table_or_among_the_failures(messages: list[Mood], told: Told) -> None:
+def test_each_message_ends_once_in_a_table_or_among_the_failures(messages, told):
     found = done(messages, told)
-
     for number, payload in enumerate(found.payloads):
         (outcome,) = found.outcomes[number]
         ended = (outcome, len(found.rows[number]), found.failed[number])
@@ -137,7 +136,7 @@ def test_each_message_ends_once_in_a_table_or_among_the_failures(messages: list[
 
 
 @always(MESSAGES)
-def test_a_message_fails_by_its_own_doing_or_with_its_whole_batch(messages: list[Mood], told: Told) -> None:
+def test_a_message_fails_by_its_own_doing_or_with_its_whole_batch(messages, told):
     found = done(messages, told)
 
     mates = {number: some for _, some in found.batches for number in some}
@@ -157,7 +156,7 @@ def test_a_message_fails_by_its_own_doing_or_with_its_whole_batch(messages: list
 
 
 @always(MESSAGES)
-def test_batches_hold_one_key_and_partition_and_no_more_than_they_may(messages: list[Mood], told: Told) -> None:
+def test_batches_hold_one_key_and_partition_and_no_more_than_they_may(messages, told):
     found = done(messages, told)
 
     given_out = Counter(number for _, some in found.batches for number in some)
@@ -175,9 +174,7 @@ def test_batches_hold_one_key_and_partition_and_no_more_than_they_may(messages: 
 
 
 @always(WELL)
-def test_messages_of_a_partition_keep_their_order_in_handling_and_over_batches(
-    messages: list[Mood], told: Told
-) -> None:
+def test_messages_of_a_partition_keep_their_order_in_handling_and_over_batches(messages, told):
     found = done(messages, told)
 
     if told.partition_by:

@@ -40,9 +40,7 @@ def known(lake: Lake, **keep: int):
 
 def test_rows_are_told_apart_by_what_is_known_of_them():
     repeats = Repeats({("memory", "m0"): KNOWN, ("memory", "m2"): 1, ("other", "m1"): KNOWN})
-
     split = repeats.split(batch_of(b"0", b"1", b"2"))
-
     assert [part.column("message_id").to_pylist() for part in split] == [["m1"], ["m0"], ["m2"]]
 
 
@@ -79,10 +77,8 @@ def test_what_is_decided_is_acknowledged_and_another_copy_is_left_to_its_lease(l
 def test_the_fast_lane_acknowledges_them_apart(lake):
     source = Memory(deliveries_=numbered(b"0", b"1", b"2"))
     rows = ranges(received(lake, "keeping", source), "keeping")
-
     task = RecordUnseen(Keeping, None, source.ack_policy, lake, "r1", [rows], known(lake, m0=KNOWN, m1=5))
     manifest = done(task)
-
     told = {row["message_id"]: row["action"] for row in rows_of(lake, "keeping", manifest, "outcomes")}
     assert told == {"m0": "ack", "m1": "noop"}
     assert manifest.total("duplicates") == 2
@@ -104,9 +100,7 @@ def test_one_that_ends_or_holds_the_worker_that_shows_it_to_handle_failed_fails_
     payloads = [b"1", b"kill, too large", b"hang, too large", b"seen, too large"]
     source = Memory(deliveries_=numbered(*payloads))
     rows = ranges(received(lake, "keeping", source), "keeping")
-
     manifest = returned(RecordUnseen(Fragile, None, source.ack_policy, lake, "r1", [rows], ())(0))
-
     failed = {row["message_id"]: row["kind"] for row in rows_of(lake, "keeping", manifest, "failed")}
     assert failed == {"m1": "worker killed", "m2": "timeout", "m3": "failed"}
     assert manifest.total("aside") == 3

@@ -5,9 +5,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from pipeline_platform.model.message import Message
-from pipeline_platform.model.options import Batcher, PipelineError, Processors, Producer, TableBatcher
-from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform import Batcher, Message, Pipeline, Processors, Producer, TableBatcher
 from pipeline_platform.tasks.record.staging import staged_table
 from tests.fixtures.obedient import Obedient
 from tests.fixtures.small_lake import DRIVEN_AGAIN, Memory, Row, handled, numbered, outcomes, rows_of
@@ -71,7 +69,6 @@ def test_a_rescued_message_goes_to_its_batcher_with_what_was_put(lake):
 
 def test_without_the_option_a_rescued_message_stays_failed_and_is_counted(lake):
     manifest = handled(lake, Unrescued, b"1", b"fail back")
-
     assert outcomes(lake, "unrescued", manifest) == {"m0": "handled", "m1": "failed"}
     (failure,) = rows_of(lake, "unrescued", manifest, "failed")
     assert (failure["reason"], failure["stage"], failure["data"]) == ("as told", "handle_message", b"fail back")
@@ -81,9 +78,7 @@ def test_without_the_option_a_rescued_message_stays_failed_and_is_counted(lake):
 @pytest.mark.parametrize(("payload", "kind"), [(b"misfit back", "ColumnError"), (b"nowhere back", "unknown batcher")])
 def test_a_rescued_message_that_no_batcher_takes_fails_for_good(lake, payload, kind):
     Rescuing.seen.clear()
-
     manifest = handled(lake, Rescuing, payload, b"2")
-
     assert outcomes(lake, "rescuing", manifest) == {"m0": "failed", "m1": "handled"}
     assert [row["kind"] for row in rows_of(lake, "rescuing", manifest, "failed")] == [kind]
     assert len(Rescuing.seen) == 1, "handle_failed sees it once"
@@ -92,7 +87,6 @@ def test_a_rescued_message_that_no_batcher_takes_fails_for_good(lake, payload, k
 @pytest.mark.parametrize("payload", [b"misfit mend", b"nowhere mend", b"fail mend"])
 def test_a_message_is_rescued_with_other_data_and_another_batcher(lake, payload):
     manifest = handled(lake, Rescuing, payload)
-
     assert outcomes(lake, "rescuing", manifest) == {"m0": "handled"}
     assert [row["text"] for row in rows_of(lake, "rescuing", manifest, "kept")] == ["mended"]
     assert rows_of(lake, "rescuing", manifest, "failed") == []
@@ -116,7 +110,6 @@ def test_what_handle_failed_changes_is_recorded_but_for_the_data(lake):
 
 def test_a_message_that_is_driven_again_and_rescued_closes_its_failure(lake):
     manifest = handled(lake, Rescuing, b"fail back", ack_policy=DRIVEN_AGAIN)
-
     (event,) = rows_of(lake, "rescuing", manifest, "failed")
     assert event["state"] == "closed"
 
@@ -136,7 +129,6 @@ def test_a_rescued_message_is_acknowledged_as_it_says(lake):
 
 def test_in_forks_a_message_is_rescued_but_not_one_that_ended_its_worker(lake):
     manifest = handled(lake, Rescuing, b"1", b"fail back", b"kill back", b"4", careful=True)
-
     told = outcomes(lake, "rescuing", manifest)
     assert told == {"m0": "handled", "m1": "handled", "m2": "failed", "m3": "handled"}
     (failure,) = rows_of(lake, "rescuing", manifest, "failed")
@@ -186,9 +178,7 @@ def test_what_handle_failed_does_not_bring_back_by_its_rules_stays_failed(lake, 
 @pytest.mark.parametrize(("pipeline", "expected"), [(Rescuing, "handled"), (Unrescued, "failed")])
 def test_a_message_that_is_rescued_after_its_batch_is_handled_and_in_the_table(lake, pipeline, expected):
     batch = staged("1", "fail back", "fail")
-
     manifest = batched(lake, batch, pipeline=pipeline, batcher="called")
-
     name = pipeline.name
     assert outcomes(lake, name, manifest) == {"m0": "handled", "m1": expected, "m2": "failed"}
     table = rows_of(lake, name, manifest, "called")
@@ -213,35 +203,3 @@ def test_data_that_does_not_cross_to_the_batch_is_not_rescued(lake):
 
     assert outcomes(lake, "typed", manifest) == {"m0": "failed"}
     assert manifest.total("not_rescued") == 1
-
-
-def test_a_rescue_without_a_callback_that_does_it_is_refused():
-    with pytest.raises(PipelineError, match=r"Silent\.processors\.rescue is True: the class has no handle_failed"):
-
-        class Silent(Obedient):
-            name = "silent"
-            processors = Processors(rescue=True)
-
-    with pytest.raises(PipelineError, match=r"Quiet\.batchers\['kept'\]\.rescue is True: the class has no"):
-
-        class Quiet(Obedient):
-            name = "quiet"
-            batchers = {"kept": Batcher(rescue=True)}
-
-            def handle_batch(self, batcher, messages, batch_info, context):
-                return messages
-
-
-def test_a_rescue_in_the_fast_lane_is_refused():
-    with pytest.raises(PipelineError, match=r"Columns\.processors\.rescue is True: a row of handle_messages has no"):
-
-        class Columns(Pipeline):
-            name = "columns"
-            producer = Producer(source="memory")
-            processors = Processors(rescue=True)
-
-            def handle_messages(self, messages, context):
-                return messages
-
-            def handle_failed(self, messages, context):
-                return messages

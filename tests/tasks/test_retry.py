@@ -4,8 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from pipeline_platform.model.options import Processors
-from pipeline_platform.model.retry import Retry
+from pipeline_platform import Processors, Retry
 from tests.fixtures.obedient import Obedient
 from tests.fixtures.small_lake import Memory, handled, numbered, rows_of
 
@@ -61,7 +60,6 @@ def recorded(lake, pipeline, *payloads, attempt=1):
 @pytest.mark.parametrize("attempt", [1, 2])
 def test_a_failure_is_due_after_its_pause(lake, attempt):
     (row,) = recorded(lake, Retried, b"later", attempt=attempt)
-
     assert row["state"] == "open"
     assert HOUR <= row["due_at"] - row["at"] <= 1.25 * HOUR
 
@@ -69,7 +67,6 @@ def test_a_failure_is_due_after_its_pause(lake, attempt):
 @pytest.mark.parametrize("attempt", [3, 4])
 def test_a_failure_of_the_last_attempt_is_dead_and_keeps_its_payload(lake, attempt):
     (row,) = recorded(lake, Retried, b"later", attempt=attempt)
-
     assert (row["state"], row["due_at"], row["data"]) == ("dead", None, b"later")
 
 
@@ -80,18 +77,15 @@ def test_a_failure_of_the_last_attempt_is_dead_and_keeps_its_payload(lake, attem
 )
 def test_what_can_never_pass_is_dead_at_once(lake, pipeline, payload, reason):
     (row,) = recorded(lake, pipeline, payload)
-
     assert (row["state"], row["due_at"]) == ("dead", None)
     assert row["reason"].startswith(reason)
 
 
 def test_without_the_option_a_failure_waits_for_people(lake):
     (row,) = recorded(lake, Unretried, b"later", attempt=7)
-
     assert (row["state"], row["due_at"]) == ("open", None)
 
 
 def test_dead_messages_are_counted_apart(lake):
     manifest = failed(lake, Retried, b"later", b"never", b"later")
-
     assert (manifest.total("failed"), manifest.total("dead")) == (3, 1)

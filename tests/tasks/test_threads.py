@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipeline_platform.model.message import Message
-from pipeline_platform.model.options import PipelineError, Processors, Producer
-from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform import Message, Processors
 from pipeline_platform.tasks.handle.handle_messages import Handler
 from pipeline_platform.tasks.handle.threads import at_once
 from pipeline_platform.tasks.host.progress import Progress
@@ -36,9 +34,7 @@ class Together(Obedient):
 
 def test_ten_messages_are_handled_at_once_in_order_and_each_fails_alone(lake):
     payloads = [b"0", b"raise", b"2", b"exit", b"4", b"panic", b"6", b"interrupt", b"8", b"none"]
-
     manifest = handled(lake, Together, *payloads)
-
     failed = {"m1", "m3", "m5", "m7", "m9"}
     assert outcomes(lake, "together", manifest) == {
         f"m{number}": "failed" if f"m{number}" in failed else "handled" for number in range(10)
@@ -136,9 +132,7 @@ def test_a_permit_is_taken_as_a_thread_begins_with_its_message_and_not_before(he
 @pytest.mark.parametrize("permitted", [0, 1, 3])
 def test_what_has_no_permit_is_not_begun_and_what_is_begun_is_the_first(held, permitted):
     held.go.set()
-
     handled = Handler(held(), None, paced=lambda messages: iter(messages[:permitted])).handle(batch_of(*[b"1"] * 6))
-
     assert [message._row for message in handled] == list(range(permitted))
 
 
@@ -192,25 +186,11 @@ class Deadly(Obedient):
 @pytest.mark.parametrize("deadly", [{0}, {7}, {3, 4, 19}])
 def test_in_forks_those_that_end_their_worker_fail_alone(lake, deadly):
     payloads = [b"die" if number in deadly else b"%d" % number for number in range(20)]
-
     manifest = handled(lake, Deadly, *payloads, careful=True)
-
     told = outcomes(lake, "deadly", manifest)
     assert told == {f"m{number}": "failed" if number in deadly else "handled" for number in range(20)}
     failed = rows_of(lake, "deadly", manifest, "failed")
     assert {(row["kind"], row["stage"]) for row in failed} == {("worker killed", "handle_message")}
-
-
-def test_threads_in_the_fast_lane_are_refused():
-    with pytest.raises(PipelineError, match=r"Columns\.processors\.threads is 2: handle_messages is called for all"):
-
-        class Columns(Pipeline):
-            name = "columns"
-            producer = Producer(source="memory")
-            processors = Processors(threads=2)
-
-            def handle_messages(self, messages, context):
-                return messages
 
 
 class Hanging(Obedient):
@@ -227,9 +207,7 @@ class Hanging(Obedient):
 
 def test_a_message_that_hangs_in_one_thread_fails_alone_by_its_own_time(lake):
     payloads = [b"hang" if number in (5, 11) else b"%d" % number for number in range(20)]
-
     manifest = handled(lake, Hanging, *payloads)
-
     told = outcomes(lake, "hanging", manifest)
     assert told == {f"m{number}": "failed" if number in (5, 11) else "handled" for number in range(20)}
     failed = rows_of(lake, "hanging", manifest, "failed")

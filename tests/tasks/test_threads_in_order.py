@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline_platform import Message, Processors
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.model.message import Message
-from pipeline_platform.model.options import Processors
 from pipeline_platform.tasks.handle.threads import at_once, followers
 from tests.fixtures.small_lake import numbered, outcomes
 from tests.tasks.test_in_order import Keyed, Ordered, by_payload, handle, memory, reasons
@@ -49,17 +48,15 @@ def by_partition(lines: Iterable[str]) -> dict[str, list[str]]:
     return told
 
 
-def test_messages_of_a_partition_are_handled_in_order_and_their_results_as_they_came(lake: Lake) -> None:
+def test_messages_of_a_partition_are_handled_in_order_and_their_results_as_they_came(lake):
     payloads = [f"{place % 5} {place:02}" for place in range(60)]
-
     handled = handle(lake, Threaded, memory(*payloads))
-
     assert by_partition(handled.all) == by_partition(payloads)
     assert handled.all != payloads, "partitions did not wait for each other"
     assert list(outcomes(lake, "threaded", handled.manifest)) == [f"m{place}" for place in range(60)]
 
 
-def test_a_source_s_partitions_keep_their_sequence_and_messages_without_one_wait_for_nobody(lake: Lake) -> None:
+def test_a_source_s_partitions_keep_their_sequence_and_messages_without_one_wait_for_nobody(lake):
     class BySource(Threaded):
         name = "by_source"
         processors = Processors(concurrency=1, threads=3)
@@ -80,7 +77,7 @@ def test_a_source_s_partitions_keep_their_sequence_and_messages_without_one_wait
     assert {"07", "08", "09"} < set(lines)
 
 
-def test_as_many_are_at_work_as_there_are_threads_and_partitions(lake: Lake) -> None:
+def test_as_many_are_at_work_as_there_are_threads_and_partitions(lake):
     class Together(Threaded):
         name = "together"
         begun = threading.Barrier(4)
@@ -95,7 +92,7 @@ def test_as_many_are_at_work_as_there_are_threads_and_partitions(lake: Lake) -> 
     assert len(handled.all) == 12
 
 
-def test_a_hot_partition_stops_no_other(lake: Lake) -> None:
+def test_a_hot_partition_stops_no_other(lake):
     class Hot(Threaded):
         """The first message of the hot partition is done when all others of the cold ones are."""
 
@@ -120,7 +117,7 @@ def test_a_hot_partition_stops_no_other(lake: Lake) -> None:
 
 
 @pytest.mark.parametrize("limit", [None, timedelta(seconds=LONG_S)])
-def test_forks_keep_the_order_of_partitions_around_messages_that_end_them(lake: Lake, limit: timedelta | None) -> None:
+def test_forks_keep_the_order_of_partitions_around_messages_that_end_them(lake, limit):
     class Careful(Threaded):
         name = "careful"
         processors = Processors(concurrency=1, partition_by=by_payload, threads=4, message_timeout=limit)
@@ -152,7 +149,7 @@ class Paced:
 
 
 @pytest.mark.parametrize("careful", [False, True])
-def test_what_gets_no_permit_goes_back_and_in_each_partition_that_is_the_end(lake: Lake, careful: bool) -> None:
+def test_what_gets_no_permit_goes_back_and_in_each_partition_that_is_the_end(lake, careful):
     payloads = [f"{place % 3} {place:02}" for place in range(30)]
 
     handled = handle(lake, Threaded, memory(*payloads), pace=Paced(7), careful=careful)
@@ -170,9 +167,7 @@ def test_what_gets_no_permit_goes_back_and_in_each_partition_that_is_the_end(lak
 
 @settings(deadline=None)
 @given(st.lists(st.none() | st.integers(0, 3), max_size=30), st.integers(1, 5), st.integers(0, 30), st.integers())
-def test_whatever_the_lanes_are_each_is_in_order_and_no_more_begin_than_may(
-    lanes: list[int | None], threads: int, permits: int, seed: int
-) -> None:
+def test_whatever_the_lanes_are_each_is_in_order_and_no_more_begin_than_may(lanes, threads, permits, seed):
     begun: list[int] = []
     at_work: set[int] = set()
     chance = random.Random(seed)
@@ -198,7 +193,7 @@ def test_whatever_the_lanes_are_each_is_in_order_and_no_more_begin_than_may(
         assert seen == mine[: len(seen)]
 
 
-def test_a_worker_that_raises_holds_up_no_other() -> None:
+def test_a_worker_that_raises_holds_up_no_other():
     def worker(numbers: Iterable[int]) -> list[int]:
         for number in numbers:
             raise ValueError(number)
