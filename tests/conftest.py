@@ -45,7 +45,7 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
 # In this order: files that fork for each message while this process is small, for a fork copies what it has mapped; and
 # a file that takes minutes, begun last, would keep one process busy while the others have nothing left.
 LONGEST = (
-    "test_isolation.py", "test_parents.py", "test_many_children.py", "test_plan.py",
+    "test_isolation.py", "test_parents.py", "test_plan.py",
     "test_assets.py", "test_storms.py", "test_daemon.py", "test_faults.py",
     "test_cli.py", "test_run_launcher.py",
     "test_demo.py", "test_demo_over_servers.py", "test_windows.py", "test_reexecution.py", "test_backfills.py",

@@ -112,7 +112,7 @@ control/limits.py: control/test_limits.py
 control/pace.py: control/test_rate_limiter.py tasks/test_permits.py
     elif now < valid_until:  # => else:  #
     if self._monotonic() >= valid_until:
-control/pace.py: tasks/test_given_back.py control/test_drain.py
+control/pace.py: tasks/test_permits.py control/test_drain.py
     if grant.stop_s <= 0:
 control/pace.py: control/test_control_store_away.py
     retry_if_exception_type(ControlStoreError) => retry_if_exception_type(ZeroDivisionError)
@@ -132,12 +132,12 @@ tasks/host/isolation.py: tasks/test_isolation.py
     if begun_in_vain <= BEGUN_AGAIN * len(rows): => if True:
 tasks/host/fork.py: tasks/test_timeouts.py
     if late in progress.calls => if False
-tasks/host/fork.py: tasks/test_fork.py tasks/test_host.py
+tasks/host/fork.py: tasks/test_host.py
     _end_group(child)  # its number
     end_with(parent)
 tasks/batch/handle_batches.py: tasks/test_isolation.py
     DEATHS = 5 => DEATHS = 10**9
-tasks/batch/handle_batches.py: tasks/test_handle_batch.py tasks/test_batch.py
+tasks/batch/handle_batches.py: tasks/test_batch.py
     if times > 1:
     if not all(message.is_same(given.get(message._row))
 tasks/record/fan_out.py: tasks/test_fan_out.py

@@ -27,7 +27,7 @@ from tests.fixtures.small_lake import (
     received,
     rows_of,
 )
-from tests.tasks.test_given_back import Stopped
+from tests.tasks.test_permits import Stopped
 
 
 class Moody(Memory):
