@@ -117,8 +117,9 @@ def test_acknowledge_looks_at_outcomes_only_where_some_are_undecided(
     lake, looks, monkeypatch, payloads, told, looks_at
 ):
     looked: set[bool] = set()
+    here = NotifyAuthor.here
     monkeypatch.setattr(
-        NotifyAuthor, "__call__", lambda task, share: looked.add(bool(task.outcomes)) or task.here(share)
+        NotifyAuthor, "here", lambda task, *share: looked.add(bool(task.outcomes)) or here(task, *share)
     )
     monkeypatch.setattr(Hearing, "heard", [])
     flow = replace(in_a_new_process(lake, *payloads), pipeline=Hearing)

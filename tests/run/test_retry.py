@@ -119,7 +119,6 @@ def test_what_cannot_be_sent_is_said_and_the_next_run_sends_it(scene):
 
     assert (answer.letters.sent, answer.letters.unsent) == (0, 1)
     assert answer.errors == ["dead letters to letters: SourceError: letters: not now"]
-    assert [claim.receive_id for claim in scene.flow.control.over("keeping")] == ["r1"], "the sensor asks for a run"
     assert (answer.acknowledged, answer.unacknowledged) == (2, 0), "it is decided, and recorded as dead"
     assert [row["state"] for row in visible(run.tables, "failed")].count("dead") == 1
 
@@ -131,6 +130,14 @@ def test_what_cannot_be_sent_is_said_and_the_next_run_sends_it(scene):
     assert clear_up(scene.flow, scene.log.append) == ["r1"]
 
     assert (scene.sent, scene.left()) == ([b"hopeless"], [])
+
+
+def test_the_sensor_asks_for_a_run_that_sends_what_is_left(scene):
+    run = scene.decided("r1", b"hopeless")
+    scene.flow.control.claim("keeping", "r1", "run", wanted=1, capacity=10, lease_s=60)
+    scene.letters._away = True
+    scene.acknowledge(run)
+    assert [claim.receive_id for claim in scene.flow.control.over("keeping")] == ["r1"]
 
 
 @pytest.mark.parametrize("refused_at", [0, 3, 4, 11])
