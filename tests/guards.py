@@ -76,8 +76,9 @@ run/give_up.py: run/test_early.py
     _keep_forgotten(flow, mine)
 run/give_up.py: run/test_takeover.py run/test_lease.py
     source.abandon(receive.receive_id, lambda: held(flow, receive))
-run/lease.py: run/test_takeover.py
+run/lease.py: run/test_steps_again.py
     if not is_ours:
+run/lease.py: run/test_takeover.py
     flow.work(receive.receive_id).interrupt()
 run/lease.py: run/test_lease.py
     if every_s => if False

@@ -81,6 +81,15 @@ def test_a_task_whose_run_was_taken_over_tells_the_source_nothing(filled):
     assert flow.source.backlog().messages == 1
 
 
+def test_a_task_that_lives_while_its_receive_is_given_up_tells_the_source_nothing(filled, monkeypatch):
+    flow, fence = filled(Early, [b"early"]), decision.fence
+    stalled = received(flow)
+    flow.control.end(stalled.receive_id)
+    monkeypatch.setattr(decision, "fence", lambda *given: handle_here(flow, stalled) or fence(*given))
+    assert clear_up(flow) == [stalled.receive_id]
+    assert flow.source.backlog().messages == 1
+
+
 def test_what_a_run_told_before_it_was_taken_over_is_not_told_again(filled):
     flow = filled(Early, [b"early"])
     stale = received(flow)
