@@ -97,7 +97,7 @@ class Impatient(Marking):
     """Does not wait for ever."""
 
     name = "impatient"
-    processors = Processors(concurrency=2, message_timeout=timedelta(seconds=1))
+    processors = Processors(concurrency=2, message_timeout=timedelta(seconds=0.5))
 
 
 class ImpatientColumns(MarkingColumns):
@@ -107,7 +107,7 @@ class ImpatientColumns(MarkingColumns):
     processors = Impatient.processors
 
 
-LATE = "acknowledge took longer than 3 times processors.message_timeout (3 s) allows"
+LATE = "acknowledge took longer than 3 times processors.message_timeout (1.5 s) allows"
 
 
 class Groups(Memory):

@@ -129,7 +129,7 @@ def test_tasks_of_the_run_before_are_ended_and_hold_up_nothing(filled_on_spark):
 
     thread = threading.Thread(target=handle, daemon=True)
     thread.start()
-    thread.join(10)
+    thread.join(4)
     assert thread.is_alive()
 
     go_on(flow := replace(flow, pipeline=Quick), resume(flow, first, "another run"))

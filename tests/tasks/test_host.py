@@ -220,7 +220,7 @@ def test_what_a_pipeline_cannot_be_made_with_ends_the_task_and_fails_no_message(
         hosted(lake, b"1", pipeline=Away)
 
 
-@pytest.mark.parametrize("times", [300, pytest.param(10_000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("times", [100, pytest.param(10_000, marks=pytest.mark.soak)])
 def test_forking_again_and_again_harms_neither_process(times):
     """With garbage of native libraries around, and threads that the fork does not have."""
     garbage = []
