@@ -12,7 +12,6 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from pydantic import BaseModel
 
 from pipeline_platform import Batcher, BatchInfo, Message, Pipeline, Processors, Producer, TableBatcher, telemetry
 from pipeline_platform.model.pipeline import PipelineError
@@ -22,7 +21,7 @@ from pipeline_platform.telemetry import Event, configuration
 from pipeline_platform.telemetry.exporter import Exporter
 from pipeline_platform.telemetry.tracing import traceparent
 from tests.fixtures.flow import begun, kinds, received, rows, run
-from tests.fixtures.flow_pipelines import Columns, Obedient, Paced, Twisted, Word
+from tests.fixtures.flow_pipelines import Columns, Obedient, Paced, Place, Twisted, Word
 from tests.fixtures.pooled import Pooled, Splitting, Timed
 
 
@@ -104,12 +103,6 @@ LONG_S = 120
 """Waited for at the most by a message that waits for others."""
 
 
-class Meeting(BaseModel):
-    """Where messages meet."""
-
-    folder: str = ""
-
-
 def partition(message: Message) -> int:
     return int(message.data.split(b"-")[1])
 
@@ -121,9 +114,9 @@ class AtOnce(Pipeline):
     producer = Producer(source="queue")
     processors = Processors(concurrency=2, threads=5, max_demand=15, partition_by=partition)
     batchers = {"words": TableBatcher(schema=Word)}
-    context = Meeting()
+    context = Place()
 
-    def handle_message(self, message: Message, context: Meeting) -> Message:
+    def handle_message(self, message: Message, context: Place) -> Message:
         word = message.data.decode()
         (Path(context.folder) / word).touch()
         until = time.monotonic() + LONG_S
@@ -157,12 +150,6 @@ def test_tasks_that_fork_in_workers_with_threads_of_a_library_do_not_hang(filled
     assert set(rows(flow, "outcomes")["outcome"]) == {"handled"}
 
 
-class Notes(BaseModel):
-    """Where workers write what they see."""
-
-    folder: str = ""
-
-
 def note_event(event: Event) -> None:
     """Print, which comes home with the manifest."""
     if event.phase != "start":
@@ -176,17 +163,17 @@ class Traced(Pipeline):
     producer = Producer(source="queue")
     processors = Processors(concurrency=2, threads=2)
     batchers = {"all": Batcher(batch_size=4)}
-    context = Notes()
+    context = Place()
     telemetry = {"chunk": note_event, "batch": note_event, "handle_failed": note_event}
 
-    def handle_message(self, message: Message, context: Notes) -> Message:
+    def handle_message(self, message: Message, context: Place) -> Message:
         (Path(context.folder) / f"handle-{message.message_id}").write_text(traceparent())
         if message.data == b"raise":
             raise ValueError("told to")
         return message.put_batcher("all")
 
     def handle_batch(
-        self, batcher: str, messages: list[Message], batch_info: BatchInfo, context: Notes
+        self, batcher: str, messages: list[Message], batch_info: BatchInfo, context: Place
     ) -> list[Message]:
         (Path(context.folder) / f"batcher-{batch_info.batch_id}").write_text(traceparent())
         return messages

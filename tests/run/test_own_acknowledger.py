@@ -12,26 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from pydantic import BaseModel
 
 from pipeline_platform import Message, Pipeline, Processors, Producer, Share, TableBatcher
 from pipeline_platform.run import notifying, steps
 from pipeline_platform.run.clear_up import clear_up
 from pipeline_platform.run.flow import Flow
 from tests.fixtures.flow import WINDOW, finish, flow_of, handled, publish, rows, run
-from tests.fixtures.flow_pipelines import Word
+from tests.fixtures.flow_pipelines import Place, Word
 from tests.fixtures.small_lake import Memory
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 Heard = list[dict[str, Any]]
-
-
-class Place(BaseModel):
-    """Where calls are written down."""
-
-    folder: str = ""
 
 
 class Base(Pipeline, abstract=True):

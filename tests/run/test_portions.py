@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel
 
 from pipeline_platform import (
     Batcher,
@@ -39,6 +38,7 @@ from pipeline_platform.run.handling import in_portions
 from pipeline_platform.run.steps import handle_messages, receive_messages
 from tests.fixtures.flow import begun, finish, handled, publish, rows
 from tests.fixtures.kafka_source import until
+from tests.fixtures.small_lake import Row
 
 START = 1_000_000.0
 STEP_S = 0.15
@@ -172,19 +172,13 @@ def test_whatever_the_speed_no_interval_is_exceeded_and_few_are_left_unused(
     assert run.now - START <= 1.3 * ideal + 3 * interval_s + 2
 
 
-class Line(BaseModel):
-    """A row."""
-
-    text: str
-
-
 class Held(Pipeline):
     """Four messages a day."""
 
     name = "held"
     producer = Producer(source="queue", rate_limiting=RateLimiting(allowed_messages=4, interval=timedelta(days=1)))
     processors = Processors(concurrency=2)
-    batchers = {"lines": TableBatcher(schema=Line)}
+    batchers = {"lines": TableBatcher(schema=Row)}
 
     def handle_message(self, message: Message, context: Any) -> Message:
         return message.put_data({"text": message.data.decode()}).put_batcher("lines")

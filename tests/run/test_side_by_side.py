@@ -10,7 +10,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pydantic import BaseModel
 
 from pipeline_platform import Batcher, BatchInfo, Message, Pipeline, Processors, Producer, Splitter
 from pipeline_platform.lake.ledger import Receive
@@ -20,13 +19,7 @@ from pipeline_platform.run.flow import Flow
 from pipeline_platform.spark.engine import TaskError, warm_up
 from pipeline_platform.tasks.batch.batch_plan import CutBatches
 from tests.fixtures.flow import begun, finish, handled, rows
-
-
-class Place(BaseModel):
-    """Where batches leave a trace."""
-
-    folder: str = ""
-    broken: bool = False
+from tests.fixtures.flow_pipelines import Place
 
 
 class Pair(Pipeline):
