@@ -9,7 +9,7 @@ import pytest
 
 from pipeline_platform.connectors.sqs import SqsSource
 from pipeline_platform.run import steps
-from pipeline_platform.run.lease import held
+from pipeline_platform.run.lease import alive, held
 from pipeline_platform.source.contract import Share
 from tests.fixtures.flow import handled, received, worked
 from tests.fixtures.sqs_flow import HIDDEN, WAITING
@@ -35,11 +35,10 @@ def test_a_run_that_outlasts_the_visibility_timeout_keeps_its_messages(sqs_groun
     sqs_ground.fill(["sleep 3", "one", "two"])
     flow = sqs_ground.flow(visibility_timeout=2)
     receive = received(flow)
-
-    steps.handle_messages(flow, receive)
-
-    assert sqs_ground.fake.calls["ChangeMessageVisibilityBatch"] >= 3
-    assert (sqs_ground.count(WAITING), sqs_ground.count(HIDDEN)) == (0, 3)
+    with alive(flow, receive):
+        steps.handle_messages(flow, receive)
+        assert sqs_ground.fake.calls["ChangeMessageVisibilityBatch"] >= 3
+        assert (sqs_ground.count(WAITING), sqs_ground.count(HIDDEN)) == (0, 3)
     sqs_ground.go_on(flow, receive)
     assert steps.acknowledge(flow, receive).acknowledged == 3
     assert sqs_ground.count() == 0

@@ -192,6 +192,7 @@ def test_a_message_that_hangs_costs_no_other(flows, examples):
     tried()
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("is_after", [False, True], ids=["before", "after"])
 def test_at_each_point_in_turn_a_run_may_end(flows, *, is_after):
     asked = enumerate(product(["kept", "plain", "fail"], ["ok", "fail"]))
