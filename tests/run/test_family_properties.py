@@ -9,16 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-<<<<<<< HEAD
-from pipeline_platform.lake.failure_events import Selection
-from pipeline_platform.model.message import Message
-from pipeline_platform.model.options import Batcher, Processors, Producer, Splitter, TableBatcher
-from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.model.retry import Retry
-=======
 from pipeline_platform import Batcher, Message, Pipeline, Processors, Producer, Retry, Splitter, TableBatcher
-from pipeline_platform.lake.selection import Selection
->>>>>>> 3d8d509 (Show each behaviour of runs at one level, end runs by exceptions, and run tasks in the test's process where Spark is not the point)
+from pipeline_platform.lake.failure_events import Selection
 from pipeline_platform.run.flow import Flow
 from tests.fixtures import families
 from tests.fixtures.families import FAULTS, Word

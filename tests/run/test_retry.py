@@ -9,17 +9,10 @@ from pydantic import PrivateAttr
 
 from pipeline_platform import Message, PipelineError, Retry, SourceError
 from pipeline_platform.lake.failed import FailedMessages
-<<<<<<< HEAD
 from pipeline_platform.lake.failure_events import Selection
-from pipeline_platform.model.pipeline import PipelineError
-from pipeline_platform.model.retry import Retry
-from pipeline_platform.run.begin import begin
-=======
-from pipeline_platform.lake.selection import Selection
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.run import dead_letters, steps
 from pipeline_platform.run.clear_up import clear_up
->>>>>>> 3d8d509 (Show each behaviour of runs at one level, end runs by exceptions, and run tasks in the test's process where Spark is not the point)
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.source.contract import Patience
 from tests.fixtures.flow import begun, flow_of, rows, run
