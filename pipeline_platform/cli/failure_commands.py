@@ -158,7 +158,7 @@ def retry(
         for launched in launch(opened, opened.pipeline(pipeline), chosen, window or ()):
             runs, messages = runs + 1, messages + launched.messages
             windows = " to ".join(dict.fromkeys((launched.windows[0], launched.windows[-1])))
-            typer.echo(f"run {launched.run_id} drives {counted(launched.messages, 'failure')} of {windows}")
+            typer.echo(f"run {launched.run_id} retries {counted(launched.messages, 'failure')} of {windows}")
     launches = f"{counted(messages, 'failure')} in {counted(runs, 'run')}."
     typer.echo(launches if runs else "No failure is such: nothing was launched.")
 

@@ -51,7 +51,7 @@ def begin(
 
     Raises:
         PipelineError: The context does not fit; the windows are others than those of the data; it pulls from no
-            producer, or drives what all of them received from one; it selects failures and drives none; there is no
+            producer, or retries what all of them received from one; it selects failures and retries none; there is no
             room for a backfill, or for all of a replay; or the pipeline is drained.
         SchemaChangeError: A model no longer fits its table.
         SourceError: The source cannot be reached, or is not there.
@@ -59,7 +59,7 @@ def begin(
     _check_producer(flow, INTAKES[origin])
     if not INTAKES[origin].selects and selection != ALL:
         raise PipelineError(
-            f"{flow.pipeline.name}: a {INTAKES[origin].name} drives no failures: leave `failures` out of the run config"
+            f"{flow.pipeline.name}: a {INTAKES[origin].name} retries no failures: leave `failures` out of the run config"
         )
     flow.pipeline.context_of(context)
     receive = Receive(

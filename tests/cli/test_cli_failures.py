@@ -199,8 +199,8 @@ def test_each_range_of_windows_is_a_run_of_its_own(cli: Cli, lake: Lake, launche
     said = cli("retry", "keeping", "--all").stdout.splitlines()
 
     assert said == [
-        f"run run-1 drives 4 failures of {WINDOW} to {LATER}",
-        "run run-2 drives 1 failure of 2026-01-02T0000",
+        f"run run-1 retries 4 failures of {WINDOW} to {LATER}",
+        "run run-2 retries 1 failure of 2026-01-02T0000",
         "5 failures in 2 runs.",
     ]
     (_, first), (_, second) = launched

@@ -1,4 +1,4 @@
-"""Failures that are driven from the command line: by a real Dagster instance, with `workspace.yaml` or `-m`."""
+"""Failures that are retried from the command line: by a real Dagster instance, with `workspace.yaml` or `-m`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_failures_are_driven_by_a_run_in_the_queue_of_the_instance(cli: Cli, tmp
 
     with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
         (run,) = instance.get_runs()
-    assert said.splitlines() == [f"run {run.run_id} drives 1 failure of {window}", "1 failure in 1 run."]
+    assert said.splitlines() == [f"run {run.run_id} retries 1 failure of {window}", "1 failure in 1 run."]
     assert (run.job_name, run.status) == ("flights_backfill", dg.DagsterRunStatus.QUEUED)
     receive = run.run_config["ops"]["flights"]["ops"]["receive_messages"]["config"]
     assert receive == {"origin": "failed", "failures": {"kind": "KeyError"}}
