@@ -59,7 +59,7 @@ def begin(
     _check_producer(flow, INTAKES[origin])
     if not INTAKES[origin].selects and selection != ALL:
         raise PipelineError(
-            f"{flow.pipeline.name}: a {INTAKES[origin].name} retries no failures: leave `failures` out of the run config"
+            f"{flow.pipeline.name}: a {INTAKES[origin].name} retries no failures: leave `failures` out of its config"
         )
     flow.pipeline.context_of(context)
     receive = Receive(
