@@ -26,10 +26,7 @@ from pipeline_platform.testing import (
 )
 from pipeline_platform.testing.promise import PROMISES
 from tests.control.test_demand import LIMITS
-from tests.fixtures.broken_sources import BROKEN
-from tests.fixtures.broken_sources.breaking import Altered
-from tests.fixtures.broken_sources.delivering import LosesOne
-from tests.fixtures.broken_sources.telling import CountsWhatIsHeld
+from tests.fixtures.broken_sources import BROKEN, Altered, CountsWhatIsHeld, LosesOne
 from tests.fixtures.memory_sources import MEMORY, MemoryChannel, MemoryLog, MemoryQueue, away, cut
 
 
