@@ -5,7 +5,6 @@ import json
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 from confluent_kafka import Producer
@@ -149,22 +148,6 @@ def test_ranges_with_others_between_them_are_read_once_each(kafka: Open, kafka_t
 
     assert offsets(rows) == [*range(1_000), *range(2_000, 3_000), *range(4_000, 5_000)]
     assert all(row["redelivered"] for row in rows)
-
-
-def test_reading_a_share_again_gives_the_same_rows(kafka: Open, kafka_topic: Callable[..., str]) -> None:
-    source = kafka(kafka_topic(2))
-    source.send((b"%d" % number for number in range(200)), ({"partition": n % 2} for n in range(200)))
-    shares = source.plan(200, 3, "a")
-
-    def rows() -> list[list[dict[str, Any]]]:
-        return [
-            sorted(batch.to_pylist(), key=lambda row: row["message_id"])
-            for s in shares
-            for batch in source.read(s, "a")
-        ]
-
-    assert sorted(map(len, rows())) == sorted(map(len, rows()))
-    assert [row for some in rows() for row in some] == [row for some in rows() for row in some]
 
 
 # Where reading begins

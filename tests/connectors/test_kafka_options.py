@@ -5,14 +5,12 @@ import pickle
 import time
 from typing import Any
 
-import dagster as dg
 import pytest
 from confluent_kafka import Consumer
 from pydantic import ValidationError
 
 from pipeline_platform.connectors.kafka import KafkaSource
 from pipeline_platform.connectors.kafka.cluster import Cluster, explained
-from pipeline_platform.orchestration.source_resources import source_resource
 from pipeline_platform.source.contract import SourceAwayError, SourceError
 from tests.fixtures.kafka_source import Open, until
 
@@ -159,15 +157,6 @@ def test_secrets_are_in_no_error_and_no_text_of_the_source() -> None:
 def test_an_option_that_the_client_library_refuses_is_named() -> None:
     with pytest.raises(SourceError, match=r'source .orders.: the client library refuses an option: .*"no.such.option"'):
         source(client_options={"no.such.option": "x"}).extents()
-
-
-def test_it_is_a_dagster_resource_with_every_option() -> None:
-    resource = source_resource(KafkaSource)(
-        name="orders", bootstrap_servers="a:1", group_id="g", topics=["orders"], client_options={"linger.ms": "3"}
-    )
-    with dg.build_resources({"orders": resource}) as built:
-        made = built.orders
-    assert made == source(bootstrap_servers="a:1", client_options={"linger.ms": "3"})
 
 
 def test_who_does_not_answer_is_away_and_named() -> None:

@@ -300,18 +300,6 @@ def test_what_a_subscription_held_is_lost_once_it_is_gone_and_another_took_its_p
     assert refused[0].reason == f"{before} is no subscription any more"
 
 
-def test_what_a_dead_receive_held_is_given_back_at_once(subscribed):
-    flights = subscribed()
-    flights.send([b"1", b"2", b"3"])
-    rows = received(flights, 3)
-    held = [(flights._path, [row["ack_id"] for row in rows[:2]]), (flights._path, [rows[2]["ack_id"]])]
-    assert received(flights, 3) == []
-
-    flights.abandon("r1", lambda: held)
-
-    assert {row["message_id"] for row in received(flights, 3)} == {row["message_id"] for row in rows}
-
-
 # Sending
 
 

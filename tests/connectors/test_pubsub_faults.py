@@ -1,11 +1,8 @@
 """Pub/Sub as a source when something dies, stalls, is gone or refuses."""
 
 import json
-import multiprocessing
 import os
-import signal
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
@@ -49,49 +46,6 @@ def come_back(source, count):
 
 
 # Leases
-
-
-def test_deadlines_hold_for_as_long_as_they_are_extended(subscribed):
-    left_alone, extended, set_longer = subscribed(ack_deadline_s=10), subscribed(ack_deadline_s=10), subscribed()
-    sources = (left_alone, extended, set_longer)
-    for source in sources:
-        source.send([b"1", b"2"])
-    alone, held, _ = (received(source, 2) for source in sources)
-
-    time.sleep(6)
-    assert extended.extend("r1", lambda: [(extended._path, ids(held)[:1]), (extended._path, ids(held)[1:])])
-    time.sleep(5)
-
-    assert names(received(left_alone, 2)) == names(alone)
-    assert received(extended, 2) == []
-    assert received(set_longer, 2) == [], "its subscription's own deadline was 10 s, and ours is not"
-
-
-def receive_and_die(source):
-    assert len(received(source, 3)) == 3
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def test_what_a_killed_process_held_comes_back_after_its_deadline(subscribed):
-    flights = subscribed(ack_deadline_s=10)
-    flights.send([b"1", b"2", b"3"])
-    task = multiprocessing.get_context("spawn").Process(target=receive_and_die, args=(flights,))
-    task.start()
-    task.join(60)
-
-    assert task.exitcode == -signal.SIGKILL
-    assert received(flights, 3) == []
-    assert {row["data"] for row in come_back(flights, 3)} == {b"1", b"2", b"3"}
-
-
-def test_two_receives_at_once_are_given_different_messages(subscribed):
-    flights = subscribed(max_number_of_messages=20)
-    flights.send(b"%d" % n for n in range(500))
-
-    with ThreadPoolExecutor(2) as runs:
-        first, second = runs.map(lambda _: received(flights, 400), range(2))
-
-    assert len(names(first) | names(second)) == len(first) + len(second) == 500
 
 
 def test_a_message_of_the_largest_size_is_one(subscribed):

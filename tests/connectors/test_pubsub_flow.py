@@ -73,14 +73,6 @@ def test_a_message_that_comes_twice_in_one_receive_is_in_the_table_once(
     assert received(flow.source, 1) == []
 
 
-def test_its_options_are_those_of_a_resource(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FLIGHTS_SUBSCRIPTION", "projects/shop/subscriptions/flights")
-    made = source_resource(PubsubSource)(name="flights", subscription=dg.EnvVar("FLIGHTS_SUBSCRIPTION"))
-
-    with dg.build_resources({"flights": made}) as resources:
-        assert resources.flights == PubsubSource(name="flights", subscription="projects/shop/subscriptions/flights")
-
-
 class Tenants(PubsubSource):
     """Pulls for one tenant."""
 

@@ -51,6 +51,7 @@ def assert_each_is_given_to_one(queue: TableQueue, expected: list[str], demand: 
     assert sum(bool(part) for part in acknowledged) > 1, "one process did all"
 
 
+@pytest.mark.faults
 def test_fifty_thousand_messages_by_four_processes(url: str) -> None:
     assert_each_is_given_to_one(TableQueue(name="load", url=url, lease_s=600), numbers(1, 50_000), demand=3_000)
 
@@ -59,10 +60,10 @@ def test_fifty_thousand_messages_by_four_processes(url: str) -> None:
 def test_messages_whose_ids_are_not_consecutive_by_four_processes(url: str, gone: str) -> None:
     queue = TableQueue(name="load", url=url, lease_s=600)
     queue.create()
-    queue.enqueue(b"x" for _ in range(6_000))
+    queue.enqueue(b"x" for _ in range(3_000))
     do(url, f"DELETE FROM messages WHERE {gone}")
 
-    assert_each_is_given_to_one(queue, [str(id_) for (id_,) in do(url, "SELECT id FROM messages")], demand=400)
+    assert_each_is_given_to_one(queue, [str(id_) for (id_,) in do(url, "SELECT id FROM messages")], demand=200)
 
 
 @pytest.mark.soak

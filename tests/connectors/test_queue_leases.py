@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from pipeline_platform.connectors.table_queue.table_queue_source import LOST, TableQueue
 from pipeline_platform.control.database import Database
-from pipeline_platform.source.contract import Backlog, Refused, SourceError
-from tests.fixtures.processes import PROCESSES
+from pipeline_platform.source.contract import Refused, SourceError
 from tests.fixtures.table_queue import Rows, do, ids, numbers, read, receive
 
 
@@ -43,26 +42,6 @@ def test_the_oldest_are_leased_first_wherever_leases_are(queue: TableQueue, run_
         ("25", False),
     ]
     assert ids(rest) == ["30", "35"]
-
-
-def test_concurrent_planners_never_lease_one_message(queue: TableQueue) -> None:
-    queue.enqueue(b"x" for _ in range(3_000))
-    planners = [f"planner-{number}" for number in range(6)]
-
-    with ProcessPoolExecutor(3, mp_context=PROCESSES) as pool:
-        received = list(pool.map(_receive_all_in_small_parts, [queue] * 6, planners))
-
-    assert sorted(id_ for part in received for id_ in part) == sorted(numbers(1, 3_000))
-
-
-def _receive_all_in_small_parts(queue: TableQueue, planner: str) -> list[str]:
-    received: list[str] = []
-    for nth in range(1_000):
-        rows = receive(queue, f"{planner}-{nth}", demand=100)
-        if not rows and not queue.backlog().messages:
-            return received
-        received += ids(rows)
-    raise AssertionError(f"still {queue.backlog()} after {len(received)}")
 
 
 def test_planners_take_an_expired_receive_over_once(queue: TableQueue, let_run_out: Callable[[str], None]) -> None:
@@ -211,25 +190,6 @@ def test_acknowledging_never_deletes_what_another_holds(
     assert receive(queue, "c") == []
 
 
-def test_a_late_acknowledgement_counts_while_nobody_else_was_given_the_message(
-    queue: TableQueue, let_run_out: Callable[[str], None]
-) -> None:
-    queue.enqueue([b"1", b"2"])
-    receive(queue, "dead")
-    let_run_out("dead")
-    receive(queue, "b", demand=1)
-
-    assert queue.ack("dead", ["2"]) == [], "whoever finishes a dead run acknowledges in its name"
-    assert queue.backlog() == Backlog(0)
-
-
-def test_an_unknown_receive_acknowledges_nothing(queue: TableQueue) -> None:
-    queue.enqueue([b"1", b"2"])
-    receive(queue, "a", demand=1)
-
-    assert sorted(queue.ack("b", ["1", "2"])) == [Refused("1", LOST, lost=True), Refused("2", LOST, lost=True)]
-
-
 def test_scattered_and_contiguous_ids_are_acknowledged_exactly(
     queue: TableQueue, monkeypatch: pytest.MonkeyPatch, let_run_out: Callable[[str], None]
 ) -> None:
@@ -244,42 +204,6 @@ def test_scattered_and_contiguous_ids_are_acknowledged_exactly(
     assert set(ids(receive(queue, "b"))) == set(numbers(1, 1_000)) - set(chosen)
 
 
-def test_several_tasks_acknowledge_at_once(queue: TableQueue) -> None:
-    queue.enqueue(b"x" for _ in range(4_000))
-    receive(queue, "a", demand=4_000)
-    parts = [numbers(1, 4_000)[nth::4] for nth in range(4)]
-
-    with ProcessPoolExecutor(2, mp_context=PROCESSES) as pool:
-        refused = list(pool.map(queue.ack, ["a"] * 8, parts * 2))
-
-    assert refused == [[]] * 8
-    assert queue.backlog() == Backlog(0)
-
-
-def test_released_messages_come_back_marked_and_the_others_do_not(queue: TableQueue) -> None:
-    queue.enqueue([b"1", b"2", b"3"])
-    receive(queue, "a")
-
-    assert queue.release("a", ["1", "3"]) == []
-
-    assert [(row["message_id"], row["redelivered"]) for row in receive(queue, "b")] == [("1", True), ("3", True)]
-    assert queue.release("a", ["1"]) == [Refused("1", LOST, lost=True)]
-    assert queue.ack("a", ["2"]) == []
-
-
-def test_released_with_a_delay_they_come_back_after_it(queue: TableQueue, run_sql: Callable[..., Any]) -> None:
-    queue.enqueue([b"1", b"2"])
-    receive(queue, "a")
-
-    assert queue.release("a", ["1"], delay_s=100) == []
-
-    assert queue.backlog().messages == 0
-    assert receive(queue, "b") == []
-    run_sql("UPDATE messages_receives SET leased_until = leased_until - 101 WHERE receive_id IS NULL")
-    assert queue.backlog().messages == 1
-    assert ids(receive(queue, "b")) == ["1"]
-
-
 def test_deliveries_are_counted_exactly(queue: TableQueue) -> None:
     queue.enqueue([b"1", b"2"])
     for nth in range(3):
@@ -289,18 +213,6 @@ def test_deliveries_are_counted_exactly(queue: TableQueue) -> None:
     rows = receive(queue, "last")
 
     assert [row["metadata"] for row in rows] == ['{"deliveries": 4}', None]
-
-
-def test_abandoned_messages_are_given_back_at_once(queue: TableQueue) -> None:
-    queue.enqueue([b"1", b"2"])
-    receive(queue, "a")
-
-    queue.abandon("a", list)
-    queue.abandon("never planned", list)
-
-    assert not queue.extend("a", list)
-    assert queue.backlog().messages == 2
-    assert ids(receive(queue, "b")) == ["1", "2"]
 
 
 def test_finished_receives_leave_no_rows_behind(

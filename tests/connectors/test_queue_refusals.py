@@ -65,14 +65,6 @@ def test_ids_that_are_no_integers_are_refused(queue: TableQueue) -> None:
         queue.ack("a", ["1", "x"])
 
 
-def test_a_wrong_password_is_refused_without_telling_it(postgres_url: str) -> None:
-    wrong = sa.make_url(postgres_url).set(password="not-the-one").render_as_string(hide_password=False)
-
-    with pytest.raises(SourceError, match="correct user and password in url") as refused:
-        TableQueue(name="flights", url=wrong).check_ready()
-    assert "not-the-one" not in str(refused.value)
-
-
 TWO_BESIDE = ("sales.outbox_leases", "sales.outbox_receives")
 
 

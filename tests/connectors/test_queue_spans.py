@@ -25,8 +25,7 @@ REFUSAL = (
 
 
 def insert(run_sql: Sql, *ids_: int) -> None:
-    for id_ in ids_:
-        run_sql("INSERT INTO messages (id, data) VALUES (:id, :data)", id=id_, data=b"x")
+    run_sql("INSERT INTO messages (id, data) VALUES " + ", ".join(f"({id_}, 'x')" for id_ in ids_))
 
 
 def spans(run_sql: Sql) -> dict[str, Any]:

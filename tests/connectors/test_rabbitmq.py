@@ -35,22 +35,6 @@ def test_a_receive_gets_what_it_asks_for_in_order_and_the_rest_waits(rabbitmq: B
     assert source.backlog() == Backlog(10), "what is held does not count"
 
 
-def test_an_empty_queue_gives_nothing(rabbitmq: Built) -> None:
-    assert received(rabbitmq()) == []
-    assert rabbitmq().plan(0, 4, "r1") == []
-
-
-def test_two_receives_at_once_get_different_messages(rabbitmq: Built) -> None:
-    one = rabbitmq()
-    other = rabbitmq(one.queue)
-    one.send(numbers(50))
-
-    first, second = received(one, 30), received(other)
-
-    assert sorted(texts(first) + texts(second), key=int) == texts_of(50)
-    assert acknowledged(one, "ack", first) == acknowledged(other, "ack", second) == []
-
-
 def test_a_receive_holds_no_more_than_prefetch_count(rabbitmq: Built) -> None:
     source = rabbitmq(prefetch_count=5)
     source.send(numbers(12))
@@ -181,18 +165,6 @@ def test_no_metadata_cost_a_message_or_its_neighbours(rabbitmq: Built) -> None:
     assert (rows[0]["message_id"], first["correlation_id"]) == ("ff", {"base64": "/g=="})
     assert first["headers"] == {"n": [{"base64": "/Q=="}]}
     assert "depth" in second["headers"]
-
-
-def test_a_message_that_comes_again_has_its_id_and_is_marked(rabbitmq: Built) -> None:
-    source = rabbitmq()
-    source.send(numbers(5))
-    before = received(source)
-    source.close()
-
-    again = received(source)
-
-    assert [row["message_id"] for row in again] == [row["message_id"] for row in before]
-    assert [row["redelivered"] for row in before + again] == [False] * 5 + [True] * 5
 
 
 def test_an_id_may_be_in_a_header(rabbitmq: Built) -> None:

@@ -1,7 +1,5 @@
 """Options of RabbitMQ as a source: what is refused, and what the errors of a real server are said to mean."""
 
-import logging
-import pickle
 from collections.abc import Callable
 from ssl import SSLEOFError
 from typing import Any
@@ -222,15 +220,3 @@ def test_an_error_of_a_subclass_s_own_is_told_as_it_is_and_leaves_no_connection(
     with pytest.raises(LookupError, match="no plan"):
         wrong.backlog()
     assert wrong._opened.connection is None
-
-
-def test_a_source_is_pickled_without_its_connection(rabbitmq: Built, caplog: Any) -> None:
-    source = rabbitmq()
-    source.backlog()
-    with caplog.at_level(logging.WARNING):
-        again = pickle.loads(pickle.dumps(source))
-
-    assert again == source
-    assert "_opened" not in again.__dict__
-    assert again.backlog().messages == 0
-    again.close()

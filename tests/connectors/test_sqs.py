@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import pickle
 import threading
 import time
 from unittest.mock import Mock
@@ -212,13 +211,6 @@ def failing(source, monkeypatch, operation, code, message=""):
     monkeypatch.setattr(source._client, operation, Mock(side_effect=error))
 
 
-def test_too_many_in_flight_is_an_end_and_no_failure(aws, queue, caplog, monkeypatch):
-    flights = source(queue_url=queue)
-    failing(flights, monkeypatch, "receive_message", "OverLimit", "Too many messages in flight")
-    assert received(flights, 30) == []
-    assert "OverLimit" in caplog.text
-
-
 # Acknowledging, on moto
 
 
@@ -344,17 +336,6 @@ def test_a_refusal_says_what_to_do_and_refused_credentials_are_never_repeated(aw
     assert ("AKIA" in str(told.value)) == (code == "AccessDenied")
 
 
-def test_a_source_that_was_used_is_copied_without_its_client(aws, queue):
-    flights = source(queue_url=queue)
-    assert flights.backlog() == Backlog(0)
-
-    copied = pickle.loads(pickle.dumps(flights))
-
-    assert "_client" not in copied.__dict__
-    assert copied == flights
-    assert (copied.lease_s, copied.backlog()) == (900, Backlog(0))
-
-
 # A real server: threads, processes, its own clock
 
 
@@ -389,11 +370,3 @@ def test_a_long_poll_waits_for_what_comes(sqs_server, sqs_queue):
     late.start()
     assert [row["data"] for row in received(flights, 1)] == [b"late"]
     late.join()
-
-
-def test_a_server_ends_with_its_block(servers_folder):
-    with local.serve(servers_folder) as server:
-        endpoint = server.address
-        assert local.fill(local.create_queue(endpoint, "flights"), [b"bytes", "text"]) == 2
-    with pytest.raises(SourceError, match="does not answer"):
-        source(endpoint_url=endpoint).check_ready()

@@ -18,14 +18,6 @@ def claim(store):
     return partial(store.claim, "flights", run_id="run", capacity=100, lease_s=60)
 
 
-def test_claims_share_the_capacity(claim):
-    assert [claim(receive_id="a", wanted=70), claim(receive_id="b", wanted=70), claim(receive_id="c", wanted=70)] == [
-        70,
-        30,
-        0,
-    ]
-
-
 def test_what_is_in_flight_is_listed(store, clock, claim):
     claim(receive_id="a", wanted=70)
     clock.now += 1
@@ -35,15 +27,6 @@ def test_what_is_in_flight_is_listed(store, clock, claim):
     assert first == ("a", "run", 70, NOON + MINUTE, NOON, False)
     assert (second.receive_id, second.run_id, second.messages) == ("b", "other", 10)
     assert store.in_flight("trains") == store.over("flights") == []
-
-
-def test_what_was_not_leased_is_given_back_and_never_taken(store, claim):
-    claim(receive_id="a", wanted=100)
-    store.adjust("a", 40)
-    store.adjust("a", 90)
-
-    assert store.in_flight("flights")[0].messages == 40
-    assert claim(receive_id="b", wanted=100) == 60
 
 
 def test_a_claim_again_replaces_the_former(store, claim):
@@ -56,14 +39,6 @@ def test_a_receive_stays_with_its_pipeline(store, claim):
     claim(receive_id="a", wanted=70)
     with pytest.raises(ValueError, match="receive a belongs to pipeline flights, not trains"):
         store.claim("trains", "a", "run", wanted=1, capacity=1, lease_s=1)
-
-
-def test_a_claim_ends_once(store, claim):
-    claim(receive_id="a", wanted=100)
-    assert store.end("a")
-    assert not store.end("a")
-    assert not store.beat("a", 60)
-    assert claim(receive_id="b", wanted=100) == 100
 
 
 def test_what_was_acknowledged_is_remembered_for_a_month(store, clock, claim):
@@ -93,33 +68,6 @@ def test_a_claim_whose_lease_is_over_leaves_its_room_to_others(store, clock, cla
     assert [over.receive_id for over in store.over("flights")] == ["a"]
     assert claim(receive_id="b", wanted=10) == 10
     assert not store.beat("a", 60), "100 and 10 are more than the capacity"
-
-
-def test_a_beat_keeps_a_claim_alive(store, clock, claim):
-    claim(receive_id="a", wanted=100)
-    for _ in range(5):
-        clock.now += 50
-        assert store.beat("a", 60)
-    assert claim(receive_id="b", wanted=10) == 0
-
-
-def test_a_late_beat_finds_the_room_that_nobody_took(store, clock, claim):
-    claim(receive_id="a", wanted=70)
-    clock.now += 3600
-    assert claim(receive_id="b", wanted=30) == 30
-    assert store.beat("a", 60)
-    assert claim(receive_id="c", wanted=1) == 0
-
-
-def test_clearing_up_ends_only_what_is_still_over(store, clock, claim):
-    claim(receive_id="a", wanted=70)
-    clock.now += 60
-    assert store.over("flights")
-    store.beat("a", 60)
-
-    assert not store.end("a", if_over=True)
-    clock.now += 60
-    assert store.end("a", if_over=True)
 
 
 receives = st.sampled_from("abcd")

@@ -119,26 +119,6 @@ def test_a_part_that_is_given_back_is_free_and_the_rest_stays_held(store: Contro
     assert store.acknowledge("log", "a") == {"p": 3}, "no position passes what was given back"
 
 
-def test_a_receive_that_reserves_again_gives_back_what_it_had(store: ControlStore) -> None:
-    hold(store, "a", ("p", 0, 10))
-
-    def choose(now: Mapping[str, Place]) -> Chosen:
-        assert now["p"].spans == ()
-        return [Offsets("p", 0, 4)], {}
-
-    assert store.reserve("log", "a", choose) == [Offsets("p", 0, 4)]
-    assert spans(store) == [(0, 4, "a")]
-
-
-def test_acknowledging_twice_changes_nothing(store: ControlStore) -> None:
-    hold(store, "a", ("p", 0, 10))
-
-    assert store.acknowledge("log", "a") == store.acknowledge("log", "a") == {"p": 10}
-    assert store.committed("log", {"p": 10}) == store.committed("log", {"p": 10}) == {}
-    assert store.acknowledge("log", "a") == {}
-    assert store.places("log")["p"] == Place("p", 10, 10)
-
-
 def test_who_told_less_than_another_hears_what_to_tell_again(store: ControlStore) -> None:
     """The log may have heard the smaller offset last."""
     hold(store, "a", ("p", 0, 10))
@@ -150,29 +130,6 @@ def test_who_told_less_than_another_hears_what_to_tell_again(store: ControlStore
     assert store.committed("log", first) == {"p": 20}
     assert store.committed("log", {"p": 20}) == {}
     assert store.places("log")["p"].acknowledged_to == 20
-
-
-def test_a_log_that_is_set_forward_leaves_what_is_held_before_and_moves_past_it(store: ControlStore) -> None:
-    hold(store, "slow", ("p", 0, 10))
-    hold(store, "a", ("p", 100, 110), p=100)
-    assert store.acknowledge("log", "a") == {"p": 110}
-    store.committed("log", {"p": 110})
-
-    assert store.acknowledge("log", "slow") == {}
-    hold(store, "b", ("p", 110, 120))
-    assert store.acknowledge("log", "b") == {"p": 120}
-    store.committed("log", {"p": 120})
-    assert spans(store) == []
-
-
-def test_a_log_that_is_set_back_gives_out_what_lies_behind(store: ControlStore) -> None:
-    hold(store, "a", ("p", 0, 30))
-    store.committed("log", store.acknowledge("log", "a"))
-
-    hold(store, "b", ("p", 10, 20), p=10)
-
-    assert store.places("log")["p"] == Place("p", 10, 30, (Offsets("p", 10, 20, "b"),))
-    assert store.acknowledge("log", "b") == {"p": 20}
 
 
 def test_logs_do_not_know_each_other(store: ControlStore) -> None:

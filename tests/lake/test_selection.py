@@ -126,15 +126,6 @@ def test_windows_where_nothing_is_due_are_not_read(mixed, monkeypatch):
     assert [path for paths in read for path in paths if WINDOW in path] == []
 
 
-@pytest.mark.parametrize(("demand", "count"), [(1, 1), (2, 2), (9, 3)])
-def test_no_more_is_given_out_than_asked_for(mixed, demand, count):
-    source = failures(mixed, state="due", due_by=NOON + 10 * MINUTE)
-
-    given = [batch for share in source.plan(demand, 1, "r") for batch in source.read(share, "r")]
-
-    assert sum(batch.num_rows for batch in given) == count
-
-
 def test_a_table_of_an_earlier_release_gains_the_column_and_its_failures_are_never_due(lake):
     record(lake, "r1", event("old"), schema=OLD)
     assert chosen(lake) == ["old:1"], "read before anything widens the table"

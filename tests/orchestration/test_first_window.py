@@ -3,10 +3,8 @@
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
-import pytest
-
 from pipeline_platform.model.options import Producer
-from pipeline_platform.orchestration.asset_windows import NoWindowError, window_now, windows_of
+from pipeline_platform.orchestration.asset_windows import window_now, windows_of
 from tests.fixtures.pipelines_under_test import Told
 from tests.fixtures.sensor import Asked, Place
 from tests.orchestration.test_schedules import scheduled_of
@@ -41,11 +39,6 @@ def test_windows_begin_at_the_moment_that_was_given_in_another_zone() -> None:
 
     assert first == ["2025-12-31T1500"]
     assert window_now(InTokyo, TOKYO + timedelta(minutes=59)) == "2025-12-31T1500"
-
-
-def test_before_the_first_window_there_is_none() -> None:
-    with pytest.raises(NoWindowError, match=r"future: no window has begun yet; first_window is 2999-01-01"):
-        window_now(Future)
 
 
 def test_the_sensor_waits_for_the_first_window_and_says_so(place: Place) -> None:

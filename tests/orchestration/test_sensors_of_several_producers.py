@@ -248,11 +248,3 @@ def test_the_backlog_check_of_one_looks_at_its_source_alone(place: Place, west: 
 
     assert [(e.check_name, e.passed) for e in found.values()] == [("backlog_east", False), ("backlog_west", True)]
     assert found["west"].metadata["messages"].value == 1
-
-
-def test_names_of_a_pipeline_with_one_producer_have_no_producer_in_them() -> None:
-    location = platform_definitions([Told], resources_at("nowhere", "nowhere")).get_repository_def()
-
-    assert {sensor.name for sensor in location.sensor_defs} == {"told_producer", "told_backlog"}
-    assert "told_pull_schedule" in {schedule.name for schedule in location.schedule_defs}
-    assert "backlog" in {key.name for key in location.asset_graph.asset_check_keys}

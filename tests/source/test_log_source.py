@@ -56,19 +56,6 @@ def test_receives_hold_different_offsets_until_all_are_acknowledged(log: Log, jo
     assert planned(second, "d") == {}
 
 
-def test_a_receive_that_stays_open_holds_back_no_other(log: Log, journal: Journal) -> None:
-    source = log()
-    planned(source, "slow", demand=2)
-    for nth in range(50):
-        journal.add("p", 10)
-        assert planned(source, f"{nth}")
-        source.finish(f"{nth}")
-
-    assert journal.at("p") == 0
-    source.finish("slow")
-    assert journal.at("p") == journal.past["p"]
-
-
 def test_what_a_dead_receive_held_comes_again_and_is_marked(log: Log) -> None:
     source = log()
     assert again(source, "dead") == {False}
@@ -82,13 +69,6 @@ def test_what_a_dead_receive_held_comes_again_and_is_marked(log: Log) -> None:
     assert again(source, "next") == {True}
 
 
-def test_a_receive_that_plans_again_gets_what_it_had(log: Log) -> None:
-    source = log()
-    assert planned(source, "a") == planned(log(), "a")
-    source.finish("a")
-    assert waiting(source) == 0
-
-
 def test_the_log_is_told_once_and_not_for_nothing(log: Log, journal: Journal) -> None:
     source = log()
     planned(source, "a")
@@ -99,22 +79,6 @@ def test_the_log_is_told_once_and_not_for_nothing(log: Log, journal: Journal) ->
     source.finish("nobody")
 
     assert journal.told == [{"p": 10, "q": 10}]
-
-
-def test_of_two_that_finish_at_once_the_log_keeps_the_larger_offset(log: Log, journal: Journal) -> None:
-    one, other = log(), log()
-    planned(one, "a", demand=10)
-    planned(other, "b")
-
-    def other_finishes() -> None:
-        other.finish("b")
-        assert journal.at("p") == 10
-
-    journal.meanwhile = other_finishes  # its own commit comes right after
-    one.finish("a")
-
-    assert journal.at("p") == journal.at("q") == 10
-    assert planned(one, "c") == {}
 
 
 def test_a_run_that_dies_before_it_records_what_it_told_costs_nothing(
