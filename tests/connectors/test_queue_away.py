@@ -5,6 +5,7 @@ import socket
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -87,21 +88,23 @@ def test_who_waits_for_a_server_that_starts_again_is_served(own_postgres_server:
     assert share.messages == 7
 
 
-@pytest.mark.parametrize("name", ON_TABLES)
 @pytest.mark.usefixtures("fresh_tables")
 def test_no_call_waits_for_a_lock_for_longer_than_its_time_out(
-    postgres_url: str, monkeypatch: pytest.MonkeyPatch, name: str
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(database, "LOCK_S", 1)
     queue = filled(postgres_url)
-    with psycopg.connect(postgres_url) as another:
+    with psycopg.connect(postgres_url) as another, ThreadPoolExecutor(len(ON_TABLES)) as pool:
         another.execute("LOCK TABLE messages, messages_leases, messages_receives IN ACCESS EXCLUSIVE MODE")
+        waiting = {name: pool.submit(call, queue) for name, call in ALL_CALLS.items() if name in ON_TABLES}
 
-        with pytest.raises(SourceAwayError, match="lock timeout"):
-            ALL_CALLS[name](queue)
-
+        refused = {name: wait.exception() for name, wait in waiting.items()}
         another.rollback()
-    ALL_CALLS[name](queue)
+
+    assert {type(error) for error in refused.values()} == {SourceAwayError}
+    assert [name for name, error in refused.items() if "lock timeout" not in str(error)] == []
+    for call in ALL_CALLS.values():
+        call(queue)
 
 
 @pytest.mark.usefixtures("fresh_tables")

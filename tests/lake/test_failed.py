@@ -1,42 +1,13 @@
 """Open failures: the latest event of a message says whether it is one."""
 
-from datetime import UTC, datetime
-from typing import Any
-
 import pytest
 
 from pipeline_platform.lake import failed
 from pipeline_platform.lake.failed import FailedMessages
-from pipeline_platform.lake.storage import Lake
-from pipeline_platform.lake.tables import FAILED, Table, Tables
+from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.message import DELIVERIES
-from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Mended, Run, put, visible
-
-LATER = "2026-01-01T0100"
-
-
-def record(lake: Lake, receive_id: str, *events: tuple[str, int, str], window: str = WINDOW) -> None:
-    """Commit events `(message_id, attempt, state)`."""
-    table = Table(lake, "keeping", "failed", FAILED)
-    table.ensure()
-    rows = [
-        {
-            "source": "memory",
-            "message_id": name,
-            "attempt": attempt,
-            "state": state,
-            "data": f"{name}:{attempt}".encode() if state == "open" else None,
-            "metadata": '{"a": 1}' if state == "open" else None,
-            "at": datetime.now(UTC),
-            "receive_id": receive_id,
-        }
-        for name, attempt, state in events
-    ]
-    put(table, receive_id, *rows, window=window)
-
-
-def failures(lake: Lake, **options: Any) -> FailedMessages:
-    return FailedMessages(name="memory", lake=lake, pipeline="keeping", **options)
+from tests.fixtures.failures import LATER, event, failures, record
+from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Mended, Run, visible
 
 
 def given_out(source: FailedMessages, demand: int = 100) -> dict[str, int]:
@@ -59,14 +30,14 @@ def test_without_a_table_there_are_no_failures(lake):
 @pytest.mark.parametrize(
     ("events", "attempt"),
     [
-        ([("m", 1, "open")], 2),
-        ([("m", 1, "open"), ("m", 2, "open")], 3),
-        ([("m", 2, "open"), ("m", 1, "open")], 3),
-        ([("m", 1, "open"), ("m", 2, "closed")], None),
-        ([("m", 2, "closed"), ("m", 1, "open")], None),
-        ([("m", 1, "open"), ("m", 2, "open"), ("m", 3, "closed")], None),
-        ([("m", 1, "closed"), ("m", 1, "open")], None),
-        ([("m", 1, "open"), ("m", 1, "open")], 2),
+        ([event("m")], 2),
+        ([event("m"), event("m", 2)], 3),
+        ([event("m", 2), event("m")], 3),
+        ([event("m"), event("m", 2, "closed")], None),
+        ([event("m", 2, "closed"), event("m")], None),
+        ([event("m"), event("m", 2), event("m", 3, "closed")], None),
+        ([event("m", 1, "closed"), event("m")], None),
+        ([event("m"), event("m")], 2),
     ],
 )
 @pytest.mark.parametrize("in_one_file", [True, False])
@@ -82,30 +53,30 @@ def test_the_latest_event_says_whether_a_failure_is_open(lake, events, attempt, 
 
 
 def test_failures_of_the_chosen_windows_are_given_out_and_no_others(lake):
-    record(lake, "r1", ("a", 1, "open"))
-    record(lake, "r2", ("b", 1, "open"), window=LATER)
+    record(lake, "r1", event("a"))
+    record(lake, "r2", event("b"), window=LATER)
 
     assert given_out(failures(lake, windows=(LATER,))) == {"b": 2}
     assert failures(lake).open_by_window() == {WINDOW: 1, LATER: 1}
 
 
 def test_each_failure_stays_in_its_window(lake):
-    record(lake, "r1", ("a", 1, "open"))
-    record(lake, "r2", ("b", 1, "open"), window=LATER)
+    record(lake, "r1", event("a"))
+    record(lake, "r2", event("b"), window=LATER)
 
     assert [share.window for share in failures(lake).plan(10, 4, "r")] == [WINDOW, LATER]
 
 
 @pytest.mark.parametrize(("demand", "count"), [(0, 0), (1, 1), (3, 3), (5, 5), (9, 5)])
 def test_no_more_is_given_out_than_asked_for(lake, demand, count):
-    record(lake, "r1", ("a", 1, "open"), ("b", 1, "open"), ("c", 1, "open"))
-    record(lake, "r2", ("d", 1, "open"), ("e", 1, "open"), window=LATER)
+    record(lake, "r1", event("a"), event("b"), event("c"))
+    record(lake, "r2", event("d"), event("e"), window=LATER)
 
     assert len(given_out(failures(lake), demand)) == count
 
 
 def test_the_original_payload_is_given_out_again(lake):
-    record(lake, "r1", ("a", 1, "open"), ("a", 2, "open"))
+    record(lake, "r1", event("a"), event("a", 2, metadata='{"a": 1}'))
 
     (share,) = failures(lake).plan(10, 1, "r")
     (batch,) = failures(lake).read(share, "r")
@@ -156,15 +127,15 @@ def test_a_failure_that_was_decided_after_a_backfill_had_begun_does_not_hinder_i
 
 
 def test_windows_are_counted_again_only_when_their_files_change(lake, monkeypatch):
-    record(lake, "r1", ("a", 1, "open"), ("b", 1, "open"))
-    record(lake, "r2", ("c", 1, "open"), window=LATER)
+    record(lake, "r1", event("a"), event("b"))
+    record(lake, "r2", event("c"), window=LATER)
     assert failures(lake).open_by_window() == {WINDOW: 2, LATER: 1}
     counted: list[int] = []
     count = failed.open_failures
     monkeypatch.setattr(failed, "open_failures", lambda lake, paths: counted.append(len(paths)) or count(lake, paths))
 
     assert failures(lake, windows=(WINDOW,)).open_by_window() == {WINDOW: 2}
-    record(lake, "r3", ("a", 2, "closed"))
+    record(lake, "r3", event("a", 2, "closed"))
     assert failures(lake).open_by_window() == {WINDOW: 1, LATER: 1}
     assert failures(lake, windows=(WINDOW,)).open_by_window() == {WINDOW: 1}
 
@@ -172,7 +143,7 @@ def test_windows_are_counted_again_only_when_their_files_change(lake, monkeypatc
 
 
 def test_a_count_that_cannot_be_read_is_made_again(lake):
-    record(lake, "r1", ("a", 1, "open"))
+    record(lake, "r1", event("a"))
     for broken in (b"", b"{", b"[1]", b'{"w": 1}'):
         lake.write("keeping/_open_failures.json", broken)
 

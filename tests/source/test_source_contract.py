@@ -20,6 +20,7 @@ from pipeline_platform.connectors.pubsub import PubsubSource
 from pipeline_platform.connectors.rabbitmq import RabbitmqSource
 from pipeline_platform.connectors.sqs import SqsSource
 from pipeline_platform.connectors.table_queue import TableQueue
+from pipeline_platform.control.database import Database
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.source.leased import LeasedSource
 from pipeline_platform.source.patience import patiently
@@ -45,7 +46,13 @@ def moved(**where: object) -> Callable[[Source], Source]:
     return lambda source: source.model_copy(update=where)
 
 
-def tables(url: str, lease_s: int, away: Callable[[Source], Source] | None = None) -> Row:
+def tables(
+    request: pytest.FixtureRequest, url: str, lease_s: int, away: Callable[[Source], Source] | None = None
+) -> Row:
+    """Leases go by the database's clock, which is turned in place of waiting."""
+    now, turned = Database.now, [0.0]
+    request.getfixturevalue("monkeypatch").setattr(Database, "now", lambda *of: now(*of) + int(sum(turned) * 1_000_000))
+
     def new() -> TableQueue:
         table = f"queue_{uuid4().hex[:8]}"
         queue = TableQueue(name="contract", url=url, table=table, created_column="created", lease_s=lease_s)
@@ -53,16 +60,17 @@ def tables(url: str, lease_s: int, away: Callable[[Source], Source] | None = Non
         return queue
 
     missing = TableQueue(name="contract", url=url, table="not_there")
-    return new, Server(missing=lambda: missing, away=away)
+    return new, Server(missing=lambda: missing, away=away, sleep=turned.append)
 
 
 def sqlite(request: pytest.FixtureRequest, lease_s: int) -> Row:
     folder: Path = request.getfixturevalue("tmp_path")
-    return tables(f"sqlite:///{folder}/queue.sqlite", lease_s)
+    return tables(request, f"sqlite:///{folder}/queue.sqlite", lease_s)
 
 
 def postgresql(request: pytest.FixtureRequest, lease_s: int) -> Row:
-    return tables(request.getfixturevalue("postgres_url"), lease_s, moved(url=f"postgresql://local@{NOBODY}/queue"))
+    url = request.getfixturevalue("postgres_url")
+    return tables(request, url, lease_s, moved(url=f"postgresql://local@{NOBODY}/queue"))
 
 
 def amazon_sqs(request: pytest.FixtureRequest, lease_s: int) -> Row:

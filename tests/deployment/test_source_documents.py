@@ -1,0 +1,197 @@
+"""What `docs/connect/` shows of each source is run on a real server, and what it lists is there."""
+
+import json
+import re
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+
+from pipeline_platform.connectors.kafka import KafkaSource
+from pipeline_platform.connectors.pubsub import PubsubSource
+from pipeline_platform.connectors.rabbitmq import RabbitmqSource
+from pipeline_platform.connectors.rabbitmq.rabbitmq_options import WORDS, Binding, ConsumeOptions, Declare
+from pipeline_platform.connectors.sqs import SqsSource, sqs_refusals
+from pipeline_platform.connectors.table_queue import TableQueue
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.model.message import Message
+from pipeline_platform.source.contract import Source
+from pipeline_platform.source.patience import patiently
+from pipeline_platform.tasks.handle.handle_messages import Handler
+from tests.fixtures.documents import DOCS, blocks, deployed, source_of
+from tests.fixtures.postgres import administrator
+
+DOCUMENTS = {path.stem: path.read_text() for path in (DOCS / "connect").glob("*.md")}
+TABLE, RIGHTS = blocks(DOCS / "connect" / "table-queue.md", "sql")
+
+
+def shown(document: str) -> dict[str, Any]:
+    """What a document's Python defines where it says that it goes."""
+    return deployed(blocks(DOCS / "connect" / f"{document}.md"))
+
+
+def handled(pipeline: Any, source: Source) -> list[Message]:
+    """What a pipeline makes of all that its source gives, which is acknowledged."""
+    done: list[Message] = []
+    for share in source.plan(10, 1, "r1"):
+        for batch in source.read(share, "r1"):
+            done += Handler(pipeline(), None).handle(batch)
+            assert source.acknowledge("ack", batch["ack_ref"][0].as_py(), batch["ack_id"].to_pylist()) == []
+    source.finish("r1")
+    assert not source.backlog().messages
+    assert {one.source for one in pipeline.producers_of().values()} == {source.name}
+    return done
+
+
+def keys_and_reason(done: list[Message]) -> tuple[list[str], str]:
+    """The batch keys of what is well, and why the one other message failed."""
+    (failure,) = [message.failure for message in done if message.failure]
+    return sorted(message.batch_key for message in done if not message.failure), failure.reason
+
+
+def test_kafka(kafka_server, kafka_topic, monkeypatch, tmp_path) -> None:
+    kafka_topic(2, name="payments")
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", kafka_server)
+    names = shown("kafka")
+    source = source_of(names, "payments_topic")
+    source.open(ControlStore(f"sqlite:///{tmp_path}/control.sqlite"))
+    patiently(source.check_ready)
+    payment = b'{"number": 1, "amount": 9.5, "country": "PL"}'
+    source.send([payment, payment, b"{}"], [{"key": "card"}, None, {"key": "card"}])
+
+    keys, reason = keys_and_reason(handled(names["Payments"], source))
+
+    assert keys == ["card", "unknown"]
+    assert "amount" in reason
+
+
+def test_pubsub(subscribed, monkeypatch) -> None:
+    there = subscribed()
+    payloads = [b'{"number": 1, "total": 9.5}', b'{"number": 2, "total": 1}', b'{"number": 3}']
+    there.send(payloads, [{"attributes": {"region": "north"}}, None, None])
+    monkeypatch.setenv("ORDERS_SUBSCRIPTION", there._path)
+    monkeypatch.setenv("PUBSUB_EMULATOR_HOST", str(there.emulator_host))
+    names = shown("pubsub")
+
+    keys, reason = keys_and_reason(handled(names["Orders"], source_of(names, "orders_subscription")))
+
+    assert keys == ["north", "unknown"]
+    assert "total" in reason
+
+
+def test_rabbitmq(rabbitmq_server, monkeypatch) -> None:
+    monkeypatch.setenv("ORDERS_RABBITMQ_URL", rabbitmq_server)
+    names = shown("rabbitmq")
+    source = source_of(names, "orders_queue")
+    assert source.backlog().messages == 0, "the sensor's look made the queue"
+    payloads = [b'{"number": 1, "total": 9.5}', b'{"number": 2, "total": 1}', b'{"number": 3}']
+    source.send(payloads, [{"exchange": "shop", "routing_key": f"orders.{one}"} for one in ("north", "south", "south")])
+    waiting = source.model_copy(update={"wait_time_s": 1.0})
+
+    keys, reason = keys_and_reason(handled(names["Orders"], waiting))
+    source.close()
+    waiting.close()
+
+    assert keys == ["north", "south"]
+    assert "total" in reason
+
+
+def test_sqs(sqs_queue, monkeypatch) -> None:
+    url = sqs_queue()
+    monkeypatch.setenv("ORDERS_QUEUE_URL", url)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_SQS", url.rsplit("/", 2)[0])
+    names = shown("sqs")
+    queue = source_of(names, "orders_queue")
+    queue.send([json.dumps({"id": n, "customer": "Zoë", "total": 1.5}).encode() for n in range(3)] + [b"no order"])
+
+    messages = handled(names["Orders"], queue)
+
+    assert sorted(message.data.id for message in messages if not message.failure) == [0, 1, 2]
+    assert [message.data for message in messages if message.failure] == [b"no order"]
+
+
+@pytest.fixture
+def outbox(postgres_url, monkeypatch) -> tuple[dict[str, Any], TableQueue]:
+    """What the document of table queues defines, and its source, with the table that it is for."""
+    monkeypatch.setenv("OUTBOX_URL", postgres_url)
+    names = shown("table-queue")
+    queue = source_of(names, "outbox")
+    with administrator(postgres_url) as connection:
+        connection.execute(TABLE)
+    queue.create()
+    return names, queue
+
+
+def test_a_table_queue(outbox, postgres_url) -> None:
+    names, queue = outbox
+    with psycopg.connect(postgres_url) as connection:
+        for number in range(3):
+            row = (f"customer {number % 2}", json.dumps({"number": number, "total": 1.5}))
+            connection.execute("INSERT INTO sales.outbox (customer, body) VALUES (%s, %s)", row)
+        connection.execute("INSERT INTO sales.outbox (customer, body) VALUES ('nobody', '[]')")
+
+    messages = handled(names["Orders"], queue)
+
+    assert [message.data.number for message in messages if not message.failure] == [0, 1, 2]
+    assert [message.partition for message in messages] == ["customer 0", "customer 1", "customer 0", "nobody"]
+    assert [message.data for message in messages if message.failure] == [b"[]"]
+
+
+def test_the_rights_that_the_document_of_table_queues_grants_are_enough_for_a_run(outbox, postgres_url) -> None:
+    _, queue = outbox
+    with administrator(postgres_url) as connection:
+        connection.execute("INSERT INTO sales.outbox (customer, body) SELECT 'one', '{}' FROM generate_series(1, 5)")
+        connection.execute("CREATE ROLE runs LOGIN PASSWORD 'theirs'")
+        try:
+            connection.execute(RIGHTS)
+            url = sa.make_url(queue.url).set(username="runs", password="theirs")
+            theirs = queue.model_copy(update={"url": url.render_as_string(hide_password=False)})
+            theirs.check_ready()
+            theirs.plan(5, 2, "given up")
+            theirs.abandon("given up", list)
+            assert sum(share.messages for share in theirs.plan(5, 2, "r1")) == 5
+            assert theirs.extend("r1", list)
+            assert theirs.release("r1", ["5"], 60) == []
+            assert theirs.ack("r1", ["1", "2", "3", "4"]) == []
+        finally:
+            connection.execute("DROP OWNED BY runs")
+            connection.execute("DROP ROLE runs")
+
+
+@pytest.mark.parametrize(
+    ("document", "kind", "cell", "beside"),
+    [
+        ("kafka", KafkaSource, 1, {"earliest", "latest", "ack"}),
+        ("pubsub", PubsubSource, 0, set()),
+        ("rabbitmq", RabbitmqSource, 0, set()),
+        ("sqs", SqsSource, 1, None),
+        ("table-queue", TableQueue, 1, None),
+    ],
+)
+def test_the_options_that_a_document_lists_are_all_there_are(document, kind, cell, beside) -> None:
+    section = DOCUMENTS[document].partition("## Options")[2].partition("\n## ")[0]
+    cells = [row.split(" | ")[cell] for row in re.findall(r"^\| (.* \|.*)$", section, re.M)]
+    listed = {name for text in cells for name in re.findall(r"`(\w+)[`=]", text)}
+    there = kind.model_fields.keys() - {"name"}
+
+    if beside is None:  # the document tells of options elsewhere, too
+        assert [name for name in there - {"lease_s"} if f"`{name}" not in DOCUMENTS[document]] == []
+    else:
+        assert there - ({"lease_s"} if kind is PubsubSource else set()) <= listed
+        assert listed - there <= beside
+
+
+def test_the_document_of_rabbitmq_describes_options_within_options() -> None:
+    described = DOCUMENTS["rabbitmq"].partition("## Options")[2].partition("\n\n`")[0]
+    inner = {*Declare.model_fields, *Binding.model_fields, *ConsumeOptions.model_fields, *WORDS}
+
+    assert {name for name in inner if f"`{name}`" not in described} == {"auto_delete"}
+
+
+def test_the_document_of_sqs_names_the_permissions_that_an_error_names() -> None:
+    (said,) = [text for codes, text in sqs_refusals._EXPLANATIONS.items() if codes.startswith("AccessDenied")]
+    asked = set(re.findall(r"sqs:\w+", said))
+
+    assert len(asked) == 5
+    assert asked <= set(re.findall(r"sqs:\w+", DOCUMENTS["sqs"]))
