@@ -6,7 +6,6 @@ import importlib
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 
@@ -16,11 +15,9 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 import definitions
-from pipeline_platform.cli.loading import Deployment
 from pipeline_platform.cli.main import app
 from pipeline_platform.cli.status_command import _seconds
 from pipeline_platform.connectors.table_queue import TableQueue
-from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.options import RateLimiting
@@ -55,11 +52,6 @@ def cli(variables: None, monkeypatch: pytest.MonkeyPatch) -> Cli:
     return call
 
 
-@pytest.fixture
-def control(tmp_path: Path) -> ControlStore:
-    return ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
-
-
 def fill(home: Path, messages: int) -> None:
     queue = TableQueue(name="flights_queue", url=f"sqlite:///{home}/queue.sqlite", created_column="created_at")
     queue.create()
@@ -87,12 +79,10 @@ def test_status_tells_backlog_runs_and_permits(variables, control, tmp_path):
 
 
 @pytest.fixture
-def keeping(tmp_path: Path, control: ControlStore, monkeypatch: pytest.MonkeyPatch) -> Tables:
+def keeping(tmp_path: Path, beside) -> Tables:
     """The tables of a deployment that has another pipeline."""
-    lake = Lake(root=str(tmp_path / "lake"))
-    deployment = Deployment({"keeping": Keeping}, control, lake, {"memory": Memory()})
-    monkeypatch.setattr("pipeline_platform.cli.loading.opened", lambda: nullcontext(deployment))
-    return Tables(lake, Keeping)
+    beside(Keeping, memory=Memory())
+    return Tables(Lake(root=str(tmp_path / "lake")), Keeping)
 
 
 def leased(tables: Tables, receive_id: str, *payloads: bytes, window: str = "2026-01-01T0000") -> Run:
@@ -297,12 +287,10 @@ class Unlimited(Told):
     name = "unlimited"
 
 
-def test_a_part_of_a_limit_that_is_not_there_is_refused_with_the_way_out(control, monkeypatch):
-    deployment = Deployment({"unlimited": Unlimited}, control, Lake(root="nowhere"), {})
-    monkeypatch.setattr("pipeline_platform.cli.loading.opened", lambda: nullcontext(deployment))
+def test_a_part_of_a_limit_that_is_not_there_is_refused_with_the_way_out(beside):
+    cli = beside(Unlimited)
 
-    refused = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["limit", "unlimited", "--allowed", "5"])
-    told = CliRunner().invoke(app, ["limit", "unlimited"])
+    refused, told = cli("limit", "unlimited", "--allowed", "5"), cli("limit", "unlimited")
 
     assert refused.exit_code == 2
     assert "give both --allowed and --interval" in refused.output

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +11,11 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from pipeline_platform.cli import launch
-from pipeline_platform.cli.loading import Deployment
 from pipeline_platform.cli.main import app
-from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
+from tests.cli.conftest import Cli
 from tests.fixtures.failures import LATER, NOON, event, record
 from tests.fixtures.small_lake import WINDOW, Keeping, Memory
-
-Cli = Callable[..., Result]
 
 
 @pytest.fixture
@@ -35,16 +30,10 @@ def lake(tmp_path: Path) -> Lake:
 
 
 @pytest.fixture
-def cli(lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
-    control = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
-    deployment = Deployment({"keeping": Keeping}, control, lake, {"memory": Memory()})
-    monkeypatch.setattr("pipeline_platform.cli.loading.opened", lambda *_: nullcontext(deployment))
+def cli(lake: Lake, beside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    call = beside(Keeping, memory=Memory())
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
-
-    def call(*arguments: str) -> Result:
-        return CliRunner(env={"COLUMNS": "200"}).invoke(app, ["failures", *arguments])
-
-    return call
+    return lambda *arguments: call("failures", *arguments)
 
 
 @pytest.fixture

@@ -2,46 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 from click.testing import Result
-from typer.testing import CliRunner
 
-from pipeline_platform.cli.loading import Deployment
-from pipeline_platform.cli.main import app
 from pipeline_platform.control.store import ControlStore
-from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.options import RateLimiting
+from tests.cli.conftest import Cli
 from tests.fixtures.pipelines_under_test import Coasts, Told
 from tests.fixtures.small_lake import Memory
 
-Cli = Callable[..., Result]
 FIVE = RateLimiting(allowed_messages=5, interval=timedelta(seconds=2))
 
 
 @pytest.fixture
-def control(tmp_path: Path) -> ControlStore:
-    return ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
-
-
-@pytest.fixture
-def cli(tmp_path: Path, control: ControlStore, monkeypatch: pytest.MonkeyPatch) -> Cli:
-    queue, beside = Memory(deliveries_=(("1", b""),) * 7), Memory(deliveries_=(("1", b""),) * 9)
-    pipelines = {"coasts": Coasts, "told": Told}
-    deployment = Deployment(
-        pipelines, control, Lake(root=str(tmp_path / "lake")), {"queue": queue, "beside_queue": beside}
-    )
-    monkeypatch.setattr("pipeline_platform.cli.loading.opened", lambda: nullcontext(deployment))
-    monkeypatch.delenv("DAGSTER_HOME", raising=False)
-
-    def call(*arguments: str) -> Result:
-        return CliRunner(env={"COLUMNS": "200"}).invoke(app, arguments)
-
-    return call
+def cli(beside) -> Cli:
+    queue, west = Memory(deliveries_=(("1", b""),) * 7), Memory(deliveries_=(("1", b""),) * 9)
+    return beside(Coasts, Told, queue=queue, beside_queue=west)
 
 
 def shown(answer: Result) -> dict[str, str]:

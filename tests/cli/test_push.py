@@ -5,19 +5,13 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from click.testing import Result
-from typer.testing import CliRunner
 
 from pipeline_platform.cli import push_command as pushing
-from pipeline_platform.cli.loading import Deployment
-from pipeline_platform.cli.main import app
 from pipeline_platform.connectors.table_queue import TableQueue
-from pipeline_platform.control.store import ControlStore
-from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.options import Processors
 from pipeline_platform.source.contract import SourceError
 from tests.fixtures.pipelines_under_test import Coasts, Told
@@ -41,17 +35,13 @@ def queue(tmp_path: Path) -> TableQueue:
 
 
 @pytest.fixture
-def push(tmp_path: Path, queue: TableQueue, monkeypatch: pytest.MonkeyPatch) -> Push:
-    control = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
-    pipelines = {"told": Told, "coasts": Coasts, "small": Small}
-    sources = {"queue": queue, "beside_queue": Memory()}
-    deployment = Deployment(pipelines, control, Lake(root=str(tmp_path / "lake")), sources)
-    monkeypatch.setattr("pipeline_platform.cli.loading.opened", lambda: nullcontext(deployment))
+def push(tmp_path: Path, queue: TableQueue, beside) -> Push:
+    cli = beside(Told, Coasts, Small, queue=queue, beside_queue=Memory())
 
     def call(name: str, content: bytes, *more: str) -> Result:
         file = tmp_path / "rows.ndjson"
         file.write_bytes(content)
-        return CliRunner(env={"COLUMNS": "300"}).invoke(app, ["push", name, "--file", str(file), *more])
+        return cli("push", name, "--file", str(file), *more)
 
     return call
 

@@ -2,42 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
 
-from pipeline_platform.cli.loading import Deployment
-from pipeline_platform.cli.main import app
-from pipeline_platform.control.store import ControlStore
-from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.options import Overrides, RateLimiting
 from tests.fixtures.pipelines_under_test import Coasts, Lettered, Talkative, Told
 from tests.fixtures.small_lake import Memory
 
-Cli = Callable[..., Result]
-
 
 @pytest.fixture
-def control(tmp_path: Path) -> ControlStore:
-    return ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
-
-
-@pytest.fixture
-def cli(tmp_path: Path, control: ControlStore, monkeypatch: pytest.MonkeyPatch) -> Cli:
-    sources = {"queue": Memory(), "beside_queue": Memory()}
-    deployment = Deployment({"coasts": Coasts, "told": Told}, control, Lake(root=str(tmp_path / "lake")), sources)
-    monkeypatch.setattr("pipeline_platform.cli.loading.opened", lambda: nullcontext(deployment))
-    monkeypatch.delenv("DAGSTER_HOME", raising=False)
-
-    def call(*arguments: str) -> Result:
-        return CliRunner(env={"COLUMNS": "200"}).invoke(app, arguments)
-
-    return call
+def cli(beside):
+    return beside(Coasts, Told, queue=Memory(), beside_queue=Memory())
 
 
 def test_show_tells_what_a_pipeline_is_made_of(cli):
@@ -63,11 +39,8 @@ def test_show_tells_of_an_option_that_is_yes_or_no_which_it_is(cli):
 
 
 @pytest.mark.filterwarnings("error")
-def test_show_names_functions_and_what_the_class_itself_says(cli, control, tmp_path, monkeypatch):
-    queue = {"queue": Memory()}
-    pipelines = {"talkative": Talkative, "lettered": Lettered}
-    deployment = Deployment(pipelines, control, Lake(root=str(tmp_path)), queue)
-    monkeypatch.setattr("pipeline_platform.cli.loading.opened", lambda: nullcontext(deployment))
+def test_show_names_functions_and_what_the_class_itself_says(beside):
+    cli = beside(Talkative, Lettered, queue=Memory())
 
     talkative, lettered = cli("show", "talkative").stdout, cli("show", "lettered").stdout
 

@@ -1,0 +1,34 @@
+"""The command line in this process, beside a deployment of a test's own."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from pipeline_platform.cli.loading import Deployment
+from pipeline_platform.cli.main import app
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.lake.storage import Lake
+
+Cli = Callable[..., Result]
+
+
+@pytest.fixture
+def control(tmp_path):
+    return ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
+
+
+@pytest.fixture
+def beside(tmp_path, control, monkeypatch):
+    """The commands beside these pipelines, and sources by their names."""
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
+
+    def deploy(*pipelines, **sources) -> Cli:
+        lake = Lake(root=str(tmp_path / "lake"))
+        deployment = Deployment({one.name: one for one in pipelines}, control, lake, sources)
+        monkeypatch.setattr("pipeline_platform.cli.loading.opened", lambda *_: nullcontext(deployment))
+        return lambda *arguments: CliRunner(env={"COLUMNS": "300"}).invoke(app, arguments)
+
+    return deploy

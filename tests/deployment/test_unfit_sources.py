@@ -1,0 +1,138 @@
+"""Options that ask something of a source: where it cannot do that, definitions do not load, and say why."""
+
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from pipeline_platform.connectors.kafka import KafkaSource
+from pipeline_platform.connectors.rabbitmq import RabbitmqSource
+from pipeline_platform.connectors.sqs import SqsSource
+from pipeline_platform.connectors.table_queue import TableQueue
+from pipeline_platform.model.options import Batcher, Processors
+from pipeline_platform.model.pipeline import PipelineError
+from pipeline_platform.orchestration.deployment import platform_definitions
+from pipeline_platform.orchestration.source_resources import source_resource
+from tests.fixtures.early import Early
+from tests.fixtures.jobs_under_test import resources_at
+from tests.fixtures.memory_sources import MemoryChannel, MemoryLog, MemoryQueue
+from tests.fixtures.pipelines_under_test import Told
+from tests.fixtures.small_lake import Keeping, Memory
+from tests.tasks.test_batch import Obedient
+
+FIFO, STANDARD = (f"https://sqs.eu-west-1.amazonaws.com/1/orders{kind}" for kind in (".fifo", ""))
+LOG = {"bootstrap_servers": "localhost:9092", "group_id": "g", "topics": ["t"]}
+RABBITMQ: dict[str, Any] = {"url": "amqp://localhost", "queue": "q"}
+
+
+def pulling(kind: type[Any], key: str, source: Any, options: dict[str, Any], **attributes: Any) -> dg.Definitions:
+    """The definitions of a pipeline with these attributes, whose source is built with these options."""
+    pipeline = type("Pulling", (kind,), {"name": "pulling", **attributes})
+    resources = {**resources_at("nowhere", "nowhere"), key: source_resource(source)(name=key, **options)}
+    return platform_definitions([pipeline], resources)
+
+
+def ordered(source: Any, options: dict[str, Any], **attributes: Any) -> dg.Definitions:
+    return pulling(Keeping, "memory", source, options, **(attributes or {"partition_by": "source"}))
+
+
+def early(source: Any) -> dg.Definitions:
+    return pulling(Early, "queue", source, {"queue": "q"})
+
+
+def dead_letters_to(key: str) -> dg.Definitions:
+    """The definitions of a pipeline with dead letters, beside sources of all kinds."""
+    resources = {
+        **resources_at("nowhere", "nowhere"),
+        "told_dead": source_resource(TableQueue)(name="dead", url="sqlite:////nowhere/dead.sqlite"),
+        "mute": source_resource(Memory)(name="mute"),
+        "memory": source_resource(MemoryQueue)(name="memory", queue="q"),
+        "alias": resources_at("nowhere", "nowhere")["queue"],
+    }
+    return platform_definitions([type("Pulling", (Told,), {"name": "pulling", "dead_letters": key})], resources)
+
+
+@pytest.mark.parametrize(
+    ("source", "options"),
+    [
+        (TableQueue, {"url": "sqlite:///q", "partition_column": "customer"}),
+        (TableQueue, {"url": "sqlite:///q", "partition_column": dg.EnvVar("COLUMN")}),
+        (SqsSource, {"queue_url": FIFO}),
+        (SqsSource, {"queue_url": dg.EnvVar("QUEUE_URL")}),
+        (KafkaSource, LOG),
+    ],
+)
+def test_a_source_that_may_name_partitions_is_taken(source, options) -> None:
+    assert ordered(source, options).resolve_job_def("pulling_pull")
+
+
+def test_a_function_needs_no_partitions_of_the_source() -> None:
+    assert ordered(RabbitmqSource, RABBITMQ, partition_by=len).resolve_job_def("pulling_pull")
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "why"),
+    [
+        (RabbitmqSource, RABBITMQ, "RabbitmqSource, whose queues have no partitions: leave it out"),
+        (TableQueue, {"url": "sqlite:///q"}, "TableQueue, which has no partition_column: name one"),
+        (
+            SqsSource,
+            {"queue_url": STANDARD},
+            "SqsSource, on a standard queue, which has no groups: pull from a FIFO queue",
+        ),
+    ],
+)
+def test_a_source_that_never_names_partitions_is_refused(source, options, why) -> None:
+    with pytest.raises(PipelineError) as refused:
+        ordered(source, options)
+
+    where = "Pulling.partition_by is 'source': producer.source 'memory' is a"
+    assert str(refused.value) == f"{where} {why}, or partition by a function of the message"
+
+
+BATCH = {"batchers": {"b": Batcher(partition_by="source")}, "handle_batch": Obedient.handle_batch}
+
+
+@pytest.mark.parametrize(
+    ("load", "refusal"),
+    [
+        (
+            lambda: ordered(RabbitmqSource, RABBITMQ, processors=Processors(partition_by="source")),
+            "processors.partition_by is 'source': .*RabbitmqSource",
+        ),
+        (
+            lambda: ordered(RabbitmqSource, RABBITMQ, **BATCH),
+            r"batchers\['b'\].partition_by is 'source': .*RabbitmqSource",
+        ),
+        (
+            lambda: early(MemoryLog),
+            "acks_immediately is True: producer.source 'queue' is a MemoryLog, which takes only positions",
+        ),
+        (
+            lambda: early(MemoryChannel),
+            "acks_immediately is True: .* is a MemoryChannel, which only the run's own process acknowledges",
+        ),
+        (
+            lambda: dead_letters_to("told_daed"),
+            r"dead_letters is 'told_daed': no resource has this key; did you mean 'told_dead'\?",
+        ),
+        (lambda: dead_letters_to("lake"), "dead_letters is 'lake': that resource is no source"),
+        (lambda: dead_letters_to("mute"), r"dead_letters is 'mute': Memory has no send\(\)"),
+        (lambda: dead_letters_to("queue"), "dead_letters is 'queue': the pipeline pulls from it"),
+        (lambda: dead_letters_to("alias"), "dead_letters is 'alias': the pipeline pulls from it"),
+    ],
+)
+def test_what_a_source_cannot_do_is_refused_by_option(load, refusal) -> None:
+    with pytest.raises(PipelineError, match=rf"^Pulling\.{refusal}"):
+        load()
+
+
+def test_a_source_that_leases_messages_is_told_early() -> None:
+    assert early(MemoryQueue).resolve_job_def("pulling_pull")
+
+
+@pytest.mark.parametrize("key", ["told_dead", "memory"])
+def test_every_step_has_the_source_that_dead_letters_go_to(key: str) -> None:
+    job = dead_letters_to(key).resolve_job_def("pulling_pull")
+
+    assert all(key in op.definition.required_resource_keys for op in job.graph.nodes[0].definition.nodes)
