@@ -66,16 +66,13 @@ def test_what_a_full_disk_stops_leaves_nothing_half_done_and_goes_on_once_there_
     assert stopped["work"] >= {"messages", "kept"}, "receiving and handling"
     assert stopped["decide"] == {"outcomes"}
     assert stopped["publish"] == {"messages", "kept"}, "before the first table, and between two"
+    receiving = [
+        one for one in told["failures"] if one["step"] == "work" and one["error"].endswith("keeping/messages'")
+    ]
+    assert {one["taken"] for one in receiving} == {0}, "a task that is stopped takes no room"
     assert told["each once"]
     assert told["queued"] == 0
     assert "Exception ignored" not in told["printed"]
-
-
-def test_a_task_that_a_full_disk_stops_takes_no_room(on_a_small_disk: Callable[[str], dict[str, Any]]) -> None:
-    failures = on_a_small_disk("lake")["failures"]
-
-    receiving = [one for one in failures if one["step"] == "work" and one["error"].endswith("keeping/messages'")]
-    assert {one["taken"] for one in receiving} == {0}
 
 
 def test_a_control_store_on_a_full_disk_can_be_read_and_says_what_it_lacks(

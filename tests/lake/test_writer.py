@@ -83,7 +83,7 @@ def test_a_file_holds_no_more_rows_than_told(lake):
 
 
 def test_a_task_over_many_windows_has_few_files_open_at_a_time(lake):
-    windows = [f"2026-01-{day:02}T{hour:02}00" for day in range(1, 31) for hour in range(24)]
+    windows = [f"2026-01-{day:02}T{hour:02}00" for day in range(1, 10) for hour in range(24)]
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 100, limits[1]))

@@ -77,39 +77,14 @@ def test_an_option_of_others_that_is_misspelt_on_the_class_is_refused(name: str,
     assert str(refused.value) == f"Flights.{name} is no option; {why}"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "max_age",
-        "max_rows",
-        "max_size",
-        "max_run_s",
-        "max_retries",
-        "max_batches",
-        "max_messages",
-        "min_size",
-        "min_delay",
-        "batch_rows",
-        "batch_count",
-        "batch_limit",
-        "batch_sleep",
-        "chunk_rows",
-        "chunk_count",
-        "message_bytes",
-        "message_limit",
-        "message_timeout_s",
-        "allowed_carriers",
-        "rate_limit",
-        "sources",
-        "threshold",
-        "schedules",
-        "interval_s",
-        "backoff_s",
-        "patience_s",
-        "oldest",
-        "duplicates_for",
-    ],
-)
+OWN = """
+max_age max_rows max_size max_run_s max_retries max_batches max_messages min_size min_delay batch_rows
+batch_count batch_limit batch_sleep chunk_rows chunk_count message_bytes message_limit message_timeout_s
+allowed_carriers rate_limit sources threshold schedules interval_s backoff_s patience_s oldest duplicates_for
+"""
+
+
+@pytest.mark.parametrize("name", OWN.split())
 def test_names_of_one_s_own_pass(name: str) -> None:
     assert build(**{name: 3})
     assert build(**{name: timedelta(seconds=3)})

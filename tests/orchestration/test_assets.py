@@ -108,28 +108,6 @@ def test_an_empty_queue_still_yields_every_output(location: Location) -> None:
     assert all(check.passed for check in location.checks(run).values())
 
 
-def test_two_runs_in_one_window_add_up(location: Location) -> None:
-    location.enqueue("one", "two")
-    first = location.run("told_pull")
-    location.enqueue("three", "fail")
-    second = location.run("told_pull")
-
-    assert location.texts() == ["one", "three", "two"]
-    (before,), (after,) = location.materialisations(first, "lines"), location.materialisations(second, "lines")
-    assert (figures(before)["rows"], figures(before)["dagster/row_count"]) == (2, 2)
-    assert (figures(after)["rows"], figures(after)["dagster/row_count"]) == (1, 3), "its own, and the window's total"
-
-
-def test_two_runs_at_once_share_the_messages(location: Location) -> None:
-    location.enqueue(*(f"line {n}" for n in range(80)))
-
-    runs = [location.start("told_pull") for _ in range(2)]
-    assert [process.wait(120) for process in runs] == [0, 0]
-
-    assert location.texts() == sorted(f"line {n}" for n in range(80))
-    assert location.waiting() == 0
-
-
 def test_a_pull_without_room_says_so_and_takes_nothing(location: Location) -> None:
     location.enqueue("one")
     location.control.claim("told", "another", "run", wanted=200, capacity=200, lease_s=60)
@@ -146,42 +124,27 @@ def test_a_pull_without_room_says_so_and_takes_nothing(location: Location) -> No
 
 
 def test_the_maintenance_job_puts_files_together_and_says_so(location: Location) -> None:
-    for line in ("one", "two", "three"):
+    for line in ("one", "two"):
         location.enqueue(line)
         location.run("told_pull")
 
     run = location.run("told_maintenance")
 
     assert run.status == SUCCESS
-    assert location.texts() == ["one", "three", "two"]
+    assert location.texts() == ["one", "two"]
     assert len(location.flow().tables["lines"].files(location.flow().tables["lines"].open())) == 1
     (entry,) = location.instance.all_logs(run.run_id, of_type=dg.DagsterEventType.STEP_OUTPUT)
     assert entry.dagster_event is not None
     metadata: Any = entry.dagster_event.step_output_data.metadata
-    assert metadata["lines"].value["compacted"] == 3
+    assert metadata["lines"].value["compacted"] == 2
 
 
 # What is refused, and how
 
 
-@pytest.mark.parametrize(
-    ("job", "status"),
-    [("told_pull", SUCCESS), ("strict_pull", FAILURE), ("lenient_pull", SUCCESS)],
-)
-def test_failures_turn_a_run_red_only_where_the_pipeline_says_so(location: Location, job: str, status: Any) -> None:
+def test_failures_turn_a_run_red_beyond_the_share_that_the_pipeline_allows(location: Location) -> None:
     location.enqueue("one", "fail")
-
-    run = location.run(job)
-
-    assert run.status == status
-    assert location.waiting() == 0, "red or not, all is published and acknowledged"
-    assert location.rows("lines", job.split("_", maxsplit=1)[0])["text"].to_list() == ["one"]
-    assert len(location.materialisations(run, "lines", job.split("_", maxsplit=1)[0])) == (status == SUCCESS)
-    if status == FAILURE:
-        assert "1 of 2 messages failed, and fail_run_on is 'any'" in location.log(run)
-
-
-def test_more_failures_than_the_allowed_share_turn_a_run_red(location: Location) -> None:
+    assert location.run("lenient_pull").status == SUCCESS
     location.enqueue("one", "fail", "fail")
 
     run = location.run("lenient_pull")
@@ -191,17 +154,13 @@ def test_more_failures_than_the_allowed_share_turn_a_run_red(location: Location)
     assert not location.checks(run)["no_open_failures"].passed, "the checks are told all the same"
 
 
-def test_a_run_may_change_the_context_and_a_wrong_one_is_refused_before_anything_is_leased(location: Location) -> None:
+def test_a_wrong_context_is_refused_before_anything_is_leased(location: Location) -> None:
     location.enqueue("fail")
 
     wrong = location.run("told_pull", context={"forgivng": True})
     assert wrong.status == FAILURE
     assert "context.forgivng: there is no such field; did you mean 'forgiving'?" in location.log(wrong)
     assert location.waiting() == 1
-    right = location.run("told_pull", context={"forgiving": True})
-
-    assert right.status == SUCCESS
-    assert location.texts() == ["fail"]
 
 
 def test_a_new_field_widens_the_table_and_a_changed_type_is_refused_before_anything_is_leased(
@@ -221,16 +180,6 @@ def test_a_new_field_widens_the_table_and_a_changed_type_is_refused_before_anyth
     assert location.rows("lines").sort("text")["words"].to_list() == [None, 2]
 
 
-def test_a_missing_queue_is_a_clear_error_of_the_run(location: Location) -> None:
-    run = location.run("told_pull", queue_url=f"sqlite:///{location.root}/elsewhere.sqlite")
-
-    assert run.status == FAILURE
-    assert "url must name a file that is there; to make it, run `pipeline-platform table-queue create`" in location.log(
-        run
-    )
-    assert location.control.in_flight("told") == []
-
-
 def test_wrong_credentials_are_a_clear_error_and_appear_nowhere(
     location: Location, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,6 +194,7 @@ def test_wrong_credentials_are_a_clear_error_and_appear_nowhere(
     assert "correct user and password in url" in log
     for shown in (log, str(run.run_config), str(run.tags)):
         assert secret not in shown
+    assert location.control.in_flight("told") == []
 
 
 def test_an_unknown_origin_is_refused_with_those_there_are(location: Location) -> None:

@@ -5,7 +5,6 @@ import pytest
 
 from pipeline_platform.lake.failed import Counts
 from pipeline_platform.orchestration import reporting
-from pipeline_platform.orchestration.jobs import RunTags
 from pipeline_platform.run import lease
 from pipeline_platform.run.intake import Intake
 from tests.fixtures.dagster import LAST, NEXT, WINDOW, Location, figures, rows_of
@@ -97,25 +96,14 @@ def test_of_many_windows_with_open_failures_the_oldest_are_named() -> None:
     assert [row["window"] for row in rows_of(told.metadata["windows"])] == sorted(waiting)[:20]
 
 
-def test_what_fails_again_stays_open_with_one_attempt_more(location: Location) -> None:
-    location.enqueue("fail")
+def test_a_backfill_of_some_failures_leaves_the_others(location: Location) -> None:
+    location.enqueue("fail", "letter x")
     location.run("told_pull")
 
-    for attempt in (2, 3):
-        run = location.run("told_backfill")
-        assert run.status == SUCCESS
-        assert location.rows("failed")["attempt"].max() == attempt
-        assert location.open_failures() == {WINDOW: 1}
-
-
-def test_a_backfill_of_some_failures_leaves_the_others(location: Location) -> None:
-    three_windows_with_failures(location)
-    failures = {"reason": "asked to"}
-
-    run = location.run("told_backfill", WINDOW, LAST, context={"forgiving": True}, failures=failures)
+    run = location.run("told_backfill", context={"forgiving": True}, failures={"reason": "asked to"})
 
     assert run.status == SUCCESS
-    assert location.open_failures() == {LAST: 1}, "the letter failed for another reason"
+    assert location.open_failures() == {WINDOW: 1}, "the letter failed for another reason"
 
 
 @pytest.mark.parametrize(
@@ -140,6 +128,7 @@ def test_a_backfill_of_windows_without_open_failures_says_so(location: Location)
     assert [event.partition for event in location.materialisations(run, "failed")] == [WINDOW, NEXT]
 
 
+@pytest.mark.faults
 def test_two_backfills_at_once_drive_nothing_twice(location: Location) -> None:
     location.enqueue(*(f"fail {n}" for n in range(40)))
     location.run("told_pull")
@@ -169,22 +158,3 @@ def test_a_backfill_waits_for_room_then_takes_what_there_is(location: Location, 
     assert "6 failed messages wait" in location.checks(some)["no_open_failures"].description
     assert location.checks(rest)["no_open_failures"].passed
     assert len(location.texts()) == 10
-
-
-def test_a_full_replay_replaces_exactly_what_its_windows_hold(location: Location) -> None:
-    location.enqueue("one", "fail", "letter a")
-    location.run("told_pull", WINDOW)
-    location.enqueue("two")
-    location.run("told_pull", NEXT)
-    before = location.rows("lines").filter(window=NEXT)
-
-    run = location.run("told_replay", WINDOW, context={"forgiving": True})
-
-    assert run.status == SUCCESS
-    assert location.texts() == ["fail", "one", "two"]
-    assert location.texts("letters") == ["letter a"]
-    assert location.open_failures() == {}
-    lines = location.rows("lines")
-    assert lines.filter(window=NEXT).equals(before)
-    assert set(lines.filter(window=WINDOW)["receive_id"]) == {run.tags[RunTags.of(Told).receive_id]}
-    assert location.rows("messages").filter(window=WINDOW)["message_id"].n_unique() == 3

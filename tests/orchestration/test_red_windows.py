@@ -33,6 +33,7 @@ def test_the_windows_of_a_red_run_are_red_and_what_came_of_it_is_published(locat
     run = location.run("strict_pull")
 
     assert run.status == FAILURE
+    assert "1 of 2 messages failed, and fail_run_on is 'any'" in location.log(run)
     assert run.tags[RunTags.of(Strict).published] == run.run_id
     assert location.waiting() == 0
     assert location.rows("lines", "strict")["text"].to_list() == ["one"]

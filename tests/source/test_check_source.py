@@ -1,5 +1,6 @@
 """The suite for sources: correct ones pass, and of one that breaks a promise it names that promise alone."""
 
+import functools
 import subprocess
 import sys
 import time
@@ -37,6 +38,9 @@ def server(kind: type[Any], **more: Any) -> Server:
 
 def check(kind: type[Any], only: Any = None, **options: Any) -> Report:
     return check_source(lambda: kind(name="memory", queue=MEMORY.create(), **options), server(kind), only=only)
+
+
+checked = functools.cache(check)
 
 
 def broken_of(kind: type[Any]) -> list[BrokenPromiseError]:
@@ -91,7 +95,7 @@ class OneReceiveAtATime(MemoryQueue):
     "kind", [MemoryQueue, MemoryLog, MemoryLogWithGaps, MemoryChannel, WithoutIdentity, Silent, OneReceiveAtATime]
 )
 def test_a_correct_source_keeps_all_that_concerns_it(kind: type[Any]) -> None:
-    report = check(kind)
+    report = checked(kind)
 
     assert set(report.kept) | set(report.not_asked) == set(PROMISES)
     assert set(report.kept) <= set(promises_of(kind))
@@ -138,7 +142,7 @@ def test_a_log_that_gives_a_partition_to_one_receive_at_a_time_is_correct() -> N
 
 
 def test_each_promise_is_kept_by_a_correct_source() -> None:
-    kept = [name for kind in (MemoryQueue, MemoryLog, MemoryChannel) for name in check(kind).kept]
+    kept = [name for kind in (MemoryQueue, MemoryLog, MemoryChannel) for name in checked(kind).kept]
 
     assert set(kept) == set(PROMISES), "a promise that is asked of nobody would show nothing"
 
