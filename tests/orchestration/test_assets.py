@@ -5,11 +5,12 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.orchestration.graph import pipeline_assets
 from pipeline_platform.orchestration.jobs import RunTags
 from tests.fixtures.dagster import WINDOW, Location, figures, rows_of
 from tests.fixtures.jobs_under_test import job_at
-from tests.fixtures.pipelines_under_test import Told
+from tests.fixtures.pipelines_under_test import Lettered, Told
 
 SUCCESS, FAILURE = dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE
 
@@ -216,3 +217,53 @@ def test_pipelines_without_batchers_and_by_columns_run_alike(location: Location,
     assert location.rows("outcomes", pipeline)["outcome"].to_list() == ["handled", "handled"]
     if pipeline == "fast":
         assert sorted(location.rows("lines", pipeline)["text"]) == ["one", "two"]
+
+
+def test_the_log_of_a_run_tells_what_callbacks_printed_and_logged(location: Location) -> None:
+    location.enqueue("a line", "letter x", "fail quietly", "fail deadly")
+
+    run = location.run("talkative_pull")
+
+    assert run.is_success
+    log = location.log(run)
+    told = [line for line in log.replace("\\n", "\n").splitlines() if line]
+    for line in (
+        "handling a line",
+        "logged a line",
+        "batching 1",
+        "splitting at 0",
+        "failed 1",
+        "handling fail deadly",
+    ):
+        assert any(text.startswith(line) for text in told), line
+    assert "callbacks of task 0 said" in log
+    assert "the splitter of 'letters' said" in log
+
+
+SUCCESS = dg.DagsterRunStatus.SUCCESS
+
+
+def test_a_dead_message_is_sent_on_once_its_queue_is_there(location: Location) -> None:
+    location.enqueue("fail", "one")
+
+    away = location.run("lettered_pull")
+
+    assert away.status == SUCCESS
+    told = location.checks(away)["acknowledged"]
+    assert not told.passed
+    assert "1 dead letters are not sent: the next run sends them." in told.description
+    assert (location.waiting(), location.open_failures(pipeline=Lettered)) == (0, {WINDOW: 1})
+    (event,) = location.materialisations(away, "failed", "lettered")
+    assert {name: figures(event)[name] for name in ("open", "dead", "failed")} == {"open": 1, "dead": 1, "failed": 1}
+    assert location.checks(away)["no_open_failures"].metadata["dead"].value == 1
+
+    url = f"sqlite:///{location.root}/letters.sqlite"
+    letters = TableQueue(name="letters", url=url, metadata_column="said")
+    letters.create()
+    again = location.run("lettered_pull")
+
+    assert location.checks(again)["acknowledged"].passed
+    ((row,),) = [batch.to_pylist() for share in letters.plan(9, 1, "r") for batch in letters.read(share, "r")]
+    assert row["data"] == b"fail"
+    assert '"pipeline": "lettered"' in row["metadata"]
+    assert location.flow(Lettered).ledger.unfinished() == []

@@ -1,8 +1,9 @@
 """The schedules, and what they go by: ticks on a real instance."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from unittest import mock
+from zoneinfo import ZoneInfo
 
 import dagster as dg
 import pytest
@@ -11,7 +12,7 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.options import Producer
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.windows import WINDOW_FORMAT
-from pipeline_platform.orchestration.asset_windows import NoWindowError, contiguous, window_now
+from pipeline_platform.orchestration.asset_windows import NoWindowError, contiguous, window_now, windows_of
 from pipeline_platform.orchestration.deployment import platform_definitions
 from tests.fixtures.jobs_under_test import resources_at
 from tests.fixtures.pipelines_under_test import Told
@@ -130,3 +131,48 @@ def test_the_window_of_now_is_the_hour_that_is_open() -> None:
     assert window_now(Asked, now) == datetime(2025, 3, 1, 12, tzinfo=UTC).strftime(WINDOW_FORMAT)
     with pytest.raises(NoWindowError, match="no window has begun yet; first_window is 2025-01-01"):
         window_now(Asked, datetime(2024, 12, 31, tzinfo=UTC))
+
+
+TOKYO = datetime(2026, 1, 1, tzinfo=ZoneInfo("Asia/Tokyo"))
+LATER = datetime(2999, 1, 1, tzinfo=UTC)
+
+
+class InTokyo(Told):
+    """Its windows begin with the year in Tokyo."""
+
+    name = "in_tokyo"
+    first_window = TOKYO
+
+
+class Future(Asked):
+    """Its windows have not begun."""
+
+    name = "future"
+    first_window = LATER
+
+
+class FutureByClock(Future):
+    """The same by the clock."""
+
+    name = "future_by_clock"
+    producer = Producer(source="queue", schedule="7 * * * *")
+
+
+def test_windows_begin_at_the_moment_that_was_given_in_another_zone() -> None:
+    first = windows_of(InTokyo).get_partition_keys(current_time=TOKYO + timedelta(minutes=1))
+
+    assert first == ["2025-12-31T1500"]
+    assert window_now(InTokyo, TOKYO + timedelta(minutes=59)) == "2025-12-31T1500"
+
+
+def test_the_sensor_waits_for_the_first_window_and_says_so(place: Place) -> None:
+    place.enqueue(100)
+
+    assert place.skips(Future) == "future: no window has begun yet; first_window is 2999-01-01 00:00:00+00:00"
+
+
+def test_the_clock_waits_for_the_first_window_too(place: Place) -> None:
+    told = scheduled_of(FutureByClock, "future_by_clock_pull_schedule", place)
+
+    assert not told.run_requests
+    assert "no window has begun yet" in str(told.skip_message)

@@ -1,0 +1,288 @@
+"""What a run asks of SQS, and what is sent there: whole calls within its limits, quotas, FIFO groups in order."""
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from pipeline_platform.connectors.sqs import SqsSource
+from pipeline_platform.connectors.sqs.sqs_messages import sequence_of
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.message import Message
+from pipeline_platform.model.options import Producer
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.source.contract import Share, SourceError
+from servers import sqs
+from tests.fixtures.small_lake import handled
+from tests.fixtures.sqs_between import Between, between
+
+Made = Callable[..., SqsSource]
+BEYOND_TWELVE_HOURS = (
+    "Value 900 for parameter VisibilityTimeout is invalid. Reason: Total VisibilityTimeout for the message is beyond "
+    "the limit [43200 seconds]"
+)
+
+
+@pytest.fixture
+def fake(sqs_server: str) -> Iterator[Between]:
+    with between(sqs_server) as one:
+        yield one
+
+
+@pytest.fixture
+def made(fake: Between, sqs_queue: Callable[..., str]) -> Made:
+    """A source over a new queue of so many messages, with the fake between."""
+
+    def make(waiting: int = 0, queue: Mapping[str, str] = MappingProxyType({}), **options: Any) -> SqsSource:
+        url = sqs_queue(**queue)
+        sqs.fill(url, (f"message {number}" for number in range(waiting)))
+        options = {"message_attribute_names": ("All",), **options}
+        return SqsSource(name="flights", queue_url=url, endpoint_url=fake.endpoint, **options)
+
+    return make
+
+
+def held(source: SqsSource, share: Share) -> list[str]:
+    return [ack_id for batch in source.read(share, "r1") for ack_id in batch.column("ack_id").to_pylist()]
+
+
+@pytest.mark.parametrize(
+    ("demand", "concurrency", "shares"),
+    [(100, 2, [50, 50]), (101, 2, [60, 41]), (3, 4, [3]), (25, 4, [10, 10, 5]), (99, 1, [99]), (0, 2, [])],
+)
+def test_shares_are_of_whole_calls_and_as_equal_as_that_allows(
+    made: Made, demand: int, concurrency: int, shares: list[int]
+) -> None:
+    assert [share.messages for share in made(110).plan(demand, concurrency, "r1")] == shares
+
+
+@pytest.mark.parametrize(("waiting", "shares"), [(0, [10]), (7, [10]), (25, [20, 5])])
+def test_no_more_is_planned_than_seems_to_wait_but_a_call(made: Made, waiting: int, shares: list[int]) -> None:
+    assert [share.messages for share in made(waiting).plan(1_000, 2, "r1")] == shares
+
+
+def test_tasks_that_wait_for_messages_plan_for_all_that_is_wanted(made: Made) -> None:
+    assert [share.messages for share in made(0, wait_time_seconds=1).plan(40, 2, "r1")] == [20, 20]
+
+
+def test_no_more_is_planned_than_the_quota_leaves(made: Made, caplog: pytest.LogCaptureFixture) -> None:
+    flights = made(60, max_in_flight=50)
+    assert flights.backlog().messages == 50
+    assert len(held(flights, Share(messages=30))) == 30
+
+    with caplog.at_level(logging.WARNING):
+        (share,) = flights.plan(30, 1, "r2")
+
+    assert share.messages == 20
+    assert "30 messages were asked for, and max_in_flight (50) leaves 20" in caplog.text
+    assert len(held(flights, share)) == 20
+    assert flights.plan(30, 1, "r3") == []
+    assert flights.backlog().messages == 0, "no run can be asked for what cannot be received"
+
+
+def test_a_queue_at_its_quota_ends_a_share_with_what_it_has(
+    made: Made, fake: Between, caplog: pytest.LogCaptureFixture
+) -> None:
+    flights = made(200)
+    fake.refuse("ReceiveMessage", "OverLimit", "Too many messages in flight", beyond=5)
+
+    with caplog.at_level(logging.WARNING):
+        assert len(held(flights, Share(messages=200))) == 50
+
+    assert "OverLimit" in caplog.text
+    assert fake.calls["ReceiveMessage"] < 20, "it is not asked on and on"
+
+
+def test_a_share_ends_after_a_third_of_the_lease(made: Made, fake: Between) -> None:
+    flights = made(500, visibility_timeout=1)
+
+    def slow(number: int, body: object) -> None:
+        time.sleep(0.2)
+
+    fake.meddle["ReceiveMessage"] = slow
+
+    assert 0 < len(held(flights, Share(messages=500))) < 500
+
+
+def test_messages_that_were_received_twelve_hours_ago_are_no_others_yet(
+    made: Made, fake: Between, caplog: pytest.LogCaptureFixture
+) -> None:
+    flights = made(3)
+    handles = held(flights, Share(messages=3))
+    refused = {"SenderFault": True, "Code": "InvalidParameterValue", "Message": BEYOND_TWELVE_HOURS}
+    fake.meddle["ChangeMessageVisibilityBatch"] = lambda _, body: {
+        "Failed": [{"Id": entry["Id"], **refused} for entry in body["Entries"]]
+    }
+
+    with caplog.at_level(logging.WARNING):
+        assert flights.extend("r1", lambda: [(flights.queue_url, handles)])
+
+    assert "3 of 3 messages cannot be hidden for longer: InvalidParameterValue" in caplog.text
+
+
+def test_messages_that_are_all_others_by_now_are_no_longer_held(made: Made) -> None:
+    flights = made(3)
+    handles = held(flights, Share(messages=3))
+    flights.release(flights.queue_url, handles)
+
+    assert not flights.extend("r1", lambda: [(flights.queue_url, handles)])
+
+
+def test_an_extension_that_takes_longer_than_a_third_of_the_lease_says_what_to_change(
+    made: Made, fake: Between, caplog: pytest.LogCaptureFixture
+) -> None:
+    flights = made(20, visibility_timeout=1)
+    handles = held(flights, Share(messages=20))
+
+    def slow(number: int, body: object) -> None:
+        time.sleep(0.5)
+
+    fake.meddle["ChangeMessageVisibilityBatch"] = slow
+    with caplog.at_level(logging.WARNING):
+        flights.extend("r1", lambda: [(flights.queue_url, handles)])
+
+    assert "more than a third of visibility_timeout (1 s)" in caplog.text
+    assert "Raise it, or lower the demand of a run" in caplog.text
+
+
+FIFO = {"FifoQueue": "true", "ContentBasedDeduplication": "true"}
+
+
+def received(source: SqsSource, demand: int = 1_000) -> list[dict[str, Any]]:
+    return [
+        row for share in source.plan(demand, 2, "r1") for batch in source.read(share, "r1") for row in batch.to_pylist()
+    ]
+
+
+def group(name: str, **attributes: str) -> dict[str, Any]:
+    return {"attributes": {"MessageGroupId": name, **attributes}}
+
+
+def test_messages_are_sent_in_tens(made: Made, fake: Between) -> None:
+    flights = made()
+    payloads = [f"Żółć {number}".encode() for number in range(205)]
+
+    assert flights.send(payloads) == 205
+
+    assert fake.calls["SendMessageBatch"] == 21
+    assert sorted(row["data"] for row in received(flights)) == sorted(payloads)
+
+
+def test_a_call_takes_no_more_than_a_mebibyte(made: Made, fake: Between) -> None:
+    sizes = list[int]()
+    fake.meddle["SendMessageBatch"] = lambda _, body: sizes.append(len(body["Entries"]))
+    whole, quarter = b"x" * (2**20 - 100), b"a" * (2**18 - 1)
+
+    assert made().send([whole, b"y" * 100, b"z", *[quarter] * 5]) == 8
+
+    assert sorted(sizes) == [1, 2, 5]
+
+
+def test_what_a_received_message_says_can_be_sent_with_it_again(made: Made) -> None:
+    first, second = made(), made()
+    trace = {"DataType": "String", "StringValue": "t1"}
+    raw = {"DataType": "Binary", "BinaryValue": "AP8="}
+    first.send([b"one", b"two"], [{"message_attributes": {"trace": trace, "raw": raw}}, None])
+    rows = sorted(received(first), key=lambda row: bytes(row["data"]))
+
+    second.send([row["data"] for row in rows], [json.loads(row["metadata"]) for row in rows])
+
+    again = {row["data"]: json.loads(row["metadata"]) for row in received(second)}
+    assert again[b"one"]["message_attributes"] == {"trace": trace, "raw": raw}
+    assert "message_attributes" not in again[b"two"]
+
+
+@pytest.mark.parametrize(
+    ("payloads", "said"),
+    [
+        ([b"fine", b"not \xff fine"], "message 1 is not UTF-8, and SQS takes nothing else"),
+        ([b"fine", b"\x00"], r"refused 1 messages, the first of them number 1: InvalidMessageContents.*1 were sent"),
+        ([b"x" * (2**20 + 1)], "BatchRequestTooLong"),
+    ],
+)
+def test_what_cannot_be_sent_is_named(made: Made, payloads: list[bytes], said: str) -> None:
+    with pytest.raises(SourceError, match=said):
+        made().send(payloads)
+
+
+def test_more_or_fewer_metadata_than_payloads_are_refused(made: Made) -> None:
+    with pytest.raises(ValueError, match="argument 2 is shorter"):
+        made().send([b"one", b"two"], [None])
+
+
+def test_a_fifo_queue_is_sent_groups_in_order_and_wants_a_group(made: Made) -> None:
+    flights = made(queue=FIFO)
+    with pytest.raises(SourceError, match=r"number 0: MissingParameter: .*MessageGroupId"):
+        flights.send([b"one"])
+
+    assert flights.send((b"%d" % n for n in range(60)), (group("UA") for _ in range(60))) == 60
+    seen = list[dict[str, Any]]()
+    while rows := received(flights):
+        seen += rows
+        assert flights.ack(flights.queue_url, [row["ack_id"] for row in rows]) == []
+
+    assert [row["data"] for row in seen] == [b"%d" % n for n in range(60)]
+    assert [row["sequence"] for row in seen] == sorted({row["sequence"] for row in seen})
+    assert {row["partition"] for row in seen} == {"UA"}
+
+
+def test_a_message_of_the_same_deduplication_id_is_there_once(made: Made) -> None:
+    flights = made(queue={"FifoQueue": "true"})
+    same = group("UA", MessageDeduplicationId="1")
+
+    assert flights.send([b"one", b"one"], [same, same]) == 2
+
+    assert len(received(flights)) == 1
+
+
+def test_while_messages_of_a_group_are_held_no_other_receive_is_given_any_of_it(
+    made: Made,
+) -> None:
+    flights = made(queue=FIFO)
+    flights.send((b"%d" % n for n in range(40)), (group("AB"[n % 2]) for n in range(40)))
+
+    first, second = received(flights), received(flights)
+
+    assert {row["partition"] for row in first} == {"A", "B"}
+    assert second == []
+    flights.release(flights.queue_url, [row["ack_id"] for row in first if row["partition"] == "A"])
+    third = received(flights)
+    assert {row["partition"] for row in third} == {"A"}
+    assert min(row["sequence"] for row in third) == min(row["sequence"] for row in first if row["partition"] == "A")
+
+
+def test_sequence_numbers_of_aws_keep_their_order_in_63_bits() -> None:
+    numbers = ["18849496460467696128", "18858518178214384128", "18877498032037103616", "18950000000000000000"]
+
+    fitted = [sequence_of(number) for number in numbers]
+
+    assert fitted == sorted(fitted)
+    assert all(0 <= number < 2**63 for number in fitted)
+
+
+def test_what_sqs_says_of_a_message_reaches_the_callback(made: Made, tmp_path: Path) -> None:
+    seen: list[dict[str, Any]] = []
+
+    class Seeing(Pipeline):
+        name = "seeing"
+        producer = Producer(source="flights")
+
+        def handle_message(self, message: Message, context: Any) -> Message:
+            seen.append(message.metadata)
+            return message
+
+    flights, trace = made(), {"trace": {"DataType": "String", "StringValue": "t1"}}
+    flights.send([b"one"], [{"message_attributes": trace}])
+
+    handled(Lake(root=str(tmp_path)), Seeing, source=flights)
+
+    (metadata,) = seen
+    assert metadata["message_attributes"] == trace
+    assert metadata["attributes"]["ApproximateReceiveCount"] == "1"
+    assert metadata["md5_of_body"] == hashlib.md5(b"one").hexdigest()
