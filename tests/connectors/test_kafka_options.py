@@ -159,7 +159,8 @@ def test_an_option_that_the_client_library_refuses_is_named() -> None:
         source(client_options={"no.such.option": "x"}).extents()
 
 
-def test_who_does_not_answer_is_away_and_named() -> None:
+def test_who_does_not_answer_is_away_and_named(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     away = source(request_timeout_s=2)
     began = time.monotonic()
     with pytest.raises(
@@ -167,6 +168,10 @@ def test_who_does_not_answer_is_away_and_named() -> None:
     ):
         away.extents()
     assert time.monotonic() - began < 30
+    said = [
+        one.getMessage() for one in caplog.records if one.name == "pipeline_platform.connectors.kafka.cluster.client"
+    ]
+    assert any("onnect" in text for text in said), "what a client says is in Python's log"
 
 
 def test_a_topic_that_is_not_there_is_named(kafka: Open) -> None:
@@ -198,17 +203,6 @@ def test_a_group_in_which_others_read_is_refused_before_anything_is_received(kaf
     member.close()
     ours.finish("a")
     assert ours.backlog().messages == 0
-
-
-def test_what_a_client_says_is_in_pythons_log(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    with pytest.raises(SourceAwayError):
-        source(request_timeout_s=2).extents()
-
-    assert any(
-        record.name == "pipeline_platform.connectors.kafka.cluster.client" and "onnect" in record.getMessage()
-        for record in caplog.records
-    )
 
 
 def test_a_task_gets_no_connection(kafka: Open, kafka_topic: Any) -> None:

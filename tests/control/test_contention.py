@@ -1,7 +1,5 @@
 """A large receive decides beside a steady stream of small ones: a try costs what was added since the last, no more."""
 
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +8,7 @@ import pytest
 from pipeline_platform.lake.decision import decide
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Table, Tables
-from tests.fixtures.small_lake import Keeping, Memory, Run, visible
+from tests.fixtures.small_lake import Keeping, Memory, Run
 
 
 @pytest.fixture
@@ -55,53 +53,3 @@ def test_a_try_reads_what_was_added_since_the_last_and_the_receive_itself_once(
     assert sorted(path.rpartition("/")[2].partition("-")[0] for path in second) == ["large", "s0"]
     assert [len(paths) for paths in later] == [1] * 5
     assert not any("large" in path for paths in later for path in paths)
-
-
-def test_what_another_decides_between_two_tries_is_dropped_however_late_it_comes(
-    tables: Tables, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names = [f"l{n}" for n in range(100)]
-    large = holding(tables, "large", *names)
-    others = iter([holding(tables, "s0", "x"), holding(tables, "s1", "l3", "y"), holding(tables, "s2", "l7", "l8")])
-    swap = Table.swap
-
-    def crowded(table: Table, handle: Any, receive_id: str, *args: Any, **options: Any) -> None:
-        if receive_id == "large" and table.name == "outcomes" and (other := next(others, None)):
-            other.decide().publish()
-        swap(table, handle, receive_id, *args, **options)
-
-    monkeypatch.setattr(Table, "swap", crowded)
-    assert decide(tables, large.ledger, large.receive) == (3, 4)
-    large.publish()
-
-    assert sorted(row["message_id"] for row in visible(tables, "kept")) == sorted([*names, "x", "y"])
-
-
-@pytest.fixture
-def stream(tables: Tables) -> Iterator[threading.Thread]:
-    """Small receives that decide one after the other, without a pause, until there are no more."""
-    runs, done = [holding(tables, f"s{n}", f"s{n}") for n in range(200)], threading.Event()
-
-    def decide_all() -> None:
-        for run in runs:
-            if done.is_set():
-                return
-            run.receive = run.receive.model_copy(update={"base": tables["outcomes"].open().version()})
-            run.decide()
-
-    thread = threading.Thread(target=decide_all)
-    yield thread
-    done.set()
-    thread.join()
-
-
-def test_two_hundred_thousand_messages_are_decided_beside_a_steady_stream(
-    tables: Tables, stream: threading.Thread
-) -> None:
-    large = holding(tables, "large", *(f"l{n}" for n in range(200_000)))
-    stream.start()
-
-    decision = decide(tables, large.ledger, large.receive)
-
-    assert stream.is_alive(), f"decided in {decision.tries} tries, once the others had done"
-    assert decision.dropped == 0

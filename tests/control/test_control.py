@@ -37,34 +37,22 @@ def test_processes_that_start_and_ask_at_once_share_exactly_what_there_is(contro
     assert lost == (0, 0, 0, 0)
 
 
-def test_claims_and_beats_at_the_same_moment_take_turns(control_url):
+def test_claims_beats_and_takes_at_the_same_moment_take_turns(control_url):
     store, together = ControlStore(control_url, now=noon), threading.Barrier(8)
 
-    def claim(worker):
-        granted = 0
-        for number in range(12):
-            together.wait()
-            granted += store.claim(f"pipeline_{number}", f"{worker}_{number}", "run", wanted=9, capacity=40, lease_s=1)
-            store.beat(f"{worker}_{number}", 60)
-        return granted
-
-    with ThreadPoolExecutor(8) as pool:
-        assert sum(pool.map(claim, range(8))) == 12 * 40
-    store.close()
-
-
-def test_takes_at_the_same_moment_take_turns(control_url):
-    store, together = ControlStore(control_url, now=noon), threading.Barrier(8)
-
-    def take(_):
-        taken = 0
+    def take_part(worker):
+        granted = taken = 0
         for number in range(12):
             together.wait()
             taken += store.take(f"pipeline_{number}", TEN_A_MINUTE, 3).messages
-        return taken
+            granted += store.claim(f"pipeline_{number}", f"{worker}_{number}", "run", wanted=9, capacity=40, lease_s=1)
+            store.beat(f"{worker}_{number}", 60)
+        return granted, taken
 
     with ThreadPoolExecutor(8) as pool:
-        assert sum(pool.map(take, range(8))) == 12 * 10, "none too many, and none refused while some are left"
+        granted, taken = zip(*pool.map(take_part, range(8)), strict=True)
+    assert sum(granted) == 12 * 40
+    assert sum(taken) == 12 * 10, "none too many, and none refused while some are left"
     store.close()
 
 

@@ -46,41 +46,56 @@ def test_limits_follow_from_the_options():
     assert (LIMITS.per_run, LIMITS.capacity, LIMITS.processors.worthwhile) == (100_000, 200_000, 50_000)
 
 
-def test_a_worthwhile_backlog_is_asked_for_at_once():
-    assert decide(Backlog(60_000), LIMITS, NOTHING, None) == Ask(60_000, "60000 messages at the source")
+SLOW = limited(permits=600, soon=50)
+
+
+@pytest.mark.parametrize(
+    ("backlog", "limits", "in_flight", "waited", "demands"),
+    [
+        (60_000, LIMITS, 0, None, [60_000]),
+        (1_000_000, LIMITS, 120_000, None, [80_000]),
+        # A backlog is asked for by as many runs as are worthwhile.
+        (10**6, LIMITS, 0, None, [100_000, 100_000]),
+        (150_000, LIMITS, 0, None, [100_000, 50_000]),
+        (100_001, LIMITS, 0, 99, [100_000]),
+        # What little room a replay leaves is taken once in a patience.
+        (1_000_000, LIMITS, 199_997, None, [0]),
+        (1_000_000, LIMITS, 199_997, 29, [0]),
+        (1_000_000, LIMITS, 199_997, 30, [3]),
+        (1_000_000, LIMITS, 150_001, 29, [0]),
+        (1_000_000, LIMITS, 150_000, None, [50_000]),
+        (1_000_000, LIMITS, 100_000, None, [100_000]),
+        # An unknown backlog is asked for at once, and then each patience.
+        (None, LIMITS, 0, None, [100_000]),
+        (None, LIMITS, 0, 29, [0]),
+        (None, LIMITS, 0, 30, [100_000]),
+        # A slow limit makes small runs worthwhile, and messages in flight use its permits first.
+        (10**6, SLOW, 0, None, [600]),
+        (60, SLOW, 0, None, [60]),
+        (40, SLOW, 0, None, [0]),
+        (10**6, SLOW, 400, None, [200]),
+        (10**6, SLOW, 600, None, [0]),
+    ],
+)
+def test_what_is_asked_for(backlog, limits, in_flight, waited, demands):
+    under_way = InFlight(in_flight, runs=1) if in_flight else NOTHING
+    asks = decide_all(Backlog(backlog), limits, under_way, None if waited is None else seconds(waited))
+
+    assert [ask.demand for ask in asks] == demands
 
 
 def test_one_run_takes_on_no_more_than_its_tasks_hold():
     assert decide(Backlog(1_000_000), LIMITS, NOTHING, None).demand == 100_000
 
 
-def test_what_is_in_flight_leaves_less():
-    assert decide(Backlog(1_000_000), LIMITS, InFlight(120_000, runs=1), None).demand == 80_000
-
-
-@pytest.mark.parametrize(
-    ("in_flight", "waited", "demand"),
-    [
-        (199_997, None, 0),
-        (199_997, 29, 0),
-        (199_997, 30, 3),
-        (150_001, 29, 0),
-        (150_000, None, 50_000),
-        (100_000, None, 100_000),
-    ],
-)
-def test_what_little_room_a_replay_leaves_is_taken_once_in_a_patience(in_flight, waited, demand):
-    asks = decide_all(
-        Backlog(1_000_000), LIMITS, InFlight(in_flight, runs=1), None if waited is None else seconds(waited)
-    )
-
-    assert [ask.demand for ask in asks] == [demand]
-
-
 def test_a_wait_for_room_says_so():
     assert decide(Backlog(1_000_000), LIMITS, InFlight(199_997, runs=1), None).because == (
         "1000000 messages wait, of which 3 could be taken on; a run pays from 50000, or after 30 s (waited 0 s)"
     )
+    assert decide(Backlog(10**6), SLOW, InFlight(600, runs=1), None).because == (
+        "the rate limit gives 600 while a run lasts, and 600 messages in flight need them"
+    )
+    assert decide(Backlog(60_000), LIMITS, NOTHING, None).because == "60000 messages at the source"
 
 
 @pytest.mark.parametrize(("in_flight", "expected"), [(0, [100_000, 100_000]), (100_000, [100_000]), (200_000, [])])
@@ -140,37 +155,10 @@ def test_a_batch_timeout_ends_the_wait_sooner_and_never_later(batch_timeout: flo
     assert decide(Backlog(12), limits, NOTHING, seconds(patience)).demand == 12
 
 
-def test_an_unknown_backlog_is_asked_for_at_once_and_then_each_patience():
-    assert decide(UNKNOWN, LIMITS, NOTHING, None).demand == 100_000
-    assert decide(UNKNOWN, LIMITS, NOTHING, seconds(29)).demand == 0
-    assert decide(UNKNOWN, LIMITS, NOTHING, seconds(30)).demand == 100_000
-
-
-def test_a_slow_limit_makes_small_runs_worthwhile():
-    assert decide(Backlog(10**6), limited(permits=600, soon=50), NOTHING, None).demand == 600
-    assert decide(Backlog(60), limited(permits=600, soon=50), NOTHING, None).demand == 60
-    assert decide(Backlog(40), limited(permits=600, soon=50), NOTHING, None).demand == 0
-
-
 def test_an_exhausted_limit_says_when_it_gives_again():
     for permits in (0, 600):
         ask = decide(Backlog(10**6), limited(permits=permits, soon=0), NOTHING, seconds(99))
         assert ask == Ask(0, "the rate limit leaves nothing until 12:01:00 UTC")
-
-
-def test_messages_in_flight_use_permits_first():
-    assert decide(Backlog(10**6), limited(permits=600, soon=50), InFlight(400, runs=1), None).demand == 200
-    assert decide(Backlog(10**6), limited(permits=600, soon=50), InFlight(600, runs=1), None) == Ask(
-        0, "the rate limit gives 600 while a run lasts, and 600 messages in flight need them"
-    )
-
-
-def test_one_look_asks_for_as_many_runs_as_are_worthwhile():
-    assert [ask.demand for ask in decide_all(Backlog(10**6), LIMITS, NOTHING, None)] == [100_000, 100_000]
-    assert [ask.demand for ask in decide_all(Backlog(150_000), LIMITS, NOTHING, None)] == [100_000, 50_000]
-    assert [ask.demand for ask in decide_all(Backlog(100_001), LIMITS, NOTHING, seconds(99))] == [100_000]
-    assert [ask.demand for ask in decide_all(UNKNOWN, LIMITS, NOTHING, None)] == [100_000]
-    assert decide_all(Backlog(0), LIMITS, NOTHING, None) == [Ask(0, "the queue is empty")]
 
 
 @pytest.mark.parametrize(

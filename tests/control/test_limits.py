@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pipeline_platform.control.store import Grant, interval_end
 from pipeline_platform.model.options import RateLimiting
-from tests.fixtures.control import MINUTE, NOON, TEN_A_MINUTE, names, one_store_for_all_examples
+from tests.fixtures.control import MINUTE, TEN_A_MINUTE, names, one_store_for_all_examples
 
 
 def test_an_interval_gives_its_permits_and_no_more(store, clock):
@@ -20,12 +20,6 @@ def test_an_interval_gives_its_permits_and_no_more(store, clock):
     assert store.take("flights", TEN_A_MINUTE, 7) == Grant(7, 45)
     assert store.take("flights", TEN_A_MINUTE, 7) == Grant(3, 45)
     assert store.take("flights", TEN_A_MINUTE, 7) == Grant(0, 45)
-
-
-def test_permits_that_were_not_taken_die_with_their_interval(store, clock):
-    store.take("flights", TEN_A_MINUTE, 1)
-    clock.now += 60
-    assert store.take("flights", TEN_A_MINUTE, 100).messages == 10
 
 
 def test_pipelines_do_not_share_permits(store):
@@ -69,11 +63,6 @@ def test_spare_counts_the_intervals_that_begin_before_the_horizon(store, clock):
     assert spare(timedelta(seconds=45)) == 6
     assert spare(timedelta(seconds=46)) == 16
     assert spare(timedelta(seconds=106)) == 26
-
-
-def test_an_interval_ends_where_the_next_of_its_length_begins():
-    assert interval_end(TEN_A_MINUTE, NOON) == NOON + MINUTE
-    assert interval_end(TEN_A_MINUTE, NOON - timedelta(microseconds=1)) == NOON
 
 
 def test_a_limit_set_at_run_time_holds_until_it_is_set_back(store):

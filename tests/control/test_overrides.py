@@ -4,7 +4,7 @@ import pytest
 
 from pipeline_platform.control.quota import Quota
 from pipeline_platform.model.options import Overrides, PipelineError, Processors, Producer
-from pipeline_platform.orchestration.limits_job import Activity, LimitsConfig, change
+from pipeline_platform.orchestration.limits_job import LimitsConfig, change
 from tests.fixtures.pipelines_under_test import Coasts, Told
 
 
@@ -44,17 +44,6 @@ def test_an_option_of_another_is_refused(store, changes, producer, said):
     assert store.overrides(Coasts.limits_key(producer)) == Overrides()
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "bounds"),
-    [("max_runs", 0, "1 to 1,000"), ("concurrency", 10_001, "1 to 10,000"), ("max_demand", -1, "1 to 100,000,000")],
-)
-def test_a_value_out_of_bounds_is_refused_with_them(option, value, bounds):
-    with pytest.raises(
-        PipelineError, match=rf"Overrides\.{option} is {value}: it must be a whole number from {bounds}"
-    ):
-        Overrides(**{option: value})
-
-
 def test_a_min_demand_that_would_have_every_look_start_a_run_counts_as_unset():
     own = Processors(concurrency=1, max_demand=100, min_demand=80)
 
@@ -64,22 +53,6 @@ def test_a_min_demand_that_would_have_every_look_start_a_run_counts_as_unset():
 
 
 # In the UI
-
-
-def test_the_ui_s_job_changes_what_its_config_says(store):
-    said = []
-    config = LimitsConfig(allowed_messages=5, interval_s=2.0, max_runs=4, activity=Activity.pause, reason="moves")
-
-    change(Told, store, config, said.append)
-    change(Told, store, LimitsConfig(allowed_messages=6), said.append)
-
-    limit = store.rate_limiting("told", None)
-    assert (limit.allowed_messages, limit.interval.total_seconds()) == (6, 2.0)
-    assert (store.paused("told"), store.overrides("told").max_runs) == ("moves", 4)
-
-    change(Told, store, LimitsConfig(reset=True, activity=Activity.resume), said.append)
-    assert (store.rate_limiting("told", None), store.paused("told")) == (None, None)
-    assert store.overrides("told") == Overrides()
 
 
 def test_the_ui_s_job_refuses_a_limit_of_several_producers_before_it_changes_anything(store):

@@ -18,7 +18,6 @@ import yaml
 from dagster._utils.tags import TagConcurrencyLimitsCounter
 from pydantic import Field
 
-from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.model.options import Producer
 from pipeline_platform.model.pipeline import Pipeline
@@ -285,20 +284,6 @@ def test_a_wrong_option_is_refused_by_the_connector_itself() -> None:
         handed_out(odd(name="odd", secret="s", pace="quick"))
 
     assert "'slow' or 'fast'" in str(refused.value.__cause__)
-
-
-def test_a_secret_from_the_environment_is_not_part_of_what_the_ui_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    secret = "hush-this-is-secret"
-    monkeypatch.setenv("QUEUE_URL", f"postgresql://someone:{secret}@localhost/queue")
-    queue: Any = source_resource(TableQueue)(name="queue", url=dg.EnvVar("QUEUE_URL"))
-    resources = {**resources_at("nowhere", "nowhere"), "queue": queue}
-
-    from dagster._core.remote_representation.external_data import RepositorySnap
-
-    shown = dg.serialize_value(RepositorySnap.from_def(platform_definitions([Told], resources).get_repository_def()))
-
-    assert "QUEUE_URL" in shown
-    assert secret not in shown
 
 
 SHOWN = """

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipeline_platform.model.options import Batcher, Processors, Producer, TableBatcher
+from pipeline_platform.model.options import Batcher, Processors, TableBatcher
 from pipeline_platform.model.partition import ALLOWED, as_given
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from tests.fixtures.built import build
@@ -87,33 +87,6 @@ def test_runs_take_turns_where_their_source_does_not_keep_partitions_apart(
 
     assert flights.takes_turns() is turns
     assert flights.takes_turns(leases_partitions=True) is turns_at_a_source_that_leases_partitions
-
-
-@pytest.mark.parametrize(
-    ("attributes", "words"),
-    [
-        (
-            {"partition_by": "source", **LANE},
-            "Flights.partition_by is 'source': handle_messages is one query, which has no order",
-        ),
-        (
-            {"processors": Processors(partition_by="source"), **LANE},
-            "Flights.processors.partition_by is 'source': handle_messages is one query, which has no order",
-        ),
-        (
-            {"partition_by": one, "producer": Producer(source="s", max_runs=2)},
-            "Flights.producer.max_runs is 2: with a function as partition_by runs take turns: leave it at 1",
-        ),
-        (
-            {"partition_by": one, "producer": None, "producers": {"east": Producer(source="s", max_runs=3)}},
-            "Flights.producers['east'].max_runs is 3: with a function as partition_by runs take turns",
-        ),
-    ],
-)
-def test_what_cannot_keep_an_order_is_refused(attributes: dict[str, Any], words: str) -> None:
-    with pytest.raises(PipelineError) as refused:
-        build(**attributes)
-    assert str(refused.value).startswith(words)
 
 
 def test_the_fast_lane_may_have_batches_in_order() -> None:

@@ -60,23 +60,6 @@ def test_what_an_author_may_write_passes(bases: tuple[type, ...], attributes: di
     assert build(*bases, **attributes).name == "p"
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "meant"),
-    [
-        ("max_run", 3, "'max_runs' of Producer(...)"),
-        ("max_demands", 3, "'max_demand' of Processors(...)"),
-        ("batchsize", 3, "'batch_size' of Batcher(...)"),
-        ("mesage_timeout", timedelta(seconds=3), "'message_timeout' of Processors(...)"),
-    ],
-)
-def test_an_option_of_others_that_is_misspelt_on_the_class_is_refused(name: str, value: Any, meant: str) -> None:
-    with pytest.raises(PipelineError) as refused:
-        build(**{name: value})
-
-    why = f"did you mean {meant}? Give it there, or call one of your own _{name}"
-    assert str(refused.value) == f"Flights.{name} is no option; {why}"
-
-
 OWN = """
 max_age max_rows max_size max_run_s max_retries max_batches max_messages min_size min_delay batch_rows
 batch_count batch_limit batch_sleep chunk_rows chunk_count message_bytes message_limit message_timeout_s

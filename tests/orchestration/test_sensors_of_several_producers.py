@@ -9,7 +9,6 @@ import pytest
 
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.demand import InFlight
-from pipeline_platform.control.store import ControlStore
 from pipeline_platform.model.options import Producer, RateLimiting
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.deployment import platform_definitions
@@ -170,24 +169,14 @@ def test_failures_in_a_row_hold_back_only_the_producer_whose_runs_failed(
     assert other.asked() == [60]
 
 
-def left_by_a_dead_run(control: ControlStore, key: str) -> None:
-    control.claim(key, f"of {key}", "dead", wanted=70, capacity=300, lease_s=0)
+@pytest.mark.parametrize(("key", "asks"), [("coasts/west", 1), ("coasts", 0)], ids=["a run of west", "a backfill"])
+def test_what_the_dead_left_is_asked_for_by_its_own_sensor_or_by_the_first(
+    place: Place, coasts: tuple[Coast, Coast], key: str, asks: int
+) -> None:
+    place.control.claim(key, "of the dead", "dead", wanted=70, capacity=300, lease_s=0)
 
-
-def test_what_a_dead_run_left_is_asked_for_by_its_own_sensor(place: Place, coasts: tuple[Coast, Coast]) -> None:
-    east, west = coasts
-    left_by_a_dead_run(place.control, "coasts/west")
-
-    assert east.skips() == "the queue is empty"
-    assert west.asked() == [70]
-
-
-def test_what_a_dead_backfill_left_is_asked_for_by_one_of_them(place: Place, coasts: tuple[Coast, Coast]) -> None:
-    east, west = coasts
-    left_by_a_dead_run(place.control, "coasts")
-
-    assert west.skips() == "the queue is empty"
-    assert east.asked() == [70]
+    assert coasts[1 - asks].skips() == "the queue is empty"
+    assert coasts[asks].asked() == [70]
 
 
 def test_each_has_a_sensor_a_schedule_and_a_check_of_its_own_and_the_rest_is_the_pipeline_s() -> None:
