@@ -10,12 +10,8 @@ from pydantic import ValidationError
 
 from pipeline_platform.lake import writer
 from pipeline_platform.lake.failed import Counts
-<<<<<<< HEAD
 from pipeline_platform.lake.failure_events import Selection
-=======
 from pipeline_platform.lake.inspection import IDS, Group, grouped, history
-from pipeline_platform.lake.selection import Selection
->>>>>>> 6b42caa (Put small files of tests of one theme together)
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import FAILED, Tables
 from pipeline_platform.model.retry import Retry
