@@ -31,7 +31,7 @@ Cli = Callable[..., Result]
 
 
 @pytest.fixture
-def variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def variables(tmp_path, monkeypatch):
     """A home of the test's own."""
     for name in ("DAGSTER_HOME", "FLIGHTS_SOURCE", "PIPELINE_PLATFORM_LAKE", "PIPELINE_PLATFORM_CONTROL"):
         monkeypatch.delenv(name, raising=False)
@@ -40,7 +40,7 @@ def variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def cli(variables: None, monkeypatch: pytest.MonkeyPatch) -> Cli:
+def cli(variables, monkeypatch):
     """The commands, in this process: to load Dagster takes a new one seconds."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "resources"]:
         monkeypatch.delitem(sys.modules, name)
@@ -79,7 +79,7 @@ def test_status_tells_backlog_runs_and_permits(variables, control, tmp_path):
 
 
 @pytest.fixture
-def keeping(tmp_path: Path, beside) -> Tables:
+def keeping(tmp_path, beside):
     """The tables of a deployment that has another pipeline."""
     beside(Keeping, memory=Memory())
     return Tables(Lake(root=str(tmp_path / "lake")), Keeping)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,13 +12,12 @@ from typer.testing import CliRunner
 from pipeline_platform.cli import launch
 from pipeline_platform.cli.main import app
 from pipeline_platform.lake.storage import Lake
-from tests.cli.conftest import Cli
 from tests.fixtures.failures import LATER, NOON, event, record
 from tests.fixtures.small_lake import WINDOW, Keeping, Memory
 
 
 @pytest.fixture
-def lake(tmp_path: Path) -> Lake:
+def lake(tmp_path):
     lake = Lake(root=str(tmp_path / "lake"))
     record(
         lake, "r1", event("a", due_at=NOON), event("b", kind="KeyError", reason="'price'"), event("gone", data=b"\xff")
@@ -30,14 +28,14 @@ def lake(tmp_path: Path) -> Lake:
 
 
 @pytest.fixture
-def cli(lake: Lake, beside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
+def cli(lake, beside, tmp_path, monkeypatch):
     call = beside(Keeping, memory=Memory())
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
     return lambda *arguments: call("failures", *arguments)
 
 
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any]]:
+def launched(monkeypatch):
     """The run config and the tags of what would be launched."""
     runs: list[tuple[Any, Any]] = []
 
@@ -55,7 +53,7 @@ def listed(answer: Result) -> list[tuple[str, str, int, list[str]]]:
     return [(one["window"], one["state"], one["messages"], one["ids"]) for one in json.loads(answer.stdout)]
 
 
-def test_failures_are_listed_in_groups(cli: Cli) -> None:
+def test_failures_are_listed_in_groups(cli):
     said = cli("list", "keeping").stdout
 
     (row,) = [line.split() for line in said.splitlines() if "KeyError" in line]
@@ -64,7 +62,7 @@ def test_failures_are_listed_in_groups(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("command", [["list", "keeping"], ["show", "keeping", "a"], ["retry", "keeping"]])
-def test_what_is_no_window_is_refused(cli: Cli, command: list[str]) -> None:
+def test_what_is_no_window_is_refused(cli, command):
     for bogus in ("bogus", "2026-01-01", "2026-1-01T0000"):
         refused = cli(*command, "--window", bogus)
 
@@ -74,7 +72,7 @@ def test_what_is_no_window_is_refused(cli: Cli, command: list[str]) -> None:
         launch.retry_failures("keeping", windows=["bogus"])
 
 
-def test_in_a_narrow_terminal_windows_and_ids_are_whole(cli: Cli, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_narrow_terminal_windows_and_ids_are_whole(cli, lake, monkeypatch):
     ids = [f"b2TgZguRTuqz3sv8Y8QfCg:0:{number}" for number in range(3)]
     record(lake, "r4", *(event(one, kind="TimeoutError", reason="no answer " * 9) for one in ids))
 
@@ -99,19 +97,19 @@ def test_in_a_narrow_terminal_windows_and_ids_are_whole(cli: Cli, lake: Lake, mo
         (["--window", "2030-01-01T0000"], {}),
     ],
 )
-def test_failures_are_listed_by_criteria_for_programs(cli: Cli, options: list[str], expected: dict[str, str]) -> None:
+def test_failures_are_listed_by_criteria_for_programs(cli, options, expected):
     assert {one: state for _, state, _, ids in listed(cli("list", "keeping", "--json", *options)) for one in ids} == (
         expected
     )
 
 
-def test_what_a_list_leaves_out_is_said(cli: Cli) -> None:
+def test_what_a_list_leaves_out_is_said(cli):
     said = cli("list", "keeping", "--limit", "1").stdout
 
     assert "3 groups of them are not shown" in said
 
 
-def test_a_message_is_shown_with_all_that_became_of_it(cli: Cli) -> None:
+def test_a_message_is_shown_with_all_that_became_of_it(cli):
     said = cli("show", "keeping", "gone").stdout
 
     assert said.splitlines()[0] == f"message gone of memory, in window {WINDOW}: dead"
@@ -131,13 +129,13 @@ def test_a_message_is_shown_with_all_that_became_of_it(cli: Cli) -> None:
         (b"\xff" * 4_001, f"payload: 4,001 bytes, the first 4,000 of them, as hex:\n{'ff' * 4_000}\n"),
     ],
 )
-def test_a_payload_is_bounded_and_cannot_steer_a_terminal(cli: Cli, lake: Lake, data: bytes, shown: str) -> None:
+def test_a_payload_is_bounded_and_cannot_steer_a_terminal(cli, lake, data, shown):
     record(lake, "r9", event("odd", data=data))
 
     assert shown in cli("show", "keeping", "odd").stdout
 
 
-def test_a_message_is_shown_to_programs(cli: Cli) -> None:
+def test_a_message_is_shown_to_programs(cli):
     events = json.loads(cli("show", "keeping", "gone", "--json").stdout)
 
     assert [(one["attempt"], one["state"], one["data"]) for one in events] == [
@@ -146,7 +144,7 @@ def test_a_message_is_shown_to_programs(cli: Cli) -> None:
     ]
 
 
-def test_a_message_that_has_not_failed_is_not_there(cli: Cli) -> None:
+def test_a_message_that_has_not_failed_is_not_there(cli):
     answer = cli("show", "keeping", "nobody")
 
     assert answer.exit_code == 2
@@ -166,13 +164,7 @@ def test_a_message_that_has_not_failed_is_not_there(cli: Cli) -> None:
         (["--id", "done"], {}, []),
     ],
 )
-def test_failures_are_driven_by_criteria_that_travel_in_the_run_config(
-    cli: Cli,
-    launched: list[tuple[Any, Any]],
-    options: list[str],
-    selection: dict[str, Any],
-    messages: list[int],
-) -> None:
+def test_failures_are_driven_by_criteria_that_travel_in_the_run_config(cli, launched, options, selection, messages):
     answer = cli("retry", "keeping", *options)
 
     assert answer.exit_code == 0, answer.output
@@ -182,7 +174,7 @@ def test_failures_are_driven_by_criteria_that_travel_in_the_run_config(
         assert tags["pipeline_platform.origin/keeping"] == "failed"
 
 
-def test_each_range_of_windows_is_a_run_of_its_own(cli: Cli, lake: Lake, launched: list[tuple[Any, Any]]) -> None:
+def test_each_range_of_windows_is_a_run_of_its_own(cli, lake, launched):
     record(lake, "r9", event("far"), window="2026-01-02T0000")
 
     said = cli("retry", "keeping", "--all").stdout.splitlines()
@@ -198,27 +190,27 @@ def test_each_range_of_windows_is_a_run_of_its_own(cli: Cli, lake: Lake, launche
 
 
 @pytest.mark.parametrize("options", [[], ["--all", "--kind", "KeyError"]])
-def test_which_failures_has_to_be_said(cli: Cli, launched: list[tuple[Any, Any]], options: list[str]) -> None:
+def test_which_failures_has_to_be_said(cli, launched, options):
     answer = cli("retry", "keeping", *options)
 
     assert (answer.exit_code, launched) == (2, [])
     assert "say which failures" in answer.output
 
 
-def test_status_counts_dead_failures_apart(cli: Cli) -> None:
+def test_status_counts_dead_failures_apart(cli):
     said = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["status", "keeping"]).stdout.splitlines()
 
     (every,) = [line.split(maxsplit=2)[2] for line in said if "open failures" in line]
     assert every.strip() == "4, 1 of them dead"
 
 
-def test_without_an_instance_nothing_is_launched(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_instance_nothing_is_launched(cli, monkeypatch):
     monkeypatch.delenv("DAGSTER_HOME")
 
     assert "DAGSTER_HOME is not set" in str(cli("retry", "keeping", "--all").exception)
 
 
-def test_python_does_the_same(cli: Cli, launched: list[tuple[Any, Any]]) -> None:
+def test_python_does_the_same(cli, launched):
     (run,) = launch.retry_failures("keeping", kind="KeyError", windows=[WINDOW])
 
     assert run == launch.Launched("run-1", [WINDOW], 1)
@@ -226,9 +218,7 @@ def test_python_does_the_same(cli: Cli, launched: list[tuple[Any, Any]]) -> None
     assert launch.retry_failures("keeping", message_id="nobody") == []
 
 
-def test_of_an_id_that_several_sources_have_the_source_has_to_be_said(
-    cli: Cli, lake: Lake, launched: list[tuple[Any, Any]]
-) -> None:
+def test_of_an_id_that_several_sources_have_the_source_has_to_be_said(cli, lake, launched):
     record(lake, "r9", {**event("a"), "source": "other"}, {**event("gone", 3, "closed"), "source": "other"})
 
     said = str(cli("retry", "keeping", "--id", "a").exception)
@@ -246,7 +236,7 @@ def test_of_an_id_that_several_sources_have_the_source_has_to_be_said(
     ]
 
 
-def test_failures_are_closed_by_hand_and_opened_again(cli: Cli) -> None:
+def test_failures_are_closed_by_hand_and_opened_again(cli):
     before = listed(cli("list", "keeping", "--json"))
     assert cli("close", "keeping", "--id", "gone", "--why", "sold out", "--by", "ana").stdout == "1 failure closed.\n"
 
@@ -267,7 +257,7 @@ def test_failures_are_closed_by_hand_and_opened_again(cli: Cli) -> None:
     assert cli("reopen", "keeping", "--all").stdout == "0 failures opened again.\n", "each once; a retry's end stays"
 
 
-def test_failures_are_closed_by_what_they_say(cli: Cli) -> None:
+def test_failures_are_closed_by_what_they_say(cli):
     assert (
         cli("close", "keeping", "--kind", "KeyError", "--reason", "pric", "--why", "x").stdout == "1 failure closed.\n"
     )

@@ -24,7 +24,7 @@ Cli = Callable[..., str]
 
 
 @pytest.fixture
-def cli(tmp_path: Path) -> Cli:
+def cli(tmp_path):
     """The command line on this repository's deployment, whose runs are queued and nobody takes them on."""
     (tmp_path / "dagster.yaml").write_text(f"telemetry: {{enabled: false}}\n{QUEUE}")
     variables = {"DAGSTER_HOME": str(tmp_path), "PIPELINE_PLATFORM_HOME": str(tmp_path)}
@@ -41,7 +41,7 @@ def cli(tmp_path: Path) -> Cli:
 
 
 @pytest.mark.parametrize("where", [[], ["-m", "definitions"]], ids=["workspace", "module"])
-def test_failures_are_driven_by_a_run_in_the_queue_of_the_instance(cli: Cli, tmp_path: Path, where: list[str]) -> None:
+def test_failures_are_driven_by_a_run_in_the_queue_of_the_instance(cli, tmp_path, where):
     window, lake = window_now(Flights, datetime.now(UTC)), Lake(root=str(tmp_path / "lake"))
     record(lake, "r1", event("a", kind="KeyError"), event("b"), window=window, pipeline="flights")
 
@@ -57,6 +57,6 @@ def test_failures_are_driven_by_a_run_in_the_queue_of_the_instance(cli: Cli, tmp
     assert run.tags["pipeline_platform.origin/flights"] == "failed"
 
 
-def test_a_module_that_is_named_is_the_one_that_is_loaded(cli: Cli) -> None:
+def test_a_module_that_is_named_is_the_one_that_is_loaded(cli):
     with pytest.raises(AssertionError, match="No module named 'elsewhere'"):
         cli("-m", "elsewhere", "status")

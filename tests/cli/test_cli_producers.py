@@ -7,9 +7,7 @@ from datetime import timedelta
 import pytest
 from click.testing import Result
 
-from pipeline_platform.control.store import ControlStore
 from pipeline_platform.model.options import RateLimiting
-from tests.cli.conftest import Cli
 from tests.fixtures.pipelines_under_test import Coasts, Told
 from tests.fixtures.small_lake import Memory
 
@@ -17,7 +15,7 @@ FIVE = RateLimiting(allowed_messages=5, interval=timedelta(seconds=2))
 
 
 @pytest.fixture
-def cli(beside) -> Cli:
+def cli(beside):
     queue, west = Memory(deliveries_=(("1", b""),) * 7), Memory(deliveries_=(("1", b""),) * 9)
     return beside(Coasts, Told, queue=queue, beside_queue=west)
 
@@ -28,7 +26,7 @@ def shown(answer: Result) -> dict[str, str]:
     return {name: value.strip() for name, _, value in rows if value}
 
 
-def test_status_shows_each_producer_and_what_belongs_to_none(cli: Cli, control: ControlStore) -> None:
+def test_status_shows_each_producer_and_what_belongs_to_none(cli, control):
     control.set_rate_limiting("coasts/west", FIVE)
     control.pause("coasts/east", "moves")
     for key, messages in (("coasts/east", 3), ("coasts", 4)):
@@ -47,14 +45,14 @@ def test_status_shows_each_producer_and_what_belongs_to_none(cli: Cli, control: 
     assert said["open failures"] == "none"
 
 
-def test_status_of_a_pipeline_with_one_names_none(cli: Cli) -> None:
+def test_status_of_a_pipeline_with_one_names_none(cli):
     said = shown(cli("status", "told"))
 
     assert said["backlog"] == "7 messages in queue"
     assert not [row for row in said if ": " in row and not row.startswith(("Control", "Lake"))]
 
 
-def test_a_producer_is_paused_and_resumed_alone(cli: Cli, control: ControlStore) -> None:
+def test_a_producer_is_paused_and_resumed_alone(cli, control):
     assert "coasts/east is paused: moves." in cli("pause", "coasts", "--producer", "east", "--reason", "moves").stdout
     assert [control.paused(f"coasts/{name}") for name in ("east", "west")] == ["moves", None]
 
@@ -67,7 +65,7 @@ def test_a_producer_is_paused_and_resumed_alone(cli: Cli, control: ControlStore)
     assert control.paused("coasts/east") is None
 
 
-def test_a_pause_of_all_counts_what_each_has_in_flight(cli: Cli, control: ControlStore) -> None:
+def test_a_pause_of_all_counts_what_each_has_in_flight(cli, control):
     for key in ("coasts/east", "coasts"):
         control.claim(key, f"of {key}", "run", wanted=3, capacity=10, lease_s=60)
 
@@ -75,7 +73,7 @@ def test_a_pause_of_all_counts_what_each_has_in_flight(cli: Cli, control: Contro
     assert "No run holds any." in cli("pause", "coasts", "--producer", "west").stdout
 
 
-def test_a_limit_is_of_the_producer_that_is_named(cli: Cli, control: ControlStore) -> None:
+def test_a_limit_is_of_the_producer_that_is_named(cli, control):
     told = cli("limit", "coasts", "--producer", "west", "--allowed", "5", "--interval", "2").stdout
 
     assert "coasts/west handles at most 5 messages in 0:00:02." in told
@@ -94,9 +92,7 @@ def test_a_limit_is_of_the_producer_that_is_named(cli: Cli, control: ControlStor
         (("resume", "told", "--producer", "east"), "no producer has the name 'east'; its only one has no name"),
     ],
 )
-def test_a_producer_that_is_missing_or_unknown_is_refused_with_those_there_are(
-    cli: Cli, arguments: tuple[str, ...], words: str
-) -> None:
+def test_a_producer_that_is_missing_or_unknown_is_refused_with_those_there_are(cli, arguments, words):
     answer = cli(*arguments)
 
     assert answer.exit_code == 2

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 from click.testing import Result
@@ -17,8 +16,6 @@ from pipeline_platform.source.contract import SourceError
 from tests.fixtures.pipelines_under_test import Coasts, Told
 from tests.fixtures.small_lake import Memory
 
-Push = Callable[..., Result]
-
 
 class Small(Told):
     """Takes messages of ten bytes."""
@@ -28,14 +25,14 @@ class Small(Told):
 
 
 @pytest.fixture
-def queue(tmp_path: Path) -> TableQueue:
+def queue(tmp_path):
     queue = TableQueue(name="queue", url=f"sqlite:///{tmp_path}/queue.sqlite", metadata_column="metadata")
     queue.create()
     return queue
 
 
 @pytest.fixture
-def push(tmp_path: Path, queue: TableQueue, beside) -> Push:
+def push(tmp_path, queue, beside):
     cli = beside(Told, Coasts, Small, queue=queue, beside_queue=Memory())
 
     def call(name: str, content: bytes, *more: str) -> Result:

@@ -3,7 +3,6 @@
 import base64
 import json
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 
 import pytest
@@ -12,7 +11,6 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 
 from pipeline_platform.source.contract import SourceError
 from tests.fixtures.kafka_source import (
-    Open,
     delete_topic,
     lag,
     offsets,
@@ -27,9 +25,7 @@ from tests.fixtures.kafka_source import (
 
 
 @pytest.mark.parametrize("partitions", [1, 3])
-def test_every_message_comes_once_and_the_lag_is_gone_when_all_are_acknowledged(
-    kafka: Open, kafka_topic: Callable[..., str], partitions: int
-) -> None:
+def test_every_message_comes_once_and_the_lag_is_gone_when_all_are_acknowledged(kafka, kafka_topic, partitions):
     topic = kafka_topic(partitions)
     source = kafka(topic)
     places = ({"partition": number % partitions} for number in range(300))
@@ -48,7 +44,7 @@ def test_every_message_comes_once_and_the_lag_is_gone_when_all_are_acknowledged(
     assert source.acknowledge("ack", "", []) == []
 
 
-def test_a_row_holds_what_kafka_said(kafka: Open, kafka_topic: Callable[..., str]) -> None:
+def test_a_row_holds_what_kafka_said(kafka, kafka_topic):
     topic = kafka_topic(2)
     source = kafka(topic)
     beside = {"partition": 1, "key": 'Żółć "1"', "headers": [["trace", "t1"], ["trace", b"\xff\x00"], ["none", None]]}
@@ -75,7 +71,7 @@ def test_a_row_holds_what_kafka_said(kafka: Open, kafka_topic: Callable[..., str
     }  # fmt: skip
 
 
-def test_what_was_received_can_be_sent_as_it_is(kafka: Open, kafka_topic: Callable[..., str]) -> None:
+def test_what_was_received_can_be_sent_as_it_is(kafka, kafka_topic):
     topic = kafka_topic()
     source = kafka(topic)
     source.send([b"one"], [{"key": b"\xfe", "headers": {"a": b"\xff", "b": "text"}}])
@@ -90,9 +86,7 @@ def test_what_was_received_can_be_sent_as_it_is(kafka: Open, kafka_topic: Callab
     assert [told[name] for name in ("key", "headers")] == [metadata[name] for name in ("key", "headers")]
 
 
-def test_the_time_that_the_broker_took_a_message_is_when_it_was_published(
-    kafka: Open, kafka_topic: Callable[..., str]
-) -> None:
+def test_the_time_that_the_broker_took_a_message_is_when_it_was_published(kafka, kafka_topic):
     source = kafka(kafka_topic(message_timestamp_type="LogAppendTime"))
     source.send([b"one"])
 
@@ -104,9 +98,7 @@ def test_the_time_that_the_broker_took_a_message_is_when_it_was_published(
     assert row["published_at"].timestamp() * 1_000 == metadata["timestamp"]
 
 
-def test_a_tombstone_is_an_empty_message_that_says_so(
-    kafka: Open, kafka_topic: Callable[..., str], kafka_server: str
-) -> None:
+def test_a_tombstone_is_an_empty_message_that_says_so(kafka, kafka_topic, kafka_server):
     source = kafka(topic := kafka_topic())
     producer = Producer({"bootstrap.servers": kafka_server})
     producer.produce(topic, None, key=b"gone")
@@ -120,7 +112,7 @@ def test_a_tombstone_is_an_empty_message_that_says_so(
     assert "tombstone" not in json.loads(empty["metadata"])
 
 
-def test_demand_is_shared_fairly_over_partitions_and_topics(kafka: Open, kafka_topic: Callable[..., str]) -> None:
+def test_demand_is_shared_fairly_over_partitions_and_topics(kafka, kafka_topic):
     few, many = kafka_topic(), kafka_topic(2)
     source = kafka(few, many)
     source.send([b""] * 4, [{"topic": few}] * 4)
@@ -135,7 +127,7 @@ def test_demand_is_shared_fairly_over_partitions_and_topics(kafka: Open, kafka_t
         source.send([b""])
 
 
-def test_ranges_with_others_between_them_are_read_once_each(kafka: Open, kafka_topic: Callable[..., str]) -> None:
+def test_ranges_with_others_between_them_are_read_once_each(kafka, kafka_topic):
     """What dead receives gave back lies between what others hold."""
     source = kafka(kafka_topic())
     source.send(b"%d" % number for number in range(5_000))
@@ -153,7 +145,7 @@ def test_ranges_with_others_between_them_are_read_once_each(kafka: Open, kafka_t
 # Where reading begins
 
 
-def test_latest_and_a_time_begin_after_what_is_there(kafka: Open, kafka_topic: Callable[..., str]) -> None:
+def test_latest_and_a_time_begin_after_what_is_there(kafka, kafka_topic):
     topic = kafka_topic()
     kafka(topic).send([b"old"])
     time.sleep(0.05)
@@ -171,9 +163,7 @@ def test_latest_and_a_time_begin_after_what_is_there(kafka: Open, kafka_topic: C
     assert seen("earliest") == [b"old", b"new"]
 
 
-def test_what_a_topic_gains_later_is_read_from_its_beginning(
-    kafka: Open, kafka_topic: Callable[..., str], kafka_server: str
-) -> None:
+def test_what_a_topic_gains_later_is_read_from_its_beginning(kafka, kafka_topic, kafka_server):
     topic = kafka_topic()
     source = kafka(topic, offset_reset_policy="latest")
     assert source.backlog().messages == 0
@@ -184,9 +174,7 @@ def test_what_a_topic_gains_later_is_read_from_its_beginning(
     assert [(row["data"], row["redelivered"]) for row in received(source, "a")] == [(b"first", False)]
 
 
-def test_a_pattern_finds_new_topics_and_none_of_kafkas_own(
-    kafka: Open, kafka_topic: Callable[..., str], kafka_server: str
-) -> None:
+def test_a_pattern_finds_new_topics_and_none_of_kafkas_own(kafka, kafka_topic, kafka_server):
     first = kafka_topic()
     source = kafka(topic_pattern=f"{first}|.*-{first}|__.*", offset_reset_policy="latest")
     assert source.backlog().messages == 0
@@ -196,9 +184,7 @@ def test_a_pattern_finds_new_topics_and_none_of_kafkas_own(
     assert {row["partition"] for row in received(source, "a")} == {f"{first}:0", f"{second}:0"}
 
 
-def test_a_topic_that_is_made_again_is_another_topic(
-    kafka: Open, kafka_topic: Callable[..., str], kafka_server: str
-) -> None:
+def test_a_topic_that_is_made_again_is_another_topic(kafka, kafka_topic, kafka_server):
     source = kafka(topic := kafka_topic())
     source.send([b"1", b"2"])
     before = received(source, "a")
@@ -217,9 +203,7 @@ def test_a_topic_that_is_made_again_is_another_topic(
     assert lag(source, topic) == [0]
 
 
-def test_what_an_operator_sets_is_followed(
-    kafka: Open, kafka_topic: Callable[..., str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_an_operator_sets_is_followed(kafka, kafka_topic, caplog):
     source = kafka(topic := kafka_topic())
     source.send(b"%d" % number for number in range(10))
     received(source, "a")
@@ -243,9 +227,7 @@ def test_what_an_operator_sets_is_followed(
 # What is missing in a range
 
 
-def test_messages_of_aborted_transactions_are_left_out_and_ranges_end_all_the_same(
-    kafka: Open, kafka_topic: Callable[..., str], kafka_server: str
-) -> None:
+def test_messages_of_aborted_transactions_are_left_out_and_ranges_end_all_the_same(kafka, kafka_topic, kafka_server):
     source = kafka(topic := kafka_topic())
     everything = kafka(topic, name="everything", group_id=f"{topic}-all", isolation_level="read_uncommitted")
     producer = Producer({"bootstrap.servers": kafka_server, "transactional.id": topic})
@@ -273,9 +255,7 @@ def test_messages_of_aborted_transactions_are_left_out_and_ranges_end_all_the_sa
     assert lag(source, topic) == [0]
 
 
-def test_a_receive_of_nothing_but_gaps_ends_and_moves_the_position(
-    kafka: Open, kafka_topic: Callable[..., str], kafka_server: str
-) -> None:
+def test_a_receive_of_nothing_but_gaps_ends_and_moves_the_position(kafka, kafka_topic, kafka_server):
     source = kafka(topic := kafka_topic())
     producer = Producer({"bootstrap.servers": kafka_server, "transactional.id": topic})
     producer.init_transactions(30)
@@ -290,9 +270,7 @@ def test_a_receive_of_nothing_but_gaps_ends_and_moves_the_position(
     assert lag(source, topic) == [0]
 
 
-def test_a_compacted_topic_is_read_with_its_gaps(
-    kafka: Open, kafka_topic: Callable[..., str], kafka_server: str
-) -> None:
+def test_a_compacted_topic_is_read_with_its_gaps(kafka, kafka_topic, kafka_server):
     settings = {"cleanup_policy": "compact", "segment_ms": "200", "min_cleanable_dirty_ratio": "0.01"}
     source = kafka(topic := kafka_topic(**settings, min_compaction_lag_ms="0", max_compaction_lag_ms="300"))
     for number in range(20):

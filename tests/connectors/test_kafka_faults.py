@@ -4,8 +4,7 @@ import os
 import pickle
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,13 +15,12 @@ from pipeline_platform.connectors.kafka import KafkaSource, kafka_messages
 from pipeline_platform.source.contract import Patience, SourceAwayError, SourceError
 from pipeline_platform.source.patience import patiently
 from servers import kafka as local
-from servers.server import Server
 from tests.fixtures.kafka import create_topic
-from tests.fixtures.kafka_source import Open, delete_topic, lag, offsets, patiently_send, received, sources, until
+from tests.fixtures.kafka_source import delete_topic, lag, offsets, patiently_send, received, sources, until
 
 
 @pytest.fixture
-def own(own_kafka_server: Server, tmp_path: Path) -> Iterator[Open]:
+def own(own_kafka_server, tmp_path):
     """Sources of a server that the test may stop."""
     with sources(own_kafka_server.address, tmp_path) as make:
         yield make
@@ -38,8 +36,8 @@ def later(seconds: float, call: Callable[[], object]) -> threading.Thread:
 
 
 def test_a_server_that_is_stopped_in_the_middle_of_reading_and_of_a_commit_costs_nothing(
-    own: Open, own_kafka_server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    own, own_kafka_server, monkeypatch
+):
     source = own(topic := create_topic(own_kafka_server.address, 2))
     source.send((b"%d" % n for n in range(20_000)), ({"partition": n % 2} for n in range(20_000)))
     monkeypatch.setattr("pipeline_platform.connectors.kafka.offset_ranges.ROWS", 100)
@@ -66,8 +64,8 @@ def test_a_server_that_is_stopped_in_the_middle_of_reading_and_of_a_commit_costs
 
 
 def test_a_server_that_stays_away_is_an_error_that_says_so_and_what_was_acknowledged_is_told_by_the_next_try(
-    own: Open, own_kafka_server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    own, own_kafka_server, monkeypatch
+):
     monkeypatch.setattr(KafkaSource, "patience", Patience(within_s=2))
     source = own(topic := create_topic(own_kafka_server.address), request_timeout_s=2)
     source.send([b"1", b"2"])
@@ -92,8 +90,8 @@ def test_a_server_that_stays_away_is_an_error_that_says_so_and_what_was_acknowle
 
 
 def test_messages_that_are_removed_between_plan_and_read_are_an_error_and_then_a_loud_word(
-    kafka: Open, kafka_topic: Callable[..., str], kafka_server: str, caplog: pytest.LogCaptureFixture
-) -> None:
+    kafka, kafka_topic, kafka_server, caplog
+):
     source = kafka(topic := kafka_topic())
     source.send(b"%d" % number for number in range(10))
     (share,) = source.plan(8, 1, "a")
@@ -107,9 +105,7 @@ def test_messages_that_are_removed_between_plan_and_read_are_an_error_and_then_a
     assert any("has lost its messages from offset 0 up to 5, which nobody had read" in text for text in caplog.messages)
 
 
-def test_what_retention_takes_unread_is_said(
-    kafka: Open, kafka_topic: Callable[..., str], kafka_server: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_retention_takes_unread_is_said(kafka, kafka_topic, kafka_server, caplog):
     source = kafka(topic := kafka_topic(retention_ms="500", segment_ms="100"))
     source.send(b"%d" % number for number in range(10))
     assert source.backlog().messages == 10
@@ -126,9 +122,7 @@ def test_what_retention_takes_unread_is_said(
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_a_topic_that_is_deleted_between_plan_and_read_is_named(
-    kafka: Open, kafka_topic: Callable[..., str], kafka_server: str, *, again: bool
-) -> None:
+def test_a_topic_that_is_deleted_between_plan_and_read_is_named(kafka, kafka_topic, kafka_server, *, again):
     source = kafka(topic := kafka_topic())
     source.send([b"1", b"2"])
     (share,) = source.plan(10, 1, "a")
@@ -151,9 +145,7 @@ def test_a_topic_that_is_deleted_between_plan_and_read_is_named(
             source.backlog()
 
 
-def test_what_was_acknowledged_of_a_topic_that_is_gone_holds_no_other_back(
-    kafka: Open, kafka_topic: Callable[..., str], kafka_server: str
-) -> None:
+def test_what_was_acknowledged_of_a_topic_that_is_gone_holds_no_other_back(kafka, kafka_topic, kafka_server):
     kept, gone = kafka_topic(), kafka_topic()
     source = kafka(kept, gone)
     source.send([b"1", b"2"], [{"topic": kept}, {"topic": gone}])
@@ -168,7 +160,7 @@ def test_what_was_acknowledged_of_a_topic_that_is_gone_holds_no_other_back(
 # Two at once, and large messages
 
 
-def test_two_planners_at_once_share_what_waits(kafka: Open, kafka_topic: Callable[..., str]) -> None:
+def test_two_planners_at_once_share_what_waits(kafka, kafka_topic):
     topic = kafka_topic(3)
     planners = [kafka(topic) for _ in range(4)]
     planners[0].send([b""] * 400, [{"partition": n % 3} for n in range(400)])
@@ -191,9 +183,7 @@ def test_two_planners_at_once_share_what_waits(kafka: Open, kafka_topic: Callabl
     assert lag(planners[0], topic, 3) == [0, 0, 0]
 
 
-def test_the_largest_messages_come_among_small_ones_in_batches_of_few(
-    kafka: Open, kafka_topic: Callable[..., str]
-) -> None:
+def test_the_largest_messages_come_among_small_ones_in_batches_of_few(kafka, kafka_topic):
     largest = 9 * 2**20
     source = kafka(kafka_topic(max_message_bytes="10000000"))
     payloads = [os.urandom(largest), *(b"small" for _ in range(50)), os.urandom(largest), os.urandom(largest), b"last"]
@@ -210,7 +200,7 @@ def test_the_largest_messages_come_among_small_ones_in_batches_of_few(
 
 
 @pytest.fixture(scope="module")
-def guarded(servers_folder: Path) -> Iterator[Server]:
+def guarded(servers_folder):
     if lack := local.missing():
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(f"no Kafka server: {lack}")
     with local.serve(servers_folder, {"reader": "correct-horse"}) as server:
@@ -218,8 +208,8 @@ def guarded(servers_folder: Path) -> Iterator[Server]:
 
 
 def test_who_logs_in_reads_and_who_may_not_is_told_which_options_without_the_password(
-    guarded: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    guarded, tmp_path, caplog, monkeypatch
+):
     login: dict[str, Any] = {
         "security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "PLAIN", "sasl_username": "reader"
     }  # fmt: skip

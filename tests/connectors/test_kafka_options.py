@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from pipeline_platform.connectors.kafka import KafkaSource
 from pipeline_platform.connectors.kafka.cluster import Cluster, explained
 from pipeline_platform.source.contract import SourceAwayError, SourceError
-from tests.fixtures.kafka_source import Open, until
+from tests.fixtures.kafka_source import until
 
 SECRET = "s3cret-of-the-user"
 
@@ -23,7 +23,7 @@ def source(**options: Any) -> KafkaSource:
     })  # fmt: skip
 
 
-def test_servers_are_text_or_a_list_with_ports() -> None:
+def test_servers_are_text_or_a_list_with_ports():
     assert source(bootstrap_servers=["a:1", "b.c:2"]).bootstrap_servers == "a:1,b.c:2"
     assert source(bootstrap_servers="a:1, [::1]:2").bootstrap_servers == "a:1, [::1]:2"
     for refused in ("a", "", "a:1,,b:2", "http://a:1", "a:port"):
@@ -31,7 +31,7 @@ def test_servers_are_text_or_a_list_with_ports() -> None:
             source(bootstrap_servers=refused)
 
 
-def test_servers_and_a_group_have_to_be_named_and_nothing_else_is_taken() -> None:
+def test_servers_and_a_group_have_to_be_named_and_nothing_else_is_taken():
     with pytest.raises(ValidationError) as refused:
         KafkaSource(name="orders", topics=("orders",))  # type: ignore[call-arg]
     assert [(error["loc"], error["type"]) for error in refused.value.errors()] == [
@@ -43,7 +43,7 @@ def test_servers_and_a_group_have_to_be_named_and_nothing_else_is_taken() -> Non
         source(begin_offset="reset")
 
 
-def test_topics_are_named_or_matched() -> None:
+def test_topics_are_named_or_matched():
     assert source(topics=(), topic_pattern="orders-.*").topic_pattern == "orders-.*"
     for refused in ({"topics": ()}, {"topic_pattern": "o"}):
         with pytest.raises(ValidationError, match=r"topics is .* and topic_pattern .*: set one of them"):
@@ -59,7 +59,7 @@ def test_topics_are_named_or_matched() -> None:
 @pytest.mark.parametrize(
     "policy", ["", "smallest", "timestamp:", "timestamp:2026-01-31", "timestamp:2026-01-31T10:00:00"]
 )
-def test_reading_begins_at_a_known_place(policy: str) -> None:
+def test_reading_begins_at_a_known_place(policy):
     with pytest.raises(ValidationError, match=r"is earliest, latest or timestamp: and a time with its zone.*; got"):
         source(offset_reset_policy=policy)
 
@@ -68,7 +68,7 @@ def test_reading_begins_at_a_known_place(policy: str) -> None:
     ("option", "lowest", "highest"),
     [("fetch_min_bytes", 1, None), ("fetch_max_bytes", 1_000_000, 2_147_483_135), ("request_timeout_s", 2, 300)],
 )
-def test_numbers_keep_to_what_kafka_allows(option: str, lowest: int, highest: int | None) -> None:
+def test_numbers_keep_to_what_kafka_allows(option, lowest, highest):
     for allowed in (lowest, highest or 10**9):
         assert getattr(source(**{option: allowed}), option) == allowed
     for refused in (lowest - 1, (highest + 1) if highest else "many", "few"):
@@ -93,7 +93,7 @@ ssl.key.location ssl.key.password transactional.id
 
 
 @pytest.mark.parametrize("name", OWNED.split())
-def test_options_of_the_connector_are_not_set_behind_its_back(name: str) -> None:
+def test_options_of_the_connector_are_not_set_behind_its_back(name):
     with pytest.raises(ValidationError, match=rf"{name!r} belongs to this connector: .*\. Leave it out"):
         source(client_options={name: "x"})
 
@@ -103,14 +103,14 @@ def test_options_of_the_connector_are_not_set_behind_its_back(name: str) -> None
     ["api.version.request", "linger.ms", "queued.min.messages", "reconnect.backoff.max.ms", "reconnect.backoff.ms",
      "socket.connection.setup.timeout.ms"],
 )  # fmt: skip
-def test_other_options_reach_the_client_library_whatever_is_set_here(name: str) -> None:
+def test_other_options_reach_the_client_library_whatever_is_set_here(name):
     given = source(client_options={name: "7"})
 
     assert [settings[name] for settings in (given.settings(), given.to_read(), given.to_send())] == ["7"] * 3
     assert source().to_read()["queued.min.messages"] == 20_000
 
 
-def test_options_reach_the_client_library_by_its_names() -> None:
+def test_options_reach_the_client_library_by_its_names():
     told = source(
         client_id="c", fetch_min_bytes=2, fetch_max_bytes=1_000_001, fetch_max_wait_s=0.2, request_timeout_s=3
     ).to_read()
@@ -119,7 +119,7 @@ def test_options_reach_the_client_library_by_its_names() -> None:
     assert told["enable.auto.commit"] is False
 
 
-def test_security_options_fit_together() -> None:
+def test_security_options_fit_together():
     sasl = {"security_protocol": "SASL_SSL", "sasl_mechanism": "PLAIN", "sasl_username": "u", "sasl_password": SECRET}
     settings = source(**sasl, ssl_ca_location="/ca.pem").settings()
     assert {name: settings[name] for name in ("security.protocol", "sasl.password", "ssl.ca.location")} == {
@@ -139,7 +139,7 @@ def test_security_options_fit_together() -> None:
         source(security_protocol="SASL_SSL")
 
 
-def test_secrets_are_in_no_error_and_no_text_of_the_source() -> None:
+def test_secrets_are_in_no_error_and_no_text_of_the_source():
     options = {"sasl.oauthbearer.client.secret": SECRET}
     given = source(
         security_protocol="SASL_SSL", sasl_mechanism="PLAIN", sasl_password=SECRET, ssl_key_password=SECRET,
@@ -154,12 +154,12 @@ def test_secrets_are_in_no_error_and_no_text_of_the_source() -> None:
     assert "***" in said
 
 
-def test_an_option_that_the_client_library_refuses_is_named() -> None:
+def test_an_option_that_the_client_library_refuses_is_named():
     with pytest.raises(SourceError, match=r'source .orders.: the client library refuses an option: .*"no.such.option"'):
         source(client_options={"no.such.option": "x"}).extents()
 
 
-def test_who_does_not_answer_is_away_and_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_who_does_not_answer_is_away_and_named(caplog):
     caplog.set_level(logging.INFO)
     away = source(request_timeout_s=2)
     began = time.monotonic()
@@ -174,7 +174,7 @@ def test_who_does_not_answer_is_away_and_named(caplog: pytest.LogCaptureFixture)
     assert any("onnect" in text for text in said), "what a client says is in Python's log"
 
 
-def test_a_topic_that_is_not_there_is_named(kafka: Open) -> None:
+def test_a_topic_that_is_not_there_is_named(kafka):
     with pytest.raises(
         SourceError, match=r"source 'kafka': topic 'nowhere' is not at .*: create it, or correct topics"
     ):
@@ -182,7 +182,7 @@ def test_a_topic_that_is_not_there_is_named(kafka: Open) -> None:
     assert kafka(topic_pattern="nowhere-.*").backlog().messages == 0
 
 
-def test_a_group_in_which_others_read_is_refused_before_anything_is_received(kafka: Open, kafka_topic: Any) -> None:
+def test_a_group_in_which_others_read_is_refused_before_anything_is_received(kafka, kafka_topic):
     topic = kafka_topic()
     ours = kafka(topic)
     ours.check_ready()
@@ -205,7 +205,7 @@ def test_a_group_in_which_others_read_is_refused_before_anything_is_received(kaf
     assert ours.backlog().messages == 0
 
 
-def test_a_task_gets_no_connection(kafka: Open, kafka_topic: Any) -> None:
+def test_a_task_gets_no_connection(kafka, kafka_topic):
     ours = kafka(kafka_topic())
     ours.backlog()
     copy = pickle.loads(pickle.dumps(ours))
@@ -213,7 +213,7 @@ def test_a_task_gets_no_connection(kafka: Open, kafka_topic: Any) -> None:
     assert "_cluster" not in copy.__dict__
 
 
-def test_what_is_closed_connects_again_when_it_is_used(kafka: Open, kafka_topic: Any) -> None:
+def test_what_is_closed_connects_again_when_it_is_used(kafka, kafka_topic):
     ours = kafka(kafka_topic())
     ours.backlog()
     before = ours._cluster
@@ -224,7 +224,7 @@ def test_what_is_closed_connects_again_when_it_is_used(kafka: Open, kafka_topic:
     assert ours._cluster is not before
 
 
-def test_a_look_is_quick_once_connected(kafka: Open, kafka_topic: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_is_quick_once_connected(kafka, kafka_topic, monkeypatch):
     """No test asserts a time: a look makes four calls, however many partitions there are."""
     ours = kafka(kafka_topic(50))
     until(lambda: len(ours.extents()) == 50)
@@ -239,7 +239,7 @@ def test_a_look_is_quick_once_connected(kafka: Open, kafka_topic: Any, monkeypat
     assert calls == ["topic_ids", "_begin", "offsets", "_begin", "offsets", "_begin", "committed"]
 
 
-def test_messages_that_are_refused_are_counted_and_the_others_are_sent(kafka: Open, kafka_topic: Any) -> None:
+def test_messages_that_are_refused_are_counted_and_the_others_are_sent(kafka, kafka_topic):
     topic = kafka_topic(max_message_bytes="2000")
     ours = kafka(topic)
     with pytest.raises(SourceError, match=r"1 of 3 messages were refused; the first: .* is larger than topic .* takes"):
@@ -253,6 +253,6 @@ def test_messages_that_are_refused_are_counted_and_the_others_are_sent(kafka: Op
     assert ours.backlog().messages == 3, "what was sent beside them is there"
 
 
-def test_an_error_that_nobody_expected_says_what_it_is() -> None:
+def test_an_error_that_nobody_expected_says_what_it_is():
     said = str(explained(RuntimeError("odd"), source()))
     assert said == "source 'orders': a topic at 127.0.0.1:9 failed with RuntimeError: odd"

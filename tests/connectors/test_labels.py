@@ -12,7 +12,6 @@ from pipeline_platform.connectors.rabbitmq.mailboxes import Parcel
 from pipeline_platform.connectors.sqs import SqsSource
 from pipeline_platform.connectors.sqs.sqs_messages import entry_of
 from pipeline_platform.connectors.table_queue import TableQueue
-from pipeline_platform.source.contract import Source
 from tests.fixtures.small_lake import Memory
 
 LABELS = {"pipeline": "orders", "message_id": "7", "reason": "no price"}
@@ -33,11 +32,11 @@ AWS = {name: {"DataType": "String", "StringValue": text} for name, text in LABEL
     ],
     ids=lambda given: type(given).__name__,
 )
-def test_labels_are_what_send_takes(source: Source, metadata: object) -> None:
+def test_labels_are_what_send_takes(source, metadata):
     assert source.labelled(LABELS) == metadata
 
 
-def test_each_client_is_handed_them_as_it_takes_them() -> None:
+def test_each_client_is_handed_them_as_it_takes_them():
     rabbitmq = RabbitmqSource(name="r", url="amqp://h", queue="q").labelled(LABELS)
     kafka = KafkaSource(name="k", bootstrap_servers="h:1", group_id="g", topics=["t"])
     pubsub = PubsubSource(name="p", subscription="projects/p/subscriptions/s").labelled(LABELS)
@@ -69,7 +68,7 @@ class Recorder:
         """Nothing waits."""
 
 
-def test_a_fifo_queue_gets_a_group_and_knows_a_letter_that_comes_again() -> None:
+def test_a_fifo_queue_gets_a_group_and_knows_a_letter_that_comes_again():
     queue = SqsSource(name="s", queue_url="https://sqs.eu-west-1.amazonaws.com/1/q.fifo")
 
     first, same, other = (queue.labelled(labels) for labels in (LABELS, LABELS, {**LABELS, "message_id": "8"}))
@@ -79,7 +78,7 @@ def test_a_fifo_queue_gets_a_group_and_knows_a_letter_that_comes_again() -> None
     assert first["attributes"]["MessageDeduplicationId"] != other["attributes"]["MessageDeduplicationId"]
 
 
-def test_a_table_queue_keeps_a_letter_with_or_without_labels(tmp_path) -> None:
+def test_a_table_queue_keeps_a_letter_with_or_without_labels(tmp_path):
     for column in (None, "said"):
         queue = TableQueue(name="t", url=f"sqlite:///{tmp_path}/{column}.sqlite", metadata_column=column)
         queue.create()

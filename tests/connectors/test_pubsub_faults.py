@@ -9,13 +9,7 @@ import pytest
 from google.api_core import exceptions
 from google.iam.v1.iam_policy_pb2 import TestIamPermissionsResponse as Granted
 from google.protobuf.any_pb2 import Any as AnyMessage
-from google.pubsub_v1 import (
-    AcknowledgeRequest,
-    ModifyAckDeadlineRequest,
-    PullResponse,
-    SubscriberClient,
-    Subscription,
-)
+from google.pubsub_v1 import AcknowledgeRequest, ModifyAckDeadlineRequest, PullResponse, SubscriberClient, Subscription
 from google.rpc.code_pb2 import FAILED_PRECONDITION, PERMISSION_DENIED, RESOURCE_EXHAUSTED, UNAVAILABLE
 from google.rpc.error_details_pb2 import ErrorInfo
 from google.rpc.status_pb2 import Status

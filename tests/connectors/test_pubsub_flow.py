@@ -1,9 +1,7 @@
 """Whole runs over Pub/Sub, on a real Spark."""
 
 import pickle
-from collections.abc import Callable, Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -20,11 +18,10 @@ from pipeline_platform.run.flow import Flow
 from tests.connectors.test_pubsub import received
 from tests.fixtures.flow import WINDOW, kinds, rows, run
 from tests.fixtures.flow_pipelines import Obedient
-from tests.fixtures.spark import WarmSpark
 
 
 @pytest.fixture
-def flow(tmp_path: Path, warm_spark: WarmSpark, subscribed: Callable[..., PubsubSource]) -> Iterator[Flow]:
+def flow(tmp_path, warm_spark, subscribed):
     control = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
     with closing(warm_spark.resource()) as spark:
         yield Flow(
@@ -32,7 +29,7 @@ def flow(tmp_path: Path, warm_spark: WarmSpark, subscribed: Callable[..., Pubsub
         )
 
 
-def test_spark_s_tasks_receive_handle_and_acknowledge(flow: Flow) -> None:
+def test_spark_s_tasks_receive_handle_and_acknowledge(flow):
     words = [f"word {n}" for n in range(1_500)]
     flow.source.send([*(word.encode() for word in words), b"raise", b"batch a"])
 
@@ -47,9 +44,7 @@ def test_spark_s_tasks_receive_handle_and_acknowledge(flow: Flow) -> None:
     assert received(flow.source, 1) == [], "all was acknowledged, what failed, too: none is there to be given back"
 
 
-def test_a_message_that_comes_twice_in_one_receive_is_in_the_table_once(
-    flow: Flow, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_message_that_comes_twice_in_one_receive_is_in_the_table_once(flow, monkeypatch):
     flow.source.send([b"one", b"two", b"three"])
     pull, pulled = PubsubSource._pull, []
 
@@ -79,7 +74,7 @@ class Tenants(PubsubSource):
     tenant: str = Field(description="Whose messages.")
 
 
-def test_options_of_a_subclass_are_those_of_a_resource_and_known_in_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_of_a_subclass_are_those_of_a_resource_and_known_in_tasks(monkeypatch):
     monkeypatch.setenv("TENANT", "north")
     own: dict[str, Any] = {"name": "flights", "subscription": "flights", "project": "shop"}
 

@@ -52,12 +52,12 @@ def assert_each_is_given_to_one(queue: TableQueue, expected: list[str], demand: 
 
 
 @pytest.mark.faults
-def test_fifty_thousand_messages_by_four_processes(url: str) -> None:
+def test_fifty_thousand_messages_by_four_processes(url):
     assert_each_is_given_to_one(TableQueue(name="load", url=url, lease_s=600), numbers(1, 50_000), demand=3_000)
 
 
 @pytest.mark.parametrize("gone", ["id % 50 = 0", "id % 3 > 0"], ids=["holes", "scattered"])
-def test_messages_whose_ids_are_not_consecutive_by_four_processes(url: str, gone: str) -> None:
+def test_messages_whose_ids_are_not_consecutive_by_four_processes(url, gone):
     queue = TableQueue(name="load", url=url, lease_s=600)
     queue.create()
     queue.enqueue(b"x" for _ in range(3_000))
@@ -67,7 +67,7 @@ def test_messages_whose_ids_are_not_consecutive_by_four_processes(url: str, gone
 
 
 @pytest.mark.soak
-def test_a_million_messages_by_four_processes(postgres_url: str) -> None:
+def test_a_million_messages_by_four_processes(postgres_url):
     assert_each_is_given_to_one(
         TableQueue(name="load", url=postgres_url, lease_s=600), numbers(1, 1_000_000), demand=50_000
     )

@@ -4,10 +4,9 @@ import os
 import socket
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -21,7 +20,6 @@ from pipeline_platform.control import database, database_errors
 from pipeline_platform.control.database import Database
 from pipeline_platform.source.contract import Share, SourceAwayError, SourceError
 from pipeline_platform.source.patience import patiently
-from servers.server import Server
 from tests.fixtures.postgres import administrator, cut_all_others
 from tests.fixtures.table_queue import ids, numbers, read, receive
 
@@ -53,16 +51,14 @@ def filled(url: str, **options: Any) -> TableQueue:
 
 
 @pytest.fixture
-def fresh_tables() -> Iterator[None]:
+def fresh_tables():
     """A process that looks its tables up again, with other time-outs."""
     queue_tables.open_table.cache_clear()
     yield
     queue_tables.open_table.cache_clear()
 
 
-def test_each_call_at_a_stopped_server_says_that_it_is_away_and_all_work_when_it_is_back(
-    own_postgres_server: Server,
-) -> None:
+def test_each_call_at_a_stopped_server_says_that_it_is_away_and_all_work_when_it_is_back(own_postgres_server):
     queue = filled(own_postgres_server.address)
     own_postgres_server.stop()
 
@@ -78,7 +74,7 @@ def test_each_call_at_a_stopped_server_says_that_it_is_away_and_all_work_when_it
     assert ids(receive(queue, "next")) == numbers(2, 11), "but for the first, acknowledged, and with the one just sent"
 
 
-def test_who_waits_for_a_server_that_starts_again_is_served(own_postgres_server: Server) -> None:
+def test_who_waits_for_a_server_that_starts_again_is_served(own_postgres_server):
     queue = filled(own_postgres_server.address)
     own_postgres_server.stop()
     threading.Timer(1, own_postgres_server.start).start()
@@ -89,9 +85,7 @@ def test_who_waits_for_a_server_that_starts_again_is_served(own_postgres_server:
 
 
 @pytest.mark.usefixtures("fresh_tables")
-def test_no_call_waits_for_a_lock_for_longer_than_its_time_out(
-    postgres_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_call_waits_for_a_lock_for_longer_than_its_time_out(postgres_url, monkeypatch):
     monkeypatch.setattr(database, "LOCK_S", 1)
     queue = filled(postgres_url)
     with psycopg.connect(postgres_url) as another, ThreadPoolExecutor(len(ON_TABLES)) as pool:
@@ -108,9 +102,7 @@ def test_no_call_waits_for_a_lock_for_longer_than_its_time_out(
 
 
 @pytest.mark.usefixtures("fresh_tables")
-def test_a_planner_waits_for_another_of_its_partitions_no_longer_than_the_time_out(
-    postgres_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_planner_waits_for_another_of_its_partitions_no_longer_than_the_time_out(postgres_url, monkeypatch):
     monkeypatch.setattr(database, "LOCK_S", 1)
     queue = filled(postgres_url, partition_column="customer", one_receive_per_partition=True)
     stalled = queue._table()
@@ -122,7 +114,7 @@ def test_a_planner_waits_for_another_of_its_partitions_no_longer_than_the_time_o
 
 
 @pytest.mark.usefixtures("fresh_tables")
-def test_a_read_that_is_cut_can_be_begun_again(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_that_is_cut_can_be_begun_again(postgres_url, monkeypatch):
     monkeypatch.setattr(queue_reading, "ROWS_PER_BATCH", 1)
     queue = filled(postgres_url)
     (share,) = queue.plan(7, 1, "a")
@@ -140,9 +132,7 @@ def test_a_read_that_is_cut_can_be_begun_again(postgres_url: str, monkeypatch: p
 @pytest.mark.parametrize(
     "statement", ["acknowledge", "give_back", "lease", "end_what_ran_out", "renew", "give_back_all"]
 )
-def test_what_is_cut_before_its_commit_is_undone_and_can_be_done_again(
-    postgres_url: str, monkeypatch: pytest.MonkeyPatch, statement: str
-) -> None:
+def test_what_is_cut_before_its_commit_is_undone_and_can_be_done_again(postgres_url, monkeypatch, statement):
     queue = filled(postgres_url)
     call = {"acknowledge": "ack", "give_back": "release", "renew": "extend", "give_back_all": "abandon"}
     work = getattr(LeasedTable, statement)
@@ -163,7 +153,7 @@ def test_what_is_cut_before_its_commit_is_undone_and_can_be_done_again(
     assert ALL_CALLS[call.get(statement, "plan")](queue) is not False
 
 
-def test_a_password_that_was_changed_does_not_pass_and_is_not_told(postgres_url: str, postgres_server: str) -> None:
+def test_a_password_that_was_changed_does_not_pass_and_is_not_told(postgres_url, postgres_server):
     owner, user = filled(postgres_url), f"user_{os.urandom(4).hex()}"
     with administrator(postgres_url) as connection:
         change = sql.SQL("{} ROLE {} LOGIN SUPERUSER PASSWORD {}")
@@ -181,7 +171,7 @@ def test_a_password_that_was_changed_does_not_pass_and_is_not_told(postgres_url:
         connection.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(user)))
 
 
-def test_a_table_that_was_dropped_does_not_pass(postgres_url: str) -> None:
+def test_a_table_that_was_dropped_does_not_pass(postgres_url):
     queue = filled(postgres_url)
     with administrator(postgres_url) as connection:
         connection.execute("DROP TABLE messages, messages_leases, messages_receives")
@@ -198,7 +188,7 @@ def test_a_table_that_was_dropped_does_not_pass(postgres_url: str) -> None:
 
 
 @pytest.mark.usefixtures("fresh_tables")
-def test_a_locked_sqlite_file_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_locked_sqlite_file_is_away(tmp_path, monkeypatch):
     queue = filled(f"sqlite:///{tmp_path}/queue.db")
     monkeypatch.setattr(database, "BUSY_S", 0.2)
     with closing(sqlite3.connect(tmp_path / "queue.db", isolation_level=None)) as another:
@@ -230,11 +220,11 @@ REFUSED = 'connection failed: connection to server at "127.0.0.1", port 5432 fai
         ("server does not support SSL, but SSL was required", False),
     ],
 )
-def test_a_refused_connection_passes_where_waiting_helps(said: str, passes: bool) -> None:
+def test_a_refused_connection_passes_where_waiting_helps(said, passes):
     assert database_errors.passes(psycopg.OperationalError(REFUSED + said)) is passes
 
 
-def test_too_many_connections_pass(postgres_url: str) -> None:
+def test_too_many_connections_pass(postgres_url):
     with administrator(postgres_url) as connection:
         name = connection.info.dbname
         connection.execute(sql.SQL("ALTER DATABASE {} CONNECTION LIMIT 0").format(sql.Identifier(name)))
@@ -247,7 +237,7 @@ def test_too_many_connections_pass(postgres_url: str) -> None:
             connection.execute("DROP ROLE few")
 
 
-def test_connections_notice_that_the_other_host_is_gone_unless_the_url_says_otherwise(postgres_url: str) -> None:
+def test_connections_notice_that_the_other_host_is_gone_unless_the_url_says_otherwise(postgres_url):
     def option(url: str, level: int, name: int) -> int:
         with Database(url, "a test", SourceError).reading() as connection:
             raw: Any = connection.connection.driver_connection

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 
@@ -16,7 +14,7 @@ from pipeline_platform.source.contract import Refused, SourceError
 from tests.fixtures.table_queue import Rows, do, ids, numbers, read, receive
 
 
-def test_fewer_messages_than_tasks_make_fewer_shares(queue: TableQueue) -> None:
+def test_fewer_messages_than_tasks_make_fewer_shares(queue):
     queue.enqueue([b"1", b"2"])
 
     assert [share.messages for share in queue.plan(10, 8, "a")] == [1, 1]
@@ -24,7 +22,7 @@ def test_fewer_messages_than_tasks_make_fewer_shares(queue: TableQueue) -> None:
     assert queue.plan(0, 8, "c") == []
 
 
-def test_the_oldest_are_leased_first_wherever_leases_are(queue: TableQueue, run_sql: Callable[..., Any]) -> None:
+def test_the_oldest_are_leased_first_wherever_leases_are(queue, run_sql):
     for number in (10, 20, 30):
         run_sql("INSERT INTO messages (id, data) VALUES (:id, :data)", id=number, data=b"")
     assert ids(receive(queue, "held", demand=1)) == ["10"]
@@ -44,7 +42,7 @@ def test_the_oldest_are_leased_first_wherever_leases_are(queue: TableQueue, run_
     assert ids(rest) == ["30", "35"]
 
 
-def test_planners_take_an_expired_receive_over_once(queue: TableQueue, let_run_out: Callable[[str], None]) -> None:
+def test_planners_take_an_expired_receive_over_once(queue, let_run_out):
     queue.enqueue(b"x" for _ in range(2_000))
     queue.plan(2_000, 1, "dead")
     let_run_out("dead")
@@ -62,7 +60,7 @@ def test_planners_take_an_expired_receive_over_once(queue: TableQueue, let_run_o
     assert all(row["redelivered"] for row in rows)
 
 
-def test_planners_take_turns(postgres_url: str) -> None:
+def test_planners_take_turns(postgres_url):
     queue = TableQueue(name="flights", url=postgres_url)
     queue.create()
     queue.enqueue([b"1", b"2", b"3"])
@@ -77,7 +75,7 @@ def test_planners_take_turns(postgres_url: str) -> None:
     assert ids(waits.result()) == ["3"]
 
 
-def test_an_acknowledgement_waits_for_a_planner_who_takes_the_message_over(postgres_url: str) -> None:
+def test_an_acknowledgement_waits_for_a_planner_who_takes_the_message_over(postgres_url):
     queue = TableQueue(name="flights", url=postgres_url)
     queue.create()
     queue.enqueue([b"1", b"2"])
@@ -96,9 +94,7 @@ def test_an_acknowledgement_waits_for_a_planner_who_takes_the_message_over(postg
     assert do(postgres_url, "SELECT id FROM messages") == do(postgres_url, "SELECT id FROM messages_leases") == [(1,)]
 
 
-def test_a_lease_that_ran_out_is_delivered_again_and_marked(
-    queue: TableQueue, let_run_out: Callable[[str], None]
-) -> None:
+def test_a_lease_that_ran_out_is_delivered_again_and_marked(queue, let_run_out):
     queue.enqueue([b"1", b"2", b"3"], metadata=[{"key": 1}, None, None])
     receive(queue, "a", demand=2)
     let_run_out("a")
@@ -113,7 +109,7 @@ def test_a_lease_that_ran_out_is_delivered_again_and_marked(
     assert [json.loads(row["metadata"] or "{}") for row in rows] == [{"key": 1, "deliveries": 2}, {"deliveries": 2}, {}]
 
 
-def test_a_tiny_lease_runs_out_by_the_clock_of_the_database(queue: TableQueue) -> None:
+def test_a_tiny_lease_runs_out_by_the_clock_of_the_database(queue):
     queue.enqueue([b"1"])
     hasty = queue.model_copy(update={"lease_s": 1e-6})
     hasty.plan(1, 1, "a")
@@ -121,7 +117,7 @@ def test_a_tiny_lease_runs_out_by_the_clock_of_the_database(queue: TableQueue) -
     assert ids(receive(queue, "b")) == ["1"]
 
 
-def test_a_receive_that_is_over_reads_nothing(queue: TableQueue, let_run_out: Callable[[str], None]) -> None:
+def test_a_receive_that_is_over_reads_nothing(queue, let_run_out):
     queue.enqueue([b"1"])
     [share] = queue.plan(1, 1, "a")
     let_run_out("a")
@@ -131,7 +127,7 @@ def test_a_receive_that_is_over_reads_nothing(queue: TableQueue, let_run_out: Ca
         read(queue, share, "a")
 
 
-def test_planning_again_under_one_name_voids_the_earlier_shares(queue: TableQueue) -> None:
+def test_planning_again_under_one_name_voids_the_earlier_shares(queue):
     queue.enqueue([b"1", b"2", b"3"])
     queue.plan(2, 2, "a")
 
@@ -141,7 +137,7 @@ def test_planning_again_under_one_name_voids_the_earlier_shares(queue: TableQueu
     assert queue.backlog().messages == 2
 
 
-def test_extending_keeps_a_receive_from_running_out(queue: TableQueue, let_run_out: Callable[[str], None]) -> None:
+def test_extending_keeps_a_receive_from_running_out(queue, let_run_out):
     queue.enqueue([b"1"])
     queue.plan(1, 1, "a")
 
@@ -151,9 +147,7 @@ def test_extending_keeps_a_receive_from_running_out(queue: TableQueue, let_run_o
     assert receive(queue, "b") == []
 
 
-def test_extending_fails_once_another_planned_after_it_ran_out(
-    queue: TableQueue, let_run_out: Callable[[str], None]
-) -> None:
+def test_extending_fails_once_another_planned_after_it_ran_out(queue, let_run_out):
     queue.enqueue([b"1", b"2", b"3"])
     queue.plan(3, 1, "a")
     let_run_out("a")
@@ -164,7 +158,7 @@ def test_extending_fails_once_another_planned_after_it_ran_out(
     assert ids(receive(queue, "c")) == ["2", "3"]
 
 
-def test_extending_fails_where_nothing_is_held(queue: TableQueue) -> None:
+def test_extending_fails_where_nothing_is_held(queue):
     queue.enqueue([b"1"])
     queue.plan(1, 1, "a")
     queue.ack("a", ["1"])
@@ -174,9 +168,7 @@ def test_extending_fails_where_nothing_is_held(queue: TableQueue) -> None:
 
 
 @pytest.mark.parametrize("theirs", [["2"], ["2", "3"]])
-def test_acknowledging_never_deletes_what_another_holds(
-    queue: TableQueue, let_run_out: Callable[[str], None], theirs: list[str]
-) -> None:
+def test_acknowledging_never_deletes_what_another_holds(queue, let_run_out, theirs):
     queue.enqueue([b"1", b"2", b"3", b"4"])
     receive(queue, "a")
     queue.ack("a", ["1"])
@@ -190,9 +182,7 @@ def test_acknowledging_never_deletes_what_another_holds(
     assert receive(queue, "c") == []
 
 
-def test_scattered_and_contiguous_ids_are_acknowledged_exactly(
-    queue: TableQueue, monkeypatch: pytest.MonkeyPatch, let_run_out: Callable[[str], None]
-) -> None:
+def test_scattered_and_contiguous_ids_are_acknowledged_exactly(queue, monkeypatch, let_run_out):
     monkeypatch.setattr("pipeline_platform.connectors.table_queue.table_queue_source.IDS_PER_TRANSACTION", 100)
     queue.enqueue(b"x" for _ in range(1_000))
     receive(queue, "a")
@@ -204,7 +194,7 @@ def test_scattered_and_contiguous_ids_are_acknowledged_exactly(
     assert set(ids(receive(queue, "b"))) == set(numbers(1, 1_000)) - set(chosen)
 
 
-def test_deliveries_are_counted_exactly(queue: TableQueue) -> None:
+def test_deliveries_are_counted_exactly(queue):
     queue.enqueue([b"1", b"2"])
     for nth in range(3):
         receive(queue, f"run-{nth}", demand=1)
@@ -215,9 +205,7 @@ def test_deliveries_are_counted_exactly(queue: TableQueue) -> None:
     assert [row["metadata"] for row in rows] == ['{"deliveries": 4}', None]
 
 
-def test_finished_receives_leave_no_rows_behind(
-    queue: TableQueue, run_sql: Callable[..., Any], let_run_out: Callable[[str], None]
-) -> None:
+def test_finished_receives_leave_no_rows_behind(queue, run_sql, let_run_out):
     queue.enqueue([b"1", b"2", b"3"])
     receive(queue, "a", demand=2)
     queue.release("a", ["2"])

@@ -1,8 +1,6 @@
 """Messages of a table queue that belong together: their partition, and leasing it to one receive at a time."""
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -12,7 +10,7 @@ from tests.fixtures.table_queue import ids, receive
 
 
 @pytest.fixture
-def apart(url: str) -> TableQueue:
+def apart(url):
     """Twelve messages of the customers 0, 1 and 2, in turn."""
     queue = TableQueue(name="orders", url=url, partition_column="customer", one_receive_per_partition=True)
     queue.create()
@@ -20,14 +18,14 @@ def apart(url: str) -> TableQueue:
     return queue
 
 
-def test_a_message_carries_its_partition_and_its_place(apart: TableQueue) -> None:
+def test_a_message_carries_its_partition_and_its_place(apart):
     rows = receive(apart, "a", concurrency=1)
 
     assert [row["partition"] for row in rows] == ["0", "1", "2"] * 4
     assert [row["sequence"] for row in rows] == list(range(1, 13))
 
 
-def test_a_partition_is_leased_to_one_receive_until_that_has_acknowledged_it(apart: TableQueue) -> None:
+def test_a_partition_is_leased_to_one_receive_until_that_has_acknowledged_it(apart):
     first = receive(apart, "a", demand=2, concurrency=1)
     second = receive(apart, "b")
 
@@ -39,7 +37,7 @@ def test_a_partition_is_leased_to_one_receive_until_that_has_acknowledged_it(apa
     assert {row["partition"] for row in receive(apart, "d")} == {"0"}
 
 
-def test_planners_at_once_begin_no_partition_together(apart: TableQueue) -> None:
+def test_planners_at_once_begin_no_partition_together(apart):
     for turn in range(5):
         with ThreadPoolExecutor(4) as pool:
             taken = list(pool.map(lambda n, turn=turn: receive(apart, f"{turn}-{n}", demand=2), range(4)))  # type: ignore[misc]
@@ -49,19 +47,19 @@ def test_planners_at_once_begin_no_partition_together(apart: TableQueue) -> None
             apart.abandon(f"{turn}-{n}", list)
 
 
-def test_without_the_option_a_partition_is_shared(url: str, apart: TableQueue) -> None:
+def test_without_the_option_a_partition_is_shared(url, apart):
     shared = apart.model_copy(update={"one_receive_per_partition": False})
 
     assert len(receive(shared, "a", demand=2)) == 2
     assert len(receive(shared, "b")) == 10
 
 
-def test_partitions_need_a_column(url: str) -> None:
+def test_partitions_need_a_column(url):
     with pytest.raises(ValidationError, match="one_receive_per_partition needs partition_column"):
         TableQueue(name="orders", url=url, one_receive_per_partition=True)
 
 
-def test_a_table_of_json_payloads_gives_them_as_text(url: str, run_sql: Callable[..., Any]) -> None:
+def test_a_table_of_json_payloads_gives_them_as_text(url, run_sql):
     queue = TableQueue(name="orders", url=url)
     queue.create("json")
     queue.send([b'{"a": 1}'])
@@ -73,7 +71,7 @@ def test_a_table_of_json_payloads_gives_them_as_text(url: str, run_sql: Callable
     assert row["data"] == b'{"a": 1}'
 
 
-def test_what_is_leased_is_listed_with_the_seconds_that_are_left(apart: TableQueue) -> None:
+def test_what_is_leased_is_listed_with_the_seconds_that_are_left(apart):
     taken = receive(apart, "a", demand=2)
     apart.release("a", ids(taken[:1]), 30)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from pipeline_platform.source.contract import Backlog, SourceError
 from tests.fixtures.table_queue import ids, receive
 
 
-def test_a_missing_file_is_refused_and_not_made(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused_and_not_made(tmp_path):
     path = tmp_path / "missing.db"
     queue = TableQueue(name="flights", url=f"sqlite:///{path}")
 
@@ -31,7 +30,7 @@ def test_a_missing_file_is_refused_and_not_made(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_what_is_not_there_is_named_with_its_option(queue: TableQueue, run_sql: Callable[..., Any]) -> None:
+def test_what_is_not_there_is_named_with_its_option(queue, run_sql):
     queue.check_ready()
     for change, words in {
         (
@@ -51,7 +50,7 @@ def test_what_is_not_there_is_named_with_its_option(queue: TableQueue, run_sql: 
         assert (words or "created_column is 'data', and b'1' in it is no time") in str(refused.value)
 
 
-def test_a_table_without_leases_beside_it_is_refused(url: str, run_sql: Callable[..., Any]) -> None:
+def test_a_table_without_leases_beside_it_is_refused(url, run_sql):
     run_sql("CREATE TABLE messages (id INTEGER PRIMARY KEY, data TEXT)")
 
     with pytest.raises(
@@ -60,7 +59,7 @@ def test_a_table_without_leases_beside_it_is_refused(url: str, run_sql: Callable
         TableQueue(name="flights", url=url).check_ready()
 
 
-def test_ids_that_are_no_integers_are_refused(queue: TableQueue) -> None:
+def test_ids_that_are_no_integers_are_refused(queue):
     with pytest.raises(SourceError, match=r"id_column holds integers, and among the ids is another: .*'x'"):
         queue.ack("a", ["1", "x"])
 
@@ -77,7 +76,7 @@ RIGHTS = [
 
 
 @pytest.mark.parametrize("url", ["postgres"], indirect=True)
-def test_a_run_needs_each_of_the_rights_that_are_asked_for_and_no_other(url: str, run_sql: Callable[..., Any]) -> None:
+def test_a_run_needs_each_of_the_rights_that_are_asked_for_and_no_other(url, run_sql):
     run_sql("CREATE SCHEMA sales")
     owner = TableQueue(name="outbox", url=url, table="sales.outbox", created_column="created")
     owner.create()
@@ -101,7 +100,7 @@ def test_a_run_needs_each_of_the_rights_that_are_asked_for_and_no_other(url: str
 
 
 @pytest.mark.parametrize("url", ["postgres"], indirect=True)
-def test_a_sequence_of_ones_own_table_is_named_where_it_must_be_granted(url: str, run_sql: Callable[..., Any]) -> None:
+def test_a_sequence_of_ones_own_table_is_named_where_it_must_be_granted(url, run_sql):
     run_sql("CREATE TABLE messages (id bigserial PRIMARY KEY, data bytea)")
     owner = TableQueue(name="outbox", url=url)
     owner.create()
@@ -113,7 +112,7 @@ def test_a_sequence_of_ones_own_table_is_named_where_it_must_be_granted(url: str
 
 
 @pytest.mark.parametrize("url", ["postgres"], indirect=True)
-def test_a_row_that_postgresql_refuses_is_not_quoted(url: str, run_sql: Callable[..., Any]) -> None:
+def test_a_row_that_postgresql_refuses_is_not_quoted(url, run_sql):
     run_sql("CREATE TABLE messages (id bigserial PRIMARY KEY, data text CHECK (length(data) < 5))")
     queue = TableQueue(name="outbox", url=url)
     queue.create()
@@ -144,7 +143,7 @@ def take_through(queue: TableQueue, receive_id: str) -> None:
     assert queue.ack(receive_id, [again, last]) == []
 
 
-def test_a_server_that_is_not_there_is_refused() -> None:
+def test_a_server_that_is_not_there_is_refused():
     queue = TableQueue(name="flights", url="postgresql://someone:secret@127.0.0.1:1/queue")
 
     with pytest.raises(SourceError, match="correct host and port in url") as refused:
@@ -161,13 +160,13 @@ def test_a_server_that_is_not_there_is_refused() -> None:
         ("secret", "url cannot be read; give sqlite:///<file> or postgresql"),
     ],
 )
-def test_a_wrong_url_is_refused_when_the_queue_is_built(wrong: str, words: str) -> None:
+def test_a_wrong_url_is_refused_when_the_queue_is_built(wrong, words):
     with pytest.raises(ValidationError, match=words) as refused:
         TableQueue(name="flights", url=wrong)
     assert "secret" not in str(refused.value)
 
 
-def test_a_full_disk_is_told_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_told_as_one(tmp_path, monkeypatch):
     queue = TableQueue(name="flights", url=f"sqlite:///{tmp_path}/queue.db")
     queue.create()
     connect = Database._connect_sqlite

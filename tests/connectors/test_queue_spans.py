@@ -37,7 +37,7 @@ def rows(run_sql: Sql) -> list[int]:
     return [id_ for (id_,) in run_sql("SELECT id FROM messages_leases ORDER BY id")]
 
 
-def test_new_messages_are_leased_in_one_row(queue: TableQueue, run_sql: Sql) -> None:
+def test_new_messages_are_leased_in_one_row(queue, run_sql):
     queue.enqueue(b"x" for _ in range(1_000))
 
     assert ids(receive(queue, "a", demand=600)) == numbers(1, 600)
@@ -47,7 +47,7 @@ def test_new_messages_are_leased_in_one_row(queue: TableQueue, run_sql: Sql) -> 
     assert rows(run_sql) == []
 
 
-def test_a_message_that_comes_late_between_others_is_given_to_the_next(queue: TableQueue, run_sql: Sql) -> None:
+def test_a_message_that_comes_late_between_others_is_given_to_the_next(queue, run_sql):
     insert(run_sql, 1, 2, 4, 5, 900)
     shares = queue.plan(10, 1, "a")
     insert(run_sql, 3)
@@ -63,7 +63,7 @@ def test_a_message_that_comes_late_between_others_is_given_to_the_next(queue: Ta
     assert queue.backlog().messages == 0
 
 
-def test_messages_with_scattered_ids_have_a_row_each(queue: TableQueue, run_sql: Sql) -> None:
+def test_messages_with_scattered_ids_have_a_row_each(queue, run_sql):
     scattered = [number * 3 for number in range(1, 301)]
     insert(run_sql, *scattered)
 
@@ -74,7 +74,7 @@ def test_messages_with_scattered_ids_have_a_row_each(queue: TableQueue, run_sql:
     assert rows(run_sql) == []
 
 
-def test_what_comes_again_and_what_is_new_share_a_receive(queue: TableQueue) -> None:
+def test_what_comes_again_and_what_is_new_share_a_receive(queue):
     queue.enqueue(b"x" for _ in range(10))
     queue.release("a", ids(receive(queue, "a", demand=4)))
 
@@ -89,9 +89,7 @@ def test_what_comes_again_and_what_is_new_share_a_receive(queue: TableQueue) -> 
     assert not queue.extend("b", list)
 
 
-def test_what_a_receive_left_is_delivered_again_once_it_is_over(
-    queue: TableQueue, run_sql: Sql, let_run_out: Callable[[str], None]
-) -> None:
+def test_what_a_receive_left_is_delivered_again_once_it_is_over(queue, run_sql, let_run_out):
     queue.enqueue(b"x" for _ in range(6))
     receive(queue, "a", demand=5)
     assert queue.ack("a", ["2", "3"]) == []
@@ -105,9 +103,7 @@ def test_what_a_receive_left_is_delivered_again_once_it_is_over(
     assert ids(receive(queue, "c")) == ["5", "6"]
 
 
-def test_a_late_acknowledgement_counts_until_the_message_is_given_to_another(
-    queue: TableQueue, let_run_out: Callable[[str], None]
-) -> None:
+def test_a_late_acknowledgement_counts_until_the_message_is_given_to_another(queue, let_run_out):
     queue.enqueue(b"x" for _ in range(4))
     receive(queue, "late")
     let_run_out("late")
@@ -117,7 +113,7 @@ def test_a_late_acknowledgement_counts_until_the_message_is_given_to_another(
     assert queue.backlog().messages == 0
 
 
-def test_what_others_hold_by_spans_is_not_released(queue: TableQueue) -> None:
+def test_what_others_hold_by_spans_is_not_released(queue):
     queue.enqueue(b"x" for _ in range(4))
     receive(queue, "a", demand=2)
     receive(queue, "b", demand=1)
@@ -126,7 +122,7 @@ def test_what_others_hold_by_spans_is_not_released(queue: TableQueue) -> None:
     assert ids(receive(queue, "c")) == ["3", "4"]
 
 
-def test_a_planner_leaves_a_receive_alone_that_acknowledges_at_this_moment(postgres_url: str) -> None:
+def test_a_planner_leaves_a_receive_alone_that_acknowledges_at_this_moment(postgres_url):
     queue = TableQueue(name="flights", url=postgres_url)
     queue.create()
     queue.enqueue(b"x" for _ in range(4))
@@ -141,7 +137,7 @@ def test_a_planner_leaves_a_receive_alone_that_acknowledges_at_this_moment(postg
     assert ids(receive(queue, "next")) == ["3"]
 
 
-def test_the_tables_of_an_earlier_release_are_brought_up_to_this_one(queue: TableQueue, run_sql: Sql) -> None:
+def test_the_tables_of_an_earlier_release_are_brought_up_to_this_one(queue, run_sql):
     queue.enqueue([b"1", b"2"])
     run_sql("ALTER TABLE messages_receives DROP COLUMN spans")
     run_sql("INSERT INTO messages_receives (receive_id, leased_until) VALUES ('earlier', 4102444800)")
@@ -170,7 +166,7 @@ def members(of: list[IdSpan]) -> set[int]:
 
 
 @given(sets)
-def test_spans_hold_what_they_are_made_of(numbers: set[int]) -> None:
+def test_spans_hold_what_they_are_made_of(numbers):
     made = spans_of(numbers)
 
     assert members(made) == numbers
@@ -185,7 +181,7 @@ def test_spans_hold_what_they_are_made_of(numbers: set[int]) -> None:
 
 
 @given(sets, st.integers(0, 70))
-def test_spans_are_cut_after_so_many(numbers: set[int], count: int) -> None:
+def test_spans_are_cut_after_so_many(numbers, count):
     head, rest = id_spans.cut(spans_of(numbers), count)
 
     assert members(head) | members(rest) == numbers
@@ -194,7 +190,7 @@ def test_spans_are_cut_after_so_many(numbers: set[int], count: int) -> None:
 
 
 @given(sets, sets)
-def test_ids_lie_in_spans_or_outside(numbers: set[int], ids_: set[int]) -> None:
+def test_ids_lie_in_spans_or_outside(numbers, ids_):
     within, outside = id_spans.inside(sorted(ids_), spans_of(numbers))
 
     assert within == sorted(ids_ & numbers)

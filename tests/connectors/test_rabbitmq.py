@@ -2,7 +2,6 @@
 
 import json
 import logging
-from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
@@ -14,12 +13,12 @@ from pipeline_platform.connectors.rabbitmq import RabbitmqSource, mailboxes, rab
 from pipeline_platform.connectors.rabbitmq.rabbitmq_connection import Channel
 from pipeline_platform.model.message import DELIVERIES
 from pipeline_platform.source.contract import Backlog, Share, SourceError
-from tests.fixtures.rabbitmq_source import Built, acknowledged, numbers, received, texts
+from tests.fixtures.rabbitmq_source import acknowledged, numbers, received, texts
 
 # Receiving
 
 
-def test_a_receive_gets_what_it_asks_for_in_order_and_the_rest_waits(rabbitmq: Built) -> None:
+def test_a_receive_gets_what_it_asks_for_in_order_and_the_rest_waits(rabbitmq):
     source = rabbitmq()
     assert source.send(numbers(30)) == 30
     assert source.backlog().messages == 30
@@ -35,7 +34,7 @@ def test_a_receive_gets_what_it_asks_for_in_order_and_the_rest_waits(rabbitmq: B
     assert source.backlog() == Backlog(10), "what is held does not count"
 
 
-def test_a_receive_holds_no_more_than_prefetch_count(rabbitmq: Built) -> None:
+def test_a_receive_holds_no_more_than_prefetch_count(rabbitmq):
     source = rabbitmq(prefetch_count=5)
     source.send(numbers(12))
 
@@ -47,7 +46,7 @@ def test_a_receive_holds_no_more_than_prefetch_count(rabbitmq: Built) -> None:
     assert source.backlog().messages == 7, "the consumer has ended: nothing more is sent to it"
 
 
-def test_a_demand_that_amqp_cannot_say_in_one_number_is_met(rabbitmq: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_demand_that_amqp_cannot_say_in_one_number_is_met(rabbitmq, monkeypatch):
     monkeypatch.setattr(mailboxes, "PREFETCH_MAX", 10)
     source = rabbitmq(consume_options={"consumer_tag": "tagged"})
     source.send(numbers(40))
@@ -60,9 +59,7 @@ def test_a_demand_that_amqp_cannot_say_in_one_number_is_met(rabbitmq: Built, mon
 
 
 @pytest.mark.parametrize(("bound", "value"), [("BATCH_ROWS", 4), ("BATCH_BYTES", 4_000)])
-def test_batches_are_bounded_by_rows_and_by_bytes(
-    rabbitmq: Built, monkeypatch: pytest.MonkeyPatch, bound: str, value: int
-) -> None:
+def test_batches_are_bounded_by_rows_and_by_bytes(rabbitmq, monkeypatch, bound, value):
     monkeypatch.setattr(mailboxes, bound, value)
     source = rabbitmq()
     source.send([b"x" * 1_000] * 60)  # so many that the thread stops reading for a while
@@ -73,7 +70,7 @@ def test_batches_are_bounded_by_rows_and_by_bytes(
     assert max(batch.num_rows for batch in batches) <= 4
 
 
-def test_what_comes_while_a_run_receives_is_the_next_run_s_unless_it_waits(rabbitmq: Built) -> None:
+def test_what_comes_while_a_run_receives_is_the_next_run_s_unless_it_waits(rabbitmq):
     source = rabbitmq()
     patient = rabbitmq(source.queue, wait_time_s=0.5, name="patient")
     source.send([b"1"])
@@ -89,7 +86,7 @@ def test_what_comes_while_a_run_receives_is_the_next_run_s_unless_it_waits(rabbi
     assert [text for batch in waiting for text in texts(batch.to_pylist())] == ["3"]
 
 
-def test_a_message_of_16_mb_arrives_whole(rabbitmq: Built) -> None:
+def test_a_message_of_16_mb_arrives_whole(rabbitmq):
     source = rabbitmq()
     payload = bytes(range(256)) * 2**16
     source.send([payload, b"small"])
@@ -100,9 +97,7 @@ def test_a_message_of_16_mb_arrives_whole(rabbitmq: Built) -> None:
     assert acknowledged(source, "ack", rows) == []
 
 
-def test_a_run_that_finds_another_consumer_preferred_ends_with_nothing(
-    rabbitmq: Built, rabbitmq_queue: Callable[..., str], monkeypatch: pytest.MonkeyPatch, caplog: Any
-) -> None:
+def test_a_run_that_finds_another_consumer_preferred_ends_with_nothing(rabbitmq, rabbitmq_queue, monkeypatch, caplog):
     monkeypatch.setattr(rabbitmq_source, "STALLED_S", 0.2)
     first = rabbitmq(rabbitmq_queue(x_single_active_consumer=True), wait_time_s=1.0)
     second = rabbitmq(first.queue)
@@ -121,7 +116,7 @@ def test_a_run_that_finds_another_consumer_preferred_ends_with_nothing(
 # What a message carries
 
 
-def test_metadata_are_all_properties_in_amqp_s_words(rabbitmq: Built) -> None:
+def test_metadata_are_all_properties_in_amqp_s_words(rabbitmq):
     source = rabbitmq()
     headers = {
         "text": "ä", "bytes": b"\xff\x00", "number": 7, "none": None, "list": [1, b"\xff"], "table": {"true": True},
@@ -146,16 +141,12 @@ def test_metadata_are_all_properties_in_amqp_s_words(rabbitmq: Built) -> None:
     }  # fmt: skip
 
 
-def test_no_metadata_cost_a_message_or_its_neighbours(rabbitmq: Built) -> None:
+def test_no_metadata_cost_a_message_or_its_neighbours(rabbitmq):
     deep: dict[str, Any] = {}
     for _ in range(300):
         deep = {"in": deep}
     source = rabbitmq()
-    notes = [
-        {"message_id": b"\xff", "correlation_id": b"\xfe", "headers": {"n": [b"\xfd"]}},
-        {"headers": deep},
-        None,
-    ]
+    notes = [{"message_id": b"\xff", "correlation_id": b"\xfe", "headers": {"n": [b"\xfd"]}}, {"headers": deep}, None]
     source.send(numbers(3), notes)
 
     rows = received(source)
@@ -167,7 +158,7 @@ def test_no_metadata_cost_a_message_or_its_neighbours(rabbitmq: Built) -> None:
     assert "depth" in second["headers"]
 
 
-def test_an_id_may_be_in_a_header(rabbitmq: Built) -> None:
+def test_an_id_may_be_in_a_header(rabbitmq):
     source = rabbitmq(message_id_header="event-id")
     source.send([b"1", b"2", b"3"], [{"headers": {"event-id": 17}}, {"headers": {"event-id": b"\xff"}}, None])
 
@@ -177,7 +168,7 @@ def test_an_id_may_be_in_a_header(rabbitmq: Built) -> None:
     assert len(ids[2]) == 32, "send() gives ids where the source looks for them"
 
 
-def test_messages_without_an_id_get_one_for_this_delivery_alone(rabbitmq: Built) -> None:
+def test_messages_without_an_id_get_one_for_this_delivery_alone(rabbitmq):
     source = rabbitmq()
     source.send(numbers(3), [{"message_id": None}, {"message_id": ""}, {"message_id": "m3"}])
     before = received(source)
@@ -190,14 +181,14 @@ def test_messages_without_an_id_get_one_for_this_delivery_alone(rabbitmq: Built)
     assert source.backlog().messages == 0
 
 
-def test_publishers_that_send_twice_are_looked_up_where_the_source_says_so(rabbitmq: Built) -> None:
+def test_publishers_that_send_twice_are_looked_up_where_the_source_says_so(rabbitmq):
     source = rabbitmq(deduplicate_publishes=True)
     source.send([b"1", b"1"], [{"message_id": "m"}] * 2)
 
     assert [row["redelivered"] for row in received(source)] == [True, True]
 
 
-def test_a_message_that_came_back_by_a_dead_letter_exchange_is_marked(rabbitmq: Built) -> None:
+def test_a_message_that_came_back_by_a_dead_letter_exchange_is_marked(rabbitmq):
     queue, later = f"queue-{uuid4().hex[:8]}", f"later-{uuid4().hex[:8]}"
     back = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": queue, "x-message-ttl": 1}
     rabbitmq(later, declare={"arguments": back}).backlog()
@@ -213,9 +204,7 @@ def test_a_message_that_came_back_by_a_dead_letter_exchange_is_marked(rabbitmq: 
 
 
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
-def test_classic_and_quorum_queues_tell_of_deliveries(
-    rabbitmq: Built, rabbitmq_queue: Callable[..., str], kind: str
-) -> None:
+def test_classic_and_quorum_queues_tell_of_deliveries(rabbitmq, rabbitmq_queue, kind):
     source = rabbitmq(rabbitmq_queue(x_queue_type=kind), wait_time_s=2.0)
     source.send([b"1"])
     acknowledged(source, "reject_and_requeue", received(source, 1))
@@ -230,7 +219,7 @@ def test_classic_and_quorum_queues_tell_of_deliveries(
 # Connecting, declaring, sending
 
 
-def test_a_queue_is_declared_and_bound_after_a_subclass_prepared_the_server(rabbitmq: Built) -> None:
+def test_a_queue_is_declared_and_bound_after_a_subclass_prepared_the_server(rabbitmq):
     class Prepared(RabbitmqSource):
         def after_connect(self, channel: Channel) -> None:
             channel.ask("exchange_declare", exchange=f"events of {self.queue}", exchange_type="topic", durable=True)
@@ -249,7 +238,7 @@ def test_a_queue_is_declared_and_bound_after_a_subclass_prepared_the_server(rabb
     assert json.loads(row["metadata"])["routing_key"] == "flight.new"
 
 
-def test_what_no_queue_takes_is_named(rabbitmq: Built, rabbitmq_queue: Callable[..., str]) -> None:
+def test_what_no_queue_takes_is_named(rabbitmq, rabbitmq_queue):
     source = rabbitmq(rabbitmq_queue(x_max_length=1, x_overflow="reject-publish"))
 
     with pytest.raises(SourceError, match=r"took 1 of 2 messages.*'amq.topic' has no queue for routing_key 'nowhere'"):

@@ -2,7 +2,6 @@
 
 import logging
 import pickle
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -12,7 +11,7 @@ from pipeline_platform.connectors.rabbitmq import RabbitmqSource, rabbitmq_sourc
 from pipeline_platform.connectors.rabbitmq.rabbitmq_options import WORDS
 from pipeline_platform.model.message import Message
 from pipeline_platform.source.contract import SourceError
-from tests.fixtures.rabbitmq_source import Built, acknowledged, numbers, received
+from tests.fixtures.rabbitmq_source import acknowledged, numbers, received
 from tests.fixtures.small_lake import batch_of
 
 
@@ -21,9 +20,7 @@ from tests.fixtures.small_lake import batch_of
     [("ack", 0, 0, 0), ("reject", 0, 3, 0), ("reject_and_requeue", 3, 0, 3),
      ("reject_and_requeue_once", 3, 0, 3), ("noop", 0, 0, 3)],
 )  # fmt: skip
-def test_each_word_does_what_it_says(
-    rabbitmq: Built, rabbitmq_queue: Callable[..., str], word: str, waiting: int, dead: int, after_close: int
-) -> None:
+def test_each_word_does_what_it_says(rabbitmq, rabbitmq_queue, word, waiting, dead, after_close):
     letters = rabbitmq()
     queue = rabbitmq_queue(x_dead_letter_exchange="", x_dead_letter_routing_key=letters.queue)
     source, other = rabbitmq(queue), rabbitmq(queue)
@@ -38,7 +35,7 @@ def test_each_word_does_what_it_says(
     assert len(received(other, 3)) == after_close
 
 
-def test_requeue_once_is_another_word_the_second_time() -> None:
+def test_requeue_once_is_another_word_the_second_time():
     ack_policy = RabbitmqSource(
         name="flights", url="amqp://host", queue="q", on_failure="reject_and_requeue_once"
     ).ack_policy
@@ -48,7 +45,7 @@ def test_requeue_once_is_another_word_the_second_time() -> None:
     assert [word for word in WORDS if ack_policy.ends(word)] == ["ack", "reject"]
 
 
-def test_an_unknown_word_is_refused() -> None:
+def test_an_unknown_word_is_refused():
     with pytest.raises(ValueError, match=r"on_failure: flights acknowledges a message by .*'reject'.*, not 'nack'"):
         RabbitmqSource(name="flights", url="amqp://host", queue="q", on_failure="nack")
     source = RabbitmqSource(name="flights", url="amqp://host", queue="q")
@@ -71,9 +68,7 @@ def test_an_unknown_word_is_refused() -> None:
     ],
 )
 @pytest.mark.parametrize("word", ["ack", "reject"])
-def test_messages_up_to_the_first_gap_are_acknowledged_by_one_frame(
-    rabbitmq: Built, monkeypatch: pytest.MonkeyPatch, word: str, first: Any, then: Any, told: list[tuple[int, bool]]
-) -> None:
+def test_messages_up_to_the_first_gap_are_acknowledged_by_one_frame(rabbitmq, monkeypatch, word, first, then, told):
     source, frames = rabbitmq(), list[tuple[int, bool]]()
     source.send(numbers(100))
     rows = received(source)
@@ -93,7 +88,7 @@ def test_messages_up_to_the_first_gap_are_acknowledged_by_one_frame(
     assert source.backlog().messages == 100 - len(then), "all others are back, and no other is gone"
 
 
-def test_acknowledging_twice_does_no_harm_and_by_another_connection_nothing(rabbitmq: Built, caplog: Any) -> None:
+def test_acknowledging_twice_does_no_harm_and_by_another_connection_nothing(rabbitmq, caplog):
     source = rabbitmq()
     source.send(numbers(4))
     rows = received(source)
@@ -113,7 +108,7 @@ def test_acknowledging_twice_does_no_harm_and_by_another_connection_nothing(rabb
     assert source.backlog().messages == 0
 
 
-def test_a_receive_may_be_decided_while_it_is_held_and_later_where_all_its_messages_are_known(rabbitmq: Built) -> None:
+def test_a_receive_may_be_decided_while_it_is_held_and_later_where_all_its_messages_are_known(rabbitmq):
     source = rabbitmq()
 
     def held(rows: list[dict[str, Any]]) -> list[tuple[str, list[str]]]:

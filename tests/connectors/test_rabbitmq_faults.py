@@ -8,7 +8,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pika
 import pytest
@@ -19,18 +18,18 @@ from pipeline_platform.source.patience import patiently
 from servers.rabbitmq import RabbitMQ
 from tests.fixtures.line import line_to
 from tests.fixtures.rabbitmq import create_queue
-from tests.fixtures.rabbitmq_source import Built, acknowledged, numbers, received, texts
+from tests.fixtures.rabbitmq_source import acknowledged, numbers, received, texts
 
 SOON = Patience("rand", 0.1, 0.3, 60.0)
 
 
 @pytest.fixture
-def server(own_rabbitmq_server: RabbitMQ) -> RabbitMQ:
+def server(own_rabbitmq_server):
     return own_rabbitmq_server
 
 
 @pytest.fixture
-def queue(server: RabbitMQ, built: Built) -> Built:
+def queue(server, built):
     """Build sources of one queue of a server that the test may stop."""
     name = create_queue(server.address)
     return lambda **options: built(server.address, name, **options)
@@ -48,9 +47,7 @@ def restarting(server: RabbitMQ) -> Iterator[None]:
         thread.join()
 
 
-def test_a_server_that_restarts_while_a_run_receives_gives_everything_to_the_next_try(
-    server: RabbitMQ, queue: Built, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_restarts_while_a_run_receives_gives_everything_to_the_next_try(server, queue, monkeypatch):
     monkeypatch.setattr(mailboxes, "BATCH_ROWS", 10)
     source = queue()
     source.send(numbers(200))
@@ -68,9 +65,7 @@ def test_a_server_that_restarts_while_a_run_receives_gives_everything_to_the_nex
     assert acknowledged(source, "ack", again) == []
 
 
-def test_a_server_that_restarts_while_a_run_acknowledges_keeps_what_it_heard(
-    server: RabbitMQ, queue: Built, caplog: Any
-) -> None:
+def test_a_server_that_restarts_while_a_run_acknowledges_keeps_what_it_heard(server, queue, caplog):
     source = queue()
     source.send(numbers(20))
     rows = received(source)
@@ -86,9 +81,7 @@ def test_a_server_that_restarts_while_a_run_acknowledges_keeps_what_it_heard(
     assert all(row["redelivered"] for row in again), "what may have been decided is looked up"
 
 
-def test_a_connection_that_the_server_closes_costs_the_run_its_messages_and_the_sensor_nothing(
-    server: RabbitMQ, queue: Built
-) -> None:
+def test_a_connection_that_the_server_closes_costs_the_run_its_messages_and_the_sensor_nothing(server, queue):
     source, sensor = queue(connection_name="the run's"), queue(connection_name="the sensor's")
     source.send(numbers(5))
     assert sensor.backlog().messages == 5
@@ -104,9 +97,7 @@ def test_a_connection_that_the_server_closes_costs_the_run_its_messages_and_the_
     assert patiently(sensor.backlog, SOON).messages == 5, "it connects anew"
 
 
-def test_a_queue_that_is_deleted_while_a_run_receives_costs_nothing_of_what_came(
-    server: RabbitMQ, queue: Built, monkeypatch: pytest.MonkeyPatch, caplog: Any
-) -> None:
+def test_a_queue_that_is_deleted_while_a_run_receives_costs_nothing_of_what_came(server, queue, monkeypatch, caplog):
     source = queue(wait_time_s=10.0)
     source.send(numbers(5))
     batches = source.read(Share(messages=50), "r1")
@@ -127,7 +118,7 @@ def test_a_queue_that_is_deleted_while_a_run_receives_costs_nothing_of_what_came
     assert source._opened.connection is connection
 
 
-def test_a_queue_that_is_deleted_before_anything_came_is_an_error(server: RabbitMQ, queue: Built) -> None:
+def test_a_queue_that_is_deleted_before_anything_came_is_an_error(server, queue):
     source = queue(wait_time_s=10.0)
     source.backlog()
     timer = threading.Timer(0.5, server.ctl, ["delete_queue", source.queue])
@@ -138,9 +129,7 @@ def test_a_queue_that_is_deleted_before_anything_came_is_an_error(server: Rabbit
     timer.join()
 
 
-def test_a_server_that_is_away_is_said_at_once_and_waited_for_by_a_run(
-    server: RabbitMQ, queue: Built, built: Built
-) -> None:
+def test_a_server_that_is_away_is_said_at_once_and_waited_for_by_a_run(server, queue, built):
     source = queue()
     source.send([b"1"])
     source.close()
@@ -155,9 +144,7 @@ def test_a_server_that_is_away_is_said_at_once_and_waited_for_by_a_run(
     assert transient.backlog().messages == 0, "a queue that went with the server is declared anew"
 
 
-def test_a_connection_that_is_cut_while_it_is_made_is_made_by_a_later_try(
-    rabbitmq_server: str, rabbitmq_queue: Callable[..., str], built: Built
-) -> None:
+def test_a_connection_that_is_cut_while_it_is_made_is_made_by_a_later_try(rabbitmq_server, rabbitmq_queue, built):
     with line_to(rabbitmq_server) as line:
         source = built(line.address, rabbitmq_queue())
         line.stop()
@@ -170,8 +157,8 @@ def test_a_connection_that_is_cut_while_it_is_made_is_made_by_a_later_try(
 
 
 def test_a_connection_lives_while_the_run_works_for_longer_than_its_heartbeats_allow(
-    rabbitmq_server: str, rabbitmq_queue: Callable[..., str], built: Built
-) -> None:
+    rabbitmq_server, rabbitmq_queue, built
+):
     source = built(f"{rabbitmq_server}?heartbeat=1", rabbitmq_queue())
     source.send(numbers(3))
     rows = received(source)
@@ -184,8 +171,8 @@ def test_a_connection_lives_while_the_run_works_for_longer_than_its_heartbeats_a
 
 
 def test_a_reader_that_stands_still_holds_the_socket_up_and_not_the_heartbeats(
-    rabbitmq_server: str, rabbitmq_queue: Callable[..., str], built: Built, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    rabbitmq_server, rabbitmq_queue, built, monkeypatch
+):
     monkeypatch.setattr(mailboxes, "BATCH_BYTES", 2**20)
     source = built(f"{rabbitmq_server}?heartbeat=1", rabbitmq_queue())
     source.send([os.urandom(2**20)] * 64)
@@ -200,7 +187,7 @@ def test_a_reader_that_stands_still_holds_the_socket_up_and_not_the_heartbeats(
     assert 0 < held < 32
 
 
-def test_a_forked_process_does_not_wait_for_a_thread_that_it_has_not(rabbitmq: Built) -> None:
+def test_a_forked_process_does_not_wait_for_a_thread_that_it_has_not(rabbitmq):
     source = rabbitmq()
     source.send([b"1"])
     ours, theirs = multiprocessing.Pipe()
@@ -213,9 +200,7 @@ def test_a_forked_process_does_not_wait_for_a_thread_that_it_has_not(rabbitmq: B
     assert source.backlog().messages == 1
 
 
-def test_a_server_that_stops_answering_is_given_up(
-    monkeypatch: pytest.MonkeyPatch, server: RabbitMQ, queue: Built
-) -> None:
+def test_a_server_that_stops_answering_is_given_up(monkeypatch, server, queue):
     monkeypatch.setattr(rabbitmq_source, "LOOK_S", 0.5)
     source = queue()
     source.backlog()
@@ -231,9 +216,7 @@ def test_a_server_that_stops_answering_is_given_up(
     assert patiently(source.backlog, SOON).messages == 0
 
 
-def test_a_channel_that_is_closed_for_its_age_says_so_where_messages_without_an_id_were_to_be_decided(
-    server: RabbitMQ, queue: Built
-) -> None:
+def test_a_channel_that_is_closed_for_its_age_says_so_where_messages_without_an_id_were_to_be_decided(server, queue):
     server.ctl(
         "eval",
         "application:set_env(rabbit, consumer_timeout, 1), application:set_env(rabbit, channel_tick_interval, 100).",

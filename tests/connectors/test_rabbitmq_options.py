@@ -1,6 +1,5 @@
 """Options of RabbitMQ as a source: what is refused, and what the errors of a real server are said to mean."""
 
-from collections.abc import Callable
 from ssl import SSLEOFError
 from typing import Any
 from uuid import uuid4
@@ -23,7 +22,7 @@ from pipeline_platform.connectors.rabbitmq.rabbitmq_errors import explained
 from pipeline_platform.connectors.rabbitmq.rabbitmq_options import PARAMETERS
 from pipeline_platform.orchestration.source_resources import source_resource
 from pipeline_platform.source.contract import Patience, SourceAwayError, SourceError
-from tests.fixtures.rabbitmq_source import Built, numbers, received
+from tests.fixtures.rabbitmq_source import numbers, received
 
 SECRET = "hush-this-is-secret"
 URL = f"amqps://user:{SECRET}@rabbit.example:5671/flights?heartbeat=30"
@@ -36,20 +35,20 @@ def source(**options: Any) -> RabbitmqSource:
 @pytest.mark.parametrize(
     "url", ["", "rabbit.example", "http://rabbit.example", f"amqp://user:{SECRET}@", f"amqp://user:{SECRET}@host:port"]
 )
-def test_a_url_is_an_amqp_address_and_a_wrong_one_is_not_printed(url: str) -> None:
+def test_a_url_is_an_amqp_address_and_a_wrong_one_is_not_printed(url):
     with pytest.raises(ValidationError, match=r"url\n.*must be amqp://user:password@host:port/vhost") as refused:
         source(url=url)
     assert SECRET not in str(refused.value)
 
 
-def test_the_parameters_of_an_address_are_those_of_pika() -> None:
+def test_the_parameters_of_an_address_are_those_of_pika():
     prefix = "_set_url_"
     known = {name.removeprefix(prefix) for name in dir(pika.URLParameters) if name.startswith(prefix)}
 
     assert known == {*PARAMETERS}, f"tried with pika 1.4.4; this is {pika.__version__}"
 
 
-def test_the_url_is_printed_nowhere() -> None:
+def test_the_url_is_printed_nowhere():
     assert SECRET not in repr(source()) + str(source())
 
 
@@ -78,12 +77,12 @@ def test_the_url_is_printed_nowhere() -> None:
         ({"colour": "red"}, r"colour\n.*Extra inputs"),
     ],
 )  # fmt: skip
-def test_what_cannot_work_is_refused_by_name(options: dict[str, Any], said: str) -> None:
+def test_what_cannot_work_is_refused_by_name(options, said):
     with pytest.raises(ValidationError, match=said):
         source(**options)
 
 
-def test_what_is_unset_has_the_value_of_the_documents() -> None:
+def test_what_is_unset_has_the_value_of_the_documents():
     assert source().model_dump(exclude={"name", "url", "queue"}) == {
         "on_success": "ack", "on_failure": "ack", "declare": None, "bindings": (), "prefetch_count": None,
         "wait_time_s": 0.0, "consume_options": {"consumer_tag": "", "exclusive": False, "arguments": {}},
@@ -92,12 +91,12 @@ def test_what_is_unset_has_the_value_of_the_documents() -> None:
     }  # fmt: skip
 
 
-def test_a_run_waits_for_a_server_as_the_options_say() -> None:
+def test_a_run_waits_for_a_server_as_the_options_say():
     assert source().patience == Patience("rand_exp", 1.0, 30.0, 60.0)
     assert source(backoff_type="exp", backoff_min_s=2, backoff_max_s=8).patience == Patience("exp", 2.0, 8.0, 60.0)
 
 
-def test_as_a_resource_it_takes_the_same_options(rabbitmq_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_a_resource_it_takes_the_same_options(rabbitmq_server, monkeypatch):
     monkeypatch.setenv("RABBITMQ_UNDER_TEST", rabbitmq_server)
     queue = f"queue-{uuid4().hex[:8]}"
     options: dict[str, Any] = {
@@ -134,9 +133,9 @@ def test_as_a_resource_it_takes_the_same_options(rabbitmq_server: str, monkeypat
     ],
 )  # fmt: skip
 def test_errors_name_the_option_and_the_way_out(
-    rabbitmq_server: str, rabbitmq_queue: Callable[..., str], built: Built,
-    changed: tuple[str, str], options: dict[str, Any], error: type[Exception], said: str,
-) -> None:  # fmt: skip
+    rabbitmq_server, rabbitmq_queue, built,
+    changed, options, error, said
+):  # fmt: skip
     options = {"queue": rabbitmq_queue(), **options}
     asked = built(rabbitmq_server.replace(*changed), **options)
 
@@ -145,7 +144,7 @@ def test_errors_name_the_option_and_the_way_out(
     assert SECRET not in str(refused.value)
 
 
-def test_a_consumer_that_has_the_queue_for_itself_is_named(rabbitmq: Built) -> None:
+def test_a_consumer_that_has_the_queue_for_itself_is_named(rabbitmq):
     first = rabbitmq(consume_options={"exclusive": True}, wait_time_s=1.0)
     first.send([b"1"])
     batches = first.read(first.plan(10, 1, "r1")[0], "r1")
@@ -157,7 +156,7 @@ def test_a_consumer_that_has_the_queue_for_itself_is_named(rabbitmq: Built) -> N
     assert sum(batch.num_rows for batch in batches) == 1
 
 
-def test_an_exclusive_queue_of_another_connection_is_named(rabbitmq: Built) -> None:
+def test_an_exclusive_queue_of_another_connection_is_named(rabbitmq):
     class Owner(RabbitmqSource):
         def after_connect(self, channel: Channel) -> None:
             channel.ask("queue_declare", queue=self.queue, exclusive=True)
@@ -169,7 +168,7 @@ def test_an_exclusive_queue_of_another_connection_is_named(rabbitmq: Built) -> N
         rabbitmq(owner.queue).backlog()
 
 
-def test_a_stream_is_refused_by_name_where_it_would_give_nothing(rabbitmq: Built) -> None:
+def test_a_stream_is_refused_by_name_where_it_would_give_nothing(rabbitmq):
     class Streaming(RabbitmqSource):
         def after_connect(self, channel: Channel) -> None:
             channel.ask("queue_declare", queue=self.queue, durable=True, arguments={"x-queue-type": "stream"})
@@ -181,7 +180,7 @@ def test_a_stream_is_refused_by_name_where_it_would_give_nothing(rabbitmq: Built
             ask()
 
 
-def test_a_delivery_that_took_too_long_says_what_to_raise() -> None:
+def test_a_delivery_that_took_too_long_says_what_to_raise():
     class TooLateError(Exception):
         reply_code = 406
         reply_text = "PRECONDITION_FAILED - delivery acknowledgement on channel 1 timed out"
@@ -198,7 +197,7 @@ GUESSES = [IncompatibleProtocolError, ProbableAuthenticationError, ProbableAcces
 
 
 @pytest.mark.parametrize("error", [*(guess(LOST) for guess in GUESSES), SSLEOFError(8, "EOF occurred")], ids=repr)
-def test_a_connection_that_is_cut_while_it_is_made_is_no_refusal(error: Exception) -> None:
+def test_a_connection_that_is_cut_while_it_is_made_is_no_refusal(error):
     told = explained(error, source())
 
     assert isinstance(told, SourceAwayError)
@@ -206,11 +205,11 @@ def test_a_connection_that_is_cut_while_it_is_made_is_no_refusal(error: Exceptio
 
 
 @pytest.mark.parametrize("guess", GUESSES[1:])
-def test_what_the_server_itself_refuses_is_not_waited_for(guess: type[Exception]) -> None:
+def test_what_the_server_itself_refuses_is_not_waited_for(guess):
     assert not isinstance(explained(guess(REFUSED), source()), SourceAwayError)
 
 
-def test_an_error_of_a_subclass_s_own_is_told_as_it_is_and_leaves_no_connection(rabbitmq: Built) -> None:
+def test_an_error_of_a_subclass_s_own_is_told_as_it_is_and_leaves_no_connection(rabbitmq):
     class Wrong(RabbitmqSource):
         def after_connect(self, channel: Channel) -> None:
             raise LookupError("no plan")

@@ -4,8 +4,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -20,7 +19,7 @@ from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.source.contract import Share, SourceError
 from servers import sqs
 from tests.fixtures.small_lake import handled
-from tests.fixtures.sqs_between import Between, between
+from tests.fixtures.sqs_between import between
 
 Made = Callable[..., SqsSource]
 BEYOND_TWELVE_HOURS = (
@@ -30,13 +29,13 @@ BEYOND_TWELVE_HOURS = (
 
 
 @pytest.fixture
-def fake(sqs_server: str) -> Iterator[Between]:
+def fake(sqs_server):
     with between(sqs_server) as one:
         yield one
 
 
 @pytest.fixture
-def made(fake: Between, sqs_queue: Callable[..., str]) -> Made:
+def made(fake, sqs_queue):
     """A source over a new queue of so many messages, with the fake between."""
 
     def make(waiting: int = 0, queue: Mapping[str, str] = MappingProxyType({}), **options: Any) -> SqsSource:
@@ -56,22 +55,20 @@ def held(source: SqsSource, share: Share) -> list[str]:
     ("demand", "concurrency", "shares"),
     [(100, 2, [50, 50]), (101, 2, [60, 41]), (3, 4, [3]), (25, 4, [10, 10, 5]), (99, 1, [99]), (0, 2, [])],
 )
-def test_shares_are_of_whole_calls_and_as_equal_as_that_allows(
-    made: Made, demand: int, concurrency: int, shares: list[int]
-) -> None:
+def test_shares_are_of_whole_calls_and_as_equal_as_that_allows(made, demand, concurrency, shares):
     assert [share.messages for share in made(110).plan(demand, concurrency, "r1")] == shares
 
 
 @pytest.mark.parametrize(("waiting", "shares"), [(0, [10]), (7, [10]), (25, [20, 5])])
-def test_no_more_is_planned_than_seems_to_wait_but_a_call(made: Made, waiting: int, shares: list[int]) -> None:
+def test_no_more_is_planned_than_seems_to_wait_but_a_call(made, waiting, shares):
     assert [share.messages for share in made(waiting).plan(1_000, 2, "r1")] == shares
 
 
-def test_tasks_that_wait_for_messages_plan_for_all_that_is_wanted(made: Made) -> None:
+def test_tasks_that_wait_for_messages_plan_for_all_that_is_wanted(made):
     assert [share.messages for share in made(0, wait_time_seconds=1).plan(40, 2, "r1")] == [20, 20]
 
 
-def test_no_more_is_planned_than_the_quota_leaves(made: Made, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_more_is_planned_than_the_quota_leaves(made, caplog):
     flights = made(60, max_in_flight=50)
     assert flights.backlog().messages == 50
     assert len(held(flights, Share(messages=30))) == 30
@@ -86,9 +83,7 @@ def test_no_more_is_planned_than_the_quota_leaves(made: Made, caplog: pytest.Log
     assert flights.backlog().messages == 0, "no run can be asked for what cannot be received"
 
 
-def test_a_queue_at_its_quota_ends_a_share_with_what_it_has(
-    made: Made, fake: Between, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_queue_at_its_quota_ends_a_share_with_what_it_has(made, fake, caplog):
     flights = made(200)
     fake.refuse("ReceiveMessage", "OverLimit", "Too many messages in flight", beyond=5)
 
@@ -99,7 +94,7 @@ def test_a_queue_at_its_quota_ends_a_share_with_what_it_has(
     assert fake.calls["ReceiveMessage"] < 20, "it is not asked on and on"
 
 
-def test_a_share_ends_after_a_third_of_the_lease(made: Made, fake: Between) -> None:
+def test_a_share_ends_after_a_third_of_the_lease(made, fake):
     flights = made(500, visibility_timeout=1)
 
     def slow(number: int, body: object) -> None:
@@ -110,9 +105,7 @@ def test_a_share_ends_after_a_third_of_the_lease(made: Made, fake: Between) -> N
     assert 0 < len(held(flights, Share(messages=500))) < 500
 
 
-def test_messages_that_were_received_twelve_hours_ago_are_no_others_yet(
-    made: Made, fake: Between, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_messages_that_were_received_twelve_hours_ago_are_no_others_yet(made, fake, caplog):
     flights = made(3)
     handles = held(flights, Share(messages=3))
     refused = {"SenderFault": True, "Code": "InvalidParameterValue", "Message": BEYOND_TWELVE_HOURS}
@@ -126,7 +119,7 @@ def test_messages_that_were_received_twelve_hours_ago_are_no_others_yet(
     assert "3 of 3 messages cannot be hidden for longer: InvalidParameterValue" in caplog.text
 
 
-def test_messages_that_are_all_others_by_now_are_no_longer_held(made: Made) -> None:
+def test_messages_that_are_all_others_by_now_are_no_longer_held(made):
     flights = made(3)
     handles = held(flights, Share(messages=3))
     flights.release(flights.queue_url, handles)
@@ -134,9 +127,7 @@ def test_messages_that_are_all_others_by_now_are_no_longer_held(made: Made) -> N
     assert not flights.extend("r1", lambda: [(flights.queue_url, handles)])
 
 
-def test_an_extension_that_takes_longer_than_a_third_of_the_lease_says_what_to_change(
-    made: Made, fake: Between, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_extension_that_takes_longer_than_a_third_of_the_lease_says_what_to_change(made, fake, caplog):
     flights = made(20, visibility_timeout=1)
     handles = held(flights, Share(messages=20))
 
@@ -164,7 +155,7 @@ def group(name: str, **attributes: str) -> dict[str, Any]:
     return {"attributes": {"MessageGroupId": name, **attributes}}
 
 
-def test_messages_are_sent_in_tens(made: Made, fake: Between) -> None:
+def test_messages_are_sent_in_tens(made, fake):
     flights = made()
     payloads = [f"Żółć {number}".encode() for number in range(205)]
 
@@ -174,7 +165,7 @@ def test_messages_are_sent_in_tens(made: Made, fake: Between) -> None:
     assert sorted(row["data"] for row in received(flights)) == sorted(payloads)
 
 
-def test_a_call_takes_no_more_than_a_mebibyte(made: Made, fake: Between) -> None:
+def test_a_call_takes_no_more_than_a_mebibyte(made, fake):
     sizes = list[int]()
     fake.meddle["SendMessageBatch"] = lambda _, body: sizes.append(len(body["Entries"]))
     whole, quarter = b"x" * (2**20 - 100), b"a" * (2**18 - 1)
@@ -184,7 +175,7 @@ def test_a_call_takes_no_more_than_a_mebibyte(made: Made, fake: Between) -> None
     assert sorted(sizes) == [1, 2, 5]
 
 
-def test_what_a_received_message_says_can_be_sent_with_it_again(made: Made) -> None:
+def test_what_a_received_message_says_can_be_sent_with_it_again(made):
     first, second = made(), made()
     trace = {"DataType": "String", "StringValue": "t1"}
     raw = {"DataType": "Binary", "BinaryValue": "AP8="}
@@ -206,17 +197,17 @@ def test_what_a_received_message_says_can_be_sent_with_it_again(made: Made) -> N
         ([b"x" * (2**20 + 1)], "BatchRequestTooLong"),
     ],
 )
-def test_what_cannot_be_sent_is_named(made: Made, payloads: list[bytes], said: str) -> None:
+def test_what_cannot_be_sent_is_named(made, payloads, said):
     with pytest.raises(SourceError, match=said):
         made().send(payloads)
 
 
-def test_more_or_fewer_metadata_than_payloads_are_refused(made: Made) -> None:
+def test_more_or_fewer_metadata_than_payloads_are_refused(made):
     with pytest.raises(ValueError, match="argument 2 is shorter"):
         made().send([b"one", b"two"], [None])
 
 
-def test_a_fifo_queue_is_sent_groups_in_order_and_wants_a_group(made: Made) -> None:
+def test_a_fifo_queue_is_sent_groups_in_order_and_wants_a_group(made):
     flights = made(queue=FIFO)
     with pytest.raises(SourceError, match=r"number 0: MissingParameter: .*MessageGroupId"):
         flights.send([b"one"])
@@ -232,7 +223,7 @@ def test_a_fifo_queue_is_sent_groups_in_order_and_wants_a_group(made: Made) -> N
     assert {row["partition"] for row in seen} == {"UA"}
 
 
-def test_a_message_of_the_same_deduplication_id_is_there_once(made: Made) -> None:
+def test_a_message_of_the_same_deduplication_id_is_there_once(made):
     flights = made(queue={"FifoQueue": "true"})
     same = group("UA", MessageDeduplicationId="1")
 
@@ -241,9 +232,7 @@ def test_a_message_of_the_same_deduplication_id_is_there_once(made: Made) -> Non
     assert len(received(flights)) == 1
 
 
-def test_while_messages_of_a_group_are_held_no_other_receive_is_given_any_of_it(
-    made: Made,
-) -> None:
+def test_while_messages_of_a_group_are_held_no_other_receive_is_given_any_of_it(made):
     flights = made(queue=FIFO)
     flights.send((b"%d" % n for n in range(40)), (group("AB"[n % 2]) for n in range(40)))
 
@@ -257,7 +246,7 @@ def test_while_messages_of_a_group_are_held_no_other_receive_is_given_any_of_it(
     assert min(row["sequence"] for row in third) == min(row["sequence"] for row in first if row["partition"] == "A")
 
 
-def test_sequence_numbers_of_aws_keep_their_order_in_63_bits() -> None:
+def test_sequence_numbers_of_aws_keep_their_order_in_63_bits():
     numbers = ["18849496460467696128", "18858518178214384128", "18877498032037103616", "18950000000000000000"]
 
     fitted = [sequence_of(number) for number in numbers]
@@ -266,7 +255,7 @@ def test_sequence_numbers_of_aws_keep_their_order_in_63_bits() -> None:
     assert all(0 <= number < 2**63 for number in fitted)
 
 
-def test_what_sqs_says_of_a_message_reaches_the_callback(made: Made, tmp_path: Path) -> None:
+def test_what_sqs_says_of_a_message_reaches_the_callback(made, tmp_path):
     seen: list[dict[str, Any]] = []
 
     class Seeing(Pipeline):

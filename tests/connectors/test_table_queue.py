@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import Any
 from uuid import UUID
 
 import pytest
@@ -17,7 +14,7 @@ from pipeline_platform.source.contract import Backlog, Refused, SourceError
 from tests.fixtures.table_queue import do, ids, read, receive
 
 
-def test_a_receive_gets_the_oldest_messages_as_they_were_put_in(queue: TableQueue) -> None:
+def test_a_receive_gets_the_oldest_messages_as_they_were_put_in(queue):
     assert queue.enqueue([b"first", b"second", b"third"], metadata=[{"key": 1}, None, {}]) == 3
 
     rows = receive(queue, "a", demand=2)
@@ -39,14 +36,14 @@ def test_a_receive_gets_the_oldest_messages_as_they_were_put_in(queue: TableQueu
     assert rows[1]["metadata"] is None
 
 
-def test_payloads_come_out_as_they_went_in(queue: TableQueue) -> None:
+def test_payloads_come_out_as_they_went_in(queue):
     payloads = [b"", b"\x00", b"a\x00b", b"\xff\xfe", b"\\x41\t\n\\N", b"x" * 1_000_000]
     queue.enqueue(payloads)
 
     assert [row["data"] for row in receive(queue, "a")] == payloads
 
 
-def test_large_payloads_come_in_small_batches(queue: TableQueue) -> None:
+def test_large_payloads_come_in_small_batches(queue):
     queue.enqueue(b"%d" % number * 500_000 for number in range(1, 61))
     [share] = queue.plan(60, 1, "a")
 
@@ -56,7 +53,7 @@ def test_large_payloads_come_in_small_batches(queue: TableQueue) -> None:
     assert max(batch.nbytes for batch in batches) < 3 * queue_reading.BYTES_PER_BATCH
 
 
-def test_many_messages_are_divided_evenly_and_read_in_batches(queue: TableQueue) -> None:
+def test_many_messages_are_divided_evenly_and_read_in_batches(queue):
     queue.enqueue(b"%d" % number for number in range(1, 5_001))
 
     shares = queue.plan(5_000, 3, "a")
@@ -72,7 +69,7 @@ def test_many_messages_are_divided_evenly_and_read_in_batches(queue: TableQueue)
     assert len(sizes) == 6, "few rows come first: nobody knows yet how large they are"
 
 
-def test_rows_are_read_few_at_a_time_where_their_metadata_are_large(queue: TableQueue) -> None:
+def test_rows_are_read_few_at_a_time_where_their_metadata_are_large(queue):
     queue.enqueue((b"1" for _ in range(300)), ({"large": "x" * 100_000} for _ in range(300)))
 
     (share,) = queue.plan(300, 1, "a")
@@ -81,7 +78,7 @@ def test_rows_are_read_few_at_a_time_where_their_metadata_are_large(queue: Table
     assert max(sizes) < 3 * queue_reading.BYTES_PER_BATCH
 
 
-def test_broken_metadata_cost_no_message(queue: TableQueue, run_sql: Callable[..., Any]) -> None:
+def test_broken_metadata_cost_no_message(queue, run_sql):
     queue.enqueue([b"1", b"2", b"3"])
     bottomless = "[" * 100_000
     for id_, text in ((1, "no json"), (2, "[1]"), (3, bottomless)):
@@ -91,7 +88,7 @@ def test_broken_metadata_cost_no_message(queue: TableQueue, run_sql: Callable[..
     assert told == ["no json", [1], bottomless]
 
 
-def test_no_depth_of_metadata_stops_a_share(queue: TableQueue, run_sql: Callable[..., Any]) -> None:
+def test_no_depth_of_metadata_stops_a_share(queue, run_sql):
     """Python's JSON reads some that it cannot write: where that begins depends on who calls it."""
     queue.enqueue([b""] * 40)
     for id_ in range(1, 41):
@@ -101,7 +98,7 @@ def test_no_depth_of_metadata_stops_a_share(queue: TableQueue, run_sql: Callable
     assert len(receive(queue, "a")) == 40
 
 
-def test_metadata_that_are_no_text_cost_no_message(tmp_path: Path) -> None:
+def test_metadata_that_are_no_text_cost_no_message(tmp_path):
     url = f"sqlite:///{tmp_path}/queue.db"
     queue = TableQueue(name="flights", url=url, metadata_column="metadata")
     queue.create()
@@ -113,7 +110,7 @@ def test_metadata_that_are_no_text_cost_no_message(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["json", "jsonb"])
-def test_no_depth_stops_a_share_whose_metadata_the_driver_would_parse(postgres_url: str, kind: str) -> None:
+def test_no_depth_stops_a_share_whose_metadata_the_driver_would_parse(postgres_url, kind):
     queue = TableQueue(name="flights", url=postgres_url, metadata_column="notes")
     do(postgres_url, f"CREATE TABLE messages (id bigserial PRIMARY KEY, data bytea, notes {kind})")
     deep = "[" * 2_000 + "]" * 2_000
@@ -125,7 +122,7 @@ def test_no_depth_stops_a_share_whose_metadata_the_driver_would_parse(postgres_u
     assert told == [{"notes": deep}, {"key": 1.5}, {}]
 
 
-def test_enqueueing_is_all_or_nothing(queue: TableQueue) -> None:
+def test_enqueueing_is_all_or_nothing(queue):
     with pytest.raises(TypeError, match="a payload is bytes, not str; encode it"):
         queue.enqueue([b"1", "2"])  # type: ignore[list-item]
     with pytest.raises(ValueError, match="fewer metadata than payloads"):
@@ -136,7 +133,7 @@ def test_enqueueing_is_all_or_nothing(queue: TableQueue) -> None:
     assert queue.backlog() == Backlog(0)
 
 
-def test_no_id_is_ever_used_twice(queue: TableQueue) -> None:
+def test_no_id_is_ever_used_twice(queue):
     queue.enqueue([b"1", b"2"])
     queue.ack("a", ids(receive(queue, "a")))
     queue.create()
@@ -145,9 +142,7 @@ def test_no_id_is_ever_used_twice(queue: TableQueue) -> None:
     assert ids(receive(queue, "b")) == ["3"]
 
 
-def test_backlog_counts_what_could_be_leased_and_since_when_it_waits(
-    queue: TableQueue, run_sql: Callable[..., Any]
-) -> None:
+def test_backlog_counts_what_could_be_leased_and_since_when_it_waits(queue, run_sql):
     assert queue.backlog() == Backlog(0)
     queue.enqueue([b"1", b"2", b"3"])
     run_sql("UPDATE messages SET created = '2013-01-01 10:00:00+00:00' WHERE id = 1")
@@ -160,7 +155,7 @@ def test_backlog_counts_what_could_be_leased_and_since_when_it_waits(
     assert abs(datetime.now(UTC) - oldest) < timedelta(minutes=1)
 
 
-def test_a_look_counts_no_further_than_it_is_asked_to(queue: TableQueue) -> None:
+def test_a_look_counts_no_further_than_it_is_asked_to(queue):
     queue.enqueue(b"x" for _ in range(10))
     shares = queue.plan(4, 1, "a")
     queue.release("a", ids(read(queue, shares[0], "a"))[:1])
@@ -177,7 +172,7 @@ def test_a_look_counts_no_further_than_it_is_asked_to(queue: TableQueue) -> None
     assert queue.backlog().messages == 7
 
 
-def test_a_table_of_ones_own_is_a_queue_of_rows(url: str, run_sql: Callable[..., Any]) -> None:
+def test_a_table_of_ones_own_is_a_queue_of_rows(url, run_sql):
     run_sql('CREATE TABLE "Order" (number INTEGER PRIMARY KEY, "the item" TEXT, price REAL)')
     run_sql("""INSERT INTO "Order" VALUES (7, 'a "tea" pot', 1.5), (3, NULL, NULL)""")
     queue = TableQueue(name="orders", url=url, table="Order", id_column="number", data_column=None)
@@ -196,7 +191,7 @@ def test_a_table_of_ones_own_is_a_queue_of_rows(url: str, run_sql: Callable[...,
         queue.enqueue([b"1"])
 
 
-def test_text_columns_come_as_utf_8(url: str, run_sql: Callable[..., Any]) -> None:
+def test_text_columns_come_as_utf_8(url, run_sql):
     run_sql("CREATE TABLE messages (id INTEGER PRIMARY KEY, data TEXT)")
     run_sql("INSERT INTO messages VALUES (1, 'Zürich'), (2, NULL)")
     queue = TableQueue(name="places", url=url)
@@ -205,7 +200,7 @@ def test_text_columns_come_as_utf_8(url: str, run_sql: Callable[..., Any]) -> No
     assert [row["data"] for row in receive(queue, "a")] == ["Zürich".encode(), b""]
 
 
-def test_binary_columns_of_a_row_come_as_digits(url: str, run_sql: Callable[..., Any]) -> None:
+def test_binary_columns_of_a_row_come_as_digits(url, run_sql):
     binary = "BLOB" if url.startswith("sqlite") else "BYTEA"
     run_sql(f"CREATE TABLE messages (id INTEGER PRIMARY KEY, picture {binary})")
     run_sql("INSERT INTO messages VALUES (1, :picture)", picture=b"\x00\xff")
@@ -217,12 +212,9 @@ def test_binary_columns_of_a_row_come_as_digits(url: str, run_sql: Callable[...,
 
 @pytest.mark.parametrize(
     ("type_", "keys"),
-    [
-        ("VARCHAR(40)", ["a", "b c", "d'e\"f", "ü", "00:1"]),
-        ("UUID", [str(UUID(int=number)) for number in range(1, 6)]),
-    ],
+    [("VARCHAR(40)", ["a", "b c", "d'e\"f", "ü", "00:1"]), ("UUID", [str(UUID(int=number)) for number in range(1, 6)])],
 )
-def test_ids_may_be_texts_or_uuids(url: str, run_sql: Callable[..., Any], type_: str, keys: list[str]) -> None:
+def test_ids_may_be_texts_or_uuids(url, run_sql, type_, keys):
     if type_ == "UUID" and url.startswith("sqlite"):
         type_ = "CHAR(36)"
     run_sql(f"CREATE TABLE messages (id {type_} PRIMARY KEY, data TEXT)")
@@ -244,7 +236,7 @@ def test_ids_may_be_texts_or_uuids(url: str, run_sql: Callable[..., Any], type_:
     assert queue.extend("a", list)
 
 
-def test_rows_without_an_id_are_left_alone(url: str, run_sql: Callable[..., Any]) -> None:
+def test_rows_without_an_id_are_left_alone(url, run_sql):
     run_sql("CREATE TABLE messages (id TEXT UNIQUE, data TEXT)")
     run_sql("INSERT INTO messages VALUES (NULL, 'x'), ('a', 'y')")
     queue = TableQueue(name="named", url=url)
@@ -254,7 +246,7 @@ def test_rows_without_an_id_are_left_alone(url: str, run_sql: Callable[..., Any]
     assert ids(receive(queue, "a")) == ["a"]
 
 
-def test_a_queue_says_where_a_message_is(queue: TableQueue) -> None:
+def test_a_queue_says_where_a_message_is(queue):
     queue.enqueue([b"1", b"2", b"3"])
     receive(queue, "a", demand=2)
     queue.release("a", ["1"], delay_s=30)
@@ -268,7 +260,7 @@ def test_a_queue_says_where_a_message_is(queue: TableQueue) -> None:
     ]
 
 
-def test_messages_that_others_delete_are_gone(queue: TableQueue, run_sql: Callable[..., Any]) -> None:
+def test_messages_that_others_delete_are_gone(queue, run_sql):
     queue.enqueue([b"1", b"2", b"3"])
     shares = queue.plan(3, 1, "a")
     run_sql("DELETE FROM messages WHERE id = 2")

@@ -86,7 +86,7 @@ def every(seconds: float, allowed: int = 10) -> RateLimiting:
 
 
 @pytest.fixture
-def store(tmp_path, clock: Clock) -> Iterator[ControlStore]:
+def store(tmp_path, clock):
     store = ControlStore(f"sqlite:///{tmp_path}/control.sqlite", now=clock)
     yield store
     store.close()

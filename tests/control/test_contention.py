@@ -1,6 +1,5 @@
 """A large receive decides beside a steady stream of small ones: a try costs what was added since the last, no more."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from tests.fixtures.small_lake import Keeping, Memory, Run
 
 
 @pytest.fixture
-def tables(tmp_path: Path) -> Tables:
+def tables(tmp_path):
     return Tables(Lake(root=str(tmp_path)), Keeping)
 
 
@@ -21,9 +20,7 @@ def holding(tables: Tables, receive_id: str, *names: str) -> Run:
     return Run(tables, Memory(deliveries_=deliveries), receive_id, base=0).work()
 
 
-def test_a_try_reads_what_was_added_since_the_last_and_the_receive_itself_once(
-    tables: Tables, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_try_reads_what_was_added_since_the_last_and_the_receive_itself_once(tables, monkeypatch):
     large = holding(tables, "large", *(f"l{n}" for n in range(2_000)))
     others = iter([holding(tables, f"s{n}", f"s{n}") for n in range(6)])
     swap, opened, tries = Table.swap, Lake.open_input, []

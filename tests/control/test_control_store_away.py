@@ -20,7 +20,7 @@ def damage(place: Place) -> None:
     file.write_bytes(b"not a database, for once" * 100)
 
 
-def test_a_damaged_store_is_a_reason_that_names_the_file_and_the_way_out(place: Place) -> None:
+def test_a_damaged_store_is_a_reason_that_names_the_file_and_the_way_out(place):
     place.enqueue(100)
     damage(place)
 
@@ -31,7 +31,7 @@ def test_a_damaged_store_is_a_reason_that_names_the_file_and_the_way_out(place: 
     assert "limits set at run time, pauses and claims are forgotten" in said
 
 
-def test_removing_a_damaged_store_is_all_there_is_to_do(place: Place) -> None:
+def test_removing_a_damaged_store_is_all_there_is_to_do(place):
     place.enqueue(100)
     damage(place)
     place.skips()
@@ -42,7 +42,7 @@ def test_removing_a_damaged_store_is_all_there_is_to_do(place: Place) -> None:
 
 
 @pytest.mark.parametrize("schedule", ["asked_pull_schedule", "asked_redrive_schedule"])
-def test_a_damaged_store_is_a_reason_for_the_clock_too(place: Place, schedule: str) -> None:
+def test_a_damaged_store_is_a_reason_for_the_clock_too(place, schedule):
     damage(place)
 
     told = scheduled(schedule, place)
@@ -51,7 +51,7 @@ def test_a_damaged_store_is_a_reason_for_the_clock_too(place: Place, schedule: s
     assert str(place.folder / "control.sqlite") in str(told.skip_message)
 
 
-def test_a_look_waits_for_no_writer(place: Place) -> None:
+def test_a_look_waits_for_no_writer(place):
     place.enqueue(100)
     place.control.resume("asked")
     place.control.close()  # as after each look
@@ -63,7 +63,7 @@ def test_a_look_waits_for_no_writer(place: Place) -> None:
         assert time.monotonic() - began < 20
 
 
-def test_a_store_that_another_keeps_to_itself_is_a_reason(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_another_keeps_to_itself_is_a_reason(place, monkeypatch):
     place.enqueue(100)
     place.control.resume("asked")
     place.control.close()

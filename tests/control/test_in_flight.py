@@ -4,9 +4,7 @@ import json
 import sqlite3
 import subprocess
 import time
-from collections.abc import Callable, Iterator
 from datetime import timedelta
-from pathlib import Path
 
 import dagster as dg
 import pytest
@@ -20,7 +18,7 @@ from tests.fixtures.sensor import TAGS, Asked, Place, tags
 STARTING, STARTED = dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED
 
 
-def test_queued_runs_count_until_they_end(place: Place) -> None:
+def test_queued_runs_count_until_they_end(place):
     place.enqueue(300)
 
     assert place.asked() == [100, 100]
@@ -33,7 +31,7 @@ def test_queued_runs_count_until_they_end(place: Place) -> None:
     assert place.asked() == [100, 100]
 
 
-def test_what_queued_runs_will_take_is_not_asked_for_again(place: Place) -> None:
+def test_what_queued_runs_will_take_is_not_asked_for_again(place):
     place.enqueue(60)
 
     assert place.asked() == [60]
@@ -41,14 +39,14 @@ def test_what_queued_runs_will_take_is_not_asked_for_again(place: Place) -> None
     assert place.skips() == f"60 messages wait, and run {run.run_id[:8]} will take them"
 
 
-def test_a_run_that_leased_counts_as_what_it_holds(place: Place) -> None:
+def test_a_run_that_leased_counts_as_what_it_holds(place):
     run = place.queued(tags(100, **{TAGS.receive_id: "r"}), dg.DagsterRunStatus.STARTED)
     place.control.claim("asked", "r", run.run_id, wanted=7, capacity=200, lease_s=60)
 
     assert in_flight(Asked, place.instance, place.control) == InFlight(7, 1, 0)
 
 
-def test_a_dead_run_does_not_count_once_its_claim_is_over(place: Place) -> None:
+def test_a_dead_run_does_not_count_once_its_claim_is_over(place):
     run = place.queued(tags(100, **{TAGS.receive_id: "r"}), dg.DagsterRunStatus.STARTED)
     place.control.claim("asked", "r", run.run_id, wanted=100, capacity=200, lease_s=0.05)
     time.sleep(0.1)
@@ -62,9 +60,7 @@ ENDED = [dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 
 
 @pytest.mark.parametrize("status", ENDED)
-def test_a_run_that_dagster_knows_as_ended_holds_nothing_and_what_it_left_is_due_at_once(
-    place: Place, status: dg.DagsterRunStatus
-) -> None:
+def test_a_run_that_dagster_knows_as_ended_holds_nothing_and_what_it_left_is_due_at_once(place, status):
     """A run that was killed ended neither its claim nor its leases: the claim would count for a minute."""
     assert place.skips() == "the queue is empty"
     run = place.queued(tags(7, **{TAGS.receive_id: "r"}), status)
@@ -74,9 +70,7 @@ def test_a_run_that_dagster_knows_as_ended_holds_nothing_and_what_it_left_is_due
     assert [claim.run_id for claim in place.control.over("asked")] == [run.run_id], "for the next run to give back"
 
 
-def test_a_run_whose_process_ended_holds_nothing_before_dagster_knows(
-    place: Place, process: subprocess.Popen[bytes]
-) -> None:
+def test_a_run_whose_process_ended_holds_nothing_before_dagster_knows(place, process):
     run = run_in(process, place, STARTED)
     place.control.claim("asked", "r", run.run_id, wanted=7, capacity=200, lease_s=60)
     assert place.skips() != ""
@@ -89,9 +83,7 @@ def test_a_run_whose_process_ended_holds_nothing_before_dagster_knows(
 
 
 @pytest.mark.parametrize("status", ENDED)
-def test_patience_does_not_begin_anew_for_what_a_run_gave_back(
-    place: Place, status: dg.DagsterRunStatus, at: Callable[[timedelta], None]
-) -> None:
+def test_patience_does_not_begin_anew_for_what_a_run_gave_back(place, status, at):
     place.enqueue(60)
     assert place.asked() == [60]
     (run,) = place.instance.get_runs()
@@ -105,7 +97,7 @@ def test_patience_does_not_begin_anew_for_what_a_run_gave_back(
     assert place.skips() == "7 messages wait; a run pays from 50, or after 30 s (waited 0 s)", "once"
 
 
-def test_what_no_run_can_finish_is_asked_for_at_once_but_once(place: Place) -> None:
+def test_what_no_run_can_finish_is_asked_for_at_once_but_once(place):
     """Each run that tries leaves the claim as it is: it is over since the first one ended."""
     run = place.queued(tags(7, **{TAGS.receive_id: "r"}), dg.DagsterRunStatus.SUCCESS)
     place.control.claim("asked", "r", run.run_id, wanted=7, capacity=200, lease_s=60)
@@ -118,7 +110,7 @@ def test_what_no_run_can_finish_is_asked_for_at_once_but_once(place: Place) -> N
     assert "a run pays from 50, or after 30 s" in place.skips()
 
 
-def test_a_backfill_takes_room_but_nothing_of_what_waits_at_the_source(place: Place) -> None:
+def test_a_backfill_takes_room_but_nothing_of_what_waits_at_the_source(place):
     place.queued({**tags(100), TAGS.origin: "failed"})
     place.enqueue(60)
 
@@ -126,7 +118,7 @@ def test_a_backfill_takes_room_but_nothing_of_what_waits_at_the_source(place: Pl
     assert place.asked() == [60]
 
 
-def test_a_re_execution_of_all_steps_counts_as_what_it_will_lease(place: Place) -> None:
+def test_a_re_execution_of_all_steps_counts_as_what_it_will_lease(place):
     parent = place.queued(tags(80, **{TAGS.receive_id: "r"}), dg.DagsterRunStatus.FAILURE)
 
     again = place.queued(parent.tags, parent_run_id=parent.run_id, root_run_id=parent.run_id)
@@ -136,7 +128,7 @@ def test_a_re_execution_of_all_steps_counts_as_what_it_will_lease(place: Place) 
     assert in_flight(Asked, place.instance, place.control) == InFlight(), "it has had its own, and ended the claim"
 
 
-def test_a_re_execution_from_failure_leases_nothing(place: Place) -> None:
+def test_a_re_execution_from_failure_leases_nothing(place):
     parent = place.queued(tags(80, **{TAGS.receive_id: "r"}), dg.DagsterRunStatus.FAILURE)
 
     place.queued(
@@ -153,7 +145,7 @@ def test_a_re_execution_from_failure_leases_nothing(place: Place) -> None:
 
 
 @pytest.fixture
-def process() -> Iterator[subprocess.Popen[bytes]]:
+def process():
     """A process that does nothing until it is killed."""
     with subprocess.Popen(["sleep", "600"]) as sleeping:
         yield sleeping
@@ -171,9 +163,7 @@ def run_in(process: subprocess.Popen[bytes], place: Place, status: dg.DagsterRun
 
 
 @pytest.mark.parametrize("status", [STARTING, STARTED])
-def test_a_run_that_was_killed_before_it_claimed_stops_counting_at_once(
-    place: Place, process: subprocess.Popen[bytes], status: dg.DagsterRunStatus
-) -> None:
+def test_a_run_that_was_killed_before_it_claimed_stops_counting_at_once(place, process, status):
     run_in(process, place, status)
     assert in_flight(Asked, place.instance, place.control) == InFlight(100, 1, 100)
 
@@ -184,9 +174,7 @@ def test_a_run_that_was_killed_before_it_claimed_stops_counting_at_once(
 
 
 @pytest.mark.parametrize("status", [STARTING, STARTED])
-def test_a_run_whose_process_lives_counts_however_slowly_it_starts(
-    place: Place, process: subprocess.Popen[bytes], at: Callable[[timedelta], None], status: dg.DagsterRunStatus
-) -> None:
+def test_a_run_whose_process_lives_counts_however_slowly_it_starts(place, process, at, status):
     run_in(process, place, status)
 
     at(timedelta(hours=1))
@@ -194,9 +182,7 @@ def test_a_run_whose_process_lives_counts_however_slowly_it_starts(
     assert in_flight(Asked, place.instance, place.control) == InFlight(100, 1, 100)
 
 
-def test_a_run_whose_process_nobody_here_can_ask_counts_for_a_quarter_of_an_hour(
-    place: Place, at: Callable[[timedelta], None]
-) -> None:
+def test_a_run_whose_process_nobody_here_can_ask_counts_for_a_quarter_of_an_hour(place, at):
     place.queued(tags(100), STARTING)
 
     at(timedelta(minutes=14))
@@ -205,9 +191,7 @@ def test_a_run_whose_process_nobody_here_can_ask_counts_for_a_quarter_of_an_hour
     assert in_flight(Asked, place.instance, place.control) == InFlight()
 
 
-def test_a_run_whose_launcher_died_before_it_had_a_process_stops_counting(
-    place: Place, process: subprocess.Popen[bytes]
-) -> None:
+def test_a_run_whose_launcher_died_before_it_had_a_process_stops_counting(place, process):
     run = place.queued(tags(100), STARTING)
     place.instance.add_run_tags(run.run_id, {LAUNCHER_TAG: RunProcess.tag(run.run_id, process.pid)})
     assert in_flight(Asked, place.instance, place.control) == InFlight(100, 1, 100)
@@ -218,9 +202,7 @@ def test_a_run_whose_launcher_died_before_it_had_a_process_stops_counting(
     assert in_flight(Asked, place.instance, place.control) == InFlight()
 
 
-def test_a_run_whose_launcher_died_before_it_left_its_tag_stops_counting_soon(
-    tmp_path: Path, at: Callable[[timedelta], None]
-) -> None:
+def test_a_run_whose_launcher_died_before_it_left_its_tag_stops_counting_soon(tmp_path, at):
     launcher = {"module": "pipeline_platform.launcher.run_launcher", "class": "StandbyRunLauncher"}
     settings = {"run_launcher": launcher, "telemetry": {"enabled": False}}
     (tmp_path / "dagster.yaml").write_text(json.dumps(settings))
@@ -236,9 +218,7 @@ def test_a_run_whose_launcher_died_before_it_left_its_tag_stops_counting_soon(
         assert in_flight(Asked, instance, place.control) == InFlight(100, 1, 100), "Dagster's own launcher started it"
 
 
-def test_a_re_execution_is_not_judged_by_the_process_of_its_parent(
-    place: Place, process: subprocess.Popen[bytes]
-) -> None:
+def test_a_re_execution_is_not_judged_by_the_process_of_its_parent(place, process):
     parent = run_in(process, place, STARTED)
     process.kill()
     process.wait()

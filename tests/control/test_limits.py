@@ -132,10 +132,7 @@ def test_a_pause_without_a_reason_is_a_pause(store):
 
 
 @one_store_for_all_examples
-@given(
-    takes=st.lists(st.tuples(st.integers(1, 8), st.floats(0, 20)), max_size=30),
-    allowed=st.integers(1, 12),
-)
+@given(takes=st.lists(st.tuples(st.integers(1, 8), st.floats(0, 20)), max_size=30), allowed=st.integers(1, 12))
 def test_what_an_interval_grants_is_all_it_has_or_all_that_was_wanted(store, clock, takes, allowed):
     pipeline, limit = next(names), RateLimiting(allowed_messages=allowed, interval=timedelta(seconds=7))
     wanted_of, granted_of = {}, {}

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from threading import Barrier
 
 import pytest
@@ -15,7 +14,7 @@ Chosen = tuple[list[Offsets], dict[str, int]]
 
 
 @pytest.fixture
-def store(control_url: str) -> ControlStore:
+def store(control_url):
     store = ControlStore(control_url)
     store.begin("log", [Place("p", 0, 0), Place("q", 0, 0)])
     return store
@@ -29,7 +28,7 @@ def spans(store: ControlStore, partition: str = "p") -> list[tuple[int, int, str
     return [(span.first, span.past, span.holder) for span in store.places("log")[partition].spans]
 
 
-def test_a_partition_begins_once(store: ControlStore) -> None:
+def test_a_partition_begins_once(store):
     store.begin("log", [Place("p", 7, 9), Place("r", 3, 5)])
     store.begin("log", [])
 
@@ -39,7 +38,7 @@ def test_a_partition_begins_once(store: ControlStore) -> None:
     assert store.places("another log") == {}
 
 
-def test_two_planners_at_once_are_given_different_spans(control_url: str, store: ControlStore) -> None:
+def test_two_planners_at_once_are_given_different_spans(control_url, store):
     """Each takes what it finds free, and looks while the other is at it."""
     planners = 4
     start = Barrier(planners)
@@ -65,7 +64,7 @@ def test_two_planners_at_once_are_given_different_spans(control_url: str, store:
     assert store.places("log")["p"].reached == planners * 50
 
 
-def test_a_position_moves_over_what_is_acknowledged_without_a_gap(store: ControlStore) -> None:
+def test_a_position_moves_over_what_is_acknowledged_without_a_gap(store):
     hold(store, "a", ("p", 0, 10), ("q", 0, 5))
     hold(store, "b", ("p", 10, 20))
     hold(store, "c", ("p", 20, 30), ("q", 5, 6))
@@ -80,7 +79,7 @@ def test_a_position_moves_over_what_is_acknowledged_without_a_gap(store: Control
     assert {one.acknowledged_to for one in store.places("log").values()} == {30, 6}
 
 
-def test_what_is_acknowledged_beyond_a_gap_takes_one_row_however_many_receives_it_was(store: ControlStore) -> None:
+def test_what_is_acknowledged_beyond_a_gap_takes_one_row_however_many_receives_it_was(store):
     hold(store, "slow", ("p", 0, 10))
     order = [3, 1, 4, 2, 5]
     for nth in order:
@@ -92,7 +91,7 @@ def test_what_is_acknowledged_beyond_a_gap_takes_one_row_however_many_receives_i
     assert store.acknowledge("log", "slow") == {"p": 60}
 
 
-def test_what_is_given_back_is_free_and_what_is_acknowledged_stays(store: ControlStore) -> None:
+def test_what_is_given_back_is_free_and_what_is_acknowledged_stays(store):
     hold(store, "a", ("p", 0, 10))
     hold(store, "b", ("p", 10, 20))
     store.acknowledge("log", "b")
@@ -106,7 +105,7 @@ def test_what_is_given_back_is_free_and_what_is_acknowledged_stays(store: Contro
     assert store.places("log")["p"].reached == 20, "what was given out once may come a second time"
 
 
-def test_a_part_that_is_given_back_is_free_and_the_rest_stays_held(store: ControlStore) -> None:
+def test_a_part_that_is_given_back_is_free_and_the_rest_stays_held(store):
     hold(store, "a", ("p", 0, 10), ("p", 10, 20), ("q", 0, 5))
     hold(store, "b", ("p", 20, 30))
 
@@ -119,7 +118,7 @@ def test_a_part_that_is_given_back_is_free_and_the_rest_stays_held(store: Contro
     assert store.acknowledge("log", "a") == {"p": 3}, "no position passes what was given back"
 
 
-def test_who_told_less_than_another_hears_what_to_tell_again(store: ControlStore) -> None:
+def test_who_told_less_than_another_hears_what_to_tell_again(store):
     """The log may have heard the smaller offset last."""
     hold(store, "a", ("p", 0, 10))
     hold(store, "b", ("p", 10, 20))
@@ -132,7 +131,7 @@ def test_who_told_less_than_another_hears_what_to_tell_again(store: ControlStore
     assert store.places("log")["p"].acknowledged_to == 20
 
 
-def test_logs_do_not_know_each_other(store: ControlStore) -> None:
+def test_logs_do_not_know_each_other(store):
     store.begin("other", [Place("p", 0, 0)])
     hold(store, "a", ("p", 0, 10))
 
@@ -142,7 +141,7 @@ def test_logs_do_not_know_each_other(store: ControlStore) -> None:
     assert store.committed("other", {"gone": 5}) == {}
 
 
-def test_of_a_thousand_partitions_a_plan_reserves_all_at_once(store: ControlStore) -> None:
+def test_of_a_thousand_partitions_a_plan_reserves_all_at_once(store):
     names = [f"partition-{number}" for number in range(1_000)]
     store.begin("log", [Place(name, 0, 0) for name in names])
 
@@ -154,9 +153,7 @@ def test_of_a_thousand_partitions_a_plan_reserves_all_at_once(store: ControlStor
     assert [places[name] for name in names] == [Place(name, 5, 5) for name in names]
 
 
-def test_what_sqlite_reserved_is_on_disk_before_it_is_given_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_sqlite_reserved_is_on_disk_before_it_is_given_out(tmp_path, monkeypatch):
     """After a power cut the same offsets would be given out again, as if nobody had handled them."""
     store = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
     store.begin("log", [Place("p", 0, 0)])

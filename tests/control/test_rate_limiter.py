@@ -328,10 +328,7 @@ def test_no_interval_sees_more_than_its_permits_whoever_stalls_or_dies(store, cl
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    allowed=st.integers(1, 300),
-    interval=st.floats(0.05, 5),
-    work=st.floats(0.0001, 0.5),
-    messages=st.integers(1, 400),
+    allowed=st.integers(1, 300), interval=st.floats(0.05, 5), work=st.floats(0.0001, 0.5), messages=st.integers(1, 400)
 )
 def test_a_task_finishes_as_soon_as_limit_and_work_allow(store, clock, allowed, interval, work, messages):
     limit = RateLimiting(allowed_messages=allowed, interval=timedelta(seconds=interval))

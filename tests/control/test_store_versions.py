@@ -62,7 +62,7 @@ def version(url: str) -> list[tuple[int, ...]]:
         return [tuple(row) for row in connection.exec_driver_sql("SELECT version FROM control_version")]
 
 
-def test_two_processes_at_once_open_a_live_store_of_the_first_release(control_url: str) -> None:
+def test_two_processes_at_once_open_a_live_store_of_the_first_release(control_url):
     run(control_url, *FIRST_RELEASE.split(";"))
 
     with ProcessPoolExecutor(2, mp_context=PROCESSES) as pool:
@@ -75,7 +75,7 @@ def test_two_processes_at_once_open_a_live_store_of_the_first_release(control_ur
 
 
 @pytest.mark.parametrize("steps_known", [1, 2])
-def test_steps_run_once_and_in_order(control_url: str, monkeypatch: pytest.MonkeyPatch, steps_known: int) -> None:
+def test_steps_run_once_and_in_order(control_url, monkeypatch, steps_known):
     run(control_url, *FIRST_RELEASE.split(";"))
     ran: list[int] = []
     steps = [lambda connection, nth=nth: ran.append(nth) for nth in range(2)]
@@ -93,13 +93,9 @@ def test_steps_run_once_and_in_order(control_url: str, monkeypatch: pytest.Monke
     assert ran == [0, 1]
 
 
-def test_a_step_that_fails_leaves_the_store_as_it_was(control_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_fails_leaves_the_store_as_it_was(control_url, monkeypatch):
     run(control_url, *FIRST_RELEASE.split(";"))
-    broken = [
-        *STEPS,
-        add_host,
-        lambda connection: connection.exec_driver_sql("ALTER TABLE nowhere ADD COLUMN x TEXT"),
-    ]
+    broken = [*STEPS, add_host, lambda connection: connection.exec_driver_sql("ALTER TABLE nowhere ADD COLUMN x TEXT")]
 
     with monkeypatch.context() as newer:
         newer.setattr(store_module, "STEPS", broken)
@@ -110,14 +106,14 @@ def test_a_step_that_fails_leaves_the_store_as_it_was(control_url: str, monkeypa
     assert version(control_url) == [(NEWEST,)]
 
 
-def test_a_new_store_needs_no_step(control_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_store_needs_no_step(control_url, monkeypatch):
     monkeypatch.setattr(store_module, "STEPS", [*STEPS, add_host])
 
     assert ControlStore(control_url).paused("flights") is None
     assert version(control_url) == [(NEWEST + 1,)]
 
 
-def test_a_store_of_a_later_release_is_refused_with_the_way_out(control_url: str) -> None:
+def test_a_store_of_a_later_release_is_refused_with_the_way_out(control_url):
     ControlStore(control_url).pause("flights", "why")
     run(control_url, "UPDATE control_version SET version = 70")
 

@@ -1,22 +1,16 @@
 """Claims of runs that take turns, for messages keep an order over runs."""
 
 from functools import partial
-from typing import Any
 
 import pytest
 
-from pipeline_platform.control.store import ControlStore
-from tests.fixtures.control import Clock
-
 
 @pytest.fixture
-def claim(store: ControlStore) -> Any:
+def claim(store):
     return partial(store.claim, run_id="run", wanted=10, capacity=100, lease_s=60)
 
 
-def test_a_claim_alone_gets_nothing_beside_another_and_leaves_nothing_to_others(
-    store: ControlStore, claim: Any
-) -> None:
+def test_a_claim_alone_gets_nothing_beside_another_and_leaves_nothing_to_others(store, claim):
     assert claim("flights", "a") == 10
     assert claim("flights", "b", alone=True) == 0
     store.end("a")
@@ -27,19 +21,17 @@ def test_a_claim_alone_gets_nothing_beside_another_and_leaves_nothing_to_others(
     assert claim("flights", "c") == 10
 
 
-def test_a_claim_alone_is_so_beside_those_of_all_producers(claim: Any) -> None:
+def test_a_claim_alone_is_so_beside_those_of_all_producers(claim):
     assert claim("coasts/east", "a", alone=True) == 10
     assert [claim("coasts/west", "b", alone=True), claim("coasts", "c")] == [0, 0]
     assert claim("coasts_2/west", "b", alone=True) == 10
 
 
-def test_a_claim_alone_again_replaces_the_former(claim: Any) -> None:
+def test_a_claim_alone_again_replaces_the_former(claim):
     assert [claim("flights", "a", alone=True), claim("flights", "a", alone=True)] == [10, 10]
 
 
-def test_a_claim_whose_turn_is_another_s_by_now_does_not_come_back_to_life(
-    store: ControlStore, clock: Clock, claim: Any
-) -> None:
+def test_a_claim_whose_turn_is_another_s_by_now_does_not_come_back_to_life(store, clock, claim):
     claim("flights", "a", alone=True)
     clock.now += 61
     assert claim("flights", "b", alone=True) == 10

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
@@ -38,7 +37,7 @@ class Shown(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
+def shown(tmp_path_factory):
     demo = Demo(tmp_path_factory.mktemp("demo") / "demo")
     ours, theirs = pty.openpty()
     with os.fdopen(theirs, "w") as terminal:

@@ -24,7 +24,7 @@ OURS = ("VIRTUAL_ENV", "CI", "PYTHON", "PYTHONPATH", "SOURCE", "FLIGHTS", "PORT"
 
 
 @pytest.fixture
-def clone(tmp_path: Path) -> Path:
+def clone(tmp_path):
     subprocess.run(["git", "clone", "--quiet", str(PROJECT), str(tmp_path / "clone")], check=True)
     return tmp_path / "clone"
 

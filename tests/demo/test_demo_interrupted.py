@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -18,7 +17,7 @@ pytestmark = pytest.mark.soak
 
 
 @pytest.fixture
-def demo(tmp_path: Path) -> Iterator[Demo]:
+def demo(tmp_path):
     demo = Demo(tmp_path / "demo")
     yield demo
     demo.clear_up()

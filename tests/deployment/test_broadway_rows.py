@@ -30,19 +30,19 @@ def rows(part: str) -> Iterator[Row]:
 
 
 @pytest.mark.parametrize(("part", "tests"), BEHAVIOURS.items())
-def test_every_behaviour_has_a_row(part: str, tests: int) -> None:
+def test_every_behaviour_has_a_row(part, tests):
     assert sum(row.tests for row in rows(part)) == tests
     assert [row for row in rows(part) if row.tests < 1] == []
 
 
 @pytest.mark.parametrize("part", BEHAVIOURS)
-def test_each_row_says_what_there_is_of_it_here(part: str) -> None:
+def test_each_row_says_what_there_is_of_it_here(part):
     unsaid = [row.behaviour for row in rows(part) if not (row.behaviour and row.here.removeprefix("open:").strip())]
 
     assert unsaid == []
 
 
-def test_every_test_that_is_named_exists() -> None:
+def test_every_test_that_is_named_exists():
     named = set(re.findall(r"`(test_\w+|Test\w+)`", DOCUMENT))
     written = {
         name

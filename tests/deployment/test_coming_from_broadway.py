@@ -6,7 +6,7 @@ import re
 import sqlite3
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -29,7 +29,6 @@ from pipeline_platform.source.patience import patiently
 from tests.fixtures.documents import deployed
 from tests.fixtures.flow import kinds, rows, run
 from tests.fixtures.rabbitmq import create_queue
-from tests.fixtures.spark import WarmSpark
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "migrate" / "from-broadway.md").read_text()
@@ -43,9 +42,7 @@ Started = Callable[[str, Source], Flow]
 
 
 @pytest.fixture
-def started(
-    tmp_path: Path, warm_spark: WarmSpark, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Started]:
+def started(tmp_path, warm_spark, request, monkeypatch):
     """A flow of a pipeline of the document, whose file Spark's workers get as they get `pipelines`."""
     monkeypatch.syspath_prepend(str(tmp_path))
     with closing(ControlStore(f"sqlite:///{tmp_path}/control.sqlite")) as control:
@@ -63,7 +60,7 @@ def started(
 
 
 @pytest.fixture
-def guided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def guided(tmp_path, monkeypatch):
     """The sources of the guide, in the files that the document names."""
     made = {}
     for name in ("Counter", "Trackings"):
@@ -86,7 +83,7 @@ def waiting(source: Source) -> list[dict[str, Any]]:
     return [json.loads(one) for one in data]
 
 
-def test_its_definitions_load_with_all_six(guided: dict[str, Any]) -> None:
+def test_its_definitions_load_with_all_six(guided):
     names = deployed(BLOCKS)
 
     assert len(PIPELINES) == len(SOURCES) == 6
@@ -95,13 +92,11 @@ def test_its_definitions_load_with_all_six(guided: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", PIPELINES)
-def test_none_has_more_than_some_thirty_lines(name: str) -> None:
+def test_none_has_more_than_some_thirty_lines(name):
     assert len([line for line in PIPELINES[name].splitlines() if line.strip()]) <= 32
 
 
-def test_orders_go_to_s3_and_to_another_queue(
-    started: Started, sqs_server: str, sqs_queue: Callable[..., str], s3: dict[str, str]
-) -> None:
+def test_orders_go_to_s3_and_to_another_queue(started, sqs_server, sqs_queue, s3):
     url, large = sqs_queue(), sqs_queue()
     source = SqsSource(name="orders_queue", queue_url=url, endpoint_url=sqs_server)
     orders = [{"id": number, "total": 2_000 if number % 4 == 0 else 5} for number in range(60)]
@@ -125,9 +120,7 @@ def test_orders_go_to_s3_and_to_another_queue(
     assert source.backlog().messages == 0
 
 
-def test_payments_are_made_and_the_refused_are_dead_lettered(
-    started: Started, rabbitmq_server: str, request: pytest.FixtureRequest
-) -> None:
+def test_payments_are_made_and_the_refused_are_dead_lettered(started, rabbitmq_server, request):
     letters = RabbitmqSource(name="letters", url=rabbitmq_server, queue=create_queue(rabbitmq_server), wait_time_s=1)
     routes = {"x_dead_letter_exchange": "", "x_dead_letter_routing_key": letters.queue}
     queue = create_queue(rabbitmq_server, **routes)
@@ -149,9 +142,7 @@ def test_payments_are_made_and_the_refused_are_dead_lettered(
     assert flow.ledger.get(receive.receive_id) is None
 
 
-def test_each_user_s_events_are_handled_in_order(
-    started: Started, kafka_server: str, kafka_topic: Callable[..., str], request: pytest.FixtureRequest
-) -> None:
+def test_each_user_s_events_are_handled_in_order(started, kafka_server, kafka_topic, request):
     topic = kafka_topic(3)
     source = KafkaSource(name="events_topic", bootstrap_servers=kafka_server, group_id=topic, topics=(topic,))
     flow = started("Events", source)
@@ -168,9 +159,7 @@ def test_each_user_s_events_are_handled_in_order(
         assert mine == list(range(user, 210, 7))
 
 
-def test_the_counter_gives_a_run_what_it_demands_and_goes_on_from_there(
-    started: Started, guided: dict[str, Any], tmp_path: Path
-) -> None:
+def test_the_counter_gives_a_run_what_it_demands_and_goes_on_from_there(started, guided, tmp_path):
     flow = started("Squares", guided["Counter"](name="numbers", path=tmp_path / "numbers"))
 
     found = []
@@ -183,7 +172,7 @@ def test_the_counter_gives_a_run_what_it_demands_and_goes_on_from_there(
     assert set(rows(flow, "squares").select("number", "square").iter_rows()) == {(n, n**2) for n in range(100)}
 
 
-def test_trackings_are_marked_ten_an_interval(started: Started, guided: dict[str, Any], tmp_path: Path) -> None:
+def test_trackings_are_marked_ten_an_interval(started, guided, tmp_path):
     path = tmp_path / "trackings.sqlite"
     (schema,) = re.findall(r"```sql\n(.*?)```", GUIDE, re.S)
     flow = started("Updates", guided["Trackings"](name="trackings", path=path))

@@ -4,7 +4,6 @@ import importlib
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 import dagster as dg
 import pytest
@@ -17,7 +16,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.S)
 
 
 @pytest.fixture
-def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def shown(tmp_path, monkeypatch):
     """What the document's Python defines, as one module: its classes are pickled by their names."""
     (tmp_path / "sources_of_the_document.py").write_text("\n\n".join(BLOCKS))
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -26,13 +25,13 @@ def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ["Counter", "Trackings"])
-def test_its_sources_have_some_forty_lines(name: str) -> None:
+def test_its_sources_have_some_forty_lines(name):
     (text,) = [block.partition(f"class {name}(")[2] for block in BLOCKS if f"class {name}(" in block]
 
     assert len([line for line in text.splitlines() if line.strip()]) <= 42
 
 
-def test_its_sources_are_dagster_s_resources(shown: dict[str, Any], tmp_path: Path) -> None:
+def test_its_sources_are_dagster_s_resources(shown, tmp_path):
     resource = source_resource(shown["Trackings"])(name="trackings", path=str(tmp_path / "trackings.sqlite"))
 
     with dg.build_resources({"trackings": resource}) as resources:

@@ -24,7 +24,6 @@ from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.orchestration.jobs import RunTags
 from tests.fixtures.pipelines_under_test import Told
-from tests.fixtures.spark import WarmSpark
 
 ROOT = Path(__file__).parents[2]
 TAGS = RunTags.of(Told)
@@ -117,7 +116,7 @@ class Deployed:
 
 
 @pytest.fixture(scope="module")
-def deployed(tmp_path_factory: pytest.TempPathFactory, warm_spark: WarmSpark) -> Iterator[Deployed]:
+def deployed(tmp_path_factory, warm_spark):
     """Daemon and web server over the pipelines under test; the queue is empty."""
     with deployment(tmp_path_factory.mktemp("deployed"), warm_spark.folder) as started:
         yield started
@@ -159,7 +158,7 @@ def done(instance: dg.DagsterInstance) -> bool:
     return not [run for run in instance.get_runs() if run.status.value in UNDER_WAY]
 
 
-def test_what_is_queued_comes_to_the_tables_by_sensor_and_daemon(deployed: Deployed) -> None:
+def test_what_is_queued_comes_to_the_tables_by_sensor_and_daemon(deployed):
     payloads = [*(f"line {n}" for n in range(130)), *(f"fail {n}" for n in range(20)), *(["letter a"] * 10)]
     deployed.queue.enqueue(payload.encode() for payload in payloads)
 
@@ -188,20 +187,14 @@ query Status($id: String!) { partitionBackfillOrError(backfillId: $id) {
 
 
 @pytest.mark.faults
-def test_a_backfill_from_the_asset_page_needs_no_configuration(
-    deployed: Deployed, failures_in_two_windows: None
-) -> None:
+def test_a_backfill_from_the_asset_page_needs_no_configuration(deployed, failures_in_two_windows):
     """Materialise the windows of the failures, and one that has none between them, as the page does."""
     before = attempts(deployed)
 
     chosen = {"path": ["told", "failed"]}
     others = deployed.ask(TOGETHER, keys=[chosen])["assetNodeAdditionalRequiredKeys"]
     assert {tuple(key["path"]) for key in others} == {("told", name) for name in ("messages", "lines", "letters")}
-    params = {
-        "assetSelection": [chosen, *others],
-        "partitionNames": [EARLY, BETWEEN, LATE],
-        "fromFailure": False,
-    }
+    params = {"assetSelection": [chosen, *others], "partitionNames": [EARLY, BETWEEN, LATE], "fromFailure": False}
     runs = backfill(deployed, params)
     assert len(runs) == 1, "one run per contiguous range of windows"
     assert runs[0].tags[TAGS.origin] == "failed"
@@ -234,7 +227,7 @@ EARLY, BETWEEN, LATE = "2025-03-01T0000", "2025-03-01T0100", "2025-03-01T0200"
 
 
 @pytest.fixture(scope="module")
-def failures_in_two_windows(deployed: Deployed) -> None:
+def failures_in_two_windows(deployed):
     """Five open failures in an early window, seven in a late one, and none between them."""
     forced = {"ops": {"told": {"ops": {"receive_messages": {"config": {"although_paused": True}}}}}}
     deployed.until("the web server is up", lambda: deployed.ask("query { version }"))
@@ -259,8 +252,8 @@ def attempts(deployed: Deployed) -> dict[tuple[str, int], int]:
 
 @pytest.mark.soak
 def test_two_ranges_of_windows_from_the_partitions_tab_are_a_run_each_and_drive_everything_once(
-    deployed: Deployed, failures_in_two_windows: None
-) -> None:
+    deployed, failures_in_two_windows
+):
     before = attempts(deployed)
     again = max(attempt for _, attempt in before) + 1
 
@@ -279,9 +272,7 @@ def windows_of(run: dg.DagsterRun) -> tuple[str, str]:
 
 
 @pytest.mark.faults
-def test_a_backfill_from_the_command_line_drives_each_window_once(
-    deployed: Deployed, failures_in_two_windows: None
-) -> None:
+def test_a_backfill_from_the_command_line_drives_each_window_once(deployed, failures_in_two_windows):
     before = attempts(deployed)
     already = {run.run_id for run in deployed.instance.get_runs()}
     again = max(attempt for _, attempt in before) + 1
@@ -312,8 +303,8 @@ def open_failures(deployed: Deployed) -> dict[str, int]:
 
 @pytest.mark.soak
 def test_a_fix_in_the_run_config_reaches_backfill_and_replay_from_the_partitions_tab_and_the_command_line(
-    deployed: Deployed, failures_in_two_windows: None
-) -> None:
+    deployed, failures_in_two_windows
+):
     assert open_failures(deployed) == {EARLY: 5, LATE: 7}
 
     (driven,) = backfill(deployed, {**of_job("told_backfill", EARLY), "runConfigData": json.dumps(FIX)})
@@ -350,7 +341,7 @@ def texts(deployed: Deployed, *beginnings: str) -> list[str]:
 
 
 @pytest.mark.faults
-def test_a_killed_run_is_completed_by_the_next(deployed: Deployed) -> None:
+def test_a_killed_run_is_completed_by_the_next(deployed):
     gate = deployed.folder / "killed"
     payloads = [f"wait for {gate}", *(f"late {n}" for n in range(60))]
     run_id, pid = run_at_work(deployed, payloads)
@@ -371,7 +362,7 @@ mutation Terminate($id: String!) { terminateRun(runId: $id) {
 
 
 @pytest.mark.soak
-def test_what_a_run_held_that_is_terminated_in_the_ui_is_taken_by_the_next(deployed: Deployed) -> None:
+def test_what_a_run_held_that_is_terminated_in_the_ui_is_taken_by_the_next(deployed):
     gate = deployed.folder / "terminated"
     payloads = [f"wait for {gate}", *(f"ended {n}" for n in range(60))]
     run_id, _ = run_at_work(deployed, payloads)

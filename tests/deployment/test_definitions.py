@@ -33,7 +33,7 @@ from tests.fixtures.pipelines_under_test import Bare, Fast, Lenient, Strict, Tol
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_workspace_of_a_fresh_checkout_validates_with_no_warning_of_ours() -> None:
+def test_the_workspace_of_a_fresh_checkout_validates_with_no_warning_of_ours():
     environment = {name: value for name, value in os.environ.items() if name != "DAGSTER_HOME"}
     done = subprocess.run(
         [sys.executable, "-W", "default", "-m", "dagster", "definitions", "validate", "-w", "workspace.yaml"],
@@ -52,7 +52,7 @@ def test_the_workspace_of_a_fresh_checkout_validates_with_no_warning_of_ours() -
     assert [line for line in warnings if str(ROOT) in line and "site-packages" not in line] == []
 
 
-def test_the_instance_loads_as_dagster_yaml_describes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_instance_loads_as_dagster_yaml_describes_it(tmp_path, monkeypatch):
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
     (tmp_path / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text())
 
@@ -66,7 +66,7 @@ def test_the_instance_loads_as_dagster_yaml_describes_it(tmp_path: Path, monkeyp
         assert instance.get_settings("retention")["sensor"]["purge_after_days"]["skipped"] == 1
 
 
-def test_what_the_platform_logs_is_in_the_log_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_platform_logs_is_in_the_log_of_the_run(tmp_path, monkeypatch):
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
     (tmp_path / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text())
 
@@ -94,9 +94,7 @@ def side_by_side(*pipelines: type[Pipeline]) -> dg.Definitions:
     return platform_definitions(apart, resources)
 
 
-def test_replays_of_one_pipeline_wait_for_each_other_and_for_those_of_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replays_of_one_pipeline_wait_for_each_other_and_for_those_of_no_other(tmp_path, monkeypatch):
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
     (tmp_path / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text())
     definitions = side_by_side(Told, Strict)
@@ -117,7 +115,7 @@ def test_replays_of_one_pipeline_wait_for_each_other_and_for_those_of_no_other(
     assert waits == {"told_replay": True, "strict_replay": False, "told_pull": False, "told_backfill": False}
 
 
-def test_the_cloud_is_told_where_the_code_is_and_how_it_is_built() -> None:
+def test_the_cloud_is_told_where_the_code_is_and_how_it_is_built():
     (location,) = yaml.safe_load((ROOT / "dagster_cloud.yaml").read_text())["locations"]
 
     module = importlib.import_module(location["code_source"]["module_name"])
@@ -128,7 +126,7 @@ def test_the_cloud_is_told_where_the_code_is_and_how_it_is_built() -> None:
     assert loaded["python_module"]["location_name"] == location["location_name"]
 
 
-def test_pipelines_side_by_side_share_resources_and_nothing_else() -> None:
+def test_pipelines_side_by_side_share_resources_and_nothing_else():
     slow = type("Slow", (Bare,), {"name": "slow", "producer": Producer(source="queue", interval=timedelta(minutes=1))})
     pipelines = [Told, Strict, Lenient, Bare, Fast, slow]
     definitions = side_by_side(*pipelines)
@@ -147,7 +145,7 @@ def test_pipelines_side_by_side_share_resources_and_nothing_else() -> None:
     assert "bare/lines" not in keys
 
 
-def test_pipelines_of_one_class_differ_by_their_names(tmp_path: Path) -> None:
+def test_pipelines_of_one_class_differ_by_their_names(tmp_path):
     north, south = (type(name.title(), (Told,), {"name": name}) for name in ("north", "south"))
 
     definitions = side_by_side(north, south)
@@ -164,9 +162,7 @@ def test_pipelines_of_one_class_differ_by_their_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "origin"), [("pull", "source"), ("backfill", "failed"), ("replay", "messages")])
-def test_each_job_knows_its_origin_on_any_partition_and_leaves_the_config_to_who_launches_it(
-    kind: str, origin: str
-) -> None:
+def test_each_job_knows_its_origin_on_any_partition_and_leaves_the_config_to_who_launches_it(kind, origin):
     job = platform_definitions([Told], resources_at("nowhere", "nowhere")).resolve_job_def(f"told_{kind}")
     assert job.partitioned_config is not None
 
@@ -176,7 +172,7 @@ def test_each_job_knows_its_origin_on_any_partition_and_leaves_the_config_to_who
     assert job.tags["dagster/max_retries"] == "0"
 
 
-def test_runs_of_a_job_do_not_look_at_the_backlog() -> None:
+def test_runs_of_a_job_do_not_look_at_the_backlog():
     job = platform_definitions([Told], resources_at("nowhere", "nowhere")).resolve_job_def("told_pull")
 
     assert [node.name for node in job.graph.nodes] == ["told"]
@@ -195,7 +191,7 @@ class Closing(DummySource):
 DONE: list[str] = []
 
 
-def test_a_source_is_closed_at_the_end_of_its_run_and_stays_open_for_the_next_look_of_a_sensor() -> None:
+def test_a_source_is_closed_at_the_end_of_its_run_and_stays_open_for_the_next_look_of_a_sensor():
     DONE.clear()
     queue = source_resource(Closing)(name="queue")
 
@@ -262,7 +258,7 @@ def handed_out(resource: Any) -> Source:
     return got[0]
 
 
-def test_options_of_every_kind_reach_the_connector(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_of_every_kind_reach_the_connector(monkeypatch):
     monkeypatch.setenv("ODD_SECRET", "hush")
     odd: Any = source_resource(Odd)
 
@@ -277,7 +273,7 @@ def test_options_of_every_kind_reach_the_connector(monkeypatch: pytest.MonkeyPat
     assert plain == Odd(name="odd", secret="s")
 
 
-def test_a_wrong_option_is_refused_by_the_connector_itself() -> None:
+def test_a_wrong_option_is_refused_by_the_connector_itself():
     odd: Any = source_resource(Odd)
 
     with pytest.raises(dg.DagsterResourceFunctionError) as refused:
@@ -294,7 +290,7 @@ print(dg.serialize_value(RepositorySnap.from_def(defs.get_repository_def())))
 """
 
 
-def test_no_secret_of_a_deployment_is_part_of_what_the_ui_shows(tmp_path: Path) -> None:
+def test_no_secret_of_a_deployment_is_part_of_what_the_ui_shows(tmp_path):
     secret = "hush-this-is-secret"
     secrets = {
         "PIPELINE_PLATFORM_CONTROL": f"postgresql+psycopg://platform:{secret}@localhost/control",
@@ -318,7 +314,7 @@ print(len(defs.get_repository_def().get_all_jobs()))
 """
 
 
-def test_a_plain_install_without_extras_loads_the_definitions(tmp_path: Path) -> None:
+def test_a_plain_install_without_extras_loads_the_definitions(tmp_path):
     """Dagster's cloud builds the location with `pip install .`: what only extras and groups bring is not there."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     installed = {plain(found.name) for found in importlib.metadata.distributions()}
@@ -348,7 +344,7 @@ def loaded(script: str, *arguments: str, **environment: str) -> str:
     return done.stdout
 
 
-def test_every_option_of_a_source_and_of_the_other_resources_says_what_it_is() -> None:
+def test_every_option_of_a_source_and_of_the_other_resources_says_what_it_is():
     for resource in resources_at("nowhere", "nowhere").values():
         fields = type(resource).model_fields
         assert [name for name, field in fields.items() if not field.description] == []

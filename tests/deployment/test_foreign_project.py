@@ -9,7 +9,6 @@ import subprocess
 import sys
 import sysconfig
 import zipfile
-from pathlib import Path
 
 import polars as pl
 import pytest
@@ -48,7 +47,7 @@ with dg.DagsterInstance.get() as instance:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(tmp_path_factory):
     """The wheel of this checkout, built from a copy: a build leaves folders behind, and uses what it finds there."""
     folder = tmp_path_factory.mktemp("build")
     hidden = shutil.ignore_patterns(".*", "__pycache__", "build", "*.egg-info", "tests", "docs")
@@ -60,7 +59,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def environment(wheel: Path, tmp_path: Path) -> Path:
+def environment(wheel, tmp_path):
     """The scripts of a new environment that has the wheel, and everything else but this checkout from the tests'."""
     home = tmp_path / "environment"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True, timeout=60)
@@ -72,13 +71,13 @@ def environment(wheel: Path, tmp_path: Path) -> Path:
     return home / "bin"
 
 
-def test_the_wheel_holds_one_package(wheel: Path) -> None:
+def test_the_wheel_holds_one_package(wheel):
     tops = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
 
     assert {top for top in tops if not top.endswith(".dist-info")} == {"pipeline_platform"}
 
 
-def test_a_project_with_packages_of_the_same_names_runs_a_pipeline(environment: Path, tmp_path: Path) -> None:
+def test_a_project_with_packages_of_the_same_names_runs_a_pipeline(environment, tmp_path):
     project, lake, queue_url = tmp_path / "project", tmp_path / "lake", f"sqlite:///{tmp_path}/queue.sqlite"
     for name, text in FILES:
         (project / name).parent.mkdir(parents=True, exist_ok=True)

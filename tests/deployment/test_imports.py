@@ -2,8 +2,6 @@
 
 import signal
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,7 +32,7 @@ class EndedError(BaseException):
 
 
 @pytest.fixture
-def deaf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def deaf(tmp_path, monkeypatch):
     """A module during whose import the run is asked to end, while a weak reference's callback is at work."""
     (tmp_path / "a_deaf_module.py").write_text(DEAF)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -43,7 +41,7 @@ def deaf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 @pytest.fixture(autouse=True)
-def ends_when_told() -> Iterator[None]:
+def ends_when_told():
     """A signal's handler that raises."""
 
     def end(*_: Any) -> None:
@@ -54,19 +52,19 @@ def ends_when_told() -> Iterator[None]:
     signal.signal(signal.SIGUSR1, before)
 
 
-def test_a_request_to_end_is_not_lost_in_an_import(deaf: str) -> None:
+def test_a_request_to_end_is_not_lost_in_an_import(deaf):
     with pytest.raises(EndedError):
         import_apart(deaf)
     assert deaf in sys.modules, "what was begun is loaded, not torn"
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_in_a_plain_import_it_is(deaf: str) -> None:
+def test_in_a_plain_import_it_is(deaf):
     __import__(deaf)
 
     assert deaf in sys.modules, "as if nobody had asked: the day that Python hands it on, `import_apart` is of no use"
 
 
-def test_what_an_import_raises_is_raised() -> None:
+def test_what_an_import_raises_is_raised():
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
         import_apart("json", "no_such_module")

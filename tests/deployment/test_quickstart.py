@@ -83,7 +83,7 @@ class Reader:
 
 @pytest.mark.timeout(600)
 @pytest.mark.faults  # two runs, each of which starts Spark: a minute
-def test_the_tutorial_ends_as_it_says(tmp_path: Path) -> None:
+def test_the_tutorial_ends_as_it_says(tmp_path):
     reader = Reader(tmp_path)
     reader.write("Send messages")
     reader.follow("Send messages")

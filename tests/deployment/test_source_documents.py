@@ -50,7 +50,7 @@ def keys_and_reason(done: list[Message]) -> tuple[list[str], str]:
     return sorted(message.batch_key for message in done if not message.failure), failure.reason
 
 
-def test_kafka(kafka_server, kafka_topic, monkeypatch, tmp_path) -> None:
+def test_kafka(kafka_server, kafka_topic, monkeypatch, tmp_path):
     kafka_topic(2, name="payments")
     monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", kafka_server)
     names = shown("kafka")
@@ -66,7 +66,7 @@ def test_kafka(kafka_server, kafka_topic, monkeypatch, tmp_path) -> None:
     assert "amount" in reason
 
 
-def test_pubsub(subscribed, monkeypatch) -> None:
+def test_pubsub(subscribed, monkeypatch):
     there = subscribed()
     payloads = [b'{"number": 1, "total": 9.5}', b'{"number": 2, "total": 1}', b'{"number": 3}']
     there.send(payloads, [{"attributes": {"region": "north"}}, None, None])
@@ -80,7 +80,7 @@ def test_pubsub(subscribed, monkeypatch) -> None:
     assert "total" in reason
 
 
-def test_rabbitmq(rabbitmq_server, monkeypatch) -> None:
+def test_rabbitmq(rabbitmq_server, monkeypatch):
     monkeypatch.setenv("ORDERS_RABBITMQ_URL", rabbitmq_server)
     names = shown("rabbitmq")
     source = source_of(names, "orders_queue")
@@ -97,7 +97,7 @@ def test_rabbitmq(rabbitmq_server, monkeypatch) -> None:
     assert "total" in reason
 
 
-def test_sqs(sqs_queue, monkeypatch) -> None:
+def test_sqs(sqs_queue, monkeypatch):
     url = sqs_queue()
     monkeypatch.setenv("ORDERS_QUEUE_URL", url)
     monkeypatch.setenv("AWS_ENDPOINT_URL_SQS", url.rsplit("/", 2)[0])
@@ -112,7 +112,7 @@ def test_sqs(sqs_queue, monkeypatch) -> None:
 
 
 @pytest.fixture
-def outbox(postgres_url, monkeypatch) -> tuple[dict[str, Any], TableQueue]:
+def outbox(postgres_url, monkeypatch):
     """What the document of table queues defines, and its source, with the table that it is for."""
     monkeypatch.setenv("OUTBOX_URL", postgres_url)
     names = shown("table-queue")
@@ -123,7 +123,7 @@ def outbox(postgres_url, monkeypatch) -> tuple[dict[str, Any], TableQueue]:
     return names, queue
 
 
-def test_a_table_queue(outbox, postgres_url) -> None:
+def test_a_table_queue(outbox, postgres_url):
     names, queue = outbox
     with psycopg.connect(postgres_url) as connection:
         for number in range(3):
@@ -142,7 +142,7 @@ def test_a_table_queue(outbox, postgres_url) -> None:
     assert [message.data for message in messages if message.failure] == [b"[]"]
 
 
-def test_the_rights_that_the_document_of_table_queues_grants_are_enough_for_a_run(outbox, postgres_url) -> None:
+def test_the_rights_that_the_document_of_table_queues_grants_are_enough_for_a_run(outbox, postgres_url):
     _, queue = outbox
     with administrator(postgres_url) as connection:
         connection.execute("INSERT INTO sales.outbox (customer, body) SELECT 'one', '{}' FROM generate_series(1, 5)")
@@ -173,7 +173,7 @@ def test_the_rights_that_the_document_of_table_queues_grants_are_enough_for_a_ru
         ("table-queue", TableQueue, 1, None),
     ],
 )
-def test_the_options_that_a_document_lists_are_all_there_are(document, kind, cell, beside) -> None:
+def test_the_options_that_a_document_lists_are_all_there_are(document, kind, cell, beside):
     section = DOCUMENTS[document].partition("## Options")[2].partition("\n## ")[0]
     cells = [row.split(" | ")[cell] for row in re.findall(r"^\| (.* \|.*)$", section, re.M)]
     listed = {name for text in cells for name in re.findall(r"`(\w+)[`=]", text)}
@@ -186,14 +186,14 @@ def test_the_options_that_a_document_lists_are_all_there_are(document, kind, cel
         assert listed - there <= beside
 
 
-def test_the_document_of_rabbitmq_describes_options_within_options() -> None:
+def test_the_document_of_rabbitmq_describes_options_within_options():
     described = DOCUMENTS["rabbitmq"].partition("## Options")[2].partition("\n\n`")[0]
     inner = {*Declare.model_fields, *Binding.model_fields, *ConsumeOptions.model_fields, *WORDS}
 
     assert {name for name in inner if f"`{name}`" not in described} == {"auto_delete"}
 
 
-def test_the_document_of_sqs_names_the_permissions_that_an_error_names() -> None:
+def test_the_document_of_sqs_names_the_permissions_that_an_error_names():
     (said,) = [text for codes, text in sqs_refusals._EXPLANATIONS.items() if codes.startswith("AccessDenied")]
     asked = set(re.findall(r"sqs:\w+", said))
 

@@ -2,18 +2,16 @@
 
 import os
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import dagster as dg
 import pytest
 
 from pipeline_platform.spark import server as spark_server
-from tests.deployment.test_daemon import Deployed, deployment, done, texts
+from tests.deployment.test_daemon import deployment, done, texts
 
 
 @pytest.fixture
-def spark_folder(tmp_path: Path) -> Iterator[Path]:
+def spark_folder(tmp_path):
     """State folder of a server that is killed, and of those that come after it."""
     folder = tmp_path / "spark"
     spark_server.start(folder, cores=2)
@@ -22,15 +20,13 @@ def spark_folder(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def deployed(tmp_path: Path, spark_folder: Path) -> Iterator[Deployed]:
+def deployed(tmp_path, spark_folder):
     with deployment(tmp_path, spark_folder) as started:
         yield started
 
 
 @pytest.mark.faults
-def test_a_killed_server_is_followed_by_another_and_each_message_comes_once(
-    deployed: Deployed, spark_folder: Path
-) -> None:
+def test_a_killed_server_is_followed_by_another_and_each_message_comes_once(deployed, spark_folder):
     begun, gate = deployed.folder / "begun", deployed.folder / "gate"
     # More than two runs take on, so that the next need not wait for the patience of what is left.
     payloads = [f"touch {begun}", f"wait for {gate}", *(f"late {n}" for n in range(298))]

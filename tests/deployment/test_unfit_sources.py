@@ -62,11 +62,11 @@ def dead_letters_to(key: str) -> dg.Definitions:
         (KafkaSource, LOG),
     ],
 )
-def test_a_source_that_may_name_partitions_is_taken(source, options) -> None:
+def test_a_source_that_may_name_partitions_is_taken(source, options):
     assert ordered(source, options).resolve_job_def("pulling_pull")
 
 
-def test_a_function_needs_no_partitions_of_the_source() -> None:
+def test_a_function_needs_no_partitions_of_the_source():
     assert ordered(RabbitmqSource, RABBITMQ, partition_by=len).resolve_job_def("pulling_pull")
 
 
@@ -82,7 +82,7 @@ def test_a_function_needs_no_partitions_of_the_source() -> None:
         ),
     ],
 )
-def test_a_source_that_never_names_partitions_is_refused(source, options, why) -> None:
+def test_a_source_that_never_names_partitions_is_refused(source, options, why):
     with pytest.raises(PipelineError) as refused:
         ordered(source, options)
 
@@ -122,17 +122,17 @@ BATCH = {"batchers": {"b": Batcher(partition_by="source")}, "handle_batch": Obed
         (lambda: dead_letters_to("alias"), "dead_letters is 'alias': the pipeline pulls from it"),
     ],
 )
-def test_what_a_source_cannot_do_is_refused_by_option(load, refusal) -> None:
+def test_what_a_source_cannot_do_is_refused_by_option(load, refusal):
     with pytest.raises(PipelineError, match=rf"^Pulling\.{refusal}"):
         load()
 
 
-def test_a_source_that_leases_messages_is_told_early() -> None:
+def test_a_source_that_leases_messages_is_told_early():
     assert early(MemoryQueue).resolve_job_def("pulling_pull")
 
 
 @pytest.mark.parametrize("key", ["told_dead", "memory"])
-def test_every_step_has_the_source_that_dead_letters_go_to(key: str) -> None:
+def test_every_step_has_the_source_that_dead_letters_go_to(key):
     job = dead_letters_to(key).resolve_job_def("pulling_pull")
 
     assert all(key in op.definition.required_resource_keys for op in job.graph.nodes[0].definition.nodes)

@@ -29,7 +29,7 @@ def no_spark() -> NoReturn:
 
 
 @pytest.fixture
-def flow(tables: Tables, tmp_path: Path) -> Flow:
+def flow(tables, tmp_path):
     return Flow(Keeping, Memory(), tables.lake, ControlStore(f"sqlite:///{tmp_path}/control.sqlite"), no_spark)
 
 
@@ -68,8 +68,8 @@ def begun(flow: Flow) -> list[str]:
 
 @pytest.mark.parametrize("what", BROKEN)
 def test_a_receive_that_cannot_be_finished_is_reported_each_time_and_the_others_are_finished(
-    tables: Tables, flow: Flow, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tables, flow, what, tmp_path, monkeypatch
+):
     break_it, said = BROKEN[what]
     decided(tables, "broken", b"one", b"two")
     if what == "its batcher's table":  # it was renamed since: all that this pipeline writes to is well
@@ -96,9 +96,7 @@ def test_a_receive_that_cannot_be_finished_is_reported_each_time_and_the_others_
     assert {"one", "two"} <= {row["text"] for row in visible(tables, "kept")}
 
 
-def test_a_receive_whose_source_will_not_take_it_back_is_asked_again_by_the_next(
-    tables: Tables, flow: Flow, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_receive_whose_source_will_not_take_it_back_is_asked_again_by_the_next(tables, flow, monkeypatch):
     run = Run(tables, Memory(deliveries_=numbered(b"one")), "broken").work()
 
     def refuse(source: Memory, receive_id: str, held: Held) -> None:
@@ -115,9 +113,7 @@ def test_a_receive_whose_source_will_not_take_it_back_is_asked_again_by_the_next
 
 
 @pytest.mark.parametrize("what", ["its record", "a manifest"])
-def test_maintenance_goes_on_and_removes_nothing_that_may_be_a_broken_receives(
-    tables: Tables, flow: Flow, what: str
-) -> None:
+def test_maintenance_goes_on_and_removes_nothing_that_may_be_a_broken_receives(tables, flow, what):
     for receive_id in ("r1", "r2"):
         Run(tables, Memory(deliveries_=((receive_id, b"x"),)), receive_id).finish()
     run = decided(tables, "broken", b"one")
@@ -143,7 +139,7 @@ def test_maintenance_goes_on_and_removes_nothing_that_may_be_a_broken_receives(
     assert "one" in {row["text"] for row in visible(tables, "kept")}
 
 
-def test_what_a_broken_receive_decided_is_not_acknowledged_before_it_is_published(tables: Tables, flow: Flow) -> None:
+def test_what_a_broken_receive_decided_is_not_acknowledged_before_it_is_published(tables, flow):
     """Another run holds its messages meanwhile: acknowledged there, they would be nowhere if it is never mended."""
     late = Run(tables, Memory(deliveries_=(("broken-0", b"one"), ("own", b"two"))), "late").work()
     decided(tables, "broken", b"one")

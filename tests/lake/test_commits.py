@@ -2,7 +2,7 @@
 
 import json
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,7 +16,7 @@ from tests.fixtures.small_lake import Memory, Run, numbered, visible
 
 
 @pytest.fixture(autouse=True)
-def _spins_for_no_longer_than_a_while() -> Iterator[None]:
+def _spins_for_no_longer_than_a_while():
     def ends(*_: object) -> None:
         raise AssertionError("it spins")
 
@@ -58,7 +58,7 @@ COMMITS: dict[str, tuple[str, Callable[[Tables, Run], object]]] = {
 
 
 @pytest.mark.parametrize("what", COMMITS)
-def test_a_table_whose_features_delta_rs_lacks_is_named_and_not_tried_for_ever(tables: Tables, what: str) -> None:
+def test_a_table_whose_features_delta_rs_lacks_is_named_and_not_tried_for_ever(tables, what):
     name, commit = COMMITS[what]
     for receive_id in ("r8", "r9"):
         worked(tables, receive_id).decide().publish()
@@ -69,7 +69,7 @@ def test_a_table_whose_features_delta_rs_lacks_is_named_and_not_tried_for_ever(t
         commit(tables, run)
 
 
-def test_a_replay_into_a_table_that_only_appends_is_refused_by_name(tables: Tables) -> None:
+def test_a_replay_into_a_table_that_only_appends_is_refused_by_name(tables):
     worked(tables).decide().publish()
     append_only(tables["kept"])
     replay = Run(tables, Memory(deliveries_=numbered(b"a")), "r2", origin="messages", replaces=("r1",)).work().decide()
@@ -80,7 +80,7 @@ def test_a_replay_into_a_table_that_only_appends_is_refused_by_name(tables: Tabl
     assert len(visible(tables, "kept")) == 2
 
 
-def test_windows_of_a_table_that_only_appends_are_kept_with_an_error_that_names_it(tables: Tables) -> None:
+def test_windows_of_a_table_that_only_appends_are_kept_with_an_error_that_names_it(tables):
     for window in ("2026-01-01T0000", "2026-01-02T0000"):
         Run(tables, Memory(deliveries_=numbered(b"a")), window, windows=(window,)).finish()
     append_only(tables["messages"])
@@ -89,7 +89,7 @@ def test_windows_of_a_table_that_only_appends_are_kept_with_an_error_that_names_
         maintain(tables, Retention())
 
 
-def test_a_table_that_refuses_nothing_and_only_moved_is_a_conflict_still(tables: Tables) -> None:
+def test_a_table_that_refuses_nothing_and_only_moved_is_a_conflict_still(tables):
     """The other receive commits right before each of two tries."""
     run, tries = worked(tables), iter(["r2", "r3"])
     looked = Table.added_since

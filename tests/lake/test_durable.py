@@ -1,7 +1,6 @@
 """On a local lake everything is on disk before the commit that names it, and a commit before anybody builds on it."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +41,13 @@ class Disk:
 
 
 @pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
+def disk(monkeypatch):
     _sync_entry.cache_clear()  # as in a new process
     return Disk(monkeypatch)
 
 
 @pytest.fixture
-def tables(tmp_path: Path) -> Tables:
+def tables(tmp_path):
     return Tables(Lake(root=str(tmp_path / "new" / "lake")), Keeping)
 
 
@@ -61,9 +60,7 @@ def leading_to(path: str, root: str) -> set[str]:
     return {str(folder) for folder in Path(path).parents if str(folder).startswith(root)}
 
 
-def test_files_and_the_folders_that_lead_to_them_are_on_disk_before_a_commit_names_them(
-    tables: Tables, disk: Disk
-) -> None:
+def test_files_and_the_folders_that_lead_to_them_are_on_disk_before_a_commit_names_them(tables, disk):
     receive(tables).finish()
 
     root = tables.lake.root
@@ -74,7 +71,7 @@ def test_files_and_the_folders_that_lead_to_them_are_on_disk_before_a_commit_nam
             assert on_disk >= {path, *leading_to(path, root), str(Path(root).parent)}
 
 
-def test_manifests_are_on_disk_before_the_decision(tables: Tables, disk: Disk) -> None:
+def test_manifests_are_on_disk_before_the_decision(tables, disk):
     run = receive(tables).work()
     folder = tables.lake.uri(run.ledger.folder("r1"))
 
@@ -87,9 +84,7 @@ def test_manifests_are_on_disk_before_the_decision(tables: Tables, disk: Disk) -
     assert {name.rpartition(".")[0] for name in halves} == set(os.listdir(folder))
 
 
-def test_a_commit_is_on_disk_before_another_builds_on_it_and_before_anything_is_acknowledged(
-    tables: Tables, disk: Disk
-) -> None:
+def test_a_commit_is_on_disk_before_another_builds_on_it_and_before_anything_is_acknowledged(tables, disk):
     receive(tables).finish()
     # As when another has committed a moment ago.
     tables["outcomes"].open().alter.set_table_properties({"delta.logRetentionDuration": "interval 40 days"})
@@ -104,7 +99,7 @@ def test_a_commit_is_on_disk_before_another_builds_on_it_and_before_anything_is_
         assert {str(path) for path in log.glob("*.json")} <= set(disk.synced)
 
 
-def test_what_is_compacted_and_checkpoints_are_on_disk(tables: Tables, disk: Disk) -> None:
+def test_what_is_compacted_and_checkpoints_are_on_disk(tables, disk):
     for number in range(3):
         receive(tables, f"r{number}", b"a").finish()
 
@@ -116,7 +111,7 @@ def test_what_is_compacted_and_checkpoints_are_on_disk(tables: Tables, disk: Dis
         assert {compacted, str(log / "_last_checkpoint"), *map(str, log.glob("*.parquet"))} <= set(disk.synced)
 
 
-def test_a_checkpoint_that_another_is_about_to_name_is_no_error(tables: Tables) -> None:
+def test_a_checkpoint_that_another_is_about_to_name_is_no_error(tables):
     receive(tables).finish()
     outcomes = tables["outcomes"]
     outcomes.open().create_checkpoint()
@@ -127,7 +122,7 @@ def test_a_checkpoint_that_another_is_about_to_name_is_no_error(tables: Tables) 
     assert outcomes.open().version() == 2
 
 
-def test_what_is_synced_is_little(tables: Tables, disk: Disk) -> None:
+def test_what_is_synced_is_little(tables, disk):
     """A file once, a commit once and once more by the next; a folder each time that a file is new in it."""
     receive(tables).finish()
     disk.synced.clear()
@@ -139,7 +134,7 @@ def test_what_is_synced_is_little(tables: Tables, disk: Disk) -> None:
     assert len(disk.synced) <= 40
 
 
-def test_an_object_store_is_told_nothing(disk: Disk) -> None:
+def test_an_object_store_is_told_nothing(disk):
     Lake(root="s3://bucket/lake").sync("p/t/file")
 
     assert disk.synced == []

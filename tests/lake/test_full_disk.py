@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ ALONE = (["unshare", "--mount"], ["unshare", "--user", "--map-root-user", "--mou
 
 
 @pytest.fixture
-def on_a_small_disk(tmp_path: Path) -> Callable[[str], dict[str, Any]]:
+def on_a_small_disk(tmp_path):
     """Do something of `full_disk_run`, and return what it told."""
     disk, elsewhere = tmp_path / "disk", tmp_path / "elsewhere"
     disk.mkdir()
@@ -45,9 +44,7 @@ def mounts(alone: list[str], folder: Path) -> bool:
         return False
 
 
-def test_what_a_full_disk_stops_leaves_nothing_half_done_and_goes_on_once_there_is_room(
-    on_a_small_disk: Callable[[str], dict[str, Any]], tmp_path: Path
-) -> None:
+def test_what_a_full_disk_stops_leaves_nothing_half_done_and_goes_on_once_there_is_room(on_a_small_disk, tmp_path):
     told = on_a_small_disk("lake")
 
     stopped: dict[str, set[str]] = {step: set() for step in ROOMS}
@@ -75,9 +72,7 @@ def test_what_a_full_disk_stops_leaves_nothing_half_done_and_goes_on_once_there_
     assert "Exception ignored" not in told["printed"]
 
 
-def test_a_control_store_on_a_full_disk_can_be_read_and_says_what_it_lacks(
-    on_a_small_disk: Callable[[str], dict[str, Any]], tmp_path: Path
-) -> None:
+def test_a_control_store_on_a_full_disk_can_be_read_and_says_what_it_lacks(on_a_small_disk, tmp_path):
     told = on_a_small_disk("control")
 
     lack = f"the control store sqlite:///{tmp_path}/disk/control.sqlite cannot be used: database or disk is full"

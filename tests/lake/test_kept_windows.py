@@ -1,7 +1,6 @@
 """A change of a pipeline's windows: refused where data would come to lie in others, or in none."""
 
 from datetime import UTC, datetime, timedelta, timezone
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,8 +51,8 @@ def with_data(lake: Lake, **options: Any) -> None:
     ],
 )
 def test_windows_that_are_not_those_of_the_data_are_refused_before_anything_is_leased(
-    lake: Lake, tmp_path: Path, before: dict[str, Any], after: dict[str, Any], words: str
-) -> None:
+    lake, tmp_path, before, after, words
+):
     with_data(lake, **before)
     queue = TableQueue(name="memory", url=f"sqlite:///{tmp_path}/queue.sqlite")
     queue.create()
@@ -80,13 +79,13 @@ def test_windows_that_are_not_those_of_the_data_are_refused_before_anything_is_l
         ({"first_window": datetime(2020, 1, 1, tzinfo=UTC)}, {"first_window": FIRST}),
     ],
 )
-def test_a_change_that_moves_no_data_is_none(lake: Lake, before: dict[str, Any], after: dict[str, Any]) -> None:
+def test_a_change_that_moves_no_data_is_none(lake, before, after):
     with_data(lake, **before)
 
     Tables(lake, keeping(**after)).ensure()
 
 
-def test_windows_may_change_while_there_is_no_data(lake: Lake) -> None:
+def test_windows_may_change_while_there_is_no_data(lake):
     Tables(lake, keeping(window_cron=HOURLY)).ensure()
     Tables(lake, keeping(window_cron=DAILY, first_window=FIRST + timedelta(days=1))).ensure()
     with_data(lake, window_cron=DAILY)
@@ -95,7 +94,7 @@ def test_windows_may_change_while_there_is_no_data(lake: Lake) -> None:
         Tables(lake, keeping(window_cron=DAILY, first_window=FIRST + timedelta(days=2))).ensure()
 
 
-def test_tables_of_before_windows_were_kept_are_held_to_what_they_are_opened_with_first(lake: Lake) -> None:
+def test_tables_of_before_windows_were_kept_are_held_to_what_they_are_opened_with_first(lake):
     with_data(lake)
     lake.remove_file("keeping/_windows.json")
 
@@ -105,7 +104,7 @@ def test_tables_of_before_windows_were_kept_are_held_to_what_they_are_opened_wit
         Tables(lake, keeping(window_cron=DAILY)).ensure()
 
 
-def test_what_was_kept_and_cannot_be_read_is_told_by_its_path(lake: Lake) -> None:
+def test_what_was_kept_and_cannot_be_read_is_told_by_its_path(lake):
     with_data(lake)
     lake.write("keeping/_windows.json", b"{")
 

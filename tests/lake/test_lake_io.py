@@ -1,8 +1,6 @@
 """Tables as arguments of downstream assets, what such assets return, and the lake on an object store."""
 
-from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -23,16 +21,13 @@ from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import intake_of
 from tests.fixtures.dagster import NEXT, WINDOW, Location, empty_location
 from tests.fixtures.pipelines_under_test import SINCE, Told
-from tests.fixtures.spark import WarmSpark
 
 HOURLY = dg.HourlyPartitionsDefinition(start_date=SINCE, fmt="%Y-%m-%dT%H%M", timezone="UTC")
 LINES = dg.AssetSpec(["told", "lines"], partitions_def=HOURLY)
 
 
 @pytest.fixture(scope="module")
-def filled(
-    tmp_path_factory: pytest.TempPathFactory, warm_spark: WarmSpark, open_spark: None, instance: dg.DagsterInstance
-) -> Iterator[Location]:
+def filled(tmp_path_factory, warm_spark, open_spark, instance):
     """Two windows of lines, written under an older model and a newer one, then compacted in part."""
     location = empty_location(tmp_path_factory.mktemp("filled"), warm_spark, instance)
     for window, line, edit in ((WINDOW, "one", ""), (NEXT, "two", ""), (WINDOW, "three words here", "widened")):
@@ -74,9 +69,7 @@ def reading(
 
 
 @pytest.mark.parametrize("kind", [pa.Table, pl.DataFrame, pl.LazyFrame, DataFrame])
-def test_a_downstream_asset_takes_all_windows_or_its_own_by_annotation(
-    filled: Location, spark: SparkResource, kind: Any
-) -> None:
+def test_a_downstream_asset_takes_all_windows_or_its_own_by_annotation(filled, spark, kind):
     all_of_them, got = reading(kind)
     materialise(all_of_them, filled, spark)
     its_own, got_one = reading(kind, HOURLY)
@@ -89,9 +82,7 @@ def test_a_downstream_asset_takes_all_windows_or_its_own_by_annotation(
 
 
 @pytest.mark.parametrize("kind", [pa.Table, pl.LazyFrame, DataFrame])
-def test_a_window_without_rows_is_an_empty_table_of_the_same_columns(
-    filled: Location, spark: SparkResource, kind: Any
-) -> None:
+def test_a_window_without_rows_is_an_empty_table_of_the_same_columns(filled, spark, kind):
     asset, got = reading(kind, HOURLY)
 
     materialise(asset, filled, spark, partition_key="2025-03-02T0000")
@@ -116,9 +107,7 @@ def stored(location: Location) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     "frame", [pa.table({"n": [1, 2]}), pl.DataFrame({"n": [1, 2]}), pl.LazyFrame({"n": [1, 2]})], ids=type
 )
-def test_what_an_asset_returns_becomes_its_table_in_place_of_what_it_held(
-    location: Location, spark: SparkResource, frame: Any
-) -> None:
+def test_what_an_asset_returns_becomes_its_table_in_place_of_what_it_held(location, spark, frame):
     materialise(returning(pa.table({"n": [0], "old": [True]})), location, spark)
 
     result = materialise(returning(frame), location, spark)
@@ -128,14 +117,14 @@ def test_what_an_asset_returns_becomes_its_table_in_place_of_what_it_held(
     assert event.metadata["dagster/row_count"].value == 2
 
 
-def test_what_a_partitioned_asset_returns_replaces_its_partition_only(location: Location, spark: SparkResource) -> None:
+def test_what_a_partitioned_asset_returns_replaces_its_partition_only(location, spark):
     for window, n in ((WINDOW, 1), (NEXT, 2), (WINDOW, 3)):
         materialise(returning(pa.table({"n": [n]}), HOURLY), location, spark, partition_key=window)
 
     assert stored(location) == [{"n": 2, "window": NEXT}, {"n": 3, "window": WINDOW}]
 
 
-def test_a_run_over_several_partitions_must_say_which_row_is_whose(location: Location, spark: SparkResource) -> None:
+def test_a_run_over_several_partitions_must_say_which_row_is_whose(location, spark):
     tags = {"dagster/asset_partition_range_start": WINDOW, "dagster/asset_partition_range_end": NEXT}
     both = pa.table({"n": [1, 2], "window": [WINDOW, NEXT]})
 
@@ -145,9 +134,7 @@ def test_a_run_over_several_partitions_must_say_which_row_is_whose(location: Loc
         materialise(returning(pa.table({"n": [1]}), HOURLY), location, spark, tags=tags)
 
 
-def test_an_asset_that_returns_something_else_is_told_what_the_lake_keeps(
-    location: Location, spark: SparkResource
-) -> None:
+def test_an_asset_that_returns_something_else_is_told_what_the_lake_keeps(location, spark):
     with pytest.raises(TypeError, match=r"returned dict; the lake keeps a pyarrow.Table, a Polars frame or a Spark"):
         materialise(returning({"n": 1}), location, spark)
 
@@ -155,7 +142,7 @@ def test_an_asset_that_returns_something_else_is_told_what_the_lake_keeps(
 # On an object store
 
 
-def test_a_lake_on_s3_goes_all_the_way(tmp_path: Path, warm_spark: WarmSpark, s3: dict[str, str]) -> None:
+def test_a_lake_on_s3_goes_all_the_way(tmp_path, warm_spark, s3):
     queue = TableQueue(name="queue", url=f"sqlite:///{tmp_path}/queue.sqlite")
     queue.create()
     lake = Lake(root="s3://lake/here", storage_options=s3)

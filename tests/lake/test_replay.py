@@ -2,7 +2,6 @@
 
 import tracemalloc
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -22,7 +21,6 @@ from pipeline_platform.run.spark_work import FEW
 from pipeline_platform.source.contract import Share, SourceError
 from tests.fixtures.flow_pipelines import Obedient
 from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Row, Run, visible
-from tests.fixtures.spark import WarmSpark
 
 LATER = "2026-01-01T0100"
 
@@ -216,7 +214,7 @@ def ids(source: ReplayedMessages, share: Share) -> list[str]:
     return [row["message_id"] for batch in source.read(share, "r") for row in batch.to_pylist()]
 
 
-def test_a_plan_tells_how_many_messages_a_share_has_at_the_most(tables: Tables) -> None:
+def test_a_plan_tells_how_many_messages_a_share_has_at_the_most(tables):
     receive(tables, 30, "r1")
     receive(tables, 5, "r2", LATER)
 
@@ -225,9 +223,7 @@ def test_a_plan_tells_how_many_messages_a_share_has_at_the_most(tables: Tables) 
     assert [(share.window, share.messages) for share in shares] == [(WINDOW, 30), (LATER, 5)]
 
 
-def test_a_large_window_is_given_out_in_buckets_each_message_in_one(
-    tables: Tables, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_window_is_given_out_in_buckets_each_message_in_one(tables, monkeypatch):
     monkeypatch.setattr(replaying, "BUCKET_ROWS", 10)
     receive(tables, 25, "r1", payload=b"fail")
     failures = FailedMessages(name="memory", lake=tables.lake, pipeline="keeping")
@@ -242,7 +238,7 @@ def test_a_large_window_is_given_out_in_buckets_each_message_in_one(
     )
 
 
-def test_a_task_holds_the_ids_of_its_bucket_and_no_others(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_holds_the_ids_of_its_bucket_and_no_others(tables, monkeypatch):
     receive(tables, 40_000, "r1")
     source = source_of(tables, WINDOW)
     monkeypatch.setattr(replaying, "_BATCH_ROWS", 1_000)
@@ -260,9 +256,7 @@ def test_a_task_holds_the_ids_of_its_bucket_and_no_others(tables: Tables, monkey
     assert peak(of=20) < peak(of=1) / 5
 
 
-def test_a_replay_of_more_than_a_hundred_messages_is_read_in_spark_tasks(
-    tmp_path: Path, warm_spark: WarmSpark, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replay_of_more_than_a_hundred_messages_is_read_in_spark_tasks(tmp_path, warm_spark, monkeypatch):
     def in_the_driver(*_: Any) -> None:
         raise AssertionError("the driver read messages")
 

@@ -31,7 +31,7 @@ def chosen(lake: Lake, **selection: Any) -> list[str]:
 
 
 @pytest.fixture
-def mixed(lake: Lake) -> Lake:
+def mixed(lake):
     """Failures of all states, over two windows and several files."""
     record(
         lake,

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline_platform.lake.reader import RowRange, read_ranges, row_groups, rows_with, stored_file
+from pipeline_platform.lake.reader import read_ranges, row_groups, rows_with, stored_file
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.tasks.by_position import ByPosition
 from tests.fixtures.small_lake import Memory, Run, numbered, ranges, received
@@ -24,7 +24,7 @@ def without(lake: Lake, path: str, *columns: str) -> None:
 
 
 @pytest.fixture
-def earlier(lake) -> RowRange:
+def earlier(lake):
     """A file of ten messages, four in a row group, without what order needs."""
     (one,) = ranges(received(lake, "keeping", Memory(deliveries_=numbered(*[b"x"] * 10))), "keeping")
     without(lake, one.path, "partition", "sequence", "published_at")

@@ -143,10 +143,7 @@ class Launching:
 @contextmanager
 def deployed(folder: Path) -> Iterator[Launching]:
     """Dagster with our launcher in a folder of its own."""
-    launcher = {
-        "module": "pipeline_platform.launcher.run_launcher",
-        "class": "StandbyRunLauncher",
-    }
+    launcher = {"module": "pipeline_platform.launcher.run_launcher", "class": "StandbyRunLauncher"}
     at_once = {"module": "dagster._core.run_coordinator", "class": "DefaultRunCoordinator"}
     settings = {"run_launcher": launcher, "run_coordinator": at_once, "telemetry": {"enabled": False}}
     (folder / "dagster.yaml").write_text(json.dumps(settings))
@@ -177,13 +174,13 @@ def deployed_again(launching: Launching) -> Iterator[Launching]:
 
 
 @pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launching]:
+def deployment(tmp_path_factory):
     with deployed(tmp_path_factory.mktemp("launching")) as launching:
         yield launching
 
 
 @pytest.fixture
-def launching(deployment: Launching) -> Launching:
+def launching(deployment):
     """A deployment whose code says `first`, with a process that stands by."""
     (deployment.folder / ".env").unlink(missing_ok=True)
     waiting = deployment.waiting
@@ -193,7 +190,7 @@ def launching(deployment: Launching) -> Launching:
     return deployment
 
 
-def test_a_run_begins_in_the_process_that_stands_by(launching: Launching) -> None:
+def test_a_run_begins_in_the_process_that_stands_by(launching):
     waiting = launching.standing_by()
     run = launching.launch("telling")
     assert launching.process(run).pid == waiting
@@ -201,7 +198,7 @@ def test_a_run_begins_in_the_process_that_stands_by(launching: Launching) -> Non
     assert launching.standing_by() != waiting, "each process is of one run"
 
 
-def test_a_run_sees_an_edit_that_was_made_while_its_process_stood_by(launching: Launching) -> None:
+def test_a_run_sees_an_edit_that_was_made_while_its_process_stood_by(launching):
     waiting = launching.standing_by()
     launching.write("second")
 
@@ -211,7 +208,7 @@ def test_a_run_sees_an_edit_that_was_made_while_its_process_stood_by(launching: 
     assert born(waiting) is None, "what is out of date does not stay"
 
 
-def test_a_run_sees_variables_that_were_set_while_its_process_stood_by(launching: Launching) -> None:
+def test_a_run_sees_variables_that_were_set_while_its_process_stood_by(launching):
     (launching.folder / ".env").write_text("STANDBY_TEST=set")
     assert launching.told(launching.launch("telling"))["variable"] == "set"
 
@@ -221,13 +218,13 @@ def test_a_run_sees_variables_that_were_set_while_its_process_stood_by(launching
     assert launching.told(run)["variable"] == "set"
 
 
-def test_a_process_that_died_while_it_stood_by_costs_no_run(launching: Launching) -> None:
+def test_a_process_that_died_while_it_stood_by_costs_no_run(launching):
     os.kill(launching.standing_by(), signal.SIGKILL)
 
     assert launching.told(launching.launch("telling"))["said"] == "first"
 
 
-def test_code_that_no_longer_loads_fails_the_run_with_the_reason(launching: Launching) -> None:
+def test_code_that_no_longer_loads_fails_the_run_with_the_reason(launching):
     (launching.folder / "location.py").write_text("import nothing_of_this_name")
 
     run = launching.launch("telling")
@@ -236,7 +233,7 @@ def test_code_that_no_longer_loads_fails_the_run_with_the_reason(launching: Laun
     assert any("nothing_of_this_name" in str(event) for event in events)
 
 
-def test_a_run_whose_process_is_killed_has_failed_at_once(launching: Launching) -> None:
+def test_a_run_whose_process_is_killed_has_failed_at_once(launching):
     run = launching.launch("sleeping")
     os.kill(launching.at_work(run).pid, signal.SIGKILL)
 
@@ -246,7 +243,7 @@ def test_a_run_whose_process_is_killed_has_failed_at_once(launching: Launching) 
     assert "was ended by SIGKILL" in str(failure.dagster_event.message)
 
 
-def test_another_process_terminates_a_run_by_what_its_tag_says(launching: Launching) -> None:
+def test_another_process_terminates_a_run_by_what_its_tag_says(launching):
     """As the web server does, of runs that the daemon launched."""
     run = launching.launch("sleeping")
     process = launching.at_work(run)
@@ -257,14 +254,14 @@ def test_another_process_terminates_a_run_by_what_its_tag_says(launching: Launch
     launching.until("its process has ended", lambda: not process.lives)
 
 
-def test_a_run_that_is_terminated_before_its_process_listens_is_canceled(launching: Launching) -> None:
+def test_a_run_that_is_terminated_before_its_process_listens_is_canceled(launching):
     os.kill(launching.standing_by(), signal.SIGKILL)
     run = launching.launch("sleeping")
     assert launching.launcher.terminate(run)
     assert launching.ended(run) is dg.DagsterRunStatus.CANCELED
 
 
-def test_run_monitoring_finds_a_run_whose_process_nobody_watches(launching: Launching) -> None:
+def test_run_monitoring_finds_a_run_whose_process_nobody_watches(launching):
     run = launching.launch("sleeping")
     process = launching.at_work(run)
     check = launching.launcher.check_run_worker_health
@@ -282,7 +279,7 @@ def test_run_monitoring_finds_a_run_whose_process_nobody_watches(launching: Laun
     launching.ended(run)
 
 
-def test_a_re_execution_by_another_launcher_is_not_judged_by_the_process_of_its_parent(launching: Launching) -> None:
+def test_a_re_execution_by_another_launcher_is_not_judged_by_the_process_of_its_parent(launching):
     parent = launching.launch("sleeping")
     os.kill(launching.at_work(parent).pid, signal.SIGKILL)
     launching.ended(parent)
@@ -298,9 +295,7 @@ def test_a_re_execution_by_another_launcher_is_not_judged_by_the_process_of_its_
 
 
 @pytest.mark.parametrize("tag", [PROCESS_TAG, LAUNCHER_TAG])
-def test_a_run_that_died_before_it_started_with_its_launcher_has_failed_when_the_next_one_launches(
-    launching: Launching, tag: str
-) -> None:
+def test_a_run_that_died_before_it_started_with_its_launcher_has_failed_when_the_next_one_launches(launching, tag):
     run = launching.instance.add_run(dg.DagsterRun(job_name="sleeping", status=dg.DagsterRunStatus.STARTING))
     with subprocess.Popen(["sleep", "600"]) as process:
         launching.instance.add_run_tags(run.run_id, {tag: RunProcess.tag(run.run_id, process.pid)})
@@ -312,7 +307,7 @@ def test_a_run_that_died_before_it_started_with_its_launcher_has_failed_when_the
     assert launching.run(run.run_id).status is dg.DagsterRunStatus.FAILURE
 
 
-def test_what_stands_by_ends_with_the_instance_and_runs_do_not(tmp_path: Path) -> None:
+def test_what_stands_by_ends_with_the_instance_and_runs_do_not(tmp_path):
     with deployed(tmp_path) as launching:
         run = launching.launch("sleeping")
         process = launching.at_work(run)
@@ -324,7 +319,7 @@ def test_what_stands_by_ends_with_the_instance_and_runs_do_not(tmp_path: Path) -
         launching.ended(run)
 
 
-def test_a_process_stands_by_no_longer_than_the_one_that_started_it(tmp_path: Path) -> None:
+def test_a_process_stands_by_no_longer_than_the_one_that_started_it(tmp_path):
     """Even one that is killed, and cannot dismiss it."""
     started = tmp_path / "started"
     code = f"""
@@ -342,14 +337,14 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert born(pid) is None
 
 
-def test_the_launcher_was_tried_with_this_dagster() -> None:
+def test_the_launcher_was_tried_with_this_dagster():
     """With another, run this file and `python -m benchmarks.latency`, then write its version here."""
     assert dg.__version__ == "1.13.27"
 
 
 def test_with_a_dagster_that_lacks_what_it_uses_it_warns_once_and_launches_as_dagster_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+    tmp_path, monkeypatch, caplog
+):
     import pipeline_platform.launcher
 
     monkeypatch.delattr("dagster._utils.hosted_user_process.recon_repository_from_origin")
@@ -367,7 +362,7 @@ def test_with_a_dagster_that_lacks_what_it_uses_it_warns_once_and_launches_as_da
     assert "recon_repository_from_origin" in warning
 
 
-def test_a_tag_of_another_release_says_nothing_about_a_run(launching: Launching) -> None:
+def test_a_tag_of_another_release_says_nothing_about_a_run(launching):
     earlier = {PROCESS_TAG: json.dumps({"host": "here", "pid": 1, "born": "1"})}
     for tags in (earlier, {PROCESS_TAG: "no JSON"}, {PROCESS_TAG: "[]"}):
         run = dg.DagsterRun(job_name="sleeping", status=dg.DagsterRunStatus.STARTED, tags=tags)
@@ -376,7 +371,7 @@ def test_a_tag_of_another_release_says_nothing_about_a_run(launching: Launching)
         launching.instance.delete_run(run.run_id)
 
 
-def test_a_launch_that_waits_is_known_by_its_launcher(launching: Launching, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launch_that_waits_is_known_by_its_launcher(launching, monkeypatch):
     """Whoever looks meanwhile learns whether that lives."""
     found: list[tuple[RunProcess | None, bool | None]] = []
 
@@ -392,7 +387,7 @@ def test_a_launch_that_waits_is_known_by_its_launcher(launching: Launching, monk
     assert (launcher.pid, gone) == (os.getpid(), False)
 
 
-def test_the_name_of_an_earlier_release_stays_for_files_that_hold_it() -> None:
+def test_the_name_of_an_earlier_release_stays_for_files_that_hold_it():
     from pipeline_platform import run_launcher
 
     assert run_launcher.StandbyRunLauncher is StandbyRunLauncher

@@ -76,19 +76,19 @@ def test_a_pipeline_is_described_by_its_docstring():
 EAST, WEST = Producer(source="queue"), Producer(source="beside_queue")
 
 
-def test_a_pipeline_has_one_producer_or_several_by_name() -> None:
+def test_a_pipeline_has_one_producer_or_several_by_name():
     assert dict(build(producer=EAST).producers_of()) == {"": EAST}
     several = build(producer=None, producers={"east": EAST, "west": WEST})
     assert dict(several.producers_of()) == {"east": EAST, "west": WEST}
     assert dict(several.producers_of("west")) == {"west": WEST}
 
 
-def test_one_may_be_put_in_the_place_of_the_other_of_a_base() -> None:
+def test_one_may_be_put_in_the_place_of_the_other_of_a_base():
     assert [*Coasts.producers_of()] == ["east", "west"], "its base has a producer"
     again = type("Again", (Coasts,), {"name": "again", "producer": EAST, "producers": {}})
     assert [*again.producers_of()] == [""]
 
 
-def test_limits_of_the_only_producer_are_the_pipeline_s() -> None:
+def test_limits_of_the_only_producer_are_the_pipeline_s():
     assert Told.limits_key() == "told"
     assert (Coasts.limits_key(), Coasts.limits_key("east")) == ("coasts", "coasts/east")

@@ -40,13 +40,13 @@ class Called:
 
 
 @pytest.mark.parametrize("given", ["source", one, other, Called(), len, functools.partial(other, more=3), zlib.crc32])
-def test_a_function_of_a_message_or_the_source_s_own_partition_passes(given: Any) -> None:
+def test_a_function_of_a_message_or_the_source_s_own_partition_passes(given):
     assert build(partition_by=given).partitioning() == given
     assert Processors(partition_by=given).partition_by == given
 
 
 @pytest.mark.parametrize("given", ["sorce", b"source", 3, True, lambda: 1, lambda a, b: 1, waits, yields, ["source"]])
-def test_anything_else_is_refused_where_it_is_given(given: Any) -> None:
+def test_anything_else_is_refused_where_it_is_given(given):
     for make in (Processors, Batcher):
         with pytest.raises(PipelineError) as refused:
             make(partition_by=given)
@@ -56,13 +56,13 @@ def test_anything_else_is_refused_where_it_is_given(given: Any) -> None:
         build(partition_by=given)
 
 
-def test_a_method_is_refused_for_it_would_need_an_instance() -> None:
+def test_a_method_is_refused_for_it_would_need_an_instance():
     with pytest.raises(PipelineError, match=r"Flights\.partition_by is"):
         build(partition_by=lambda self, message: 1)
     assert build(partition_by=staticmethod(one)).partitioning() is one
 
 
-def test_the_specific_one_holds_and_tables_have_none() -> None:
+def test_the_specific_one_holds_and_tables_have_none():
     batchers = {"own": Batcher(partition_by=other), "plain": Batcher(), "table": TableBatcher(schema=Row)}
     flights = build(partition_by=one, processors=Processors(partition_by="source"), batchers=batchers, **BATCH)
 
@@ -81,19 +81,19 @@ def test_the_specific_one_holds_and_tables_have_none() -> None:
     ],
 )
 def test_runs_take_turns_where_their_source_does_not_keep_partitions_apart(
-    attributes: dict[str, Any], turns: bool, turns_at_a_source_that_leases_partitions: bool
-) -> None:
+    attributes, turns, turns_at_a_source_that_leases_partitions
+):
     flights = build(**attributes)
 
     assert flights.takes_turns() is turns
     assert flights.takes_turns(leases_partitions=True) is turns_at_a_source_that_leases_partitions
 
 
-def test_the_fast_lane_may_have_batches_in_order() -> None:
+def test_the_fast_lane_may_have_batches_in_order():
     lane: type[Pipeline] = build(batchers={"b": Batcher(partition_by=one)}, **LANE, **BATCH)
 
     assert lane.takes_turns()
 
 
-def test_a_batch_tells_its_partition_as_it_was_given() -> None:
+def test_a_batch_tells_its_partition_as_it_was_given():
     assert [as_given(one, "12"), as_given("source", "12"), as_given(one, None)] == [12, "12", None]

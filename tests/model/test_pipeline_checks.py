@@ -2,7 +2,6 @@
 
 import functools
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
@@ -56,7 +55,7 @@ class Initialised:
         ((), {**LANE, "handle_failed": two, "handle_batch": four, "batchers": {"b": Batcher()}}),
     ],
 )
-def test_what_an_author_may_write_passes(bases: tuple[type, ...], attributes: dict[str, Any]) -> None:
+def test_what_an_author_may_write_passes(bases, attributes):
     assert build(*bases, **attributes).name == "p"
 
 
@@ -68,16 +67,16 @@ allowed_carriers rate_limit sources threshold schedules interval_s backoff_s pat
 
 
 @pytest.mark.parametrize("name", OWN.split())
-def test_names_of_one_s_own_pass(name: str) -> None:
+def test_names_of_one_s_own_pass(name):
     assert build(**{name: 3})
     assert build(**{name: timedelta(seconds=3)})
 
 
-def test_of_any_name_a_value_that_no_such_option_has_passes() -> None:
+def test_of_any_name_a_value_that_no_such_option_has_passes():
     assert build(batch_sizes={"small": 3}, max_run=lambda self: 3)
 
 
-def test_a_slip_in_a_shared_base_is_refused_in_the_name_of_the_base() -> None:
+def test_a_slip_in_a_shared_base_is_refused_in_the_name_of_the_base():
     class Base(Pipeline, abstract=True):
         producer = Producer(source="s")
         retension = None
@@ -86,7 +85,7 @@ def test_a_slip_in_a_shared_base_is_refused_in_the_name_of_the_base() -> None:
         build(Base)
 
 
-def test_a_base_may_have_a_callback_for_those_of_its_pipelines_that_have_batches() -> None:
+def test_a_base_may_have_a_callback_for_those_of_its_pipelines_that_have_batches():
     class Base(Pipeline, abstract=True):
         handle_batch = four
 

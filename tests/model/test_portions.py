@@ -13,7 +13,7 @@ TEXTS = st.lists(st.binary(max_size=12))
 
 
 @given(TEXTS, st.integers(1, 20), st.integers(1, 5))
-def test_portions_are_all_items_in_order_within_both_bounds(items: list[bytes], max_bytes: int, max_items: int) -> None:
+def test_portions_are_all_items_in_order_within_both_bounds(items, max_bytes, max_items):
     cut = list(portions(iter(items), len, max_bytes, max_items))
 
     assert [item for portion in cut for item in portion] == items
@@ -24,7 +24,7 @@ def test_portions_are_all_items_in_order_within_both_bounds(items: list[bytes], 
         assert len(portion) == max_items or size + len(following[0]) > max_bytes, "it had room for the next one"
 
 
-def test_a_portion_that_has_all_its_items_waits_for_no_other() -> None:
+def test_a_portion_that_has_all_its_items_waits_for_no_other():
     def endless():
         yield from (b"1", b"2")
         pytest.fail("nothing more is wanted")
@@ -33,7 +33,7 @@ def test_a_portion_that_has_all_its_items_waits_for_no_other() -> None:
 
 
 @given(TEXTS, st.integers(1, 200))
-def test_halves_are_all_rows_in_order_within_the_bound(items: list[bytes], max_bytes: int) -> None:
+def test_halves_are_all_rows_in_order_within_the_bound(items, max_bytes):
     batch = pa.RecordBatch.from_pydict({"data": pa.array(items, pa.binary())})
 
     cut = list(halves(batch, max_bytes))

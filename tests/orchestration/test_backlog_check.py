@@ -2,7 +2,6 @@
 
 import sqlite3
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -51,9 +50,7 @@ def shown(place: Place, pipeline: type[Pipeline], queue: TableQueue | None = Non
 
 
 @pytest.mark.parametrize("pipeline", [Asked, Clocked], ids=["by sensor", "by the clock"])
-def test_it_warns_while_the_oldest_message_waits_too_long_and_needs_no_run(
-    place: Place, pipeline: type[Pipeline]
-) -> None:
+def test_it_warns_while_the_oldest_message_waits_too_long_and_needs_no_run(place, pipeline):
     place.enqueue(1)
     fresh = shown(place, pipeline)
     with sqlite3.connect(place.folder / "queue.sqlite") as database:
@@ -69,7 +66,7 @@ def test_it_warns_while_the_oldest_message_waits_too_long_and_needs_no_run(
     assert place.instance.get_runs_count() == 0
 
 
-def test_it_warns_of_messages_that_the_source_lost() -> None:
+def test_it_warns_of_messages_that_the_source_lost():
     class Lossy(TableQueue):
         def backlog(self) -> Backlog:
             return Backlog(0, lost="p has lost its messages from offset 0 up to 5")
@@ -89,8 +86,8 @@ def test_it_warns_of_messages_that_the_source_lost() -> None:
     ],
 )
 def test_of_a_source_that_cannot_tell_how_long_it_passes_only_where_none_waits(
-    tmp_path: Path, messages: int, oldest_allowed: timedelta | None, passed: bool, said: str
-) -> None:
+    tmp_path, messages, oldest_allowed, passed, said
+):
     class Watched(Told):
         name = "watched"
         producer = Producer(source="queue", oldest_allowed=oldest_allowed)

@@ -8,7 +8,7 @@ import pytest
 from pipeline_platform.connectors.rabbitmq import RabbitmqSource
 from pipeline_platform.orchestration.deployment import platform_definitions
 from pipeline_platform.orchestration.source_resources import source_resource
-from tests.fixtures.dagster import ROOT, WINDOW, Location
+from tests.fixtures.dagster import ROOT, WINDOW
 from tests.fixtures.jobs_under_test import resources_at
 from tests.fixtures.pipelines_under_test import Told
 
@@ -38,8 +38,8 @@ def job_with(executor: str, root: str) -> dg.JobDefinition:
     ],
 )
 def test_a_run_whose_steps_would_not_share_a_connection_is_refused_before_it_asks_the_source(
-    location: Location, executor: str, config: dict[str, Any], said: str
-) -> None:
+    location, executor, config, said
+):
     job = dg.build_reconstructable_job(
         __name__, "job_with", (), {"executor": executor, "root": str(location.root)}, str(ROOT)
     )
@@ -63,9 +63,7 @@ def pull_with(executor: str, root: str, spark_folder: str) -> dg.JobDefinition:
 
 
 @pytest.mark.parametrize(("executor", "held"), [("in_process", 0), ("multiprocess", 1)])
-def test_what_a_run_claimed_is_released_with_the_run_and_not_with_the_process_of_a_step(
-    location: Location, executor: str, held: int
-) -> None:
+def test_what_a_run_claimed_is_released_with_the_run_and_not_with_the_process_of_a_step(location, executor, held):
     location.queue.send([b"1", b"2"])
     arguments = {"executor": executor, "root": str(location.root), "spark_folder": str(location.spark_folder)}
     job = dg.build_reconstructable_job(__name__, "pull_with", (), arguments, str(ROOT))

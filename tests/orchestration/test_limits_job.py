@@ -21,7 +21,7 @@ def changed(root: Path, config: dict[str, object], instance: dg.DagsterInstance)
 
 
 @pytest.mark.parametrize("activity", ["pause", "drain"])
-def test_a_run_of_it_changes_what_its_config_says(tmp_path: Path, activity: str) -> None:
+def test_a_run_of_it_changes_what_its_config_says(tmp_path, activity):
     with dg.DagsterInstance.ephemeral() as instance:
         limit = {"allowed_messages": 5, "interval_s": 2.0}
         assert changed(tmp_path, {"activity": activity, "reason": "moves", "max_runs": 4, **limit}, instance).success
@@ -45,9 +45,7 @@ def test_a_run_of_it_changes_what_its_config_says(tmp_path: Path, activity: str)
         ({"max_runs": 0}, "Overrides.max_runs is 0: it must be a whole number from 1 to 1,000"),
     ],
 )
-def test_a_change_that_is_refused_changes_nothing_of_what_holds(
-    tmp_path: Path, wrong: dict[str, float], said: str
-) -> None:
+def test_a_change_that_is_refused_changes_nothing_of_what_holds(tmp_path, wrong, said):
     store = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
     store.override(Told, Overrides(max_demand=7))
 
@@ -58,7 +56,7 @@ def test_a_change_that_is_refused_changes_nothing_of_what_holds(
     assert (store.rate_limiting("told", None), store.paused("told")) == (None, None)
 
 
-def test_an_option_that_is_not_the_producer_s_is_refused_before_anything_is_reset(tmp_path: Path) -> None:
+def test_an_option_that_is_not_the_producer_s_is_refused_before_anything_is_reset(tmp_path):
     store = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
     store.override(Coasts, Overrides(max_demand=7))
 
@@ -68,7 +66,7 @@ def test_an_option_that_is_not_the_producer_s_is_refused_before_anything_is_rese
     assert store.overrides("coasts") == Overrides(max_demand=7)
 
 
-def test_a_part_of_the_limit_that_holds_may_be_changed(tmp_path: Path) -> None:
+def test_a_part_of_the_limit_that_holds_may_be_changed(tmp_path):
     store = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
     change(Told, store, LimitsConfig(allowed_messages=5, interval_s=2.0), print)
 
@@ -77,9 +75,7 @@ def test_a_part_of_the_limit_that_holds_may_be_changed(tmp_path: Path) -> None:
     assert store.rate_limiting("told", None) == RateLimiting(allowed_messages=5, interval=timedelta(seconds=4))
 
 
-def test_what_another_changes_of_the_limit_at_the_same_moment_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_another_changes_of_the_limit_at_the_same_moment_stays(tmp_path, monkeypatch):
     store = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
     store.set_rate_limiting("told", RateLimiting(allowed_messages=5, interval=timedelta(seconds=2)))
     override = store.override

@@ -1,6 +1,5 @@
 """Runs that are red by `fail_run_on`: their windows are red too, while all of it is published and acknowledged."""
 
-from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -11,7 +10,6 @@ from pipeline_platform.orchestration.jobs import RunTags
 from tests.deployment.test_daemon import backfill, deployment, of_job
 from tests.fixtures.dagster import NEXT, WINDOW, Location, figures
 from tests.fixtures.pipelines_under_test import Judged, Strict
-from tests.fixtures.spark import WarmSpark
 
 SUCCESS, FAILURE = dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE
 
@@ -27,7 +25,7 @@ def observed(location: Location, run: dg.DagsterRun, table: str) -> dict[str, An
     return {event.partition or "": figures(event) for event in location.observations(run, table, "strict")}
 
 
-def test_the_windows_of_a_red_run_are_red_and_what_came_of_it_is_published(location: Location) -> None:
+def test_the_windows_of_a_red_run_are_red_and_what_came_of_it_is_published(location):
     location.enqueue("one", "fail")
 
     run = location.run("strict_pull")
@@ -50,7 +48,7 @@ def test_the_windows_of_a_red_run_are_red_and_what_came_of_it_is_published(locat
     assert not checks["no_open_failures"].passed
 
 
-def test_each_window_of_a_red_range_is_red_until_a_run_of_it_is_green(location: Location) -> None:
+def test_each_window_of_a_red_range_is_red_until_a_run_of_it_is_green(location):
     for window in (WINDOW, NEXT):
         location.enqueue("fail")
         location.run("strict_pull", window)
@@ -67,7 +65,7 @@ def test_each_window_of_a_red_range_is_red_until_a_run_of_it_is_green(location: 
 
 
 @pytest.mark.soak
-def test_a_backfill_of_windows_that_end_red_is_red_too(tmp_path: Path, warm_spark: WarmSpark) -> None:
+def test_a_backfill_of_windows_that_end_red_is_red_too(tmp_path, warm_spark):
     """Under a real daemon, launched as the asset page does."""
     with deployment(tmp_path, warm_spark.folder, "tests.fixtures.location_judged") as deployed:
         deployed.until("the web server is up", lambda: deployed.ask("query { version }"))

@@ -4,7 +4,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import dagster as dg
-import pytest
 
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import FAILED, Table
@@ -50,7 +49,7 @@ def config(request: dg.RunRequest) -> dict[str, Any]:
     return receive
 
 
-def test_failures_that_are_due_are_driven_by_a_run_per_range_of_windows(place: Place) -> None:
+def test_failures_that_are_due_are_driven_by_a_run_per_range_of_windows(place):
     fail(place, WINDOWS[0], AGO, AGO, AHEAD, None)
     fail(place, WINDOWS[1], AGO)
     fail(place, WINDOWS[2], AHEAD)
@@ -64,7 +63,7 @@ def test_failures_that_are_due_are_driven_by_a_run_per_range_of_windows(place: P
     assert config(two) == {"origin": "failed", "demand": 100, "failures": {"state": "due"}}
 
 
-def test_nothing_is_asked_for_while_nothing_is_due(place: Place) -> None:
+def test_nothing_is_asked_for_while_nothing_is_due(place):
     assert look(place).skip_message == "no failure is due", "there is no table yet"
     fail(place, WINDOWS[0], AHEAD, None)
     fail(place, WINDOWS[1], None, state="dead")
@@ -72,14 +71,14 @@ def test_nothing_is_asked_for_while_nothing_is_due(place: Place) -> None:
     assert look(place).skip_message == "no failure is due"
 
 
-def test_a_pause_holds_for_retries_too(place: Place) -> None:
+def test_a_pause_holds_for_retries_too(place):
     fail(place, WINDOWS[0], AGO)
     place.control.pause("asked", "new schema on Monday")
 
     assert look(place).skip_message == "paused: new schema on Monday"
 
 
-def test_while_a_run_drives_failures_no_other_is_asked_for(place: Place) -> None:
+def test_while_a_run_drives_failures_no_other_is_asked_for(place):
     fail(place, WINDOWS[0], AGO)
     queued = place.queued(tags(1) | {"pipeline_platform.origin/asked": "failed"})
 
@@ -92,14 +91,14 @@ def test_while_a_run_drives_failures_no_other_is_asked_for(place: Place) -> None
     assert len(look(place).run_requests) == 1, "a run whose claim is over is dead"
 
 
-def test_a_pull_under_way_does_not_hold_retries_back(place: Place) -> None:
+def test_a_pull_under_way_does_not_hold_retries_back(place):
     fail(place, WINDOWS[0], AGO)
     place.queued(tags(50))
 
     assert len(look(place).run_requests) == 1
 
 
-def test_runs_that_fail_in_a_row_are_asked_for_less_often(place: Place) -> None:
+def test_runs_that_fail_in_a_row_are_asked_for_less_often(place):
     fail(place, WINDOWS[0], AGO)
     failed = tags(1) | {"pipeline_platform.origin/asked": "failed"}
     for _ in range(2):
@@ -108,7 +107,7 @@ def test_runs_that_fail_in_a_row_are_asked_for_less_often(place: Place) -> None:
     assert look(place).skip_message.startswith("the last 2 runs failed; asking again at")
 
 
-def test_a_look_asks_for_no_more_runs_than_it_may(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_asks_for_no_more_runs_than_it_may(place, monkeypatch):
     monkeypatch.setattr(retry, "_AT_ONCE", 2)
     for window in WINDOWS[::2][:4]:
         fail(place, window, AGO)
@@ -116,7 +115,7 @@ def test_a_look_asks_for_no_more_runs_than_it_may(place: Place, monkeypatch: pyt
     assert [request.partition_key for request in look(place).run_requests] == [WINDOWS[0], WINDOWS[2]]
 
 
-def test_the_sensor_is_there_and_on_where_the_pipeline_retries() -> None:
+def test_the_sensor_is_there_and_on_where_the_pipeline_retries():
     def sensors(pipeline: type[Told]) -> dict[str, str]:
         location = platform_definitions([pipeline], resources_at("nowhere", "nowhere")).get_repository_def()
         return {one.name: one.default_status.value for one in location.sensor_defs}

@@ -47,7 +47,7 @@ class Slow(Told):
 
 
 @pytest.fixture
-def west(place: Place) -> TableQueue:
+def west(place):
     """The other queue."""
     queue = TableQueue(name="beside_queue", url=f"sqlite:///{place.folder}/beside.sqlite", created_column="created_at")
     queue.create()
@@ -87,7 +87,7 @@ class Coast:
 
 
 @pytest.fixture
-def coasts(place: Place, west: TableQueue) -> tuple[Coast, Coast]:
+def coasts(place, west):
     return Coast(place, west, "east"), Coast(place, west, "west")
 
 
@@ -96,9 +96,7 @@ def tags(origin: str, demand: int, producer: str = "") -> Mapping[str, str]:
     return {TAGS.origin: origin, TAGS.demand: str(demand), **named}
 
 
-def test_each_asks_for_what_waits_at_its_own_source_and_names_itself(
-    place: Place, west: TableQueue, coasts: tuple[Coast, Coast]
-) -> None:
+def test_each_asks_for_what_waits_at_its_own_source_and_names_itself(place, west, coasts):
     place.enqueue(170)
     west.enqueue([b"x"] * 60)
 
@@ -114,9 +112,7 @@ def test_each_asks_for_what_waits_at_its_own_source_and_names_itself(
     assert config == {"origin": "source", "demand": 60, "producer": "west"}
 
 
-def test_what_one_has_in_flight_takes_nothing_from_the_other(
-    place: Place, west: TableQueue, coasts: tuple[Coast, Coast]
-) -> None:
+def test_what_one_has_in_flight_takes_nothing_from_the_other(place, west, coasts):
     place.enqueue(300)
     west.enqueue([b"x"] * 300)
     east, other = coasts
@@ -126,7 +122,7 @@ def test_what_one_has_in_flight_takes_nothing_from_the_other(
     assert other.skips().startswith("100 messages in flight fill the capacity of 100: run")
 
 
-def test_a_backfill_takes_of_a_producer_s_room_what_the_others_do_not_leave_it(place: Place) -> None:
+def test_a_backfill_takes_of_a_producer_s_room_what_the_others_do_not_leave_it(place):
     def counted(producer: str) -> InFlight:
         return in_flight(Coasts, place.instance, place.control, producer)
 
@@ -141,7 +137,7 @@ def test_a_backfill_takes_of_a_producer_s_room_what_the_others_do_not_leave_it(p
     assert counted("west") == InFlight(130, 0, 0)
 
 
-def test_limits_and_pauses_are_each_one_s_own(place: Place, west: TableQueue) -> None:
+def test_limits_and_pauses_are_each_one_s_own(place, west):
     place.enqueue(80)
     west.enqueue([b"x"] * 80)
     east, slow = (Coast(place, west, name, Slow) for name in ("east", "west"))
@@ -156,9 +152,7 @@ def test_limits_and_pauses_are_each_one_s_own(place: Place, west: TableQueue) ->
     assert east.asked() == [80]
 
 
-def test_failures_in_a_row_hold_back_only_the_producer_whose_runs_failed(
-    place: Place, west: TableQueue, coasts: tuple[Coast, Coast]
-) -> None:
+def test_failures_in_a_row_hold_back_only_the_producer_whose_runs_failed(place, west, coasts):
     place.enqueue(60)
     west.enqueue([b"x"] * 60)
     for _ in range(4):
@@ -170,35 +164,28 @@ def test_failures_in_a_row_hold_back_only_the_producer_whose_runs_failed(
 
 
 @pytest.mark.parametrize(("key", "asks"), [("coasts/west", 1), ("coasts", 0)], ids=["a run of west", "a backfill"])
-def test_what_the_dead_left_is_asked_for_by_its_own_sensor_or_by_the_first(
-    place: Place, coasts: tuple[Coast, Coast], key: str, asks: int
-) -> None:
+def test_what_the_dead_left_is_asked_for_by_its_own_sensor_or_by_the_first(place, coasts, key, asks):
     place.control.claim(key, "of the dead", "dead", wanted=70, capacity=300, lease_s=0)
 
     assert coasts[1 - asks].skips() == "the queue is empty"
     assert coasts[asks].asked() == [70]
 
 
-def test_each_has_a_sensor_a_schedule_and_a_check_of_its_own_and_the_rest_is_the_pipeline_s() -> None:
+def test_each_has_a_sensor_a_schedule_and_a_check_of_its_own_and_the_rest_is_the_pipeline_s():
     location = platform_definitions([Mixed], resources_at("nowhere", "nowhere")).get_repository_def()
 
     definitions = [*location.sensor_defs, *location.schedule_defs]
     on = {one.name for one in definitions if one.default_status.value == "RUNNING"}
     off = {one.name for one in definitions} - on
     assert on == {"mixed_east_producer", "mixed_west_pull_schedule", "mixed_east_backlog", "mixed_maintenance_schedule"}
-    assert off == {
-        "mixed_west_producer",
-        "mixed_east_pull_schedule",
-        "mixed_west_backlog",
-        "mixed_redrive_schedule",
-    }
+    assert off == {"mixed_west_producer", "mixed_east_pull_schedule", "mixed_west_backlog", "mixed_redrive_schedule"}
     jobs = {job.name for job in location.get_all_jobs() if not job.name.startswith("__")}
     assert jobs == {"mixed_pull", "mixed_backfill", "mixed_replay", "mixed_maintenance", "mixed_limits"}
     checks = {key.name for key in location.asset_graph.asset_check_keys}
     assert checks == {"acknowledged", "no_open_failures", "backlog_east", "backlog_west"}
 
 
-def test_a_schedule_pulls_from_its_producer(place: Place) -> None:
+def test_a_schedule_pulls_from_its_producer(place):
     definitions = platform_definitions([Mixed], resources_at(str(place.folder), "nowhere"))
 
     def tick() -> Any:
@@ -219,7 +206,7 @@ def test_a_schedule_pulls_from_its_producer(place: Place) -> None:
     assert tick().skip_message == "paused: not now"
 
 
-def test_the_backlog_check_of_one_looks_at_its_source_alone(place: Place, west: TableQueue) -> None:
+def test_the_backlog_check_of_one_looks_at_its_source_alone(place, west):
     west.enqueue([b"x"])
     definitions = platform_definitions([Mixed], resources_at(str(place.folder), "nowhere"))
     queues = {"queue": place.queue, "beside_queue": west}

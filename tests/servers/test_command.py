@@ -6,8 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import dagster as dg
@@ -34,7 +32,7 @@ def source_of(lines: list[str]) -> Source:
 
 
 @pytest.mark.parametrize("name", USES)
-def test_the_line_for_definitions_builds_a_source_at_that_address(name: str) -> None:
+def test_the_line_for_definitions_builds_a_source_at_that_address(name):
     scheme = {"postgres": "postgresql://", "rabbitmq": "amqp://", "sqs": "http://"}.get(name, "")
 
     source = source_of(list(how_to_use(USES[name], f"{scheme}127.0.0.1:5")))
@@ -42,7 +40,7 @@ def test_the_line_for_definitions_builds_a_source_at_that_address(name: str) -> 
     assert "127.0.0.1:5" in str(source.model_dump())
 
 
-def test_without_a_name_it_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_name_it_says_what_it_does(capsys):
     assert main([]) == 0
 
     said = capsys.readouterr().out
@@ -52,9 +50,7 @@ def test_without_a_name_it_says_what_it_does(capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("module", "ending"), [(rabbitmq, signal.SIGINT), (sqs, signal.SIGTERM)], ids=["ctrl-c", "sigterm"]
 )
-def test_it_starts_a_server_that_ends_with_a_signal_and_leaves_nothing(
-    module: ModuleType, ending: signal.Signals, tmp_path: Path
-) -> None:
+def test_it_starts_a_server_that_ends_with_a_signal_and_leaves_nothing(module, ending, tmp_path):
     before, command = descendants(), [sys.executable, "-m", "servers", ready(module)]
     place = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(command, cwd=PROJECT, env=place, stdout=subprocess.PIPE, text=True) as process:

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -127,7 +127,7 @@ def test_pubsub_gives_back_what_it_took_after_a_halt_and_leaves_nothing(servers_
 
 
 @pytest.fixture
-def folder_of_all() -> Iterator[Path]:
+def folder_of_all():
     """A folder that another user can enter, as root's PostgreSQL has to; pytest's own are closed."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)

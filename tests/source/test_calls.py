@@ -44,9 +44,7 @@ def batches(server: Server, wanted: int, **options: Any) -> list[list[int]]:
     ],
     ids=["no more than the demand", "no more than a call takes", "until it seems empty", "one empty reply"],
 )
-def test_calls_ask_for_what_is_missing_until_the_queue_seems_empty(
-    messages: int, wanted: int, options: dict[str, int], asked: list[int]
-) -> None:
+def test_calls_ask_for_what_is_missing_until_the_queue_seems_empty(messages, wanted, options, asked):
     server = Server(messages)
 
     assert [*chain(*batches(server, wanted, **options))] == list(range(min(messages, wanted)))
@@ -54,13 +52,13 @@ def test_calls_ask_for_what_is_missing_until_the_queue_seems_empty(
 
 
 @pytest.mark.parametrize("bound", ["BATCH_ROWS", "BATCH_BYTES"])
-def test_batches_are_bounded_by_rows_and_by_bytes(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_are_bounded_by_rows_and_by_bytes(bound, monkeypatch):
     monkeypatch.setattr(calls, bound, 20)
 
     assert [len(batch) for batch in batches(Server(45), 45)] == [20, 20, 5]
 
 
-def test_calls_are_under_way_at_once_and_never_take_more_than_is_wanted() -> None:
+def test_calls_are_under_way_at_once_and_never_take_more_than_is_wanted():
     server, meet = Server(100), threading.Barrier(4, timeout=10)
 
     def together(most: int) -> list[int]:
@@ -72,7 +70,7 @@ def test_calls_are_under_way_at_once_and_never_take_more_than_is_wanted() -> Non
     assert sorted(number for batch in received for number in batch) == list(range(40))
 
 
-def test_past_the_end_calls_are_made_one_by_one() -> None:
+def test_past_the_end_calls_are_made_one_by_one():
     server = Server(40)
 
     assert sorted(chain(*batches(server, 10_000, threads=8))) == list(range(40))
@@ -80,7 +78,7 @@ def test_past_the_end_calls_are_made_one_by_one() -> None:
     assert len(server.asked) <= 4 + 7 + 3
 
 
-def test_no_call_is_begun_when_time_is_up() -> None:
+def test_no_call_is_begun_when_time_is_up():
     server = Server(1_000)
     receive = server.receive
     server.receive = lambda most: (time.sleep(0.05), receive(most))[1]  # type: ignore[method-assign]
@@ -88,7 +86,7 @@ def test_no_call_is_begun_when_time_is_up() -> None:
     assert 0 < len([*chain(*batches(server, 1_000, within_s=0.2))]) < 1_000
 
 
-def test_an_error_ends_what_was_received_and_is_raised_only_where_nothing_was(caplog: Any) -> None:
+def test_an_error_ends_what_was_received_and_is_raised_only_where_nothing_was(caplog):
     with caplog.at_level(logging.WARNING):
         assert [*chain(*batches(Server(30, fails_at=1), 30))] == list(range(10))
     assert "ended after 10 messages: gone" in caplog.text
@@ -115,7 +113,7 @@ def failing(fails: Callable[[int], bool]) -> tuple[list[Sequence[str]], Callable
     return made, call
 
 
-def test_ids_are_acknowledged_in_groups_and_what_is_refused_is_returned() -> None:
+def test_ids_are_acknowledged_in_groups_and_what_is_refused_is_returned():
     made, call = failing(lambda number: False)
 
     assert calls.in_groups(call, IDS[:25], per_call=10, threads=1) == [Refused("h3", "not now")]
@@ -123,7 +121,7 @@ def test_ids_are_acknowledged_in_groups_and_what_is_refused_is_returned() -> Non
     assert calls.in_groups(call, [], per_call=10, threads=1) == []
 
 
-def test_a_failed_call_holds_back_no_other_group() -> None:
+def test_a_failed_call_holds_back_no_other_group():
     _, call = failing(lambda number: number == 2)
 
     refused = calls.in_groups(call, IDS[:30], per_call=10, threads=1)
@@ -131,7 +129,7 @@ def test_a_failed_call_holds_back_no_other_group() -> None:
     assert refused == [Refused("h3", "not now"), *(Refused(ack_id, "cut off") for ack_id in IDS[10:20])]
 
 
-def test_where_calls_go_on_failing_the_rest_is_not_tried_but_reported() -> None:
+def test_where_calls_go_on_failing_the_rest_is_not_tried_but_reported():
     made, call = failing(lambda number: number > 1)
 
     refused = calls.in_groups(call, IDS, per_call=10, threads=1)
@@ -141,12 +139,12 @@ def test_where_calls_go_on_failing_the_rest_is_not_tried_but_reported() -> None:
     assert refused[-1].reason == "not tried after 3 failed calls: cut off"
 
 
-def test_where_no_call_succeeds_the_error_is_raised() -> None:
+def test_where_no_call_succeeds_the_error_is_raised():
     with pytest.raises(OSError, match="cut off"):
         calls.in_groups(failing(lambda number: True)[1], IDS, per_call=10, threads=1)
 
 
-def test_groups_are_acknowledged_at_once() -> None:
+def test_groups_are_acknowledged_at_once():
     def slowly(group: Sequence[str]) -> list[Refused]:
         time.sleep(0.1)
         return []

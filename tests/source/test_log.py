@@ -21,9 +21,7 @@ def places(draw: st.DrawFn) -> Place:
 
 
 @given(place=places(), low=st.integers(0, 10), size=st.integers(0, 40), start=st.integers(0, 50))
-def test_free_is_what_lies_from_the_start_to_the_end_and_in_no_span(
-    place: Place, low: int, size: int, start: int
-) -> None:
+def test_free_is_what_lies_from_the_start_to_the_end_and_in_no_span(place, low, size, start):
     free = free_offsets(Extent(low, low + size, None, low), place, start)
 
     taken = {offset for span in place.spans for offset in range(span.first, span.past)}
@@ -47,9 +45,7 @@ def total(spans: list[Offsets]) -> int:
 
 
 @given(free=FREE, demand=st.integers(0, 200))
-def test_all_of_the_demand_is_met_and_no_partition_gets_more_while_another_waits_for_as_much(
-    free: dict[str, list[Offsets]], demand: int
-) -> None:
+def test_all_of_the_demand_is_met_and_no_partition_gets_more_while_another_waits_for_as_much(free, demand):
     chosen = fair(free, demand)
 
     assert total(chosen) == min(demand, sum(map(total, free.values())))
@@ -63,9 +59,7 @@ def test_all_of_the_demand_is_met_and_no_partition_gets_more_while_another_waits
 
 
 @given(free=FREE, demand=st.integers(0, 200), concurrency=st.integers(1, 7))
-def test_shares_are_equal_and_hold_each_offset_once_with_what_was_reached(
-    free: dict[str, list[Offsets]], demand: int, concurrency: int
-) -> None:
+def test_shares_are_equal_and_hold_each_offset_once_with_what_was_reached(free, demand, concurrency):
     spans, reached = fair(free, demand), {partition: ord(partition) for partition in free}
 
     shares = divided(spans, reached, concurrency)

@@ -2,20 +2,17 @@
 
 import logging
 import pickle
-from collections.abc import Callable
 
 import pytest
 
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.source.contract import SourceError
 from pipeline_platform.source.log import LogSource
-from tests.fixtures.log import Journal, PaperLog, paper_log, planned
-
-Log = Callable[..., PaperLog]
+from tests.fixtures.log import Journal, paper_log, planned
 
 
 @pytest.fixture
-def journal() -> Journal:
+def journal():
     journal = Journal()
     journal.add("p", 10)
     journal.add("q", 10)
@@ -23,7 +20,7 @@ def journal() -> Journal:
 
 
 @pytest.fixture
-def log(control_url: str, journal: Journal) -> Log:
+def log(control_url, journal):
     """Sources of the journal, each in a process of its own, as it were."""
     return lambda **options: paper_log(ControlStore(control_url), journal, **options)
 
@@ -41,7 +38,7 @@ def waiting(source: LogSource) -> int | None:
     return source.backlog().messages
 
 
-def test_receives_hold_different_offsets_until_all_are_acknowledged(log: Log, journal: Journal) -> None:
+def test_receives_hold_different_offsets_until_all_are_acknowledged(log, journal):
     first, second = log(), log()
 
     assert planned(first, "a", demand=12) == {"p": [*range(6)], "q": [*range(6)]}
@@ -56,7 +53,7 @@ def test_receives_hold_different_offsets_until_all_are_acknowledged(log: Log, jo
     assert planned(second, "d") == {}
 
 
-def test_what_a_dead_receive_held_comes_again_and_is_marked(log: Log) -> None:
+def test_what_a_dead_receive_held_comes_again_and_is_marked(log):
     source = log()
     assert again(source, "dead") == {False}
 
@@ -69,7 +66,7 @@ def test_what_a_dead_receive_held_comes_again_and_is_marked(log: Log) -> None:
     assert again(source, "next") == {True}
 
 
-def test_the_log_is_told_once_and_not_for_nothing(log: Log, journal: Journal) -> None:
+def test_the_log_is_told_once_and_not_for_nothing(log, journal):
     source = log()
     planned(source, "a")
     journal.told.clear()
@@ -81,9 +78,7 @@ def test_the_log_is_told_once_and_not_for_nothing(log: Log, journal: Journal) ->
     assert journal.told == [{"p": 10, "q": 10}]
 
 
-def test_a_run_that_dies_before_it_records_what_it_told_costs_nothing(
-    log: Log, journal: Journal, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_that_dies_before_it_records_what_it_told_costs_nothing(log, journal, monkeypatch, caplog):
     source = log()
     planned(source, "a", demand=10)
     with monkeypatch.context() as patch:
@@ -99,9 +94,7 @@ def test_a_run_that_dies_before_it_records_what_it_told_costs_nothing(
     assert caplog.messages == []
 
 
-def test_a_late_commit_of_a_stalled_run_is_not_taken_for_an_operators(
-    log: Log, journal: Journal, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_late_commit_of_a_stalled_run_is_not_taken_for_an_operators(log, journal, caplog):
     source = log()
     planned(source, "a")
     source.finish("a")
@@ -112,9 +105,7 @@ def test_a_late_commit_of_a_stalled_run_is_not_taken_for_an_operators(
     assert caplog.messages == []
 
 
-def test_a_log_that_is_set_back_is_read_again_from_there(
-    log: Log, journal: Journal, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_log_that_is_set_back_is_read_again_from_there(log, journal, caplog):
     source = log()
     planned(source, "a")
     source.finish("a")
@@ -128,7 +119,7 @@ def test_a_log_that_is_set_back_is_read_again_from_there(
     assert journal.at("p") == 10
 
 
-def test_a_log_that_is_set_forward_goes_on_there(log: Log, journal: Journal, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_log_that_is_set_forward_goes_on_there(log, journal, caplog):
     source = log()
     planned(source, "held", demand=4)
     journal.set_to("p", 7)
@@ -141,9 +132,7 @@ def test_a_log_that_is_set_forward_goes_on_there(log: Log, journal: Journal, cap
     assert journal.at("p") == journal.at("q") == 10
 
 
-def test_what_retention_took_unread_is_said_once_and_loudly(
-    log: Log, journal: Journal, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_retention_took_unread_is_said_once_and_loudly(log, journal, caplog):
     source = log()
     planned(source, "a", demand=4)
     source.finish("a")
@@ -158,9 +147,7 @@ def test_what_retention_took_unread_is_said_once_and_loudly(
     assert caplog.messages == []
 
 
-def test_what_retention_took_of_a_log_that_falls_quiet_is_told_by_each_look_until_a_run_goes_on(
-    log: Log, journal: Journal
-) -> None:
+def test_what_retention_took_of_a_log_that_falls_quiet_is_told_by_each_look_until_a_run_goes_on(log, journal):
     source = log()
     planned(source, "a")
     journal.low["p"] = 4
@@ -180,7 +167,7 @@ def test_what_retention_took_of_a_log_that_falls_quiet_is_told_by_each_look_unti
     assert source.backlog().lost == ""
 
 
-def test_a_log_that_was_cut_off_is_said_loudly(log: Log, journal: Journal, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_log_that_was_cut_off_is_said_loudly(log, journal, caplog):
     """New messages take offsets that were read before; where they begin, nobody but an operator can know."""
     source = log()
     planned(source, "a")
@@ -195,7 +182,7 @@ def test_a_log_that_was_cut_off_is_said_loudly(log: Log, journal: Journal, caplo
     assert planned(source, "c") == {"p": [6, 7, 8]}
 
 
-def test_a_log_that_forgets_where_its_readers_are_changes_nothing(log: Log, journal: Journal) -> None:
+def test_a_log_that_forgets_where_its_readers_are_changes_nothing(log, journal):
     source = log(latest=True)
     planned(source, "a")
     journal.add("p", 5)
@@ -208,9 +195,7 @@ def test_a_log_that_forgets_where_its_readers_are_changes_nothing(log: Log, jour
 
 
 @pytest.mark.parametrize("latest", [False, True])
-def test_a_control_store_that_is_lost_is_made_good_by_the_log(
-    tmp_path: object, journal: Journal, *, latest: bool
-) -> None:
+def test_a_control_store_that_is_lost_is_made_good_by_the_log(tmp_path, journal, *, latest):
     before = paper_log(ControlStore(f"sqlite:///{tmp_path}/before.sqlite"), journal, latest=latest)
     waiting(before)
     journal.add("p", 4)
@@ -225,7 +210,7 @@ def test_a_control_store_that_is_lost_is_made_good_by_the_log(
     assert again(after, "c") == {False}
 
 
-def test_latest_begins_where_the_log_ended_at_the_first_look(log: Log, journal: Journal) -> None:
+def test_latest_begins_where_the_log_ended_at_the_first_look(log, journal):
     source = log(latest=True)
 
     assert waiting(source) == 0
@@ -234,7 +219,7 @@ def test_latest_begins_where_the_log_ended_at_the_first_look(log: Log, journal: 
     assert planned(source, "a") == {"p": [10, 11]}
 
 
-def test_two_first_looks_at_once_begin_at_the_same_place(log: Log, journal: Journal) -> None:
+def test_two_first_looks_at_once_begin_at_the_same_place(log, journal):
     """The later one sees a longer log, and must not have the messages between skipped."""
     one, other = log(latest=True), log(latest=True)
 
@@ -248,7 +233,7 @@ def test_two_first_looks_at_once_begin_at_the_same_place(log: Log, journal: Jour
     assert planned(one, "a") == {"p": [*range(10, 15)]}
 
 
-def test_a_partition_that_is_made_later_is_read_from_its_beginning(log: Log, journal: Journal) -> None:
+def test_a_partition_that_is_made_later_is_read_from_its_beginning(log, journal):
     source = log(latest=True, young=("r",))
     waiting(source)
     journal.add("r", 3)
@@ -257,11 +242,11 @@ def test_a_partition_that_is_made_later_is_read_from_its_beginning(log: Log, jou
     assert planned(source, "a") == {"r": [0, 1, 2]}
 
 
-def test_at_the_first_look_no_partition_is_younger(log: Log) -> None:
+def test_at_the_first_look_no_partition_is_younger(log):
     assert waiting(log(latest=True, young=("p", "q"))) == 0
 
 
-def test_a_partition_that_goes_to_one_receive_at_a_time(log: Log, journal: Journal) -> None:
+def test_a_partition_that_goes_to_one_receive_at_a_time(log, journal):
     source = log(one_receive_per_partition=True)
 
     assert planned(source, "a", demand=4) == {"p": [0, 1], "q": [0, 1]}
@@ -272,7 +257,7 @@ def test_a_partition_that_goes_to_one_receive_at_a_time(log: Log, journal: Journ
     assert planned(source, "d", demand=4) == {"p": [2, 3], "q": [2, 3]}
 
 
-def test_a_task_gets_no_address_of_the_control_store(log: Log) -> None:
+def test_a_task_gets_no_address_of_the_control_store(log):
     source = log()
     assert planned(source, "a")
 

@@ -3,11 +3,11 @@
 import pytest
 from tenacity import RetryCallState, Retrying
 
-from pipeline_platform.source.contract import BackoffType, Patience, SourceAwayError, SourceError
+from pipeline_platform.source.contract import Patience, SourceAwayError, SourceError
 from pipeline_platform.source.patience import patiently, pauses
 
 
-def test_a_source_that_comes_back_is_asked_until_it_does(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_source_that_comes_back_is_asked_until_it_does(caplog):
     answers = iter([SourceAwayError("restarting"), SourceAwayError("restarting"), "here"])
 
     def ask() -> str:
@@ -21,12 +21,12 @@ def test_a_source_that_comes_back_is_asked_until_it_does(caplog: pytest.LogCaptu
     assert all("restarting" in text for text in caplog.messages)
 
 
-def test_one_that_stays_away_is_the_reason() -> None:
+def test_one_that_stays_away_is_the_reason():
     with pytest.raises(SourceAwayError, match="gone for good"):
         patiently(_away, Patience(within_s=0.0))
 
 
-def test_a_refusal_is_not_tried_again() -> None:
+def test_a_refusal_is_not_tried_again():
     tries = []
 
     def ask() -> None:
@@ -52,18 +52,18 @@ def waited(patience: Patience, tries: int) -> list[float]:
     return said
 
 
-def test_exponential_pauses_double_from_the_shortest_to_the_longest() -> None:
+def test_exponential_pauses_double_from_the_shortest_to_the_longest():
     assert waited(Patience("exp", 1.0, 10.0), 6) == [1, 2, 4, 8, 10, 10]
 
 
-def test_random_pauses_vary_within_their_bounds() -> None:
+def test_random_pauses_vary_within_their_bounds():
     said = waited(Patience("rand", 2.0, 5.0), 200)
 
     assert all(2 <= pause <= 5 for pause in said)
     assert len(set(said)) > 100
 
 
-def test_random_exponential_pauses_vary_below_a_bound_that_doubles() -> None:
+def test_random_exponential_pauses_vary_below_a_bound_that_doubles():
     for number in range(1, 8):
         said = [waited(Patience("rand_exp", 1.0, 10.0), number)[-1] for _ in range(100)]
         assert all(1 <= pause <= min(2 ** (number - 1), 10) for pause in said)
@@ -71,7 +71,7 @@ def test_random_exponential_pauses_vary_below_a_bound_that_doubles() -> None:
 
 
 @pytest.mark.parametrize("backoff", ["exp", "rand_exp"])
-def test_each_wait_begins_with_the_shortest_pause(backoff: BackoffType) -> None:
+def test_each_wait_begins_with_the_shortest_pause(backoff):
     patience = Patience(backoff, 0.01, 10.0)
     for _ in range(2):
         answers = iter([SourceAwayError("restarting")] * 3)
@@ -89,7 +89,7 @@ def test_each_wait_begins_with_the_shortest_pause(backoff: BackoffType) -> None:
         assert all(pause <= longest for pause, longest in zip(slept, [0.01, 0.02, 0.04], strict=True))
 
 
-def test_who_is_asked_to_stop_asks_once() -> None:
+def test_who_is_asked_to_stop_asks_once():
     tries = []
 
     def ask() -> None:

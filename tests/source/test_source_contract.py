@@ -164,7 +164,7 @@ PROMISES = [
 
 
 @pytest.mark.parametrize(("row", "promise"), PROMISES)
-def test_it_keeps(row: Built, promise: str, request: pytest.FixtureRequest) -> None:
+def test_it_keeps(row, promise, request):
     try:
         check_source(*row(request, SHORT_S), only=promise)
     except BrokenPromiseError as error:
@@ -175,7 +175,7 @@ def test_it_keeps(row: Built, promise: str, request: pytest.FixtureRequest) -> N
 
 
 @pytest.mark.parametrize("row", SOURCES, ids=lambda row: row.__name__)
-def test_as_many_messages_come_as_are_asked_for(row: Built, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_as_many_messages_come_as_are_asked_for(row, request, tmp_path):
     build, server = row(request, SHORT_S)
     source = build()
     source.open(ControlStore(f"sqlite:///{tmp_path}/control.sqlite"))
@@ -188,9 +188,7 @@ def test_as_many_messages_come_as_are_asked_for(row: Built, request: pytest.Fixt
     assert sum(batch.num_rows for batch in received) == 15
 
 
-def test_a_relative_path_to_a_queue_is_the_same_one_for_tasks_that_run_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_relative_path_to_a_queue_is_the_same_one_for_tasks_that_run_elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     queue = TableQueue(name="contract", url="sqlite:///queue.sqlite")
     queue.create()

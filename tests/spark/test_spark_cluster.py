@@ -5,7 +5,6 @@ import threading
 import time
 from collections import Counter
 from contextlib import closing
-from pathlib import Path
 
 import polars as pl
 import pytest
@@ -15,16 +14,13 @@ from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.run.flow import Flow
 from tests.fixtures.numbers_under_fault import Thousands, expected
-from tests.fixtures.spark_cluster import SparkCluster
 from tests.run.test_flow import run
 
 COUNT = 30_000
 
 
 @pytest.mark.faults
-def test_a_worker_that_is_killed_with_its_executor_costs_no_message(
-    spark_cluster: SparkCluster, tmp_path: Path
-) -> None:
+def test_a_worker_that_is_killed_with_its_executor_costs_no_message(spark_cluster, tmp_path):
     begun, told = tmp_path / "begun", []
     queue = TableQueue(name="queue", url=f"sqlite:///{tmp_path}/queue.sqlite")
     queue.create()

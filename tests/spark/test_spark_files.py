@@ -33,7 +33,7 @@ class Started:
 
 
 @pytest.fixture(scope="module")
-def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+def started(tmp_path_factory):
     folder = tmp_path_factory.mktemp("files") / "state"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(spark_server, "_LOG_BYTES", LOG_BYTES, raising=False)
@@ -53,9 +53,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_data_follows_the_umask_of_who_started_it_and_its_own_files_are_private(
-    started: Started, tmp_path: Path
-) -> None:
+def test_data_follows_the_umask_of_who_started_it_and_its_own_files_are_private(started, tmp_path):
     lake = Lake(root=str(tmp_path / "lake"))
 
     def task(index: int) -> Iterator[pa.RecordBatch]:
@@ -72,7 +70,7 @@ def test_data_follows_the_umask_of_who_started_it_and_its_own_files_are_private(
     assert set(private.values()) == {0}, private
 
 
-def test_a_log_of_much_that_tasks_print_is_bounded_and_ends_with_the_last_of_it(started: Started) -> None:
+def test_a_log_of_much_that_tasks_print_is_bounded_and_ends_with_the_last_of_it(started):
     def task(index: int) -> Iterator[pa.RecordBatch]:
         for n in range(60_000):
             sys.stdout.write(f"{n} {40 * 'x'}\n")
@@ -91,7 +89,7 @@ def test_a_log_of_much_that_tasks_print_is_bounded_and_ends_with_the_last_of_it(
     assert mode(log) == mode(before) == 0o600
 
 
-def test_what_a_server_said_before_it_was_started_anew_is_kept(started: Started) -> None:
+def test_what_a_server_said_before_it_was_started_anew_is_kept(started):
     said = started.folder / "spark.log"
     said.write_text("why it died\n")
     spark_server.stop(started.folder)

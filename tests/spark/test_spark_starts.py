@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -90,7 +89,7 @@ exec {java}/bin/java "$@"
 
 
 @pytest.fixture
-def slow_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def slow_java(tmp_path, monkeypatch):
     """A Java that works for six seconds before it does anything for Spark, and that says nothing of it."""
     home = tmp_path / "java"
     (home / "bin").mkdir(parents=True)
@@ -102,15 +101,13 @@ def slow_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
+def folder(tmp_path):
     yield tmp_path / "state"
     spark_server.stop(tmp_path / "state")
 
 
 @pytest.mark.soak
-def test_a_slow_start_that_gets_on_is_waited_for_and_says_so(
-    folder: Path, slow_java: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_start_that_gets_on_is_waited_for_and_says_so(folder, slow_java, monkeypatch):
     monkeypatch.setattr(spark_server, "_STALLED_S", 3.0)
     monkeypatch.setattr(spark_server, "_LOG_EACH_S", 2.0)
     said: list[str] = []
@@ -122,7 +119,7 @@ def test_a_slow_start_that_gets_on_is_waited_for_and_says_so(
     assert all(f"process {server.pid}" in line and str(folder) in line for line in said)
 
 
-def test_a_start_that_stands_still_is_ended(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_that_stands_still_is_ended(folder, monkeypatch):
     monkeypatch.setattr(spark_server, "_STALLED_S", 2.0)
     monkeypatch.setattr(spark_server, "_STOP_S", 0.5)  # it would not hear that it is asked to end
 

@@ -21,7 +21,7 @@ def rows(document: str, after: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
 
 
-def test_the_table_of_events_is_that_of_the_code() -> None:
+def test_the_table_of_events_is_that_of_the_code():
     names = [
         (cells[0].strip("`"), *(tuple(re.findall(r"`(\w+)`", cell)) for cell in cells[2:]))
         for cells in rows((DOCS / "reference" / "events.md").read_text(), "# Events")
@@ -30,7 +30,7 @@ def test_the_table_of_events_is_that_of_the_code() -> None:
     assert names == [(name, fields.start, fields.stop) for name, fields in EVENTS.items()]
 
 
-def test_the_table_of_metrics_is_that_of_the_code(monkeypatch: Any) -> None:
+def test_the_table_of_metrics_is_that_of_the_code(monkeypatch):
     made: list[str] = []
     meters = MeterProvider()
     meter = meters.get_meter("pipeline_platform")
@@ -47,7 +47,7 @@ def test_the_table_of_metrics_is_that_of_the_code(monkeypatch: Any) -> None:
     assert len(made) == len(COUNTED) + 2
 
 
-def test_the_pipeline_of_the_document_hears_its_failures(capsys: Any) -> None:
+def test_the_pipeline_of_the_document_hears_its_failures(capsys):
     (code,) = re.findall(r"```python\n(.*?)```", DOCUMENT, re.S)
     names: dict[str, Any] = {}
     exec(compile(code, "telemetry.md", "exec"), names)  # our own text

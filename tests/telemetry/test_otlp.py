@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -57,7 +56,7 @@ class Collector:
 
 
 @pytest.fixture
-def collector() -> Iterator[Collector]:
+def collector():
     one = Collector()
     thread = threading.Thread(target=one.server.serve_forever)
     thread.start()
@@ -74,9 +73,7 @@ def told_run(folder: Path, **environment: str) -> subprocess.CompletedProcess[st
     return subprocess.run(command, env=plain | environment, capture_output=True, text=True, check=True)
 
 
-def test_an_endpoint_in_the_environment_gets_the_spans_and_metrics_of_a_run(
-    tmp_path: Path, collector: Collector
-) -> None:
+def test_an_endpoint_in_the_environment_gets_the_spans_and_metrics_of_a_run(tmp_path, collector):
     told_run(
         tmp_path,
         OTEL_EXPORTER_OTLP_ENDPOINT=collector.address,
@@ -106,19 +103,17 @@ def test_an_endpoint_in_the_environment_gets_the_spans_and_metrics_of_a_run(
         ("OTEL_SDK_DISABLED", "true", False, False),
     ],
 )
-def test_either_may_be_switched_off(
-    tmp_path: Path, collector: Collector, variable: str, value: str, spans: bool, metrics: bool
-) -> None:
+def test_either_may_be_switched_off(tmp_path, collector, variable, value, spans, metrics):
     told_run(tmp_path, OTEL_EXPORTER_OTLP_ENDPOINT=collector.address, **{variable: value})
 
     assert (bool(collector.spans), bool(collector.metrics)) == (spans, metrics)
 
 
-def test_a_collector_that_is_away_fails_no_run(tmp_path: Path) -> None:
+def test_a_collector_that_is_away_fails_no_run(tmp_path):
     away = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", "OTEL_EXPORTER_OTLP_TIMEOUT": "1"}
 
     assert told_run(tmp_path, **away).returncode == 0
 
 
-def test_without_an_endpoint_nothing_of_opentelemetry_is_loaded(tmp_path: Path) -> None:
+def test_without_an_endpoint_nothing_of_opentelemetry_is_loaded(tmp_path):
     assert told_run(tmp_path).stdout.split() == []

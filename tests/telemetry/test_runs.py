@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -21,11 +21,10 @@ from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin, resume
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.source.contract import SourceError
-from pipeline_platform.telemetry import EVENTS, Event, configuration
+from pipeline_platform.telemetry import EVENTS, configuration
 from pipeline_platform.telemetry.exporter import Exporter
 from tests.fixtures.flow import WINDOW, run
 from tests.fixtures.flow_pipelines import Obedient
-from tests.fixtures.sensor import Place
 from tests.fixtures.telemetry import named
 
 Here = Callable[[type[Pipeline], Iterable[bytes]], Flow]
@@ -66,7 +65,7 @@ class Exported:
 
 
 @pytest.fixture(autouse=True)
-def as_in_a_new_process() -> Iterator[None]:
+def as_in_a_new_process():
     def forget() -> None:
         telemetry.detach(configuration.NAME)
         configuration._attach.cache_clear()
@@ -78,11 +77,11 @@ def as_in_a_new_process() -> Iterator[None]:
 
 
 @pytest.fixture
-def exported() -> Exported:
+def exported():
     return Exported()
 
 
-def test_a_run_tells_of_each_step_with_the_fields_of_the_table(here: Here, heard: list[Event]) -> None:
+def test_a_run_tells_of_each_step_with_the_fields_of_the_table(here, heard):
     run(here(Obedient, PAYLOADS))
 
     for event in heard:
@@ -106,9 +105,7 @@ def test_a_run_tells_of_each_step_with_the_fields_of_the_table(here: Here, heard
     assert figures["acknowledge"]["acknowledged"] == 6
 
 
-def test_a_receive_that_raises_is_an_exception_and_no_stop(
-    here: Here, heard: list[Event], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_receive_that_raises_is_an_exception_and_no_stop(here, heard, monkeypatch):
     flow = here(Obedient, PAYLOADS)
     receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
 
@@ -123,7 +120,7 @@ def test_a_receive_that_raises_is_an_exception_and_no_stop(
     assert (start[0], phase, fields["kind"]) == ("start", "exception", "SourceError")
 
 
-def test_a_step_that_is_executed_again_after_the_decision_is_not_counted_again(here: Here, heard: list[Event]) -> None:
+def test_a_step_that_is_executed_again_after_the_decision_is_not_counted_again(here, heard):
     flow = here(Obedient, PAYLOADS)
     receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
     steps.receive_messages(flow, receive)
@@ -135,7 +132,7 @@ def test_a_step_that_is_executed_again_after_the_decision_is_not_counted_again(h
     assert [len(named(heard, name)) for name in ("handle", "batcher")] == [2, 2]
 
 
-def test_a_sensor_tells_what_it_asks_for_and_that_its_source_is_away(place: Place, heard: list[Event]) -> None:
+def test_a_sensor_tells_what_it_asks_for_and_that_its_source_is_away(place, heard):
     place.enqueue(130)
     place.tick()
     place.tick(source=TableQueue(name="queue", url=f"sqlite:///{place.folder}/elsewhere.sqlite"))
@@ -149,7 +146,7 @@ def test_a_sensor_tells_what_it_asks_for_and_that_its_source_is_away(place: Plac
     ]
 
 
-def test_the_spans_of_a_run_are_one_trace_with_each_task_under_its_step(here: Here, exported: Exported) -> None:
+def test_the_spans_of_a_run_are_one_trace_with_each_task_under_its_step(here, exported):
     run(here(Obedient, PAYLOADS))
 
     assert len({span.context.trace_id for span in exported.spans}) == 1
@@ -166,7 +163,7 @@ def test_the_spans_of_a_run_are_one_trace_with_each_task_under_its_step(here: He
             assert "pipeline_platform.seconds" in span.attributes
 
 
-def test_another_process_goes_on_with_the_trace_that_the_receive_names(here: Here, exported: Exported) -> None:
+def test_another_process_goes_on_with_the_trace_that_the_receive_names(here, exported):
     flow = here(Obedient, PAYLOADS)
     receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
     steps.receive_messages(flow, receive)
@@ -181,7 +178,7 @@ def test_another_process_goes_on_with_the_trace_that_the_receive_names(here: Her
     assert handle.attributes["pipeline_platform.run_id"] == "another"
 
 
-def test_metrics_count_each_message_once(here: Here, exported: Exported) -> None:
+def test_metrics_count_each_message_once(here, exported):
     run(here(Obedient, PAYLOADS))
 
     found = exported.metrics()
@@ -191,14 +188,14 @@ def test_metrics_count_each_message_once(here: Here, exported: Exported) -> None
     assert found["duration handle.task"] == 2
 
 
-def test_the_sensor_gives_the_backlog(place: Place, exported: Exported) -> None:
+def test_the_sensor_gives_the_backlog(place, exported):
     place.enqueue(7)
     place.tick()
 
     assert exported.metrics()["backlog"] == 7
 
 
-def test_an_exception_is_an_error_of_its_span(here: Here, exported: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_is_an_error_of_its_span(here, exported, monkeypatch):
     monkeypatch.setattr(TableQueue, "plan", lambda *_: 1 / 0)
     flow = here(Obedient, PAYLOADS)
     with pytest.raises(ZeroDivisionError):
@@ -208,9 +205,7 @@ def test_an_exception_is_an_error_of_its_span(here: Here, exported: Exported, mo
     assert (span.status.status_code.name, span.status.description) == ("ERROR", "ZeroDivisionError")
 
 
-def test_an_endpoint_without_the_sdk_is_one_warning(
-    here: Here, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_endpoint_without_the_sdk_is_one_warning(here, monkeypatch, caplog):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.metric_exporter", None)
 
@@ -222,9 +217,7 @@ def test_an_endpoint_without_the_sdk_is_one_warning(
     assert not telemetry.spans.is_attached(configuration.NAME)
 
 
-def test_an_sdk_that_raises_is_told_once_in_a_process_and_fails_no_run(
-    here: Here, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_sdk_that_raises_is_told_once_in_a_process_and_fails_no_run(here, monkeypatch, caplog):
     monkeypatch.setattr(Exporter, "_end", lambda *_: 1 / 0)
 
     flow = here(Obedient, [b"one"])

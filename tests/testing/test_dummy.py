@@ -1,7 +1,5 @@
 """A source that has nothing: it takes the place of one in definitions, and keeps what a source without messages can."""
 
-from pathlib import Path
-
 import dagster as dg
 import pytest
 
@@ -25,11 +23,11 @@ from tests.fixtures.pipelines_under_test import Told
         "unknown_actions_are_refused",
     ],
 )
-def test_it_keeps_all_promises_that_are_not_about_a_message(promise: str) -> None:
+def test_it_keeps_all_promises_that_are_not_about_a_message(promise):
     assert check_source(lambda: DummySource(name="dummy"), only=promise).kept == [promise]
 
 
-def test_it_has_nothing_takes_nothing_and_knows_no_message() -> None:
+def test_it_has_nothing_takes_nothing_and_knows_no_message():
     source = DummySource(name="dummy")
 
     assert (source.backlog(), source.plan(10, 2, "r")) == (Backlog(0), [])
@@ -39,7 +37,7 @@ def test_it_has_nothing_takes_nothing_and_knows_no_message() -> None:
         source.send([b"1"])
 
 
-def test_definitions_load_with_it_and_their_sensor_finds_nothing(tmp_path: Path) -> None:
+def test_definitions_load_with_it_and_their_sensor_finds_nothing(tmp_path):
     resources = resources_at(str(tmp_path), "nowhere") | {"queue": source_resource(DummySource)(name="queue")}
 
     defined = platform_definitions([Told], resources)

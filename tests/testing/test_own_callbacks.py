@@ -39,7 +39,7 @@ class Marks(Pipeline):
         self.calls.append(("source", [one.data for one in successful], [(one.data, one.reason) for one in failed]))
 
 
-def test_it_is_told_of_what_was_delivered_before_the_source_is() -> None:
+def test_it_is_told_of_what_was_delivered_before_the_source_is():
     pipeline = Marks()
 
     try_batch(pipeline, [b"one", b"fail", b"several"], acknowledger=pipeline.of_source)
@@ -50,7 +50,7 @@ def test_it_is_told_of_what_was_delivered_before_the_source_is() -> None:
     ]
 
 
-def test_where_it_raises_the_source_is_not_told() -> None:
+def test_where_it_raises_the_source_is_not_told():
     class Raises(Marks):
         name = "raises"
 
@@ -65,7 +65,7 @@ def test_where_it_raises_the_source_is_not_told() -> None:
     assert pipeline.calls == []
 
 
-def test_it_is_not_told_of_messages_that_come_again() -> None:
+def test_it_is_not_told_of_messages_that_come_again():
     pipeline = Marks()
 
     try_batch(pipeline, [b"one", b"fail"], source=DummySource(name="queue", on_failure="nack:0"))
@@ -74,7 +74,7 @@ def test_it_is_not_told_of_messages_that_come_again() -> None:
     assert pipeline.calls == [("own", [b"one"], [])]
 
 
-def test_thousands_are_told_a_thousand_at_a_time() -> None:
+def test_thousands_are_told_a_thousand_at_a_time():
     pipeline = Marks()
 
     try_batch(pipeline, [*[b"one"] * 1_001, *[b"fail"] * 1_000])
@@ -102,7 +102,7 @@ class Accounts(Pipeline):
         return [message.put(f"{batch_info.partition}: {message.data}") for message in messages]
 
 
-def test_batches_hold_one_partition_each_and_what_has_none_fails() -> None:
+def test_batches_hold_one_partition_each_and_what_has_none_fails():
     done = test_batch(Accounts, ["1 a", "2 b", "one c", "1 d", "1 e"])
 
     assert [message.data for message in done.successful] == ["1: 1 a", "2: 2 b", "1: 1 d", "1: 1 e"]
@@ -112,7 +112,7 @@ def test_batches_hold_one_partition_each_and_what_has_none_fails() -> None:
     assert [(info.partition, info.size) for info in done.batches] == [(1, 2), (2, 1), (1, 1)]
 
 
-def test_where_nothing_has_a_partition_all_fail() -> None:
+def test_where_nothing_has_a_partition_all_fail():
     done = test_batch(Accounts, ["one", "two"])
 
     assert (len(done.successful), len(done.failed), done.batches) == (0, 2, [])
@@ -125,7 +125,7 @@ class BySource(Accounts):
     partition_by = "source"
 
 
-def test_without_a_partition_from_the_source_batches_have_none() -> None:
+def test_without_a_partition_from_the_source_batches_have_none():
     done = test_batch(BySource, ["a", "b", "c"])
 
     assert [(info.partition, info.size) for info in done.batches] == [(None, 2), (None, 1)]

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -99,7 +98,7 @@ def reasons_of(done: Acknowledged) -> list[str | None]:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_fails_its_message_for_the_reason_of_a_run(tmp_path: Path, fault: str) -> None:
+def test_a_fault_fails_its_message_for_the_reason_of_a_run(tmp_path, fault):
     payloads = [b"1", fault.encode(), b"3"]
     lake = Lake(root=str(tmp_path))
     (recorded,) = rows_of(lake, "obedient", handled(lake, Obedient, *payloads), "failed")
@@ -128,7 +127,7 @@ def in_a_run(lake: Lake, payloads: Sequence[bytes]) -> Iterator[dict[str, Any]]:
         yield from rows_of(lake, "stops", returned(task(0)), "outcomes")
 
 
-def test_what_is_acknowledged_is_what_a_run_acknowledges(tmp_path: Path) -> None:
+def test_what_is_acknowledged_is_what_a_run_acknowledges(tmp_path):
     names = ["", "over", "misfit", "now", "not now", "late", "not late", "raise", "lose"]
     payloads = [f"{batcher} {name}".encode() for name in names for batcher in ("lake", "typed", "plain", "nowhere")]
     actions = {row["message_id"]: row["action"] for row in in_a_run(Lake(root=str(tmp_path)), payloads)}
@@ -143,7 +142,7 @@ def test_what_is_acknowledged_is_what_a_run_acknowledges(tmp_path: Path) -> None
 # Callbacks
 
 
-def test_every_callback_is_called_as_in_a_run_and_batches_get_what_crossed() -> None:
+def test_every_callback_is_called_as_in_a_run_and_batches_get_what_crossed():
     stops = Stops()
 
     done = test_batch(stops, [" lake a", b"typed b", "plain c", "lake over", "typed late"])
@@ -166,7 +165,7 @@ def test_every_callback_is_called_as_in_a_run_and_batches_get_what_crossed() -> 
     ]
 
 
-def test_a_message_alone_is_delivered_at_once() -> None:
+def test_a_message_alone_is_delivered_at_once():
     done = test_message(Stops, "typed a")
 
     (message,), (info,) = done.successful, done.batches
@@ -174,7 +173,7 @@ def test_a_message_alone_is_delivered_at_once() -> None:
     assert (info.size, info.trigger) == (1, "flush")
 
 
-def test_batches_are_filled_or_each_message_is_delivered_at_once() -> None:
+def test_batches_are_filled_or_each_message_is_delivered_at_once():
     payloads = ["typed a", "typed b", "typed c"]
 
     assert [info.size for info in test_batch(Stops, payloads).batches] == [2, 1]
@@ -190,20 +189,20 @@ class Halves(Stops):
     batchers = {**Stops.batchers, "plain": Batcher(batch_size=Splitter(initial=None, step=at_each_half))}
 
 
-def test_a_splitter_ends_batches_as_in_a_run() -> None:
+def test_a_splitter_ends_batches_as_in_a_run():
     done = test_batch(Halves, ["plain a", "plain half", "plain broken", "plain b"])
 
     assert [(info.size, info.trigger) for info in done.batches] == [(2, "size"), (1, "timeout")]
     assert reasons_of(done) == ["as told"]
 
 
-def test_a_payload_that_is_too_large_fails() -> None:
+def test_a_payload_that_is_too_large_fails():
     assert reasons_of(test_message(Stops, "lake " + "x" * 96)) == [
         "its payload has 101 bytes, and processors.max_message_bytes allows 100"
     ]
 
 
-def test_a_failure_handler_that_raises_is_in_the_notes() -> None:
+def test_a_failure_handler_that_raises_is_in_the_notes():
     done = test_message(Stops, "lake over", context={"limit": 4})
 
     assert reasons_of(done) == ["over 4"]
@@ -211,7 +210,7 @@ def test_a_failure_handler_that_raises_is_in_the_notes() -> None:
     assert "handle_failed itself: OSError: no mail" in done.notes["reasons"]
 
 
-def test_nothing_gives_nothing() -> None:
+def test_nothing_gives_nothing():
     assert test_batch(Stops, [], acknowledger=lambda *told: pytest.fail("nobody is told")) == Acknowledged()
 
 
@@ -228,7 +227,7 @@ class Seeing(Pipeline):
         return message.put((message.data, message.metadata, message.attempt, message.message_id))
 
 
-def test_metadata_are_for_all_or_for_each() -> None:
+def test_metadata_are_for_all_or_for_each():
     both, each = {"to": "JFK"}, [{"to": "JFK"}, None, {"to": "LGA"}]
 
     assert [data[1] for data in data_of(test_batch(Seeing, ["a", "b"], metadata=both).successful)] == [both, both]
@@ -238,13 +237,13 @@ def test_metadata_are_for_all_or_for_each() -> None:
     assert data_of(test_message(Seeing, "a").successful)[0][1] == {}
 
 
-def test_payloads_are_bytes_as_a_source_delivers_them() -> None:
+def test_payloads_are_bytes_as_a_source_delivers_them():
     (done,) = test_message(Seeing, "Zoë", attempt=3).successful
 
     assert done.data == ("Zoë".encode(), {}, 3, "0")
 
 
-def test_callbacks_get_no_context_where_the_class_has_none() -> None:
+def test_callbacks_get_no_context_where_the_class_has_none():
     class Contextless(Seeing):
         name = "contextless"
 
@@ -254,12 +253,12 @@ def test_callbacks_get_no_context_where_the_class_has_none() -> None:
     assert data_of(test_message(Contextless, "a").successful) == [[None]]
 
 
-def test_fields_of_the_context_are_overridden_as_by_a_run() -> None:
+def test_fields_of_the_context_are_overridden_as_by_a_run():
     assert reasons_of(test_message(Stops, "lake over")) == ["over 3"]
     assert reasons_of(test_message(Stops, "lake over", context={"limit": 5})) == []
 
 
-def test_the_acknowledger_is_told_once_of_all() -> None:
+def test_the_acknowledger_is_told_once_of_all():
     told: list[Any] = []
 
     test_batch(Stops, ["lake a", "lake over", "typed b"], acknowledger=lambda *one: told.append(one))
@@ -285,7 +284,7 @@ class Choosy(Seeing):
         return message.configure_ack(on_failure=message.data.decode()).failed("as told")
 
 
-def test_a_source_lends_its_words() -> None:
+def test_a_source_lends_its_words():
     channel = Channel(name="channel", on_failure="once")
 
     assert test_batch(Choosy, ["drop", "once", "nack"], source=channel).actions == ["drop", "once", "once"]
@@ -326,7 +325,7 @@ class Columns(Pipeline):
         (lambda: test_message(Columns, "a"), "Columns.handle_messages needs Spark, .* of your own Spark session"),
     ],
 )
-def test_what_cannot_be_tried_is_refused_with_the_way_out(call: Any, words: str) -> None:
+def test_what_cannot_be_tried_is_refused_with_the_way_out(call, words):
     with pytest.raises((TypeError, ValueError), match=words):
         call()
 
@@ -343,7 +342,7 @@ print(*sorted(heavy & {name.partition(".")[0] for name in sys.modules}))
 """
 
 
-def test_it_loads_nothing_heavy_and_writes_no_file(tmp_path: Path) -> None:
+def test_it_loads_nothing_heavy_and_writes_no_file(tmp_path):
     path = {"PYTHONPATH": ":".join(sys.path), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
         [sys.executable, "-c", TRIED], capture_output=True, text=True, cwd=tmp_path, env=path, check=True
@@ -353,7 +352,7 @@ def test_it_loads_nothing_heavy_and_writes_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_pytest_does_not_take_it_for_tests(tmp_path: Path) -> None:
+def test_pytest_does_not_take_it_for_tests(tmp_path):
     module = tmp_path / "test_of_an_author.py"
     module.write_text("from pipeline_platform.testing import *\n\ndef test_mine():\n    pass\n")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--collect-only", str(module)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tarfile
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
@@ -26,7 +25,6 @@ from pipeline_platform.source.contract import SourceError
 from tests.fixtures.flow import WINDOW, rows, run
 from tests.fixtures.small_lake import WINDOW as EARLIER
 from tests.fixtures.small_lake import Keeping, Row
-from tests.fixtures.spark import WarmSpark
 
 ALL = {
     f"{kind} {number}.{at}"
@@ -52,19 +50,19 @@ class Mended(Orders):
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Path:
+def home(tmp_path):
     with tarfile.open(Path(__file__).with_name("earlier.tar.xz")) as archive:
         archive.extractall(tmp_path, filter="data")
     return tmp_path / "earlier"
 
 
 @pytest.fixture
-def queue(home: Path) -> TableQueue:
+def queue(home):
     return TableQueue(name="orders_queue", url=f"sqlite:///{home}/queue.sqlite", created_column="created_at")
 
 
 @pytest.fixture
-def flow(home: Path, queue: TableQueue, warm_spark: WarmSpark) -> Iterator[Flow]:
+def flow(home, queue, warm_spark):
     control = ControlStore(f"sqlite:///{home}/control.sqlite")
     here = mock.patch.object(SparkWork, "run", lambda work, task, shares, *_: work.run_here(task, shares))
     with closing(warm_spark.resource()) as spark, here:
@@ -79,7 +77,7 @@ def kept(flow: Flow) -> list[str]:
     return rows(flow, "kept")["text"].to_list()
 
 
-def test_an_upgrade_loses_nothing_and_doubles_nothing(flow: Flow, queue: TableQueue) -> None:
+def test_an_upgrade_loses_nothing_and_doubles_nothing(flow, queue):
     for use in (queue.check_ready, queue.backlog, lambda: run(flow, although_paused=True)):
         with pytest.raises(SourceError, match="An earlier release made this table: run `pipeline-platform table-queue"):
             use()
@@ -112,7 +110,7 @@ def test_an_upgrade_loses_nothing_and_doubles_nothing(flow: Flow, queue: TableQu
     assert decided.height == decided.n_unique(["source", "message_id"]) == 40
 
 
-def test_dagster_opens_its_home_and_asks_after_runs_of_the_earlier_release(home: Path) -> None:
+def test_dagster_opens_its_home_and_asks_after_runs_of_the_earlier_release(home):
     with dg.DagsterInstance.from_config(str(home / "dagster")) as instance:
         runs = {run.run_id[-1]: run for run in instance.get_runs()}
         assert {number: run.status.value for number, run in runs.items()} == {
