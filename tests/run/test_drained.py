@@ -56,10 +56,8 @@ def test_a_backfill_that_is_drained_leaves_open_what_it_did_not_begin(filled):
     run(flow)
     receive = received(flow, origin="failed")
     flow.control.drain("obedient", "moves", timedelta(microseconds=1))
-
     steps.handle_messages(flow, receive)
     finish(flow, receive)
-
     assert outcomes(flow, receive.receive_id) == {"returned": 3}
     assert intake_of(flow, receive).asked(None) == 3, "they can be retried"
     flow.control.resume("obedient")

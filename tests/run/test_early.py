@@ -73,10 +73,8 @@ def test_a_task_whose_run_was_taken_over_tells_the_source_nothing(filled):
     stale = received(flow)
     later = resume(returning := replace(flow, pipeline=Returns), stale, "another run")
     steps.handle_messages(returning, later)
-
     handle_here(flow, stale)
     finish(returning, later)
-
     assert rows(flow, "outcomes")["outcome"].to_list() == ["returned"]
     assert flow.source.backlog().messages == 1
 
@@ -94,11 +92,9 @@ def test_what_a_run_told_before_it_was_taken_over_is_not_told_again(filled):
     flow = filled(Early, [b"early"])
     stale = received(flow)
     handle_here(flow, stale)
-
     later = resume(returning := replace(flow, pipeline=Returns), stale, "another run")
     steps.handle_messages(returning, later)
     finish(returning, later)
-
     assert acknowledged(flow) == {"early": ["failed"]}
     assert rows(flow, "outcomes")["action"].to_list() == ["told early"]
     assert rows(flow, "failed")["state"].to_list() == ["open"]

@@ -40,11 +40,9 @@ def test_few_messages_are_received_without_spark(filled_on_spark):
 def test_a_failure_is_driven_again_until_it_succeeds_and_a_replay_changes_nothing(filled):
     flow = filled(Obedient, [b"one", b"raise", b"none", b"exit"])
     run(flow)
-
     run(flow, "failed")
     again = rows(flow, "failed")
     run(flow, "messages")
-
     assert sorted(again["attempt"]) == [1, 1, 1, 2, 2, 2]
     assert sorted(rows(flow, "failed")["attempt"]) == [2, 2, 2], "a replay takes the place of what came before"
     assert rows(flow, "words")["word"].to_list() == ["one"]
@@ -53,9 +51,7 @@ def test_a_failure_is_driven_again_until_it_succeeds_and_a_replay_changes_nothin
 
 def test_the_fast_lane_routes_fails_and_misses_rows_like_the_other(filled_on_spark):
     flow = filled_on_spark(Columns, [b"one", b"drop", b"fail", b"lost", b"two", b"batch 1", b"batch 2", b"batch 3"])
-
     run(flow)
-
     assert sorted(rows(flow, "words")["word"]) == ["one", "two"]
     assert sorted(rows(flow, "batches")["word"]) == ["batch 1", "batch 2", "batch 3"]
     reasons = rows(flow, "failed").sort("message_id")["reason"].to_list()

@@ -121,9 +121,7 @@ def test_a_receive_that_stays_open_holds_back_no_other_and_the_position_follows_
             run(flow)
     assert sorted(rows(flow, "words")["word"]) == numbers(30, 90)
     assert lags(flow) == [30, 30, 30]
-
     finish(flow, slow)
-
     assert_each_once(flow, numbers(0, 90))
 
 

@@ -230,7 +230,6 @@ def test_one_that_kills_its_worker_or_hangs_costs_its_own_messages_alone(groups,
     assert answer.errors == [f"acknowledge of 3 messages of a: {why}"]
     assert set(heard(tmp_path)) == {"1", "3", "5"}
     assert (answer.acknowledged, answer.unacknowledged) == (3, 3)
-
     (tmp_path / "refuse").unlink()
     assert clear_up(flow) == [receive.receive_id]
     assert heard(tmp_path) == ["0", "1", "2", "3", "4", "5"], "each once"

@@ -114,7 +114,6 @@ def test_a_run_says_that_it_waits_for_long(simulated, caplog):
         "told: 150 messages wait 20",
         "told: 50 messages wait 60",
     ]
-
     caplog.clear()
     simulated(100, 2, 0.001).handle(250)
     assert not caplog.records

@@ -119,9 +119,7 @@ def test_a_run_of_a_fresh_message_opens_no_older_file_of_outcomes(start, monkeyp
     run(flow, monkeypatch)
     time.sleep(1.1)  # times of files are in milliseconds; a server may keep whole seconds
     send(flow, "fresh")
-
     assert run(flow, monkeypatch) == []
-
     assert sorted(pl.read_delta(flow.tables["words"].uri)["word"]) == ["fresh", "old"]
     times = pl.read_delta(flow.tables["messages"].uri)["published_at"]
     assert all(abs(time - datetime.now(UTC)) < timedelta(minutes=10) for time in times)

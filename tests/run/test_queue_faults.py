@@ -220,9 +220,7 @@ def test_a_table_that_is_dropped_under_a_run_is_said_and_what_was_decided_stays(
     publish(flow, receive)
     with administrator(postgres_url) as connection:
         connection.execute("DROP TABLE messages, messages_leases, messages_receives")
-
     told = steps.acknowledge(flow, receive)
-
     assert told.unacknowledged == COUNT
     assert "does not exist. Correct url or table, or run `pipeline-platform table-queue create`" in told.errors[0]
     flow.source.create()

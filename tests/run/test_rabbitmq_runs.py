@@ -46,10 +46,8 @@ def test_a_run_handles_each_message_once_and_leaves_the_queue_empty(started, rab
     dead = rabbitmq()
     flow = started(rabbitmq_queue(x_dead_letter_exchange="", x_dead_letter_routing_key=dead.queue))
     source_of(flow).send([text.encode() for text in (*SENT, *BATCHED, "raise")])
-
     receive = run(flow)
     source_of(flow).close()
-
     assert flow.ledger.get(receive.receive_id) is None, "it is finished"
     assert words(flow) == ARRIVED
     assert kinds(flow) == {"raise": "ValueError"}
@@ -106,13 +104,11 @@ def test_messages_without_an_id_are_not_decided_once_their_connection_is_lost(st
     source_of(flow).send([text.encode() for text in SENT], [{"message_id": None}] * len(SENT))
     receive = worked(flow)
     source_of(flow).close()
-
     with pytest.raises(SourceError, match="connection is closed"):
         steps.decide(flow, receive)
     later = started(source_of(flow).queue)
     run(later)
     source_of(later).close()
-
     assert words(later) == sorted(SENT), "each once, by the run that could acknowledge it"
     assert source_of(later).backlog().messages == 0
 
@@ -122,10 +118,8 @@ def test_a_run_that_died_holding_messages_costs_none(started):
     source_of(flow).send([text.encode() for text in SENT])
     worked(flow)
     source_of(flow).close()
-
     later = started(source_of(flow).queue)
     run(later)
     source_of(later).close()
-
     assert words(later) == sorted(SENT)
     assert source_of(later).backlog().messages == 0

@@ -212,10 +212,8 @@ def test_a_run_that_drives_what_is_due_leaves_dead_ones_alone(filled):
     flow = filled(Soon, [b"raise", b"word", b"none", b"batch raise"])
     run(flow)
     assert counted(flow) == [(3, 0)]
-
     assert run(flow, "failed", SOON).demand == 3
     assert counted(flow) == [(3, 3)], "each was the last attempt"
-
     assert run(flow, "failed", SOON).demand == 0
     assert run(flow, "failed", Selection(state="waiting")).demand == 0
     assert run(flow, "failed").demand == 3, "people drive dead ones, too"

@@ -148,7 +148,6 @@ def test_spark_work_of_the_dead_is_ended_whosever_it_is(place, producer):
 def test_a_run_is_limited_by_its_producer_and_a_run_of_none_by_all(place):
     per_run = Coasts.processors.per_run
     east, west, neither = (place.flow(name) for name in ("east", "west", ""))
-
     assert east.rate_limits == {"coasts/east": None}
     assert west.rate_limits == {"coasts/west": A_DAY}
     assert neither.rate_limits == {"coasts/east": None, "coasts/west": A_DAY}
@@ -176,7 +175,6 @@ def test_a_backfill_waits_for_room_that_no_producer_holds(place, monkeypatch):
     per_run = Coasts.processors.per_run
     place.control.claim("coasts/east", "e", "run", wanted=per_run, capacity=per_run, lease_s=60)
     place.control.claim("coasts/west", "w", "run", wanted=2 * per_run, capacity=2 * per_run, lease_s=60)
-
     with pytest.raises(PipelineError, match="room for 0 of the 1 messages of this backfill"):
         place.begin()
     place.control.end("w")

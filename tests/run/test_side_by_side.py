@@ -118,10 +118,8 @@ def test_a_message_that_ends_the_worker_in_a_splitter_fails_alone(filled_on_spar
         tmp_path / "calls",
     )
     receive = received(flow, folder)
-
     steps.batch_messages(flow, receive)
     finish(flow, receive)
-
     assert sorted(rows(flow, "left")["data"]) == ['"one"', '"two"']
     assert rows(flow, "failed")["reason"].to_list() == ["batch_size ended the worker (exit code 3)"]
     assert rows(flow, "right").height == 1

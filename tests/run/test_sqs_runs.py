@@ -57,9 +57,7 @@ class Twice(SqsSource):
 def test_of_two_copies_in_one_receive_one_is_handled_and_the_queue_is_empty_in_the_end(sqs_ground):
     sqs_ground.fill(["one", "two"])
     flow = sqs_ground.flow(Twice, visibility_timeout=2)
-
     sqs_ground.run(flow)
-
     assert pl.read_delta(flow.tables["messages"].uri).height == 4, "both were received"
     outcomes = pl.read_delta(flow.tables["outcomes"].uri)
     assert sorted(outcomes["outcome"]) == ["duplicate", "duplicate", "handled", "handled"]
@@ -77,10 +75,8 @@ def test_a_message_that_another_receive_took_does_not_end_the_run_that_had_it(sq
     ((url, handles),) = held(flow, receive)
     sqs_ground.source(flow).release(url, handles[:1])
     flow.beats.clear()  # both leases are due
-
     with caplog.at_level(logging.WARNING):
         sqs_ground.go_on(flow, receive)
-
     assert "1 of 3 messages cannot be hidden for longer" in caplog.text
     assert sqs_ground.words(flow) == ["one", "three", "two"]
 

@@ -21,9 +21,7 @@ def test_a_delivery_that_comes_again_is_acknowledged_and_not_handled(filled):
     flow.source.release(receive.receive_id, ["1", "2"])  # as if the acknowledgement had never come
     flow.ledger.remove(receive.receive_id)
     flow.control.end(receive.receive_id)
-
     run(flow)
-
     assert rows(flow, "words").height == 2
     assert sorted(rows(flow, "outcomes")["outcome"]) == ["duplicate", "duplicate", "handled", "handled"]
     assert flow.source.backlog().messages == 0
@@ -74,9 +72,7 @@ def test_what_another_run_decided_is_published_before_it_is_acknowledged_here(fi
     flow.source.abandon(stalled.receive_id, list)
     steps.receive_messages(flow, other)
     steps.handle_messages(flow, other)
-
     answer = finish(flow, other)
-
     assert answer.acknowledged == 1
     assert rows(flow, "words")["word"].to_list() == ["one"]
 
@@ -88,9 +84,7 @@ def test_acknowledging_alone_publishes_what_is_decided_first(filled):
     steps.decide(flow, receive)
     with pytest.raises(UnhandledError, match="is not published"):
         steps.acknowledge(flow, receive)
-
     answer = steps.acknowledge(flow, resume(flow, receive, "another run"))
-
     assert (answer.acknowledged, answer.unacknowledged) == (2, 0)
     assert sorted(rows(flow, "words")["word"]) == ["one", "two"]
 
@@ -125,11 +119,9 @@ def test_what_an_earlier_try_batched_is_not_kept_beside_what_is_handled_again(fi
     flow = filled(Obedient, [b"batch a", b"batch b"])
     receive = worked(flow)
     flow = dataclasses.replace(flow, pipeline=Mended)
-
     steps.handle_messages(flow, receive)
     steps.batch_messages(flow, receive, "batches")
     publish(flow, receive)
-
     assert sorted(rows(flow, "words")["word"]) == ["batch a", "batch b"]
     assert rows(flow, "batches").height == 0
     assert rows(flow, "outcomes").height == 2

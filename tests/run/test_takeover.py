@@ -171,12 +171,10 @@ def test_a_receive_that_was_given_up_cannot_be_taken_over(filled):
     first = worked(flow)
     flow.control.end(first.receive_id)
     clear_up(flow)
-
     with pytest.raises(FencedError, match="was given up"):
         resume(flow, first, "another run")
     with pytest.raises(FencedError, match="was given up"):
         ReceiveState(flow, first.receive_id).expect_finished(["another run", "test"])
-
     assert flow.source.backlog().messages == len(PAYLOADS)
 
 
@@ -208,10 +206,8 @@ def test_a_receive_whose_first_step_did_not_end_is_not_taken_for_empty(filled):
     later = resume(flow, first, "another run")
     steps.handle_messages(flow, later)
     steps.decide(flow, later)
-
     with pytest.raises(UnhandledError, match="did not come to the end of `receive_messages`"):
         steps.acknowledge(flow, later)
-
     assert flow.ledger.unfinished() == [first.receive_id], "the next run gives its leases back"
 
 
@@ -223,9 +219,7 @@ def test_what_a_re_execution_decided_and_left_is_finished_by_the_next_run(filled
     steps.batch_messages(flow, later, "batches")
     steps.decide(flow, later)
     flow.control.let_go("another run")  # it is killed here
-
     assert clear_up(flow) == [later.receive_id]
-
     assert_each_once(flow)
 
 
@@ -234,9 +228,7 @@ def test_what_a_re_execution_left_undecided_is_given_up_by_the_next_run(filled):
     first = worked(flow)
     later = resume(flow, first, "another run")
     flow.control.let_go("another run")  # it is killed here
-
     assert clear_up(flow) == [first.receive_id]
-
     for run in (first, later):
         with pytest.raises(FencedError):
             steps.decide(flow, run)

@@ -94,7 +94,6 @@ def test_a_life_names_the_receive_that_holds_the_message_and_how_far_it_is(flow:
 def test_what_a_dead_run_left_is_held_by_nobody(flow: Flow) -> None:
     receive = handled(flow)
     flow.control.let_go("test")
-
     held = one(flow, "1").held
     assert held
     assert held.lease_until is None

@@ -57,7 +57,6 @@ def told_of(location: Location, run: dg.DagsterRun) -> dict[str, tuple[str, Any]
 
 def test_both_pipelines_of_a_run_are_received_handled_and_acknowledged(location, beside):
     run = run_both(location)
-
     assert run.status == SUCCESS
     assert_both_are_home(location, beside)
     assert told_of(location, run) == {

@@ -172,7 +172,6 @@ def test_messages_of_a_key_come_in_batches_in_their_order(lake):
 
 def test_a_message_in_mode_flush_ends_its_batch_and_no_other_keys(lake):
     payloads = "a 1", "b 1", "a flush", "a 2", "b 2", "a 3", "b 3", "a flush again", "a flush once more", "a 4"
-
     assert through(lake, *payloads) == [
         [
             ("flush", ["a 1", "a flush"]),

@@ -108,7 +108,6 @@ def failures(lake: Lake, manifest: Manifest) -> dict[str, tuple[str, str]]:
 
 def test_rows_go_to_their_tables_as_columns(lake):
     manifest = written(lake, row(line="T1", late=None, batch_key="x"), row(line="T2", batch_key=None))
-
     rows = rows_of(lake, "fast", manifest, "lake")
     assert [(one["line"], one["late"], one["batch_key"], one["message_id"]) for one in rows] == [
         ("T1", None, "x", "m0"),
@@ -243,7 +242,6 @@ def test_failures_of_which_handle_failed_never_returns_cost_no_other_chunk(lake)
 
 def test_rows_for_a_callback_are_staged_as_dicts_of_its_models_fields(lake):
     manifest = written(lake, row(batcher="alerts", batch_key="k"), row(b"\xff", batcher="raw"))
-
     (alert,) = rows_of(lake, "fast", manifest, "_receives/r1/alerts")
     assert decode(alert["value"], alert["encoding"], Alert) == Alert(
         late=0, at=datetime(2026, 1, 1, tzinfo=UTC), price=Decimal("1.5"), counts={"a": 1}

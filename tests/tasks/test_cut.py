@@ -44,9 +44,7 @@ def test_a_batch_that_is_full_by_a_flushing_message_is_full():
 
 def test_batches_are_numbered_within_their_window_and_key():
     table = waiting({"batch_key": "b"}, {"batch_key": "a"}, {"batch_key": "b"}, {"window": WINDOWS[1]}, {})
-
     found = cutting.cut(table, 1).to_pylist()
-
     assert [(one["window"][-4:], one["batch_key"], one["number"]) for one in found] == [
         ("0000", "b", 0),
         ("0000", "a", 0),

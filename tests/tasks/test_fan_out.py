@@ -19,7 +19,6 @@ def words(messages: list[Message]) -> list[tuple[int | None, str]]:
 
 def test_a_list_of_rows_is_one_message_that_is_handled(lake):
     manifest = handled(lake, Families, b"lake=a lake=b lake=c", b"plain")
-
     rows = rows_of(lake, "families", manifest, "lake")
     assert sorted((row["message_id"], row["child"] or 0, row["word"]) for row in rows) == [
         ("m0", 0, "a"),

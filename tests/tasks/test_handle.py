@@ -36,7 +36,6 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_faulty_message_fails_alone_and_keeps_its_payload(lake, fault):
     manifest = handled(lake, Obedient, b"1", fault.encode(), b"3")
-
     assert outcomes(lake, "obedient", manifest) == {"m0": "handled", "m1": "failed", "m2": "handled"}
     assert [row["text"] for row in rows_of(lake, "obedient", manifest, "kept")] == ["1", "3"]
     (failure,) = rows_of(lake, "obedient", manifest, "failed")

@@ -139,9 +139,7 @@ def test_a_batch_that_spoils_its_process_fails_with_all_its_messages_and_no_othe
     plan = returned(CutBatches(Hostile, None, ack_policy, lake, "r1", "called", options, whole)(0))
     files = ranges(plan, "hostile", plan_table("r1", "called"))
     task = HandleBatches(Hostile, None, ack_policy, lake, "r1", batcher="called", staged=whole, plan=files)
-
     manifest = returned(task(0))
-
     told = outcomes(lake, "hostile", manifest)
     assert {name for name, outcome in told.items() if outcome == "failed"} == {"m4", "m5", "m6", "m7"}
     assert len(told) == 10

@@ -164,9 +164,7 @@ def reasons(lake: Lake, handled: Handled, pipeline: type[Pipeline] = Ordered) ->
 
 def test_the_messages_of_a_partition_are_handled_by_one_task_in_order(lake):
     payloads = [f"{place % 7} {place}" for place in range(70)]
-
     handled = handle(lake, Ordered, memory(*payloads))
-
     assert sorted(handled.all) == sorted(payloads)
     for lines in handled.by_task:
         assert 20 <= len(lines) <= 30, "partitions are dealt evenly"
@@ -276,9 +274,7 @@ def test_a_function_that_hangs_costs_no_message_but_its_own(lake):
 def test_the_rest_of_a_partition_keeps_its_order_around_one_that_ends_its_process(lake):
     told = {3: "dies", 5: "fails", 11: "dies", 12: "fails"}
     payloads = [f"1 {place:02} {told.get(place, 'works')}" for place in range(16)]
-
     handled = handle(lake, Ordered, memory(*payloads), careful=True)
-
     (lines, *others) = handled.by_task
     assert not any(others)
     assert sorted(set(lines)) == payloads

@@ -196,9 +196,7 @@ PARENT = os.getpid()
 @pytest.mark.parametrize("how", ["kill", "exit"])
 def test_a_batch_whose_callback_ends_the_worker_fails_and_costs_no_other(lake, diary, how):
     batches = staged("1", f"handle_batch {how}", "3"), staged("4", "5", key="other")
-
     manifest = batched(lake, *batches, pipeline=Gathering, careful=True)
-
     assert Counter(row["outcome"] for row in rows_of(lake, "gathering", manifest, "outcomes")) == {
         "failed": 3,
         "handled": 2,

@@ -217,9 +217,7 @@ EVERY = {*BATCHED, *FAILED, *HANDLED, "handle_batch of a child", *(f"handle_fail
 def test_every_property_is_known_in_every_callback(lake, tmp_path, lane, callbacks):
     diary = tmp_path / "diary"
     source = Telling(deliveries_=numbered(*map(str.encode, PAYLOADS)), diary=str(diary))
-
     lane(lake, source)
-
     told = [json.loads(line) for line in diary.read_text().splitlines()]
     assert {callback for callback, _ in told} == callbacks
     known = {"metadata": {"diary": str(diary)}, "attempt": 2, "window": WINDOW}

@@ -186,9 +186,7 @@ def test_a_batchers_table_holds_what_a_table_batchers_would(tmp_path):
     whole = ranges(first, "both", staged_table("r1", "callback"))
     planned = returned(CutBatches(Both, None, Memory().ack_policy, lake, "r1", "callback", Batcher(), whole)(0))
     plan = ranges(planned, "both", plan_table("r1", "callback"))
-
     second = done(HandleBatches(Both, None, Memory().ack_policy, lake, "r1", "callback", whole, plan))
-
     assert outcomes(lake, "both", second) == {"m1": "handled"}
     (expected,), (got,) = rows_of(lake, "both", first, "table"), rows_of(lake, "both", second, "callback")
     names = Everything.model_fields.keys()

@@ -97,7 +97,6 @@ def test_a_line_is_a_line_however_it_is_written():
         print("half \ud83d")
         print("flushed", end="", flush=True)
         print("left", end="")
-
     assert output.notes()["said"].splitlines() == [
         "one", "two", "begun, ended", "a", "b", "half \\ud83d", "flushed", "left"
     ]  # fmt: skip
@@ -146,7 +145,6 @@ def test_log_lines_are_heard_as_the_author_configured_them(monkeypatch, when):
             logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
             log.info("number %d", 7)
         assert output.notes()["said"] == "INFO number 7\n"
-
     assert [handler.stream for handler in logging.root.handlers] == [original]
 
 

@@ -74,9 +74,7 @@ def ended(lake: Lake, *payloads: bytes | None, careful: bool, tasks: int = 2, **
 @pytest.mark.parametrize("careful", [False, True])
 def test_each_parent_has_one_outcome_and_each_that_failed_its_payload(lake, careful):
     payloads = [b"left=a right=b", b"right=fail left=c right=fail", b"left=lose", b"lake=d", b"right=e"]
-
     manifest = ended(lake, *payloads, careful=careful)
-
     assert outcomes(lake, "fragile", manifest) == {"m0": "handled", "m1": "failed", "m2": "failed", "m4": "handled"}
     assert manifest.rows("outcomes") == 4, "m3 ended in handling"
     failures = {row["message_id"]: row for row in rows_of(lake, "fragile", manifest, "failed")}

@@ -64,9 +64,7 @@ def test_tries_are_no_faster_than_the_limit(lake, tmp_path):
     limit = RateLimiting(allowed_messages=10, interval=timedelta(seconds=0.25))
     store, diary = ControlStore(f"sqlite:///{tmp_path}/control.db"), tmp_path / "begun"
     payloads = [b"die" if index % 16 == 15 else b"%d" % index for index in range(48)]
-
     manifest = handled(lake, Diary, *payloads, careful=True, pace=Pace(store, "diary", limit), context=str(diary))
-
     store.close()
     assert manifest.total("failed") == 3
     intervals = Counter(int(clock / 0.25) for _, clock, _ in begun(diary))

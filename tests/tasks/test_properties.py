@@ -176,7 +176,6 @@ def test_batches_hold_one_key_and_partition_and_no_more_than_they_may(messages, 
 @always(WELL)
 def test_messages_of_a_partition_keep_their_order_in_handling_and_over_batches(messages, told):
     found = done(messages, told)
-
     if told.partition_by:
         for one in {message.account for message in messages}:
             mine = [number for number in found.handled if messages[number].account == one]

@@ -152,6 +152,5 @@ def test_a_lookup_keeps_one_of_several_copies_whether_they_are_marked_or_not(loo
         ("queue", "known", 1, False),
         ("queue", "known", 2, True),
     ]
-
     kept = KNOWN if outcomes else 1
     assert looked_up(received, outcomes) == {("queue", "twice"): 3, ("queue", "known"): kept}

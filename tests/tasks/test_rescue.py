@@ -56,7 +56,6 @@ class Unrescued(Rescuing):
 
 def test_a_rescued_message_goes_to_its_batcher_with_what_was_put(lake):
     manifest = handled(lake, Rescuing, b"1", b"fail back", b"fail", b"back fail call")
-
     told = outcomes(lake, "rescuing", manifest)
     assert told == {"m0": "handled", "m1": "handled", "m2": "failed"}, "m3 waits for its batch"
     kept = rows_of(lake, "rescuing", manifest, "kept")

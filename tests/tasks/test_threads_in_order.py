@@ -154,9 +154,7 @@ class Paced:
 @pytest.mark.parametrize("careful", [False, True])
 def test_what_gets_no_permit_goes_back_and_in_each_partition_that_is_the_end(lake, careful):
     payloads = [f"{place % 3} {place:02}" for place in range(30)]
-
     handled = handle(lake, Threaded, memory(*payloads), pace=Paced(7), careful=careful)
-
     begun = by_partition(handled.all)
     assert len(handled.all) == 7
     for partition, places in by_partition(payloads).items():

@@ -48,9 +48,7 @@ CALLBACKS = {"transform": "transform", "handle_message": "handle_message", "seri
 )
 def test_a_message_that_hangs_fails_alone_and_says_where(lake, diary, callback, how):
     payloads = [b"0", b"fail", f"{callback} {how}".encode(), b"serialise", b"4", b"fail"]
-
     manifest = handled(lake, Timed, *payloads)
-
     failed = {row["message_id"]: row for row in rows_of(lake, "timed", manifest, "failed")}
     assert failed.keys() == {"m1", "m2", "m5"}
     assert (failed["m1"]["reason"], failed["m5"]["reason"]) == ("as told", "as told")
@@ -79,7 +77,6 @@ def test_a_chunk_whose_preparing_hangs_fails_and_no_other_does(lake, diary):
 
 def test_failures_of_which_handle_failed_never_returns_are_recorded_and_cost_no_good_message(lake, diary):
     manifest = handled(lake, Timed, b"0", b"fail", b"handle_failed sleep", b"3", *([b"fail"] * 10))
-
     failed = {row["message_id"]: row for row in rows_of(lake, "timed", manifest, "failed")}
     assert {name: row["kind"] for name, row in failed.items()} == {
         **dict.fromkeys(["m1", "m2", *(f"m{row}" for row in range(4, 12))], "timeout"),
