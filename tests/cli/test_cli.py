@@ -101,9 +101,7 @@ def test_status_tells_receives_that_are_not_decided_from_those_that_are_not_fini
     leased(keeping, "decided000000000", b"two").work().decide()
     leased(keeping, "published0000000", b"three").work().decide().publish()
     leased(keeping, "finished00000000", b"four").finish()
-
     said = lines(cli("status"))
-
     assert " undecided receives   begun000 of run run (planned), handled0 of run run (handled)" in said
     why = "the check `acknowledged` of the run says what is left, and the next run does it"
     finish = "decided0 of run run (decided), publishe of run run (published)"
@@ -114,9 +112,7 @@ def test_status_counts_open_failures_by_window(cli, keeping):
     leased(keeping, "first", b"one", b"fail", b"fail").finish()
     leased(keeping, "second", b"fail", window="2026-01-01T0100").finish()
     leased(keeping, "third", b"two", window="2026-01-01T0200").finish()
-
     said = [line.split() for line in lines(cli("status"))]
-
     assert ["open", "failures", "3"] in said
     assert [words for words in said if words[0] == "window"] == [
         ["window", "2026-01-01T0000", "2"],
@@ -129,21 +125,17 @@ def test_repair_names_what_cannot_be_read_and_takes_it_out_when_told(cli, keepin
     assert lines(cli("repair", "keeping")) == ["Every file of keeping has its end and its length."]
     (path,) = Path(keeping["outcomes"].uri, "window=2026-01-01T0000").iterdir()
     path.write_bytes(path.read_bytes()[:100])
-
     named, told = lines(cli("repair", "keeping"))
     assert "keeping/outcomes: window=2026-01-01T0000/" in named
     assert "--apply" in told
     assert "0 messages are open failures now" in cli("repair", "keeping", "--apply").stdout
-
     assert lines(cli("repair", "keeping")) == ["Every file of keeping has its end and its length."]
 
 
 def test_status_names_a_receive_that_cannot_be_read_and_tells_the_rest(cli, keeping):
     Run(keeping, Memory(), "ab12").ledger.begin(Run(keeping, Memory(), "cd34").receive)
     keeping.lake.write("keeping/_receives/ab12/receive.json", b"{")
-
     shown = cli("status", "keeping").stdout
-
     assert "unreadable receives" in shown
     assert "_receives/ab12/receive.json is no record of a receive" in " ".join(shown.split())
     assert "undecided receives   cd34" in shown
@@ -157,9 +149,7 @@ def test_status_says_which_store_and_lake_it_looks_at(cli, tmp_path):
 
 def test_a_store_that_is_not_there_is_named_without_its_password(cli):
     definitions.RESOURCES["control"] = ControlResource(url="postgresql+psycopg://us:hush@127.0.0.1:1/control")
-
     answer = cli("status")
-
     assert "Control store: postgresql+psycopg://us:***@127.0.0.1:1/control" in answer.stdout
     assert "the control store postgresql+psycopg://us:***@127.0.0.1:1/control cannot be used" in str(answer.exception)
     assert "hush" not in f"{answer.output}{answer.exception}"
@@ -195,7 +185,6 @@ def test_status_tells_the_rest_where_dagster_cannot_be_asked(cli, tmp_path, monk
     nowhere = cli("status").stdout
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "typo"))
     typo = cli("status").stdout
-
     assert "runs in Dagster      DAGSTER_HOME is not set" in nowhere
     assert "cannot be asked for: DagsterInvariantViolationError" in typo
     assert "open failures        none" in typo
@@ -203,7 +192,6 @@ def test_status_tells_the_rest_where_dagster_cannot_be_asked(cli, tmp_path, monk
 
 def test_status_of_a_source_that_is_not_there_says_so_and_tells_the_rest(cli):
     answer = cli("status", "flights")
-
     assert answer.exit_code == 0, answer.stderr
     assert "does not answer" in answer.stdout
     assert "in flight" in answer.stdout
@@ -231,7 +219,6 @@ def test_a_pipeline_that_cannot_work_is_refused_without_a_traceback(tmp_path):
     )
     command = [sys.executable, "-m", "pipeline_platform.cli.main", "-m", "mistaken", "status"]
     answer = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-
     assert answer.returncode == 1
     assert answer.stderr.startswith("Orders.prosessors is no option")
     assert len(answer.stderr.splitlines()) == 1
@@ -240,14 +227,12 @@ def test_a_pipeline_that_cannot_work_is_refused_without_a_traceback(tmp_path):
 @pytest.mark.parametrize("interval", ["0", "-1", "nan", "inf", "1e-7", "1e300"])
 def test_an_interval_that_is_none_is_refused(cli, interval):
     answer = cli("limit", "flights", "--allowed", "5", "--interval", interval)
-
     assert answer.exit_code == 2
     assert "give seconds, from 0.001" in answer.stderr
 
 
 def test_an_option_that_a_limit_has_not_is_refused(cli):
     answer = cli("limit", "flights", "--allowed", "5", "--per", "1")
-
     assert answer.exit_code == 2
     assert "No such option: --per" in answer.stderr
 
@@ -259,7 +244,6 @@ def test_who_changes_a_limit_is_told_whose(cli, tmp_path):
 def test_a_pause_holds_until_it_is_resumed(cli, control):
     assert "is paused: the lake is moving" in cli("pause", "flights", "--reason", "the lake is moving").stdout
     assert control.paused("flights") == "the lake is moving"
-
     assert "asks for runs again" in cli("resume", "flights").stdout
     assert control.paused("flights") is None
     assert "was not paused" in cli("resume", "flights").stdout
@@ -270,14 +254,12 @@ def test_a_limit_is_set_changed_and_reset(cli, control):
     cli("limit", "flights", "--allowed", "6")
     held = control.rate_limiting("flights", None)
     assert held == RateLimiting(allowed_messages=6, interval=timedelta(seconds=2))
-
     assert "at most 100,000 messages in 0:00:01" in cli("limit", "flights", "--reset").stdout, "the pipeline's own"
     assert control.rate_limiting("flights", None) is None
 
 
 def test_a_part_of_a_limit_changes_the_pipeline_s_own(cli, control):
     cli("limit", "flights", "--allowed", "5")
-
     assert control.rate_limiting("flights", None) == RateLimiting(allowed_messages=5, interval=timedelta(seconds=1))
 
 
@@ -289,9 +271,7 @@ class Unlimited(Told):
 
 def test_a_part_of_a_limit_that_is_not_there_is_refused_with_the_way_out(beside):
     cli = beside(Unlimited)
-
     refused, told = cli("limit", "unlimited", "--allowed", "5"), cli("limit", "unlimited")
-
     assert refused.exit_code == 2
     assert "give both --allowed and --interval" in refused.output
     assert "has no rate limit" in told.output
@@ -300,7 +280,6 @@ def test_a_part_of_a_limit_that_is_not_there_is_refused_with_the_way_out(beside)
 @pytest.mark.parametrize("command", ["status", "pause", "resume", "limit"])
 def test_an_unknown_pipeline_is_refused_with_those_there_are(cli, command):
     answer = cli(command, "flihgts")
-
     assert answer.exit_code == 2
     assert "there is no pipeline 'flihgts'; there is flights" in answer.stderr
 
@@ -320,9 +299,7 @@ def test_a_table_queue_is_made_and_looked_at(cli, tmp_path):
     fill(tmp_path, 3)
     queue = TableQueue(name="flights_queue", url=f"sqlite:///{tmp_path}/queue.sqlite", created_column="created_at")
     queue.plan(2, 1, "somebody")
-
     shown = lines(cli("table-queue", "show", "flights_queue"))
-
     assert shown[0].startswith("1 messages wait, the oldest since 20")
     assert shown[1].startswith("2 messages are leased by receive somebody for ")
 
@@ -332,14 +309,12 @@ def test_the_table_of_a_queue_of_dead_letters_is_made(cli, tmp_path, monkeypatch
     queue = definitions.RESOURCES["flights_queue"]
     built = Built((Lettered,), {**definitions.RESOURCES, "queue": queue, "letters": dead})
     monkeypatch.setattr("pipeline_platform.orchestration.deployment.BUILT", [built])
-
     assert "letters is ready" in cli("table-queue", "create", "letters").output
     assert cli("table-queue", "show", "letters").output == "0 messages wait.\n"
 
 
 def test_a_key_that_is_no_table_queue_is_refused_with_those_there_are(cli):
     answer = cli("table-queue", "show", "flights")
-
     assert answer.exit_code == 2
     assert "'flights' is no table queue of this deployment; there is flights_queue" in " ".join(
         answer.output.replace("│", "").split()
@@ -353,8 +328,6 @@ def test_variables_that_are_not_set_are_read_from_the_file_that_dagster_reads(cl
     monkeypatch.setenv("PIPELINE_PLATFORM_LAKE", "")  # whatever is loaded is undone after the test
     monkeypatch.delenv("PIPELINE_PLATFORM_LAKE")
     (tmp_path / ".env").write_text(f"PIPELINE_PLATFORM_LAKE={tmp_path}/elsewhere\nPIPELINE_PLATFORM_HOME=/nowhere\n")
-
     said = cli("-m", "definitions", "status").stdout
-
     assert f"Lake: {tmp_path}/elsewhere" in said
     assert f"Control store: sqlite:///{tmp_path}/control.sqlite" in said, "what is set comes before it"

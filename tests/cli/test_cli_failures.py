@@ -55,7 +55,6 @@ def listed(answer: Result) -> list[tuple[str, str, int, list[str]]]:
 
 def test_failures_are_listed_in_groups(cli):
     said = cli("list", "keeping").stdout
-
     (row,) = [line.split() for line in said.splitlines() if "KeyError" in line]
     assert row == [WINDOW, "waiting", "1", "KeyError", "'price'", "b"]
     assert "4 failures are open." in said
@@ -65,7 +64,6 @@ def test_failures_are_listed_in_groups(cli):
 def test_what_is_no_window_is_refused(cli, command):
     for bogus in ("bogus", "2026-01-01", "2026-1-01T0000"):
         refused = cli(*command, "--window", bogus)
-
         assert refused.exit_code == 2
         assert f"{bogus!r} is not the key of a window" in refused.stderr
     with pytest.raises(ValueError, match="'bogus' is not the key of a window"):
@@ -75,9 +73,7 @@ def test_what_is_no_window_is_refused(cli, command):
 def test_in_a_narrow_terminal_windows_and_ids_are_whole(cli, lake, monkeypatch):
     ids = [f"b2TgZguRTuqz3sv8Y8QfCg:0:{number}" for number in range(3)]
     record(lake, "r4", *(event(one, kind="TimeoutError", reason="no answer " * 9) for one in ids))
-
     said = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["failures", "list", "keeping"]).stdout
-
     assert all(one in said.split() for one in [WINDOW, LATER, *ids])
     assert max(map(len, said.splitlines())) <= 80
 
@@ -105,13 +101,11 @@ def test_failures_are_listed_by_criteria_for_programs(cli, options, expected):
 
 def test_what_a_list_leaves_out_is_said(cli):
     said = cli("list", "keeping", "--limit", "1").stdout
-
     assert "3 groups of them are not shown" in said
 
 
 def test_a_message_is_shown_with_all_that_became_of_it(cli):
     said = cli("show", "keeping", "gone").stdout
-
     assert said.splitlines()[0] == f"message gone of memory, in window {WINDOW}: dead"
     assert "attempt 1: open" in said
     assert "attempt 2: dead in handle_message, ValueError: no price: 7; receive r2" in said
@@ -131,13 +125,11 @@ def test_a_message_is_shown_with_all_that_became_of_it(cli):
 )
 def test_a_payload_is_bounded_and_cannot_steer_a_terminal(cli, lake, data, shown):
     record(lake, "r9", event("odd", data=data))
-
     assert shown in cli("show", "keeping", "odd").stdout
 
 
 def test_a_message_is_shown_to_programs(cli):
     events = json.loads(cli("show", "keeping", "gone", "--json").stdout)
-
     assert [(one["attempt"], one["state"], one["data"]) for one in events] == [
         (1, "open", {"bytes": 1, "hex": "ff"}),
         (2, "dead", {"bytes": 2, "hex": "ff00"}),
@@ -146,7 +138,6 @@ def test_a_message_is_shown_to_programs(cli):
 
 def test_a_message_that_has_not_failed_is_not_there(cli):
     answer = cli("show", "keeping", "nobody")
-
     assert answer.exit_code == 2
     assert "no message 'nobody' of keeping has failed" in answer.output
 
@@ -166,7 +157,6 @@ def test_a_message_that_has_not_failed_is_not_there(cli):
 )
 def test_failures_are_driven_by_criteria_that_travel_in_the_run_config(cli, launched, options, selection, messages):
     answer = cli("retry", "keeping", *options)
-
     assert answer.exit_code == 0, answer.output
     assert [int(tags["pipeline_platform.demand/keeping"]) for _, tags in launched] == messages
     for config, tags in launched:
@@ -176,9 +166,7 @@ def test_failures_are_driven_by_criteria_that_travel_in_the_run_config(cli, laun
 
 def test_each_range_of_windows_is_a_run_of_its_own(cli, lake, launched):
     record(lake, "r9", event("far"), window="2026-01-02T0000")
-
     said = cli("retry", "keeping", "--all").stdout.splitlines()
-
     assert said == [
         f"run run-1 retries 4 failures of {WINDOW} to {LATER}",
         "run run-2 retries 1 failure of 2026-01-02T0000",
@@ -192,27 +180,23 @@ def test_each_range_of_windows_is_a_run_of_its_own(cli, lake, launched):
 @pytest.mark.parametrize("options", [[], ["--all", "--kind", "KeyError"]])
 def test_which_failures_has_to_be_said(cli, launched, options):
     answer = cli("retry", "keeping", *options)
-
     assert (answer.exit_code, launched) == (2, [])
     assert "say which failures" in answer.output
 
 
 def test_status_counts_dead_failures_apart(cli):
     said = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["status", "keeping"]).stdout.splitlines()
-
     (every,) = [line.split(maxsplit=2)[2] for line in said if "open failures" in line]
     assert every.strip() == "4, 1 of them dead"
 
 
 def test_without_an_instance_nothing_is_launched(cli, monkeypatch):
     monkeypatch.delenv("DAGSTER_HOME")
-
     assert "DAGSTER_HOME is not set" in str(cli("retry", "keeping", "--all").exception)
 
 
 def test_python_does_the_same(cli, launched):
     (run,) = launch.retry_failures("keeping", kind="KeyError", windows=[WINDOW])
-
     assert run == launch.Launched("run-1", [WINDOW], 1)
     assert launched[0][0]["failures"] == {"kind": "KeyError"}
     assert launch.retry_failures("keeping", message_id="nobody") == []

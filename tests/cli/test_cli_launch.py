@@ -44,9 +44,7 @@ def cli(tmp_path):
 def test_failures_are_driven_by_a_run_in_the_queue_of_the_instance(cli, tmp_path, where):
     window, lake = window_now(Flights, datetime.now(UTC)), Lake(root=str(tmp_path / "lake"))
     record(lake, "r1", event("a", kind="KeyError"), event("b"), window=window, pipeline="flights")
-
     said = cli(*where, "failures", "retry", "flights", "--kind", "KeyError")
-
     with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
         (run,) = instance.get_runs()
     assert said.splitlines() == [f"run {run.run_id} retries 1 failure of {window}", "1 failure in 1 run."]

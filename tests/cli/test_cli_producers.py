@@ -47,7 +47,6 @@ def test_status_shows_each_producer_and_what_belongs_to_none(cli, control):
 
 def test_status_of_a_pipeline_with_one_names_none(cli):
     said = shown(cli("status", "told"))
-
     assert said["backlog"] == "7 messages in queue"
     assert not [row for row in said if ": " in row and not row.startswith(("Control", "Lake"))]
 
@@ -55,7 +54,6 @@ def test_status_of_a_pipeline_with_one_names_none(cli):
 def test_a_producer_is_paused_and_resumed_alone(cli, control):
     assert "coasts/east is paused: moves." in cli("pause", "coasts", "--producer", "east", "--reason", "moves").stdout
     assert [control.paused(f"coasts/{name}") for name in ("east", "west")] == ["moves", None]
-
     cli("pause", "coasts", "--reason", "all move")
     assert "coasts/west stays paused: all move" in cli("resume", "coasts", "--producer", "west").stdout
     told = cli("resume", "coasts").stdout
@@ -68,14 +66,12 @@ def test_a_producer_is_paused_and_resumed_alone(cli, control):
 def test_a_pause_of_all_counts_what_each_has_in_flight(cli, control):
     for key in ("coasts/east", "coasts"):
         control.claim(key, f"of {key}", "run", wanted=3, capacity=10, lease_s=60)
-
     assert "6 messages in 2 runs will still be finished." in cli("pause", "coasts").stdout
     assert "No run holds any." in cli("pause", "coasts", "--producer", "west").stdout
 
 
 def test_a_limit_is_of_the_producer_that_is_named(cli, control):
     told = cli("limit", "coasts", "--producer", "west", "--allowed", "5", "--interval", "2").stdout
-
     assert "coasts/west handles at most 5 messages in 0:00:02." in told
     assert control.rate_limiting("coasts/west", None) == FIVE
     assert control.rate_limiting("coasts/east", None) is None
@@ -94,6 +90,5 @@ def test_a_limit_is_of_the_producer_that_is_named(cli, control):
 )
 def test_a_producer_that_is_missing_or_unknown_is_refused_with_those_there_are(cli, arguments, words):
     answer = cli(*arguments)
-
     assert answer.exit_code == 2
     assert words in " ".join(answer.output.replace("│", " ").split())

@@ -51,7 +51,6 @@ def held(queue: TableQueue) -> list[tuple[bytes, object]]:
 
 def test_each_line_is_a_payload_as_it_stands(push, queue):
     answer = push("told", b'{"data": 1}\r\nno json\n\n \xff\nlast')
-
     assert answer.exit_code == 0
     assert answer.stdout.endswith("4 messages are in queue.\n")
     assert [data for data, _ in held(queue)] == [b'{"data": 1}', b"no json", b" \xff", b"last"]
@@ -59,9 +58,7 @@ def test_each_line_is_a_payload_as_it_stands(push, queue):
 
 def test_with_the_option_a_line_has_data_and_metadata(push, queue):
     lines = [{"data": "text", "metadata": {"kind": "a"}}, {"data": {"é": 1}}, {"data": None, "metadata": None}]
-
     push("told", "\n".join(json.dumps(line) for line in lines).encode(), "--metadata")
-
     assert held(queue) == [(b"text", {"kind": "a"}), ('{"é": 1}'.encode(), None), (b"null", None)]
 
 
@@ -80,9 +77,7 @@ def test_with_the_option_a_line_has_data_and_metadata(push, queue):
 )
 def test_a_line_that_cannot_be_sent_is_named_with_where_to_go_on(push, queue, line, said, monkeypatch):
     monkeypatch.setattr(pushing, "_TOGETHER", 1)
-
     answer = push("told", b'{"data": 1}\n{"data": 2}\n' + line, "--metadata")
-
     assert answer.exit_code == 2
     assert said in answer.stderr
     assert "nothing from line 3 on is sent: mend it, and go on with --from-line 3" in answer.stderr
@@ -91,13 +86,11 @@ def test_a_line_that_cannot_be_sent_is_named_with_where_to_go_on(push, queue, li
 
 def test_lines_that_an_earlier_call_sent_are_left_out(push, queue):
     push("told", b"one\ntwo\nthree\n", "--from-line", "3")
-
     assert [data for data, _ in held(queue)] == [b"three"]
 
 
 def test_a_line_that_no_run_would_handle_is_refused(push, queue):
     answer = push("small", b"0123456789\r\n01234567890\n")
-
     assert "line 2 is longer than processors.max_message_bytes (10) allows" in answer.stderr
     assert held(queue) == [], "with what was to be sent together"
 
@@ -138,7 +131,6 @@ def test_a_file_is_never_held_whole():
 def test_a_source_that_takes_none_says_so_and_several_producers_are_asked_which(push):
     assert "choose one of east, west" in push("coasts", b"one").stderr
     answer = push("coasts", b"one", "--producer", "west")
-
     assert answer.exit_code == 1
     assert "source 'memory' takes no messages: Memory has no send()" in answer.stderr
     assert push("coasts", b"one", "--producer", "east").exit_code == 0

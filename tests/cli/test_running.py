@@ -18,7 +18,6 @@ def cli(beside):
 
 def test_show_tells_what_a_pipeline_is_made_of(cli):
     said = cli("show", "told").stdout.splitlines()[3:]
-
     begins = [
         "told",
         "  producer: queue (Memory), concurrency 2, max_runs 2, patience 0:00:30, interval 0:00:05, ",
@@ -33,7 +32,6 @@ def test_show_tells_what_a_pipeline_is_made_of(cli):
 
 def test_show_tells_of_an_option_that_is_yes_or_no_which_it_is(cli):
     said = cli("show", "told").stdout
-
     assert "rescue False" in said
     assert "rescue 0" not in said
 
@@ -41,9 +39,7 @@ def test_show_tells_of_an_option_that_is_yes_or_no_which_it_is(cli):
 @pytest.mark.filterwarnings("error")
 def test_show_names_functions_and_what_the_class_itself_says(beside):
     cli = beside(Talkative, Lettered, queue=Memory())
-
     talkative, lettered = cli("show", "talkative").stdout, cli("show", "lettered").stdout
-
     assert "batch_size Splitter(initial 0, step by_three)" in talkative
     assert "  options: retry Retry(max_attempts 1, backoff Backoff(" in lettered
     assert ", dead_letters letters" in lettered
@@ -55,9 +51,7 @@ def test_show_tells_what_is_changed_and_of_which_producer(cli, control):
     control.override(Coasts, Overrides(max_demand=20))
     control.set_rate_limiting("coasts/west", RateLimiting(allowed_messages=5, interval=timedelta(seconds=2)))
     control.pause("coasts/west", "moves")
-
     said = [line.strip() for line in cli("show").stdout.splitlines()]
-
     east, west = said.index("coasts") + 1, said.index("rate limit: 5 every 0:00:02, set at run time")
     assert said[east].startswith("producer east: queue (Memory), concurrency 2, max_runs 7, ")
     assert said[east + 1] == "set at run time: max_runs 7"
@@ -73,9 +67,7 @@ def test_scale_changes_options_says_what_is_changed_and_takes_it_back(cli, contr
     assert said.endswith("told: concurrency 3, max_demand 1,000, max_runs 4.\n")
     assert control.processors_of(Told).per_run == 3_000
     assert "set at run time" in cli("status", "told").stdout
-
     cli("scale", "told", "--reset")
-
     assert control.overrides("told") == Overrides()
 
 
@@ -90,21 +82,18 @@ def test_scale_changes_options_says_what_is_changed_and_takes_it_back(cli, contr
 )
 def test_scale_refuses_what_cannot_hold(cli, arguments, said):
     answer = cli("scale", *arguments)
-
     assert answer.exit_code == 2
     assert said in answer.stderr
 
 
 def test_drain_waits_for_nothing_where_nothing_is_under_way(cli, control):
     said = cli("drain", "told", "--reason", "moves").stdout.splitlines()
-
     assert said[-1] == "told is drained, and paused: moves"
     assert (control.paused("told"), control.draining("told")) == ("moves", None)
 
 
 def test_status_tells_since_when_no_message_begins(cli, control):
     control.drain("told", "moves", timedelta(seconds=30))
-
     assert f"moves, and drained: runs begin no message after {control.draining('told'):%H:%M:%S} UTC" in (
         cli("status", "told").stdout
     )

@@ -77,9 +77,7 @@ def test_what_was_received_can_be_sent_as_it_is(kafka, kafka_topic):
     source.send([b"one"], [{"key": b"\xfe", "headers": {"a": b"\xff", "b": "text"}}])
     (row,) = received(source, "a")
     metadata = json.loads(row["metadata"])
-
     source.send([row["data"]], [metadata])
-
     (again,) = received(source, "b")
     assert again["data"] == b"one"
     told = json.loads(again["metadata"])
@@ -89,9 +87,7 @@ def test_what_was_received_can_be_sent_as_it_is(kafka, kafka_topic):
 def test_the_time_that_the_broker_took_a_message_is_when_it_was_published(kafka, kafka_topic):
     source = kafka(kafka_topic(message_timestamp_type="LogAppendTime"))
     source.send([b"one"])
-
     (row,) = received(source, "a")
-
     assert abs(row["published_at"].timestamp() - time.time()) < 60
     metadata = json.loads(row["metadata"])
     assert metadata["timestamp_type"] == "log_append"
@@ -104,9 +100,7 @@ def test_a_tombstone_is_an_empty_message_that_says_so(kafka, kafka_topic, kafka_
     producer.produce(topic, None, key=b"gone")
     producer.produce(topic, b"", key=b"here")
     producer.flush()
-
     tombstone, empty = received(source, "a", concurrency=1)
-
     assert tombstone["data"] == empty["data"] == b""
     assert json.loads(tombstone["metadata"])["tombstone"] is True
     assert "tombstone" not in json.loads(empty["metadata"])
@@ -117,9 +111,7 @@ def test_demand_is_shared_fairly_over_partitions_and_topics(kafka, kafka_topic):
     source = kafka(few, many)
     source.send([b""] * 4, [{"topic": few}] * 4)
     source.send([b""] * 40, [{"topic": many, "partition": n % 2} for n in range(40)])
-
     rows = received(source, "a", demand=24)
-
     assert [sum(row["partition"] == name for row in rows) for name in (f"{few}:0", f"{many}:0", f"{many}:1")] == [
         4, 10, 10,
     ]  # fmt: skip
@@ -135,9 +127,7 @@ def test_ranges_with_others_between_them_are_read_once_each(kafka, kafka_topic):
         assert len(received(source, f"r{nth}", demand=1_000)) == 1_000
     for nth in (0, 2, 4):
         source.abandon(f"r{nth}", list)
-
     rows = received(source, "again", concurrency=1)
-
     assert offsets(rows) == [*range(1_000), *range(2_000, 3_000), *range(4_000, 5_000)]
     assert all(row["redelivered"] for row in rows)
 
@@ -170,7 +160,6 @@ def test_what_a_topic_gains_later_is_read_from_its_beginning(kafka, kafka_topic,
     admin = AdminClient({"bootstrap.servers": kafka_server})
     admin.create_partitions([NewPartitions(topic, 2)])[topic].result(10)
     patiently_send(source, [b"first"], {"partition": 1})
-
     assert [(row["data"], row["redelivered"]) for row in received(source, "a")] == [(b"first", False)]
 
 
@@ -180,7 +169,6 @@ def test_a_pattern_finds_new_topics_and_none_of_kafkas_own(kafka, kafka_topic, k
     assert source.backlog().messages == 0
     second = kafka_topic(name=f"new-{first}")
     source.send([b"1", b"2"], [{"topic": first}, {"topic": second}])
-
     assert {row["partition"] for row in received(source, "a")} == {f"{first}:0", f"{second}:0"}
 
 
@@ -264,7 +252,6 @@ def test_a_receive_of_nothing_but_gaps_ends_and_moves_the_position(kafka, kafka_
     producer.flush(30)  # or what is not sent yet never comes to have an offset
     producer.abort_transaction(30)
     until(lambda: source.backlog().messages == 2)
-
     assert received(source, "a") == []
     source.finish("a")
     assert lag(source, topic) == [0]

@@ -96,10 +96,8 @@ def test_messages_that_are_removed_between_plan_and_read_are_an_error_and_then_a
     source.send(b"%d" % number for number in range(10))
     (share,) = source.plan(8, 1, "a")
     remove_before(kafka_server, topic, 5)
-
     with pytest.raises(SourceError, match=rf"{topic} \[0\] from offset 0 up to 8 lost messages before they were read"):
         [*source.read(share, "a")]
-
     source.abandon("a", list)
     assert offsets(received(source, "b")) == [5, 6, 7, 8, 9]
     assert any("has lost its messages from offset 0 up to 5, which nobody had read" in text for text in caplog.messages)
@@ -113,10 +111,8 @@ def test_what_retention_takes_unread_is_said(kafka, kafka_topic, kafka_server, c
     source.send([b"a new segment"])
     until(lambda: source.extents().popitem()[1].low >= 10)
     assert "has lost its messages from offset 0 up to" in source.backlog().lost
-
     received(source, "a")
     source.finish("a")
-
     assert any("has lost its messages from offset 0 up to" in text for text in caplog.messages)
     assert lag(source, topic) == [0]
 
@@ -151,9 +147,7 @@ def test_what_was_acknowledged_of_a_topic_that_is_gone_holds_no_other_back(kafka
     source.send([b"1", b"2"], [{"topic": kept}, {"topic": gone}])
     assert len(received(source, "a")) == 2
     delete_topic(kafka_server, gone)
-
     source.finish("a")
-
     assert lag(source, kept) == [0]
 
 
@@ -188,10 +182,8 @@ def test_the_largest_messages_come_among_small_ones_in_batches_of_few(kafka, kaf
     source = kafka(kafka_topic(max_message_bytes="10000000"))
     payloads = [os.urandom(largest), *(b"small" for _ in range(50)), os.urandom(largest), os.urandom(largest), b"last"]
     source.send(payloads)
-
     (share,) = source.plan(100, 1, "a")
     batches = [batch.column("data").to_pylist() for batch in source.read(share, "a")]
-
     assert [payload for batch in batches for payload in batch] == payloads
     assert max(sum(map(len, batch)) for batch in batches) <= kafka_messages.BATCH_BYTES
 

@@ -105,7 +105,6 @@ def test_options_of_the_connector_are_not_set_behind_its_back(name):
 )  # fmt: skip
 def test_other_options_reach_the_client_library_whatever_is_set_here(name):
     given = source(client_options={name: "7"})
-
     assert [settings[name] for settings in (given.settings(), given.to_read(), given.to_send())] == ["7"] * 3
     assert source().to_read()["queued.min.messages"] == 20_000
 
@@ -219,7 +218,6 @@ def test_what_is_closed_connects_again_when_it_is_used(kafka, kafka_topic):
     before = ours._cluster
     ours.close()
     ours.close()
-
     assert ours.backlog().messages == 0
     assert ours._cluster is not before
 
@@ -234,7 +232,6 @@ def test_a_look_is_quick_once_connected(kafka, kafka_topic, monkeypatch):
         method = getattr(Cluster, name)
         counted = lambda *given, _name=name, _method=method, **more: calls.append(_name) or _method(*given, **more)  # noqa: E731
         monkeypatch.setattr(Cluster, name, counted)
-
     assert ours.backlog().messages == 0
     assert calls == ["topic_ids", "_begin", "offsets", "_begin", "offsets", "_begin", "committed"]
 

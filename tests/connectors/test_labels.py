@@ -70,9 +70,7 @@ class Recorder:
 
 def test_a_fifo_queue_gets_a_group_and_knows_a_letter_that_comes_again():
     queue = SqsSource(name="s", queue_url="https://sqs.eu-west-1.amazonaws.com/1/q.fifo")
-
     first, same, other = (queue.labelled(labels) for labels in (LABELS, LABELS, {**LABELS, "message_id": "8"}))
-
     assert first["attributes"]["MessageGroupId"] == "orders"
     assert first == same
     assert first["attributes"]["MessageDeduplicationId"] != other["attributes"]["MessageDeduplicationId"]
@@ -84,7 +82,6 @@ def test_a_table_queue_keeps_a_letter_with_or_without_labels(tmp_path):
         queue.create()
         said = queue.labelled(LABELS)
         queue.send([b"x"], [said] if said else None)
-
         rows = [row for share in queue.plan(9, 1, "r") for one in queue.read(share, "r") for row in one.to_pylist()]
         assert [row["data"] for row in rows] == [b"x"]
         assert (rows[0]["metadata"] is not None) == (column is not None)

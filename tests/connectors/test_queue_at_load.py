@@ -62,7 +62,6 @@ def test_messages_whose_ids_are_not_consecutive_by_four_processes(url, gone):
     queue.create()
     queue.enqueue(b"x" for _ in range(3_000))
     do(url, f"DELETE FROM messages WHERE {gone}")
-
     assert_each_is_given_to_one(queue, [str(id_) for (id_,) in do(url, "SELECT id FROM messages")], demand=200)
 
 

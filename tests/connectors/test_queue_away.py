@@ -61,12 +61,10 @@ def fresh_tables():
 def test_each_call_at_a_stopped_server_says_that_it_is_away_and_all_work_when_it_is_back(own_postgres_server):
     queue = filled(own_postgres_server.address)
     own_postgres_server.stop()
-
     for name, call in ALL_CALLS.items():
         with pytest.raises(SourceAwayError, match=r"flights.*Connection refused.*see that the server runs") as said:
             call(queue)
         assert str(sa.make_url(queue.url).password) not in str(said.value), name
-
     own_postgres_server.start()
     for call in ALL_CALLS.values():
         call(queue)
@@ -78,9 +76,7 @@ def test_who_waits_for_a_server_that_starts_again_is_served(own_postgres_server)
     queue = filled(own_postgres_server.address)
     own_postgres_server.stop()
     threading.Timer(1, own_postgres_server.start).start()
-
     (share,) = patiently(lambda: queue.plan(100, 1, "next"))
-
     assert share.messages == 7
 
 
@@ -91,10 +87,8 @@ def test_no_call_waits_for_a_lock_for_longer_than_its_time_out(postgres_url, mon
     with psycopg.connect(postgres_url) as another, ThreadPoolExecutor(len(ON_TABLES)) as pool:
         another.execute("LOCK TABLE messages, messages_leases, messages_receives IN ACCESS EXCLUSIVE MODE")
         waiting = {name: pool.submit(call, queue) for name, call in ALL_CALLS.items() if name in ON_TABLES}
-
         refused = {name: wait.exception() for name, wait in waiting.items()}
         another.rollback()
-
     assert {type(error) for error in refused.values()} == {SourceAwayError}
     assert [name for name, error in refused.items() if "lock timeout" not in str(error)] == []
     for call in ALL_CALLS.values():
@@ -108,7 +102,6 @@ def test_a_planner_waits_for_another_of_its_partitions_no_longer_than_the_time_o
     stalled = queue._table()
     with stalled.database.writing() as connection:
         stalled.lease(connection, "stalled", 60, 1, 1)
-
         with pytest.raises(SourceAwayError, match="lock timeout"):
             queue.plan(1, 1, "next")
 
@@ -120,12 +113,10 @@ def test_a_read_that_is_cut_can_be_begun_again(postgres_url, monkeypatch):
     (share,) = queue.plan(7, 1, "a")
     batches = queue.read(share, "a")
     next(batches)
-
     with administrator(postgres_url) as connection:
         assert cut_all_others(connection) == 1
     with pytest.raises(SourceAwayError, match=r"(terminating connection|connection is lost).*ended the session"):
         list(batches)
-
     assert ids(read(queue, share, "a")) == numbers(4, 10)
 
 
@@ -175,14 +166,12 @@ def test_a_table_that_was_dropped_does_not_pass(postgres_url):
     queue = filled(postgres_url)
     with administrator(postgres_url) as connection:
         connection.execute("DROP TABLE messages, messages_leases, messages_receives")
-
     for name in ON_TABLES:
         with pytest.raises(
             SourceError, match=r"(does not exist|there is no table).* run `pipeline-platform table-queue create`"
         ) as said:
             ALL_CALLS[name](queue)
         assert not isinstance(said.value, SourceAwayError)
-
     queue.create()
     assert queue.backlog().messages == 0
 
@@ -193,7 +182,6 @@ def test_a_locked_sqlite_file_is_away(tmp_path, monkeypatch):
     monkeypatch.setattr(database, "BUSY_S", 0.2)
     with closing(sqlite3.connect(tmp_path / "queue.db", isolation_level=None)) as another:
         another.execute("BEGIN IMMEDIATE")
-
         with pytest.raises(SourceAwayError, match=r"database is locked\. For 0.2 s another process holds"):
             queue.plan(1, 1, "next")
 

@@ -16,7 +16,6 @@ from tests.fixtures.table_queue import Rows, do, ids, numbers, read, receive
 
 def test_fewer_messages_than_tasks_make_fewer_shares(queue):
     queue.enqueue([b"1", b"2"])
-
     assert [share.messages for share in queue.plan(10, 8, "a")] == [1, 1]
     assert queue.plan(10, 8, "b") == []
     assert queue.plan(0, 8, "c") == []
@@ -71,7 +70,6 @@ def test_planners_take_turns(postgres_url):
         while not connection.exec_driver_sql("SELECT 1 FROM pg_locks WHERE NOT granted").all():
             assert not waits.done()
         connection.commit()
-
     assert ids(waits.result()) == ["3"]
 
 
@@ -98,9 +96,7 @@ def test_a_lease_that_ran_out_is_delivered_again_and_marked(queue, let_run_out):
     queue.enqueue([b"1", b"2", b"3"], metadata=[{"key": 1}, None, None])
     receive(queue, "a", demand=2)
     let_run_out("a")
-
     rows = receive(queue, "b")
-
     assert [(row["message_id"], row["redelivered"], row["attempt"]) for row in rows] == [
         ("1", True, 1),
         ("2", True, 1),
@@ -113,7 +109,6 @@ def test_a_tiny_lease_runs_out_by_the_clock_of_the_database(queue):
     queue.enqueue([b"1"])
     hasty = queue.model_copy(update={"lease_s": 1e-6})
     hasty.plan(1, 1, "a")
-
     assert ids(receive(queue, "b")) == ["1"]
 
 
@@ -122,7 +117,6 @@ def test_a_receive_that_is_over_reads_nothing(queue, let_run_out):
     [share] = queue.plan(1, 1, "a")
     let_run_out("a")
     queue.plan(1, 1, "b")
-
     with pytest.raises(SourceError, match=r"receive 'a' is over.*raise lease_s \(now 60\)"):
         read(queue, share, "a")
 
@@ -130,9 +124,7 @@ def test_a_receive_that_is_over_reads_nothing(queue, let_run_out):
 def test_planning_again_under_one_name_voids_the_earlier_shares(queue):
     queue.enqueue([b"1", b"2", b"3"])
     queue.plan(2, 2, "a")
-
     rows = receive(queue, "a", demand=1)
-
     assert [(row["message_id"], row["redelivered"]) for row in rows] == [("1", True)]
     assert queue.backlog().messages == 2
 
@@ -140,7 +132,6 @@ def test_planning_again_under_one_name_voids_the_earlier_shares(queue):
 def test_extending_keeps_a_receive_from_running_out(queue, let_run_out):
     queue.enqueue([b"1"])
     queue.plan(1, 1, "a")
-
     assert queue.extend("a", list)
     let_run_out("a")
     assert queue.extend("a", list), "it ran out, but nobody has planned since"
@@ -152,7 +143,6 @@ def test_extending_fails_once_another_planned_after_it_ran_out(queue, let_run_ou
     queue.plan(3, 1, "a")
     let_run_out("a")
     queue.plan(1, 1, "b")
-
     assert not queue.extend("a", list), "one message is lost"
     assert queue.extend("b", list)
     assert ids(receive(queue, "c")) == ["2", "3"]
@@ -162,7 +152,6 @@ def test_extending_fails_where_nothing_is_held(queue):
     queue.enqueue([b"1"])
     queue.plan(1, 1, "a")
     queue.ack("a", ["1"])
-
     assert not queue.extend("a", list)
     assert not queue.extend("never planned", list)
 
@@ -174,9 +163,7 @@ def test_acknowledging_never_deletes_what_another_holds(queue, let_run_out, thei
     queue.ack("a", ["1"])
     let_run_out("a")
     assert ids(receive(queue, "b", demand=len(theirs))) == theirs
-
     refused = queue.ack("a", ["1", "2", "3", "4"])
-
     assert sorted(refused) == [Refused(id_, LOST, lost=True) for id_ in theirs]
     assert queue.ack("b", theirs) == []
     assert receive(queue, "c") == []
@@ -187,9 +174,7 @@ def test_scattered_and_contiguous_ids_are_acknowledged_exactly(queue, monkeypatc
     queue.enqueue(b"x" for _ in range(1_000))
     receive(queue, "a")
     chosen = numbers(1, 150) + numbers(300, 1_000)[::7] + ["250", "250"]
-
     assert queue.ack("a", chosen[::-1]) == []
-
     let_run_out("a")
     assert set(ids(receive(queue, "b"))) == set(numbers(1, 1_000)) - set(chosen)
 
@@ -199,9 +184,7 @@ def test_deliveries_are_counted_exactly(queue):
     for nth in range(3):
         receive(queue, f"run-{nth}", demand=1)
         queue.release(f"run-{nth}", ["1"])
-
     rows = receive(queue, "last")
-
     assert [row["metadata"] for row in rows] == ['{"deliveries": 4}', None]
 
 
@@ -212,6 +195,5 @@ def test_finished_receives_leave_no_rows_behind(queue, run_sql, let_run_out):
     queue.ack("a", ["1"])
     let_run_out("a")
     receive(queue, "b", demand=1)
-
     assert run_sql("SELECT receive_id FROM messages_receives") == [("b",)]
     assert run_sql("SELECT id, attempts FROM messages_leases") == [(2, 2)]

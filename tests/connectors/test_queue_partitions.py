@@ -20,7 +20,6 @@ def apart(url):
 
 def test_a_message_carries_its_partition_and_its_place(apart):
     rows = receive(apart, "a", concurrency=1)
-
     assert [row["partition"] for row in rows] == ["0", "1", "2"] * 4
     assert [row["sequence"] for row in rows] == list(range(1, 13))
 
@@ -28,11 +27,9 @@ def test_a_message_carries_its_partition_and_its_place(apart):
 def test_a_partition_is_leased_to_one_receive_until_that_has_acknowledged_it(apart):
     first = receive(apart, "a", demand=2, concurrency=1)
     second = receive(apart, "b")
-
     assert [row["partition"] for row in first] == ["0", "1"]
     assert {row["partition"] for row in second} == {"2"}
     assert receive(apart, "c") == []
-
     assert apart.ack("a", [first[0]["ack_id"]]) == []
     assert {row["partition"] for row in receive(apart, "d")} == {"0"}
 
@@ -49,7 +46,6 @@ def test_planners_at_once_begin_no_partition_together(apart):
 
 def test_without_the_option_a_partition_is_shared(url, apart):
     shared = apart.model_copy(update={"one_receive_per_partition": False})
-
     assert len(receive(shared, "a", demand=2)) == 2
     assert len(receive(shared, "b")) == 10
 
@@ -65,18 +61,14 @@ def test_a_table_of_json_payloads_gives_them_as_text(url, run_sql):
     queue.send([b'{"a": 1}'])
     if url.startswith("postgresql"):
         assert run_sql("SELECT data ->> 'a' FROM messages") == [("1",)]
-
     (row,) = receive(queue, "a")
-
     assert row["data"] == b'{"a": 1}'
 
 
 def test_what_is_leased_is_listed_with_the_seconds_that_are_left(apart):
     taken = receive(apart, "a", demand=2)
     apart.release("a", ids(taken[:1]), 30)
-
     (mine, delayed) = apart.held()
-
     assert (mine[0], mine[2]) == ("a", 1)
     assert 55 < mine[1] <= 60
     assert (delayed[0], delayed[2]) == (None, 1)

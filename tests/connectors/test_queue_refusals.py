@@ -19,7 +19,6 @@ from tests.fixtures.table_queue import ids, receive
 def test_a_missing_file_is_refused_and_not_made(tmp_path):
     path = tmp_path / "missing.db"
     queue = TableQueue(name="flights", url=f"sqlite:///{path}")
-
     with pytest.raises(
         SourceError,
         match=r"flights, table 'messages' of .*url must name a file that is there; to make it, run `pipeline",
@@ -52,7 +51,6 @@ def test_what_is_not_there_is_named_with_its_option(queue, run_sql):
 
 def test_a_table_without_leases_beside_it_is_refused(url, run_sql):
     run_sql("CREATE TABLE messages (id INTEGER PRIMARY KEY, data TEXT)")
-
     with pytest.raises(
         SourceError, match=r"there is no table 'messages_leases' for leases: run `pipeline-platform table-queue create`"
     ):
@@ -106,7 +104,6 @@ def test_a_sequence_of_ones_own_table_is_named_where_it_must_be_granted(url, run
     owner.create()
     user, writes = new_user(owner, run_sql)
     run_sql(f"GRANT SELECT, INSERT ON messages TO {user}")
-
     with pytest.raises(SourceError, match=r"permission denied for sequence messages_id_seq.*\. Grant .* USAGE on it"):
         writes.enqueue([b"1"])
 
@@ -116,7 +113,6 @@ def test_a_row_that_postgresql_refuses_is_not_quoted(url, run_sql):
     run_sql("CREATE TABLE messages (id bigserial PRIMARY KEY, data text CHECK (length(data) < 5))")
     queue = TableQueue(name="outbox", url=url)
     queue.create()
-
     with pytest.raises(SourceError, match="violates check constraint") as refused:
         queue.enqueue([b"payload"])
     assert "payload" not in str(refused.value)
@@ -145,7 +141,6 @@ def take_through(queue: TableQueue, receive_id: str) -> None:
 
 def test_a_server_that_is_not_there_is_refused():
     queue = TableQueue(name="flights", url="postgresql://someone:secret@127.0.0.1:1/queue")
-
     with pytest.raises(SourceError, match="correct host and port in url") as refused:
         queue.backlog()
     assert "secret" not in str(refused.value)

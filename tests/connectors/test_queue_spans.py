@@ -39,10 +39,8 @@ def rows(run_sql: Sql) -> list[int]:
 
 def test_new_messages_are_leased_in_one_row(queue, run_sql):
     queue.enqueue(b"x" for _ in range(1_000))
-
     assert ids(receive(queue, "a", demand=600)) == numbers(1, 600)
     assert ids(receive(queue, "b", demand=600)) == numbers(601, 1_000)
-
     assert spans(run_sql) == {"a": [[1, 600]], "b": [[601, 1_000]]}
     assert rows(run_sql) == []
 
@@ -66,7 +64,6 @@ def test_a_message_that_comes_late_between_others_is_given_to_the_next(queue, ru
 def test_messages_with_scattered_ids_have_a_row_each(queue, run_sql):
     scattered = [number * 3 for number in range(1, 301)]
     insert(run_sql, *scattered)
-
     assert ids(receive(queue, "a", concurrency=3)) == [str(id_) for id_ in scattered]
     assert rows(run_sql) == scattered
     assert receive(queue, "b") == []
@@ -77,10 +74,8 @@ def test_messages_with_scattered_ids_have_a_row_each(queue, run_sql):
 def test_what_comes_again_and_what_is_new_share_a_receive(queue):
     queue.enqueue(b"x" for _ in range(10))
     queue.release("a", ids(receive(queue, "a", demand=4)))
-
     shares = queue.plan(10, 3, "b")
     read = [ids([row for batch in queue.read(share, "b") for row in batch.to_pylist()]) for share in shares]
-
     assert read == [["1", "2", "3", "4"], ["5", "6", "7"], ["8", "9", "10"]]
     assert [share.messages for share in shares] == [4, 3, 3]
     assert queue.extend("b", list)
@@ -95,9 +90,7 @@ def test_what_a_receive_left_is_delivered_again_once_it_is_over(queue, run_sql, 
     assert queue.ack("a", ["2", "3"]) == []
     assert queue.release("a", ["5"]) == []
     let_run_out("a")
-
     again = receive(queue, "b", demand=2)
-
     assert [(row["message_id"], row["redelivered"]) for row in again] == [("1", True), ("4", True)]
     assert queue.ack("a", ["1", "4"]) == [Refused("1", LOST, lost=True), Refused("4", LOST, lost=True)]
     assert ids(receive(queue, "c")) == ["5", "6"]
@@ -108,7 +101,6 @@ def test_a_late_acknowledgement_counts_until_the_message_is_given_to_another(que
     receive(queue, "late")
     let_run_out("late")
     assert ids(receive(queue, "b", demand=1)) == ["1"]
-
     assert queue.ack("late", numbers(1, 4)) == [Refused("1", LOST, lost=True)]
     assert queue.backlog().messages == 0
 
@@ -117,7 +109,6 @@ def test_what_others_hold_by_spans_is_not_released(queue):
     queue.enqueue(b"x" for _ in range(4))
     receive(queue, "a", demand=2)
     receive(queue, "b", demand=1)
-
     assert queue.release("b", numbers(1, 3)) == [Refused("1", LOST, lost=True), Refused("2", LOST, lost=True)]
     assert ids(receive(queue, "c")) == ["3", "4"]
 
@@ -131,9 +122,7 @@ def test_a_planner_leaves_a_receive_alone_that_acknowledges_at_this_moment(postg
     with ThreadPoolExecutor(1) as pool, table.database.writing() as late:
         assert table.acknowledge(late, "late", [1, 2]) == []
         queue.abandon("late", list)
-
         assert ids(pool.submit(receive, queue, "quick").result(30)) == ["4"]
-
     assert ids(receive(queue, "next")) == ["3"]
 
 
@@ -168,7 +157,6 @@ def members(of: list[IdSpan]) -> set[int]:
 @given(sets)
 def test_spans_hold_what_they_are_made_of(numbers):
     made = spans_of(numbers)
-
     assert members(made) == numbers
     assert id_spans.size(made) == len(numbers)
     assert [span for group in id_spans.near(made, 2) for span in group] == made
@@ -183,7 +171,6 @@ def test_spans_hold_what_they_are_made_of(numbers):
 @given(sets, st.integers(0, 70))
 def test_spans_are_cut_after_so_many(numbers, count):
     head, rest = id_spans.cut(spans_of(numbers), count)
-
     assert members(head) | members(rest) == numbers
     assert id_spans.size(head) == min(count, len(numbers))
     assert max(members(head), default=-99) < min(members(rest), default=99)
@@ -192,6 +179,5 @@ def test_spans_are_cut_after_so_many(numbers, count):
 @given(sets, sets)
 def test_ids_lie_in_spans_or_outside(numbers, ids_):
     within, outside = id_spans.inside(sorted(ids_), spans_of(numbers))
-
     assert within == sorted(ids_ & numbers)
     assert outside == sorted(ids_ - numbers)

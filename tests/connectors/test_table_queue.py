@@ -39,26 +39,21 @@ def test_a_receive_gets_the_oldest_messages_as_they_were_put_in(queue):
 def test_payloads_come_out_as_they_went_in(queue):
     payloads = [b"", b"\x00", b"a\x00b", b"\xff\xfe", b"\\x41\t\n\\N", b"x" * 1_000_000]
     queue.enqueue(payloads)
-
     assert [row["data"] for row in receive(queue, "a")] == payloads
 
 
 def test_large_payloads_come_in_small_batches(queue):
     queue.enqueue(b"%d" % number * 500_000 for number in range(1, 61))
     [share] = queue.plan(60, 1, "a")
-
     batches = list(queue.read(share, "a"))
-
     assert sum(batch.num_rows for batch in batches) == 60
     assert max(batch.nbytes for batch in batches) < 3 * queue_reading.BYTES_PER_BATCH
 
 
 def test_many_messages_are_divided_evenly_and_read_in_batches(queue):
     queue.enqueue(b"%d" % number for number in range(1, 5_001))
-
     shares = queue.plan(5_000, 3, "a")
     read_in_parallel = [list(queue.read(share, "a")) for share in shares]
-
     assert [share.messages for share in shares] == [1_667, 1_667, 1_666]
     assert [sum(batch.num_rows for batch in batches) for batches in read_in_parallel] == [1_667, 1_667, 1_666]
     rows = [row for batches in read_in_parallel for batch in batches for row in batch.to_pylist()]
@@ -71,7 +66,6 @@ def test_many_messages_are_divided_evenly_and_read_in_batches(queue):
 
 def test_rows_are_read_few_at_a_time_where_their_metadata_are_large(queue):
     queue.enqueue((b"1" for _ in range(300)), ({"large": "x" * 100_000} for _ in range(300)))
-
     (share,) = queue.plan(300, 1, "a")
     sizes = [batch.nbytes for batch in queue.read(share, "a")]
     assert sum(sizes) > 30_000_000
@@ -83,7 +77,6 @@ def test_broken_metadata_cost_no_message(queue, run_sql):
     bottomless = "[" * 100_000
     for id_, text in ((1, "no json"), (2, "[1]"), (3, bottomless)):
         run_sql("UPDATE messages SET metadata = :text WHERE id = :id", text=text, id=id_)
-
     told = [json.loads(row["metadata"])["metadata"] for row in receive(queue, "a")]
     assert told == ["no json", [1], bottomless]
 
@@ -94,7 +87,6 @@ def test_no_depth_of_metadata_stops_a_share(queue, run_sql):
     for id_ in range(1, 41):
         depth = 800 + 5 * id_
         run_sql("UPDATE messages SET metadata = :text WHERE id = :id", text="[" * depth + "]" * depth, id=id_)
-
     assert len(receive(queue, "a")) == 40
 
 
@@ -104,7 +96,6 @@ def test_metadata_that_are_no_text_cost_no_message(tmp_path):
     queue.create()
     queue.enqueue([b"1", b"2"], metadata=[None, {"key": 1}])
     do(url, "UPDATE messages SET metadata = CAST(x'7bff' AS TEXT) WHERE id = 1")
-
     told = [json.loads(row["metadata"]) for row in receive(queue, "a")]
     assert told == [{"metadata": "{\ufffd"}, {"key": 1}]
 
@@ -117,7 +108,6 @@ def test_no_depth_stops_a_share_whose_metadata_the_driver_would_parse(postgres_u
     for notes in (deep, '{"key": 1.5}', None):
         do(postgres_url, f"INSERT INTO messages (data, notes) VALUES ('', CAST(:notes AS {kind}))", notes=notes)
     queue.create()
-
     told = [json.loads(row["metadata"] or "{}") for row in receive(queue, "a")]
     assert told == [{"notes": deep}, {"key": 1.5}, {}]
 
@@ -129,7 +119,6 @@ def test_enqueueing_is_all_or_nothing(queue):
         queue.enqueue([b"1", b"2"], metadata=[None])
     with pytest.raises(ValueError, match="more metadata than payloads"):
         queue.enqueue([b"1"], metadata=[None, None])
-
     assert queue.backlog() == Backlog(0)
 
 
@@ -138,7 +127,6 @@ def test_no_id_is_ever_used_twice(queue):
     queue.ack("a", ids(receive(queue, "a")))
     queue.create()
     queue.enqueue([b"3"])
-
     assert ids(receive(queue, "b")) == ["3"]
 
 
@@ -146,7 +134,6 @@ def test_backlog_counts_what_could_be_leased_and_since_when_it_waits(queue, run_
     assert queue.backlog() == Backlog(0)
     queue.enqueue([b"1", b"2", b"3"])
     run_sql("UPDATE messages SET created = '2013-01-01 10:00:00+00:00' WHERE id = 1")
-
     assert queue.backlog() == Backlog(3, datetime(2013, 1, 1, 10, tzinfo=UTC))
     queue.plan(1, 1, "a")
     messages, oldest, *_ = queue.backlog()
@@ -196,7 +183,6 @@ def test_text_columns_come_as_utf_8(url, run_sql):
     run_sql("INSERT INTO messages VALUES (1, 'Zürich'), (2, NULL)")
     queue = TableQueue(name="places", url=url)
     queue.create()
-
     assert [row["data"] for row in receive(queue, "a")] == ["Zürich".encode(), b""]
 
 
@@ -206,7 +192,6 @@ def test_binary_columns_of_a_row_come_as_digits(url, run_sql):
     run_sql("INSERT INTO messages VALUES (1, :picture)", picture=b"\x00\xff")
     queue = TableQueue(name="pictures", url=url, data_column=None)
     queue.create()
-
     assert json.loads(receive(queue, "a")[0]["data"]) == {"id": 1, "picture": "\\x00ff"}
 
 
@@ -241,7 +226,6 @@ def test_rows_without_an_id_are_left_alone(url, run_sql):
     run_sql("INSERT INTO messages VALUES (NULL, 'x'), ('a', 'y')")
     queue = TableQueue(name="named", url=url)
     queue.create()
-
     assert queue.backlog().messages == 1
     assert ids(receive(queue, "a")) == ["a"]
 
@@ -251,7 +235,6 @@ def test_a_queue_says_where_a_message_is(queue):
     receive(queue, "a", demand=2)
     queue.release("a", ["1"], delay_s=30)
     queue.ack("a", ["2"])
-
     assert [str(queue.whereabouts(id_)).partition(":")[0] for id_ in ("1", "2", "3", "x")] == [
         "waits for its delay, 30 s more",
         "not there",
@@ -264,7 +247,6 @@ def test_messages_that_others_delete_are_gone(queue, run_sql):
     queue.enqueue([b"1", b"2", b"3"])
     shares = queue.plan(3, 1, "a")
     run_sql("DELETE FROM messages WHERE id = 2")
-
     assert ids(read(queue, shares[0], "a")) == ["1", "3"]
     assert queue.ack("a", ["1", "2", "3"]) == []
     assert run_sql("SELECT * FROM messages_leases") == []

@@ -99,10 +99,8 @@ def test_a_wait_for_a_lock_ends_with_who_to_look_for(queue, monkeypatch):
     queue.plan(1, 1, "a")
     with another_session(queue.url) as connection:
         connection.execute("SELECT * FROM messages FOR UPDATE")
-
         with pytest.raises(SourceError, match=r"flights.*lock timeout\. Another session.*pg_blocking_pids\(\) and end"):
             queue.ack("a", ["1"])
-
     assert queue.ack("a", ["1"]) == []
     assert queue.backlog().messages == 1
 
@@ -112,11 +110,9 @@ def test_a_task_that_reads_may_stand_still_while_it_writes(queue, monkeypatch):
     monkeypatch.setattr(queue_reading, "ROWS_PER_BATCH", 1)
     queue_tables.open_table.cache_clear()
     [share] = queue.plan(2, 1, "a")
-
     batches = queue.read(share, "a")
     first = next(batches)
     time.sleep(2.5)
-
     assert first.num_rows + sum(batch.num_rows for batch in batches) == 2
 
 

@@ -94,7 +94,6 @@ def store(tmp_path, clock):
 
 def test_ten_in_ten_seconds_are_acknowledged_ten_at_a_time_in_their_own_interval(store, clock):
     done = Simulated(store, clock, every(10)).last(60, waiting=60)
-
     assert [messages for _, messages in done.acknowledged] == [10] * 6
     assert [int(at // 10) for at, _ in done.acknowledged] == [*range(6)]
     assert by_interval(done.handled, 10) == dict.fromkeys(range(6), 10)
@@ -103,7 +102,6 @@ def test_ten_in_ten_seconds_are_acknowledged_ten_at_a_time_in_their_own_interval
 @pytest.mark.parametrize(("seconds", "least"), [(1, 0.85), (3, 0.85), (10, 1.0), (60, 1.0)])
 def test_nearly_all_that_is_allowed_is_handled_and_never_more(store, clock, seconds, least):
     done = Simulated(store, clock, every(seconds)).last(120, waiting=1_000_000)
-
     counted = by_interval(done.handled, seconds)
     assert max(counted.values()) <= 10
     assert sum(counted.values()) >= least * 10 * 120 / seconds - 10
@@ -111,7 +109,6 @@ def test_nearly_all_that_is_allowed_is_handled_and_never_more(store, clock, seco
 
 def test_a_second_run_takes_the_permits_that_go_unused_between_two(store, clock):
     done = Simulated(store, clock, every(1), max_runs=2).last(120, waiting=1_000_000)
-
     assert sum(by_interval(done.handled, 1).values()) >= 0.97 * 10 * 120 - 100
 
 
@@ -120,12 +117,10 @@ def test_a_second_run_takes_the_permits_that_go_unused_between_two(store, clock)
 )
 def test_a_run_takes_on_more_intervals_only_where_some_would_go_unused(interval_s, look_s, ahead_s):
     ahead = demand.permits_ahead(every(interval_s), timedelta(seconds=look_s))
-
     assert ahead == timedelta(seconds=ahead_s)
 
 
 def test_messages_in_flight_had_the_permits_of_intervals_that_are_over():
     held = [(10, NOON), (25, NOON + timedelta(seconds=10)), (5, NOON + timedelta(seconds=29))]
-
     assert demand.had_permits(held, every(10), NOON + timedelta(seconds=29)) == 10 + 10
     assert demand.had_permits(held, every(10), NOON - timedelta(hours=1)) == 0, "a clock that was set back"

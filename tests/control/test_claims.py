@@ -22,7 +22,6 @@ def test_what_is_in_flight_is_listed(store, clock, claim):
     claim(receive_id="a", wanted=70)
     clock.now += 1
     claim(receive_id="b", wanted=10, run_id="other")
-
     first, second = store.in_flight("flights")
     assert first == ("a", "run", 70, NOON + MINUTE, NOON, False)
     assert (second.receive_id, second.run_id, second.messages) == ("b", "other", 10)
@@ -63,7 +62,6 @@ def test_what_was_acknowledged_is_remembered_for_a_month(store, clock, claim):
 def test_a_claim_whose_lease_is_over_leaves_its_room_to_others(store, clock, claim):
     claim(receive_id="a", wanted=100)
     clock.now += 60
-
     assert store.in_flight("flights") == []
     assert [over.receive_id for over in store.over("flights")] == ["a"]
     assert claim(receive_id="b", wanted=10) == 10
@@ -127,7 +125,6 @@ def test_claims_never_exceed_the_capacity(store, clock, steps, capacity):
 def test_a_claim_beats_for_the_run_that_works_on_it_alone(store):
     store.claim("flights", "a", "one", wanted=10, capacity=10, lease_s=60)
     assert store.beat("a", 60, run_id="one")
-
     store.claim("flights", "a", "two", wanted=10, capacity=10, lease_s=60)
     assert not store.beat("a", 60, run_id="one")
     assert store.beat("a", 60, run_id="two")

@@ -31,7 +31,6 @@ def test_processes_that_start_and_ask_at_once_share_exactly_what_there_is(contro
     store = ControlStore(control_url, now=noon)
     with ProcessPoolExecutor(4, mp_context=PROCESSES) as pool:
         taken, claimed, lost = zip(*pool.map(_contend, [store] * 4, range(4)), strict=True)
-
     assert sum(taken) == 200
     assert sum(claimed) == 200
     assert lost == (0, 0, 0, 0)
@@ -62,7 +61,6 @@ def test_a_store_can_be_used_on_both_sides_of_a_fork(control_url):
     child = multiprocessing.get_context("fork").Process(target=store.take, args=("flights", TEN_A_MINUTE, 2))
     child.start()
     child.join(30)
-
     assert child.exitcode == 0
     assert store.take("flights", TEN_A_MINUTE, 10).messages == 7
     store.close()
@@ -71,7 +69,6 @@ def test_a_store_can_be_used_on_both_sides_of_a_fork(control_url):
 def test_a_pickled_store_is_the_same_store(control_url):
     store = ControlStore(control_url)
     store.pause("flights", "why")
-
     assert pickle.loads(pickle.dumps(store)).paused("flights") == "why"
     store.close()
 
@@ -81,7 +78,6 @@ def test_times_are_those_of_the_clock_that_all_share(control_url):
     before = datetime.now(UTC)
     store.claim("flights", "a", "run", wanted=1, capacity=1, lease_s=60)
     after = datetime.now(UTC)
-
     (claim,) = store.in_flight("flights")
     # The test's server lives on this machine; a millisecond for rounding.
     assert before - timedelta(milliseconds=1) <= claim.started_at <= after + timedelta(milliseconds=1)
@@ -91,7 +87,6 @@ def test_times_are_those_of_the_clock_that_all_share(control_url):
 
 def test_a_password_in_the_query_is_shown_nowhere():
     store = ControlStore("postgresql://127.0.0.1:1/control?user=tests&password=s3cret")
-
     with pytest.raises(ControlStoreError) as error:
         store.pause("flights", "why not")
     assert "s3cret" not in f"{error.value} {store!r}"
@@ -99,7 +94,6 @@ def test_a_password_in_the_query_is_shown_nowhere():
 
 def test_a_password_is_shown_nowhere():
     store = ControlStore("postgresql://tests:s3cret@127.0.0.1:1/control")
-
     assert "s3cret" not in repr(store)
     with pytest.raises(ControlStoreError, match=r"the control store postgresql\+psycopg://tests:\*\*\*@") as error:
         store.paused("flights")
@@ -132,5 +126,4 @@ def test_a_relative_path_stays_where_it_was_meant(tmp_path, monkeypatch):
     store = ControlStore("sqlite:///control.db")
     monkeypatch.chdir("/")
     store.pause("flights", "why")
-
     assert (tmp_path / "control.db").exists()

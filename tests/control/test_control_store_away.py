@@ -23,9 +23,7 @@ def damage(place: Place) -> None:
 def test_a_damaged_store_is_a_reason_that_names_the_file_and_the_way_out(place):
     place.enqueue(100)
     damage(place)
-
     said = place.skips()
-
     assert str(place.folder / "control.sqlite") in said
     assert "remove it, with the files that end in -wal and -shm beside it" in said
     assert "limits set at run time, pauses and claims are forgotten" in said
@@ -35,18 +33,14 @@ def test_removing_a_damaged_store_is_all_there_is_to_do(place):
     place.enqueue(100)
     damage(place)
     place.skips()
-
     (place.folder / "control.sqlite").unlink()
-
     assert place.asked() == [100]
 
 
 @pytest.mark.parametrize("schedule", ["asked_pull_schedule", "asked_redrive_schedule"])
 def test_a_damaged_store_is_a_reason_for_the_clock_too(place, schedule):
     damage(place)
-
     told = scheduled(schedule, place)
-
     assert not told.run_requests
     assert str(place.folder / "control.sqlite") in str(told.skip_message)
 
@@ -55,7 +49,6 @@ def test_a_look_waits_for_no_writer(place):
     place.enqueue(100)
     place.control.resume("asked")
     place.control.close()  # as after each look
-
     with closing(sqlite3.connect(place.folder / "control.sqlite", isolation_level=None)) as writer:
         writer.execute("BEGIN IMMEDIATE")
         began = time.monotonic()
@@ -68,12 +61,10 @@ def test_a_store_that_another_keeps_to_itself_is_a_reason(place, monkeypatch):
     place.control.resume("asked")
     place.control.close()
     monkeypatch.setattr("pipeline_platform.control.database.BUSY_S", 0.5)
-
     with closing(sqlite3.connect(place.folder / "control.sqlite", isolation_level=None)) as owner:
         owner.execute("PRAGMA locking_mode = EXCLUSIVE")
         owner.execute("BEGIN EXCLUSIVE")
         said = place.skips()
-
     assert "database is locked" in said
     assert f"another process holds {place.folder / 'control.sqlite'}: wait for it, or end it" in said
     assert place.asked() == [100]

@@ -50,7 +50,6 @@ def test_a_second_drain_postpones_nothing_and_a_shorter_one_holds(store, clock):
     store.drain("told", "why", SOON)
     ends = store.draining("told")
     clock.now += 20
-
     store.drain("told", "once more", SOON)
     assert (store.draining("told"), store.paused("told")) == (ends, "once more")
     store.drain("told", "now", timedelta(seconds=1))
@@ -67,7 +66,6 @@ def test_a_task_without_a_limit_notices_a_drain_within_seconds(store, clock):
         clock.now += 1
         if begun == 2:
             store.drain("told", "why", timedelta(microseconds=1))
-
     assert begun == 5
 
 
@@ -75,7 +73,6 @@ def test_a_task_that_waits_for_its_interval_gives_up_when_the_drain_s_time_is_ov
     store.take("told", TEN_A_MINUTE, 10)
     store.drain("told", "why", timedelta(seconds=12))
     ends = clock.now + 12
-
     assert paced(store, clock, TEN_A_MINUTE).permitted(5)[0] == 0
     assert clock.now == ends, "the next interval begins later"
     assert store.spare("told", TEN_A_MINUTE, timedelta(minutes=1)) == 10, "no permit is taken for nothing"
@@ -84,11 +81,9 @@ def test_a_task_that_waits_for_its_interval_gives_up_when_the_drain_s_time_is_ov
 def test_messages_that_begin_in_a_drain_keep_to_the_limit_and_to_their_order(store, clock):
     store.drain("told", "why", timedelta(seconds=90))
     begun = []
-
     for number in paced(store, clock, TEN_A_MINUTE).each(range(1_000)):
         begun.append((number, clock.now // 60))
         clock.now += 0.1
-
     assert [number for number, _ in begun] == [*range(20)]
     assert [*Counter(minute for _, minute in begun).values()] == [10, 10]
 
@@ -97,7 +92,6 @@ def test_messages_that_begin_in_a_drain_keep_to_the_limit_and_to_their_order(sto
 def test_a_run_that_is_stopped_stops_alone(store, clock, stops, begins):
     store.stop("r", timedelta(microseconds=1))
     clock.now += 1
-
     assert paced(store, clock, stops=stops).permitted(9)[0] == begins
 
 
@@ -121,7 +115,6 @@ def test_a_drain_of_a_pipeline_holds_for_its_producers_and_one_s_for_no_other(st
     store.drain("coasts/east", "moves", timedelta(microseconds=1))
     clock.now += 1
     east, west, backfill = ("coasts", "coasts/east"), ("coasts", "coasts/west"), ("coasts",)
-
     assert [paced(store, clock, stops=stops).permitted(1)[0] for stops in (east, west, backfill)] == [0, 1, 1]
     store.drain("coasts", "all", timedelta(microseconds=1))
     clock.now += 1
@@ -147,7 +140,6 @@ def test_it_says_what_dead_runs_left_and_ends_when_somebody_resumes(sqlite, cloc
     sqlite.claim("coasts/east", "dead", "run", wanted=3, capacity=100, lease_s=-1)
     said = drain(sqlite, Coasts, "moves", "east", log=print)
     assert said.endswith("; 3 messages in 1 run died, and the next run after `resume` finishes what they left")
-
     sqlite.claim("coasts/west", "live", "run", wanted=2, capacity=100, lease_s=60)
     said = drain(sqlite, Coasts, "moves", log=print, sleep=lambda _: sqlite.resume("coasts"))
     assert said == "coasts: somebody resumed or paused it meanwhile, and 2 messages in 1 run go on"

@@ -20,7 +20,6 @@ STARTING, STARTED = dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED
 
 def test_queued_runs_count_until_they_end(place):
     place.enqueue(300)
-
     assert place.asked() == [100, 100]
     named = ", ".join(sorted(run.run_id[:8] for run in place.instance.get_runs()))
     said, _, names = place.skips().partition(": runs ")
@@ -33,7 +32,6 @@ def test_queued_runs_count_until_they_end(place):
 
 def test_what_queued_runs_will_take_is_not_asked_for_again(place):
     place.enqueue(60)
-
     assert place.asked() == [60]
     (run,) = place.instance.get_runs()
     assert place.skips() == f"60 messages wait, and run {run.run_id[:8]} will take them"
@@ -42,7 +40,6 @@ def test_what_queued_runs_will_take_is_not_asked_for_again(place):
 def test_a_run_that_leased_counts_as_what_it_holds(place):
     run = place.queued(tags(100, **{TAGS.receive_id: "r"}), dg.DagsterRunStatus.STARTED)
     place.control.claim("asked", "r", run.run_id, wanted=7, capacity=200, lease_s=60)
-
     assert in_flight(Asked, place.instance, place.control) == InFlight(7, 1, 0)
 
 
@@ -51,7 +48,6 @@ def test_a_dead_run_does_not_count_once_its_claim_is_over(place):
     place.control.claim("asked", "r", run.run_id, wanted=100, capacity=200, lease_s=0.05)
     time.sleep(0.1)
     place.enqueue(200)
-
     assert in_flight(Asked, place.instance, place.control) == InFlight()
     assert place.asked() == [100, 100]
 
@@ -65,7 +61,6 @@ def test_a_run_that_dagster_knows_as_ended_holds_nothing_and_what_it_left_is_due
     assert place.skips() == "the queue is empty"
     run = place.queued(tags(7, **{TAGS.receive_id: "r"}), status)
     place.control.claim("asked", "r", run.run_id, wanted=7, capacity=200, lease_s=60)
-
     assert place.asked() == [7]
     assert [claim.run_id for claim in place.control.over("asked")] == [run.run_id], "for the next run to give back"
 
@@ -75,10 +70,8 @@ def test_a_run_whose_process_ended_holds_nothing_before_dagster_knows(place, pro
     place.control.claim("asked", "r", run.run_id, wanted=7, capacity=200, lease_s=60)
     assert place.skips() != ""
     assert place.control.over("asked") == []
-
     process.kill()
     process.wait()
-
     assert place.asked() == [7]
 
 
@@ -91,7 +84,6 @@ def test_patience_does_not_begin_anew_for_what_a_run_gave_back(place, status, at
     place.instance.report_dagster_event(DagsterEvent(dg.DagsterEventType[event].value, run.job_name), run.run_id)
     with sqlite3.connect(place.folder / "queue.sqlite") as queue:
         queue.execute("DELETE FROM messages WHERE id > 7")
-
     assert place.asked() == [7]
     place.instance.delete_run(place.instance.get_runs()[0].run_id)
     assert place.skips() == "7 messages wait; a run pays from 50, or after 30 s (waited 0 s)", "once"
@@ -103,41 +95,34 @@ def test_what_no_run_can_finish_is_asked_for_at_once_but_once(place):
     place.control.claim("asked", "r", run.run_id, wanted=7, capacity=200, lease_s=60)
     place.control.expire("r")
     assert place.asked() == [7]
-
     place.instance.delete_run(place.instance.get_runs()[0].run_id)
     place.control.expire("r")
-
     assert "a run pays from 50, or after 30 s" in place.skips()
 
 
 def test_a_backfill_takes_room_but_nothing_of_what_waits_at_the_source(place):
     place.queued({**tags(100), TAGS.origin: "failed"})
     place.enqueue(60)
-
     assert in_flight(Asked, place.instance, place.control) == InFlight(100, 1, 0)
     assert place.asked() == [60]
 
 
 def test_a_re_execution_of_all_steps_counts_as_what_it_will_lease(place):
     parent = place.queued(tags(80, **{TAGS.receive_id: "r"}), dg.DagsterRunStatus.FAILURE)
-
     again = place.queued(parent.tags, parent_run_id=parent.run_id, root_run_id=parent.run_id)
     assert in_flight(Asked, place.instance, place.control) == InFlight(80, 1, 80)
-
     place.instance.add_run_tags(again.run_id, {TAGS.receive_id: "its own"})
     assert in_flight(Asked, place.instance, place.control) == InFlight(), "it has had its own, and ended the claim"
 
 
 def test_a_re_execution_from_failure_leases_nothing(place):
     parent = place.queued(tags(80, **{TAGS.receive_id: "r"}), dg.DagsterRunStatus.FAILURE)
-
     place.queued(
         parent.tags,
         parent_run_id=parent.run_id,
         root_run_id=parent.run_id,
         step_keys_to_execute=["asked.commit", "asked.acknowledge"],
     )
-
     assert in_flight(Asked, place.instance, place.control) == InFlight()
 
 
@@ -166,25 +151,20 @@ def run_in(process: subprocess.Popen[bytes], place: Place, status: dg.DagsterRun
 def test_a_run_that_was_killed_before_it_claimed_stops_counting_at_once(place, process, status):
     run_in(process, place, status)
     assert in_flight(Asked, place.instance, place.control) == InFlight(100, 1, 100)
-
     process.kill()
     process.wait()
-
     assert in_flight(Asked, place.instance, place.control) == InFlight()
 
 
 @pytest.mark.parametrize("status", [STARTING, STARTED])
 def test_a_run_whose_process_lives_counts_however_slowly_it_starts(place, process, at, status):
     run_in(process, place, status)
-
     at(timedelta(hours=1))
-
     assert in_flight(Asked, place.instance, place.control) == InFlight(100, 1, 100)
 
 
 def test_a_run_whose_process_nobody_here_can_ask_counts_for_a_quarter_of_an_hour(place, at):
     place.queued(tags(100), STARTING)
-
     at(timedelta(minutes=14))
     assert in_flight(Asked, place.instance, place.control) == InFlight(100, 1, 100)
     at(timedelta(minutes=16))
@@ -195,10 +175,8 @@ def test_a_run_whose_launcher_died_before_it_had_a_process_stops_counting(place,
     run = place.queued(tags(100), STARTING)
     place.instance.add_run_tags(run.run_id, {LAUNCHER_TAG: RunProcess.tag(run.run_id, process.pid)})
     assert in_flight(Asked, place.instance, place.control) == InFlight(100, 1, 100)
-
     process.kill()
     process.wait()
-
     assert in_flight(Asked, place.instance, place.control) == InFlight()
 
 
@@ -224,7 +202,5 @@ def test_a_re_execution_is_not_judged_by_the_process_of_its_parent(place, proces
     process.wait()
     copied = place.instance.get_run_by_id(parent.run_id)
     assert copied
-
     place.queued(copied.tags, STARTED, parent_run_id=parent.run_id, root_run_id=parent.run_id)
-
     assert in_flight(Asked, place.instance, place.control) == InFlight(100, 1, 100)

@@ -49,7 +49,6 @@ def test_intervals_that_are_over_are_removed(store, clock):
     for _ in range(10):
         store.take("flights", TEN_A_MINUTE, 1)
         clock.now += 60
-
     with store.reading() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM control_intervals").scalar() <= 3
 
@@ -57,7 +56,6 @@ def test_intervals_that_are_over_are_removed(store, clock):
 def test_spare_counts_the_intervals_that_begin_before_the_horizon(store, clock):
     clock.now += 15
     store.take("flights", TEN_A_MINUTE, 4)
-
     spare = partial(store.spare, "flights", TEN_A_MINUTE)
     assert spare(timedelta(0)) == 6
     assert spare(timedelta(seconds=45)) == 6
@@ -69,7 +67,6 @@ def test_a_limit_set_at_run_time_holds_until_it_is_set_back(store):
     store.set_rate_limiting("flights", RateLimiting(allowed_messages=2, interval=MINUTE))
     assert store.take("flights", TEN_A_MINUTE, 5).messages == 2
     assert store.rate_limiting("flights", TEN_A_MINUTE).allowed_messages == 2
-
     store.set_rate_limiting("flights", None)
     assert store.rate_limiting("flights", TEN_A_MINUTE) == TEN_A_MINUTE
     assert store.take("flights", TEN_A_MINUTE, 50).messages == 8, "what was taken before counts"
@@ -78,7 +75,6 @@ def test_a_limit_set_at_run_time_holds_until_it_is_set_back(store):
 def test_a_lower_limit_takes_nothing_back(store):
     store.take("flights", TEN_A_MINUTE, 9)
     store.set_rate_limiting("flights", RateLimiting(allowed_messages=2, interval=MINUTE))
-
     assert store.take("flights", TEN_A_MINUTE, 1).messages == 0
     assert store.spare("flights", TEN_A_MINUTE, timedelta(0)) == 0
 
@@ -93,14 +89,12 @@ def test_changing_the_length_and_back_opens_no_interval_anew(store):
     store.set_rate_limiting("flights", RateLimiting(allowed_messages=10, interval=timedelta(seconds=1)))
     store.take("flights", TEN_A_MINUTE, 10)
     store.set_rate_limiting("flights", None)
-
     assert store.take("flights", TEN_A_MINUTE, 1).messages == 0
 
 
 def test_a_part_of_a_limit_can_be_changed(store):
     store.update_rate_limiting("flights", TEN_A_MINUTE, allowed_messages=3)
     after = store.update_rate_limiting("flights", TEN_A_MINUTE, interval=timedelta(seconds=1))
-
     assert after == RateLimiting(allowed_messages=3, interval=timedelta(seconds=1))
     assert store.rate_limiting("flights", TEN_A_MINUTE) == after
 

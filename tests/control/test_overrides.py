@@ -11,10 +11,8 @@ from tests.fixtures.pipelines_under_test import Coasts, Told
 def test_what_is_changed_holds_until_it_is_taken_back(store):
     store.override(Told, Overrides(concurrency=5, max_runs=3))
     assert store.override(Told, Overrides(max_demand=7)) == Overrides(concurrency=5, max_demand=7, max_runs=3)
-
     assert (store.processors_of(Told).per_run, Quota(Told, store).capacity) == (35, 105)
     assert store.producer_of(Told).oldest_allowed == Told.producer.oldest_allowed, "all else is the class's own"
-
     store.reset_overrides(Told)
     assert store.processors_of(Told) is Told.processors
     assert store.producer_of(Told) is Told.producer
@@ -23,7 +21,6 @@ def test_what_is_changed_holds_until_it_is_taken_back(store):
 def test_each_producer_has_runs_of_its_own_and_the_pipeline_its_tasks(store):
     store.override(Coasts, Overrides(max_runs=9), "east")
     store.override(Coasts, Overrides(concurrency=1))
-
     assert [store.producer_of(Coasts, name).max_runs for name in ("east", "west")] == [9, 1]
     assert [Quota(Coasts, store, name).capacity for name in ("east", "west", "")] == [450, 50, 500]
     store.reset_overrides(Coasts)
@@ -46,7 +43,6 @@ def test_an_option_of_another_is_refused(store, changes, producer, said):
 
 def test_a_min_demand_that_would_have_every_look_start_a_run_counts_as_unset():
     own = Processors(concurrency=1, max_demand=100, min_demand=80)
-
     assert Overrides(max_demand=50).processors(own).worthwhile == 25
     assert Overrides(max_demand=90).processors(own).worthwhile == 10
     assert Overrides().producer(own := Producer(source="queue")) is own

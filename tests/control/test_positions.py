@@ -31,7 +31,6 @@ def spans(store: ControlStore, partition: str = "p") -> list[tuple[int, int, str
 def test_a_partition_begins_once(store):
     store.begin("log", [Place("p", 7, 9), Place("r", 3, 5)])
     store.begin("log", [])
-
     places = store.places("log")
     assert (places["p"].acknowledged_to, places["p"].reached) == (0, 0)
     assert places["r"] == Place("r", 3, 5)
@@ -68,7 +67,6 @@ def test_a_position_moves_over_what_is_acknowledged_without_a_gap(store):
     hold(store, "a", ("p", 0, 10), ("q", 0, 5))
     hold(store, "b", ("p", 10, 20))
     hold(store, "c", ("p", 20, 30), ("q", 5, 6))
-
     assert store.acknowledge("log", "c") == {}
     assert store.acknowledge("log", "a") == {"p": 10, "q": 6}
     assert store.committed("log", {"p": 10, "q": 6}) == {}
@@ -86,7 +84,6 @@ def test_what_is_acknowledged_beyond_a_gap_takes_one_row_however_many_receives_i
         hold(store, str(nth), ("p", 10 * nth, 10 * nth + 10))
     for nth in order:
         assert store.acknowledge("log", str(nth)) == {}
-
     assert spans(store) == [(0, 10, "slow"), (10, 60, None)]
     assert store.acknowledge("log", "slow") == {"p": 60}
 
@@ -95,12 +92,10 @@ def test_what_is_given_back_is_free_and_what_is_acknowledged_stays(store):
     hold(store, "a", ("p", 0, 10))
     hold(store, "b", ("p", 10, 20))
     store.acknowledge("log", "b")
-
     store.give_back("log", "a")
     store.give_back("log", "a")
     store.give_back("log", "b")
     store.give_back("log", "nobody")
-
     assert spans(store) == [(10, 20, None)]
     assert store.places("log")["p"].reached == 20, "what was given out once may come a second time"
 
@@ -108,11 +103,9 @@ def test_what_is_given_back_is_free_and_what_is_acknowledged_stays(store):
 def test_a_part_that_is_given_back_is_free_and_the_rest_stays_held(store):
     hold(store, "a", ("p", 0, 10), ("p", 10, 20), ("q", 0, 5))
     hold(store, "b", ("p", 20, 30))
-
     for _ in range(2):
         store.give_back("log", "a", [Offsets("p", 8, 12), Offsets("p", 15, 25), Offsets("p", 3, 4), Offsets("q", 0, 9)])
         store.give_back("log", "nobody", [Offsets("p", 0, 30)])
-
     assert spans(store) == [(0, 3, "a"), (4, 8, "a"), (12, 15, "a"), (20, 30, "b")]
     assert spans(store, "q") == []
     assert store.acknowledge("log", "a") == {"p": 3}, "no position passes what was given back"
@@ -125,7 +118,6 @@ def test_who_told_less_than_another_hears_what_to_tell_again(store):
     first = store.acknowledge("log", "a")
     assert store.acknowledge("log", "b") == {"p": 20}
     assert store.committed("log", {"p": 20}) == {}
-
     assert store.committed("log", first) == {"p": 20}
     assert store.committed("log", {"p": 20}) == {}
     assert store.places("log")["p"].acknowledged_to == 20
@@ -134,7 +126,6 @@ def test_who_told_less_than_another_hears_what_to_tell_again(store):
 def test_logs_do_not_know_each_other(store):
     store.begin("other", [Place("p", 0, 0)])
     hold(store, "a", ("p", 0, 10))
-
     assert store.acknowledge("other", "a") == {}
     store.give_back("other", "a")
     assert spans(store) == [(0, 10, "a")]
@@ -144,9 +135,7 @@ def test_logs_do_not_know_each_other(store):
 def test_of_a_thousand_partitions_a_plan_reserves_all_at_once(store):
     names = [f"partition-{number}" for number in range(1_000)]
     store.begin("log", [Place(name, 0, 0) for name in names])
-
     hold(store, "a", *((name, 0, 5) for name in names))
-
     assert store.acknowledge("log", "a") == dict.fromkeys(names, 5)
     assert store.committed("log", dict.fromkeys(names, 5)) == {}
     places = store.places("log")

@@ -84,7 +84,6 @@ def test_without_a_limit_one_slice_is_everything():
 def test_a_pipeline_without_a_limit_looks_for_one_now_and_then(store, clock):
     counted = Counted(store)
     pace = paced(counted, clock, None)
-
     assert [pace.permitted(1_000) for _ in range(50)] == [(1_000, clock.now + 5)] * 50
     assert len(counted.wanted) == 1
     store.set_rate_limiting("flights", TEN_A_SECOND)
@@ -112,13 +111,11 @@ def test_a_limit_set_while_messages_are_handled_is_noticed_within_seconds(store,
 
 def test_a_store_that_answers_slowly_does_not_keep_a_task_without_a_limit_from_working(store, clock):
     clock.latency = 7.0
-
     assert list(paced(store, clock, None).each(range(3))) == [0, 1, 2]
 
 
 def test_messages_come_in_the_pace_of_the_limit_and_in_order(store, clock):
     handled = [(message, clock.now - START) for message in paced(store, clock).each(range(25))]
-
     assert [message for message, _ in handled] == list(range(25))
     assert [int(at) for _, at in handled] == [0] * 10 + [1] * 10 + [2] * 5
 
@@ -127,7 +124,6 @@ def test_a_task_sleeps_to_the_next_interval_instead_of_asking(store, clock):
     counted = Counted(store)
     clock.now += 0.25
     list(paced(counted, clock, jitter=1.0).each(range(20)))
-
     assert clock.slept == [pytest.approx(0.75 + 0.02)]
     assert len(counted.wanted) < 15
 
@@ -136,7 +132,6 @@ def test_a_task_takes_no_more_than_it_needs(store, clock):
     pace = paced(store, clock)
     for _ in range(7):
         list(pace.each(["message"]))
-
     assert store.spare("flights", TEN_A_SECOND, timedelta(0)) == 3
 
 
@@ -155,7 +150,6 @@ def test_a_task_that_becomes_slow_soon_takes_less(store, clock):
         clock.now += 0.001 if message < 100 else 0.6
         if message == 100:
             counted.wanted.clear()
-
     assert max(counted.wanted[7:]) <= 2
 
 
@@ -181,7 +175,6 @@ def test_a_task_that_stalls_past_the_interval_asks_again(store, clock):
         handled.append((message, int(clock.now - START)))
         if message == 5:
             clock.now += 7.5
-
     assert [message for message, _ in handled] == list(range(12)), "none is lost, none comes twice"
     assert max(Counter(at for _, at in handled).values()) <= 10
     assert dict(handled)[6] == 7
@@ -191,7 +184,6 @@ def test_an_answer_that_comes_after_the_interval_permits_nothing(store, clock):
     clock.now += 0.9
     clock.latency = 0.3
     count, valid_until = paced(store, clock).permitted(1)
-
     assert count == 1
     assert clock.now < valid_until
     assert store.spare("flights", TEN_A_SECOND, timedelta(0)) == 9, "of the interval it is handled in"
@@ -203,7 +195,6 @@ def test_waiting_ends_with_the_lease(store, clock, limit):
     for message in paced(store, clock, limit).each(range(100), until=START + 1.5):
         handled.append(message)
         clock.now += 0.03
-
     assert handled == list(range(20 if limit else 50))
     assert clock.now == pytest.approx(START + 1.5)
     assert paced(None, clock, None).permitted(5, until=clock.now) == (0, clock.now)
@@ -250,7 +241,6 @@ def test_a_pickled_pace_starts_to_learn_anew(tmp_path):
     store = ControlStore(f"sqlite:///{tmp_path}/control.db")
     pace = Pace(store, "flights", RateLimiting(allowed_messages=10**6, interval=timedelta(days=1)))
     assert len(list(pace.each(range(1_000)))) == 1_000
-
     copy = pickle.loads(pickle.dumps(pace))
     assert copy.permitted(1_000)[0] == 1
     store.close()
@@ -336,7 +326,6 @@ def test_a_task_finishes_as_soon_as_limit_and_work_allow(store, clock, allowed, 
     started = clock.now
     for _ in pace.each(range(messages)):
         clock.now += work
-
     seconds = limit.interval.total_seconds()
     # Intervals it needs, each losing at most what fits no more; and one at either end.
     a_interval = max(1, min(allowed, int(seconds / work)))
@@ -357,6 +346,5 @@ def test_processes_together_are_no_faster_than_the_limit(control_url):
     limit = RateLimiting(allowed_messages=30, interval=timedelta(seconds=0.1))
     with ProcessPoolExecutor(3, mp_context=PROCESSES) as pool:
         tasks = list(pool.map(_handle, [(control_url, limit)] * 3))
-
     assert [count for _, _, count in tasks] == [60, 60, 60]
     assert max(end for _, end, _ in tasks) - min(start for start, _, _ in tasks) > 0.4

@@ -32,7 +32,6 @@ def test_what_one_holds_never_counts_against_the_other(store):
 
 def test_a_backfill_takes_the_room_that_all_of_them_leave_and_they_take_what_it_leaves(store):
     claim(store, "coasts/east", "a", 120)
-
     assert claim(store, "coasts", "backfill", 500) == ALL - 120
     assert claim(store, "coasts/west", "b", 1) == 0, "all is taken"
     store.adjust("backfill", 130)
@@ -45,7 +44,6 @@ def test_a_pipeline_whose_name_begins_alike_is_another(store):
     claim(store, "coasts/east", "a", 120)
     claim(store, "coasts_2/east", "b", 150)
     claim(store, "coastsX", "c", 10)
-
     assert [c.receive_id for c in store.in_flight("coasts", of_all=True)] == ["a"]
     assert claim(store, "coasts", "backfill", 500) == ALL - 120
 
@@ -54,7 +52,6 @@ def test_a_producer_s_claim_that_is_over_comes_back_only_to_room_that_a_backfill
     claim(store, "coasts/west", "b", WEST)
     clock.now += 61
     claim(store, "coasts", "backfill", 250)
-
     assert not store.beat("b", 60)
     store.adjust("backfill", ALL - WEST)
     assert store.beat("b", 60)
@@ -91,7 +88,6 @@ def test_neither_a_producer_nor_all_of_them_ever_hold_more_than_they_may(store, 
 
 def test_rate_limits_of_producers_are_independent(store):
     store.set_rate_limiting("coasts/west", THREE_A_MINUTE)
-
     assert store.take("coasts/east", TEN_A_MINUTE, 20).messages == 10
     assert store.take("coasts/west", TEN_A_MINUTE, 20).messages == 3
     assert store.rate_limiting("coasts", None) is None
@@ -99,7 +95,6 @@ def test_rate_limits_of_producers_are_independent(store):
 
 def test_a_message_of_all_of_them_takes_a_permit_of_each(store):
     limits = {"coasts/east": TEN_A_MINUTE, "coasts/west": THREE_A_MINUTE, "coasts/north": None}
-
     assert store.take_of_each(limits, 2).messages == 2
     assert store.take_of_each(limits, 20).messages == 1
     assert store.take("coasts/east", TEN_A_MINUTE, 20).messages == 7
@@ -109,7 +104,6 @@ def test_a_message_of_all_of_them_takes_a_permit_of_each(store):
 def test_where_one_limit_gives_nothing_none_is_taken_of_the_others_and_its_next_interval_is_told(store, clock):
     day = RateLimiting(allowed_messages=5, interval=timedelta(hours=1))
     store.take("coasts/west", THREE_A_MINUTE, 3)
-
     assert store.take_of_each({"coasts/east": day, "coasts/west": THREE_A_MINUTE}, 5)[:2] == (0, 60)
     assert store.take("coasts/east", day, 5)[:2] == (5, 3_600)
     assert store.take_of_each({"coasts/east": day, "coasts/west": THREE_A_MINUTE}, 5)[:2] == (0, 3_600)
@@ -134,9 +128,7 @@ def test_who_handles_messages_of_all_is_as_fast_as_the_slowest_and_what_others_h
 def test_a_pause_of_the_pipeline_holds_for_each_and_one_of_a_producer_for_it_alone(store):
     store.pause("coasts/east", "moves")
     assert [store.paused(key) for key in ("coasts/east", "coasts/west", "coasts")] == ["moves", None, None]
-
     store.pause("coasts", "all move")
     assert [store.paused(key) for key in ("coasts/east", "coasts/west", "coasts")] == ["all move"] * 3
-
     store.resume("coasts")
     assert [store.paused(key) for key in ("coasts/east", "coasts/west", "coasts")] == ["moves", None, None]

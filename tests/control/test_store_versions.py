@@ -64,10 +64,8 @@ def version(url: str) -> list[tuple[int, ...]]:
 
 def test_two_processes_at_once_open_a_live_store_of_the_first_release(control_url):
     run(control_url, *FIRST_RELEASE.split(";"))
-
     with ProcessPoolExecutor(2, mp_context=PROCESSES) as pool:
         seen = list(pool.map(look, [control_url] * 2))
-
     assert [(paused, limit, alive) for paused, limit, _, _, alive in seen] == [("the lake is full", DAY, True)] * 2
     assert sum(taken for _, _, taken, _, _ in seen) == 3, "of ten a day, seven were taken"  # type: ignore[misc]
     assert sum(granted for _, _, _, granted, _ in seen) == 40, "of a hundred in flight, sixty are"  # type: ignore[misc]
@@ -96,19 +94,16 @@ def test_steps_run_once_and_in_order(control_url, monkeypatch, steps_known):
 def test_a_step_that_fails_leaves_the_store_as_it_was(control_url, monkeypatch):
     run(control_url, *FIRST_RELEASE.split(";"))
     broken = [*STEPS, add_host, lambda connection: connection.exec_driver_sql("ALTER TABLE nowhere ADD COLUMN x TEXT")]
-
     with monkeypatch.context() as newer:
         newer.setattr(store_module, "STEPS", broken)
         with pytest.raises(ControlStoreError, match="nowhere"):
             ControlStore(control_url).paused("flights")
-
     assert look(control_url)[0] == "the lake is full"
     assert version(control_url) == [(NEWEST,)]
 
 
 def test_a_new_store_needs_no_step(control_url, monkeypatch):
     monkeypatch.setattr(store_module, "STEPS", [*STEPS, add_host])
-
     assert ControlStore(control_url).paused("flights") is None
     assert version(control_url) == [(NEWEST + 1,)]
 
@@ -116,7 +111,6 @@ def test_a_new_store_needs_no_step(control_url, monkeypatch):
 def test_a_store_of_a_later_release_is_refused_with_the_way_out(control_url):
     ControlStore(control_url).pause("flights", "why")
     run(control_url, "UPDATE control_version SET version = 70")
-
     for _ in range(2):
         with pytest.raises(ControlStoreError) as refused:
             ControlStore(control_url).paused("flights")

@@ -35,7 +35,6 @@ def test_a_claim_whose_turn_is_another_s_by_now_does_not_come_back_to_life(store
     claim("flights", "a", alone=True)
     clock.now += 61
     assert claim("flights", "b", alone=True) == 10
-
     assert not store.beat("a", 60)
     store.end("b")
     assert store.beat("a", 60)

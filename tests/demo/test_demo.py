@@ -54,7 +54,6 @@ def shown(tmp_path_factory):
 
 def test_a_demo_ends_with_figures_that_add_up_and_leaves_nothing_running(shown):
     demo, said, code = shown
-
     assert code == 0, said
     assert demo.adds_up(said), said
     assert (demo.home / "demo.png").read_bytes().startswith(b"\x89PNG")
@@ -65,7 +64,6 @@ def test_a_demo_ends_with_figures_that_add_up_and_leaves_nothing_running(shown):
 
 def test_a_terminal_sees_the_queue_drain_by_figures_and_runs(shown):
     views = shown.said.split("─ From the queue ─")[1:]
-
     assert views, shown.said
     for view in views:
         assert all(re.search(rf"{name} +[\d,]+ ", view) for name in LIVE), view
@@ -128,13 +126,11 @@ def test_the_live_view_tells_each_figure_and_the_rate_over_its_last_looks(monkey
 
 def test_all_flights_are_those_of_the_year():
     wanted = flights.expected(flights.departures())
-
     assert wanted == {"lake": 324_628, "alerts": 3_893, "cancelled": 8_255}
 
 
 def test_fewer_flights_are_spread_over_the_year_and_are_json():
     frame = flights.departures(24)
-
     assert frame["month"].n_unique() >= 11
     first = json.loads(flights.payloads(frame)[0])
     assert (first["carrier"], first["dep_time"], first["year"]) == ("UA", 517, 2013)
@@ -146,14 +142,12 @@ def test_fewer_flights_are_spread_over_the_year_and_are_json():
 )
 def test_a_demo_goes_on_only_where_the_same_one_was_interrupted(before, goes_on):
     told = place.Progress(**{"source": "table", "flights": 2, **before})
-
     assert (why_afresh(told, place.Progress(source=told.source, flights=2)) is None) == goes_on
 
 
 def test_a_demo_of_an_earlier_release_goes_on_where_its_queue_was_full(tmp_path):
     told = {"source": "table", "flights": 2, "filled": True, "queue_url": None, "server": None, "backfills": ["a"]}
     there, wanted = place.Place(tmp_path), place.Progress(source="table", flights=2)
-
     for filled, goes_on in ((True, True), (False, False)):
         (tmp_path / "demo.json").write_text(json.dumps({**told, "filled": filled, "interrupted": False}))
         assert (why_afresh(there.progress(), wanted) is None) == goes_on
@@ -162,7 +156,6 @@ def test_a_demo_of_an_earlier_release_goes_on_where_its_queue_was_full(tmp_path)
 def test_a_demo_that_nobody_can_read_is_not_erased(tmp_path):
     (tmp_path / "demo.json").write_text('{"origin": "table"}')
     (tmp_path / "queue.sqlite").write_bytes(b"messages")
-
     with pytest.raises(place.DemoError, match=r"demo\.json\. Go on with the release that began that demo, or remove"):
         show(place.Place(tmp_path), "table", 2, Console(file=io.StringIO()))
     assert (tmp_path / "queue.sqlite").exists()
@@ -172,17 +165,13 @@ def test_clearing_a_place_leaves_what_is_not_the_demos(tmp_path):
     (tmp_path / "lake").mkdir()
     (tmp_path / "queue.sqlite-wal").touch()
     (tmp_path / "thesis.txt").touch()
-
     place.Place(tmp_path).clear()
-
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
 def test_messages_flow_evenly_within_a_step():
     run = Run("a", "SUCCESS", "source", 100, (0, 9), {"commit": (2.0, 6.0)}, under_way=False)
-
     points = chart.through([run, run._replace(steps={"commit": (6.0, 8.0)})], "commit", zero=0.0)
-
     assert [(seconds, round(messages)) for seconds, messages in points] == [
         (0, 0),
         (2, 0),
@@ -194,7 +183,6 @@ def test_messages_flow_evenly_within_a_step():
 
 def test_the_command_for_the_status_names_the_queue(tmp_path):
     there = place.Place(tmp_path)
-
     assert there.status_command({}) == f"PIPELINE_PLATFORM_HOME={tmp_path} .venv/bin/pipeline-platform status"
     assert " FLIGHTS_SQS_URL='http://here:1/a b' .venv" in there.status_command(
         {"FLIGHTS_SQS_URL": "http://here:1/a b"}

@@ -44,11 +44,9 @@ def test_a_clone_needs_its_commands_and_nothing_else(clone):
     for target in ("demo", "dev", "test", "soak", "check", "format", "bench", "setup"):
         assert re.search(rf"^  make {target} +\S", told, re.MULTILINE), told
     assert not (clone / ".venv").exists(), "help needs no set-up"
-
     said = make(clone, "demo", "FLIGHTS=2000")
     assert "The figures add up" in said
     assert (clone / ".demo" / "demo.png").exists()
-
     make(clone, "check")
     told = subprocess.run(["git", "status", "--short"], cwd=clone, capture_output=True, text=True, check=True).stdout
     assert told == "", "what these commands make is nothing to commit"

@@ -86,10 +86,8 @@ def test_a_demo_that_is_killed_in_the_midst_of_a_run_goes_on_to_the_same_figures
     killed.kill()
     killed.communicate()
     assert demo.left_running(), "the demo was to be killed, not ended in order"
-
     process = demo.start()
     said, _ = process.communicate(timeout=300)
-
     assert process.returncode == 0, said
     assert "Going on" in said
     assert demo.adds_up(said), said

@@ -24,7 +24,6 @@ def demo(tmp_path, request):
 def test_a_demo_over_a_server_adds_up_and_ends_it(demo):
     process = demo.start()
     said, _ = process.communicate(timeout=280)
-
     assert process.returncode == 0, said
     assert demo.adds_up(said), said
     assert re.search(r"From the queue: backlog [\d,]+, in flight [\d,]+, handled", said), said
@@ -36,7 +35,6 @@ def test_a_server_of_the_user_s_own_is_taken_by_its_address(tmp_path, kafka_serv
     from demo.queues import opened
 
     monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", kafka_server)
-
     with opened(Place(tmp_path), "kafka") as queue:
         assert queue.environment["KAFKA_BOOTSTRAP_SERVERS"] == kafka_server
         assert queue.fill([b"one", b"two"]) == 2

@@ -38,7 +38,6 @@ def test_every_behaviour_has_a_row(part, tests):
 @pytest.mark.parametrize("part", BEHAVIOURS)
 def test_each_row_says_what_there_is_of_it_here(part):
     unsaid = [row.behaviour for row in rows(part) if not (row.behaviour and row.here.removeprefix("open:").strip())]
-
     assert unsaid == []
 
 
@@ -49,6 +48,5 @@ def test_every_test_that_is_named_exists():
         for file in (ROOT / "tests").rglob("test_*.py")
         for name in re.findall(r"^(?:def |class )?(test_\w+|Test\w+)(?:\(| = |:)", file.read_text(), re.M)
     }
-
     assert len(named) > 100
     assert sorted(named - written - {"test_message", "test_batch"}) == []

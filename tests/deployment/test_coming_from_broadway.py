@@ -85,7 +85,6 @@ def waiting(source: Source) -> list[dict[str, Any]]:
 
 def test_its_definitions_load_with_all_six(guided):
     names = deployed(BLOCKS)
-
     assert len(PIPELINES) == len(SOURCES) == 6
     jobs = {job.name for job in names["defs"].resolve_all_job_defs()}
     assert {f"{names[name].name}_pull" for name in PIPELINES} <= jobs
@@ -161,12 +160,10 @@ def test_each_user_s_events_are_handled_in_order(started, kafka_server, kafka_to
 
 def test_the_counter_gives_a_run_what_it_demands_and_goes_on_from_there(started, guided, tmp_path):
     flow = started("Squares", guided["Counter"](name="numbers", path=tmp_path / "numbers"))
-
     found = []
     for _ in range(2):
         run(flow)
         found.append(sorted(rows(flow, "squares")["number"]))
-
     assert found == [list(range(50)), list(range(100))]
     assert (tmp_path / "numbers").read_text() == "100"
     assert set(rows(flow, "squares").select("number", "square").iter_rows()) == {(n, n**2) for n in range(100)}

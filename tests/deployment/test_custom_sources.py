@@ -27,13 +27,11 @@ def shown(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["Counter", "Trackings"])
 def test_its_sources_have_some_forty_lines(name):
     (text,) = [block.partition(f"class {name}(")[2] for block in BLOCKS if f"class {name}(" in block]
-
     assert len([line for line in text.splitlines() if line.strip()]) <= 42
 
 
 def test_its_sources_are_dagster_s_resources(shown, tmp_path):
     resource = source_resource(shown["Trackings"])(name="trackings", path=str(tmp_path / "trackings.sqlite"))
-
     with dg.build_resources({"trackings": resource}) as resources:
         made: Source = resources.trackings
     assert made == shown["Trackings"](name="trackings", path=tmp_path / "trackings.sqlite")

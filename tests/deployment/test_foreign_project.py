@@ -73,7 +73,6 @@ def environment(wheel, tmp_path):
 
 def test_the_wheel_holds_one_package(wheel):
     tops = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
-
     assert {top for top in tops if not top.endswith(".dist-info")} == {"pipeline_platform"}
 
 

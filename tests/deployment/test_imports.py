@@ -61,7 +61,6 @@ def test_a_request_to_end_is_not_lost_in_an_import(deaf):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_in_a_plain_import_it_is(deaf):
     __import__(deaf)
-
     assert deaf in sys.modules, "as if nobody had asked: the day that Python hands it on, `import_apart` is of no use"
 
 

@@ -59,9 +59,7 @@ def test_kafka(kafka_server, kafka_topic, monkeypatch, tmp_path):
     patiently(source.check_ready)
     payment = b'{"number": 1, "amount": 9.5, "country": "PL"}'
     source.send([payment, payment, b"{}"], [{"key": "card"}, None, {"key": "card"}])
-
     keys, reason = keys_and_reason(handled(names["Payments"], source))
-
     assert keys == ["card", "unknown"]
     assert "amount" in reason
 
@@ -73,9 +71,7 @@ def test_pubsub(subscribed, monkeypatch):
     monkeypatch.setenv("ORDERS_SUBSCRIPTION", there._path)
     monkeypatch.setenv("PUBSUB_EMULATOR_HOST", str(there.emulator_host))
     names = shown("pubsub")
-
     keys, reason = keys_and_reason(handled(names["Orders"], source_of(names, "orders_subscription")))
-
     assert keys == ["north", "unknown"]
     assert "total" in reason
 
@@ -104,9 +100,7 @@ def test_sqs(sqs_queue, monkeypatch):
     names = shown("sqs")
     queue = source_of(names, "orders_queue")
     queue.send([json.dumps({"id": n, "customer": "Zoë", "total": 1.5}).encode() for n in range(3)] + [b"no order"])
-
     messages = handled(names["Orders"], queue)
-
     assert sorted(message.data.id for message in messages if not message.failure) == [0, 1, 2]
     assert [message.data for message in messages if message.failure] == [b"no order"]
 
@@ -178,7 +172,6 @@ def test_the_options_that_a_document_lists_are_all_there_are(document, kind, cel
     cells = [row.split(" | ")[cell] for row in re.findall(r"^\| (.* \|.*)$", section, re.M)]
     listed = {name for text in cells for name in re.findall(r"`(\w+)[`=]", text)}
     there = kind.model_fields.keys() - {"name"}
-
     if beside is None:  # the document tells of options elsewhere, too
         assert [name for name in there - {"lease_s"} if f"`{name}" not in DOCUMENTS[document]] == []
     else:
@@ -189,13 +182,11 @@ def test_the_options_that_a_document_lists_are_all_there_are(document, kind, cel
 def test_the_document_of_rabbitmq_describes_options_within_options():
     described = DOCUMENTS["rabbitmq"].partition("## Options")[2].partition("\n\n`")[0]
     inner = {*Declare.model_fields, *Binding.model_fields, *ConsumeOptions.model_fields, *WORDS}
-
     assert {name for name in inner if f"`{name}`" not in described} == {"auto_delete"}
 
 
 def test_the_document_of_sqs_names_the_permissions_that_an_error_names():
     (said,) = [text for codes, text in sqs_refusals._EXPLANATIONS.items() if codes.startswith("AccessDenied")]
     asked = set(re.findall(r"sqs:\w+", said))
-
     assert len(asked) == 5
     assert asked <= set(re.findall(r"sqs:\w+", DOCUMENTS["sqs"]))

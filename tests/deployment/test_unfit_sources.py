@@ -85,7 +85,6 @@ def test_a_function_needs_no_partitions_of_the_source():
 def test_a_source_that_never_names_partitions_is_refused(source, options, why):
     with pytest.raises(PipelineError) as refused:
         ordered(source, options)
-
     where = "Pulling.partition_by is 'source': producer.source 'memory' is a"
     assert str(refused.value) == f"{where} {why}, or partition by a function of the message"
 
@@ -134,5 +133,4 @@ def test_a_source_that_leases_messages_is_told_early():
 @pytest.mark.parametrize("key", ["told_dead", "memory"])
 def test_every_step_has_the_source_that_dead_letters_go_to(key):
     job = dead_letters_to(key).resolve_job_def("pulling_pull")
-
     assert all(key in op.definition.required_resource_keys for op in job.graph.nodes[0].definition.nodes)

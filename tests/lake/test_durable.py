@@ -62,7 +62,6 @@ def leading_to(path: str, root: str) -> set[str]:
 
 def test_files_and_the_folders_that_lead_to_them_are_on_disk_before_a_commit_names_them(tables, disk):
     receive(tables).finish()
-
     root = tables.lake.root
     assert {Path(folder).name for folder, *_ in disk.commits} == {"outcomes", "messages", "failed", "kept"}
     for folder, _, adds, on_disk in disk.commits:
@@ -74,9 +73,7 @@ def test_files_and_the_folders_that_lead_to_them_are_on_disk_before_a_commit_nam
 def test_manifests_are_on_disk_before_the_decision(tables, disk):
     run = receive(tables).work()
     folder = tables.lake.uri(run.ledger.folder("r1"))
-
     run.decide()
-
     ((*_, on_disk),) = disk.commits
     assert {folder, str(Path(folder).parent)} <= on_disk
     assert sorted(os.listdir(folder)) == ["handle.parquet", "receive.json", "receive.parquet"]
@@ -90,7 +87,6 @@ def test_a_commit_is_on_disk_before_another_builds_on_it_and_before_anything_is_
     tables["outcomes"].open().alter.set_table_properties({"delta.logRetentionDuration": "interval 40 days"})
     run = receive(tables, "r2", b"c").work()
     take_over(tables, run.ledger, run.receive, "another run")
-
     assert len(disk.commits) == 5
     for folder, version, _, on_disk in disk.commits:
         assert on_disk >= {f"{folder}/_delta_log/{version:020d}.json", f"{folder}/_delta_log"}
@@ -102,9 +98,7 @@ def test_a_commit_is_on_disk_before_another_builds_on_it_and_before_anything_is_
 def test_what_is_compacted_and_checkpoints_are_on_disk(tables, disk):
     for number in range(3):
         receive(tables, f"r{number}", b"a").finish()
-
     maintain(tables, FOR_EVER)
-
     for name in ("outcomes", "messages", "kept"):
         log = Path(tables[name].uri, "_delta_log")
         (compacted,) = tables[name].open().file_uris()
@@ -116,9 +110,7 @@ def test_a_checkpoint_that_another_is_about_to_name_is_no_error(tables):
     outcomes = tables["outcomes"]
     outcomes.open().create_checkpoint()
     Path(outcomes.uri, "_delta_log", "_last_checkpoint").unlink()
-
     receive(tables, "r2").finish()
-
     assert outcomes.open().version() == 2
 
 
@@ -126,9 +118,7 @@ def test_what_is_synced_is_little(tables, disk):
     """A file once, a commit once and once more by the next; a folder each time that a file is new in it."""
     receive(tables).finish()
     disk.synced.clear()
-
     receive(tables, "r2").finish()
-
     data = [path for path in disk.synced if "/window=" in path and path.endswith(".parquet")]
     assert len(data) == len(set(data)) == 4
     assert len(disk.synced) <= 40
@@ -136,5 +126,4 @@ def test_what_is_synced_is_little(tables, disk):
 
 def test_an_object_store_is_told_nothing(disk):
     Lake(root="s3://bucket/lake").sync("p/t/file")
-
     assert disk.synced == []

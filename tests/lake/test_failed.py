@@ -47,7 +47,6 @@ def test_the_latest_event_says_whether_a_failure_is_open(lake, events, attempt, 
     else:
         for number, event in enumerate(events):
             record(lake, f"r{number}", event)
-
     assert given_out(failures(lake)) == ({} if attempt is None else {"m": attempt})
     assert failures(lake).backlog().messages == (0 if attempt is None else 1)
 
@@ -55,7 +54,6 @@ def test_the_latest_event_says_whether_a_failure_is_open(lake, events, attempt, 
 def test_failures_of_the_chosen_windows_are_given_out_and_no_others(lake):
     record(lake, "r1", event("a"))
     record(lake, "r2", event("b"), window=LATER)
-
     assert given_out(failures(lake, windows=(LATER,))) == {"b": 2}
     assert failures(lake).open_by_window() == {WINDOW: 1, LATER: 1}
 
@@ -63,7 +61,6 @@ def test_failures_of_the_chosen_windows_are_given_out_and_no_others(lake):
 def test_each_failure_stays_in_its_window(lake):
     record(lake, "r1", event("a"))
     record(lake, "r2", event("b"), window=LATER)
-
     assert [share.window for share in failures(lake).plan(10, 4, "r")] == [WINDOW, LATER]
 
 
@@ -71,16 +68,13 @@ def test_each_failure_stays_in_its_window(lake):
 def test_no_more_is_given_out_than_asked_for(lake, demand, count):
     record(lake, "r1", event("a"), event("b"), event("c"))
     record(lake, "r2", event("d"), event("e"), window=LATER)
-
     assert len(given_out(failures(lake), demand)) == count
 
 
 def test_the_original_payload_is_given_out_again(lake):
     record(lake, "r1", event("a"), event("a", 2, metadata='{"a": 1}'))
-
     (share,) = failures(lake).plan(10, 1, "r")
     (batch,) = failures(lake).read(share, "r")
-
     (row,) = batch.to_pylist()
     assert (row["data"], row["metadata"], row["source"]) == (b"a:2", '{"a": 1}', "memory")
 
@@ -90,9 +84,7 @@ def test_a_failure_driven_again_is_closed_by_success_and_kept_open_by_failure(la
     deliveries = (("good", b"fail now"), ("bad", b"fail always"))
     Run(tables, Memory(deliveries_=deliveries), "r1").finish()
     assert failures(lake).backlog().messages == 2
-
     Run(Tables(lake, Mended), failures(lake), "r2", origin="failed").finish()
-
     assert given_out(failures(lake)) == {"bad": 3}
     (row,) = visible(tables, "kept")
     assert (row["text"], row["message_id"], row["attempt"]) == ("mended", "good", 2)
@@ -101,13 +93,11 @@ def test_a_failure_driven_again_is_closed_by_success_and_kept_open_by_failure(la
 def test_of_two_receives_that_drive_the_same_failure_one_decides_it(lake):
     tables = Tables(lake, Keeping)
     Run(tables, Memory(deliveries_=(("m", b"fail now"),)), "r1").finish()
-
     mended = Tables(lake, Mended)
     first = Run(mended, failures(lake), "r2", origin="failed").work()
     second = Run(mended, failures(lake), "r3", origin="failed").work()
     second.decide().publish()
     first.decide().publish()
-
     (row,) = visible(tables, "kept")
     assert row["receive_id"] == "r3"
     assert failures(lake).backlog().messages == 0
@@ -119,9 +109,7 @@ def test_a_failure_that_was_decided_after_a_backfill_had_begun_does_not_hinder_i
     tables.ensure()
     base = tables["outcomes"].open().version()
     Run(tables, Memory(deliveries_=(("m", b"fail now"),)), "r1").finish()
-
     Run(Tables(lake, Mended), failures(lake), "r2", origin="failed", base=base).finish()
-
     assert [row["attempt"] for row in visible(tables, "kept")] == [2]
     assert failures(lake).backlog().messages == 0
 
@@ -133,12 +121,10 @@ def test_windows_are_counted_again_only_when_their_files_change(lake, monkeypatc
     counted: list[int] = []
     count = failed.open_failures
     monkeypatch.setattr(failed, "open_failures", lambda lake, paths: counted.append(len(paths)) or count(lake, paths))
-
     assert failures(lake, windows=(WINDOW,)).open_by_window() == {WINDOW: 2}
     record(lake, "r3", event("a", 2, "closed"))
     assert failures(lake).open_by_window() == {WINDOW: 1, LATER: 1}
     assert failures(lake, windows=(WINDOW,)).open_by_window() == {WINDOW: 1}
-
     assert counted == [2], "the first window, once, when it had another file"
 
 
@@ -146,5 +132,4 @@ def test_a_count_that_cannot_be_read_is_made_again(lake):
     record(lake, "r1", event("a"))
     for broken in (b"", b"{", b"[1]", b'{"w": 1}'):
         lake.write("keeping/_open_failures.json", broken)
-
         assert failures(lake).open_by_window() == {WINDOW: 1}

@@ -81,7 +81,6 @@ def test_windows_that_are_not_those_of_the_data_are_refused_before_anything_is_l
 )
 def test_a_change_that_moves_no_data_is_none(lake, before, after):
     with_data(lake, **before)
-
     Tables(lake, keeping(**after)).ensure()
 
 
@@ -89,7 +88,6 @@ def test_windows_may_change_while_there_is_no_data(lake):
     Tables(lake, keeping(window_cron=HOURLY)).ensure()
     Tables(lake, keeping(window_cron=DAILY, first_window=FIRST + timedelta(days=1))).ensure()
     with_data(lake, window_cron=DAILY)
-
     with pytest.raises(PipelineError, match="hold data from window 2026-01-01T0000 on"):
         Tables(lake, keeping(window_cron=DAILY, first_window=FIRST + timedelta(days=2))).ensure()
 
@@ -97,9 +95,7 @@ def test_windows_may_change_while_there_is_no_data(lake):
 def test_tables_of_before_windows_were_kept_are_held_to_what_they_are_opened_with_first(lake):
     with_data(lake)
     lake.remove_file("keeping/_windows.json")
-
     Tables(lake, keeping()).ensure()
-
     with pytest.raises(PipelineError, match="window_cron"):
         Tables(lake, keeping(window_cron=DAILY)).ensure()
 
@@ -107,6 +103,5 @@ def test_tables_of_before_windows_were_kept_are_held_to_what_they_are_opened_wit
 def test_what_was_kept_and_cannot_be_read_is_told_by_its_path(lake):
     with_data(lake)
     lake.write("keeping/_windows.json", b"{")
-
     with pytest.raises(PipelineError, match=r"keeping/_windows.json cannot be read \(json_invalid\): restore it"):
         Tables(lake, keeping()).ensure()

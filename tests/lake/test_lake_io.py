@@ -74,7 +74,6 @@ def test_a_downstream_asset_takes_all_windows_or_its_own_by_annotation(filled, s
     materialise(all_of_them, filled, spark)
     its_own, got_one = reading(kind, HOURLY)
     materialise(its_own, filled, spark, partition_key=NEXT)
-
     (told, rows), ((_, one),) = got[0], got_one
     assert issubclass(told, kind)
     assert rows == [("one", WINDOW), ("three words here", WINDOW), ("two", NEXT)]
@@ -84,9 +83,7 @@ def test_a_downstream_asset_takes_all_windows_or_its_own_by_annotation(filled, s
 @pytest.mark.parametrize("kind", [pa.Table, pl.LazyFrame, DataFrame])
 def test_a_window_without_rows_is_an_empty_table_of_the_same_columns(filled, spark, kind):
     asset, got = reading(kind, HOURLY)
-
     materialise(asset, filled, spark, partition_key="2025-03-02T0000")
-
     assert got[0][1] == []
 
 
@@ -109,9 +106,7 @@ def stored(location: Location) -> list[dict[str, Any]]:
 )
 def test_what_an_asset_returns_becomes_its_table_in_place_of_what_it_held(location, spark, frame):
     materialise(returning(pa.table({"n": [0], "old": [True]})), location, spark)
-
     result = materialise(returning(frame), location, spark)
-
     assert stored(location) == [{"n": 1}, {"n": 2}]
     (event,) = result.asset_materializations_for_node("writer")
     assert event.metadata["dagster/row_count"].value == 2
@@ -120,14 +115,12 @@ def test_what_an_asset_returns_becomes_its_table_in_place_of_what_it_held(locati
 def test_what_a_partitioned_asset_returns_replaces_its_partition_only(location, spark):
     for window, n in ((WINDOW, 1), (NEXT, 2), (WINDOW, 3)):
         materialise(returning(pa.table({"n": [n]}), HOURLY), location, spark, partition_key=window)
-
     assert stored(location) == [{"n": 2, "window": NEXT}, {"n": 3, "window": WINDOW}]
 
 
 def test_a_run_over_several_partitions_must_say_which_row_is_whose(location, spark):
     tags = {"dagster/asset_partition_range_start": WINDOW, "dagster/asset_partition_range_end": NEXT}
     both = pa.table({"n": [1, 2], "window": [WINDOW, NEXT]})
-
     materialise(returning(both, HOURLY), location, spark, tags=tags)
     assert [row["window"] for row in stored(location)] == [WINDOW, NEXT]
     with pytest.raises(ValueError, match="a run over 2 partitions returned a frame without a column 'window'"):

@@ -28,7 +28,6 @@ RECEIVE = Receive(
 
 def test_a_receive_comes_back_as_it_was_kept(ledger):
     ledger.begin(RECEIVE)
-
     assert ledger.get("r1") == RECEIVE
     assert ledger.unfinished() == ["r1"]
 
@@ -36,7 +35,6 @@ def test_a_receive_comes_back_as_it_was_kept(ledger):
 def test_a_record_that_names_no_producer_is_of_the_only_one(lake, ledger):
     record = RECEIVE.model_dump_json(exclude={"producer"})
     lake.write("flights/_receives/r1/receive.json", record.encode())
-
     assert ledger.get("r1").producer == ""
 
 
@@ -44,7 +42,6 @@ def test_there_is_none_before_it_begins_and_after_its_end(ledger):
     assert ledger.get("r1") is None
     ledger.begin(RECEIVE)
     ledger.remove("r1")
-
     assert ledger.get("r1") is None
     assert ledger.unfinished() == []
 
@@ -68,7 +65,6 @@ def test_a_removal_that_dies_half_way_leaves_nothing_to_finish(lake, ledger, mon
 @pytest.mark.parametrize("record", [b"", b"{", b"{}", b"\xff"])
 def test_a_record_that_cannot_be_read_is_named_with_the_way_out(lake, ledger, record):
     lake.write("flights/_receives/r1/receive.json", record)
-
     with pytest.raises(
         ReceiveError, match=r"_receives/r1/receive\.json is no record.*restore it, or remove its folder"
     ):
@@ -79,8 +75,6 @@ def test_what_later_steps_wrote_can_be_forgotten(ledger):
     ledger.begin(RECEIVE)
     for step in ("receive", "handle", "batch-letters", "dropped"):
         ledger.write(RECEIVE, step, Manifest(notes=[{step: 1}]))
-
     ledger.forget_after(RECEIVE, "receive")
-
     assert ledger.manifest(RECEIVE).notes == [{"receive": 1}]
     assert ledger.get("r1") == RECEIVE

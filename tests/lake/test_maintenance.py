@@ -56,9 +56,7 @@ def test_many_small_files_of_a_window_become_one_that_every_reader_finds(tables)
     for number in range(5):
         finish(tables, f"r{number}", f"m{number}")
     finish(tables, "later", "x", window="2026-01-02T0000")
-
     report = maintain(tables, FOR_EVER)
-
     assert report["kept"] == {"compacted": 5, "dropped": 0, "vacuumed": 0}
     frame = pl.scan_delta(tables["kept"].uri)
     assert frame.filter(pl.col("window") == WINDOW).collect().height == 5
@@ -73,9 +71,7 @@ def test_compacted_files_keep_row_groups_small(lake, monkeypatch):
     table.ensure()
     for number in range(3):
         put(table, f"r{number}", *({"n": n} for n in range(200)))
-
     maintenance._compact(table)
-
     (path,) = table.open().file_uris()
     assert max(pl.scan_parquet(path).collect().height, 1) == 600
     metadata = pa.parquet.read_metadata(path)
@@ -89,9 +85,7 @@ def test_times_are_found_to_the_microsecond_after_compaction(lake):
     times = [datetime(2026, 1, 1, 0, 0, 0, micro, UTC) for micro in (999_999, 1)]
     for number, at in enumerate(times):
         put(table, f"r{number}", {"at": at})
-
     assert maintenance._compact(table) == 2
-
     for at in times:
         assert pl.scan_delta(table.uri).filter(pl.col("at") == at).collect().height == 1
 
@@ -129,10 +123,8 @@ def test_live_runs_commit_while_tables_are_compacted(tables):
 def test_compaction_leaves_transactions_so_that_nothing_is_published_twice(tables):
     run = Run(tables, Memory(deliveries_=(("a", b"a"),)), "r1").work().decide().publish()
     finish(tables, "r2", "b")
-
     maintain(tables, FOR_EVER)
     run.decide().publish()
-
     assert sorted(row["text"] for row in visible(tables, "kept")) == ["a", "b"]
 
 
@@ -144,9 +136,7 @@ def test_transactions_beyond_the_tables_property_are_forgotten(tables, monkeypat
         patch.setattr("pipeline_platform.lake.tables.time.time", lambda: long_ago)
         table.swap(table.open(), "old", [])
     table.swap(table.open(), "new", [])
-
     maintain(tables, FOR_EVER)
-
     assert table.open().transaction_version("old") is None
     assert table.open().transaction_version("new") == 1
 
@@ -167,7 +157,6 @@ def test_transactions_beyond_the_tables_property_are_forgotten(tables, monkeypat
 def test_a_window_is_over_once_the_next_has_begun(time, over):
     known = ["2026-01-01T0100", "2026-01-01T0000", "2026-01-01T0200", "2026-01-01T0300"]
     at = datetime.strptime(time, "%Y-%m-%dT%H%M").replace(tzinfo=UTC)
-
     assert over_before(at, known) == over
 
 
@@ -199,9 +188,7 @@ def test_outcomes_are_kept_while_deliveries_are_looked_up_in_them_however_old_th
     finish(tables, "r2", "m2", window=day(20))
     finish(tables, "r3", "m3", window=day(10))
     finish(tables, "r4", "m4", window=day(0))
-
     maintain(tables, Retention(messages=timedelta(hours=1), failed=None), NOW)
-
     assert windows(tables, "outcomes") == {day(30), day(10), day(0)}
     assert windows(tables, "messages") == {day(10), day(0)}
 
@@ -209,9 +196,7 @@ def test_outcomes_are_kept_while_deliveries_are_looked_up_in_them_however_old_th
 def test_a_replay_still_has_what_it_needs_of_every_window_whose_messages_are_kept(tables):
     for number in (30, 20, 12, 0):
         finish(tables, f"r{number}", f"m{number}", window=day(number))
-
     maintain(tables, Retention(messages=timedelta(days=15), failed=None), NOW)
-
     version = tables["outcomes"].open().version()
     for window in windows(tables, "messages"):
         source = ReplayedMessages(
@@ -225,12 +210,9 @@ def test_a_window_with_an_open_failure_is_kept_until_it_is_closed(tables):
     for number in (30, 20, 10, 0):
         finish(tables, f"r{number}", f"f{number}", window=day(number))
     retention = Retention(failed=timedelta(days=5))
-
     failures = FailedMessages(name="memory", lake=tables.lake, pipeline="keeping", windows=(day(20),))
     Run(Tables(tables.lake, Mended), failures, "r4", origin="failed", windows=(day(20),)).finish()
-
     report = maintain(tables, retention, NOW)
-
     assert windows(tables, "failed") == {day(30), day(10), day(0)}
     assert report["failed"]["dropped"] == 1
 
@@ -261,9 +243,7 @@ def test_windows_of_a_receive_under_way_are_left_alone(tables):
     finish(tables, "r1", "m1", window=day(30))
     finish(tables, "r2", "m2", window=day(10))
     Run(tables, Memory(), "live", windows=(day(30),))
-
     maintain(tables, Retention(messages=timedelta(days=5), batchers=timedelta(days=5)), NOW)
-
     assert day(30) in windows(tables, "messages")
     assert day(30) in windows(tables, "kept")
 
@@ -284,9 +264,7 @@ def stray(tables: Tables, receive_id: str, old: timedelta) -> Path:
 def test_files_that_no_commit_names_go_once_they_are_old_enough(tables):
     tables.ensure()
     old, young = stray(tables, "dead", SAFE_AGE * 2), stray(tables, "live", SAFE_AGE / 2)
-
     report = maintain(tables, FOR_EVER)
-
     assert (old.exists(), young.exists()) == (False, True)
     assert report["kept"]["vacuumed"] == 1
 
@@ -298,10 +276,8 @@ def test_files_of_a_receive_that_is_not_finished_stay_however_old_they_are(table
     run.ledger.begin(run.receive)
     for path in Path(tables.lake.root).rglob("*.parquet"):
         age(path, timedelta(days=30))
-
     maintain(tables, FOR_EVER)
     run.publish()
-
     assert [row["text"] for row in visible(tables, "kept")] == ["a"]
 
 
@@ -309,9 +285,7 @@ def test_a_reader_that_began_before_compaction_reads_on(tables):
     finish(tables, "r1", "a")
     finish(tables, "r2", "b")
     before = tables["kept"].open().file_uris()
-
     maintain(tables, FOR_EVER)
-
     assert pl.read_parquet(before, hive_partitioning=True).height == 2
 
 
@@ -319,7 +293,6 @@ def test_maintaining_again_changes_nothing(tables):
     finish(tables, "r1", "a", "f")
     finish(tables, "r2", "b")
     maintain(tables, FOR_EVER)
-
     assert set(map(tuple, (done.values() for done in maintain(tables, FOR_EVER).values()))) == {(0, 0, 0)}
 
 

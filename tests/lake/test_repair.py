@@ -40,10 +40,8 @@ def test_tables_that_are_whole_are_left_alone(published):
 
 def test_without_a_table_of_rows_messages_keep_their_outcomes(lake, published):
     damage(lake, "kept")
-
     assert [file.table for file in unreadable(published)] == ["kept"]
     assert repair(published) == 0
-
     assert table(lake, "kept").is_empty()
     assert table(lake, "outcomes").height == 3
 
@@ -68,8 +66,6 @@ def test_lost_outcomes_are_known_by_rows_and_failures(lake, published):
 def test_a_message_of_which_nothing_is_known_any_more_is_an_open_failure_with_its_payload(lake, published):
     damage(lake, "outcomes")
     damage(lake, "kept")
-
     assert repair(published) == 2
-
     failed = table(lake, "failed").filter(pl.col("kind") == "unknown").sort("message_id")
     assert failed.select("message_id", "state", "data").rows() == [("m0", "open", b"1"), ("m2", "open", b"3")]

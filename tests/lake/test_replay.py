@@ -68,9 +68,7 @@ def given_out(source: ReplayedMessages, concurrency: int = 3) -> list[dict[str, 
 
 def test_a_replay_takes_the_place_of_what_there_was(tables):
     Run(tables, Memory(deliveries_=(("a", b"a"), ("b", b"fail b"))), "r1").finish()
-
     replay(tables, "r2").finish()
-
     assert texts(tables) == ["A", "FAIL B"]
     assert {row["receive_id"] for name in tables.names for row in visible(tables, name)} == {"r2"}
     failures = FailedMessages(name="memory", lake=tables.lake, pipeline="keeping")
@@ -79,10 +77,8 @@ def test_a_replay_takes_the_place_of_what_there_was(tables):
 
 def test_replaying_twice_is_replaying_once(tables):
     Run(tables, Memory(deliveries_=(("a", b"a"), ("b", b"b"))), "r1").finish()
-
     replay(tables, "r2").finish()
     replay(tables, "r3").finish()
-
     assert texts(tables) == ["A", "B"]
     assert len(visible(tables, "messages")) == len(visible(tables, "outcomes")) == 2
 
@@ -90,18 +86,14 @@ def test_replaying_twice_is_replaying_once(tables):
 def test_other_windows_are_left_alone(tables):
     Run(tables, Memory(deliveries_=(("a", b"a"),)), "r1").finish()
     Run(tables, Memory(deliveries_=(("b", b"b"),)), "r2", windows=(LATER,)).finish()
-
     replay(tables, "r3", LATER).finish()
-
     assert texts(tables) == ["B", "a"]
 
 
 def test_each_decided_message_is_given_out_once_in_one_of_the_shares(tables):
     Run(tables, Memory(deliveries_=tuple((f"m{n}", b"%d" % n) for n in range(50))), "r1").finish()
     Run(tables, Memory(deliveries_=(("m0", b"again"), ("m1", b"again"))), "r2", base=0).finish()
-
     rows = given_out(source_of(tables))
-
     assert sorted(row["message_id"] for row in rows) == sorted(f"m{n}" for n in range(50))
     assert {row["data"] for row in rows if row["message_id"] in ("m0", "m1")} == {b"0", b"1"}, "the decided copies"
 
@@ -109,7 +101,6 @@ def test_each_decided_message_is_given_out_once_in_one_of_the_shares(tables):
 def test_a_message_received_twice_by_one_receive_is_given_out_once(tables):
     Run(tables, Memory(deliveries_=(("a", b"a"), ("b", b"b"))), "r1").finish()
     Run(tables, Memory(deliveries_=(("c", b"c"), ("c", b"c"))), "r2").finish()
-
     assert sorted(row["message_id"] for row in given_out(source_of(tables))) == ["a", "b", "c"]
 
 
@@ -117,9 +108,7 @@ def test_a_failure_driven_again_is_replayed_at_its_last_attempt(tables):
     Run(tables, Memory(deliveries_=(("a", b"fail"),)), "r1").finish()
     failures = FailedMessages(name="memory", lake=tables.lake, pipeline="keeping")
     Run(tables, failures, "r2", origin="failed").finish()
-
     (row,) = given_out(source_of(tables))
-
     assert row["attempt"] == 2
     replay(tables, "r3").finish()
     assert [(row["attempt"], row["text"]) for row in visible(tables, "kept")] == [(2, "FAIL")]
@@ -129,7 +118,6 @@ def test_a_failure_driven_again_is_replayed_at_its_last_attempt(tables):
 def test_what_was_given_back_to_the_source_is_not_replayed(tables):
     returning = Memory(deliveries_=(("a", b"a"), ("b", b"fail")), on_failure="nack")
     Run(tables, returning, "r1").finish()
-
     assert [row["message_id"] for row in given_out(source_of(tables))] == ["a"]
 
 
@@ -137,9 +125,7 @@ def test_what_came_while_a_replay_ran_stays(tables):
     Run(tables, Memory(deliveries_=(("a", b"a"),)), "r1").finish()
     run = replay(tables, "r2").work()
     Run(tables, Memory(deliveries_=(("b", b"b"),)), "r3").finish()
-
     run.decide().publish()
-
     assert texts(tables) == ["A", "b"]
 
 
@@ -190,7 +176,6 @@ def test_a_replay_that_dies_half_way_is_finished_by_publishing_again(tables, mon
 
 def test_a_replay_tells_the_source_nothing(tables):
     Run(tables, Memory(deliveries_=(("a", b"a"),)), "r1").finish()
-
     assert source_of(tables).acknowledge("ack", "q", ["a"]) == []
 
 
@@ -200,7 +185,6 @@ def test_a_replay_of_what_retention_took_is_refused_by_window(tables):
     raw = tables["messages"]
     handle = raw.open()
     raw.swap(handle, "retention", [], removed=raw.files(handle))
-
     with pytest.raises(SourceError, match=rf"decided in {WINDOW} the raw log lacks 2"):
         given_out(source, 1)
 
@@ -217,9 +201,7 @@ def ids(source: ReplayedMessages, share: Share) -> list[str]:
 def test_a_plan_tells_how_many_messages_a_share_has_at_the_most(tables):
     receive(tables, 30, "r1")
     receive(tables, 5, "r2", LATER)
-
     shares = source_of(tables, WINDOW, LATER).plan(1, 4, "r")
-
     assert [(share.window, share.messages) for share in shares] == [(WINDOW, 30), (LATER, 5)]
 
 
@@ -229,9 +211,7 @@ def test_a_large_window_is_given_out_in_buckets_each_message_in_one(tables, monk
     failures = FailedMessages(name="memory", lake=tables.lake, pipeline="keeping")
     Run(tables, failures, "r2", origin="failed").finish()
     source = source_of(tables, WINDOW)
-
     shares = source.plan(1, 2, "r")
-
     assert len(shares) == 5, "of fifty outcomes, two of each message"
     assert sorted(each for share in shares for each in ids(source, share)) == sorted(
         f"{WINDOW}-{number}" for number in range(25)

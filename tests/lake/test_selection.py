@@ -75,7 +75,6 @@ def test_failures_are_chosen_by_state_time_and_id(mixed, selection, payloads):
 def test_a_dead_failure_that_fails_again_or_is_closed_is_no_longer_that_one(mixed):
     record(mixed, "r4", event("gone", 4, "dead"), window=LATER)
     assert chosen(mixed, state="dead") == ["gone:4"]
-
     record(mixed, "r5", event("gone", 5, "closed", data=None), window=LATER)
     assert chosen(mixed, state="dead") == []
 
@@ -105,7 +104,6 @@ def test_failures_are_chosen_by_what_is_said_of_the_latest(lake):
 
 def test_each_window_is_counted_with_its_dead_and_when_the_first_is_due(mixed):
     first, second = failures(mixed).by_window().items()
-
     assert first == (WINDOW, Counts(4, 0, failures_at(NOON + MINUTE)))
     assert second == (LATER, Counts(2, 1, failures_at(NOON)))
     assert failures(mixed).by_window() == dict([first, second]), "the same from what was counted before"
@@ -124,7 +122,6 @@ def test_windows_where_nothing_is_due_are_not_read(mixed, monkeypatch):
     monkeypatch.setattr(
         failure_events, "chosen", lambda lake, paths, *more: read.append(paths) or look(lake, paths, *more)
     )
-
     assert failures(mixed, state="due", due_by=NOON).chosen_by_window() == {LATER: 1}
     assert [path for paths in read for path in paths if WINDOW in path] == []
 
@@ -132,9 +129,7 @@ def test_windows_where_nothing_is_due_are_not_read(mixed, monkeypatch):
 def test_a_table_of_an_earlier_release_gains_the_column_and_its_failures_are_never_due(lake):
     record(lake, "r1", event("old"), schema=OLD)
     assert chosen(lake) == ["old:1"], "read before anything widens the table"
-
     record(lake, "r2", event("new", due_at=NOON))
-
     assert chosen(lake) == ["new:1", "old:1"]
     assert chosen(lake, state="due", due_by=NOON) == ["new:1"]
     assert chosen(lake, state="waiting", kind="ValueError") == ["new:1", "old:1"]
@@ -204,9 +199,7 @@ def test_failures_are_grouped_by_window_state_kind_and_reason(lake):
 
 def test_of_a_large_group_some_are_named(lake):
     record(lake, "r1", *(event(f"m{number}") for number in range(IDS + 5)))
-
     (group,) = grouped(failures(lake), NOON)
-
     assert (group.messages, len(group.ids)) == (IDS + 5, IDS)
 
 
@@ -219,9 +212,7 @@ def test_the_history_of_a_message_is_in_the_order_in_which_events_count(lake):
     record(lake, "r3", event("m", 3, "closed", data=None))
     record(lake, "r1", event("m", 1), event("other", 1))
     record(lake, "r2", event("m", 2, "dead", reason="no date"))
-
     events = history(failures(lake), "m")
-
     assert [(one["attempt"], one["state"], one["receive_id"]) for one in events] == [
         (1, "open", "r1"),
         (2, "dead", "r2"),

@@ -18,7 +18,6 @@ from pipeline_platform.lake.storage import Lake
 def test_a_store_that_both_clients_do_not_reach_alike_is_refused(root, options, said):
     with pytest.raises(ValueError, match=said) as refused:
         Lake(root=root, storage_options=options)
-
     assert "hidden" not in str(refused.value)
 
 

@@ -66,7 +66,6 @@ def test_each_table_and_window_gets_a_file_that_says_what_it_holds(lake, tmp_pat
 
 def test_two_tries_of_a_task_write_different_files(lake):
     (first,), (second,) = written(lake, numbers(1)), written(lake, numbers(1))
-
     assert first.path != second.path
 
 
@@ -77,7 +76,6 @@ def test_no_rows_make_no_file(lake, tmp_path):
 
 def test_a_file_holds_no_more_rows_than_told(lake):
     files = written(lake, numbers(7), numbers(4, 7), rows_per_file={"t": 5})
-
     assert [file.rows for file in files] == [5, 5, 1]
     assert [row for file in files for row in parquet(lake, file).read()["n"].to_pylist()] == list(range(11))
 
@@ -109,7 +107,6 @@ def test_a_window_that_comes_back_late_gets_another_file(lake, monkeypatch):
         for window in ("w1", "w2", "w1", "w3", "w2"):
             writer.write("t", window, numbers(1))
         files = writer.close().files
-
     assert Counter(file.window for file in files) == {"w1": 1, "w2": 2, "w3": 1}, "w2 was used before w1"
     assert len({file.path for file in files}) == 4
 
@@ -119,15 +116,12 @@ def test_the_tables_of_one_window_stay_open_however_many_they_are(lake, monkeypa
     with Writer(lake, "p", "r1") as writer:
         for table in ("a", "b", "c", "a", "b", "c"):
             writer.write(table, WINDOW, numbers(1))
-
         assert [file.rows for file in writer.close()] == [2, 2, 2]
 
 
 def test_a_manifest_crosses_from_task_to_driver(lake):
     manifest = Manifest(written(lake, numbers(3)), [{"handled": 3}])
-
     back = Manifest.of(manifest.to_arrow())
-
     assert (back.files, back.notes, back.rows("t"), back.total("handled")) == (manifest.files, manifest.notes, 3, 3)
 
 
@@ -172,9 +166,7 @@ def test_a_row_group_holds_no_more_rows_than_its_bound(lake, monkeypatch, sizes)
     for size in sizes:
         batches.append(numbers(size, start))
         start += size
-
     (file,) = written(lake, *batches)
-
     metadata = parquet(lake, file).metadata
     assert [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)] == [4, 4, 2]
     assert parquet(lake, file).read()["n"].to_pylist() == list(range(10))
@@ -183,9 +175,7 @@ def test_a_row_group_holds_no_more_rows_than_its_bound(lake, monkeypatch, sizes)
 def test_a_row_group_holds_no_more_bytes_than_its_bound_but_for_a_single_larger_row(lake, monkeypatch):
     monkeypatch.setattr(module, "ROW_GROUP_BYTES", 1_000)
     sizes = [400, 400, 400, 5_000, 10, 10]
-
     (file,) = written(lake, pa.RecordBatch.from_pydict({"data": [b"x" * size for size in sizes]}))
-
     parts = [
         parquet(lake, file).read_row_group(i)["data"].to_pylist() for i in range(parquet(lake, file).num_row_groups)
     ]
@@ -277,9 +267,7 @@ def test_delta_readers_that_prune_find_every_row(lake, where, count):
         [{"number": None, "text": LONG, "share": None}],
         [{"number": 5, "text": "🐘", "share": -0.0}],
     )
-
     rows = pa.table(QueryBuilder().register("t", table.open()).execute(f"select * from t where {where}"))
-
     assert rows.num_rows == count
 
 
@@ -287,7 +275,6 @@ def test_files_that_cannot_hold_a_row_are_not_read(lake, tmp_path):
     table = table_of(lake, [{"number": 1, "text": "a"}], [{"number": 9, "text": "z"}])
     skipped = next(Path(path) for path in table.open().file_uris() if pq.read_table(path)["number"][0].as_py() == 9)
     skipped.write_bytes(b"no Parquet")
-
     assert pl.scan_delta(table.uri).filter(pl.col("number") == 1).collect().height == 1
     assert pl.scan_delta(table.uri).filter(pl.col("text") < "b").collect().height == 1
 
@@ -296,7 +283,6 @@ def test_times_and_decimals_are_found_to_the_last_digit(lake):
     schema = pa.schema([("at", pa.timestamp("us", "UTC")), ("price", pa.decimal128(38, 9)), ("window", pa.string())])
     at, price = datetime(2026, 1, 1, 0, 0, 0, 999_999, UTC), Decimal("0.000000001")
     table = table_of(lake, [{"at": at, "price": price}], schema=schema)
-
     frame = pl.scan_delta(table.uri)
     assert frame.filter(pl.col("at") == at).collect().height == 1
     assert frame.filter(pl.col("price") > 0).collect().height == 1

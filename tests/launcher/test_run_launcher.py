@@ -201,7 +201,6 @@ def test_a_run_begins_in_the_process_that_stands_by(launching):
 def test_a_run_sees_an_edit_that_was_made_while_its_process_stood_by(launching):
     waiting = launching.standing_by()
     launching.write("second")
-
     edited = launching.launch("telling")
     assert launching.told(edited)["said"] == "second"
     assert launching.process(edited).pid != waiting
@@ -211,7 +210,6 @@ def test_a_run_sees_an_edit_that_was_made_while_its_process_stood_by(launching):
 def test_a_run_sees_variables_that_were_set_while_its_process_stood_by(launching):
     (launching.folder / ".env").write_text("STANDBY_TEST=set")
     assert launching.told(launching.launch("telling"))["variable"] == "set"
-
     waiting = launching.standing_by()
     run = launching.launch("telling")
     assert launching.process(run).pid == waiting
@@ -220,13 +218,11 @@ def test_a_run_sees_variables_that_were_set_while_its_process_stood_by(launching
 
 def test_a_process_that_died_while_it_stood_by_costs_no_run(launching):
     os.kill(launching.standing_by(), signal.SIGKILL)
-
     assert launching.told(launching.launch("telling"))["said"] == "first"
 
 
 def test_code_that_no_longer_loads_fails_the_run_with_the_reason(launching):
     (launching.folder / "location.py").write_text("import nothing_of_this_name")
-
     run = launching.launch("telling")
     assert launching.ended(run) is dg.DagsterRunStatus.FAILURE
     events = launching.instance.all_logs(run)
@@ -236,7 +232,6 @@ def test_code_that_no_longer_loads_fails_the_run_with_the_reason(launching):
 def test_a_run_whose_process_is_killed_has_failed_at_once(launching):
     run = launching.launch("sleeping")
     os.kill(launching.at_work(run).pid, signal.SIGKILL)
-
     assert launching.ended(run) is dg.DagsterRunStatus.FAILURE
     (failure,) = launching.instance.all_logs(run, of_type=dg.DagsterEventType.RUN_FAILURE)
     assert failure.dagster_event
@@ -285,11 +280,9 @@ def test_a_re_execution_by_another_launcher_is_not_judged_by_the_process_of_its_
     launching.ended(parent)
     dead = launching.run(parent)
     assert launching.launcher.check_run_worker_health(dead).status is WorkerStatus.FAILED
-
     again = launching.instance.add_run(
         dg.DagsterRun(job_name="sleeping", tags=dead.tags, parent_run_id=parent, root_run_id=parent)
     )
-
     assert PROCESS_TAG in again.tags
     assert launching.launcher.check_run_worker_health(again).status is WorkerStatus.RUNNING
 
@@ -300,10 +293,8 @@ def test_a_run_that_died_before_it_started_with_its_launcher_has_failed_when_the
     with subprocess.Popen(["sleep", "600"]) as process:
         launching.instance.add_run_tags(run.run_id, {tag: RunProcess.tag(run.run_id, process.pid)})
         process.kill()
-
     with deployed_again(launching) as restarted:
         restarted.told(restarted.launch("telling"))
-
     assert launching.run(run.run_id).status is dg.DagsterRunStatus.FAILURE
 
 

@@ -151,7 +151,6 @@ def test_every_column_may_be_null_so_that_fields_can_come_and_go():
 
 def test_a_model_of_everything_comes_back_out_of_its_columns():
     (row,) = rows(Everything, EVERYTHING)
-
     assert row["at"] == datetime(2026, 1, 1, 0, tzinfo=UTC), "times are in UTC"
     assert (row["colour"], row["level"], row["id"]) == ("red", 1, str(UUID(int=1)))
     assert (row["clock"], row["span"]) == ("01:02:00", "1 day, 0:00:00")
@@ -170,7 +169,6 @@ def test_a_struct_has_the_columns_of_a_model_of_the_same_fields():
 def test_a_dict_of_the_fields_is_as_good_as_the_model():
     as_dict = {name: getattr(EVERYTHING, name) for name in Everything.model_fields}
     nested = {**as_dict, "place": {"height": None, "name": "here"}}
-
     assert rows(Everything, nested) == rows(Everything, EVERYTHING)
 
 
@@ -214,7 +212,6 @@ class LongFlight(Flight):
 def test_an_instance_of_a_subclass_is_cut_to_the_tables_columns():
     flight = LongFlight(carrier="UA")
     assert flight.minutes == 540, "what it cached is no column either"
-
     assert set(rows(Flight, flight)[0]) == set(Flight.model_fields)
 
 

@@ -110,7 +110,6 @@ class Holder(BaseModel):
 def test_no_code_of_the_models_own_has_a_say_on_the_way():
     made = Hundredfold(VALUE=2, SECRET="told")
     assert (made.value, made.secret) == (300, "told")
-
     assert crossed(made, Hundredfold) == made
     holder = Holder(one=made, maybe=made, many=[made, made], by_name={"a": made})
     assert crossed(holder, Holder) == holder
@@ -166,7 +165,6 @@ texts = st.text(st.characters(exclude_categories=["Cs"]))
 )
 def test_values_cross_to_the_last_digit(odd):
     back = crossed(odd, Odd)
-
     assert back == odd
     assert [type(value) for value in back.__dict__.values()] == [type(value) for value in odd.__dict__.values()]
 
@@ -192,7 +190,6 @@ class Counting(BaseModel):
 def test_private_attributes_are_made_anew_and_leave_the_fields():
     back = crossed(Remembering(value=3), Remembering)
     assert (back.value, back._half) == (300, 150)
-
     counting = crossed(Counting(value=1), Counting)
     counting._seen.append(1)
     assert crossed(Counting(value=1), Counting)._seen == []
@@ -201,7 +198,6 @@ def test_private_attributes_are_made_anew_and_leave_the_fields():
 def test_an_instance_of_a_subclass_crosses_as_the_batchers_model():
     flight = LongFlight(carrier="UA")
     assert flight.minutes == 540, "what it cached does not cross either"
-
     back = crossed(flight, LongFlight.__base__)
     assert type(back) is LongFlight.__base__
     assert back.__dict__ == {"carrier": "UA", "late": 0, "tags": [], "remark": None}
@@ -216,7 +212,6 @@ class OpenAndCached(Open):
 def test_extra_fields_cross_where_the_model_takes_them():
     made = OpenAndCached(text="a", more=1, share=math.inf)  # type: ignore[call-arg]
     assert made.size == 1
-
     back = crossed(made, OpenAndCached)
     assert back.model_extra == {"more": 1, "share": math.inf}
     back.later = 5  # type: ignore[attr-defined]
@@ -232,7 +227,6 @@ class Defaulting(BaseModel):
 def test_what_a_dict_lacks_gets_the_fields_default_of_its_own():
     first = crossed({"carrier": "UA"}, Defaulting)
     first.tags.append("changed")
-
     assert crossed({"carrier": "UA"}, Defaulting) == Defaulting(carrier="UA")
 
 

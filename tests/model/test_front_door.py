@@ -14,7 +14,6 @@ print(*missing)
 
 def test_it_loads_neither_spark_nor_dagster_and_has_every_name():
     said = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True).stdout
-
     assert said.split() == []
 
 
@@ -39,5 +38,4 @@ print(batch.num_rows)
 
 def test_a_connector_needs_no_other_import():
     said = subprocess.run([sys.executable, "-c", CONNECTOR], capture_output=True, text=True, check=True).stdout
-
     assert said.split() == ["1"]

@@ -38,7 +38,6 @@ def test_a_message_begins_ok_and_unrouted(message):
 def test_each_method_returns_a_new_message_and_leaves_the_old_one(message, change, attribute, value):
     before = getattr(message, attribute)
     changed = change(message)
-
     assert getattr(changed, attribute) == value
     assert getattr(message, attribute) == before
     assert message.is_same(changed), "it is still this message, made by its methods"
@@ -47,7 +46,6 @@ def test_each_method_returns_a_new_message_and_leaves_the_old_one(message, chang
 def test_messages_of_other_rows_or_other_batches_are_not_the_same():
     first, second = Message.each(batch_of(b"1", b"2"))
     (copy,) = Message.each(batch_of(b"1"))
-
     assert not first.is_same(second)
     assert not first.is_same(copy), "the same row of another batch is another message"
     assert not first.is_same(None)
@@ -77,14 +75,12 @@ class Action(enum.StrEnum):
 
 def test_a_kind_of_text_for_a_mode_or_an_action_is_kept_as_text(message):
     told = message.put_batch_mode(Urgency.NOW).configure_ack(on_success=Action.NONE)
-
     assert (type(told.batch_mode), told.batch_mode) == (str, "flush")
     assert (type(told.actions[0]), told.actions) == (str, ("noop", None))
 
 
 def test_what_configure_ack_is_not_given_stays(message):
     configured = message.configure_ack(on_success="noop").configure_ack(on_failure="nack")
-
     assert configured.actions == ("noop", "nack")
 
 
@@ -107,7 +103,6 @@ def test_a_batch_key_is_text(message):
 
 def test_what_put_is_not_given_stays(message):
     routed = message.put_batcher("lake").put_batch_key("DL")
-
     assert (routed.put(2).batcher, routed.put(2).batch_key) == ("lake", "DL")
 
 
@@ -116,7 +111,6 @@ def test_a_failure_tells_kind_reason_traceback_and_stage():
         raise KeyError("carrier")
     except KeyError as error:
         failure = Failure.of(error, "handle_message")
-
     assert (failure.kind, failure.reason, failure.stage) == ("KeyError", "'carrier'", "handle_message")
     assert "test_a_failure_tells" in failure.traceback
 
@@ -133,7 +127,6 @@ class SpeechlessError(Exception):
 @pytest.mark.parametrize("cause", [RuntimeError, SystemExit])
 def test_an_exception_whose_words_raise_is_told_all_the_same(cause):
     told = Failure.of(SpeechlessError(cause()), "transform").reason
-
     assert told == f"<SpeechlessError, whose __str__ raised {cause.__name__}>"
 
 
@@ -173,7 +166,6 @@ def refusal(payload: bytes) -> ValidationError:
 def test_a_payload_that_a_model_refuses_is_told_by_place_and_rule_and_not_shown(payload, reason):
     error = refusal(payload)
     failure = Failure.of(error, "handle_message")
-
     assert (failure.kind, failure.reason) == ("ValidationError", reason)
     assert failure.traceback.rstrip().endswith(reason), "frames, and the same words"
     assert "in refusal" in failure.traceback
@@ -182,9 +174,7 @@ def test_a_payload_that_a_model_refuses_is_told_by_place_and_rule_and_not_shown(
 
 def test_what_a_model_refuses_at_many_places_is_cut():
     stops = ",".join(['{"name": 5}'] * 1_000)
-
     reason = Failure.of(refusal(b'{"price": 1, "stops": [%s]}' % stops.encode()), "handle_message").reason
-
     assert reason.count("stops.*.name") == 5
     assert reason.endswith("; and 995 more")
 
@@ -195,7 +185,6 @@ def test_a_refusal_that_another_exception_quotes_is_not_shown_either(message):
         raise RuntimeError(f"no fare: {refused}") from refused
     except RuntimeError as error:
         failure, failed = Failure.of(error, "handle_message"), message.failed(error)
-
     assert failure.reason.startswith("no fare: Fare: price: Input should be")
     assert failed.reason == failure.reason
     assert "SECRET" not in "".join([*failure[:4], *failed.failure[:4]])
@@ -204,7 +193,6 @@ def test_a_refusal_that_another_exception_quotes_is_not_shown_either(message):
 def test_exceptions_that_arose_from_each_other_are_told_all_the_same():
     first, second = ValueError("first"), ValueError("second")
     first.__cause__, second.__cause__ = second, first
-
     assert Failure.of(first, "transform").reason == "first"
 
 

@@ -65,7 +65,6 @@ def test_a_method_is_refused_for_it_would_need_an_instance():
 def test_the_specific_one_holds_and_tables_have_none():
     batchers = {"own": Batcher(partition_by=other), "plain": Batcher(), "table": TableBatcher(schema=Row)}
     flights = build(partition_by=one, processors=Processors(partition_by="source"), batchers=batchers, **BATCH)
-
     names = (None, "own", "plain", "table")
     assert [flights.partitioning(name) for name in names] == ["source", other, one, None]
 
@@ -84,14 +83,12 @@ def test_runs_take_turns_where_their_source_does_not_keep_partitions_apart(
     attributes, turns, turns_at_a_source_that_leases_partitions
 ):
     flights = build(**attributes)
-
     assert flights.takes_turns() is turns
     assert flights.takes_turns(leases_partitions=True) is turns_at_a_source_that_leases_partitions
 
 
 def test_the_fast_lane_may_have_batches_in_order():
     lane: type[Pipeline] = build(batchers={"b": Batcher(partition_by=one)}, **LANE, **BATCH)
-
     assert lane.takes_turns()
 
 

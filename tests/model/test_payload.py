@@ -34,7 +34,6 @@ _JSON = st.recursive(
 @given(_JSON)
 def test_what_json_wrote_comes_back_the_same(value):
     text = json.dumps(value)
-
     assert message_of(text.encode()).json() == value
 
 
@@ -75,7 +74,6 @@ REFUSED = [
 def test_what_is_no_json_is_refused_with_its_place_and_without_its_words(payload, why):
     with pytest.raises(PayloadError) as refused:
         message_of(payload).json()
-
     assert str(refused.value) == f"the payload is no JSON: {why}"
     assert "hunter2" not in str(refused.value)
     assert refused.value.__suppress_context__, "what it arose from may quote the payload"
@@ -89,7 +87,6 @@ def test_data_that_is_no_payload_is_no_json(data, kind):
 
 def test_a_model_is_made_of_the_payload_as_it_does_by_itself():
     order = message_of(b'{"number": 7, "price": 2}').json(Order)
-
     assert (type(order), order) == (Order, Order(number=7, price=2.0))
     with pytest.raises(ValidationError, match="number"):
         message_of(b'{"number": "seven"}').json(Order)
@@ -121,5 +118,4 @@ def test_a_struct_is_made_of_the_payload_or_refuses_it_without_its_words(payload
     assert message_of(b'{"number": 7, "price": 2}').json(OrderStruct) == OrderStruct(number=7, price=2.0)
     with pytest.raises(PayloadError) as refused:
         message_of(payload).json(OrderStruct)
-
     assert str(refused.value) == why

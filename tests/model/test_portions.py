@@ -15,7 +15,6 @@ TEXTS = st.lists(st.binary(max_size=12))
 @given(TEXTS, st.integers(1, 20), st.integers(1, 5))
 def test_portions_are_all_items_in_order_within_both_bounds(items, max_bytes, max_items):
     cut = list(portions(iter(items), len, max_bytes, max_items))
-
     assert [item for portion in cut for item in portion] == items
     sizes = [sum(map(len, portion)) for portion in cut]
     assert all(1 <= len(portion) <= max_items for portion in cut)
@@ -35,8 +34,6 @@ def test_a_portion_that_has_all_its_items_waits_for_no_other():
 @given(TEXTS, st.integers(1, 200))
 def test_halves_are_all_rows_in_order_within_the_bound(items, max_bytes):
     batch = pa.RecordBatch.from_pydict({"data": pa.array(items, pa.binary())})
-
     cut = list(halves(batch, max_bytes))
-
     assert pa.Table.from_batches(cut)["data"].to_pylist() == items
     assert all(part.nbytes <= max_bytes or part.num_rows <= 1 for part in cut)

@@ -19,7 +19,6 @@ def test_it_is_refused_by_the_words_of_the_file(refusal):
 @pytest.mark.parametrize("model", Options.__subclasses__(), ids=lambda model: model.__name__)
 def test_each_option_has_a_wrong_value_in_the_file(model):
     names = [field.alias or name for name, field in model.model_fields.items()]
-
     assert [name for name in names if not any(said.startswith(f"{model.__name__}.{name} is ") for said in SAID)] == []
 
 

@@ -31,13 +31,11 @@ def test_a_pause_grows_up_to_the_longest_and_at_most_a_quarter_is_added(backoff,
 
 def test_a_pause_of_any_attempt_is_within_bounds():
     (pause,) = pauses(Retry(max_attempts=1_000, backoff=DOUBLING), 2**31 - 1)
-
     assert 60 <= pause <= 75
 
 
 def test_what_is_added_is_the_same_at_each_try_and_differs_between_messages():
     retry = Retry(max_attempts=3, backoff=DOUBLING)
-
     assert pauses(retry, 1) == pauses(retry, 1)
     assert len({pauses(retry, 1, message_id=str(number))[0] for number in range(100)}) == 100
 

@@ -68,7 +68,5 @@ def test_what_a_run_claimed_is_released_with_the_run_and_not_with_the_process_of
     arguments = {"executor": executor, "root": str(location.root), "spark_folder": str(location.spark_folder)}
     job = dg.build_reconstructable_job(__name__, "pull_with", (), arguments, str(ROOT))
     options: dict[str, Any] = {"tags": {"dagster/partition": WINDOW}, "op_selection": ["told.receive_messages"]}
-
     dg.execute_job(job, location.instance, **options)
-
     assert len(location.control.in_flight("told")) == held

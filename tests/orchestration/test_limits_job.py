@@ -25,13 +25,11 @@ def test_a_run_of_it_changes_what_its_config_says(tmp_path, activity):
     with dg.DagsterInstance.ephemeral() as instance:
         limit = {"allowed_messages": 5, "interval_s": 2.0}
         assert changed(tmp_path, {"activity": activity, "reason": "moves", "max_runs": 4, **limit}, instance).success
-
         store = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
         known = store.rate_limiting("told", None)
         assert known is not None
         assert (known.allowed_messages, known.interval.total_seconds()) == (5, 2.0)
         assert (store.paused("told"), store.overrides("told").max_runs) == ("moves", 4)
-
         assert changed(tmp_path, {"activity": "resume", "reset": True}, instance).success
         assert (store.rate_limiting("told", None), store.paused("told")) == (None, None)
 
@@ -48,10 +46,8 @@ def test_a_run_of_it_changes_what_its_config_says(tmp_path, activity):
 def test_a_change_that_is_refused_changes_nothing_of_what_holds(tmp_path, wrong, said):
     store = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
     store.override(Told, Overrides(max_demand=7))
-
     with pytest.raises((PipelineError, ValidationError), match=said):
         change(Told, store, LimitsConfig(**{"activity": Activity.pause, "reset": True, "max_runs": 3, **wrong}), print)
-
     assert store.overrides("told") == Overrides(max_demand=7)
     assert (store.rate_limiting("told", None), store.paused("told")) == (None, None)
 
@@ -59,19 +55,15 @@ def test_a_change_that_is_refused_changes_nothing_of_what_holds(tmp_path, wrong,
 def test_an_option_that_is_not_the_producer_s_is_refused_before_anything_is_reset(tmp_path):
     store = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
     store.override(Coasts, Overrides(max_demand=7))
-
     with pytest.raises(PipelineError, match="max_runs is of one producer: choose one of east, west"):
         change(Coasts, store, LimitsConfig(reset=True, max_runs=3), print)
-
     assert store.overrides("coasts") == Overrides(max_demand=7)
 
 
 def test_a_part_of_the_limit_that_holds_may_be_changed(tmp_path):
     store = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
     change(Told, store, LimitsConfig(allowed_messages=5, interval_s=2.0), print)
-
     change(Told, store, LimitsConfig(interval_s=4.0), print)
-
     assert store.rate_limiting("told", None) == RateLimiting(allowed_messages=5, interval=timedelta(seconds=4))
 
 

@@ -52,12 +52,10 @@ def test_each_window_of_a_red_range_is_red_until_a_run_of_it_is_green(location):
     for window in (WINDOW, NEXT):
         location.enqueue("fail")
         location.run("strict_pull", window)
-
     red = location.run("strict_backfill", WINDOW, NEXT)
     assert red.status == FAILURE
     assert windows(location, "failed", WINDOW, NEXT) == {WINDOW: "FAILED", NEXT: "FAILED"}
     assert set(observed(location, red, "failed")) == {WINDOW, NEXT}
-
     green = location.run("strict_backfill", WINDOW, context={"forgiving": True})
     assert green.status == SUCCESS
     assert windows(location, "failed", WINDOW, NEXT) == {WINDOW: "MATERIALIZED", NEXT: "FAILED"}

@@ -54,9 +54,7 @@ def test_failures_that_are_due_are_driven_by_a_run_per_range_of_windows(place):
     fail(place, WINDOWS[1], AGO)
     fail(place, WINDOWS[2], AHEAD)
     fail(place, WINDOWS[3], AGO)
-
     two, one = look(place).run_requests
-
     bounds = [two.tags[f"dagster/asset_partition_range_{bound}"] for bound in ("start", "end")]
     assert (bounds, one.partition_key) == (WINDOWS[:2], WINDOWS[3])
     assert [request.tags["pipeline_platform.demand/asked"] for request in (two, one)] == ["3", "1"]
@@ -67,26 +65,21 @@ def test_nothing_is_asked_for_while_nothing_is_due(place):
     assert look(place).skip_message == "no failure is due", "there is no table yet"
     fail(place, WINDOWS[0], AHEAD, None)
     fail(place, WINDOWS[1], None, state="dead")
-
     assert look(place).skip_message == "no failure is due"
 
 
 def test_a_pause_holds_for_retries_too(place):
     fail(place, WINDOWS[0], AGO)
     place.control.pause("asked", "new schema on Monday")
-
     assert look(place).skip_message == "paused: new schema on Monday"
 
 
 def test_while_a_run_drives_failures_no_other_is_asked_for(place):
     fail(place, WINDOWS[0], AGO)
     queued = place.queued(tags(1) | {"pipeline_platform.origin/asked": "failed"})
-
     assert look(place).skip_message == f"run {queued.run_id} retries failures already"
-
     place.control.claim("asked", "r1", queued.run_id, wanted=1, capacity=100, lease_s=60)
     assert look(place).skip_message == f"run {queued.run_id} retries failures already"
-
     place.control.claim("asked", "r1", queued.run_id, wanted=1, capacity=100, lease_s=-1)
     assert len(look(place).run_requests) == 1, "a run whose claim is over is dead"
 
@@ -94,7 +87,6 @@ def test_while_a_run_drives_failures_no_other_is_asked_for(place):
 def test_a_pull_under_way_does_not_hold_retries_back(place):
     fail(place, WINDOWS[0], AGO)
     place.queued(tags(50))
-
     assert len(look(place).run_requests) == 1
 
 
@@ -103,7 +95,6 @@ def test_runs_that_fail_in_a_row_are_asked_for_less_often(place):
     failed = tags(1) | {"pipeline_platform.origin/asked": "failed"}
     for _ in range(2):
         place.queued(failed, status=dg.DagsterRunStatus.FAILURE)
-
     assert look(place).skip_message.startswith("the last 2 runs failed; asking again at")
 
 
@@ -111,7 +102,6 @@ def test_a_look_asks_for_no_more_runs_than_it_may(place, monkeypatch):
     monkeypatch.setattr(retry, "_AT_ONCE", 2)
     for window in WINDOWS[::2][:4]:
         fail(place, window, AGO)
-
     assert [request.partition_key for request in look(place).run_requests] == [WINDOWS[0], WINDOWS[2]]
 
 

@@ -45,7 +45,6 @@ def scheduled_of(pipeline: type[Pipeline], schedule: str, place: Place) -> Any:
 
 def test_the_pulling_schedule_asks_for_as_much_as_a_run_takes(place):
     (request,) = scheduled("asked_pull_schedule", place).run_requests
-
     assert request.partition_key == "2025-03-02T0000"
     assert request.run_config["ops"]["asked"]["ops"]["receive_messages"]["config"] == {"origin": "source"}
     assert request.tags[TAGS.demand] == "100"
@@ -54,10 +53,8 @@ def test_the_pulling_schedule_asks_for_as_much_as_a_run_takes(place):
 def test_the_redriving_schedule_asks_for_a_run_per_contiguous_range_of_open_failures(place):
     assert scheduled("asked_redrive_schedule", place).skip_message == "no failure is waiting"
     waiting = {"2025-03-01T0000": 2, "2025-03-01T0100": 3, "2025-03-01T0400": 4_000}
-
     with mock.patch("pipeline_platform.orchestration.schedules.FailedMessages.chosen_by_window", return_value=waiting):
         requests = scheduled("asked_redrive_schedule", place).run_requests
-
     two, one = requests
     bounds = [two.tags[f"dagster/asset_partition_range_{bound}"] for bound in ("start", "end")]
     assert (bounds, one.partition_key) == (["2025-03-01T0000", "2025-03-01T0100"], "2025-03-01T0400")
@@ -69,21 +66,18 @@ def test_the_redriving_schedule_asks_for_a_run_per_contiguous_range_of_open_fail
 
 def test_the_keeping_of_tables_just_runs_its_job(place):
     (request,) = scheduled("asked_maintenance_schedule", place).run_requests
-
     assert not request.run_config
 
 
 @pytest.mark.parametrize("schedule", ["asked_pull_schedule", "asked_redrive_schedule"])
 def test_a_pause_holds_for_the_clock_too(place, schedule):
     place.control.pause("asked", "new schema on Monday")
-
     with mock.patch(
         "pipeline_platform.orchestration.schedules.FailedMessages.chosen_by_window", return_value={"2025-03-01T0000": 2}
     ):
         told = scheduled(schedule, place)
         place.control.resume("asked")
         resumed = scheduled(schedule, place)
-
     assert not told.run_requests
     assert told.skip_message == "paused: new schema on Monday"
     assert len(resumed.run_requests) == 1
@@ -100,7 +94,6 @@ def test_a_pause_holds_for_the_clock_too(place, schedule):
 )
 def test_what_a_pipeline_asks_for_is_on_by_itself_and_nothing_else(pipeline, on):
     location = platform_definitions([pipeline], resources_at("nowhere", "nowhere")).get_repository_def()
-
     assert on == {
         definition.name
         for definition in (*location.sensor_defs, *location.schedule_defs)
@@ -111,7 +104,6 @@ def test_what_a_pipeline_asks_for_is_on_by_itself_and_nothing_else(pipeline, on)
 def test_the_clock_goes_by_the_pipeline_s_own_schedules():
     definitions = platform_definitions([Clocked], resources_at("nowhere", "nowhere"))
     schedules = {name: definitions.resolve_schedule_def(f"clocked_{name}_schedule") for name in ("pull", "redrive")}
-
     assert {name: schedule.cron_schedule for name, schedule in schedules.items()} == {
         "pull": "7 * * * *",
         "redrive": "0 5 * * 1",
@@ -120,14 +112,12 @@ def test_the_clock_goes_by_the_pipeline_s_own_schedules():
 
 def test_windows_fall_into_runs_of_neighbours():
     keys = [f"2025-03-0{day}T{hour:02}00" for day, hour in ((1, 23), (2, 0), (2, 2), (3, 0), (3, 1))]
-
     assert contiguous(Asked, keys) == [keys[:2], keys[2:3], keys[3:]]
     assert contiguous(Asked, []) == []
 
 
 def test_the_window_of_now_is_the_hour_that_is_open():
     now = datetime(2025, 3, 1, 12, 34, tzinfo=UTC)
-
     assert window_now(Asked, now) == datetime(2025, 3, 1, 12, tzinfo=UTC).strftime(WINDOW_FORMAT)
     with pytest.raises(NoWindowError, match="no window has begun yet; first_window is 2025-01-01"):
         window_now(Asked, datetime(2024, 12, 31, tzinfo=UTC))
@@ -160,19 +150,16 @@ class FutureByClock(Future):
 
 def test_windows_begin_at_the_moment_that_was_given_in_another_zone():
     first = windows_of(InTokyo).get_partition_keys(current_time=TOKYO + timedelta(minutes=1))
-
     assert first == ["2025-12-31T1500"]
     assert window_now(InTokyo, TOKYO + timedelta(minutes=59)) == "2025-12-31T1500"
 
 
 def test_the_sensor_waits_for_the_first_window_and_says_so(place):
     place.enqueue(100)
-
     assert place.skips(Future) == "future: no window has begun yet; first_window is 2999-01-01 00:00:00+00:00"
 
 
 def test_the_clock_waits_for_the_first_window_too(place):
     told = scheduled_of(FutureByClock, "future_by_clock_pull_schedule", place)
-
     assert not told.run_requests
     assert "no window has begun yet" in str(told.skip_message)

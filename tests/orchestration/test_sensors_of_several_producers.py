@@ -99,9 +99,7 @@ def tags(origin: str, demand: int, producer: str = "") -> Mapping[str, str]:
 def test_each_asks_for_what_waits_at_its_own_source_and_names_itself(place, west, coasts):
     place.enqueue(170)
     west.enqueue([b"x"] * 60)
-
     requests = {coast.producer: coast.tick().run_requests for coast in coasts}
-
     assert {name: [r.tags[TAGS.demand] for r in asked] for name, asked in requests.items()} == {
         "east": ["100", "70"],
         "west": ["60"],
@@ -116,7 +114,6 @@ def test_what_one_has_in_flight_takes_nothing_from_the_other(place, west, coasts
     place.enqueue(300)
     west.enqueue([b"x"] * 300)
     east, other = coasts
-
     assert (east.asked(), other.asked()) == ([100, 100], [100])
     assert east.skips().startswith("200 messages in flight fill the capacity of 200: run")
     assert other.skips().startswith("100 messages in flight fill the capacity of 100: run")
@@ -141,7 +138,6 @@ def test_limits_and_pauses_are_each_one_s_own(place, west):
     place.enqueue(80)
     west.enqueue([b"x"] * 80)
     east, slow = (Coast(place, west, name, Slow) for name in ("east", "west"))
-
     assert sum(slow.asked()) in (10, 20), "the intervals that begin while a run lasts"
     place.control.pause("slow/east", "new schema on Monday")
     assert east.skips() == "paused: new schema on Monday"
@@ -157,7 +153,6 @@ def test_failures_in_a_row_hold_back_only_the_producer_whose_runs_failed(place, 
     west.enqueue([b"x"] * 60)
     for _ in range(4):
         place.queued(tags("source", 60, "east"), FAILURE)
-
     east, other = coasts
     assert east.skips().startswith("the last 4 runs failed")
     assert other.asked() == [60]
@@ -166,14 +161,12 @@ def test_failures_in_a_row_hold_back_only_the_producer_whose_runs_failed(place, 
 @pytest.mark.parametrize(("key", "asks"), [("coasts/west", 1), ("coasts", 0)], ids=["a run of west", "a backfill"])
 def test_what_the_dead_left_is_asked_for_by_its_own_sensor_or_by_the_first(place, coasts, key, asks):
     place.control.claim(key, "of the dead", "dead", wanted=70, capacity=300, lease_s=0)
-
     assert coasts[1 - asks].skips() == "the queue is empty"
     assert coasts[asks].asked() == [70]
 
 
 def test_each_has_a_sensor_a_schedule_and_a_check_of_its_own_and_the_rest_is_the_pipeline_s():
     location = platform_definitions([Mixed], resources_at("nowhere", "nowhere")).get_repository_def()
-
     definitions = [*location.sensor_defs, *location.schedule_defs]
     on = {one.name for one in definitions if one.default_status.value == "RUNNING"}
     off = {one.name for one in definitions} - on

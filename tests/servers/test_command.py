@@ -34,15 +34,12 @@ def source_of(lines: list[str]) -> Source:
 @pytest.mark.parametrize("name", USES)
 def test_the_line_for_definitions_builds_a_source_at_that_address(name):
     scheme = {"postgres": "postgresql://", "rabbitmq": "amqp://", "sqs": "http://"}.get(name, "")
-
     source = source_of(list(how_to_use(USES[name], f"{scheme}127.0.0.1:5")))
-
     assert "127.0.0.1:5" in str(source.model_dump())
 
 
 def test_without_a_name_it_says_what_it_does(capsys):
     assert main([]) == 0
-
     said = capsys.readouterr().out
     assert all(name in said for name in ("install", *USES))
 

@@ -158,7 +158,6 @@ def test_a_shared_server_ends_with_its_last_user(servers_folder, tmp_path):
         assert first == second
         assert answers(first), "one user is left"
     assert not remaining(started)
-
     with kept(name, servers_folder, meeting) as again:
         assert answers(again), "the next user starts it anew"
 

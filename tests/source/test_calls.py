@@ -46,7 +46,6 @@ def batches(server: Server, wanted: int, **options: Any) -> list[list[int]]:
 )
 def test_calls_ask_for_what_is_missing_until_the_queue_seems_empty(messages, wanted, options, asked):
     server = Server(messages)
-
     assert [*chain(*batches(server, wanted, **options))] == list(range(min(messages, wanted)))
     assert server.asked == asked
 
@@ -54,7 +53,6 @@ def test_calls_ask_for_what_is_missing_until_the_queue_seems_empty(messages, wan
 @pytest.mark.parametrize("bound", ["BATCH_ROWS", "BATCH_BYTES"])
 def test_batches_are_bounded_by_rows_and_by_bytes(bound, monkeypatch):
     monkeypatch.setattr(calls, bound, 20)
-
     assert [len(batch) for batch in batches(Server(45), 45)] == [20, 20, 5]
 
 
@@ -72,9 +70,7 @@ def test_calls_are_under_way_at_once_and_never_take_more_than_is_wanted():
 
 def test_past_the_end_calls_are_made_one_by_one():
     server = Server(40)
-
     assert sorted(chain(*batches(server, 10_000, threads=8))) == list(range(40))
-
     assert len(server.asked) <= 4 + 7 + 3
 
 
@@ -82,7 +78,6 @@ def test_no_call_is_begun_when_time_is_up():
     server = Server(1_000)
     receive = server.receive
     server.receive = lambda most: (time.sleep(0.05), receive(most))[1]  # type: ignore[method-assign]
-
     assert 0 < len([*chain(*batches(server, 1_000, within_s=0.2))]) < 1_000
 
 
@@ -90,7 +85,6 @@ def test_an_error_ends_what_was_received_and_is_raised_only_where_nothing_was(ca
     with caplog.at_level(logging.WARNING):
         assert [*chain(*batches(Server(30, fails_at=1), 30))] == list(range(10))
     assert "ended after 10 messages: gone" in caplog.text
-
     with pytest.raises(OSError, match="gone"):
         batches(Server(30, fails_at=0), 30)
 
@@ -115,7 +109,6 @@ def failing(fails: Callable[[int], bool]) -> tuple[list[Sequence[str]], Callable
 
 def test_ids_are_acknowledged_in_groups_and_what_is_refused_is_returned():
     made, call = failing(lambda number: False)
-
     assert calls.in_groups(call, IDS[:25], per_call=10, threads=1) == [Refused("h3", "not now")]
     assert made == [IDS[:10], IDS[10:20], IDS[20:25]]
     assert calls.in_groups(call, [], per_call=10, threads=1) == []
@@ -123,17 +116,13 @@ def test_ids_are_acknowledged_in_groups_and_what_is_refused_is_returned():
 
 def test_a_failed_call_holds_back_no_other_group():
     _, call = failing(lambda number: number == 2)
-
     refused = calls.in_groups(call, IDS[:30], per_call=10, threads=1)
-
     assert refused == [Refused("h3", "not now"), *(Refused(ack_id, "cut off") for ack_id in IDS[10:20])]
 
 
 def test_where_calls_go_on_failing_the_rest_is_not_tried_but_reported():
     made, call = failing(lambda number: number > 1)
-
     refused = calls.in_groups(call, IDS, per_call=10, threads=1)
-
     assert len(made) == 1 + calls.FAILED_CALLS
     assert [entry.ack_id for entry in refused] == ["h3", *IDS[10:]]
     assert refused[-1].reason == "not tried after 3 failed calls: cut off"

@@ -96,7 +96,6 @@ class OneReceiveAtATime(MemoryQueue):
 )
 def test_a_correct_source_keeps_all_that_concerns_it(kind: type[Any]) -> None:
     report = checked(kind)
-
     assert set(report.kept) | set(report.not_asked) == set(PROMISES)
     assert set(report.kept) <= set(promises_of(kind))
     assert report.figures["backlog"] > 0
@@ -137,13 +136,11 @@ def test_a_log_without_an_end_is_shown_as_such_and_gives_what_is_asked_for() -> 
 
 def test_a_log_that_gives_a_partition_to_one_receive_at_a_time_is_correct() -> None:
     report = check(MemoryLog, one_receive_per_partition=True)
-
     assert report.not_asked["positions_wait_for_gaps"] == "it gives a partition to one receive at a time"
 
 
 def test_each_promise_is_kept_by_a_correct_source() -> None:
     kept = [name for kind in (MemoryQueue, MemoryLog, MemoryChannel) for name in checked(kind).kept]
-
     assert set(kept) == set(PROMISES), "a promise that is asked of nobody would show nothing"
 
 
@@ -159,7 +156,6 @@ def test_there_is_a_source_that_breaks_each_promise() -> None:
 def test_an_error_says_the_promise_and_what_was_expected_and_seen() -> None:
     with pytest.raises(BrokenPromiseError) as caught:
         check(CountsWhatIsHeld, only="backlogs_are_right")
-
     assert str(caught.value).splitlines() == [
         f"backlogs_are_right: {PROMISES['backlogs_are_right'].says}",
         "  expected: 5 messages where a receive holds 5",
@@ -195,9 +191,7 @@ def test_all_promises_that_a_source_breaks_are_named() -> None:
 
 def test_what_a_server_cannot_show_is_not_asked() -> None:
     able = Server(sleep=MEMORY.sleep, many=(), says_lost=False)
-
     report = check_source(lambda: MemoryQueue(name="memory", queue=MEMORY.create()), able)
-
     assert report.not_asked["what_is_away_is_an_error"] == "its server cannot be away (away)"
     assert report.not_asked["acknowledging_late_is_refused"] == "its server does not say what is lost (says_lost)"
     assert report.not_asked["many_are_delivered_and_acknowledged"] == "its server is not given many messages (many)"
@@ -257,5 +251,4 @@ print(*sorted({"pyspark", "dagster", "pytest", "deltalake", "sqlalchemy"} & {n.p
 
 def test_it_loads_neither_spark_nor_dagster_nor_pytest() -> None:
     said = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True).stdout
-
     assert said.split() == []

@@ -23,7 +23,6 @@ def places(draw: st.DrawFn) -> Place:
 @given(place=places(), low=st.integers(0, 10), size=st.integers(0, 40), start=st.integers(0, 50))
 def test_free_is_what_lies_from_the_start_to_the_end_and_in_no_span(place, low, size, start):
     free = free_offsets(Extent(low, low + size, None, low), place, start)
-
     taken = {offset for span in place.spans for offset in range(span.first, span.past)}
     offsets = [offset for span in free for offset in range(span.first, span.past)]
     assert offsets == [offset for offset in range(start, low + size) if offset not in taken]
@@ -47,7 +46,6 @@ def total(spans: list[Offsets]) -> int:
 @given(free=FREE, demand=st.integers(0, 200))
 def test_all_of_the_demand_is_met_and_no_partition_gets_more_while_another_waits_for_as_much(free, demand):
     chosen = fair(free, demand)
-
     assert total(chosen) == min(demand, sum(map(total, free.values())))
     got = {partition: total([span for span in chosen if span.partition == partition]) for partition in free}
     hungry = [got[partition] for partition, spans in free.items() if got[partition] < total(spans)]

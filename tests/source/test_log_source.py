@@ -40,12 +40,10 @@ def waiting(source: LogSource) -> int | None:
 
 def test_receives_hold_different_offsets_until_all_are_acknowledged(log, journal):
     first, second = log(), log()
-
     assert planned(first, "a", demand=12) == {"p": [*range(6)], "q": [*range(6)]}
     assert planned(second, "b", demand=100) == {"p": [*range(6, 10)], "q": [*range(6, 10)]}
     assert planned(first, "c") == {}
     assert waiting(first) == waiting(second) == 0
-
     second.finish("b")
     assert journal.at("p") == journal.at("q") == 0, "what lies before is not acknowledged"
     first.finish("a")
@@ -56,11 +54,9 @@ def test_receives_hold_different_offsets_until_all_are_acknowledged(log, journal
 def test_what_a_dead_receive_held_comes_again_and_is_marked(log):
     source = log()
     assert again(source, "dead") == {False}
-
     assert source.holders() == {"dead"}
     source.abandon("dead", list)
     source.abandon("dead", list)
-
     assert source.holders() == set()
     assert waiting(source) == 20
     assert again(source, "next") == {True}
@@ -70,11 +66,9 @@ def test_the_log_is_told_once_and_not_for_nothing(log, journal):
     source = log()
     planned(source, "a")
     journal.told.clear()
-
     source.finish("a")
     source.finish("a")
     source.finish("nobody")
-
     assert journal.told == [{"p": 10, "q": 10}]
 
 
@@ -99,7 +93,6 @@ def test_a_late_commit_of_a_stalled_run_is_not_taken_for_an_operators(log, journ
     planned(source, "a")
     source.finish("a")
     journal.committed["p"] = (3, True)
-
     assert planned(source, "b") == {}
     assert waiting(source) == 0
     assert caplog.messages == []
@@ -110,7 +103,6 @@ def test_a_log_that_is_set_back_is_read_again_from_there(log, journal, caplog):
     planned(source, "a")
     source.finish("a")
     journal.set_to("p", 4)
-
     assert waiting(source) == 6
     assert again(source, "b") == {True}
     assert caplog.messages == ["log: p was set back from offset 10 to 4"]
@@ -123,7 +115,6 @@ def test_a_log_that_is_set_forward_goes_on_there(log, journal, caplog):
     source = log()
     planned(source, "held", demand=4)
     journal.set_to("p", 7)
-
     assert waiting(source) == 3 + 8
     assert planned(source, "a") == {"p": [7, 8, 9], "q": [*range(2, 10)]}
     assert caplog.messages == ["log: p was set forward from offset 0 to 7"]
@@ -137,7 +128,6 @@ def test_what_retention_took_unread_is_said_once_and_loudly(log, journal, caplog
     planned(source, "a", demand=4)
     source.finish("a")
     journal.low["p"] = 6
-
     assert planned(source, "b") == {"p": [6, 7, 8, 9], "q": [*range(2, 10)]}
     (said,) = caplog.records
     assert said.levelno == logging.ERROR
@@ -173,7 +163,6 @@ def test_a_log_that_was_cut_off_is_said_loudly(log, journal, caplog):
     planned(source, "a")
     source.finish("a")
     journal.past["p"] = 6
-
     assert planned(source, "b") == {}
     assert waiting(source) == 0
     assert caplog.messages[0].startswith("log: p ends at offset 6, before 10, where reading goes on: it was cut off")
@@ -190,7 +179,6 @@ def test_a_log_that_forgets_where_its_readers_are_changes_nothing(log, journal):
     source.finish("b")
     journal.committed.clear()
     journal.add("p", 5)
-
     assert planned(source, "c") == {"p": [*range(15, 20)]}
 
 
@@ -203,7 +191,6 @@ def test_a_control_store_that_is_lost_is_made_good_by_the_log(tmp_path, journal,
     before.finish("a")
     journal.add("q", 1)
     after = paper_log(ControlStore(f"sqlite:///{tmp_path}/after.sqlite"), journal, latest=latest)
-
     assert waiting(after) == (1 if latest else 19)
     assert again(after, "b") == {True}, "nobody knows how far it was read"
     journal.add("p", 3)
@@ -212,7 +199,6 @@ def test_a_control_store_that_is_lost_is_made_good_by_the_log(tmp_path, journal,
 
 def test_latest_begins_where_the_log_ended_at_the_first_look(log, journal):
     source = log(latest=True)
-
     assert waiting(source) == 0
     journal.add("p", 2)
     assert waiting(log(latest=True)) == 2
@@ -238,7 +224,6 @@ def test_a_partition_that_is_made_later_is_read_from_its_beginning(log, journal)
     waiting(source)
     journal.add("r", 3)
     journal.add("s", 3)
-
     assert planned(source, "a") == {"r": [0, 1, 2]}
 
 
@@ -248,7 +233,6 @@ def test_at_the_first_look_no_partition_is_younger(log):
 
 def test_a_partition_that_goes_to_one_receive_at_a_time(log, journal):
     source = log(one_receive_per_partition=True)
-
     assert planned(source, "a", demand=4) == {"p": [0, 1], "q": [0, 1]}
     assert planned(source, "b") == {}
     journal.add("r", 2)
@@ -260,9 +244,7 @@ def test_a_partition_that_goes_to_one_receive_at_a_time(log, journal):
 def test_a_task_gets_no_address_of_the_control_store(log):
     source = log()
     assert planned(source, "a")
-
     copy = pickle.loads(pickle.dumps(source))
-
     assert copy._positions is None
     with pytest.raises(SourceError, match="source 'log' is not open"):
         copy.backlog()

@@ -58,7 +58,6 @@ def test_exponential_pauses_double_from_the_shortest_to_the_longest():
 
 def test_random_pauses_vary_within_their_bounds():
     said = waited(Patience("rand", 2.0, 5.0), 200)
-
     assert all(2 <= pause <= 5 for pause in said)
     assert len(set(said)) > 100
 

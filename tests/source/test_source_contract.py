@@ -182,9 +182,7 @@ def test_as_many_messages_come_as_are_asked_for(row, request, tmp_path):
     send = server.sender(source)
     assert send is not None
     send(server.payloads)
-
     received = [batch for share in source.plan(15, 2, "a") for batch in source.read(share, "a")]
-
     assert sum(batch.num_rows for batch in received) == 15
 
 
@@ -193,5 +191,4 @@ def test_a_relative_path_to_a_queue_is_the_same_one_for_tasks_that_run_elsewhere
     queue = TableQueue(name="contract", url="sqlite:///queue.sqlite")
     queue.create()
     monkeypatch.chdir("/")
-
     assert pickle.loads(pickle.dumps(queue)).backlog().messages == 0

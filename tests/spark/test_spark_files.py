@@ -93,8 +93,6 @@ def test_what_a_server_said_before_it_was_started_anew_is_kept(started):
     said = started.folder / "spark.log"
     said.write_text("why it died\n")
     spark_server.stop(started.folder)
-
     spark_server.start(started.folder, cores=1)
-
     assert "why it died" in (started.folder / "spark.log.1").read_text()
     assert "why it died" not in said.read_text()

@@ -69,12 +69,10 @@ def test_with_a_pyspark_that_lacks_what_is_preloaded_the_daemon_is_sparks_own(tm
     (tmp_path / "pyspark" / "__init__.py").touch()
     (tmp_path / "pyspark" / "daemon.py").write_text("import sys\nprint(__name__, sys.argv[1:])\n")
     path = os.pathsep.join([str(tmp_path), str(Path(engine.__file__).parent / "python")])
-
     daemon = subprocess.run(
         [sys.executable, "-m", "preloading_daemon", "pyspark.worker"],
         env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=True,
     )  # fmt: skip
-
     assert daemon.stdout == "__main__ ['pyspark.worker']\n"
     assert daemon.stderr == ""
 
@@ -111,9 +109,7 @@ def test_a_slow_start_that_gets_on_is_waited_for_and_says_so(folder, slow_java, 
     monkeypatch.setattr(spark_server, "_STALLED_S", 3.0)
     monkeypatch.setattr(spark_server, "_LOG_EACH_S", 2.0)
     said: list[str] = []
-
     server = spark_server.start(folder, cores=1, log=said.append)
-
     assert server.java == str(slow_java)
     assert len(said) >= 2
     assert all(f"process {server.pid}" in line and str(folder) in line for line in said)

@@ -26,7 +26,6 @@ def test_the_table_of_events_is_that_of_the_code():
         (cells[0].strip("`"), *(tuple(re.findall(r"`(\w+)`", cell)) for cell in cells[2:]))
         for cells in rows((DOCS / "reference" / "events.md").read_text(), "# Events")
     ]
-
     assert names == [(name, fields.start, fields.stop) for name, fields in EVENTS.items()]
 
 
@@ -52,6 +51,5 @@ def test_the_pipeline_of_the_document_hears_its_failures(capsys):
     names: dict[str, Any] = {}
     exec(compile(code, "telemetry.md", "exec"), names)  # our own text
     pipeline: type[Pipeline] = names["Alerts"]
-
     assert set(pipeline.telemetry) == {"batch", "handle_failed"}
     assert try_message(pipeline, b"1").successful

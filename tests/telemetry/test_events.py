@@ -100,7 +100,6 @@ def test_no_event_holds_a_payload_or_what_an_exception_says(lake, heard):
 
 def test_both_clocks_and_a_span_are_told_and_the_duration_at_the_end(lake, heard):
     handled(lake, Obedient, b"1")
-
     start, stop = (event for event in heard if event.name == "chunk")
     assert (start.duration, start.span) == (None, stop.span)
     assert stop.duration == stop.monotonic_time - start.monotonic_time >= 0
@@ -163,7 +162,6 @@ def test_one_hears_what_it_asked_for_until_it_is_detached(lake):
     handled(lake, Obedient, b"1", b"raise")
     telemetry.detach("mine")
     handled(lake, Obedient, b"1")
-
     assert [(event.name, event.phase) for event in TOLD] == [("chunk", "start"), ("chunk", "stop")]
 
 

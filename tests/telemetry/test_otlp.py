@@ -105,13 +105,11 @@ def test_an_endpoint_in_the_environment_gets_the_spans_and_metrics_of_a_run(tmp_
 )
 def test_either_may_be_switched_off(tmp_path, collector, variable, value, spans, metrics):
     told_run(tmp_path, OTEL_EXPORTER_OTLP_ENDPOINT=collector.address, **{variable: value})
-
     assert (bool(collector.spans), bool(collector.metrics)) == (spans, metrics)
 
 
 def test_a_collector_that_is_away_fails_no_run(tmp_path):
     away = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", "OTEL_EXPORTER_OTLP_TIMEOUT": "1"}
-
     assert told_run(tmp_path, **away).returncode == 0
 
 

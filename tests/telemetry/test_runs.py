@@ -128,7 +128,6 @@ def test_a_step_that_is_executed_again_after_the_decision_is_not_counted_again(h
         steps.handle_messages(flow, receive)
         steps.batch_messages(flow, receive)
         steps.decide(flow, receive)
-
     assert [len(named(heard, name)) for name in ("handle", "batcher")] == [2, 2]
 
 
@@ -136,7 +135,6 @@ def test_a_sensor_tells_what_it_asks_for_and_that_its_source_is_away(place, hear
     place.enqueue(130)
     place.tick()
     place.tick(source=TableQueue(name="queue", url=f"sqlite:///{place.folder}/elsewhere.sqlite"))
-
     known = {"pipeline": "asked", "producer": "", "source": "queue"}
     assert named(heard, "ask") == [
         ("start", known),
@@ -168,9 +166,7 @@ def test_another_process_goes_on_with_the_trace_that_the_receive_names(here, exp
     receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
     steps.receive_messages(flow, receive)
     again = dataclasses.replace(flow)
-
     steps.handle_messages(again, resume(again, again.ledger.get(receive.receive_id), "another"))
-
     handle, begun = (next(one for one in exported.spans if one.name == name) for name in ("handle", "begin"))
     assert handle.context.trace_id == begun.context.trace_id
     assert handle.parent.span_id == begun.context.span_id
@@ -180,7 +176,6 @@ def test_another_process_goes_on_with_the_trace_that_the_receive_names(here, exp
 
 def test_metrics_count_each_message_once(here, exported):
     run(here(Obedient, PAYLOADS))
-
     found = exported.metrics()
     counts = {name: found[f"messages.{name}"] for name in ("received", "handled", "failed", "acknowledged")}
     assert counts == {"received": 6, "handled": 4, "failed": 2, "acknowledged": 6}
@@ -191,7 +186,6 @@ def test_metrics_count_each_message_once(here, exported):
 def test_the_sensor_gives_the_backlog(place, exported):
     place.enqueue(7)
     place.tick()
-
     assert exported.metrics()["backlog"] == 7
 
 
@@ -200,7 +194,6 @@ def test_an_exception_is_an_error_of_its_span(here, exported, monkeypatch):
     flow = here(Obedient, PAYLOADS)
     with pytest.raises(ZeroDivisionError):
         run(flow)
-
     (span,) = (span for span in exported.spans if span.name == "receive")
     assert (span.status.status_code.name, span.status.description) == ("ERROR", "ZeroDivisionError")
 
@@ -208,9 +201,7 @@ def test_an_exception_is_an_error_of_its_span(here, exported, monkeypatch):
 def test_an_endpoint_without_the_sdk_is_one_warning(here, monkeypatch, caplog):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.metric_exporter", None)
-
     run(here(Obedient, [b"one"]))
-
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     (said,) = [message for message in warnings if "OTLP" in message]
     assert "pip install 'pipeline-platform[otlp]', or unset OTEL_EXPORTER_OTLP_ENDPOINT" in said
@@ -219,10 +210,8 @@ def test_an_endpoint_without_the_sdk_is_one_warning(here, monkeypatch, caplog):
 
 def test_an_sdk_that_raises_is_told_once_in_a_process_and_fails_no_run(here, monkeypatch, caplog):
     monkeypatch.setattr(Exporter, "_end", lambda *_: 1 / 0)
-
     flow = here(Obedient, [b"one"])
     run(flow)
-
     assert flow.source.backlog().messages == 0
     assert [message for message in caplog.messages if "telemetry" in message] == [
         "telemetry: opentelemetry raised ZeroDivisionError at begin.stop: it gets no more events in this process"

@@ -29,7 +29,6 @@ def test_it_keeps_all_promises_that_are_not_about_a_message(promise):
 
 def test_it_has_nothing_takes_nothing_and_knows_no_message():
     source = DummySource(name="dummy")
-
     assert (source.backlog(), source.plan(10, 2, "r")) == (Backlog(0), [])
     for action in ("ack", "nack:5"):
         assert source.acknowledge(action, "q", ["1"]) == [Refused("1", "a DummySource gives nothing out", lost=True)]
@@ -39,9 +38,7 @@ def test_it_has_nothing_takes_nothing_and_knows_no_message():
 
 def test_definitions_load_with_it_and_their_sensor_finds_nothing(tmp_path):
     resources = resources_at(str(tmp_path), "nowhere") | {"queue": source_resource(DummySource)(name="queue")}
-
     defined = platform_definitions([Told], resources)
-
     dg.Definitions.validate_loadable(defined)
     given = {"queue": DummySource(name="queue"), "control": ControlStore(f"sqlite:///{tmp_path}/control.sqlite")}
     with dg.instance_for_test() as instance:

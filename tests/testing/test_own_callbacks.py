@@ -41,9 +41,7 @@ class Marks(Pipeline):
 
 def test_it_is_told_of_what_was_delivered_before_the_source_is():
     pipeline = Marks()
-
     try_batch(pipeline, [b"one", b"fail", b"several"], acknowledger=pipeline.of_source)
-
     assert pipeline.calls == [
         ("own", [b"one", b"several"], [(b"fail", "fail")]),
         ("source", ["changed", 1, 2], [(b"fail", "fail")]),
@@ -67,18 +65,14 @@ def test_where_it_raises_the_source_is_not_told():
 
 def test_it_is_not_told_of_messages_that_come_again():
     pipeline = Marks()
-
     try_batch(pipeline, [b"one", b"fail"], source=DummySource(name="queue", on_failure="nack:0"))
     try_batch(pipeline, [b"fail"], source=DummySource(name="queue", on_failure="nack:0"))
-
     assert pipeline.calls == [("own", [b"one"], [])]
 
 
 def test_thousands_are_told_a_thousand_at_a_time():
     pipeline = Marks()
-
     try_batch(pipeline, [*[b"one"] * 1_001, *[b"fail"] * 1_000])
-
     counts = [(len(successful), len(failed)) for _, successful, failed in pipeline.calls]
     assert counts == [(1_000, 0), (1, 999), (0, 1)]
 
@@ -104,7 +98,6 @@ class Accounts(Pipeline):
 
 def test_batches_hold_one_partition_each_and_what_has_none_fails():
     done = test_batch(Accounts, ["1 a", "2 b", "one c", "1 d", "1 e"])
-
     assert [message.data for message in done.successful] == ["1: 1 a", "2: 2 b", "1: 1 d", "1: 1 e"]
     assert [(message.data, message.reason.split(":")[0]) for message in done.failed] == [
         (b"one c", "invalid literal for int() with base 10")
@@ -114,7 +107,6 @@ def test_batches_hold_one_partition_each_and_what_has_none_fails():
 
 def test_where_nothing_has_a_partition_all_fail():
     done = test_batch(Accounts, ["one", "two"])
-
     assert (len(done.successful), len(done.failed), done.batches) == (0, 2, [])
 
 
@@ -127,6 +119,5 @@ class BySource(Accounts):
 
 def test_without_a_partition_from_the_source_batches_have_none():
     done = test_batch(BySource, ["a", "b", "c"])
-
     assert [(info.partition, info.size) for info in done.batches] == [(None, 2), (None, 1)]
     assert [message.data for message in done.successful] == ["None: a", "None: b", "None: c"]

@@ -102,9 +102,7 @@ def test_a_fault_fails_its_message_for_the_reason_of_a_run(tmp_path, fault):
     payloads = [b"1", fault.encode(), b"3"]
     lake = Lake(root=str(tmp_path))
     (recorded,) = rows_of(lake, "obedient", handled(lake, Obedient, *payloads), "failed")
-
     done = test_batch(Obedient, payloads)
-
     (failed,) = done.failed
     assert data_of(done.successful) == [{"text": "1"}, {"text": "3"}]
     assert failed.failure is not None
@@ -131,9 +129,7 @@ def test_what_is_acknowledged_is_what_a_run_acknowledges(tmp_path):
     names = ["", "over", "misfit", "now", "not now", "late", "not late", "raise", "lose"]
     payloads = [f"{batcher} {name}".encode() for name in names for batcher in ("lake", "typed", "plain", "nowhere")]
     actions = {row["message_id"]: row["action"] for row in in_a_run(Lake(root=str(tmp_path)), payloads)}
-
     done = test_batch(Stops, payloads)
-
     assert done.actions == [actions[f"m{number}"] for number in range(len(payloads))]
     assert {"ack", "noop", "nack:5"} == set(done.actions)
     assert len(done.successful) + len(done.failed) == len(payloads)
@@ -167,7 +163,6 @@ def test_every_callback_is_called_as_in_a_run_and_batches_get_what_crossed():
 
 def test_a_message_alone_is_delivered_at_once():
     done = test_message(Stops, "typed a")
-
     (message,), (info,) = done.successful, done.batches
     assert (message.status, message.batch_mode) == ("ok", "flush")
     assert (info.size, info.trigger) == (1, "flush")
@@ -175,7 +170,6 @@ def test_a_message_alone_is_delivered_at_once():
 
 def test_batches_are_filled_or_each_message_is_delivered_at_once():
     payloads = ["typed a", "typed b", "typed c"]
-
     assert [info.size for info in test_batch(Stops, payloads).batches] == [2, 1]
     assert [info.size for info in test_batch(Stops, payloads, "flush").batches] == [1, 1, 1]
     triggers = [info.trigger for info in test_batch(Stops, ["plain a", "plain now", "plain b"]).batches]
@@ -191,7 +185,6 @@ class Halves(Stops):
 
 def test_a_splitter_ends_batches_as_in_a_run():
     done = test_batch(Halves, ["plain a", "plain half", "plain broken", "plain b"])
-
     assert [(info.size, info.trigger) for info in done.batches] == [(2, "size"), (1, "timeout")]
     assert reasons_of(done) == ["as told"]
 
@@ -204,7 +197,6 @@ def test_a_payload_that_is_too_large_fails():
 
 def test_a_failure_handler_that_raises_is_in_the_notes():
     done = test_message(Stops, "lake over", context={"limit": 4})
-
     assert reasons_of(done) == ["over 4"]
     assert done.notes["handle_failed_errors"] == 1
     assert "handle_failed itself: OSError: no mail" in done.notes["reasons"]
@@ -229,7 +221,6 @@ class Seeing(Pipeline):
 
 def test_metadata_are_for_all_or_for_each():
     both, each = {"to": "JFK"}, [{"to": "JFK"}, None, {"to": "LGA"}]
-
     assert [data[1] for data in data_of(test_batch(Seeing, ["a", "b"], metadata=both).successful)] == [both, both]
     told = test_batch(Seeing, ["a", "b", "c"], metadata=each)
     assert [data[1] for data in data_of(told.successful)] == [{"to": "JFK"}, {}, {"to": "LGA"}]
@@ -239,7 +230,6 @@ def test_metadata_are_for_all_or_for_each():
 
 def test_payloads_are_bytes_as_a_source_delivers_them():
     (done,) = test_message(Seeing, "Zoë", attempt=3).successful
-
     assert done.data == ("Zoë".encode(), {}, 3, "0")
 
 
@@ -260,9 +250,7 @@ def test_fields_of_the_context_are_overridden_as_by_a_run():
 
 def test_the_acknowledger_is_told_once_of_all():
     told: list[Any] = []
-
     test_batch(Stops, ["lake a", "lake over", "typed b"], acknowledger=lambda *one: told.append(one))
-
     ((ack_ref, successful, failed),) = told
     assert isinstance(ack_ref, str)
     assert data_of(successful) == [{"name": "a"}, Stop(name="b")]
@@ -286,7 +274,6 @@ class Choosy(Seeing):
 
 def test_a_source_lends_its_words():
     channel = Channel(name="channel", on_failure="once")
-
     assert test_batch(Choosy, ["drop", "once", "nack"], source=channel).actions == ["drop", "once", "once"]
     assert test_batch(Choosy, ["drop", "once"], source=channel, redelivered=True).actions == ["drop", "drop"]
     (failed,) = test_message(Choosy, "drop").failed
@@ -347,7 +334,6 @@ def test_it_loads_nothing_heavy_and_writes_no_file(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", TRIED], capture_output=True, text=True, cwd=tmp_path, env=path, check=True
     )
-
     assert done.stdout.split() == []
     assert list(tmp_path.iterdir()) == []
 
@@ -356,9 +342,7 @@ def test_pytest_does_not_take_it_for_tests(tmp_path):
     module = tmp_path / "test_of_an_author.py"
     module.write_text("from pipeline_platform.testing import *\n\ndef test_mine():\n    pass\n")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--collect-only", str(module)]
-
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
-
     assert "1 test collected" in done.stdout, done.stdout
     assert "warning" not in done.stdout
 
@@ -379,7 +363,5 @@ def test_what_is_acknowledged_early_is_heard_at_that_time_and_once():
 
 def test_what_is_not_acknowledged_early_is_heard_at_the_end():
     heard: list[int] = []
-
     test_batch(Early, [b"early", b"plain", b"early batch"], acknowledger=lambda _, ok, failed: heard.append(len(ok)))
-
     assert heard == [1, 1, 1]

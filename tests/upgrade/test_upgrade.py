@@ -117,6 +117,5 @@ def test_dagster_opens_its_home_and_asks_after_runs_of_the_earlier_release(home)
             "1": "SUCCESS", "2": "FAILURE", "3": "STARTED",
         }  # fmt: skip
         health = instance.run_launcher.check_run_worker_health(runs["3"])
-
     assert type(instance.run_launcher) is StandbyRunLauncher, "dagster.yaml has its earlier name"
     assert health.status is not WorkerStatus.FAILED, "nobody here can tell by the tag of another release"
