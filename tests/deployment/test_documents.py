@@ -249,6 +249,12 @@ def test_links_lead_somewhere(document: Path) -> None:
     assert [f"{place}#{heading}" for place, heading in places if heading not in headings(place)] == []
 
 
+def test_each_page_and_example_is_in_the_index() -> None:
+    index = set(re.findall(r"\]\(([^)]+)\)", (DOCS / "README.md").read_text()))
+
+    assert {str(page.relative_to(DOCS)) for page in [*DOCS.glob("*/*.md"), *EXAMPLES]} - index == set()
+
+
 def takes(line: str) -> bool:
     """Whether the command line takes what is typed, with all arguments and options; other tools are not asked."""
     typed = re.sub(r" -m \S+", "", line.rpartition("| ")[2]).replace("rows.ndjson", "-")
