@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from pipeline_platform.connectors.pubsub import PubsubSource
 from pipeline_platform.model.message import DELIVERIES, Message
 from pipeline_platform.source.contract import Backlog, Share, SourceError
+from tests.fixtures.received import received
 from tests.fixtures.small_lake import batch_of
 
 PATH = "projects/shop/subscriptions/flights"
@@ -20,16 +21,6 @@ PATH = "projects/shop/subscriptions/flights"
 
 def source(**options):
     return PubsubSource(**{"name": "flights", "subscription": PATH, **options})
-
-
-def received(source, demand, concurrency=1):
-    """All that one receive reads, as rows."""
-    return [
-        row
-        for share in source.plan(demand, concurrency, "r1")
-        for batch in source.read(share, "r1")
-        for row in batch.to_pylist()
-    ]
 
 
 def requests(source, monkeypatch, operation):

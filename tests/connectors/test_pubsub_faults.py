@@ -18,7 +18,7 @@ from grpc_status import rpc_status
 from pipeline_platform.connectors.pubsub import PubsubSource
 from pipeline_platform.connectors.pubsub.google_cloud import connected, explained
 from pipeline_platform.source.contract import Backlog, Share, SourceAwayError, SourceError
-from tests.connectors.test_pubsub import received
+from tests.fixtures.received import received
 
 MINE = "projects/local/subscriptions/mine"
 

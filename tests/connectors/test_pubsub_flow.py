@@ -15,9 +15,9 @@ from pipeline_platform.orchestration.source_resources import source_resource
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin
 from pipeline_platform.run.flow import Flow
-from tests.connectors.test_pubsub import received
 from tests.fixtures.flow import WINDOW, kinds, rows, run
 from tests.fixtures.flow_pipelines import Obedient
+from tests.fixtures.received import received
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ from pipeline_platform.connectors.rabbitmq import RabbitmqSource, mailboxes, rab
 from pipeline_platform.connectors.rabbitmq.rabbitmq_connection import Channel
 from pipeline_platform.model.message import DELIVERIES
 from pipeline_platform.source.contract import Backlog, Share, SourceError
-from tests.fixtures.rabbitmq_source import acknowledged, numbers, received, texts
+from tests.fixtures.rabbitmq_source import acknowledged, numbers, texts
+from tests.fixtures.received import received
 
 # Receiving
 

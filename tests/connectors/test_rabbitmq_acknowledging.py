@@ -11,7 +11,8 @@ from pipeline_platform.connectors.rabbitmq import RabbitmqSource, rabbitmq_sourc
 from pipeline_platform.connectors.rabbitmq.rabbitmq_options import WORDS
 from pipeline_platform.model.message import Message
 from pipeline_platform.source.contract import SourceError
-from tests.fixtures.rabbitmq_source import acknowledged, numbers, received
+from tests.fixtures.rabbitmq_source import acknowledged, numbers
+from tests.fixtures.received import received
 from tests.fixtures.small_lake import batch_of
 
 

@@ -18,7 +18,8 @@ from pipeline_platform.source.patience import patiently
 from servers.rabbitmq import RabbitMQ
 from tests.fixtures.line import line_to
 from tests.fixtures.rabbitmq import create_queue
-from tests.fixtures.rabbitmq_source import acknowledged, numbers, received, texts
+from tests.fixtures.rabbitmq_source import acknowledged, numbers, texts
+from tests.fixtures.received import received
 
 SOON = Patience("rand", 0.1, 0.3, 60.0)
 

@@ -22,7 +22,8 @@ from pipeline_platform.connectors.rabbitmq.rabbitmq_errors import explained
 from pipeline_platform.connectors.rabbitmq.rabbitmq_options import PARAMETERS
 from pipeline_platform.orchestration.source_resources import source_resource
 from pipeline_platform.source.contract import Patience, SourceAwayError, SourceError
-from tests.fixtures.rabbitmq_source import numbers, received
+from tests.fixtures.rabbitmq_source import numbers
+from tests.fixtures.received import received
 
 SECRET = "hush-this-is-secret"
 URL = f"amqps://user:{SECRET}@rabbit.example:5671/flights?heartbeat=30"

@@ -17,22 +17,13 @@ from pipeline_platform.connectors.sqs import SqsSource, sqs_source
 from pipeline_platform.model.message import DELIVERIES
 from pipeline_platform.source.contract import Backlog, Share, SourceError
 from servers import sqs as local
+from tests.fixtures.received import received
 
 URL = "https://sqs.eu-west-1.amazonaws.com/123456789012/flights"
 
 
 def source(**options):
     return SqsSource(**{"name": "flights", "queue_url": URL, **options})
-
-
-def received(source, demand, concurrency=1):
-    """All that one receive reads, as rows."""
-    return [
-        row
-        for share in source.plan(demand, concurrency, "r1")
-        for batch in source.read(share, "r1")
-        for row in batch.to_pylist()
-    ]
 
 
 # Options

@@ -18,6 +18,7 @@ from pipeline_platform.model.options import Producer
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.source.contract import Share, SourceError
 from servers import sqs
+from tests.fixtures.received import received
 from tests.fixtures.small_lake import handled
 from tests.fixtures.sqs_between import between
 
@@ -143,12 +144,6 @@ def test_an_extension_that_takes_longer_than_a_third_of_the_lease_says_what_to_c
 
 
 FIFO = {"FifoQueue": "true", "ContentBasedDeduplication": "true"}
-
-
-def received(source: SqsSource, demand: int = 1_000) -> list[dict[str, Any]]:
-    return [
-        row for share in source.plan(demand, 2, "r1") for batch in source.read(share, "r1") for row in batch.to_pylist()
-    ]
 
 
 def group(name: str, **attributes: str) -> dict[str, Any]:

@@ -30,6 +30,13 @@ def with_columns(lake: Lake, **columns: pa.DataType) -> Table:
     return Table(lake, "p", "t", pa.schema([*columns.items(), ("window", pa.string())]))
 
 
+@pytest.fixture
+def table(lake):
+    made = with_columns(lake, n=pa.int64())
+    made.ensure()
+    return made
+
+
 def read(table: Table) -> list[dict[str, object]]:
     return pl.scan_delta(table.uri).collect().to_dicts()
 
@@ -45,9 +52,7 @@ def test_a_table_is_made_empty_and_partitioned_by_window(lake):
     assert (table.files(table.open()), read(table)) == ([], [])
 
 
-def test_ensuring_what_is_there_commits_nothing(lake):
-    table = with_columns(lake, n=pa.int64())
-    table.ensure()
+def test_ensuring_what_is_there_commits_nothing(table):
     table.ensure()
 
     assert table.open().version() == 0
@@ -95,9 +100,7 @@ def test_many_may_make_and_widen_a_table_at_once(lake):
     assert {field.name for field in table.open().schema().fields} == {"n", "c0", "c1", "c2", "window"}
 
 
-def test_a_swap_fails_where_anything_was_committed_since_the_look(lake):
-    table = with_columns(lake, n=pa.int64())
-    table.ensure()
+def test_a_swap_fails_where_anything_was_committed_since_the_look(table):
     looked = table.open()
     put(table, "r1", {"n": 1})
 
@@ -107,9 +110,7 @@ def test_a_swap_fails_where_anything_was_committed_since_the_look(lake):
     assert len(read(table)) == 1
 
 
-def test_a_swap_fails_where_the_table_was_compacted_since_the_look(lake):
-    table = with_columns(lake, n=pa.int64())
-    table.ensure()
+def test_a_swap_fails_where_the_table_was_compacted_since_the_look(table):
     put(table, "r1", {"n": 1})
     put(table, "r2", {"n": 2})
     looked = table.open()
@@ -122,9 +123,7 @@ def test_a_swap_fails_where_the_table_was_compacted_since_the_look(lake):
     assert sorted(row["n"] for row in read(table)) == [1, 2]
 
 
-def test_what_was_added_since_a_look_leaves_out_compaction(lake):
-    table = with_columns(lake, n=pa.int64())
-    table.ensure()
+def test_what_was_added_since_a_look_leaves_out_compaction(table):
     put(table, "r1", {"n": 1})
     looked = table.open().version()
     put(table, "r2", {"n": 2})
@@ -135,9 +134,7 @@ def test_what_was_added_since_a_look_leaves_out_compaction(lake):
     assert "/r2-" in added
 
 
-def test_a_log_that_is_gone_is_never_taken_for_one_without_news(lake, tmp_path):
-    table = with_columns(lake, n=pa.int64())
-    table.ensure()
+def test_a_log_that_is_gone_is_never_taken_for_one_without_news(table, tmp_path):
     put(table, "r1", {"n": 1})
     put(table, "r2", {"n": 2})
     handle = table.open()
@@ -147,9 +144,7 @@ def test_a_log_that_is_gone_is_never_taken_for_one_without_news(lake, tmp_path):
         table.added_since(handle, 0)
 
 
-def test_files_are_told_by_window(lake):
-    table = with_columns(lake, n=pa.int64())
-    table.ensure()
+def test_files_are_told_by_window(table):
     put(table, "r1", {"n": 1})
 
     assert [file.rows for file in table.files(table.open(), [WINDOW])] == [1]
