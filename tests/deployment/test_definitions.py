@@ -23,8 +23,7 @@ from pipeline_platform.model.options import Producer
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.deployment import platform_definitions
 from pipeline_platform.orchestration.source_resources import source_resource
-from pipeline_platform.source.contract import Backlog, Refused, Share, Source
-from pipeline_platform.source.leased import LeasedSource
+from pipeline_platform.source.contract import Source
 from pipeline_platform.testing import DummySource, test_message
 from tests.fixtures.installed import needed_by, plain
 from tests.fixtures.jobs_under_test import resources_at
@@ -206,7 +205,7 @@ class Mood(Enum):
     WILD = "wild"
 
 
-class Odd(LeasedSource):
+class Odd(DummySource):
     """A connector with every kind of option."""
 
     secret: str = Field(description="A password.", repr=False)
@@ -216,24 +215,6 @@ class Odd(LeasedSource):
     numbers: list[int] = Field(default_factory=lambda: [1], description="By a factory.")
     region: str | None = Field(None, description="Maybe.")
     limit: int | None = Field(None, description="Maybe, too.")
-
-    def backlog(self) -> Backlog:
-        return Backlog(0)
-
-    def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]:
-        return []
-
-    def read(self, share: Share, receive_id: str) -> Any:
-        yield from ()
-
-    def extend(self, receive_id: str, held: Any) -> bool:
-        return True
-
-    def ack(self, ack_ref: str, ack_ids: Any) -> list[Refused]:
-        return []
-
-    def release(self, ack_ref: str, ack_ids: Any, delay_s: int = 0) -> list[Refused]:
-        return []
 
 
 def handed_out(resource: Any) -> Source:

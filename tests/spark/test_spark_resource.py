@@ -102,13 +102,6 @@ def who(index):
     yield pa.RecordBatch.from_pylist([{"share": index, "worker": os.getpid(), "told": "here"}], schema=ROWS)
 
 
-def test_loading_it_loads_no_spark():
-    module = "pipeline_platform.orchestration.spark_resource"
-    loaded = f"import {module}, sys; sys.exit(sum(name.startswith('pyspark') for name in sys.modules))"
-
-    assert subprocess.run([sys.executable, "-c", loaded], cwd=ROOT, check=False).returncode == 0
-
-
 def test_each_share_is_a_task_and_comes_back_in_order(spark):
     rows = engine.run(spark.spark_session, who, 5, ROWS)
 
