@@ -16,6 +16,7 @@ from pipeline_platform.launcher.run_process import end_claims
 from pipeline_platform.model.options import Batcher, Splitter, shown
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from pipeline_platform.orchestration import reporting
+from pipeline_platform.orchestration.asset_metadata import metadata_of
 from pipeline_platform.orchestration.asset_windows import windows_of
 from pipeline_platform.orchestration.jobs import RunTags
 from pipeline_platform.orchestration.lake_resources import IO_MANAGER
@@ -110,7 +111,7 @@ def pipeline_assets(pipeline: type[Pipeline]) -> dg.AssetsDefinition:
         descriptions_by_output_name=_descriptions(pipeline),
         owners_by_output_name={out: list(pipeline.owners) for out in keys},
         tags_by_output_name={out: {"dagster/kind/spark": "", "dagster/kind/deltalake": ""} for out in keys},
-        metadata_by_output_name={out: {"dagster/storage_kind": "delta"} for out in keys},
+        metadata_by_output_name={out: metadata_of(pipeline, out) for out in keys},
     )
 
 

@@ -174,15 +174,26 @@ def _report(
         rows = _rows_by_window(manifest.of_table(name))
         keys = _batch_keys(manifest, [name] if name in batchers else batchers)
         for window in windows:
+            of_table = {
+                "messages": {
+                    "received": received[window],
+                    **failures,  # of what it counts, a window has its own numbers
+                    **{outcome: manifest.total(f"{outcome}@{window}") for outcome in _OUTCOMES},
+                    **run,
+                },
+                "failed": {
+                    **_of_window(open_failures.get(window, NONE)),
+                    **failures,
+                    "failed": manifest.total(f"failed@{window}"),
+                },
+            }
             metadata = {
-                **failures,  # first: of what it counts, a window has its own numbers
+                **of_table.get(name, {}),
                 "rows": rows[window],
-                "dagster/row_count": stored[window],
-                "received": received[window],
-                **{outcome: manifest.total(f"{outcome}@{window}") for outcome in _OUTCOMES},
-                **run,
+                "dagster/partition_row_count": stored[window],
+                "dagster/uri": table.uri,
                 **({"batch keys": dg.MetadataValue.json(keys)} if keys else {}),
-                **(_of_window(open_failures.get(window, NONE)) if name == "failed" else {}),
+                **({"receive_id": run["receive_id"]} if "receive_id" in run else {}),
             }
             if is_red or name == "messages":
                 context.log_event(dg.AssetObservation(asset, partition=window, metadata=metadata))

@@ -46,6 +46,17 @@ def test_the_asset_graph_reads_like_the_pipeline() -> None:
     }
 
 
+def test_the_catalog_shows_columns_with_descriptions_names_and_the_class() -> None:
+    asset = pipeline_assets(Told)
+    specs = {spec.key.path[-1]: spec.metadata for spec in asset.specs}
+    assert specs["lines"]["dagster/table_name"] == "told.lines"
+    columns = {one.name: one for one in specs["lines"]["dagster/column_schema"].columns}
+    assert (columns["text"].type, columns["text"].description) == ("string", "What it says.")
+    assert columns["message_id"].description
+    (reference,) = specs["failed"]["dagster/code_references"].code_references
+    assert reference.file_path.endswith("pipelines_under_test.py")
+
+
 def test_its_ops_are_the_way_of_a_message() -> None:
     names = [node.name for node in pipeline_assets(Told).node_def.nodes_in_topological_order]  # type: ignore[attr-defined]
 
@@ -76,18 +87,17 @@ def test_a_pull_fills_every_table_tells_all_of_it_and_empties_the_queue(location
     assert acknowledged.partition == WINDOW
     told["messages"] = figures(acknowledged)
     counts = {"received": 7, "handled": 5, "failed": 2, "acknowledged": 7, "unacknowledged": 0, "batches": 3}
+    assert {name: told["messages"][name] for name in counts} == counts
+    assert told["messages"]["messages per second"] > 0
+    assert {"seconds: receive", "seconds: handle", "seconds: batch-letters"} <= set(told["messages"])
+    assert [next(iter(told[table])) for table in ("lines", "failed")] == ["rows", "open"], "what its reader wants"
     for table, rows in (("messages", 7), ("lines", 2), ("letters", 3), ("failed", 2)):
-        assert {name: told[table][name] for name in counts} == counts
-        assert told[table]["rows"] == told[table]["dagster/row_count"] == rows
-        assert told[table]["messages per second"] > 0
-        assert {"seconds: receive", "seconds: handle", "seconds: batch-letters"} <= set(told[table])
+        assert told[table]["rows"] == told[table]["dagster/partition_row_count"] == rows
+        assert told[table]["dagster/uri"] == location.flow().tables[table].uri
     assert told["lines"]["batch keys"] == {"o": 2}
     assert told["letters"]["batch keys"] == {"a": 2, "b": 1}
     assert told["messages"]["batch keys"] == told["failed"]["batch keys"] == {"o": 2, "a": 2, "b": 1}
-    for event in (
-        acknowledged,
-        *(location.materialisations(run, table)[0] for table in ("lines", "letters", "failed")),
-    ):
+    for event in (acknowledged, location.materialisations(run, "failed")[0]):
         assert sorted((failure["stage"], failure["reason"]) for failure in rows_of(event.metadata["failures"])) == [
             ("handle_batch", "not this letter"),
             ("handle_message", "asked to fail"),
@@ -105,7 +115,7 @@ def test_an_empty_queue_still_yields_every_output(location: Location) -> None:
     assert run.status == SUCCESS
     for table in ("messages", "lines", "letters", "failed"):
         (event,) = location.materialisations(run, table)
-        assert figures(event)["received"] == 0
+        assert figures(event)["rows" if table != "messages" else "received"] == 0
     assert all(check.passed for check in location.checks(run).values())
 
 

@@ -51,7 +51,7 @@ def test_a_failed_commit_is_made_good_from_failure(location: Location) -> None:
     assert location.texts() == ["one"]
     assert location.texts("letters") == ["letter a"]
     assert location.waiting() == 0
-    (event,) = location.materialisations(run, "lines")
+    (event,) = location.observations(run, "messages")
     assert figures(event)["acknowledged"] == 3
     assert location.flow().ledger.unfinished() == []
 
@@ -123,7 +123,7 @@ def test_a_source_that_will_not_be_told_is_told_by_the_next_run(location: Locati
     assert check.severity == dg.AssetCheckSeverity.WARN
     assert check.metadata["unacknowledged"].value == 2
     assert "told to refuse" in str(check.metadata["errors"].value)
-    assert figures(location.materialisations(first, "lines")[0])["unacknowledged"] == 2
+    assert figures(location.observations(first, "messages")[0])["unacknowledged"] == 2
     assert location.checks(second)["acknowledged"].passed
     assert location.texts() == ["one"], "once, although its first acknowledgement was refused"
     assert left_in(location) == 0
