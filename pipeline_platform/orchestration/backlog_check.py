@@ -72,17 +72,13 @@ def _judged(waiting: Backlog, age: timedelta | None, allowed: timedelta | None) 
 
 
 def backlog_sensor(pipeline: type[Pipeline], producer: str = "") -> dg.SensorDefinition:
-    """Build the sensor that looks how long messages wait, and reports it as the check's evaluation.
-
-    On by itself if `oldest_allowed` sets a limit, whether the producer sensor or the clock pulls.
-    """
+    """Build the sensor that looks how long messages wait, and reports it as the check's evaluation."""
     options = pipeline.producers_of(producer)[producer]
-    watched = options.oldest_allowed is not None
 
     @dg.sensor(
         name=f"{named(pipeline, producer)}_backlog",
         minimum_interval_seconds=300,
-        default_status=dg.DefaultSensorStatus.RUNNING if watched else dg.DefaultSensorStatus.STOPPED,
+        default_status=dg.DefaultSensorStatus.RUNNING,
         description="Looks how long messages wait at the source, and reports it as the check "
         f"`{backlog_name(producer)}` of `{pipeline.name}/messages`.",
         required_resource_keys={options.source, "control"},

@@ -153,7 +153,7 @@ def _definitions(
     assets, producers = own or pipeline_assets(pipeline), pipeline.producers_of()
     sensors = [
         *(producer_sensor(pipeline, name) for name in producers),
-        *(backlog_sensor(pipeline, name) for name in producers),
+        *(backlog_sensor(pipeline, name) for name, one in producers.items() if one.oldest_allowed),
         *([retry_sensor(pipeline)] if pipeline.retry else []),
     ]
     return dg.Definitions(
@@ -162,8 +162,8 @@ def _definitions(
         jobs=[*pipeline_jobs(pipeline, assets), maintenance_job(pipeline), limits_job(pipeline)],
         sensors=[sensor for sensor in sensors if sensor.name not in named],
         schedules=[
-            *(pull_schedule(pipeline, name) for name in producers),
-            redrive_schedule(pipeline),
+            *(pull_schedule(pipeline, one.schedule, name) for name, one in producers.items() if one.schedule),
+            *([redrive_schedule(pipeline, pipeline.redrive)] if pipeline.redrive else []),
             maintenance_schedule(pipeline),
         ],
     )

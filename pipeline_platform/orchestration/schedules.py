@@ -16,20 +16,18 @@ from pipeline_platform.orchestration.jobs import named, run_request, runs_by_ori
 from pipeline_platform.orchestration.producers import UNDER_WAY, failed_in_a_row, is_under_way
 
 
-def pull_schedule(pipeline: type[Pipeline], producer: str = "") -> dg.ScheduleDefinition:
+def pull_schedule(pipeline: type[Pipeline], cron: str, producer: str = "") -> dg.ScheduleDefinition:
     """Build a schedule that pulls, in the sensor's place: each run takes as much as it may.
 
-    On by itself if `producer.schedule` says when; else each five minutes, once somebody turns it on. The run itself
-    leaves out what others hold already, when it claims its room.
+    The run itself leaves out what others hold already, when it claims its room.
     """
-    cron = pipeline.producers_of(producer)[producer].schedule
 
     @dg.schedule(
         name=f"{named(pipeline, producer)}_pull_schedule",
         job_name=f"{pipeline.name}_pull",
-        cron_schedule=cron or "*/5 * * * *",
-        default_status=_on(cron),
-        description="Pulls by the clock. Turn it on where the sensor is off; both together stay within the limits.",
+        cron_schedule=cron,
+        default_status=dg.DefaultScheduleStatus.RUNNING,
+        description="Pulls by the clock. With the sensor on, too, both together stay within the limits.",
         required_resource_keys={"control"},
     )
     def pull(context: dg.ScheduleEvaluationContext) -> dg.SkipReason | dg.RunRequest:
@@ -46,17 +44,14 @@ def pull_schedule(pipeline: type[Pipeline], producer: str = "") -> dg.ScheduleDe
     return pull
 
 
-def redrive_schedule(pipeline: type[Pipeline]) -> dg.ScheduleDefinition:
-    """Build a schedule that retries failures that are not dead, one run a contiguous range of windows.
-
-    On by itself if the pipeline's `redrive` says when; else at three in the night, once somebody turns it on.
-    """
+def redrive_schedule(pipeline: type[Pipeline], cron: str) -> dg.ScheduleDefinition:
+    """Build a schedule that retries failures that are not dead, one run a contiguous range of windows."""
 
     @dg.schedule(
         name=f"{pipeline.name}_redrive_schedule",
         job_name=f"{pipeline.name}_backfill",
-        cron_schedule=pipeline.redrive or "0 3 * * *",
-        default_status=_on(pipeline.redrive),
+        cron_schedule=cron,
+        default_status=dg.DefaultScheduleStatus.RUNNING,
         description="Drives the open failures of all windows once more, except dead ones.",
         required_resource_keys={"lake", "control"},
     )
@@ -91,10 +86,6 @@ def _held_back(limits_key: str, context: dg.ScheduleEvaluationContext) -> dg.Ski
     except ControlStoreError as error:
         return dg.SkipReason(str(error))
     return None if reason is None else dg.SkipReason(f"paused: {reason}")
-
-
-def _on(cron: str | None) -> dg.DefaultScheduleStatus:
-    return dg.DefaultScheduleStatus.STOPPED if cron is None else dg.DefaultScheduleStatus.RUNNING
 
 
 LOOKS_EVERY = timedelta(seconds=30)

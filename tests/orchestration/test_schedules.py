@@ -14,9 +14,10 @@ from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.windows import WINDOW_FORMAT
 from pipeline_platform.orchestration.asset_windows import NoWindowError, contiguous, window_now, windows_of
 from pipeline_platform.orchestration.deployment import platform_definitions
+from pipeline_platform.orchestration.jobs import RunTags
 from tests.fixtures.jobs_under_test import resources_at
 from tests.fixtures.pipelines_under_test import Told
-from tests.fixtures.sensor import TAGS, Asked, Limited, Place
+from tests.fixtures.sensor import Asked, Limited, Place
 
 
 class Clocked(Told):
@@ -27,8 +28,11 @@ class Clocked(Told):
     redrive = "0 5 * * 1"
 
 
+TAGS = RunTags.of(Clocked)
+
+
 def scheduled(schedule: str, place: Place) -> Any:
-    return scheduled_of(Asked, schedule, place)
+    return scheduled_of(Clocked, schedule, place)
 
 
 def scheduled_of(pipeline: type[Pipeline], schedule: str, place: Place) -> Any:
@@ -44,39 +48,39 @@ def scheduled_of(pipeline: type[Pipeline], schedule: str, place: Place) -> Any:
 
 
 def test_the_pulling_schedule_asks_for_as_much_as_a_run_takes(place):
-    (request,) = scheduled("asked_pull_schedule", place).run_requests
+    (request,) = scheduled("clocked_pull_schedule", place).run_requests
     assert request.partition_key == "2025-03-02T0000"
-    assert request.run_config["ops"]["asked"]["ops"]["receive_messages"]["config"] == {"origin": "source"}
+    assert request.run_config["ops"]["clocked"]["ops"]["receive_messages"]["config"] == {"origin": "source"}
     assert request.tags[TAGS.demand] == "100"
 
 
 def test_the_redriving_schedule_asks_for_a_run_per_contiguous_range_of_open_failures(place):
-    assert scheduled("asked_redrive_schedule", place).skip_message == "no failure is waiting"
+    assert scheduled("clocked_redrive_schedule", place).skip_message == "no failure is waiting"
     waiting = {"2025-03-01T0000": 2, "2025-03-01T0100": 3, "2025-03-01T0400": 4_000}
     with mock.patch("pipeline_platform.orchestration.schedules.FailedMessages.chosen_by_window", return_value=waiting):
-        requests = scheduled("asked_redrive_schedule", place).run_requests
+        requests = scheduled("clocked_redrive_schedule", place).run_requests
     two, one = requests
     bounds = [two.tags[f"dagster/asset_partition_range_{bound}"] for bound in ("start", "end")]
     assert (bounds, one.partition_key) == (["2025-03-01T0000", "2025-03-01T0100"], "2025-03-01T0400")
     assert [r.tags[TAGS.demand] for r in requests] == ["5", "100"], "a run takes on no more"
     assert {r.tags[TAGS.origin] for r in requests} == {"failed"}
-    driven = two.run_config["ops"]["asked"]["ops"]["receive_messages"]["config"]["failures"]
+    driven = two.run_config["ops"]["clocked"]["ops"]["receive_messages"]["config"]["failures"]
     assert driven == {"state": "waiting"}, "dead ones are left to people"
 
 
 def test_the_keeping_of_tables_just_runs_its_job(place):
-    (request,) = scheduled("asked_maintenance_schedule", place).run_requests
+    (request,) = scheduled("clocked_maintenance_schedule", place).run_requests
     assert not request.run_config
 
 
-@pytest.mark.parametrize("schedule", ["asked_pull_schedule", "asked_redrive_schedule"])
+@pytest.mark.parametrize("schedule", ["clocked_pull_schedule", "clocked_redrive_schedule"])
 def test_a_pause_holds_for_the_clock_too(place, schedule):
-    place.control.pause("asked", "new schema on Monday")
+    place.control.pause("clocked", "new schema on Monday")
     with mock.patch(
         "pipeline_platform.orchestration.schedules.FailedMessages.chosen_by_window", return_value={"2025-03-01T0000": 2}
     ):
         told = scheduled(schedule, place)
-        place.control.resume("asked")
+        place.control.resume("clocked")
         resumed = scheduled(schedule, place)
     assert not told.run_requests
     assert told.skip_message == "paused: new schema on Monday"
@@ -92,13 +96,11 @@ def test_a_pause_holds_for_the_clock_too(place, schedule):
     ],
     ids=["by sensor", "with oldest_allowed", "by the clock"],
 )
-def test_what_a_pipeline_asks_for_is_on_by_itself_and_nothing_else(pipeline, on):
+def test_what_a_pipeline_asks_for_is_on_by_itself_and_there_is_nothing_else_but_the_sensor(pipeline, on):
     location = platform_definitions([pipeline], resources_at("nowhere", "nowhere")).get_repository_def()
-    assert on == {
-        definition.name
-        for definition in (*location.sensor_defs, *location.schedule_defs)
-        if definition.default_status.value == "RUNNING"
-    }
+    defined = {one.name: one.default_status.value for one in (*location.sensor_defs, *location.schedule_defs)}
+    assert {name for name, status in defined.items() if status == "RUNNING"} == on
+    assert set(defined) == on | {f"{pipeline.name}_producer"}
 
 
 def test_the_clock_goes_by_the_pipeline_s_own_schedules():

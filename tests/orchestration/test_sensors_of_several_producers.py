@@ -29,7 +29,7 @@ class Mixed(Told):
     producer = None
     producers = {
         "east": Producer(source="queue", oldest_allowed=timedelta(minutes=5)),
-        "west": Producer(source="beside_queue", schedule="7 * * * *"),
+        "west": Producer(source="beside_queue", schedule="7 * * * *", oldest_allowed=timedelta(minutes=5)),
     }
 
 
@@ -170,8 +170,9 @@ def test_each_has_a_sensor_a_schedule_and_a_check_of_its_own_and_the_rest_is_the
     definitions = [*location.sensor_defs, *location.schedule_defs]
     on = {one.name for one in definitions if one.default_status.value == "RUNNING"}
     off = {one.name for one in definitions} - on
-    assert on == {"mixed_east_producer", "mixed_west_pull_schedule", "mixed_east_backlog", "mixed_maintenance_schedule"}
-    assert off == {"mixed_west_producer", "mixed_east_pull_schedule", "mixed_west_backlog", "mixed_redrive_schedule"}
+    schedules = {"mixed_west_pull_schedule", "mixed_maintenance_schedule"}
+    assert on == {"mixed_east_producer", "mixed_east_backlog", "mixed_west_backlog", *schedules}
+    assert off == {"mixed_west_producer"}
     jobs = {job.name for job in location.get_all_jobs() if not job.name.startswith("__")}
     assert jobs == {"mixed_pull", "mixed_backfill", "mixed_replay", "mixed_maintenance", "mixed_limits"}
     checks = {key.name for key in location.asset_graph.asset_check_keys}
