@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import closing
 from datetime import timedelta
 from functools import partial
 
@@ -10,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline_platform.control.claims import KEEP_ENDED
+from pipeline_platform.control.limits import lock
+from pipeline_platform.control.store import ControlStore
 from tests.fixtures.control import MINUTE, NOON, names, one_store_for_all_examples
 
 
@@ -129,3 +133,14 @@ def test_a_claim_beats_for_the_run_that_works_on_it_alone(store):
     assert not store.beat("a", 60, run_id="one")
     assert store.beat("a", 60, run_id="two")
     assert store.beat("a", 60)
+
+
+def test_a_beat_waits_for_who_claims_at_this_moment(postgres_url):
+    """SQLite has one writer at a time."""
+    with closing(ControlStore(postgres_url)) as store, ThreadPoolExecutor() as threads:
+        store.claim("flights", "r", "run", wanted=1, capacity=1, lease_s=60)
+        with store.writing() as connection:
+            lock(connection, "flights")
+            beat = threads.submit(store.beat, "r", 60)
+            assert wait([beat], timeout=0.5).not_done
+        assert beat.result(10)
