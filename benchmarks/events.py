@@ -11,8 +11,11 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import polars as pl
+from msgspec import Struct
 from pydantic import BaseModel
 
+from pipeline_platform.model.blocks import columns
 from pipeline_platform.model.message import BatchInfo, Message
 from pipeline_platform.model.options import Batcher, Processors, Producer, TableBatcher
 from pipeline_platform.model.pipeline import Pipeline
@@ -64,6 +67,76 @@ class Events(Pipeline):
         batcher = "clicks" if event["kind"] == "click" else "views"
         return message.put(event, batcher=batcher, batch_key=event["country"])
 
+
+class EventStruct(Struct):
+    """The same."""
+
+    id: int
+    user: str
+    kind: str
+    page: str
+    country: str
+    price: float
+    quantity: int
+    agent: str
+
+
+class ByJson(Events):
+    """By `message.json()`."""
+
+    name = "by_json"
+
+    def handle_message(self, message: Message, context: Any) -> Message:
+        """Parse and route."""
+        event = message.json()
+        return message.put(event, batcher=f"{event['kind']}s", batch_key=event["country"])
+
+
+class ByModel(Events):
+    """By `message.json(Event)`."""
+
+    name = "by_model"
+
+    def handle_message(self, message: Message, context: Any) -> Message:
+        """Parse and route."""
+        event = message.json(Event)
+        return message.put(event, batcher=f"{event.kind}s", batch_key=event.country)
+
+
+class ByStruct(Events):
+    """By `message.json(EventStruct)`."""
+
+    name = "by_struct"
+    batchers = {"clicks": TableBatcher(schema=EventStruct), "views": TableBatcher(schema=EventStruct)}
+
+    def handle_message(self, message: Message, context: Any) -> Message:
+        """Parse and route."""
+        event = message.json(EventStruct)
+        return message.put(event, batcher=f"{event.kind}s", batch_key=event.country)
+
+
+class ByBlocks(Pipeline):
+    """By blocks."""
+
+    name = "by_blocks"
+    producer = Events.producer
+    processors = Events.processors
+    batchers = Events.batchers
+
+    def handle_messages(self, messages: pl.DataFrame, context: Any) -> pl.DataFrame:
+        """Parse and route."""
+        events: pl.DataFrame = columns(messages, Event)
+        return events.with_columns(batcher=pl.col("kind") + "s", batch_key="country")
+
+
+IDIOMS: dict[str, type[Pipeline]] = {
+    "json.loads": Events,
+    "message.json()": ByJson,
+    "message.json(Model)": ByModel,
+    "message.json(Struct)": ByStruct,
+    "blocks": ByBlocks,
+}
+"""Pipelines that do the same, by how they decode."""
 
 POISON = b"kill"
 

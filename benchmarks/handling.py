@@ -5,28 +5,30 @@ order each round. Two peers are compared within a round, minutes at the most apa
 of them; the median of the rounds' ratios is printed, and the least and the greatest.
 
 - *bare*: `mapInArrow` that parses each row, routes it and builds the Arrow columns of both tables, and only counts.
-- *rows*: `handle_messages` of a pipeline with the same `handle_message`: typed tables, failures, outcomes, written.
+- *message.json()* and other idioms: the step `handle_messages` of a pipeline that decodes so, and writes typed tables,
+  failures and outcomes.
 - *plain query*: Spark's `from_json` of the same rows, written by Spark's partitioned Parquet writer.
 - *columns*: the same through a pipeline's `handle_messages`, written with outcomes.
-- *whole run*: from lease to acknowledgement, out of a SQLite queue.
+- *whole run*: from lease to acknowledgement, out of a SQLite queue, by `message.json()`.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 
-from benchmarks.events import Event, EventColumns, Events, parsed, payloads
+from benchmarks.events import IDIOMS, ByJson, Event, EventColumns, Events, parsed, payloads
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.ledger import Receive
@@ -50,7 +52,7 @@ def bare(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         tables: dict[str, list[Any]] = {"clicks": [], "views": []}
         for data in batch.column("data").to_pylist():
-            event = json.loads(data)
+            event = msgspec.json.decode(data)
             tables["clicks" if event["kind"] == "click" else "views"].append(event)
         for name, rows in tables.items():
             columns = pa.array(rows, struct).flatten()
@@ -62,6 +64,10 @@ def timed(name: str, work: Callable[[], object]) -> dict[str, float]:
     started = time.perf_counter()
     work()
     return {name: time.perf_counter() - started}
+
+
+def _handle(name: str, flow: Flow, receive: Receive) -> dict[str, float]:
+    return timed(name, lambda: steps.handle_messages(flow, receive))
 
 
 class Bench:
@@ -109,7 +115,7 @@ class Bench:
         """One run over a full queue, in all and by step, in seconds."""
         with tempfile.TemporaryDirectory(dir=self.root) as folder:
             queue = self.queue("queue", Path(folder))
-            flow = self.flow(Events, queue, Path(folder))
+            flow = self.flow(ByJson, queue, Path(folder))
             took: dict[str, float] = {}
             started = time.perf_counter()
 
@@ -140,21 +146,22 @@ def measure(messages: int, rounds: int) -> dict[str, list[float]]:
             packages = ["benchmarks"]
             with closing(SparkResource(remote=WARM, state_folder=str(root / "spark"), packages=packages)) as spark:
                 bench = Bench(root, spark, messages)
-                rows, rows_receive, files = bench.received(Events, bench.queue("rows"))
+                received = {name: bench.received(one, bench.queue(one.name)) for name, one in IDIOMS.items()}
+                files = received["message.json()"][2]
                 columns, columns_receive, column_files = bench.received(EventColumns, bench.queue("columns"))
 
                 peers: list[Callable[[], dict[str, float]]] = [
                     lambda: timed("bare", lambda: bench.bare(files)),
-                    lambda: timed("rows", lambda: steps.handle_messages(rows, rows_receive)),
                     lambda: timed("plain query", lambda: bench.plain_query(column_files)),
                     lambda: timed("columns", lambda: steps.handle_messages(columns, columns_receive)),
                     bench.whole_run,
+                    *(partial(_handle, name, *of[:2]) for name, of in received.items()),
                 ]
                 for turn in range(rounds + 1):
                     for peer in chance.sample(peers, len(peers)):
                         took = peer()
                         name, seconds = next(iter(took.items()))
-                        print(f"{name:12} {seconds:6.2f} s{'  (warming up)' if not turn else ''}", flush=True)
+                        print(f"{name:20} {seconds:6.2f} s{'  (warming up)' if not turn else ''}", flush=True)
                         if turn:
                             for name, seconds in took.items():
                                 times.setdefault(name, []).append(seconds)
@@ -177,7 +184,7 @@ def report(times: dict[str, list[float]], messages: int) -> str:
         lines.append(f"| {name} | {median:.2f} s | {messages / median:,.0f}/s |")
     lines += [
         "",
-        f"rows / bare: {ratio(times, 'rows', 'bare')} (at most 1.1)",
+        *(f"{name} / bare: {ratio(times, name, 'bare')}" for name in IDIOMS),
         f"columns / plain query: {ratio(times, 'columns', 'plain query')} (at most 1.0)",
         f"rate of a whole run / rate of bare: {ratio(times, 'bare', 'whole run')} (at least 0.5)",
     ]

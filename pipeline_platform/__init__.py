@@ -4,6 +4,7 @@ The front door: all that a pipeline or a connector needs, in one import. It load
 """
 
 from pipeline_platform import telemetry
+from pipeline_platform.model.blocks import columns
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import BatchInfo, Message, ack_immediately
 from pipeline_platform.model.options import (
@@ -54,5 +55,6 @@ __all__ = [
     "TableBatcher",
     "ack_immediately",
     "calls",
+    "columns",
     "telemetry",
 ]

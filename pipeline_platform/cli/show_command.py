@@ -8,6 +8,7 @@ from pydantic import BaseModel
 from pipeline_platform.cli import loading
 from pipeline_platform.cli.limit_commands import changed
 from pipeline_platform.control.store import ControlStore
+from pipeline_platform.model.blocks import name_of
 from pipeline_platform.model.options import Options
 from pipeline_platform.model.pipeline import Pipeline
 
@@ -32,6 +33,8 @@ def _lines(opened: loading.Deployment, pipeline: type[Pipeline]) -> list[str]:
         lines[-1] += f"{own.source} ({kind}), {options}"
         lines += [f"  {line}" for line in _limits(control, pipeline, name)]
     lane = "handle_messages, by columns" if pipeline.uses_columns() else "handle_message"
+    if kind := pipeline.block_type():
+        lane = f"handle_messages, by blocks ({name_of(kind)})"
     lines.append(f"processors: {lane}; {_options(control.processors_of(pipeline))}")
     if at_run_time := changed(control.overrides(pipeline.name)):
         lines.append(f"  set at run time: {at_run_time}")

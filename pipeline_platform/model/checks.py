@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, NoReturn
 from pydantic import BaseModel
 
 from pipeline_platform.model import cron
+from pipeline_platform.model.blocks import KINDS, ROUTING, annotated, name_of
 from pipeline_platform.model.events import EVENTS, are_functions
 from pipeline_platform.model.fields import ModelClass
 from pipeline_platform.model.options import (
@@ -46,8 +47,6 @@ RESERVED_TABLES = frozenset({"messages", "outcomes", "failed"})
 """Tables that every pipeline has; no batcher can be named so."""
 SYSTEM_COLUMNS = ("source", "message_id", "attempt", "batch_key", "batch_id", "receive_id", "window", "child")
 """Columns that the platform adds to a batcher's table; no field of its model can be named so."""
-_ROUTING = {"position", "batcher", "status", "reason"}
-"""Columns of the fast lane that say where a row goes, beside some of `SYSTEM_COLUMNS`."""
 _PROMISES: Mapping[Callable[[Any], bool], str] = {
     inspect.iscoroutinefunction: "async",
     inspect.isasyncgenfunction: "an async generator",
@@ -297,22 +296,27 @@ def _check_producers(cls: _Class) -> None:
 
 
 def _check_lane(cls: _Class, base: _Class) -> None:
-    one = _is_written(cls, base, "handle_message")
-    if one == cls.uses_columns():
-        has = "both handle_message and" if one else "neither handle_message nor"
+    if _is_written(cls, base, "handle_message") == (is_lane := _is_written(cls, base, "handle_messages")):
+        has = "both handle_message and" if is_lane else "neither handle_message nor"
         raise PipelineError(f"{cls.__qualname__} has {has} handle_messages: write one of them")
+    if not is_lane:
+        return
+    kind = annotated(cls.handle_messages)
+    if kind is not None and (name := name_of(kind)) not in {*KINDS, "pyspark.DataFrame"}:
+        why = "annotate polars.DataFrame or pyarrow.Table for blocks, or Spark's DataFrame"
+        raise PipelineError(f"{cls.__qualname__}.handle_messages takes {name}: {why}")
+    why = "is never called beside handle_messages: do it there, or write handle_message instead"
+    for callback in ("transform", "prepare_messages") if cls.uses_columns() else ("transform",):
+        if _is_written(cls, base, callback):
+            raise PipelineError(f"{cls.__qualname__}.{callback} {why}")
+    if (threads := cls.processors.threads) > 1:
+        why = "handle_messages is called for all messages together: write handle_message instead, or leave it at 1"
+        _refuse(cls, "processors.threads", threads, why)
     if cls.uses_columns():
         timeout = cls.processors.message_timeout
         if timeout is not None and not any(_is_written(cls, base, one) for one in ("handle_failed", "acknowledge")):
             why = "a query of Spark cannot be timed, and neither handle_failed nor acknowledge is written: leave it out"
             _refuse(cls, "processors.message_timeout", timeout, why)
-        for callback in ("transform", "prepare_messages"):
-            if _is_written(cls, base, callback):
-                why = "is never called beside handle_messages: do it there, or write handle_message instead"
-                raise PipelineError(f"{cls.__qualname__}.{callback} {why}")
-        if (threads := cls.processors.threads) > 1:
-            why = "handle_messages is called for all messages together: write handle_message instead, or leave it at 1"
-            _refuse(cls, "processors.threads", threads, why)
         if cls.processors.rescue:
             why = "a row of handle_messages has no way on of its own: write handle_message instead, or leave it out"
             _refuse(cls, "processors.rescue", True, why)
@@ -335,7 +339,7 @@ def _check_batchers(cls: _Class, base: _Class) -> None:
         if not isinstance(options, Batcher | TableBatcher):
             _refuse(cls, key, options, "it must be a Batcher(...) or a TableBatcher(schema=...)")
         model = options.table_schema
-        if model is not None and (misfit := _unfit(model, columns=cls.uses_columns())):
+        if model is not None and (misfit := _unfit(model, columns=_is_written(cls, base, "handle_messages"))):
             _refuse(cls, f"{key}.schema", model.__name__, misfit)
         if isinstance(options, Batcher) and not _is_written(cls, base, "handle_batch"):
             why = "is a Batcher(...), and the class has no handle_batch; write it, or use TableBatcher(schema=...)"
@@ -374,6 +378,6 @@ def _unfit(model: ModelClass, *, columns: bool) -> str | None:
         return f"the platform adds columns {taken}: rename them"
     if twice := sorted(name for name in set(folded) if folded.count(name) > 1):
         return f"the fields {twice} differ in nothing but case, which tables do not tell apart: rename them"
-    if columns and (routes := sorted(set(folded) & _ROUTING)):
+    if columns and (routes := sorted(set(folded) & {"position", *ROUTING})):
         return f"in handle_messages the columns {routes} say where a row goes: give these fields other names"
     return None

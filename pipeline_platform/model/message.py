@@ -6,15 +6,18 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from itertools import repeat
-from typing import Any, Literal, NamedTuple, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast, overload
 
 import pyarrow as pa
 from msgspec import Struct
 from pydantic import BaseModel
 
-from pipeline_platform.model import payload
+from pipeline_platform.model import blocks, payload
 from pipeline_platform.model.actions import AckPolicy
 from pipeline_platform.model.failure import Failure, reason_of, words
+
+if TYPE_CHECKING:
+    import polars as pl
 
 Status = Literal["ok", "failed"]
 BatchMode = Literal["bulk", "flush"]
@@ -321,7 +324,7 @@ class Message:
         return f"Message({self.message_id!r}, batcher={self.batcher!r}, status={self.status!r})"
 
 
-def ack_immediately(messages: Iterable[Message]) -> list[Message]:
+def ack_immediately(messages: Iterable[Message] | pl.DataFrame | pa.Table) -> list[Message]:
     """Acknowledge messages at their source now, in as few calls as possible, and not again at the end of the run.
 
     Each is acknowledged in its present state: by its action on failure if it has failed, else by its action on success.
@@ -329,17 +332,17 @@ def ack_immediately(messages: Iterable[Message]) -> list[Message]:
     end.
 
     Args:
-        messages: Messages that a callback got. The pipeline must set `acks_immediately`.
+        messages: Messages that a callback got, or rows of its block. The pipeline must set `acks_immediately`.
 
     Returns:
         The messages.
 
     Raises:
-        TypeError: One is not a message.
+        TypeError: One is not a message, or not of the block that a callback has.
         RuntimeError: Their pipeline does not set `acks_immediately`, or the run was given up for dead.
         OSError: The lake cannot write the ids first; nothing was acknowledged.
     """
-    given = list(messages)
+    given = blocks.messages_of(messages) if blocks.is_block(messages) else list(messages)
     if wrong := next((one for one in given if not isinstance(one, Message)), None):
         raise TypeError(f"ack_immediately takes messages, not {type(wrong).__name__}")
     by_delivery: dict[int, list[Message]] = {}

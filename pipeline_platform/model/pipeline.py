@@ -5,10 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel
 
+from pipeline_platform.model.blocks import KINDS, annotated, name_of
 from pipeline_platform.model.checks import check_class
 from pipeline_platform.model.context import overridden
 from pipeline_platform.model.events import Event
@@ -25,9 +26,6 @@ from pipeline_platform.model.options import (
 )
 from pipeline_platform.model.partition import SOURCE
 from pipeline_platform.model.retry import Retry
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 __all__ = ["Pipeline", "PipelineError"]
 
@@ -109,7 +107,7 @@ class Pipeline:
         """Do once for a chunk what would be done for each message (one query, one call).
 
         It must return as many messages, in the same order. The whole chunk fails if it raises, or returns fewer or
-        more.
+        more. Where `handle_messages` takes blocks, this takes and returns them, too, before permits are taken.
         """
         del context
         return messages
@@ -124,12 +122,14 @@ class Pipeline:
         """
         raise NotImplementedError(f"{type(self).__name__} has no handle_message")
 
-    def handle_messages(self, messages: DataFrame, context: Any) -> DataFrame:
-        """Handle all messages with column expressions: the fast lane, instead of `handle_message`.
+    def handle_messages(self, messages: Any, context: Any) -> Any:
+        """Handle many messages at once, as columns, instead of `handle_message`. See `docs/build/lanes.md`.
 
         Args:
-            messages: The columns of `MESSAGES` but `receive_id` and `published_at`; `position`; and `batcher`,
-                `batch_key`, `status`, `reason`.
+            messages: As it is annotated. `polars.DataFrame` or `pyarrow.Table`: a block, some thousand messages of a
+                task, in order. Spark's `DataFrame`, or no annotation: all messages of a run. It has the columns of
+                `MESSAGES` but `receive_id` and `published_at`; `position`; and `batcher`, `batch_key`, `status`,
+                `reason`.
             context: As for the other callbacks.
 
         Returns:
@@ -170,8 +170,16 @@ class Pipeline:
 
     @classmethod
     def uses_columns(cls) -> bool:
-        """True where the author chose the fast lane."""
-        return cls.handle_messages is not Pipeline.handle_messages
+        """True where the author chose Spark's columns."""
+        return cls.handle_messages is not Pipeline.handle_messages and cls.block_type() is None
+
+    @classmethod
+    def block_type(cls) -> Any:
+        """The class of the blocks that the author chose to handle; None where it is rows, or Spark's columns."""
+        if cls.handle_messages is Pipeline.handle_messages:
+            return None
+        kind = annotated(cls.handle_messages)
+        return kind if name_of(kind) in KINDS else None
 
     @classmethod
     def partitioning(cls, batcher: str | None = None) -> Any:

@@ -84,7 +84,7 @@ def test_message(
         given: See `Given`.
 
     Raises:
-        PipelineError: The context does not fit, or the pipeline has `handle_messages`, which needs Spark.
+        PipelineError: The context does not fit, or `handle_messages` takes Spark's columns.
         TypeError: An argument is of another type.
         ValueError: The attempt is below 1.
     """
@@ -109,7 +109,7 @@ def test_batch(
         given: See `Given`.
 
     Raises:
-        PipelineError: The context does not fit, or the pipeline has `handle_messages`, which needs Spark.
+        PipelineError: The context does not fit, or `handle_messages` takes Spark's columns.
         TypeError: An argument is of another type.
         ValueError: Metadata are fewer or more than messages, the batch mode is unknown, or the attempt is below 1.
     """

@@ -1,20 +1,22 @@
 """Messages through the functions that tasks run, and what these record kept in memory in place of files."""
 
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline_platform.lake.early_acks import Entry, Key
 from pipeline_platform.model.actions import AckPolicy
-from pipeline_platform.model.message import BatchInfo, BatchMode, Message
+from pipeline_platform.model.message import DEFAULT, BatchInfo, BatchMode, Message
 from pipeline_platform.model.options import Batcher
 from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.model.schema import arrow_schema
 from pipeline_platform.tasks.batch import cutting
 from pipeline_platform.tasks.batch.handle_batches import Batch, HandleBatches
 from pipeline_platform.tasks.batch.parents import parents_of, with_ends
-from pipeline_platform.tasks.handle.handle_messages import LANE, Handler
+from pipeline_platform.tasks.handle.handle_messages import lane_of
 from pipeline_platform.tasks.handle.in_order import FOUND, FindPartitions, found_table
+from pipeline_platform.tasks.handle.row_lane import LANE
 from pipeline_platform.tasks.handle.source_order import in_source_order
 from pipeline_platform.tasks.host.fork import Written
 from pipeline_platform.tasks.host.step import Step
@@ -91,6 +93,23 @@ class Kept(Outcomes):
             if message.child is not None:
                 self._children[position][message.child] = message
 
+    def columns(self, name: str, rows: pa.RecordBatch, window: str, columns: Sequence[pa.Array]) -> None:
+        """Record rows, and keep them as messages whose data is a dict of their fields."""
+        super().columns(name, rows, window, columns)
+        model = self.step.pipeline.batchers[name].table_schema
+        assert model is not None
+        data = pa.RecordBatch.from_arrays(columns, schema=arrow_schema(model)).to_pylist(maps_as_pydicts="lossy")
+        keys = rows.column("batch_key").fill_null(DEFAULT).to_pylist()
+        for position, value, key in zip(rows.column("position").to_pylist(), data, keys, strict=True):
+            self.ended[position] = self.ended[position].put(value, batcher=name, batch_key=key)
+
+    def record_handled(self, rows: pa.RecordBatch, window: str) -> None:
+        """Record rows that are all handled, and keep them."""
+        super().record_handled(rows, window)
+        positions = rows.column("position")
+        received = self._received.take(pc.index_in(positions, value_set=self._received["position"]))
+        self.ended |= dict(zip(positions.to_pylist(), Message.each(received, self.ack_policy), strict=True))
+
     @property
     def successful(self) -> list[Message]:
         """Messages that are handled, in order; in the place of one with children these."""
@@ -109,8 +128,9 @@ class Kept(Outcomes):
     def handle(self, rows: pa.RecordBatch, window: str, batch_mode: BatchMode) -> list[BatchInfo]:
         """Handle the messages of a receive, and then their batches; return what is known of these."""
         rows = self._in_order(rows, window)
-        handler = Handler(self._instance, self.step.context, self.ack_policy, batch_mode=batch_mode)
-        self.handled(rows, window, handler.handle(rows))
+        self._received = rows
+        for _ in lane_of(self, batch_mode=batch_mode).record(rows, window, self):
+            pass
         infos = []
         for name, options in self.step.pipeline.batchers.items():
             if isinstance(options, Batcher) and self.tally.counts[f"staged:{name}"]:

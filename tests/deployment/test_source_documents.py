@@ -18,7 +18,7 @@ from pipeline_platform.control.store import ControlStore
 from pipeline_platform.model.message import Message
 from pipeline_platform.source.contract import Source
 from pipeline_platform.source.patience import patiently
-from pipeline_platform.tasks.handle.handle_messages import Handler
+from pipeline_platform.tasks.handle.row_lane import Handler
 from tests.fixtures.documents import DOCS, blocks, deployed, source_of
 from tests.fixtures.postgres import administrator
 

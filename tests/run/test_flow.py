@@ -21,7 +21,7 @@ from pipeline_platform.telemetry import Event, configuration
 from pipeline_platform.telemetry.exporter import Exporter
 from pipeline_platform.telemetry.tracing import traceparent
 from tests.fixtures.flow import begun, kinds, received, rows, run
-from tests.fixtures.flow_pipelines import Columns, Obedient, Paced, Place, Twisted, Word
+from tests.fixtures.flow_pipelines import Blocks, Columns, Obedient, Paced, Place, Twisted, Word
 from tests.fixtures.pooled import Pooled, Splitting, Timed
 
 
@@ -49,8 +49,10 @@ def test_a_failure_is_driven_again_until_it_succeeds_and_a_replay_changes_nothin
     assert rows(flow, "messages")["message_id"].n_unique() == rows(flow, "messages").height == 4
 
 
-def test_the_fast_lane_routes_fails_and_misses_rows_like_the_other(filled_on_spark):
-    flow = filled_on_spark(Columns, [b"one", b"drop", b"fail", b"lost", b"two", b"batch 1", b"batch 2", b"batch 3"])
+@pytest.mark.parametrize("pipeline", [Columns, Blocks])
+def test_columns_and_blocks_route_fail_and_miss_rows_like_the_other_lane(filled_on_spark, pipeline):
+    flow = filled_on_spark(pipeline, [b"one", b"drop", b"fail", b"lost", b"two", b"batch 1", b"batch 2", b"batch 3"])
+
     run(flow)
     assert sorted(rows(flow, "words")["word"]) == ["one", "two"]
     assert sorted(rows(flow, "batches")["word"]) == ["batch 1", "batch 2", "batch 3"]
@@ -58,6 +60,18 @@ def test_the_fast_lane_routes_fails_and_misses_rows_like_the_other(filled_on_spa
     assert reasons == [
         "handle_messages did not return it", "told to", "no batcher 'nowhere'; there are ['batches', 'words']",
     ]  # fmt: skip
+    assert flow.source.backlog().messages == 0
+
+
+def test_a_row_that_kills_the_host_of_its_block_or_raises_fails_alone_each_time(filled_on_spark):
+    flow = filled_on_spark(Blocks, [*(b"%d" % number for number in range(60)), b"kill", b"raise"])
+
+    run(flow)
+    run(flow, origin="failed")
+
+    assert sorted(map(int, rows(flow, "words")["word"])) == list(range(60))
+    failed = rows(flow, "failed").sort("attempt", "kind")
+    assert failed["kind"].to_list() == ["ValueError", "worker killed"] * 2
     assert flow.source.backlog().messages == 0
 
 

@@ -16,7 +16,8 @@ from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.actions import AckPolicy
 from pipeline_platform.model.crossing import decode
-from pipeline_platform.tasks.handle.column_lane import TAKEN, WriteColumns, taken
+from pipeline_platform.tasks.handle.column_lane import WriteColumns, taken
+from pipeline_platform.tasks.record.routed import ROUTES
 from tests.fixtures.small_lake import (
     DRIVEN_AGAIN,
     Memory,
@@ -94,7 +95,7 @@ def written(
     payloads = [one["data"] for one in rows]
     kept = ranges(received(lake, pipeline.name, Memory(deliveries_=numbered(*payloads))), pipeline.name)
     columns: dict[str, Any] = {"position": pa.array(range(len(rows)), pa.int64())}
-    types = {**dict.fromkeys(TAKEN[1:], pa.string()), **TYPES, **types}
+    types = {**dict.fromkeys(ROUTES[1:], pa.string()), **TYPES, **types}
     columns |= {name: pa.array([one[name] for one in rows], type_) for name, type_ in types.items()}
     columns["data"] = pa.array(payloads, pa.binary())
     batch = pa.RecordBatch.from_pydict(columns)
@@ -272,7 +273,7 @@ def test_rows_of_several_windows_go_to_their_windows(lake):
 @pytest.mark.parametrize("positions", [[0, 2], [-1, 0], [0, None]])
 def test_a_position_that_no_message_has_is_refused(lake, positions):
     kept = ranges(received(lake, "fast", Memory(deliveries_=numbered(b"1", b"2"))), "fast")
-    columns = {name: pa.repeat("ok", 2) for name in TAKEN[1:]} | {"position": pa.array(positions, pa.int64())}
+    columns = {name: pa.repeat("ok", 2) for name in ROUTES[1:]} | {"position": pa.array(positions, pa.int64())}
     write = WriteColumns(Fast, None, Memory().ack_policy, lake, "r1", kept)
     with pytest.raises(PipelineError, match="changed the column position"):
         list(write.here([pa.RecordBatch.from_pydict(columns)]))

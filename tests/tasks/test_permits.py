@@ -13,7 +13,7 @@ from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.options import RateLimiting
 from pipeline_platform.tasks.handle import handle_messages
-from tests.fixtures.obedient import Obedient
+from tests.fixtures.obedient import Obedient, ObedientBlocks
 from tests.fixtures.small_lake import Shared, handled, outcomes, rows_of
 
 
@@ -145,17 +145,24 @@ class Stopped:
     def left(self) -> int:
         return self._left.value
 
-    def each(self, messages):
-        count = min(len(messages), self.left)
+    def permitted(self, wanted):
+        count = min(wanted, self.left)
         self._left.value -= count
-        yield from messages[:count]
+        return count, float("inf")
+
+    def each(self, messages):
+        yield from messages[: self.permitted(len(messages))[0]]
 
 
+both_lanes = pytest.mark.parametrize("pipeline", [Obedient, ObedientBlocks])
+
+
+@both_lanes
 @pytest.mark.parametrize("careful", [False, True])
 @pytest.mark.parametrize("begun", [0, 2, 5])
-def test_what_was_not_begun_is_given_back_and_what_was_is_kept(tmp_path, careful, begun):
+def test_what_was_not_begun_is_given_back_and_what_was_is_kept(tmp_path, pipeline, careful, begun):
     lake, payloads = Lake(root=str(tmp_path)), [b"%d" % number for number in range(5)]
-    manifest = handled(lake, Obedient, *payloads, careful=careful, pace=Stopped(begun))
+    manifest = handled(lake, pipeline, *payloads, careful=careful, pace=Stopped(begun))
     expected = {f"m{number}": "handled" if number < begun else "returned" for number in range(5)}
     assert outcomes(lake, "obedient", manifest) == expected
     back = [row for row in rows_of(lake, "obedient", manifest, "outcomes") if row["outcome"] == "returned"]
@@ -164,9 +171,10 @@ def test_what_was_not_begun_is_given_back_and_what_was_is_kept(tmp_path, careful
     assert (manifest.total("given_back"), manifest.total("returned")) == (5 - begun, 5 - begun)
 
 
-def test_a_message_that_kills_its_fork_fails_and_those_after_it_are_given_back(tmp_path):
+@both_lanes
+def test_a_message_that_kills_its_fork_fails_and_those_after_it_are_given_back(tmp_path, pipeline):
     lake = Lake(root=str(tmp_path))
-    manifest = handled(lake, Obedient, b"die", b"1", careful=True, pace=Stopped(3))
+    manifest = handled(lake, pipeline, b"die", b"1", careful=True, pace=Stopped(3))
     assert outcomes(lake, "obedient", manifest) == {"m0": "failed", "m1": "returned"}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pipeline_platform import Message, Processors
-from pipeline_platform.tasks.handle.handle_messages import Handler
+from pipeline_platform.tasks.handle.row_lane import Handler
 from pipeline_platform.tasks.handle.threads import at_once
 from pipeline_platform.tasks.host.progress import Progress
 from tests.fixtures.obedient import Obedient

@@ -176,7 +176,7 @@ def test_without_functions_the_callback_itself_is_called(lake, monkeypatch):
     def refused(*_: Any) -> None:
         raise AssertionError("told of a message")
 
-    monkeypatch.setattr("pipeline_platform.tasks.handle.handle_messages._emitting", refused)
+    monkeypatch.setattr("pipeline_platform.tasks.handle.row_lane._emitting", refused)
 
     manifest = handled(lake, Obedient, b"1", b"2")
 

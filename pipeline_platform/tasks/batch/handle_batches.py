@@ -21,7 +21,7 @@ from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.portions import portions
 from pipeline_platform.tasks.batch import cutting
 from pipeline_platform.tasks.by_position import ByPosition
-from pipeline_platform.tasks.handle.handle_messages import checked
+from pipeline_platform.tasks.handle.row_lane import checked
 from pipeline_platform.tasks.host.fork import Death, Limit
 from pipeline_platform.tasks.host.hosting import CallingStep
 from pipeline_platform.tasks.host.isolation import Tries, surely

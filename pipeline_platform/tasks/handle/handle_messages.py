@@ -1,30 +1,23 @@
-"""Handling: messages through the callbacks, each failure its message's alone."""
+"""Handling: received messages through the callbacks, by the lane that their author chose."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pipeline_platform.lake.reader import RowRange, read_ranges, without
-from pipeline_platform.model.actions import AckPolicy
-from pipeline_platform.model.failure import Failure
-from pipeline_platform.model.message import ACK_POLICY, BULK, MESSAGES, BatchMode, Message
-from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.model.message import BULK, MESSAGES, BatchMode
+from pipeline_platform.tasks.handle.block_lane import BlockLane
 from pipeline_platform.tasks.handle.repeats import Repeats
-from pipeline_platform.tasks.handle.threads import at_once, followers
+from pipeline_platform.tasks.handle.row_lane import Handler
 from pipeline_platform.tasks.host.fork import Death
 from pipeline_platform.tasks.host.hosting import CallingStep
 from pipeline_platform.tasks.host.isolation import Tries, each_alone, surely
-from pipeline_platform.tasks.host.progress import UNWATCHED, Watch
-from pipeline_platform.tasks.record.failures import RECEIVING
-from pipeline_platform.tasks.record.fan_out import held_bytes, with_children
 from pipeline_platform.tasks.record.outcomes import Outcomes
-from pipeline_platform.telemetry.spans import has_listeners, span
 
 if TYPE_CHECKING:
     from pipeline_platform.control.pace import Pace
@@ -33,210 +26,36 @@ _UNREAD = {"receive_id", "published_at"}
 READ = pa.schema([*(field for field in MESSAGES if field.name not in _UNREAD), ("position", pa.int64())])
 """What handling reads of a received message."""
 
-LANE = "lane"
-"""A column that says which messages keep their order among themselves, where several are handled at once, or null."""
-
 BLOCK_ROWS = 8_192
 """Messages recorded at once, in one or several chunks: recording has a fixed cost of a millisecond."""
 
-HELD_BYTES = 16 * 2**20
-"""Bytes of children, as `held_bytes` counts them, that are recorded before the next message is handled."""
 
-_Paced = Callable[[Sequence[Message]], Iterable[Message]]
-
-
-class Handler:
-    """Gives messages to `transform`, `prepare_messages` (a chunk at a time) and `handle_message`.
-
-    Whatever a callback raises fails messages and no more: also a panic of a Rust library, SystemExit and
-    KeyboardInterrupt, since nobody interrupts a worker by a signal. Needs neither Spark nor a lake.
+class Lane(Protocol):
+    """Puts messages through the callbacks, once. Needs no Spark.
 
     Attributes:
-        is_over: Whether `paced` ended early.
+        is_over: Whether the rate limit, or a stop, let fewer begin than there are.
     """
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        context: Any,
-        ack_policy: AckPolicy = ACK_POLICY,
-        paced: _Paced | None = None,
-        watch: Watch = UNWATCHED,
-        batch_mode: BatchMode = BULK,
-    ) -> None:
-        """Prepare to handle.
+    is_over: bool
 
-        Args:
-            pipeline: Whose callbacks.
-            context: What they are handed.
-            ack_policy: How messages are acknowledged.
-            paced: Yields messages when they may be handled. If it ends early, the last ones are not handled.
-            watch: Learns which callback is called.
-            batch_mode: That of each message, at first.
-        """
-        self._pipeline, self._context, self._ack_policy = pipeline, context, ack_policy
-        self._paced, self._watch, self._batch_mode = paced, watch, batch_mode
-        kind = type(pipeline)
-        self._transforms = kind.transform is not Pipeline.transform
-        self._prepares = kind.prepare_messages is not Pipeline.prepare_messages
-        self._held, self.is_over = 0, False
-
-    def handle(self, batch: pa.RecordBatch) -> list[Message]:
-        """Handle the messages of a batch; return one for each row that was begun, in order, ok or failed."""
-        return [message for portion in self.portions(batch) for message in portion]
-
-    def portions(self, batch: pa.RecordBatch) -> Iterator[list[Message]]:
-        """Handle the messages of a batch; yield them as they are done with, ok or failed.
-
-        A portion ends where its children are `HELD_BYTES`. Where `paced` ends early, the rows that were not begun are
-        missing. In threads, messages of one value of the column `lane` are handled one after the other, if the batch
-        has that column.
-        """
-        messages = self.transformed(batch)
-        lanes = batch.column(LANE).to_pylist() if LANE in batch.schema.names else []
-        size = self._pipeline.processors.chunk_size if self._prepares else len(messages)
-        portion = list[Message]()
-        for start in range(0, len(messages), size or 1):
-            left, mine = messages[start : start + size], lanes[start : start + size]
-            if self._prepares:
-                left = self._prepare(left)
-            permits = iter(self._paced(left) if self._paced else left)  # the next portion goes on with them
-            while left:
-                begun = self._handle(left, permits, mine)
-                portion += begun
-                if self._held < HELD_BYTES:
-                    self.is_over = len(begun) < len(left)
-                    break
-                yield portion
-                portion, self._held = [], 0
-                rows = {message._row for message in begun}
-                kept = [place for place, message in enumerate(left) if message._row not in rows]
-                left, mine = [left[place] for place in kept], [mine[place] for place in kept] if mine else []
-            if self.is_over:
-                break
-        if portion:
-            yield portion
-
-    def transformed(self, batch: pa.RecordBatch) -> list[Message]:
-        """The messages of a batch as the next callback sees them, one for each row; the too large have failed."""
-        most_bytes = self._pipeline.processors.max_message_bytes
-        messages = list(Message.each(batch, self._ack_policy, self._batch_mode))
-        for row in oversized(batch, most_bytes):
-            messages[row] = messages[row].failed(too_large(messages[row].data, most_bytes))
-        if not self._transforms:
-            return messages
-        return self._each(lambda message, _: self._pipeline.transform(message), messages, "transform")
-
-    def _handle(self, messages: Sequence[Message], permits: Iterator[Message], lanes: Sequence[Any]) -> list[Message]:
-        """Handle messages, as many as there are permits; return those that were begun, in order."""
-        callback, stage = self._pipeline.handle_message, "handle_message"
-        if has_listeners("message", type(self._pipeline)):
-            callback = partial(_emitting, self._pipeline)
-        threads = min(self._pipeline.processors.threads, len(messages))
-        if threads <= 1:
-            return self._each(callback, permits, stage)
-        watches = self._watch.of_threads(stage, threads)
-        workers = [partial(self._each, callback, stage=stage, watch=watch) for watch in watches]
-        return at_once(messages, workers, permits, followers(lanes))
-
-    def _each(
-        self,
-        callback: Callable[[Message, Any], Message | list[Message]],
-        messages: Iterable[Message],
-        stage: str,
-        watch: Watch | None = None,
-    ) -> list[Message]:
-        # The hot loop: one call, one check and one append a message. To unpack arguments would cost twice the call.
-        context, handled = self._context, []
-        for message in (watch or self._watch).each(stage, messages):
-            state = message._state
-            if state.failure is not None:
-                handled.append(message)
-                continue
-            try:
-                result = callback(message, context)
-                if (
-                    result.__class__ is not Message
-                    or result._row != message._row
-                    or result._state is not state
-                    or type(result.batcher) is not str
-                    or type(result.batch_key) is not str
-                ):
-                    result = _accepted(message, result, stage)
-                    if result._state.children is not None:
-                        size = held_bytes(result._state.children)  # first: another thread may add meanwhile
-                        self._held += size
-                        if self._held >= HELD_BYTES:
-                            handled.append(result)
-                            break
-                handled.append(result)
-            except BaseException as error:
-                handled.append(message._rejected(Failure.of(error, stage)))
-        return handled
-
-    def _prepare(self, messages: list[Message]) -> list[Message]:
-        waiting = [message for message in messages if message.failure is None]
-        if not waiting:
-            return messages
-        with self._watch.busy("prepare_messages", waiting):
-            try:
-                prepared = list(self._pipeline.prepare_messages(list(waiting), self._context))
-                if len(prepared) != len(waiting) or not all(map(Message.is_same, waiting, prepared)):
-                    raise TypeError(
-                        f"prepare_messages got {len(waiting)} messages and must return each of them, in order; "
-                        f"it returned {len(prepared)}"
-                    )
-            except BaseException as error:
-                failure = Failure.of(error, "prepare_messages")
-                prepared = [message._rejected(failure) for message in waiting]
-            else:
-                prepared = [checked(*pair, "prepare_messages") for pair in zip(waiting, prepared, strict=True)]
-        by_row = {message._row: message for message in prepared}
-        return [by_row.get(message._row, message) for message in messages]
+    def record(self, rows: pa.RecordBatch, window: str, outcomes: Outcomes) -> Iterator[Sequence[int]]:
+        """Handle rows and record what came of them; yield which are, some at a time."""
 
 
-def checked(given: Message, returned: Message, stage: str) -> Message:
-    """What a callback made of a message; failed if it set something that no later step can take."""
-    try:
-        return returned._checked(stage)
-    except BaseException as error:
-        return given._rejected(Failure.of(error, stage))
+def lane_of(outcomes: Outcomes, pace: Pace | None = None, batch_mode: BatchMode = BULK) -> Lane:
+    """The lane of a pipeline's messages.
 
-
-def _accepted(given: Message, returned: object, stage: str) -> Message:
-    """What a callback made of a message, where it is no plain one."""
-    if isinstance(returned, list) and stage == "handle_message":
-        return with_children(given, returned)
-    if not isinstance(returned, Message) or not given.is_same(returned):
-        raise TypeError(_not_the_message(stage, returned))
-    return returned._checked(stage)
-
-
-def _emitting(pipeline: Pipeline, message: Message, context: Any) -> Message:
-    """Call `handle_message`, and emit that: what is no message of the pipeline's is an exception, too."""
-    with span("message", type(pipeline), message_id=message.message_id, attempt=message.attempt) as event:
-        result = _accepted(message, pipeline.handle_message(message, context), "handle_message")
-        event.add(failed=int(result.failure is not None))
-        return result
-
-
-def _not_the_message(callback: str, result: object) -> str:
-    if isinstance(result, Message):
-        return f"{callback} must return the message it was given, or one made from it; it returned another one"
-    wanted = "a Message or a list of Messages" if callback == "handle_message" else "a Message"
-    return f"{callback} must return {wanted}, got {type(result).__name__}"
-
-
-def oversized(batch: pa.RecordBatch, most_bytes: int) -> list[int]:
-    """The rows whose payload is larger than a pipeline takes."""
-    larger = pc.greater(pc.binary_length(batch.column("data")), most_bytes)
-    return list(pc.indices_nonzero(larger).to_pylist())
-
-
-def too_large(payload: bytes, most_bytes: int) -> Failure:
-    """Why a message fails that is larger than its pipeline takes."""
-    reason = f"its payload has {len(payload):,} bytes, and processors.max_message_bytes allows {most_bytes:,}"
-    return Failure("too large", reason, "", RECEIVING, retry=False)
+    Args:
+        outcomes: Of its task.
+        pace: The rate limit; None where nothing holds.
+        batch_mode: That of each message, at first.
+    """
+    pipeline, context, ack_policy = outcomes.pipeline, outcomes.step.context, outcomes.ack_policy
+    assert pipeline is not None
+    if type(pipeline).block_type() is not None:
+        return BlockLane(pipeline, context, ack_policy, pace.permitted if pace else None, batch_mode)
+    return Handler(pipeline, context, ack_policy, pace.each if pace else None, outcomes.watch, batch_mode)
 
 
 @dataclass(frozen=True)
@@ -280,26 +99,17 @@ class Handle(CallingStep):
         if outcomes.tally.counts["given_back"]:  # not even `transform` sees what is not to begin
             outcomes.given_back(rows, window)
             return ()
-        assert outcomes.pipeline is not None
-        paced, waited = (self.pace.each, self.pace.waited) if self.pace else (None, 0.0)
-        handler, begun = (
-            Handler(outcomes.pipeline, self.context, outcomes.ack_policy, paced, outcomes.watch),
-            set[int](),
-        )
+        waited = self.pace.waited if self.pace else 0.0
+        lane, begun = lane_of(outcomes, self.pace), set[int]()
         with outcomes.chunk(rows.num_rows):
-            for messages in handler.portions(rows):
-                if len(messages) == rows.num_rows:
-                    these = rows
-                else:
-                    these = rows.take(pa.array([message._row for message in messages], pa.int64()))
-                outcomes.handled(these, window, messages)
-                begun.update(message._row for message in messages)
-                if outcomes.most_rows and not handler.is_over:  # this host holds all that a try writes
+            for some in lane.record(rows, window, outcomes):
+                begun.update(some)
+                if outcomes.most_rows and not lane.is_over:  # this host holds all that a try writes
                     break
         if self.pace:
             outcomes.tally.counts["waited"] += self.pace.waited - waited  # type: ignore[assignment]
         left = [row for row in range(rows.num_rows) if row not in begun] if len(begun) < rows.num_rows else []
-        if left and handler.is_over:
+        if left and lane.is_over:
             outcomes.given_back(rows.take(pa.array(left, pa.int64())), window)
             return ()
         return left
@@ -309,7 +119,7 @@ class Handle(CallingStep):
 
     def _stage(self) -> str:
         """The callback of which a message died, if no other is known."""
-        return "handle_message"
+        return "handle_message" if self.pipeline.block_type() is None else "handle_messages"
 
 
 def _record_repeats(window: str, decided: pa.RecordBatch, copies: pa.RecordBatch, outcomes: Outcomes) -> None:

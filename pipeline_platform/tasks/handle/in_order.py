@@ -17,7 +17,8 @@ from pipeline_platform.lake.writer import Writer
 from pipeline_platform.model.partition import SOURCE
 from pipeline_platform.model.portions import portions
 from pipeline_platform.tasks.by_position import ByPosition
-from pipeline_platform.tasks.handle.handle_messages import BLOCK_ROWS, LANE, READ, Handle, Handler
+from pipeline_platform.tasks.handle.handle_messages import BLOCK_ROWS, READ, Handle
+from pipeline_platform.tasks.handle.row_lane import LANE, Handler
 from pipeline_platform.tasks.handle.source_order import SOURCE_ORDER, dealt, in_source_order
 from pipeline_platform.tasks.record.columns import partitioned
 from pipeline_platform.tasks.record.outcomes import Outcomes

@@ -9,8 +9,9 @@ import pyarrow as pa
 from pipeline_platform.lake.reader import RowRange, read_ranges, without
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.tasks.by_position import checksum
-from pipeline_platform.tasks.handle.handle_messages import READ, oversized, too_large
+from pipeline_platform.tasks.handle.handle_messages import READ
 from pipeline_platform.tasks.handle.repeats import Repeats
+from pipeline_platform.tasks.handle.row_lane import oversized, too_large
 from pipeline_platform.tasks.host.fork import Death
 from pipeline_platform.tasks.host.hosting import CallingStep
 from pipeline_platform.tasks.host.isolation import Tries, each_alone, surely

@@ -12,8 +12,8 @@ from itertools import count
 from pipeline_platform.model.message import Message
 
 _CALLBACKS = (
-    "", "transform", "partition_by", "prepare_messages", "handle_message", "decode", "batch_size", "handle_batch",
-    "lake", "handle_failed", "acknowledge",
+    "", "transform", "partition_by", "prepare_messages", "handle_message", "handle_messages", "decode", "batch_size",
+    "handle_batch", "lake", "handle_failed", "acknowledge",
 )  # fmt: skip
 MOST_ROWS = 2**20
 """Rows of one call that can be named. Where it has more, nobody knows which it was."""
@@ -104,7 +104,7 @@ class Progress(Watch):
     def begin(self, block: int) -> None:
         """A try begins, which is about a block of the part."""
         end_copy()
-        cells = self._cells
+        cells, self._places = self._cells, None
         cells[_BLOCK], cells[_TRIED], cells[_CALLBACK], cells[_COUNT], cells[_THREADS] = block, 0, 0, 0, 0
         cells[_TRIES] += 1
 

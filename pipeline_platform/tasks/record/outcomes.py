@@ -216,13 +216,15 @@ class Outcomes:
         self._finish(Block(batch, window, messages, failed=list(range(len(messages)))))
 
     def columns(self, name: str, rows: pa.RecordBatch, window: str, columns: Sequence[pa.Array]) -> None:
-        """Record rows of one batcher that the fast lane made columns of."""
+        """Record rows of one batcher that came as columns."""
         self._write_columns(name, rows, window, [*columns, rows.column("batch_key").fill_null(DEFAULT)])
         self.record_handled(rows, window)
 
     def record_handled(self, rows: pa.RecordBatch, window: str) -> None:
         """Write the outcomes of rows that are all handled."""
-        self._write_handled(rows, window, self.step.ack_policy.on_success)
+        action, early = self.step.ack_policy.on_success, self._early(rows)
+        actions = [EARLY if index in early else action for index in range(rows.num_rows)] if early else action
+        self._write_handled(rows, window, actions)
 
     def duplicates(self, rows: pa.RecordBatch, window: str, *, decided: bool) -> None:
         """Record deliveries that are not handled.

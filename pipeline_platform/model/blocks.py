@@ -1,0 +1,201 @@
+"""Blocks: messages as the rows of a `polars.DataFrame` or a `pyarrow.Table`, for `handle_messages`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from functools import lru_cache, reduce
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline_platform.model.failure import reason_of
+from pipeline_platform.model.fields import ModelClass
+from pipeline_platform.model.schema import RowType, arrow_schema
+from pipeline_platform.model.twins import SHORT, decoder_of
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    BlockOf = TypeVar("BlockOf", pl.DataFrame, pa.Table)
+
+ROUTING = ("batcher", "batch_key", "status", "reason")
+"""Columns that say what becomes of a row, beside those that were received."""
+
+KINDS = {"polars.DataFrame", "pyarrow.Table"}
+_MODULES = {"pl": "polars", "pa": "pyarrow"}
+_given: ContextVar[Any] = ContextVar("_given")
+"""The rows of the block that a callback has now, and how they are acknowledged."""
+
+
+def name_of(kind: Any) -> str:
+    """A class by its package, wherever in it that is made: `polars.DataFrame`."""
+    return f"{getattr(kind, '__module__', '').partition('.')[0]}.{getattr(kind, '__name__', kind)}"
+
+
+@lru_cache(maxsize=256)
+def annotated(callback: Callable[..., Any]) -> Any:
+    """The class that a method wants its first argument to be; None where that is not said, or for type checkers only.
+
+    An annotation is looked up by its names and never evaluated.
+    """
+    _, *parameters = inspect.signature(callback).parameters.values()
+    said = parameters[0].annotation if parameters else inspect.Parameter.empty
+    if not isinstance(said, str):
+        return None if said in (inspect.Parameter.empty, Any) else said
+    head, *names = said.split(".")
+    try:
+        return reduce(getattr, names, inspect.unwrap(callback).__globals__[head])
+    except (AttributeError, KeyError):
+        full = ".".join([_MODULES.get(head, head), *names])
+        return getattr(import_module(full.partition(".")[0]), names[0]) if full in KINDS else None
+
+
+def is_block(value: object) -> bool:
+    """Whether a value is of a class that blocks may have."""
+    return name_of(type(value)) in KINDS
+
+
+def as_block(rows: pa.Table, kind: Any) -> Any:
+    """Rows as a class of blocks has them."""
+    if kind is pa.Table:
+        return rows
+    import polars as pl
+
+    return pl.from_arrow(rows)
+
+
+def as_arrow(block: Any) -> pa.Table:
+    """A block as Arrow has it."""
+    return block if isinstance(block, pa.Table) else block.to_arrow()
+
+
+def columns(messages: BlockOf, model: ModelClass) -> BlockOf:
+    """Decode the payloads of a block, in `data`, into the columns of a model, as `message.json(model)` does it.
+
+    Each row that the model refuses, or that fits no column, gets the `status` `failed` and the `reason` that
+    `message.json(model)` gives. A row that has failed already is left as it is, and gets no values.
+
+    Args:
+        messages: A block, or some of its rows.
+        model: A pydantic model or a `msgspec.Struct`. One of plain fields, without validators, is several times as
+            fast as others.
+
+    Returns:
+        The block with a column for each field.
+
+    Raises:
+        ValueError: A field has the name of a column that says what becomes of a row.
+    """
+    schema = arrow_schema(model)
+    if taken := sorted({"position", *ROUTING} & set(schema.names)):
+        raise ValueError(f"{model.__name__} has the fields {taken}, which say what becomes of a row: rename them")
+    known = as_arrow(messages.select(["data", "status", "reason"]))
+    waiting = pc.fill_null(pc.equal(known["status"], "ok"), True)
+    rows = pc.indices_nonzero(waiting).to_pylist()
+    reasons = dict[int, str]()
+    values, fitting = _decoded(known["data"], rows, model, reasons)
+    arrays = _built(RowType(decoder_of(model).made), values, fitting, reasons)
+    if len(arrays[1]) < known.num_rows:
+        place = {row: place for place, row in enumerate(arrays[1])}
+        index = pa.array([place.get(row) for row in range(known.num_rows)], pa.int64())
+        made = [column.take(index) for column in arrays[0]]
+    else:
+        made = arrays[0]
+    named = dict(zip(schema.names, made, strict=True))
+    if reasons:
+        failed = pa.array([row in reasons for row in range(known.num_rows)])
+        why = pa.array([reasons.get(row) for row in range(known.num_rows)], pa.string())
+        named["status"] = pc.if_else(failed, "failed", known["status"].cast(pa.string()))
+        named["reason"] = pc.if_else(failed, why, known["reason"].cast(pa.string()))
+    block: BlockOf = _with(messages, pa.table(named))
+    return block
+
+
+def _with(block: Any, made: pa.Table) -> Any:
+    """A block with other columns beside or in the place of its own."""
+    if not isinstance(block, pa.Table):
+        return block.with_columns(as_block(made, None))
+    for name, column in zip(made.schema.names, made.columns, strict=True):
+        at = block.schema.get_field_index(name)
+        block = block.append_column(name, column) if at < 0 else block.set_column(at, name, column)
+    return block
+
+
+def _decoded(
+    data: pa.ChunkedArray, rows: Sequence[int], model: ModelClass, reasons: dict[int, str]
+) -> tuple[list[Any], Sequence[int]]:
+    """Decode payloads; return what is made of them and of which rows, and note why others are refused."""
+    decoder, payloads = decoder_of(model), data.to_pylist()
+    data = data.cast(pa.binary())
+    try:
+        data.cast(pa.string())
+        is_text = True
+    except pa.ArrowInvalid:  # msgspec passes over what is no UTF-8 in a field that no model has
+        is_text = False
+    if is_text and len(rows) == len(payloads) and (pc.max(pc.binary_length(data)).as_py() or SHORT) < SHORT:
+        with suppress(BaseException):
+            return list(map(decoder.short, payloads)), rows
+    values, fitting = list[Any](), list[int]()
+    for row in rows:
+        one = payloads[row]
+        try:
+            is_sure = one is not None and (is_text or one.isascii())
+            values.append(decoder.fast(one) if is_sure else decoder.exact(one))
+            fitting.append(row)
+        except BaseException as error:
+            reasons[row] = reason_of(error)
+    return values, fitting
+
+
+def _built(
+    row_type: RowType, values: Sequence[Any], rows: Sequence[int], reasons: dict[int, str]
+) -> tuple[list[pa.Array], Sequence[int]]:
+    """Build columns of the values that fit; return the rows of these, and note why others do not."""
+    try:
+        return row_type.columns(values), rows
+    except BaseException as error:
+        if len(values) == 1:
+            reasons[rows[0]] = reason_of(error)
+            return [pa.array([], field.type) for field in row_type.schema], ()
+    half = len(values) // 2
+    (first, fitting), (last, more) = (
+        _built(row_type, values[part], rows[part], reasons) for part in (slice(half), slice(half, None))
+    )
+    return [pa.concat_arrays(pair) for pair in zip(first, last, strict=True)], [*fitting, *more]
+
+
+@contextmanager
+def given(rows: pa.RecordBatch, ack_policy: Any) -> Iterator[None]:
+    """Let `messages_of` know the rows that a callback gets meanwhile."""
+    token = _given.set((rows, ack_policy))
+    try:
+        yield
+    finally:
+        _given.reset(token)
+
+
+def messages_of(block: Any) -> list[Any]:
+    """The messages of a block, or of some of its rows, as their `status` says.
+
+    Raises:
+        TypeError: No callback has a block now, or the rows are not of it.
+    """
+    from pipeline_platform.model.message import Message
+
+    rows, ack_policy = _given.get((None, None))
+    if rows is None:
+        raise TypeError("ack_immediately takes rows of the block that a callback has, and none has one now")
+    known = as_arrow(block)
+    at = pc.index_in(known["position"].cast(pa.int64()), value_set=rows["position"]).combine_chunks()
+    if at.null_count:
+        raise TypeError("ack_immediately was given rows of another block")
+    said = zip(known["status"].to_pylist(), known["reason"].to_pylist(), strict=True)
+    return [
+        message if status in ("ok", None) else message.failed(reason or "")
+        for message, (status, reason) in zip(Message.each(rows.take(at), ack_policy), said, strict=True)
+    ]

@@ -1,0 +1,182 @@
+"""Blocks: messages through the callbacks some thousand at a time, as columns; each failure its row's alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline_platform.model.actions import AckPolicy
+from pipeline_platform.model.blocks import ROUTING, as_arrow, as_block, given, name_of
+from pipeline_platform.model.failure import Failure
+from pipeline_platform.model.message import BULK, DEFAULT, BatchMode
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.tasks.handle.row_lane import LANE, oversized, too_large
+from pipeline_platform.tasks.record.outcomes import Outcomes
+from pipeline_platform.tasks.record.routed import FIELD, KEPT, RoutedRows, failure_of, fields_of_all
+
+_Permitted = Callable[[int], tuple[int, float]]
+
+_AT_FIRST = DEFAULT, DEFAULT, "ok", None
+"""The routing of a row of which nothing is said."""
+
+
+class BlockLane:
+    """Gives blocks to `prepare_messages` and `handle_messages`, and writes the rows that come back.
+
+    A call that raises is made again for halves of its block, until the rows are found that it raises at. What it
+    returns is refused for the whole block where that says nothing of a row: a wrong class, strange positions.
+
+    Args:
+        pipeline: Whose callbacks.
+        context: What they are handed.
+        ack_policy: How messages are acknowledged.
+        permitted: Given how many messages wait, says how many may begin, and until when; None where all may.
+        batch_mode: That of each message.
+
+    Attributes:
+        is_over: Whether `permitted` gave none.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        context: Any,
+        ack_policy: AckPolicy,
+        permitted: _Permitted | None = None,
+        batch_mode: BatchMode = BULK,
+    ) -> None:
+        self._pipeline, self._context, self._ack_policy = pipeline, context, ack_policy
+        self._permitted, self._batch_mode, self.is_over = permitted, batch_mode, False
+        kind = type(pipeline)
+        self._kind, self._fields = kind.block_type(), fields_of_all(kind)
+        self._prepares = kind.prepare_messages is not Pipeline.prepare_messages
+
+    def record(self, rows: pa.RecordBatch, window: str, outcomes: Outcomes) -> Iterator[Sequence[int]]:
+        """Handle rows and record what came of them; yield which are."""
+        self._rows, self._outcomes = rows, outcomes
+        self._routed = RoutedRows(outcomes, window, rows["position"], self._received, self._batch_mode)
+        waiting, left = [self._without_large(rows)], list[pa.Table]()
+        with given(rows, self._ack_policy):
+            if self._prepares:
+                waiting = list(map(self._well, self._called("prepare_messages", waiting, left)))
+            for part in self._called("handle_messages", waiting, left, self._permitted):
+                self._write(part, self._fields)
+        begun = np.ones(rows.num_rows, np.bool_)
+        for part in left:
+            begun[self._places(part["position"]).to_numpy()] = False
+        self.is_over = bool(left)
+        yield np.flatnonzero(begun).tolist()
+
+    def _without_large(self, rows: pa.RecordBatch) -> pa.Table:
+        """The block, in which nothing is said of any row yet; the too large have failed."""
+        most_bytes = self._pipeline.processors.max_message_bytes
+        columns = {name: rows.column(name) for name in rows.schema.names if name != LANE}
+        at_first = (pa.repeat(pa.scalar(value, pa.string()), rows.num_rows) for value in _AT_FIRST)
+        block = pa.table(columns | dict(zip(ROUTING, at_first, strict=True)))
+        if not (large := oversized(rows, most_bytes)):
+            return block
+        failures = {rows["position"][row].as_py(): too_large(rows["data"][row].as_py(), most_bytes) for row in large}
+        self._routed.fail(rows.take(pa.array(large)), lambda row: failures[row["position"]])
+        return block.filter(pc.invert(pc.is_in(block["position"], pa.array([*failures]))))
+
+    def _called(
+        self, callback: str, blocks: Sequence[pa.Table], left: list[pa.Table], permitted: _Permitted | None = None
+    ) -> Iterator[pa.Table]:
+        """What a callback makes of blocks, in parts; rows that it raises at, or does not return, have failed.
+
+        Args:
+            callback: Its name.
+            blocks: In order.
+            left: Gets what may not begin any more.
+            permitted: See the class.
+        """
+        waiting = [*reversed(blocks)]
+        while waiting:
+            block = waiting.pop()
+            count = permitted(block.num_rows)[0] if permitted and block.num_rows else block.num_rows
+            if block.num_rows and not count:
+                left += [block, *waiting]
+                break
+            block, rest = block.slice(0, count), block.slice(count)
+            if rest.num_rows:
+                waiting.append(rest)
+            if not block.num_rows:
+                continue
+            try:
+                with self._outcomes.watch.busy(callback, ()):  # of no row alone: a death, or a hang, is found by halves
+                    returned = getattr(self._pipeline, callback)(as_block(block, self._kind), self._context)
+            except BaseException as error:
+                if block.num_rows == 1:
+                    self._fail(block["position"], Failure.of(error, callback))
+                else:
+                    half = block.num_rows // 2
+                    waiting += [block.slice(half), block.slice(0, half)]
+                continue
+            try:
+                rows, missing = self._checked(callback, block, returned)
+            except BaseException as error:
+                self._fail(block["position"], Failure.of(error, callback))
+            else:
+                self._fail(missing, Failure("not returned", f"{callback} did not return it", "", callback))
+                yield rows
+
+    def _well(self, block: pa.Table) -> pa.Table:
+        """A block without the rows that `prepare_messages` said had failed, which are recorded."""
+        failure = failure_of(block["status"], block["reason"])
+        self._write(block.filter(pc.is_valid(failure)), ())
+        return block.filter(pc.is_null(failure))
+
+    def _checked(self, callback: str, block: pa.Table, returned: Any) -> tuple[pa.Table, pa.Array]:
+        """The rows that a callback returned, in the order of its block, and the positions of those it did not.
+
+        Raises:
+            TypeError: It returned something else.
+        """
+        if not isinstance(returned, self._kind):
+            raise TypeError(f"{callback} must return a {name_of(self._kind)}, got {type(returned).__name__}")
+        wanted = ["position", *ROUTING, *(self._fields if callback == "handle_messages" else ())]
+        names = returned.column_names if isinstance(returned, pa.Table) else returned.columns
+        if lacking := sorted(set(wanted) - set(names)):
+            raise TypeError(f"{callback} returned no column {lacking}")
+        rows = as_arrow(returned.select(wanted) if callback == "handle_messages" else returned)
+        own = block["position"].combine_chunks()
+        if rows["position"].type == own.type and rows["position"].combine_chunks().equals(own):
+            return rows, own.slice(0, 0)
+        places = pc.index_in(rows["position"].cast(pa.int64()), value_set=own).combine_chunks()
+        if places.null_count or len(pc.unique(places)) < len(places):
+            raise TypeError(
+                f"{callback} returned a position that it was not given, or one twice: a row is known again by it"
+            )
+        missing = own.filter(pc.invert(pc.is_in(pa.array(np.arange(len(own)), pa.int32()), places)))
+        return rows.take(pc.sort_indices(places)), missing
+
+    def _write(self, block: pa.Table, fields: Sequence[str]) -> None:
+        """Write rows that a callback returned, or their failures."""
+        if not block.num_rows:
+            return
+        received, column = self._received(block["position"]), {name: block[name] for name in block.schema.names}
+        batcher, key = (column[name].cast(pa.string()) for name in ROUTING[:2])  # a key that is a number, say
+        columns = {name: received.column(name) for name in ("position", *KEPT)}
+        columns |= {"batcher": batcher, "batch_key": key, "_failure": failure_of(column["status"], column["reason"])}
+        columns |= {FIELD + name: column[name] for name in fields}
+        arrays = [one.combine_chunks() if isinstance(one, pa.ChunkedArray) else one for one in columns.values()]
+        self._routed.write(pa.RecordBatch.from_arrays(arrays, names=list(columns)))
+
+    def _fail(self, positions: Any, failure: Failure) -> None:
+        if len(positions):
+            rows = pa.RecordBatch.from_pydict({"position": pa.chunked_array([positions]).combine_chunks()})
+            self._routed.fail(rows, lambda _: failure)
+
+    def _received(self, positions: Any) -> pa.RecordBatch:
+        """The rows at some positions, as they were received."""
+        if len(positions) == self._rows.num_rows:  # in order, as each part of a block is
+            return self._rows
+        return self._rows.take(self._places(positions))
+
+    def _places(self, positions: Any) -> pa.Array:
+        places = pc.index_in(positions, value_set=self._rows["position"])
+        return places.combine_chunks() if isinstance(places, pa.ChunkedArray) else places

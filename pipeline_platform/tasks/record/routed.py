@@ -1,0 +1,183 @@
+"""Rows that say themselves where they go, to the tables of their batchers; a row that fits nowhere fails alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline_platform.model.failure import Failure
+from pipeline_platform.model.fields import ModelClass
+from pipeline_platform.model.message import BULK, DEFAULT, BatchMode, Message
+from pipeline_platform.model.options import TableBatcher
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.model.portions import halves
+from pipeline_platform.model.schema import ColumnError, arrow_schema, refuse_nulls
+from pipeline_platform.tasks.record.outcomes import Outcomes
+
+FIELD = "."
+"""What the names of the columns that fields are taken from begin with: a model may have a field `received_at`."""
+ROUTES = ("position", "batcher", "batch_key", "_failure")
+"""What rows have beside that, and beside what they were received with. A row has failed if it has a failure."""
+
+KEPT = ("source", "message_id", "attempt", "ack_ref", "ack_id")
+"""What is written of their delivery."""
+
+_FIRST = 16
+"""Payloads that are looked up first, before it is known how large they are."""
+
+
+def fields_of_all(pipeline: type[Pipeline]) -> list[str]:
+    """The fields of all batchers' models; for a batcher without one its data are the column `data`."""
+    models = [options.table_schema for options in pipeline.batchers.values()]
+    names = [name for model in models for name in (["data"] if model is None else arrow_schema(model).names)]
+    return list(dict.fromkeys(names))
+
+
+def failure_of(status: pa.Array, reason: pa.Array) -> pa.Array:
+    """The column `_failure`. An unknown status fails too: a misspelt `failed` must not pass."""
+    failed = pc.fill_null(pc.not_equal(status.cast(pa.string()), "ok"), False)
+    return pc.if_else(failed, pc.fill_null(reason.cast(pa.string()), ""), pa.scalar(None, pa.string()))
+
+
+class RoutedRows:
+    """Writes rows of one window.
+
+    Args:
+        outcomes: Where to.
+        window: Theirs.
+        positions: Those of all rows of the try, in order: the watch knows them by their places there.
+        received: Gives the rows at some positions as they were received.
+        batch_mode: Of messages for a batcher with a callback.
+    """
+
+    def __init__(
+        self,
+        outcomes: Outcomes,
+        window: str,
+        positions: pa.Array,
+        received: Callable[[pa.Array], pa.RecordBatch],
+        batch_mode: BatchMode = BULK,
+    ) -> None:
+        self._outcomes, self._window, self._positions = outcomes, window, positions
+        self._received, self._batch_mode = received, batch_mode
+        self._batchers, self._options = outcomes.step.pipeline.batchers, outcomes.step.pipeline.processors
+        self._misfits: dict[int, Failure] = {}
+        """By position."""
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        """Write rows with the columns `ROUTES` and `KEPT`, and their fields'."""
+        failed = pc.is_valid(rows.column("_failure"))
+        batcher = pc.fill_null(rows.column("batcher"), "")
+        known = pc.is_in(batcher, pa.array([*self._batchers], pa.string()))
+        unknown = pc.invert(known) if self._batchers else pc.and_(known, failed)
+        self.fail(rows.filter(failed), _failed)
+        self.fail(rows.filter(pc.and_not(unknown, failed)), self._unknown)
+        good = pc.and_not(pc.invert(unknown), failed)
+        if not self._batchers:
+            self._outcomes.record_handled(rows.filter(good), self._window)
+        for name, options in self._batchers.items():
+            mine = rows.filter(pc.and_(good, pc.equal(batcher, name)))
+            if mine.num_rows and isinstance(options, TableBatcher):
+                self._write(name, mine, options.table_schema)
+            elif mine.num_rows:
+                self._stage(name, mine, options.table_schema)
+        misfits = pc.is_in(rows.column("position"), pa.array([*self._misfits], pa.int64()))
+        self.fail(rows.filter(misfits), lambda row: self._misfits[row["position"]])
+
+    def fail(self, rows: pa.RecordBatch, why: Callable[[dict[str, Any]], Failure]) -> None:
+        """Let rows fail; they have `ROUTES`, or some of these."""
+        known = rows.select([name for name in ROUTES if name in rows.schema.names])
+        for some, delivered in self._delivered(known):
+            routes = some.to_pylist()
+            messages = [
+                message.put(
+                    message.data, batcher=row.get("batcher") or DEFAULT, batch_key=row.get("batch_key") or DEFAULT
+                ).failed(why(row))
+                for message, row in zip(self._messages(delivered), routes, strict=True)
+            ]
+            self._outcomes.handled(delivered, self._window, messages)
+
+    def _write(self, name: str, rows: pa.RecordBatch, model: ModelClass) -> None:
+        schema = arrow_schema(model)
+        try:
+            columns = [rows.column(FIELD + field.name).cast(field.type) for field in schema]
+            refuse_nulls(columns, model)
+        except (pa.ArrowException, ValueError, ColumnError) as error:
+            if rows.num_rows > 1:
+                for half in _halves(rows):
+                    self._write(name, half, model)
+                return
+            reason = str(error) if isinstance(error, ColumnError) else _misfit(rows, schema)
+            self._misfits[rows.column("position")[0].as_py()] = Failure("ColumnError", reason, "", "lake")
+            return
+        self._outcomes.columns(name, rows, self._window, columns)
+
+    def _stage(self, name: str, rows: pa.RecordBatch, model: ModelClass | None) -> None:
+        """Hand rows to a batcher with a callback, as messages whose data is a dict of its model's fields."""
+        for some, delivered in self._delivered(rows):
+            try:
+                if model is None:
+                    data = some.column(f"{FIELD}data").to_pylist()
+                else:
+                    names = arrow_schema(model).names
+                    columns = [some.column(FIELD + one) for one in names]
+                    data = pa.RecordBatch.from_arrays(columns, names).to_pylist(maps_as_pydicts="lossy")
+            except (ValueError, OverflowError) as error:  # a date that Python has no value for
+                if some.num_rows == 1:
+                    failure = Failure.of(error, "lake")
+                    self.fail(some, lambda _, failure=failure: failure)  # type: ignore[misc]
+                else:
+                    for half in _halves(some):
+                        self._stage(name, half, model)
+                continue
+            keys = some.column("batch_key").fill_null(DEFAULT).to_pylist()
+            messages = [
+                message.put(value, batcher=name, batch_key=key)
+                for message, value, key in zip(self._messages(delivered), data, keys, strict=True)
+            ]
+            self._outcomes.handled(delivered, self._window, messages)
+
+    def _messages(self, delivered: pa.RecordBatch) -> Iterator[Message]:
+        return Message.each(delivered, self._outcomes.ack_policy, self._batch_mode)
+
+    def _delivered(self, rows: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
+        """Some rows at a time, and the same as they were received: few at first, and more as long as they are small."""
+        options, start, step = self._options, 0, _FIRST
+        while start < rows.num_rows:
+            some = rows.slice(start, step)
+            delivered = self._received(some.column("position"))
+            done = 0
+            for part in halves(delivered, options.chunk_bytes):
+                mine = some.slice(done, part.num_rows)
+                self._outcomes.watch.name(pc.index_in(mine["position"], value_set=self._positions).to_pylist())
+                yield mine, part
+                done += part.num_rows
+            start += some.num_rows
+            fitting = options.chunk_bytes * some.num_rows // (delivered.nbytes + 1)
+            step = max(1, min(4 * step, options.chunk_size, fitting))
+
+    def _unknown(self, row: dict[str, Any]) -> Failure:
+        return self._outcomes.no_batcher(repr(row["batcher"]), "handle_messages")
+
+
+def _halves(rows: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
+    half = rows.num_rows // 2
+    return rows.slice(0, half), rows.slice(half)
+
+
+def _misfit(row: pa.RecordBatch, schema: pa.Schema) -> str:
+    """Which column a row does not fit; Arrow's own words quote the value, which is payload."""
+    for field in schema:
+        column = row.column(FIELD + field.name)
+        try:
+            column.cast(field.type)
+        except (pa.ArrowException, ValueError):
+            return f"{field.name} is {column.type} and holds what fits no {field.type}"
+    return "it fits no column"
+
+
+def _failed(row: dict[str, Any]) -> Failure:
+    return Failure("failed", row["_failure"] or "handle_messages gave no reason", "", "handle_messages")

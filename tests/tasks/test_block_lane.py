@@ -1,0 +1,302 @@
+"""Blocks: what holds for rows holds for them; what a block's callback does to a row, the others do not notice."""
+
+import random
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from pipeline_platform import Batcher, Message, Pipeline, PipelineError, Processors, ack_immediately
+from pipeline_platform.control.pace import Pace
+from pipeline_platform.lake.writer import Writer
+from pipeline_platform.model.actions import EARLY
+from pipeline_platform.tasks.handle.repeats import KNOWN, REPEATS
+from pipeline_platform.tasks.record.staging import staged_table
+from pipeline_platform.testing import test_batch
+from tests.fixtures.obedient import Obedient, ObedientBlocks
+from tests.fixtures.small_lake import WINDOW, Memory, Row, batch_of, handled, numbered, outcomes, ranges, rows_of
+from tests.tasks.test_early import actions, early
+from tests.tasks.test_early import lake as lake_of_early  # noqa: F401 - a fixture
+from tests.tasks.test_in_order import Keyed, handle, memory
+
+OK = [b"%d" % number for number in range(20)]
+IN = "handle_messages"
+FAULTS = {
+    "raise": ("ValueError", "as told", IN),
+    "exit": ("SystemExit", "3", IN),
+    "panic": ("PanicError", "index out of bounds", IN),
+    "cancel": ("CancelledError", "CancelledError", IN),
+    "interrupt": ("KeyboardInterrupt", "KeyboardInterrupt", IN),
+    "fail": ("failed", "as told", IN),
+    "unknown": ("unknown batcher", "no batcher 'nowhere'; there are ['kept']", IN),
+    "drop": ("not returned", "handle_messages did not return it", IN),
+    "misfit": ("ColumnError", "text is None, which its model does not allow", "lake"),
+    "die": ("worker killed", "handle_messages ended the worker (signal 9)", IN),
+    "die quietly": ("worker killed", "handle_messages ended the worker (exit code 0)", IN),
+    "hang": (
+        "timeout",
+        "handle_messages took longer than processors.message_timeout (0.3 s) allows",
+        "handle_messages",
+    ),
+}
+
+
+class Timed(ObedientBlocks):
+    """Each call has a limit."""
+
+    name = "obedient"
+    processors = Processors(message_timeout=timedelta(seconds=0.3))
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("places", [(0,), (7, 19)])
+def test_a_faulty_row_fails_alone_and_keeps_its_payload(lake, fault, places):
+    payloads = [fault.encode() if place in places else one for place, one in enumerate(OK)]
+    pipeline = Timed if fault == "hang" else ObedientBlocks
+
+    manifest = handled(lake, pipeline, *payloads, careful=fault.startswith("die"))
+
+    kept = [row["text"] for row in rows_of(lake, "obedient", manifest, "kept")]
+    assert sorted(kept, key=int) == [str(number) for number in range(20) if number not in places]
+    failures = rows_of(lake, "obedient", manifest, "failed")
+    assert {(row["message_id"], row["data"]) for row in failures} == {(f"m{at}", fault.encode()) for at in places}
+    assert {(row["kind"], row["reason"], row["stage"]) for row in failures} == {FAULTS[fault]}
+    assert set(outcomes(lake, "obedient", manifest).values()) == {"handled", "failed"}
+
+
+def answering(made: Any) -> type[Pipeline]:
+    class Answering(ObedientBlocks):
+        name = "obedient"
+
+        def handle_messages(self, messages: pa.Table, context: Any) -> pa.Table:
+            rows = super().handle_messages(messages, context)
+            return made(rows)
+
+    return Answering
+
+
+STRANGE = {
+    "None": (lambda _: None, "handle_messages must return a pyarrow.Table, got NoneType"),
+    "another class": (pl.DataFrame, "handle_messages must return a pyarrow.Table, got DataFrame"),
+    "no field": (lambda rows: rows.drop_columns("text"), "handle_messages returned no column ['text']"),
+    "no status": (lambda rows: rows.drop_columns("status"), "handle_messages returned no column ['status']"),
+    "twice": (
+        lambda rows: pa.concat_tables([rows, rows.slice(0, 1)]),
+        "it was not given, or one twice",
+    ),
+    "unknown": (
+        lambda rows: rows.set_column(rows.schema.get_field_index("position"), "position", pc.add(rows["position"], 1)),
+        "it was not given, or one twice",
+    ),
+}
+
+
+@pytest.mark.parametrize("strange", STRANGE)
+def test_a_block_that_comes_back_as_no_block_fails_whole(lake, strange):
+    made, reason = STRANGE[strange]
+
+    manifest = handled(lake, answering(made), *OK)
+
+    failures = rows_of(lake, "obedient", manifest, "failed")
+    assert len(failures) == 20
+    assert {row["kind"] for row in failures} == {"TypeError"}
+    assert all(reason in row["reason"] for row in failures)
+
+
+def test_rows_may_come_back_in_any_order_and_are_written_in_their_own(lake):
+    def shuffled(rows: pa.Table) -> pa.Table:
+        return rows.take(random.Random(1).sample(range(20), 20))
+
+    manifest = handled(lake, answering(shuffled), *OK)
+
+    written = rows_of(lake, "obedient", manifest, "kept")
+    assert [(row["text"], row["message_id"]) for row in written] == [(str(n), f"m{n}") for n in range(20)]
+
+
+class Preparing(Pipeline):
+    """By Polars: a look-up once for a block; some of it fails there."""
+
+    name = "preparing"
+    producer = Obedient.producer
+    batchers = Obedient.batchers
+    blocks: list[int] = []
+
+    def prepare_messages(self, messages: pl.DataFrame, context: Any) -> pl.DataFrame:
+        text = pl.col("data").cast(pl.String)
+        if messages.select((text == "raise").any()).item():
+            raise ValueError("as told")
+        return messages.with_columns(
+            text=pl.lit("looked up ") + text, status=pl.when(text == "bad").then(pl.lit("failed")).otherwise("status")
+        ).filter(text != "drop")
+
+    def handle_messages(self, messages: pl.DataFrame, context: Any) -> pl.DataFrame:
+        self.blocks.append(messages.height)
+        return messages.with_columns(batcher=pl.lit("kept"))
+
+
+def test_a_block_is_prepared_before_it_is_handled_and_what_fails_there_goes_no_further(lake):
+    Preparing.blocks.clear()
+
+    manifest = handled(lake, Preparing, b"1", b"bad", b"drop", b"raise", b"2")
+
+    assert [row["text"] for row in rows_of(lake, "preparing", manifest, "kept")] == ["looked up 1", "looked up 2"]
+    failures = {row["data"]: row["reason"] for row in rows_of(lake, "preparing", manifest, "failed")}
+    assert failures == {
+        b"bad": "handle_messages gave no reason", b"drop": "prepare_messages did not return it", b"raise": "as told",
+    }  # fmt: skip
+    assert sum(Preparing.blocks) == 2
+
+
+class Pairs(Pace):
+    """Permits for two messages at once."""
+
+    def __init__(self) -> None:
+        super().__init__(None, "pairs")
+        self.asked = 0
+
+    def permitted(self, wanted: int, until: float = float("inf")) -> tuple[int, float]:
+        self.asked += (count := min(wanted, 2))
+        return count, until
+
+
+def test_every_try_of_a_row_takes_its_permit(lake):
+    permits = Pairs()
+
+    manifest = handled(lake, ObedientBlocks, b"1", b"2", b"3", b"raise", pace=permits)
+
+    assert list(outcomes(lake, "obedient", manifest).values()).count("handled") == 3
+    assert permits.asked == 4 + 2, "the pair with the row that raises is tried again, each alone"
+
+
+class Ordered(ObedientBlocks):
+    """Keeps the order of the source's partitions."""
+
+    name = "obedient"
+    processors = Processors(concurrency=2, partition_by="source", chunk_size=1)
+    diary: Path
+
+
+@pytest.mark.parametrize("careful", [False, True])
+def test_the_rows_of_a_partition_come_in_the_order_of_their_source(lake, monkeypatch, tmp_path, careful):
+    monkeypatch.setattr(Ordered, "diary", tmp_path / "diary", raising=False)
+    payloads = [f"{letter}{number}" for number in range(9, 0, -1) for letter in "abc"]
+
+    done = handle(lake, Ordered, Keyed(deliveries_=memory(*payloads).deliveries_), careful=careful)  # type: ignore[arg-type]
+
+    kept = [row["text"] for row in rows_of(lake, "obedient", done.manifest, "kept")]
+    for letter in "abc":
+        assert [text for text in kept if text.startswith(letter)] == [f"{letter}{number}" for number in range(1, 10)]
+
+
+def test_an_oversized_row_fails_before_any_callback_has_it(lake):
+    class Small(ObedientBlocks):
+        name = "obedient"
+        processors = Processors(max_message_bytes=4)
+
+    manifest = handled(lake, Small, b"1", b"raise", b"2")
+
+    (failure,) = rows_of(lake, "obedient", manifest, "failed")
+    assert (failure["kind"], failure["data"], failure["state"]) == ("too large", b"raise", "dead")
+
+
+class Rescuing(ObedientBlocks):
+    """Brings back what failed as told."""
+
+    name = "obedient"
+    processors = Processors(rescue=True)
+
+    def handle_failed(self, messages: list[Message], context: Any) -> list[Message]:
+        return [
+            one.put({"text": f"rescued {one.batch_key}"}, batcher="kept").rescued() if one.reason == "as told" else one
+            for one in messages
+        ]
+
+
+def test_handle_failed_sees_what_failed_and_may_rescue_it(lake):
+    manifest = handled(lake, Rescuing, b"1", b"fail", b"raise", b"drop")
+
+    kept = {row["message_id"]: row["text"] for row in rows_of(lake, "obedient", manifest, "kept")}
+    assert kept == {"m0": "1", "m1": "rescued default", "m2": "rescued default"}
+    assert outcomes(lake, "obedient", manifest)["m3"] == "failed"
+
+
+class Batching(ObedientBlocks):
+    """To a batcher with a callback."""
+
+    name = "obedient"
+    batchers = {"kept": Batcher(schema=Row, batch_size=2)}
+
+    def handle_batch(self, batcher: str, messages: list[Message], batch_info: Any, context: Any) -> list[Message]:
+        return [one.failed("late") if one.data.text == "3" else one for one in messages]
+
+
+def test_rows_for_a_batcher_with_a_callback_come_to_it_as_messages(lake):
+    manifest = handled(lake, Batching, b"1", b"fail", b"2")
+    assert [row["value"] for row in rows_of(lake, "obedient", manifest, staged_table("r1", "kept"))] == [
+        b'{"text":"1"}', b'{"text":"2"}',
+    ]  # fmt: skip
+
+    result = test_batch(Batching, [b"1", b"2", b"3"])
+    assert [one.data for one in result.successful] == [Row(text="1"), Row(text="2")]
+    assert [(one.data, one.reason) for one in result.failed] == [(Row(text="3"), "late")]
+    assert [info.size for info in result.batches] == [2, 1]
+
+
+class Early(ObedientBlocks):
+    """Acknowledges what it gets at once, what failed as failed, and then obeys."""
+
+    name = "early"
+    acks_immediately = True
+
+    def handle_messages(self, messages: pa.Table, context: Any) -> pa.Table:
+        ack_immediately(messages.filter(pc.not_equal(messages["data"], b"late")))
+        return super().handle_messages(messages, context)
+
+
+def test_rows_of_a_block_can_be_acknowledged_at_once_each_once(lake_of_early):  # noqa: F811
+    source = Memory(deliveries_=numbered(b"1", b"late", b"raise", b"4"))
+
+    manifest = early(lake_of_early, Early, source)
+
+    assert source.told == [("ack", "q", ["ack-m0", "ack-m2", "ack-m3"])], "although tried by halves"
+    assert sorted(actions(lake_of_early, manifest)) == ["ack", EARLY, EARLY, EARLY]
+    with pytest.raises(TypeError, match="none has one now"):
+        ack_immediately(pa.table(batch_of(b"1")))
+
+
+def test_repeats_are_not_handled_again(lake):
+    with Writer(lake, "obedient", "r1") as writer:
+        rows = [{"source": "memory", "message_id": "m1", "keep": KNOWN}]
+        writer.write("_repeats", WINDOW, pa.RecordBatch.from_pylist(rows, schema=REPEATS))
+        repeats = ranges(writer.close(), "obedient", "_repeats")
+
+    manifest = handled(lake, ObedientBlocks, b"1", b"2", repeats=repeats)
+
+    assert outcomes(lake, "obedient", manifest) == {"m0": "handled", "m1": "duplicate"}
+
+
+@pytest.mark.parametrize(("pipeline", "kept"), [(ObedientBlocks, "1"), (Preparing, "looked up 1")])
+def test_the_testing_kit_takes_blocks(pipeline, kept):
+    result = test_batch(pipeline, ["1", "raise"])
+
+    assert [(one.message_id, one.batcher, one.data) for one in result.successful] == [("0", "kept", {"text": kept})]
+    assert [(one.message_id, one.data, one.reason) for one in result.failed] == [("1", b"raise", "as told")]
+    assert result.actions == ["ack", "ack"]
+
+
+def test_a_lane_is_chosen_by_annotation_and_an_unknown_one_is_refused():
+    assert ObedientBlocks.block_type() is pa.Table
+    assert Preparing.block_type() is pl.DataFrame
+    assert Obedient.block_type() is None
+    with pytest.raises(PipelineError, match=r"handle_messages takes builtins.list: annotate polars.DataFrame or"):
+
+        class Listing(Pipeline):
+            name = "listing"
+            producer = Obedient.producer
+
+            def handle_messages(self, messages: list, context: Any) -> list:
+                return messages
