@@ -115,7 +115,7 @@ control/pace.py: control/test_rate_limiter.py tasks/test_permits.py
     if self._monotonic() >= valid_until:
 control/pace.py: tasks/test_permits.py control/test_drain.py
     if grant.stop_s <= 0:
-control/pace.py: control/test_control_store_away.py
+control/pace.py: control/test_rate_limiter.py
     retry_if_exception_type(ControlStoreError) => retry_if_exception_type(ZeroDivisionError)
 control/reserved_offsets.py: control/test_positions.py
     self.sync()  # or
