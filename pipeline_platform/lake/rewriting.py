@@ -4,6 +4,7 @@ Files are never changed: the few that hold such rows are written anew without th
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -42,7 +43,8 @@ class OthersDecisions:
         theirs = _last_attempts(pa.concat_tables(self._shared(added, ours)))
         if not theirs.num_rows:
             return 0
-        lost = [_lost(rows, theirs) for path in ours for rows in _rows(self._outcomes, path, *_KEY, "attempt")]
+        sought = _Sought(theirs)
+        lost = [_lost(rows, sought) for path in ours for rows in _rows(self._outcomes, path, *_KEY, "attempt")]
         keys = pc.unique(pa.concat_arrays(lost))
         if len(keys):
             # Written first: the acknowledgement publishes what others decided where it finds this.
@@ -53,14 +55,12 @@ class OthersDecisions:
     def _shared(self, added: Sequence[str], ours: Sequence[str]) -> Iterator[pa.Table]:
         """What added files decide of messages that may be the receive's, too."""
         if self._hashes is None:
-            hashed = [_hashes(rows) for path in ours for rows in _rows(self._outcomes, path, *_KEY)]
+            hashed = [_hashes(keys_of(rows, *_KEY)) for path in ours for rows in _rows(self._outcomes, path, *_KEY)]
             self._hashes = np.sort(np.concatenate([*hashed, np.empty(0, np.int64)]))
         for path in added:
             for rows in _rows(self._outcomes, path, *_KEY, "attempt", "outcome"):
                 theirs = rows.filter(pc.is_in(rows["outcome"], pa.array(["handled", "failed"])))
-                sought = _hashes(theirs)
-                is_ours = np.searchsorted(self._hashes, sought, "right") > np.searchsorted(self._hashes, sought)
-                yield theirs.filter(pa.array(is_ours))
+                yield theirs.filter(pa.array(_found(self._hashes, _hashes(keys_of(theirs, *_KEY)))[1] > 0))
 
 
 def drop_rows(
@@ -71,10 +71,11 @@ def drop_rows(
     To drop them again changes nothing. With `on_success` another receive decided them: their failures are dropped, too,
     and their outcomes become duplicates, acknowledged by this action.
     """
-    manifest = ledger.manifest(receive)
+    manifest, sought = ledger.manifest(receive), _Sought(pa.table({"key": keys}))
 
     def are_theirs(rows: pa.Table) -> pa.Array:
-        return pc.is_in(keys_of(rows, *_KEY), keys)
+        mine = keys_of(rows, *_KEY)
+        return pc.is_in(mine, sought.near(mine)["key"].combine_chunks())
 
     def as_duplicates(rows: pa.Table) -> pa.Table:
         theirs = are_theirs(rows)
@@ -133,26 +134,51 @@ class Replacement:
         return _rewrite(self._table, self._receive, file, change)
 
 
+class _Sought:
+    """Rows by `key`, sought among the keys of one row group after another.
+
+    Arrow's look-ups hash all that is sought at each call. So each is given what has the hash of some key there.
+    """
+
+    def __init__(self, rows: pa.Table) -> None:
+        self._rows = rows.combine_chunks()
+        hashes = _hashes(rows["key"])
+        self._order = np.argsort(hashes)
+        self._hashes = hashes[self._order]
+
+    def near(self, keys: pa.Array) -> pa.Table:
+        first, count = _found(self._hashes, np.unique(_hashes(keys)))
+        places = [first[count > nth] + nth for nth in range(count.max(initial=0))]
+        return self._rows.take(self._order[np.concatenate([*places, np.empty(0, np.int64)])])
+
+
 def _last_attempts(theirs: pa.Table) -> pa.Table:
     """By key, the attempt up to which others decided a message: one beyond all others where they handled it."""
     at = pc.if_else(pc.equal(theirs["outcome"], "handled"), 2**31 - 1, theirs["attempt"])
     return pa.table({"key": keys_of(theirs, *_KEY), "at": at}).group_by("key").aggregate([("at", "max")])
 
 
-def _lost(ours: pa.Table, theirs: pa.Table) -> pa.Array:
+def _lost(ours: pa.Table, sought: _Sought) -> pa.Array:
     """The keys of our messages that others handled, or failed at our attempt or a later one.
 
     A failure at an earlier attempt is the very one that a backfill retries.
     """
     keys = keys_of(ours, *_KEY)
+    theirs = sought.near(keys)
     last = theirs["at_max"].take(pc.index_in(keys, theirs["key"].combine_chunks()))
     return keys.filter(pc.fill_null(pc.greater_equal(last, ours["attempt"]), False).combine_chunks())
 
 
-def _hashes(rows: pa.Table) -> np.ndarray:
+def _hashes(keys: pa.Array | pa.ChunkedArray) -> np.ndarray:
     """Python's own hashes, which are the same within this process."""
-    keys = keys_of(rows, *_KEY)
-    return np.fromiter(map(hash, keys.to_pylist()), np.int64, len(keys))
+    some = (keys.slice(first, 65_536).to_pylist() for first in range(0, len(keys), 65_536))
+    return np.fromiter(map(hash, chain.from_iterable(some)), np.int64, len(keys))
+
+
+def _found(hashes: np.ndarray, sought: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where sorted hashes have each of those sought, and how often."""
+    first = np.searchsorted(hashes, sought)
+    return first, np.searchsorted(hashes, sought, "right") - first
 
 
 def _rows(table: Table, path: str, *columns: str) -> Iterator[pa.Table]:

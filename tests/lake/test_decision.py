@@ -237,7 +237,7 @@ def test_deciding_tells_how_many_messages_others_had_decided_and_how_often_it_tr
 def test_what_others_decided_is_read_by_row_groups_and_own_keys_once_however_often_others_commit(tmp_path, monkeypatch):
     read, hashes = [], rewriting._hashes
     monkeypatch.setattr(writer, "ROW_GROUP_ROWS", 2)
-    monkeypatch.setattr(rewriting, "_hashes", lambda rows: read.append(rows.num_rows) or hashes(rows))
+    monkeypatch.setattr(rewriting, "_hashes", lambda keys: read.append(len(keys)) or hashes(keys))
     tables = Tables(Lake(root=str(tmp_path)), Keeping)
     held = ("abcde", "fgh", "ij")
     mine, *others = [Run(tables, holding(*names), f"r{number}").work() for number, names in enumerate(held)]
