@@ -6,6 +6,7 @@ can be imported without Spark.
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import re
@@ -80,10 +81,16 @@ def frame(spark: SparkSession, task: Task, shares: int, schema: pa.Schema) -> Da
 
     # A closure is pickled by value: workers need not have this module for it.
     def each_share(indexes: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in indexes:
-            for index in batch.column(0).to_pylist():
-                for rows in task(index):
-                    yield rows if rows.schema.equals(schema) else rows.select(schema.names).cast(schema)
+        before = gc.get_threshold()
+        # Messages live for one block, and a collection of garbage within it finds nothing.
+        gc.set_threshold(100_000, 50, 100)
+        try:
+            for batch in indexes:
+                for index in batch.column(0).to_pylist():
+                    for rows in task(index):
+                        yield rows if rows.schema.equals(schema) else rows.select(schema.names).cast(schema)
+        finally:
+            gc.set_threshold(*before)
 
     return map_batches(spark.range(0, shares, 1, shares), each_share, schema)
 

@@ -1,7 +1,7 @@
 """Reading what a receive holds of a table queue: few rows in memory at once, payloads as the bytes that they are."""
 
-from collections.abc import Iterator
-from operator import itemgetter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import compress
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -22,19 +22,23 @@ READING_IDLE_S: Final = 3_600
 """A task that reads stands still inside its transaction while it writes what it read. It locks no row."""
 
 
-def read(
-    table: LeasedTable, connection: sa.Connection, share: Share, receive_id: str
-) -> Iterator[list[tuple[Any, ...]]]:
-    """Read `(id, attempts, data[, metadata][, partition])` of a share in lists that fit a batch."""
+Columns = Mapping[str, Sequence[Any]]
+"""Values by `id`, `data` and, where there are such columns, `metadata` and `partition`; and by `attempts`, where they
+may be more than one."""
+
+
+def read(table: LeasedTable, connection: sa.Connection, share: Share, receive_id: str) -> Iterator[Columns]:
+    """Read a share in parts that fit a batch."""
     leases, receives = table.leases, table.receives
     receive = sa.select(receives.c.id).where(receives.c.receive_id == receive_id)
-    beside = [table.columns[option] for option in ("metadata_column", "partition_column") if option in table.columns]
-    columns = [_payload(table), *(_as_text(table, column) for column in beside)]
+    beside = [name for name in ("metadata", "partition") if f"{name}_column" in table.columns]
+    texts = [_as_text(table, table.columns[f"{name}_column"]).label(name) for name in beside]
+    columns = [_payload(table).label("data"), *texts]
     if not table.database.is_sqlite:
         connection.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = '{READING_IDLE_S}s'")
     if "to" in share.at:
         by_row = (
-            sa.select(leases.c.id, leases.c.attempts, *columns)
+            sa.select(leases.c.id, *columns, leases.c.attempts)
             .select_from(leases.join(table.queue, table.id == leases.c.id))
             .where(leases.c.receive == receive.scalar_subquery())
             .where(leases.c.id <= table.kind(share.at["to"]))
@@ -47,26 +51,28 @@ def read(
     for spans in id_spans.near([(first, last) for first, last in share.at.get("spans", ())], id_spans.HOLE):
         bounds = (spans[0][0], spans[-1][1])
         apart = set(connection.execute(sa.select(leases.c.id).where(leases.c.id.between(*bounds))).scalars())
-        within = sa.select(table.id, sa.literal(1), *columns).where(table.id.between(*bounds)).order_by(table.id)
-        for rows in _fetched(table, connection, within):
-            ids = id_spans.inside([row[0] for row in rows], spans)[0]
-            if len(ids) < len(rows) or apart:
+        within = sa.select(table.id.label("id"), *columns).where(table.id.between(*bounds)).order_by(table.id)
+        for part in _fetched(table, connection, within):
+            ids = id_spans.inside(part["id"], spans)[0]
+            if len(ids) < len(part["id"]) or apart:
                 mine = set(ids) - apart
-                rows = [row for row in rows if row[0] in mine]  # noqa: PLW2901
-            if rows:
-                yield rows
+                is_mine = [id_ in mine for id_ in part["id"]]
+                part = {name: list(compress(values, is_mine)) for name, values in part.items()}  # noqa: PLW2901
+            if part["id"]:
+                yield part
 
 
-def _fetched(table: LeasedTable, connection: sa.Connection, query: sa.Select[Any]) -> Iterator[list[tuple[Any, ...]]]:
+def _fetched(table: LeasedTable, connection: sa.Connection, query: sa.Select[Any]) -> Iterator[Columns]:
+    names = query.selected_columns.keys()
     if table.database.is_sqlite:
-        yield from _by_size(connection.execute(query).cursor)
+        yield from _by_size(connection.execute(query).cursor, names)
         return
     # A cursor at the server, or the driver would fetch the whole share at once; binary, for payloads are.
     compiled = query.compile(dialect=connection.dialect)
     raw: Any = connection.connection.driver_connection
     with raw.cursor("share", binary=True) as cursor:
         cursor.execute(str(compiled), compiled.params)
-        yield from _by_size(cursor)
+        yield from _by_size(cursor, names)
 
 
 def _as_text(table: LeasedTable, column: sa.ColumnClause[Any]) -> sa.ColumnElement[Any]:
@@ -105,10 +111,12 @@ def _row_as_json(table: LeasedTable) -> sa.ColumnElement[Any]:
     return sa.func.json_object(*members)
 
 
-def _by_size(cursor: Any) -> Iterator[list[tuple[Any, ...]]]:
+def _by_size(cursor: Any, names: Sequence[str]) -> Iterator[Columns]:
     """Fetch few rows first and more as long as they are small: what a driver fetches at once is in memory at once."""
     step = 16
     while rows := cursor.fetchmany(min(step, ROWS_PER_BATCH)):
-        yield rows
-        fetched = sum(sum(map(len, filter(None, map(itemgetter(part), rows)))) for part in range(2, len(rows[0])))
+        columns = dict(zip(names, zip(*rows, strict=True), strict=True))
+        yield columns
+        texts = (columns.get(name, ()) for name in ("data", "metadata", "partition"))
+        fetched = sum(sum(map(len, filter(None, values))) for values in texts)
         step = max(1, min(4 * step, BYTES_PER_BATCH * len(rows) // (fetched + 1)))

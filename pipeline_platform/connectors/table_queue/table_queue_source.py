@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
-from itertools import zip_longest
+from itertools import repeat, zip_longest
 from typing import Any, ClassVar, Final, Literal, Self
 
 import pyarrow as pa
@@ -193,8 +193,8 @@ class TableQueue(LeasedSource):
                     f"receive {receive_id!r} is over, others may have its messages; "
                     f"extend it in time, or raise lease_s (now {self.lease_s:g})"
                 )
-            for rows in queue_reading.read(table, connection, share, receive_id):
-                yield self._batch(rows, receive_id)
+            for columns in queue_reading.read(table, connection, share, receive_id):
+                yield self._batch(columns, receive_id)
 
     def ack(self, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
         """Delete messages that are leased under `ack_ref`, 100,000 a transaction; several tasks may do so at once.
@@ -302,26 +302,27 @@ class TableQueue(LeasedSource):
             left += table.database.write(lambda connection, part=part: act(table, connection, part))  # type: ignore[misc]
         return [Refused(str(id_), LOST, lost=True) for id_ in left]
 
-    def _batch(self, rows: list[tuple[Any, ...]], receive_id: str) -> pa.RecordBatch:
-        ids, attempts, data, *notes = zip(*rows, strict=True)
-        partition = [_text(value) for value in notes.pop()] if self.partition_column else None
-        id_strings = pa.array(ids).cast(pa.string()) if isinstance(ids[0], int) else [str(id_) for id_ in ids]
-        batch = self.deliveries(
+    def _batch(self, columns: queue_reading.Columns, receive_id: str) -> pa.RecordBatch:
+        ids, notes, attempts = columns["id"], columns.get("metadata"), columns.get("attempts")
+        sequence = pa.array(ids, pa.int64()) if isinstance(ids[0], int) else None
+        id_strings = pa.array(map(str, ids)) if sequence is None else sequence.cast(pa.string())
+        metadata: Any = None
+        if notes is not None:
+            metadata = [self._metadata(*both) for both in zip(notes, attempts or repeat(1), strict=False)]
+        elif attempts:
+            # The few texts there are, made once: one for each row would cost 3 us, as much as to read it.
+            texts = {count: json.dumps({"deliveries": count}) if count > 1 else None for count in set(attempts)}
+            metadata = pa.array(map(texts.get, attempts), pa.string())
+        return self.deliveries(
             message_id=id_strings,
-            data=pc.fill_null(pa.array(data, pa.binary()), b""),
+            data=pc.fill_null(pa.array(columns["data"], pa.binary()), b""),
             ack_id=id_strings,
             ack_ref=receive_id,
-            metadata=[self._metadata(*both) for both in zip(notes[0], attempts, strict=True)] if notes else None,
-            redelivered=pc.greater(pa.array(attempts, pa.int32()), 1),
-            partition=partition,
-            sequence=ids if isinstance(ids[0], int) else None,
+            metadata=metadata,
+            redelivered=[count > 1 for count in attempts] if attempts else False,
+            partition=list(map(_text, columns["partition"])) if "partition" in columns else None,
+            sequence=sequence,
         )
-        if notes or max(attempts) == 1:
-            return batch
-        # The few texts there are, made once: one for each row would cost 3 us, as much as to read it.
-        texts = {count: json.dumps({"deliveries": count}) if count > 1 else None for count in set(attempts)}
-        column = pa.array([texts[count] for count in attempts], pa.string())
-        return batch.set_column(batch.schema.get_field_index("metadata"), batch.schema.field("metadata"), column)
 
     def _metadata(self, note: Any, deliveries: int) -> dict[str, Any]:
         if isinstance(note, str | bytes):
