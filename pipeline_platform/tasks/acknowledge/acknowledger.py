@@ -21,7 +21,7 @@ _ROWS = 65_536
 """Messages that a task acknowledges at once: it holds their ids."""
 _SAMPLE = 10
 _KEY = ("ack_ref", "ack_id")
-_NOT_TAKEN, _READ, _WITH_OUTCOME = (only(OUTCOMES, *_KEY, *more) for more in ((), ("action",), ("action", "outcome")))
+_READ, _NOT_TAKEN = only(OUTCOMES, *_KEY, "action", "outcome"), only(OUTCOMES, *_KEY)
 
 
 class Answer(NamedTuple):
@@ -113,8 +113,7 @@ class AcknowledgeOutcomes:
         began, started, total, withheld = time.time(), time.monotonic(), Answer(0, [], []), 0
         lost, why_lost, refused = 0, "", 0
         not_taken = [keys_of(rows, *_KEY) for _, rows in read_ranges(self.lake, self.not_taken, _NOT_TAKEN, _ROWS)]
-        columns = _WITH_OUTCOME if self.withhold_duplicates else _READ
-        for _, rows in read_ranges(self.lake, self.parts[index], columns, _ROWS):
+        for _, rows in read_ranges(self.lake, self.parts[index], _READ, _ROWS):
             batch = rows
             if not_taken:
                 comes_later = pc.is_in(keys_of(batch, *_KEY), value_set=pa.concat_arrays(not_taken))
@@ -153,12 +152,7 @@ def _groups(batch: pa.RecordBatch) -> Iterator[tuple[tuple[str, str], list[str]]
     `ack` comes last: a source that acknowledges all messages up to one at once then finds no others among them.
     Most often there is one group, so columns are compared, and not row by row.
     """
-    for ack_ref, mine in _each_value(batch, "ack_ref"):
-        for action, rows in sorted(_each_value(mine, "action"), key=lambda group: group[0] == "ack"):
-            yield (ack_ref, action), rows.column("ack_id").to_pylist()
-
-
-def _each_value(rows: pa.RecordBatch, name: str) -> Iterator[tuple[str, pa.RecordBatch]]:
-    values = pc.unique(rows.column(name)).to_pylist()
-    for value in values:
-        yield value, rows.filter(pc.equal(rows.column(name), value)) if len(values) > 1 else rows
+    for ack_ref in pc.unique(batch.column("ack_ref")).to_pylist():
+        mine = batch.filter(pc.equal(batch.column("ack_ref"), ack_ref))
+        for action in sorted(pc.unique(mine.column("action")).to_pylist(), key=lambda action: action == "ack"):
+            yield (ack_ref, action), mine.filter(pc.equal(mine.column("action"), action)).column("ack_id").to_pylist()
