@@ -81,6 +81,15 @@ def near(spans: Sequence[IdSpan], hole: int) -> Iterator[list[IdSpan]]:
         yield group
 
 
+def islands(connection: sa.Connection, ids: sa.Select[Any]) -> list[IdSpan]:
+    """Find the spans that sorted ids make."""
+    id_ = ids.subquery("fresh").c[0]
+    island = (id_ - sa.func.row_number().over(order_by=id_)).label("island")
+    of = sa.select(id_.label("id"), island).subquery("of_islands")
+    ends = sa.select(sa.func.min(of.c.id), sa.func.max(of.c.id)).group_by(of.c.island)
+    return sorted((first, last) for first, last in connection.execute(ends))
+
+
 def rows(spans: Sequence[IdSpan], *, is_sqlite: bool) -> sa.FromClause:
     """Have a statement see spans as rows of `first` and `last`."""
     if is_sqlite:

@@ -77,8 +77,7 @@ class LeasedTable:
         taken = count.select_from(self.leases).where(live, leased).scalar_subquery()
         new = count.select_from(self.queue).where(after)
         if most is not None:
-            some = sa.select(self.id).where(after).limit(most + taken)
-            new = count.select_from(some.subquery())
+            new = count.select_from(sa.select(self.id).where(after).limit(most + taken).subquery())
         # Below zero where someone deleted leased messages behind the queue's back.
         waiting = int(connection.execute(sa.select(new.scalar_subquery() - taken)).scalar_one())
         return max(0, waiting + between + again)
@@ -104,8 +103,7 @@ class LeasedTable:
         receives = self.receives
         over = sa.or_(receives.c.leased_until <= self._now(connection), receives.c.receive_id == receive_id)
         connection.execute(receives.update().where(over).values(leased_until=sa.null()))
-        mine = receives.update().where(receives.c.receive_id == receive_id)
-        connection.execute(mine.values(receive_id=sa.null()))
+        connection.execute(receives.update().where(receives.c.receive_id == receive_id).values(receive_id=sa.null()))
         ended = receives.c.leased_until.is_(None)
         # One that is acknowledging at this moment is for the next planner.
         in_spans = sa.select(receives.c.id, receives.c.spans).where(ended, receives.c.spans.is_not(None))
@@ -129,7 +127,7 @@ class LeasedTable:
             rows = self._take_rows(connection, receive, self._again(live).limit(demand))
             for fresh in self._fresh(held):
                 left = demand - rows - id_spans.size(spans)
-                found = self._islands(connection, fresh.limit(left)) if left else []
+                found = id_spans.islands(connection, fresh.limit(left)) if left else []
                 if len(found) <= max(100, id_spans.size(found) // 10):
                     spans += found
                 else:  # ids far apart: a row for each is shorter
@@ -170,14 +168,6 @@ class LeasedTable:
         new = insert(connection, self.leases).from_select(["id", "receive", "attempts"], once)
         return int(connection.execute(new.on_conflict_do_nothing()).rowcount)
 
-    def _islands(self, connection: sa.Connection, ids: sa.Select[Any]) -> list[IdSpan]:
-        """Find the spans that sorted ids make."""
-        id_ = ids.subquery("fresh").c[0]
-        island = (id_ - sa.func.row_number().over(order_by=id_)).label("island")
-        of = sa.select(id_.label("id"), island).subquery("of_islands")
-        ends = sa.select(sa.func.min(of.c.id), sa.func.max(of.c.id)).group_by(of.c.island)
-        return sorted((first, last) for first, last in connection.execute(ends))
-
     def _shares(
         self, connection: sa.Connection, receive: int, rows: int, spans: Sequence[IdSpan], concurrency: int
     ) -> Iterator[Share]:
@@ -194,7 +184,8 @@ class LeasedTable:
                 if after is not None:
                     rest = rest.where(leases.c.id > after)
                 to = connection.execute(rest.order_by(leases.c.id).limit(1).offset(by_row - 1)).scalar_one()
-                at |= {"after": _plain(after), "to": _plain(to)}
+                ends = {"after": after, "to": to}
+                at |= {end: id_ if id_ is None or self.kind is int else str(id_) for end, id_ in ends.items()}
                 after, rows = to, rows - by_row
             if size > by_row:
                 mine, left = id_spans.cut(left, size - by_row)
@@ -215,11 +206,9 @@ class LeasedTable:
         return [one for one in listed if one[2]]
 
     def look_up(self, connection: sa.Connection, id_: int | str | UUID) -> tuple[str | None, float] | None:
-        """Say which receive holds a message, and for how many seconds more.
+        """Say which receive holds a message, and for how many seconds more; None if there is no such message.
 
-        Returns:
-            None if the queue has no such message; no receive and 0 seconds if it waits; no receive and some seconds if
-            it waits for a delay.
+        No receive and some seconds where it waits for a delay, and 0 where it just waits.
         """
         if connection.execute(sa.select(self.id).where(self.id == id_)).first() is None:
             return None
@@ -409,7 +398,3 @@ class LeasedTable:
         if self.database.is_sqlite:
             return column.in_(sa.select(sa.func.json_each(json.dumps(ids)).table_valued("value").c.value))
         return column == sa.any_(sa.cast(ids, postgresql.ARRAY(self.leases.c.id.type)))
-
-
-def _plain(id_: Any) -> int | str | None:
-    return id_ if id_ is None or isinstance(id_, int) else str(id_)
