@@ -1,7 +1,5 @@
 """The one folder of a deployment on this machine."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

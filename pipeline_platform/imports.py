@@ -1,7 +1,5 @@
 """Imports that take long, done so that a request to end the run is not lost meanwhile."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Which process an id means: ids are used again, and a process that waits to be reaped still has one."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import suppress

@@ -1,10 +1,8 @@
 """Why a message failed, in words that a table holds and people may see, without payloads."""
 
-from __future__ import annotations
-
 import re
 import traceback
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from pydantic import ValidationError
 
@@ -86,10 +84,10 @@ class Failure(NamedTuple):
     retry: bool = True
 
     @classmethod
-    def of(cls, error: BaseException, stage: str) -> Failure:
+    def of(cls, error: BaseException, stage: str) -> Self:
         """Describe an exception that a callback raised."""
         return cls(type(error).__name__, reason_of(error), _traceback_of(error), stage)
 
-    def at(self, stage: str) -> Failure:
+    def at(self, stage: str) -> Self:
         """The same, with a stage: `Message.failed` does not know which callback calls it."""
         return self if self.stage else self._replace(stage=stage)
