@@ -12,7 +12,7 @@ from pipeline_platform.lake import failure_events
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.reader import filled, keys_of
 from pipeline_platform.lake.tables import FAILED, CommitConflictError, Tables
-from pipeline_platform.lake.writer import Writer
+from pipeline_platform.lake.writer import write_rows
 
 BY_HAND = "closed by hand"
 """The kind of an event that a person closed a failure with; its reason says who did and why."""
@@ -63,17 +63,11 @@ def _opening(failed: FailedMessages) -> Iterator[tuple[str, pa.Table]]:
 
 
 def _commit(tables: Tables, failed: FailedMessages, events: Iterator[tuple[str, pa.Table]]) -> int:
-    table, transaction, written = tables["failed"], f"by-hand-{uuid.uuid4().hex}", 0
-    if not table.exists():
-        return 0
-    with Writer(failed.lake, failed.pipeline, transaction) as writer:
-        for window, rows in events:
-            written += rows.num_rows
-            for batch in rows.to_batches():
-                writer.write(table.name, window, batch)
-        files = writer.close().files
+    table, transaction = tables["failed"], f"by-hand-{uuid.uuid4().hex}"
+    parts = ((table.name, window, rows) for window, rows in events)
+    files = write_rows(failed.lake, failed.pipeline, transaction, parts)
     while files:
         with table.look() as handle, suppress(CommitConflictError):  # appending needs no other look at the rows
             table.swap(handle, transaction, files)
             break
-    return written
+    return sum(file.rows for file in files)

@@ -11,7 +11,7 @@ from pipeline_platform.lake.ledger import Ledger
 from pipeline_platform.lake.manifest import File
 from pipeline_platform.lake.reader import filled, is_whole, keys_of, only, row_groups
 from pipeline_platform.lake.tables import FAILED, OUTCOMES, CommitConflictError, Table, Tables
-from pipeline_platform.lake.writer import Writer
+from pipeline_platform.lake.writer import write_rows
 from pipeline_platform.model.message import MESSAGES
 
 _KEY = ("source", "message_id", "attempt")
@@ -69,7 +69,8 @@ def _record(tables: Tables, window: str, broken: Sequence[File]) -> int:
     outcomes = filled(received, OUTCOMES, outcome=pc.if_else(is_handled, "handled", "failed"), action="noop")
     lost = received.filter(is_unknown)
     failures = filled(lost, FAILED, state="open", stage="repair", kind="unknown", reason=_REASON, at=datetime.now(UTC))
-    written = _write(tables, {"outcomes": outcomes, "failed": failures}, window)
+    parts = ("outcomes", window, outcomes), ("failed", window, failures)
+    written = write_rows(tables.lake, tables.pipeline.name, "repair", parts)
     _swap(tables["failed"], [file for file in written if file.table == "failed"], [])
     _swap(tables["outcomes"], [file for file in written if file.table == "outcomes"], broken)
     return int(lost.num_rows)
@@ -86,14 +87,6 @@ def _rows(table: Table, window: str, columns: pa.Schema) -> pa.Table:
                 yield from row_groups(table.lake, table.path(file.path), columns)
 
     return pa.concat_tables([columns.empty_table(), *groups()]) if table.exists() else columns.empty_table()
-
-
-def _write(tables: Tables, by_table: dict[str, pa.Table], window: str) -> list[File]:
-    with Writer(tables.lake, tables.pipeline.name, "repair") as writer:
-        for name, rows in by_table.items():
-            for batch in rows.combine_chunks().to_batches():
-                writer.write(name, window, batch)
-        return list(writer.close())
 
 
 def _swap(table: Table, added: Sequence[File], removed: Sequence[File]) -> None:

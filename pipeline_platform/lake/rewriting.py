@@ -15,7 +15,7 @@ from pipeline_platform.lake.ledger import Ledger, Receive
 from pipeline_platform.lake.manifest import File, Manifest
 from pipeline_platform.lake.reader import keys_of, only, receive_ids, row_groups
 from pipeline_platform.lake.tables import Table, Tables
-from pipeline_platform.lake.writer import Writer
+from pipeline_platform.lake.writer import write_rows
 
 DROPPED = "dropped"
 """A step of a receive that found messages decided by others: how many."""
@@ -187,8 +187,6 @@ def _rows(table: Table, path: str, *columns: str) -> Iterator[pa.Table]:
 
 def _rewrite(table: Table, receive: Receive, file: File, change: Callable[[pa.Table], pa.Table]) -> list[File]:
     """Write a file anew, a row group at a time; no file where no row is left."""
-    with Writer(table.lake, table.pipeline, f"{receive.receive_id}-rewritten") as writer:
-        for rows in row_groups(table.lake, table.path(file.path)):
-            for batch in change(rows).to_batches():
-                writer.write(table.name, file.window, batch)
-        return writer.close().files
+    groups = row_groups(table.lake, table.path(file.path))
+    parts = ((table.name, file.window, change(rows)) for rows in groups)
+    return write_rows(table.lake, table.pipeline, f"{receive.receive_id}-rewritten", parts)

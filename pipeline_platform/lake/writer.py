@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
+from collections.abc import Iterable
 from contextlib import suppress
 from itertools import chain
 from types import TracebackType
@@ -115,6 +116,15 @@ class Writer:
         for path in self._paths:
             with suppress(OSError):  # the error that ended the task is the one to report
                 self._lake.remove_file(path)
+
+
+def write_rows(lake: Lake, pipeline: str, prefix: str, parts: Iterable[tuple[str, str, pa.Table]]) -> list[File]:
+    """Write rows of tables and windows as one task; return the files."""
+    with Writer(lake, pipeline, prefix) as writer:
+        for table, window, rows in parts:
+            for batch in rows.to_batches():
+                writer.write(table, window, batch)
+        return writer.close().files
 
 
 class _OpenFile:
