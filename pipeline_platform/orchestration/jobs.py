@@ -49,16 +49,9 @@ def named(pipeline: type[Pipeline], producer: str) -> str:
     return pipeline.limits_key(producer).replace("/", "_")
 
 
-def runs_of(pipeline: type[Pipeline], statuses: Sequence[dg.DagsterRunStatus]) -> dg.RunsFilter:
-    """Filter a pipeline's runs of some statuses."""
-    return runs_by_origin(pipeline, statuses, get_args(Origin))
-
-
-def runs_by_origin(
-    pipeline: type[Pipeline], statuses: Sequence[dg.DagsterRunStatus], origins: Sequence[Origin]
-) -> dg.RunsFilter:
-    """Filter a pipeline's runs of some statuses by where they take their messages from."""
-    return dg.RunsFilter(tags={RunTags.of(pipeline).origin: list(origins)}, statuses=list(statuses))
+def runs_of(pipeline: type[Pipeline], statuses: Sequence[dg.DagsterRunStatus], *origins: Origin) -> dg.RunsFilter:
+    """Filter a pipeline's runs of some statuses: those that take their messages from some origins, or all."""
+    return dg.RunsFilter(tags={RunTags.of(pipeline).origin: list(origins or get_args(Origin))}, statuses=list(statuses))
 
 
 def runs_by_producer(pipeline: type[Pipeline], statuses: Sequence[dg.DagsterRunStatus], producer: str) -> dg.RunsFilter:
@@ -66,9 +59,8 @@ def runs_by_producer(pipeline: type[Pipeline], statuses: Sequence[dg.DagsterRunS
     tags = RunTags.of(pipeline)
     if producer:
         return dg.RunsFilter(tags={tags.origin: "source", tags.producer: producer}, statuses=list(statuses))
-    if not pipeline.producers:
-        return runs_of(pipeline, statuses)
-    return runs_by_origin(pipeline, statuses, [origin for origin in get_args(Origin) if origin != "source"])
+    others: tuple[Origin, ...] = ("failed", "messages") if pipeline.producers else ()
+    return runs_of(pipeline, statuses, *others)
 
 
 def receive_config(

@@ -12,7 +12,7 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.launcher.run_process import end_claims
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.asset_windows import NoWindowError, contiguous, window_now
-from pipeline_platform.orchestration.jobs import named, run_request, runs_by_origin
+from pipeline_platform.orchestration.jobs import named, run_request, runs_of
 from pipeline_platform.orchestration.producers import UNDER_WAY, failed_in_a_row, is_under_way
 
 
@@ -155,7 +155,7 @@ def _to_drive(
 
 def _driving(pipeline: type[Pipeline], instance: dg.DagsterInstance, control: ControlStore) -> str | None:
     """A run that retries failures of the pipeline, or is to; None where there is none."""
-    records = instance.get_run_records(runs_by_origin(pipeline, UNDER_WAY, ["failed"]))
+    records = instance.get_run_records(runs_of(pipeline, UNDER_WAY, "failed"))
     end_claims(instance, control, pipeline.name)
     live = {claim.run_id for claim in control.in_flight(pipeline.name)}
     dead = {claim.run_id for claim in control.over(pipeline.name)} - live
