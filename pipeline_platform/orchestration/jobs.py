@@ -64,20 +64,12 @@ def runs_by_producer(pipeline: type[Pipeline], statuses: Sequence[dg.DagsterRunS
 
 
 def receive_config(
-    pipeline: type[Pipeline],
-    origin: Origin,
-    demand: int | None = None,
-    producer: str = "",
-    selection: Selection = ALL,
+    pipeline: type[Pipeline], origin: Origin, demand: int | None = None, producer: str = "", selection: Selection = ALL
 ) -> dict[str, Any]:
     """The run config of a run on some origin; without a demand it takes on what a run may."""
-    config: dict[str, Any] = {"origin": origin}
-    if demand is not None:
-        config["demand"] = demand
-    if producer:
-        config["producer"] = producer
-    if chosen := selection.model_dump(mode="json", exclude_defaults=True):
-        config["failures"] = chosen
+    failures = selection.model_dump(mode="json", exclude_defaults=True)
+    given = {"origin": origin, "demand": demand, "producer": producer or None, "failures": failures or None}
+    config = {name: value for name, value in given.items() if value is not None}
     return {"ops": {pipeline.name: {"ops": {"receive_messages": {"config": config}}}}}
 
 
