@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import dotenv
 import typer
@@ -18,6 +18,9 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.run.flow import Flow, no_source
 from pipeline_platform.source.contract import Source
+
+if TYPE_CHECKING:
+    from pipeline_platform.orchestration.deployment import Built
 
 _CHOSEN: dict[str, str] = {}
 """What `-m` names, in this process."""
@@ -55,9 +58,8 @@ class Deployment:
         return Flow(pipeline, no_source(pipeline, self.lake), self.lake, self.control, no_session)
 
 
-@contextmanager
-def opened(module: str | None = None) -> Iterator[Deployment]:
-    """Load the deployment and set up what the command line looks at; no Spark.
+def load(module: str | None = None) -> "Built":
+    """Load the deployment.
 
     A file `.env` in the working directory sets variables that are not set, as it does for Dagster.
 
@@ -65,10 +67,8 @@ def opened(module: str | None = None) -> Iterator[Deployment]:
         module: Its module; by default what the command line names, or `workspace.yaml`.
 
     Raises:
-        SetUpError: There is none here; or a variable that a resource is configured by is not set, or a value is wrong.
+        SetUpError: There is none here.
     """
-    import dagster as dg
-
     from pipeline_platform.orchestration.deployment import BUILT
 
     dotenv.load_dotenv(Path(".env"))
@@ -78,7 +78,23 @@ def opened(module: str | None = None) -> Iterator[Deployment]:
     importlib.import_module(module)
     if not BUILT:
         raise SetUpError(f"{module} puts no pipelines together: have it call platform_definitions")
-    built = BUILT[-1]
+    return BUILT[-1]
+
+
+@contextmanager
+def opened(module: str | None = None) -> Iterator[Deployment]:
+    """Load the deployment and set up what the command line looks at; no Spark.
+
+    Args:
+        module: As of `load`.
+
+    Raises:
+        SetUpError: There is none here; or a variable that a resource is configured by is not set, or a value is wrong.
+    """
+    import dagster as dg
+
+    module = module or chosen() or _of_workspace()
+    built = load(module)
     pipelines: dict[str, type[Pipeline]] = {pipeline.name: pipeline for pipeline in built.pipelines}
     sources = {producer.source for pipeline in built.pipelines for producer in pipeline.producers_of().values()}
     sources |= {pipeline.dead_letters for pipeline in built.pipelines if pipeline.dead_letters}

@@ -1,18 +1,23 @@
 """`pipeline-platform spark`: keep a warm Spark on this machine."""
 
+import importlib
 import time
-from contextlib import closing
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from pipeline_platform.cli import loading
 from pipeline_platform.home import home
 from pipeline_platform.spark import jvm
 from pipeline_platform.spark import server as spark_server
 
 app = typer.Typer(help="Keep a warm Spark on this machine, so that a run need not start its own.", no_args_is_help=True)
 
+_SLOW = ("pipeline_platform.orchestration.deployment", "dagster_pyspark", "pyspark.sql.connect.session")
+"""What takes seconds to import, and is needed once the server answers."""
 _STATE = "State folder; by default PIPELINE_PLATFORM_HOME, else pipeline_platform in DAGSTER_HOME."
 _TIMEOUT = "Seconds that Spark may take to start; a start without progress is given up earlier."
 State = Annotated[Path, typer.Option(default_factory=home, show_default=False, resolve_path=True, help=_STATE)]
@@ -23,25 +28,38 @@ def start(
     state: State,
     cores: Annotated[int | None, typer.Option(min=1, help="Tasks at a time; all cores by default.")] = None,
     memory: Annotated[str, typer.Option(help="Memory of the JVM; Python workers come on top.")] = "1g",
-    warm_up: Annotated[bool, typer.Option(help="Start the Python workers as well.")] = True,
+    warm_up: Annotated[bool, typer.Option(help="Begin the session of the deployment's runs as well.")] = True,
     timeout: Annotated[float, typer.Option(min=1, help=_TIMEOUT)] = spark_server.START_WITHIN_S,
 ) -> None:
     """Start the warm server, or say where the running one is."""
-    from pipeline_platform.orchestration.spark_resource import WARM, SparkResource
 
     def log(line: str) -> None:
         typer.echo(line, err=True)
 
     began = time.monotonic()
-    try:
-        server = spark_server.start(state, cores=cores, memory=memory, timeout_s=timeout, log=log)
-    except (jvm.JavaNotFoundError, spark_server.SparkServerError) as error:
-        log(str(error))
-        raise typer.Exit(1) from None
+    with ThreadPoolExecutor(1) as meanwhile:
+        if warm_up:
+            meanwhile.submit(lambda: [importlib.import_module(module) for module in _SLOW])
+        try:
+            server = spark_server.start(state, cores=cores, memory=memory, timeout_s=timeout, log=log)
+        except (jvm.JavaNotFoundError, spark_server.SparkServerError) as error:
+            log(str(error))
+            raise typer.Exit(1) from None
     if warm_up:
-        with closing(SparkResource(remote=WARM, cores=server.cores, state_folder=str(state))) as spark:
-            spark.warm_up()
+        _warm_up(server, state, log)
     typer.echo(f"{_described(server)}; ready after {time.monotonic() - began:.1f} s")
+
+
+def _warm_up(server: spark_server.SparkServer, state: Path, log: Callable[[str], None]) -> None:
+    from pipeline_platform.orchestration.deployment import Built
+    from pipeline_platform.orchestration.spark_resource import WARM, SparkResource
+
+    try:
+        built = loading.load()
+    except Exception as error:
+        log(f"the first run will load its code: {error}")
+        built = Built((), {"spark": SparkResource()})
+    built.warm_up(remote=WARM, cores=server.cores, state_folder=str(state))
 
 
 @app.command()

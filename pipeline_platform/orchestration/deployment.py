@@ -1,6 +1,7 @@
 """A deployment: pipelines, resources and assets put together for Dagster and for the command line."""
 
 from collections.abc import Container, Mapping, Sequence
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import dagster as dg
@@ -22,7 +23,7 @@ from pipeline_platform.orchestration.schedules import (
     retry_sensor,
 )
 from pipeline_platform.orchestration.source_resources import AcknowledgerResource, connector_of
-from pipeline_platform.orchestration.spark_resource import shipping_also
+from pipeline_platform.orchestration.spark_resource import SparkResource, shipping_also
 from pipeline_platform.source.contract import Source
 
 
@@ -31,6 +32,13 @@ class Built(NamedTuple):
 
     pipelines: tuple[type[Pipeline], ...]
     resources: Mapping[str, Any]
+
+    def warm_up(self, **server: Any) -> None:
+        """Have a warm server begin the session of this deployment's runs; `server` are options of `SparkResource`."""
+        packages = shipping_also(self.resources["spark"], packages_of(self.pipelines, self.resources)).packages
+        connectors = filter(None, map(connector_of, self.resources.values()))
+        with closing(SparkResource(**server, packages=packages)) as spark:
+            spark.warm_up(*(one.__module__ for one in (*connectors, *self.pipelines)))
 
 
 BUILT: list[Built] = []

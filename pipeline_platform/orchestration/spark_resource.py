@@ -46,6 +46,11 @@ _CLIENT_MARK = "SPARK_CONNECT_MODE_ENABLED"
 _CONNECT = ("pyspark.sql.connect.session", "pyspark.sql.connect.window")
 _CLASSIC = ("pandas", "pyspark.sql.classic.dataframe", "pyspark.sql.classic.window")
 """What sessions of either kind load sooner or later."""
+_TASKS = tuple(
+    f"{shipping.PLATFORM}.tasks.{module}"
+    for module in ("receive.read_shares", "handle.handle_messages", "handle.repeats", "acknowledge.acknowledger")
+)
+"""What the tasks of nearly every run import."""
 
 
 class SparkResource(dg.ConfigurableResource["SparkResource"]):
@@ -124,9 +129,12 @@ class SparkResource(dg.ConfigurableResource["SparkResource"]):
             self._held = _hold(self._place())
         return self._held.session
 
-    def warm_up(self) -> None:
-        """Start the session and a Python worker per core, so that the next run need not wait for them."""
-        engine.warm_up(self.spark_session, self.cores or os.cpu_count() or 1)
+    def warm_up(self, *modules: str) -> None:
+        """Start the session and a Python worker per core, which imports modules: the next run need not wait for them.
+
+        The runs of a deployment find them if this resource ships the same packages as theirs.
+        """
+        engine.warm_up(self.spark_session, self.cores or os.cpu_count() or 1, (*_TASKS, *modules))
 
     def close(self) -> None:
         """Stop a session of this process's own, leave a server's to the others. The next use opens one again."""

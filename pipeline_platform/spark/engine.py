@@ -7,13 +7,14 @@ can be imported without Spark.
 from __future__ import annotations
 
 import gc
+import importlib
 import importlib.util
 import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -124,9 +125,23 @@ def slots(spark: SparkSession) -> int | None:
     return int(master[1]) if master else None
 
 
-def warm_up(spark: SparkSession, workers: int) -> None:
-    """Start Python workers and load what Java loads late, so that the next stage need not wait for them."""
-    run(spark, lambda _: iter(()), workers, pa.schema([("nothing", pa.int64())]))
+def warm_up(spark: SparkSession, workers: int, modules: Iterable[str] = ()) -> None:
+    """Start Python workers and load what Java loads late, so that the next stage need not wait for them.
+
+    Args:
+        spark: Session to run in: workers are of one session.
+        workers: How many.
+        modules: What they import. A run says what is wrong with one that cannot be imported.
+    """
+    names = tuple(modules)
+
+    def load(_: int) -> Iterator[pa.RecordBatch]:
+        for name in names:
+            with suppress(Exception):
+                importlib.import_module(name)
+        return iter(())
+
+    run(spark, load, workers, pa.schema([("nothing", pa.int64())]))
 
 
 @contextmanager

@@ -200,6 +200,50 @@ def test_runs_of_the_same_code_share_a_session_and_its_warm_workers(warm_spark, 
     assert {row["worker"] for row in second["rows"]} <= {row["worker"] for row in first["rows"]}
 
 
+DEPLOYMENT = """
+from pipeline_platform.connectors.table_queue import TableQueue
+from pipeline_platform.model.options import Producer
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.orchestration import ControlResource, LakeResource, SparkResource, source_resource
+from pipeline_platform.orchestration.deployment import platform_definitions
+
+class Ales(Pipeline):
+    name = "ales"
+    producer = Producer(source="queue")
+
+    def handle_message(self, message, context):
+        return message
+
+resources = {
+    "lake": LakeResource(root="lake"),
+    "control": ControlResource(url="sqlite:///control.sqlite"),
+    "spark": SparkResource(remote="warm"),
+    "queue": source_resource(TableQueue)(name="queue", url="sqlite:///queue.sqlite"),
+}
+platform_definitions([Ales], resources)
+"""
+
+FIRST = CLIENT.replace("import brewery\n", "brewery = sys.modules['brewery']\n")
+"""Its tasks fail in a worker that has not loaded the deployment yet."""
+
+
+def test_a_server_is_started_with_the_session_of_the_deployments_runs_and_workers_that_have_its_code(
+    warm_spark, brewery
+):
+    brewery.write_text(brewery.read_text() + DEPLOYMENT)
+    command = [sys.executable, "-m", "pipeline_platform.cli.main", "-m", "brewery", "spark", "start"]
+    started = subprocess.run(
+        [*command, "--state", str(warm_spark.folder)],
+        cwd=brewery.parents[1],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert "ready after" in started.stdout
+    assert {row["told"] for row in answer(client(warm_spark, brewery, FIRST))["rows"]} == {"ale"}, started.stderr
+
+
 def test_two_first_clients_at_once_both_get_their_code_shipped(warm_spark, brewery):
     both = [client(warm_spark, brewery) for _ in range(2)]
     one, other = map(answer, both)
