@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from pydantic import AwareDatetime, BaseModel, ValidationError
 
+from pipeline_platform.control.run_size import worthwhile
 from pipeline_platform.model.options import Processors, Producer, RateLimiting
 from pipeline_platform.source.contract import ENDLESS, Backlog
 
@@ -20,6 +21,8 @@ RUN_COSTS = timedelta(seconds=5)
 _WORTH = 9
 """How long a run handles, at the least, for what goes unused between two: a tenth at the most is lost so."""
 
+_LATE = timedelta(seconds=1)
+"""How much later than its interval says the sensor looks again, at times."""
 LONGEST_PAUSE = timedelta(minutes=5)
 LONGEST_UNANSWERED = timedelta(minutes=1)
 _NAMED = 3
@@ -87,6 +90,7 @@ class Limits:
         filled: Whether the source gave the newest run all that it asked for; asked for likewise.
         left: Whether a run that died, failed or was ended may have left what waits: nobody waits for it again.
         batch_timeout: The shortest of the pipeline's batchers; None where none has one.
+        size: What a run takes on at most by its `target_run_time`; None without one.
     """
 
     producer: Producer
@@ -99,6 +103,7 @@ class Limits:
     filled: bool = False
     left: bool = False
     batch_timeout: timedelta | None = None
+    size: int | None = None
 
     @property
     def patience(self) -> timedelta:
@@ -108,7 +113,7 @@ class Limits:
     @property
     def per_run(self) -> int:
         """Messages that one run takes on at most; a replay may take on more."""
-        return self.processors.per_run
+        return self.processors.per_run if self.size is None else min(self.size, self.processors.per_run)
 
     @property
     def capacity(self) -> int:
@@ -229,9 +234,10 @@ def decide(backlog: Backlog, limits: Limits, in_flight: InFlight, waited: timede
     """Decide how many messages one more run should take on, or why there should be none.
 
     A backlog is asked for as soon as what can be taken on of it makes a run worthwhile, or is as much as can be handled
-    before the next look; less than that after `limits.patience`. Of a source that cannot tell its backlog (None) runs
-    tell: a run that got all that it asked for is followed at once, another after `patience`. `waited` is for how long
-    something waits that was not asked for; None if nothing was seen.
+    before the next look; less than that at the last look before `limits.patience` is over. Of a source that cannot tell
+    its backlog (None) runs tell: a run that got all that it asked for is followed at once, another after `patience`.
+    `waited` is for how long something waits that was not asked for; None if nothing was seen, and nothing if it was
+    left over just now.
     """
     held = in_flight.messages if backlog.counts_held else in_flight.unleased
     waiting = None if backlog.messages is None else max(0, backlog.messages - held)
@@ -241,30 +247,31 @@ def decide(backlog: Backlog, limits: Limits, in_flight: InFlight, waited: timede
     if limits.permits is not None:  # messages in flight take their permits out of the same intervals
         most = min(most, limits.permits - in_flight.messages + in_flight.permitted)
     # Not what room there is: where others hold nearly all of it, each look would ask for a run of a few messages.
-    worthwhile = limits.processors.worthwhile
+    pays_from = worthwhile(limits.processors, limits.per_run)
     if limits.permits_soon is not None:
-        worthwhile = min(worthwhile, limits.permits_soon)
+        pays_from = min(pays_from, limits.permits_soon)
     patience = limits.patience
     if waiting is None:
         patience = empty_pause(patience, limits.empty_runs)
-    patient = waited is not None and waited < patience
     pays_after = f"after {_seconds(patience)} (waited {_seconds(waited or timedelta(0))})"
     if waiting is None:
         cannot_tell = "the source cannot tell what waits"
-        if limits.filled and most >= worthwhile:
+        if limits.filled and most >= pays_from:
             return Ask(most, f"{cannot_tell}, and the last run got all that it asked for")
         if limits.left:
             return Ask(most, f"{cannot_tell}, and a run that ended early may have left some")
-        return Ask(0, f"{cannot_tell}; {pays_after}") if patient else Ask(most, cannot_tell)
+        is_due = waited is None or waited >= patience
+        return Ask(most, cannot_tell) if is_due else Ask(0, f"{cannot_tell}; {pays_after}")
     demand, at_least = min(waiting, most), "at least " if backlog.at_least else ""
-    if demand >= worthwhile:
+    if demand >= pays_from:
         return Ask(demand, f"{at_least}{count(waiting)} at the source")
     if limits.left:
         return Ask(demand, f"{at_least}{_wait(waiting)} since before a run ended early")
-    if waited is None or patient:
+    is_left_over = waited is not None and not waited
+    if is_left_over or (waited or timedelta(0)) + limits.producer.interval + _LATE <= patience:
         bound = f", of which {demand} could be taken on" if demand < waiting else ""
-        return Ask(0, f"{at_least}{_wait(waiting)}{bound}; a run pays from {worthwhile}, or {pays_after}")
-    return Ask(demand, f"{at_least}{_wait(waiting)}, and {_seconds(waited)} are long enough")
+        return Ask(0, f"{at_least}{_wait(waiting)}{bound}; a run pays from {pays_from}, or {pays_after}")
+    return Ask(demand, f"{at_least}{_wait(waiting)}, for {_seconds(patience)} at the most")
 
 
 def decide_all(backlog: Backlog, limits: Limits, in_flight: InFlight, waited: timedelta | None) -> list[Ask]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline_platform.control.demand import RUN_LASTS
+from pipeline_platform.control.run_size import LOOK_BACK, rate_of, run_size
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.model.pipeline import Pipeline
 
@@ -32,6 +33,14 @@ class Quota:
         return self.control.processors_of(self.pipeline).per_run
 
     @property
+    def per_pull(self) -> int:
+        """Messages that one run from the source takes on at most, by its `target_run_time` too."""
+        processors = self.control.processors_of(self.pipeline)
+        if processors.target_run_time is None:
+            return processors.per_run
+        return run_size(processors, rate_of(self.control.ended(self.key, last=LOOK_BACK)))
+
+    @property
     def capacity(self) -> int:
         """Messages that all runs may hold at once."""
         names = self.pipeline.producers_of(self.producer)
@@ -42,7 +51,7 @@ class Quota:
         (producer,) = self.pipeline.producers_of(self.producer).values()
         spare = self.control.spare(self.key, producer.rate_limiting, RUN_LASTS)
         # More would be leased for longer than a run should last.
-        return self.per_run if spare is None else min(self.per_run, spare)
+        return self.per_pull if spare is None else min(self.per_pull, spare)
 
     def claim(
         self,

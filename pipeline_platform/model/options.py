@@ -31,6 +31,11 @@ BATCH_BYTES = 128 * 2**20
 BATCH_MESSAGES = 10**6
 """Messages in a batch, at the most, whatever a splitter says."""
 
+WORTH_IT = timedelta(seconds=20)
+"""A run that works for so long spends less than a tenth of its time on what every run costs, 1 to 2 s."""
+_MAX_DEMAND = 1_000_000
+"""In place of the default of `max_demand` where a `target_run_time` sizes runs."""
+
 _LONGEST = timedelta(days=36_500)
 """A century: times that far from now can still be reckoned with."""
 
@@ -192,7 +197,12 @@ class Processors(Options):
     """How much a run takes on, and when more is worth asking for."""
 
     concurrency: int = Field(2, ge=1, le=10_000, description="Tasks that handle messages at once.")
-    max_demand: int = Field(50_000, ge=1, le=10**8, description="Messages that one task takes on in a run.")
+    target_run_time: Duration | None = Field(
+        None,
+        description="How long a run should take, 20 s or more: the sensor asks for what the last runs handled in so "
+        "long. `max_demand` stays the ceiling, and is 1,000,000 if unset. None has each run take on up to max_demand.",
+    )
+    max_demand: int = Field(50_000, ge=1, le=10**8, description="Messages that one task takes on in a run, at most.")
     min_demand: int | None = Field(
         None,
         ge=0,
@@ -244,8 +254,23 @@ class Processors(Options):
         "Spark cannot be timed. None waits for ever.",
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _leaves_room_to_grow(cls, given: dict[str, Any]) -> dict[str, Any]:
+        return given if given.get("target_run_time") is None else {"max_demand": _MAX_DEMAND, **given}
+
     @model_validator(mode="after")
     def _asks_only_when_worthwhile(self) -> Self:
+        if self.target_run_time is not None and self.target_run_time < WORTH_IT:
+            raise ValueError(
+                f"target_run_time is {self.target_run_time}, below {WORTH_IT}: what every run costs, 1 to 2 s, would "
+                "be more than a tenth of it. Raise it; for latency, lower the producer's patience."
+            )
+        if self.target_run_time is not None and self.min_demand is not None:
+            raise ValueError(
+                f"min_demand is {self.min_demand} beside a target_run_time, which says what is worth a run: "
+                "leave out one of them."
+            )
         if self.min_demand is not None and self.min_demand >= self.max_demand:
             raise ValueError(
                 f"min_demand is {self.min_demand}, not below max_demand ({self.max_demand}): "

@@ -124,6 +124,7 @@ def limits(pipeline: type[Pipeline], control: ControlStore, now: datetime, produ
         permits_at=interval_end(limit, now) if limit else None,
         paused=control.paused(key),
         batch_timeout=pipeline.batch_timeout(),
+        size=Quota(pipeline, control, producer).per_pull,
     )
 
 

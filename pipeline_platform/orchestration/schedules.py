@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 import dagster as dg
 
 from pipeline_platform.control import demand
+from pipeline_platform.control.quota import Quota
 from pipeline_platform.control.store import ControlStore, ControlStoreError
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.failure_events import Selection
@@ -38,7 +39,7 @@ def pull_schedule(pipeline: type[Pipeline], cron: str, producer: str = "") -> dg
             window = window_now(pipeline, context.scheduled_execution_time)
         except NoWindowError as error:
             return dg.SkipReason(str(error))
-        expected = context.resources.control.processors_of(pipeline).per_run
+        expected = Quota(pipeline, context.resources.control, producer).per_pull
         return run_request(pipeline, "source", [window], expected=expected, producer=producer)
 
     return pull

@@ -60,9 +60,9 @@ SLOW = limited(permits=600, soon=50)
         (100_001, LIMITS, 0, 99, [100_000]),
         # What little room a replay leaves is taken once in a patience.
         (1_000_000, LIMITS, 199_997, None, [0]),
-        (1_000_000, LIMITS, 199_997, 29, [0]),
-        (1_000_000, LIMITS, 199_997, 30, [3]),
-        (1_000_000, LIMITS, 150_001, 29, [0]),
+        (1_000_000, LIMITS, 199_997, 24, [0]),
+        (1_000_000, LIMITS, 199_997, 25, [3]),
+        (1_000_000, LIMITS, 150_001, 24, [0]),
         (1_000_000, LIMITS, 150_000, None, [50_000]),
         (1_000_000, LIMITS, 100_000, None, [100_000]),
         # An unknown backlog is asked for at once, and then each patience.
@@ -141,18 +141,27 @@ def test_a_pause_comes_before_all_else():
     assert decide(UNKNOWN, paused, NOTHING, None) == Ask(0, "paused: the lake is full")
 
 
-def test_patience_ends_the_wait_of_a_small_backlog():
-    assert decide(Backlog(12), LIMITS, NOTHING, seconds(29.9)).demand == 0
-    assert decide(Backlog(12), LIMITS, NOTHING, seconds(30)) == Ask(12, "12 messages wait, and 30 s are long enough")
+def test_a_small_backlog_is_asked_for_at_the_last_look_before_patience_is_over():
+    assert decide(Backlog(12), LIMITS, NOTHING, seconds(24)).demand == 0
+    assert decide(Backlog(12), LIMITS, NOTHING, seconds(24.9)) == Ask(12, "12 messages wait, for 30 s at the most")
 
 
-@pytest.mark.parametrize(("batch_timeout", "patience"), [(None, 30), (2, 2), (90, 30)])
+@pytest.mark.parametrize("patience", [0.1, 5])
+def test_patience_that_is_over_at_the_next_look_waits_for_none_and_what_a_run_leaves_over_for_one(patience: float):
+    limits = Limits(Producer(source="queue", patience=seconds(patience), max_runs=3), Processors())
+
+    assert [ask.demand for ask in decide_all(Backlog(100_012), limits, NOTHING, None)] == [100_000]
+    assert [ask.demand for ask in decide_all(Backlog(12), limits, NOTHING, None)] == [12]
+    assert [ask.demand for ask in decide_all(Backlog(12), limits, NOTHING, seconds(4))] == [12]
+
+
+@pytest.mark.parametrize(("batch_timeout", "patience"), [(None, 30), (20, 20), (90, 30)])
 def test_a_batch_timeout_ends_the_wait_sooner_and_never_later(batch_timeout: float | None, patience: float):
     timeout = None if batch_timeout is None else seconds(batch_timeout)
     limits = Limits(Producer(source="queue"), Processors(), batch_timeout=timeout)
 
-    assert decide(Backlog(12), limits, NOTHING, seconds(patience - 0.1)).demand == 0
-    assert decide(Backlog(12), limits, NOTHING, seconds(patience)).demand == 12
+    assert decide(Backlog(12), limits, NOTHING, seconds(patience - 6)).demand == 0
+    assert decide(Backlog(12), limits, NOTHING, seconds(patience - 5)).demand == 12
 
 
 def test_an_exhausted_limit_says_when_it_gives_again():

@@ -14,8 +14,10 @@ import pytest
 from dagster._core.events import DagsterEvent
 
 from pipeline_platform.connectors.table_queue import TableQueue
+from pipeline_platform.control.claims import Ended
 from pipeline_platform.control.demand import Waiting
-from pipeline_platform.model.options import Batcher, Producer
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.model.options import Batcher, Processors, Producer
 from pipeline_platform.orchestration.asset_windows import window_now
 from pipeline_platform.orchestration.jobs import RunTags
 from pipeline_platform.orchestration.producers import producer_sensor
@@ -77,6 +79,23 @@ def test_messages_wait_for_their_batches_no_longer_than_the_shortest_batch_timeo
     assert place.skips() == "3 messages wait; a run pays from 50, or after 10 s (waited 0 s)"
     at(timedelta(seconds=11))
     assert place.asked() == [3]
+
+
+def test_where_runs_have_a_time_to_take_it_asks_for_what_the_last_ones_handled_in_so_long(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processors = Processors(concurrency=2, target_run_time=timedelta(seconds=30))
+    monkeypatch.setattr(Asked, "processors", processors)
+    monkeypatch.setattr(Asked, "producer", Producer(source="queue", max_runs=1))
+    place.enqueue(900)
+    assert place.asked() == [200], "nobody knows yet how fast it is"
+
+    for run in place.instance.get_runs():
+        place.instance.delete_run(run.run_id)
+    now = datetime.now(UTC)
+    slow = Ended("r", "run", 600, now - timedelta(seconds=30), now)
+    monkeypatch.setattr(ControlStore, "ended", lambda store, key, **_: [slow] if key == "asked" else [])
+    assert place.asked() == [600]
 
 
 def left_by_a_dead_run(place: Place, messages: int) -> None:
@@ -281,7 +300,8 @@ queue.enqueue([b"{}"])
 sensor = defs.resolve_sensor_def("flights_producer")
 with dg.instance_for_test() as instance:
     resources = {"flights_queue": queue, "control": ControlStore("sqlite:///control.sqlite")}
-    print(sensor.evaluate_tick(dg.build_sensor_context(instance=instance, resources=resources)).skip_message)
+    context = dg.build_sensor_context(instance=instance, resources=resources, definitions=defs)
+    print(len(sensor.evaluate_tick(context).run_requests), "run")
 sys.exit([name for name in sys.modules if name.split(".")[0] in ("pyspark", "dagster_pyspark", "pandas")][:5] or 0)
 """
     done = subprocess.run(
@@ -295,7 +315,7 @@ sys.exit([name for name in sys.modules if name.split(".")[0] in ("pyspark", "dag
     )
 
     assert done.returncode == 0, done.stderr[-2_000:]
-    assert "1 message waits; a run pays from" in done.stdout
+    assert "1 run" in done.stdout
 
 
 class InTurn(Told):

@@ -25,6 +25,7 @@ def test_a_delivery_that_comes_again_is_acknowledged_and_not_handled(filled):
     assert rows(flow, "words").height == 2
     assert sorted(rows(flow, "outcomes")["outcome"]) == ["duplicate", "duplicate", "handled", "handled"]
     assert flow.source.backlog().messages == 0
+    assert [ended.messages for ended in flow.control.ended("obedient")] == [0], "it tells no rate of handling"
 
 
 def test_handling_again_after_the_decision_keeps_what_was_decided(filled):

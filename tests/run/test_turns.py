@@ -1,14 +1,16 @@
 """Runs of a pipeline whose messages keep an order: each waits for its turn, or gets other partitions."""
 
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from pipeline_platform import Batcher, Pipeline, PipelineError, Producer, Source
+from pipeline_platform import Batcher, Pipeline, PipelineError, Processors, Producer, Source
 from pipeline_platform.control import quota
 from pipeline_platform.control.demand import RUN_LASTS
+from pipeline_platform.control.run_size import rate_of
 from pipeline_platform.lake.replay import ReplayedMessages
 from pipeline_platform.run.begin import begin, resume
 from pipeline_platform.run.flow import Flow
@@ -125,6 +127,17 @@ def test_a_pull_that_nobody_sized_takes_on_what_the_rate_limit_gives_while_a_run
     flow = filled(Paced, [b"word"])
     receive = begun(flow)
     assert 0 < receive.demand <= 10 * (RUN_LASTS.total_seconds() + 1)
+
+
+def test_what_a_pull_handled_tells_how_many_the_next_takes_on(filled, monkeypatch):
+    processors = Processors(concurrency=2, target_run_time=timedelta(hours=1))
+    monkeypatch.setattr(Obedient, "processors", processors)
+    flow = filled(Obedient, [b"word"] * 300)
+    assert run(flow).demand == 200, "nobody knows yet how fast it is"
+    rate = rate_of(flow.control.ended("obedient"))
+    assert rate is not None
+
+    assert flow.quota.for_a_pull() == min(rate.within(3_600), processors.per_run) > 10_000
 
 
 def test_a_replay_takes_its_windows_whole_or_not_at_all(filled, monkeypatch):
