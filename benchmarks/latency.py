@@ -22,7 +22,7 @@ from pathlib import Path
 import dagster as dg
 
 from benchmarks.events import payloads
-from benchmarks.latency_location import CALLS
+from benchmarks.latency_location import CALLS, queue_options
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.spark import server as spark_server
 
@@ -61,13 +61,14 @@ def daemon(folder: Path) -> Iterator[dg.DagsterInstance]:
                     process.wait(10)
 
 
-def evaluated_at(instance: dg.DagsterInstance, run_id: str) -> float:
-    """When the sensor that asked for a run began to look."""
-    for state in instance.all_instigator_state():
-        for tick in instance.get_ticks(state.instigator_origin_id, state.selector_id, limit=20):
-            if run_id in tick.run_ids:
-                return tick.timestamp
-    raise LookupError(f"no tick asked for run {run_id}")
+def evaluations(instance: dg.DagsterInstance) -> dict[str, float]:
+    """When the sensor that asked for a run began to look, by run."""
+    return {
+        run_id: tick.timestamp
+        for state in instance.all_instigator_state()
+        for tick in instance.get_ticks(state.instigator_origin_id, state.selector_id, limit=1_000)
+        for run_id in tick.run_ids
+    }
 
 
 def next_run(instance: dg.DagsterInstance, job: str, seen: set[str]) -> tuple[float, float]:
@@ -79,7 +80,7 @@ def next_run(instance: dg.DagsterInstance, job: str, seen: set[str]) -> tuple[fl
             if run.run_id not in seen and run.is_finished and record.end_time and record.start_time:
                 assert run.status is dg.DagsterRunStatus.SUCCESS, f"run {run.run_id} of {job} ended as {run.status}"
                 seen.add(run.run_id)
-                return record.end_time - evaluated_at(instance, run.run_id), record.end_time - record.start_time
+                return record.end_time - evaluations(instance)[run.run_id], record.end_time - record.start_time
         time.sleep(0.1)
     raise TimeoutError(f"no run of {job} within {PATIENCE_S} s")
 
@@ -89,7 +90,7 @@ def measure(rounds: int) -> dict[str, list[tuple[float, float]]]:
     times: dict[str, list[tuple[float, float]]] = {"one message": [], "empty run": []}
     with tempfile.TemporaryDirectory(prefix="bench-") as temporary:
         folder = Path(temporary)
-        queue = TableQueue(name="queue", url=f"sqlite:///{folder}/queue.sqlite", created_column="created_at")
+        queue = TableQueue.model_validate(queue_options(folder))
         queue.create()
         spark_server.start(folder / "spark")
         try:

@@ -1,9 +1,10 @@
-"""The code location that `benchmarks.latency` deploys: one pipeline that asks for a run per message, and an empty job.
+"""The code location that `benchmarks.latency`, `trickle` and `overlap` deploy: one pipeline, and an empty job.
 
 It lies in the folder that the environment names.
 """
 
 import os
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import Batcher, Processors, Producer, TableBatcher
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.deployment import platform_definitions
+from pipeline_platform.orchestration.jobs import RunTags
 from pipeline_platform.orchestration.lake_resources import ControlResource, LakeResource
 from pipeline_platform.orchestration.source_resources import source_resource
 from pipeline_platform.orchestration.spark_resource import SparkResource
@@ -22,14 +24,26 @@ from pipeline_platform.orchestration.spark_resource import SparkResource
 FOLDER = Path(os.environ.get("LATENCY_BENCHMARK", "."))
 CALLS = "calls"
 """A file with the number of empty runs that are wanted."""
+PATIENCE = "LATENCY_PATIENCE"
+"""The pipeline's patience in seconds; with 0 one message is worth a run."""
+_PATIENCE_S = float(os.environ.get(PATIENCE, "0"))
+MAX_RUNS = "LATENCY_MAX_RUNS"
+"""How many runs may be under way, where they are large."""
+_MAX_RUNS = int(os.environ.get(MAX_RUNS, "0"))
 
 
 class Single(Pipeline):
-    """Events into a table, or by the batch; one message is worth a run."""
+    """Events into a table, or by the batch."""
 
     name = "single"
-    producer = Producer(source="queue", concurrency=1)
-    processors = Processors(concurrency=1, max_demand=1_000, min_demand=999)
+    producer = Producer(
+        source="queue", concurrency=1, patience=timedelta(seconds=_PATIENCE_S or 30), max_runs=_MAX_RUNS or 1
+    )
+    processors = (
+        Processors(concurrency=2, max_demand=50_000)
+        if _MAX_RUNS
+        else Processors(concurrency=1, max_demand=1_000, min_demand=500 if _PATIENCE_S else 999)
+    )
     batchers = {"events": TableBatcher(schema=Event), "letters": Batcher(batch_size=10)}
 
     def handle_message(self, message: Message, context: Any) -> Message:
@@ -39,6 +53,14 @@ class Single(Pipeline):
     def handle_batch(self, batcher: str, messages: list[Message], batch_info: Any, context: Any) -> list[Message]:
         """Called for nothing here, as it is in most runs of one message; its step runs all the same."""
         return messages
+
+
+TAGS = RunTags.of(Single)
+
+
+def queue_options(folder: Path) -> dict[str, str]:
+    """Where messages come from."""
+    return {"name": "queue", "url": f"sqlite:///{folder}/queue.sqlite", "created_column": "created_at"}
 
 
 @dg.op
@@ -65,9 +87,7 @@ def resources(folder: Path) -> dict[str, Any]:
         "lake": LakeResource(root=f"{folder}/lake"),
         "control": ControlResource(url=f"sqlite:///{folder}/control.sqlite"),
         "spark": SparkResource(remote="warm", state_folder=f"{folder}/spark", packages=["benchmarks"]),
-        "queue": source_resource(TableQueue)(
-            name="queue", url=f"sqlite:///{folder}/queue.sqlite", created_column="created_at"
-        ),
+        "queue": source_resource(TableQueue)(**queue_options(folder)),
     }
 
 

@@ -1,0 +1,67 @@
+"""What a second run at a time gains: a backlog by `max_runs=1` and by `max_runs=2`, by turns.
+
+Run it as `python -m benchmarks.overlap [--messages N] [--rounds N]`. A daemon of its own works on a full table queue,
+in runs of 100,000 messages. The time is that from the first claim to the last acknowledgement.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.events import payloads
+from benchmarks.latency import daemon
+from benchmarks.latency_location import MAX_RUNS, queue_options
+from pipeline_platform.connectors.table_queue import TableQueue
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.spark import server as spark_server
+
+WITHIN_S = 600
+
+
+def measure(max_runs: int, messages: int) -> tuple[float, float]:
+    """Seconds from the first claim to the last acknowledgement; and the median of the runs' own."""
+    os.environ[MAX_RUNS] = str(max_runs)
+    with tempfile.TemporaryDirectory(prefix="bench-") as temporary:
+        folder = Path(temporary)
+        queue = TableQueue.model_validate(queue_options(folder))
+        queue.create()
+        queue.enqueue(payloads(messages))
+        control = ControlStore(f"sqlite:///{folder}/control.sqlite")
+        spark_server.start(folder / "spark")
+        try:
+            with daemon(folder):
+                deadline = time.monotonic() + WITHIN_S
+                while sum(one.messages for one in control.ended("single")) < messages:
+                    assert time.monotonic() < deadline, f"a backlog is left after {WITHIN_S} s"
+                    time.sleep(0.5)
+                ended = control.ended("single")
+        finally:
+            spark_server.stop(folder / "spark")
+    began, until = min(one.started_at for one in ended), max(one.ended_at for one in ended)
+    own = statistics.median((one.ended_at - one.started_at).total_seconds() for one in ended)
+    return (until - began).total_seconds(), own
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--messages", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    given, ratios = parser.parse_args(), []
+    for _ in range(given.rounds):
+        took = {max_runs: measure(max_runs, given.messages) for max_runs in (1, 2)}
+        for max_runs, (whole, own) in took.items():
+            rate = given.messages / whole
+            print(f"max_runs={max_runs}: {whole:.1f} s, {rate:,.0f}/s; a run {own:.1f} s", flush=True)
+        ratios.append(took[1][0] / took[2][0])
+    bounds = f"{min(ratios):.2f} to {max(ratios):.2f}"
+    print(f"\nrate of max_runs=2 / rate of max_runs=1: {statistics.median(ratios):.2f} ({bounds})")
+
+
+if __name__ == "__main__":
+    main()
