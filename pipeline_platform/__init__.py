@@ -9,7 +9,6 @@ from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import BatchInfo, Message, ack_immediately
 from pipeline_platform.model.options import (
     Batcher,
-    PipelineError,
     Processors,
     Producer,
     RateLimiting,
@@ -20,6 +19,7 @@ from pipeline_platform.model.options import (
 from pipeline_platform.model.payload import PayloadError
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.retry import Backoff, Retry
+from pipeline_platform.model.strict_options import PipelineError
 from pipeline_platform.source import calls
 from pipeline_platform.source.connection import ConnectedSource
 from pipeline_platform.source.contract import Backlog, Held, Refused, Share, Source, SourceAwayError, SourceError

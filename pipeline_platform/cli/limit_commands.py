@@ -11,8 +11,9 @@ from pipeline_platform.cli import loading
 from pipeline_platform.cli.loading import counted
 from pipeline_platform.control.drain import drain as drain_and_wait
 from pipeline_platform.control.store import ControlStore
-from pipeline_platform.model.options import Overrides, PipelineError, Producer
+from pipeline_platform.model.options import Overrides, Producer
 from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.model.strict_options import PipelineError
 
 _SHORTEST_S, _LONGEST_S = 0.001, 366 * 86_400
 

@@ -16,7 +16,7 @@ from pipeline_platform.cli.show_command import show
 from pipeline_platform.cli.status_command import status
 from pipeline_platform.cli.trace_command import trace
 from pipeline_platform.control.store import ControlStoreError
-from pipeline_platform.model.options import PipelineError
+from pipeline_platform.model.strict_options import PipelineError
 from pipeline_platform.source.contract import SourceError
 
 app = typer.Typer(

@@ -9,8 +9,8 @@ from pipeline_platform.cli import loading
 from pipeline_platform.cli.limit_commands import changed
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.model.blocks import name_of
-from pipeline_platform.model.options import Options
 from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.model.strict_options import Options
 
 
 def show(

@@ -4,8 +4,9 @@ import sqlalchemy as sa
 
 from pipeline_platform.control.database import Database, insert
 from pipeline_platform.control.limits import TABLES
-from pipeline_platform.model.options import Overrides, PipelineError, Processors, Producer
+from pipeline_platform.model.options import Overrides, Processors, Producer
 from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.model.strict_options import PipelineError
 
 _OVERRIDES = sa.Table(
     "control_overrides",

@@ -19,9 +19,9 @@ from pipeline_platform.lake.manifest import File
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.cron import canonical
 from pipeline_platform.model.message import MESSAGES
-from pipeline_platform.model.options import PipelineError
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.schema import arrow_schema
+from pipeline_platform.model.strict_options import PipelineError
 from pipeline_platform.model.windows import WINDOW_FORMAT
 
 if TYPE_CHECKING:

@@ -14,23 +14,18 @@ from pipeline_platform.model.blocks import KINDS, ROUTING, annotated, name_of
 from pipeline_platform.model.events import EVENTS, are_functions
 from pipeline_platform.model.fields import ModelClass
 from pipeline_platform.model.options import (
-    DURATION,
     Batcher,
-    PipelineError,
     Processors,
     Producer,
     RateLimiting,
     Retention,
     Splitter,
     TableBatcher,
-    did_you_mean,
-    is_duration,
-    nearest,
-    shown,
 )
 from pipeline_platform.model.partition import ALLOWED, SOURCE, is_partitioning
 from pipeline_platform.model.retry import Retry
 from pipeline_platform.model.schema import ColumnError, arrow_schema
+from pipeline_platform.model.strict_options import DURATION, PipelineError, did_you_mean, is_duration, nearest, shown
 
 _Class = type[Any]
 """A pipeline's, while it is built: nothing is known of its attributes yet."""

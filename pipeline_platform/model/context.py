@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from pipeline_platform.model.options import PipelineError, did_you_mean, shown, without_prefix
+from pipeline_platform.model.strict_options import PipelineError, did_you_mean, shown, without_prefix
 
 
 def overridden(context: BaseModel, values: Mapping[str, Any], path: str) -> BaseModel:

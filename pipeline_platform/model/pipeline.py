@@ -14,18 +14,10 @@ from pipeline_platform.model.checks import check_class
 from pipeline_platform.model.context import overridden
 from pipeline_platform.model.events import Event
 from pipeline_platform.model.message import BatchInfo, Message
-from pipeline_platform.model.options import (
-    Batcher,
-    PipelineError,
-    Processors,
-    Producer,
-    Retention,
-    TableBatcher,
-    did_you_mean,
-    shown,
-)
+from pipeline_platform.model.options import Batcher, Processors, Producer, Retention, TableBatcher
 from pipeline_platform.model.partition import SOURCE
 from pipeline_platform.model.retry import Retry
+from pipeline_platform.model.strict_options import PipelineError, did_you_mean, shown
 
 __all__ = ["Pipeline", "PipelineError"]
 

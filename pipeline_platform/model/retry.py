@@ -7,7 +7,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from pipeline_platform.model.options import Duration, Options
+from pipeline_platform.model.strict_options import Duration, Options
 
 _SPREAD = 0.25
 """Part of a pause that is added at random, so that messages that failed together do not all come back together."""

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import dagster as dg
 
 from pipeline_platform.model.checks import check_together
-from pipeline_platform.model.options import nearest
 from pipeline_platform.model.partition import SOURCE
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
+from pipeline_platform.model.strict_options import nearest
 from pipeline_platform.orchestration.backlog_check import backlog_check, backlog_sensor
 from pipeline_platform.orchestration.graph import asset_keys, pipeline_assets
 from pipeline_platform.orchestration.jobs import maintenance_job, pipeline_jobs

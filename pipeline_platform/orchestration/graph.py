@@ -13,8 +13,9 @@ from pipeline_platform.imports import import_apart
 from pipeline_platform.lake.failure_events import Selection
 from pipeline_platform.lake.ledger import Origin, Receive
 from pipeline_platform.launcher.run_process import end_claims
-from pipeline_platform.model.options import Batcher, Splitter, shown
+from pipeline_platform.model.options import Batcher, Splitter
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
+from pipeline_platform.model.strict_options import shown
 from pipeline_platform.orchestration import reporting
 from pipeline_platform.orchestration.asset_metadata import metadata_of
 from pipeline_platform.orchestration.asset_windows import windows_of

@@ -10,8 +10,9 @@ from pydantic import Field
 from pipeline_platform.control.drain import drain
 from pipeline_platform.control.overrides import check_overrides
 from pipeline_platform.control.store import ControlStore
-from pipeline_platform.model.options import Overrides, PipelineError, RateLimiting
+from pipeline_platform.model.options import Overrides, RateLimiting
 from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.model.strict_options import PipelineError
 
 _OVERRIDES = Overrides.model_fields
 

@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.message import BULK, MESSAGES, BatchInfo, BatchMode, Message
-from pipeline_platform.model.options import PipelineError
 from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.model.strict_options import PipelineError
 from pipeline_platform.model.windows import window_key
 from pipeline_platform.source.contract import Source
 from pipeline_platform.tasks.acknowledge.notify_author import ENDED, ROWS, ended

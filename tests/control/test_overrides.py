@@ -3,7 +3,8 @@
 import pytest
 
 from pipeline_platform.control.quota import Quota
-from pipeline_platform.model.options import Overrides, PipelineError, Processors, Producer
+from pipeline_platform.model.options import Overrides, Processors, Producer
+from pipeline_platform.model.strict_options import PipelineError
 from pipeline_platform.orchestration.limits_job import LimitsConfig, change
 from tests.fixtures.pipelines_under_test import Coasts, Told
 

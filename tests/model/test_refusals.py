@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from pipeline_platform.model.options import Options
 from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.model.strict_options import Options
 from tests.fixtures.refusals import refusals, said_of
 
 SAID = [refusal.said for refusal in refusals()]

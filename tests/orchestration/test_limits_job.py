@@ -9,7 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from pipeline_platform.control.store import ControlStore
-from pipeline_platform.model.options import Overrides, PipelineError, RateLimiting
+from pipeline_platform.model.options import Overrides, RateLimiting
+from pipeline_platform.model.strict_options import PipelineError
 from pipeline_platform.orchestration.limits_job import Activity, LimitsConfig, change
 from tests.fixtures.jobs_under_test import job_at
 from tests.fixtures.pipelines_under_test import Coasts, Told

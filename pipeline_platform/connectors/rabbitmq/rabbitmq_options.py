@@ -6,7 +6,7 @@ from urllib.parse import parse_qsl, urlsplit
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from pipeline_platform.model.actions import Word, Words
-from pipeline_platform.model.options import did_you_mean
+from pipeline_platform.model.strict_options import did_you_mean
 from pipeline_platform.source.connection import ConnectedSource
 from pipeline_platform.source.contract import BackoffType, Patience
 
