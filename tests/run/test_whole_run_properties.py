@@ -83,6 +83,7 @@ CHANGES: list[tuple[type, str]] = [
     (TableQueue, "finish"),
     (ControlStore, "adjust"),
     (ControlStore, "end"),
+    (ControlStore, "finish"),
 ]
 
 

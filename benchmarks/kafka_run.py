@@ -1,0 +1,156 @@
+"""Time whole runs from a topic of Kafka to two Delta tables, against consumers that one would write by hand.
+
+Run it as `python -m benchmarks.kafka_run [--messages N] [--rounds N]`. By hand: a plain consumer a core, which decodes
+by msgspec and writes Parquet; then one commit to each table, then the offsets. It keeps no payloads, failures or
+outcomes, and what it crashes in the middle of is handled twice. Here: a run from its claim to its acknowledgement, on a
+warm server. It starts a Kafka of its own, which takes Maven. Peers take turns.
+"""
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, closing
+from multiprocessing import get_context
+from pathlib import Path
+from uuid import uuid4
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.events import ByStruct, EventStruct, payloads
+from benchmarks.kafka import PARTITIONS, WINDOW, topic_at
+from pipeline_platform.connectors.kafka import KafkaSource
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.schema import arrow_schema
+from pipeline_platform.orchestration.spark_resource import WARM, SparkResource
+from pipeline_platform.run import steps
+from pipeline_platform.run.begin import begin
+from pipeline_platform.run.flow import Flow
+from pipeline_platform.spark import server as spark_server
+from servers import kafka as local
+
+TASKS, AT_ONCE = 2, 10_000
+Written = tuple[str, str, int, int]
+"""Table, path, bytes and rows of a file."""
+
+
+SCHEMA = pa.schema(list(arrow_schema(EventStruct)))
+
+
+def by_hand(pool: ProcessPoolExecutor, servers: str, topic: str, root: Path, messages: int) -> None:
+    """Consume all there is in some processes, commit what they wrote to both tables, then the offsets."""
+    from confluent_kafka import Consumer, TopicPartition
+    from deltalake import DeltaTable, Schema
+    from deltalake.transaction import AddAction, RemoveAction
+
+    parts = [[(topic, number) for number in range(task, PARTITIONS, TASKS)] for task in range(TASKS)]
+    done = list(pool.map(_consume, [servers] * TASKS, parts, [str(root)] * TASKS))
+    files = [file for written, _ in done for file in written]
+    for name in ByStruct.batchers:
+        table = DeltaTable.create(str(root / name), Schema.from_arrow(SCHEMA))
+        now = int(time.time() * 1_000)
+        mine = [(path, size) for where, path, size, _ in files if where == name]
+        adds: list[AddAction | RemoveAction] = [AddAction(*one, {}, now, True, "") for one in mine]
+        table.create_write_transaction(adds, "append", Schema.from_arrow(SCHEMA))
+    consumer = Consumer({"bootstrap.servers": servers, "group.id": f"plain-{uuid4().hex}"})
+    ends = [TopicPartition(*place, past) for _, ended in done for *place, past in ended]
+    consumer.commit(offsets=ends, asynchronous=False)
+    consumer.close()
+    assert sum(rows for *_, rows in files) == messages
+
+
+def _consume(
+    servers: str, places: list[tuple[str, int]], root: str
+) -> tuple[list[Written], list[tuple[str, int, int]]]:
+    from confluent_kafka import Consumer, TopicPartition
+
+    settings = {"bootstrap.servers": servers, "group.id": f"plain-{uuid4().hex}", "enable.auto.commit": False}
+    consumer = Consumer({**settings, "fetch.queue.backoff.ms": 2})
+    ends = [(*place, consumer.get_watermark_offsets(TopicPartition(*place))[1]) for place in places]
+    consumer.assign([TopicPartition(*place, 0) for place in places])
+    left, decode = sum(past for *_, past in ends), msgspec.json.Decoder(EventStruct).decode
+    writers = {}
+    for name in ByStruct.batchers:
+        path = Path(root) / name / f"{uuid4().hex}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        writers[name] = path, pq.ParquetWriter(path, SCHEMA, compression="zstd", compression_level=1)
+    rows = dict.fromkeys(writers, 0)
+    while left:
+        messages = consumer.consume(min(left, AT_ONCE), 0.5)
+        left -= len(messages)
+        tables: dict[str, list[EventStruct]] = {"clicks": [], "views": []}
+        for message in messages:
+            event = decode(message.value())
+            tables["clicks" if event.kind == "click" else "views"].append(event)
+        for name, events in tables.items():
+            columns = [[getattr(event, field) for event in events] for field in SCHEMA.names]
+            arrays = [pa.array(*column) for column in zip(columns, SCHEMA.types, strict=True)]
+            writers[name][1].write_batch(pa.RecordBatch.from_arrays(arrays, schema=SCHEMA), row_group_size=1_000_000)
+            rows[name] += len(events)
+    consumer.close()
+    for _, writer in writers.values():
+        writer.close()
+    return [(name, path.name, path.stat().st_size, rows[name]) for name, (path, _) in writers.items()], ends
+
+
+def run(spark: SparkResource, servers: str, topic: str, root: Path, messages: int) -> None:
+    """One run, from its claim to its acknowledgement."""
+    root.mkdir()
+    source = KafkaSource(name="kafka", bootstrap_servers=servers, group_id=uuid4().hex, topics=(topic,))
+    control = ControlStore(f"sqlite:///{root}/control.sqlite")
+    flow = Flow(ByStruct, source, Lake(root=f"{root}/lake"), control, lambda: spark.spark_session)
+    receive = begin(flow, origin="source", run_id="bench", windows=[WINDOW], demand=messages)
+    for step in (steps.receive_messages, steps.handle_messages, steps.decide, steps.publish):
+        began = time.perf_counter()
+        step(flow, receive)
+        print(f"  {step.__name__} {time.perf_counter() - began:.2f} s", flush=True)
+    assert steps.acknowledge(flow, receive).acknowledged == messages
+    source.close()
+
+
+def main() -> None:
+    """Measure and print."""
+    options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    options.add_argument("--messages", type=int, default=500_000)
+    options.add_argument("--rounds", type=int, default=5)
+    given = options.parse_args()
+    with ExitStack() as until_the_end:
+        folder = Path(until_the_end.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
+        pool = until_the_end.enter_context(ProcessPoolExecutor(TASKS, get_context("spawn")))
+        list(pool.map(abs, range(TASKS)))  # up
+        installed = Path(os.environ.get("PIPELINE_SERVERS", Path(__file__).parents[1] / ".servers"))
+        servers = until_the_end.enter_context(local.serve(installed)).address
+        topic, sink = topic_at(servers), f"fill-{uuid4().hex}"
+        filling = KafkaSource(name="fill", bootstrap_servers=servers, group_id=sink, topics=(topic,))
+        filling.send(payloads(given.messages), ({"partition": n % PARTITIONS} for n in range(given.messages)))
+        spark_server.start(folder / "spark", memory="2g")
+        until_the_end.callback(spark_server.stop, folder / "spark")
+        resource = SparkResource(remote=WARM, state_folder=str(folder / "spark"), packages=["benchmarks"])
+        spark = until_the_end.enter_context(closing(resource))
+        ratios = []
+        for nth in range(given.rounds + 1):
+            place = folder / str(nth)
+            peers: dict[str, Callable[[], None]] = {
+                "ours": lambda at=place: run(spark, servers, topic, at, given.messages),  # type: ignore[misc]
+                "by hand": lambda at=place: by_hand(pool, servers, topic, Path(f"{at}-hand"), given.messages),  # type: ignore[misc]
+            }
+            took = {}
+            for name in sorted(peers, reverse=nth % 2 == 0):
+                began = time.perf_counter()
+                peers[name]()
+                took[name] = time.perf_counter() - began
+            ratio = took["by hand"] / took["ours"]
+            rates = ", ".join(f"{name} {given.messages / seconds:,.0f}/s" for name, seconds in sorted(took.items()))
+            print(f"{f'round {nth}' if nth else 'warming up'}: {rates}, ratio {ratio:.2f}", flush=True)
+            ratios += [ratio] if nth else []
+        print(f"rate of whole runs by that of what is written by hand: {statistics.median(ratios):.2f} (at least 0.8)")
+
+
+if __name__ == "__main__":
+    main()
