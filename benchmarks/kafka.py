@@ -50,7 +50,7 @@ def main() -> None:
         if servers is None:
             installed = Path(os.environ.get("PIPELINE_SERVERS", Path(__file__).parents[1] / ".servers"))
             servers = until_the_end.enter_context(local.serve(installed)).address
-        topic = _topic(servers)
+        topic = topic_at(servers)
         pool = until_the_end.enter_context(ProcessPoolExecutor(given.tasks))
         list(pool.map(abs, range(given.tasks)))
         _source("fill", servers, topic).send(
@@ -170,7 +170,8 @@ def _source(group: str, servers: str, topic: str) -> KafkaSource:
     return KafkaSource(name="kafka", bootstrap_servers=servers, group_id=f"{topic}-{group}", topics=(topic,))
 
 
-def _topic(servers: str) -> str:
+def topic_at(servers: str) -> str:
+    """Make a topic."""
     from confluent_kafka.admin import AdminClient, NewTopic
 
     name = f"benchmark-{uuid4().hex[:8]}"

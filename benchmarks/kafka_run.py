@@ -39,7 +39,6 @@ TASKS, AT_ONCE = 2, 10_000
 Written = tuple[str, str, int, int]
 """Table, path, bytes and rows of a file."""
 
-
 SCHEMA = pa.schema(list(arrow_schema(EventStruct)))
 
 
@@ -107,9 +106,7 @@ def run(spark: SparkResource, servers: str, topic: str, root: Path, messages: in
     flow = Flow(ByStruct, source, Lake(root=f"{root}/lake"), control, lambda: spark.spark_session)
     receive = begin(flow, origin="source", run_id="bench", windows=[WINDOW], demand=messages)
     for step in (steps.receive_messages, steps.handle_messages, steps.decide, steps.publish):
-        began = time.perf_counter()
         step(flow, receive)
-        print(f"  {step.__name__} {time.perf_counter() - began:.2f} s", flush=True)
     assert steps.acknowledge(flow, receive).acknowledged == messages
     source.close()
 
@@ -117,7 +114,7 @@ def run(spark: SparkResource, servers: str, topic: str, root: Path, messages: in
 def main() -> None:
     """Measure and print."""
     options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    options.add_argument("--messages", type=int, default=500_000)
+    options.add_argument("--messages", type=int, default=1_000_000)
     options.add_argument("--rounds", type=int, default=5)
     given = options.parse_args()
     with ExitStack() as until_the_end:
