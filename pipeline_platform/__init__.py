@@ -4,9 +4,9 @@ The front door: all that a pipeline or a connector needs, in one import. It load
 """
 
 from pipeline_platform import telemetry
-from pipeline_platform.model.blocks import columns
+from pipeline_platform.model.blocks import ack_immediately, columns
 from pipeline_platform.model.failure import Failure
-from pipeline_platform.model.message import BatchInfo, Message, ack_immediately
+from pipeline_platform.model.message import BatchInfo, Message
 from pipeline_platform.model.options import (
     Batcher,
     Processors,

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import lru_cache, reduce
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline_platform.model.failure import reason_of
 from pipeline_platform.model.fields import ModelClass
+from pipeline_platform.model.message import Message, acknowledge_at_once
 from pipeline_platform.model.schema import RowType, arrow_schema
 from pipeline_platform.model.twins import SHORT, decoder_of
 
@@ -179,14 +180,12 @@ def given(rows: pa.RecordBatch, ack_policy: Any) -> Iterator[None]:
         _given.reset(token)
 
 
-def messages_of(block: Any) -> list[Any]:
+def messages_of(block: Any) -> list[Message]:
     """The messages of a block, or of some of its rows, as their `status` says.
 
     Raises:
         TypeError: No callback has a block now, or the rows are not of it.
     """
-    from pipeline_platform.model.message import Message
-
     rows, ack_policy = _given.get((None, None))
     if rows is None:
         raise TypeError("ack_immediately takes rows of the block that a callback has, and none has one now")
@@ -199,3 +198,24 @@ def messages_of(block: Any) -> list[Any]:
         message if status in ("ok", None) else message.failed(reason or "")
         for message, (status, reason) in zip(Message.each(rows.take(at), ack_policy), said, strict=True)
     ]
+
+
+def ack_immediately(messages: Iterable[Message] | pl.DataFrame | pa.Table) -> list[Message]:
+    """Acknowledge messages at their source now, in as few calls as possible, and not again at the end of the run.
+
+    Each is acknowledged in its present state: by its action on failure if it has failed, else by its action on success.
+    One that fails later is recorded as failed, and does not come back. What the source refuses is acknowledged at the
+    end.
+
+    Args:
+        messages: Messages that a callback got, or rows of its block. The pipeline must set `acks_immediately`.
+
+    Returns:
+        The messages.
+
+    Raises:
+        TypeError: One is not a message, or not of the block that a callback has.
+        RuntimeError: Their pipeline does not set `acks_immediately`, or the run was given up for dead.
+        OSError: The lake cannot write the ids first; nothing was acknowledged.
+    """
+    return acknowledge_at_once(messages_of(messages) if is_block(messages) else cast("Iterable[Message]", messages))

@@ -6,18 +6,15 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast, overload
+from typing import Any, Literal, NamedTuple, TypeVar, cast, overload
 
 import pyarrow as pa
 from msgspec import Struct
 from pydantic import BaseModel
 
-from pipeline_platform.model import blocks, payload
+from pipeline_platform.model import payload
 from pipeline_platform.model.actions import AckPolicy
 from pipeline_platform.model.failure import Failure, reason_of, words
-
-if TYPE_CHECKING:
-    import polars as pl
 
 Status = Literal["ok", "failed"]
 BatchMode = Literal["bulk", "flush"]
@@ -317,32 +314,16 @@ class Message:
 
     def ack_immediately(self) -> Message:
         """Acknowledge this message now, and not again; see the function `ack_immediately`."""
-        return ack_immediately([self])[0]
+        return acknowledge_at_once([self])[0]
 
     def __repr__(self) -> str:
         """Show where it stands, without its payload."""
         return f"Message({self.message_id!r}, batcher={self.batcher!r}, status={self.status!r})"
 
 
-def ack_immediately(messages: Iterable[Message] | pl.DataFrame | pa.Table) -> list[Message]:
-    """Acknowledge messages at their source now, in as few calls as possible, and not again at the end of the run.
-
-    Each is acknowledged in its present state: by its action on failure if it has failed, else by its action on success.
-    One that fails later is recorded as failed, and does not come back. What the source refuses is acknowledged at the
-    end.
-
-    Args:
-        messages: Messages that a callback got, or rows of its block. The pipeline must set `acks_immediately`.
-
-    Returns:
-        The messages.
-
-    Raises:
-        TypeError: One is not a message, or not of the block that a callback has.
-        RuntimeError: Their pipeline does not set `acks_immediately`, or the run was given up for dead.
-        OSError: The lake cannot write the ids first; nothing was acknowledged.
-    """
-    given = blocks.messages_of(messages) if blocks.is_block(messages) else list(messages)
+def acknowledge_at_once(messages: Iterable[Message]) -> list[Message]:
+    """Acknowledge messages now; see `ack_immediately`."""
+    given = list(messages)
     if wrong := next((one for one in given if not isinstance(one, Message)), None):
         raise TypeError(f"ack_immediately takes messages, not {type(wrong).__name__}")
     by_delivery: dict[int, list[Message]] = {}
