@@ -10,7 +10,7 @@ from pipeline_platform.model.options import WORTH_IT, Processors
 
 _FIRST = 100
 """Messages for each task of a first run: few enough for callbacks that take a second, and the second run has more."""
-_TELLING_S = 10.0
+_LONG_S = 10.0
 """A shorter run may have spent a good part of its time on what every run costs: it could have taken on more."""
 LOOK_BACK = 500
 """Runs that are looked at: what was learnt in busy times is known after an hour of small runs, too."""
@@ -32,7 +32,7 @@ def learn(known: Rate | None, run: Rate) -> Rate:
 
     A long run tells how fast runs are now. A short one, as of a trickle, tells only that they are at least that fast.
     """
-    if known is None or run.seconds >= _TELLING_S or run.within(1e6) > known.within(1e6):
+    if known is None or run.seconds >= _LONG_S or run.within(1e6) > known.within(1e6):
         return run
     return known
 
