@@ -25,6 +25,7 @@ from pipeline_platform.orchestration.schedules import (
 from pipeline_platform.orchestration.source_resources import AcknowledgerResource, connector_of
 from pipeline_platform.orchestration.spark_resource import SparkResource, shipping_also
 from pipeline_platform.source.contract import Source
+from pipeline_platform.spark import shipping
 
 
 class Built(NamedTuple):
@@ -94,9 +95,16 @@ def platform_definitions(
 
 
 def packages_of(pipelines: Sequence[type[Pipeline]], resources: Mapping[str, Any]) -> set[str]:
-    """The top-level packages that pipelines and connectors are from, which tasks import."""
+    """The project's packages that tasks import: those that pipelines and connectors are from, and theirs in turn.
+
+    Raises:
+        PipelineError: Spark's workers cannot import one of the classes.
+    """
     classes = [*pipelines, *filter(None, map(connector_of, resources.values()))]
-    return {one.__module__.partition(".")[0] for one in classes} - {"__main__"}
+    try:
+        return shipping.packages_of(classes)
+    except ValueError as error:
+        raise PipelineError(str(error)) from None
 
 
 def check_dead_letters(pipeline: type[Pipeline], resources: Mapping[str, Any]) -> None:

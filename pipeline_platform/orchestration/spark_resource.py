@@ -83,8 +83,8 @@ class SparkResource(dg.ConfigurableResource["SparkResource"]):
     )
     packages: list[str] = Field(
         default_factory=list,
-        description="Importable packages and modules that workers get, beside this one and those that the pipelines "
-        "and connectors of `platform_definitions` are from.",
+        description="Importable packages and modules that workers get, beside this one and those of the project that "
+        "pipelines and connectors of `platform_definitions` are from or import.",
     )
     state_folder: str | None = Field(
         default=None,

@@ -7,10 +7,13 @@ that runs share (see `session_id`).
 import hashlib
 import importlib.util
 import io
+import os
+import sys
 import uuid
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
+from types import ModuleType
 
 PLATFORM = "pipeline_platform"
 """What tasks import whatever they do."""
@@ -18,6 +21,8 @@ PLATFORM = "pipeline_platform"
 _NAMESPACE = uuid.UUID("5b0f2f0e-6a57-4c52-9d5e-0c4f3b1d7a11")
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time a zip can hold
 _READABLE = 0o100644 << 16
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
+_LIBRARY = Path(os.__file__).parent
 
 
 def pack(packages: Iterable[str], folder: Path) -> Path:
@@ -51,6 +56,27 @@ def pack(packages: Iterable[str], folder: Path) -> Path:
     return path
 
 
+def packages_of(classes: Iterable[type]) -> set[str]:
+    """The top-level packages that classes are from, and those of the project that they import as they are loaded.
+
+    What is installed stays: workers have their own.
+
+    Raises:
+        ValueError: Workers could not import a class; the message says which, why, and what to do.
+    """
+    waiting = [_module_of(one) for one in classes]
+    packages, seen = {module.__name__.partition(".")[0] for module in waiting}, {PLATFORM}
+    while waiting:
+        for value in list(vars(waiting.pop()).values()):
+            name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+            if isinstance(name, str) and name not in seen and (module := sys.modules.get(name)):
+                seen.add(name)
+                if (top := name.partition(".")[0]) in packages or _is_of_project(top):
+                    packages.add(top)
+                    waiting.append(module)
+    return packages
+
+
 def session_id(code: str, server: str, generation: int = 0) -> str:
     """Name the Spark Connect session that all runs of one code share on one server.
 
@@ -66,6 +92,28 @@ def session_id(code: str, server: str, generation: int = 0) -> str:
         A UUID in its usual spelling, as Spark Connect wants it.
     """
     return str(uuid.uuid5(_NAMESPACE, f"{code}\n{server}\n{generation}"))
+
+
+def _module_of(one: type) -> ModuleType:
+    """The module that workers import a class from."""
+    module = sys.modules.get(one.__module__)
+    if one.__module__ == "__main__":
+        why = "it is in the script that was started"
+    elif module is None or getattr(module, one.__qualname__, None) is not one:
+        why = f"the module {one.__module__} has no {one.__qualname__}"
+    else:
+        return module
+    raise ValueError(f"Spark's workers cannot import {one.__qualname__}: {why}. Define it at the top of a module.")
+
+
+def _is_of_project(name: str) -> bool:
+    """Whether a package or module lies in files, and not where packages are installed."""
+    spec = None if name == "__main__" else importlib.util.find_spec(name)
+    places = (spec.submodule_search_locations or filter(None, [spec.origin])) if spec else ()
+    return any(
+        Path(place).exists() and _INSTALLED.isdisjoint(Path(place).parts) and _LIBRARY not in Path(place).parents
+        for place in places
+    )
 
 
 def _files(name: str) -> dict[str, Path]:

@@ -87,7 +87,9 @@ def side_by_side(*pipelines: type[Pipeline]) -> dg.Definitions:
         source = f"{pipeline.name}_queue"
         resources[source] = resources_at("nowhere", "nowhere", name=source, table=source)["queue"]
         producer = pipeline.producer.model_copy(update={"source": source})
-        apart.append(type(pipeline.__name__, (pipeline,), {"producer": producer}))
+        name = f"{pipeline.__name__}Apart"
+        globals()[name] = type(name, (pipeline,), {"producer": producer})  # where workers could import it
+        apart.append(globals()[name])
     return platform_definitions(apart, resources)
 
 

@@ -25,11 +25,16 @@ LOG = {"bootstrap_servers": "localhost:9092", "group_id": "g", "topics": ["t"]}
 RABBITMQ: dict[str, Any] = {"url": "amqp://localhost", "queue": "q"}
 
 
+def loaded(kind: type[Any], resources: dict[str, Any], **attributes: Any) -> dg.Definitions:
+    """The definitions of a pipeline with these attributes, where workers could import it."""
+    globals()["Pulling"] = pipeline = type("Pulling", (kind,), {"name": "pulling", **attributes})
+    return platform_definitions([pipeline], resources)
+
+
 def pulling(kind: type[Any], key: str, source: Any, options: dict[str, Any], **attributes: Any) -> dg.Definitions:
     """The definitions of a pipeline with these attributes, whose source is built with these options."""
-    pipeline = type("Pulling", (kind,), {"name": "pulling", **attributes})
     resources = {**resources_at("nowhere", "nowhere"), key: source_resource(source)(name=key, **options)}
-    return platform_definitions([pipeline], resources)
+    return loaded(kind, resources, **attributes)
 
 
 def ordered(source: Any, options: dict[str, Any], **attributes: Any) -> dg.Definitions:
@@ -49,7 +54,7 @@ def dead_letters_to(key: str) -> dg.Definitions:
         "memory": source_resource(MemoryQueue)(name="memory", queue="q"),
         "alias": resources_at("nowhere", "nowhere")["queue"],
     }
-    return platform_definitions([type("Pulling", (Told,), {"name": "pulling", "dead_letters": key})], resources)
+    return loaded(Told, resources, dead_letters=key)
 
 
 @pytest.mark.parametrize(
@@ -134,3 +139,12 @@ def test_a_source_that_leases_messages_is_told_early():
 def test_every_step_has_the_source_that_dead_letters_go_to(key):
     job = dead_letters_to(key).resolve_job_def("pulling_pull")
     assert all(key in op.definition.required_resource_keys for op in job.graph.nodes[0].definition.nodes)
+
+
+def test_a_class_that_workers_cannot_import_is_refused():
+    hidden = type("Lab", (Told,), {"name": "lab"})
+    with pytest.raises(PipelineError) as refused:
+        platform_definitions([hidden], resources_at("nowhere", "nowhere"))
+    assert str(refused.value) == (
+        f"Spark's workers cannot import Lab: the module {__name__} has no Lab. Define it at the top of a module."
+    )

@@ -112,3 +112,19 @@ def test_a_session_is_named_after_code_server_and_generation():
         shipping.session_id("digest", "started at noon", generation=1),
     }
     assert len(others | {name}) == 4
+
+
+def test_what_a_class_imports_from_the_project_goes_along_and_what_is_installed_stays(tmp_path, monkeypatch):
+    elsewhere, installed = tmp_path / "elsewhere", tmp_path / "lib" / "site-packages"
+    for folder, name, text in [
+        (elsewhere, "malts", "import hops\nclass Malt: pass\n"),
+        (installed, "hops", ""),
+        (elsewhere, "unused", ""),
+        (tmp_path / "project", "beers", "import json, pytest\nfrom malts import Malt\nclass Beer: pass\n"),
+    ]:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.py").write_text(text)
+        monkeypatch.syspath_prepend(str(folder))
+    from beers import Beer  # type: ignore[import-not-found]
+
+    assert shipping.packages_of([Beer]) == {"beers", "malts"}
