@@ -12,11 +12,11 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import NamedTuple
 
-from servers import kafka, postgres, pubsub, rabbitmq, sqs
+from servers import kafka, postgres, pubsub, rabbitmq, s3, sqs
 from servers.server import ServerError
 
 FOLDER = Path(os.environ.get("PIPELINE_SERVERS", Path(__file__).parents[1] / ".servers"))
-INSTALLED = (kafka, pubsub, sqs)
+INSTALLED = (kafka, pubsub, s3, sqs)
 """RabbitMQ and PostgreSQL are packages of the machine's."""
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 

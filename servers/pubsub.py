@@ -6,10 +6,6 @@ It keeps everything in memory and checks no credentials. Clients find it by `PUB
 from __future__ import annotations
 
 import hashlib
-import json
-import re
-import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,20 +13,14 @@ from pathlib import Path
 from filelock import FileLock
 
 from pipeline_platform.connectors.pubsub.google_cloud import connected
+from servers import go
 from servers.server import Server, ServerError, in_memory
 
 PROJECT = "local"
 """A project's name that will do; the server knows any."""
-_GO = "1.24.13"
-_INSTALL_S = 600
 _PROGRAM = Path(__file__).with_suffix("")
 
-
-def missing() -> str | None:
-    """Say what this machine lacks to run the server, or None."""
-    if shutil.which("go"):
-        return None
-    return "go not found on PATH; on Debian: apt-get install --no-install-recommends golang-go"
+missing = go.missing
 
 
 @contextmanager
@@ -60,35 +50,9 @@ def install(folder: Path) -> Path:
     with FileLock(program.parent / "lock"):
         if not program.exists():
             aside = program.with_name("built")
-            _run(_PROGRAM, _go(program.parent), "build", "-buildvcs=false", "-o", str(aside), ".")
+            go.run(_PROGRAM, "build", "-buildvcs=false", "-o", str(aside), ".")
             aside.replace(program)
     return program
-
-
-def _go(elsewhere: Path) -> str:
-    """Return a Go that can build the program.
-
-    Since 1.21 Go fetches the release that a program asks for. Debian 12's is older: it fetches one as a module,
-    `elsewhere`: it cannot read the program's go.mod.
-    """
-    version, system, machine = _run(elsewhere, "go", "env", "GOVERSION", "GOOS", "GOARCH").split()
-    known = re.match(r"go1\.(\d+)", version)
-    if known is None or int(known[1]) >= 21:
-        return "go"
-    module = f"golang.org/toolchain@v0.0.1-go{_GO}.{system}-{machine}"
-    home = Path(json.loads(_run(elsewhere, "go", "mod", "download", "-json", module))["Dir"])
-    for program in (*home.glob("bin/*"), *home.glob("pkg/tool/*/*")):
-        program.chmod(0o755)  # modules come without
-    return str(home / "bin" / "go")
-
-
-def _run(folder: Path, *command: str) -> str:
-    done = subprocess.run(  # noqa: S603
-        command, cwd=folder, capture_output=True, text=True, timeout=_INSTALL_S, check=False
-    )
-    if done.returncode:
-        raise ServerError(f"{' '.join(command[:2])} failed for the Pub/Sub server: {done.stderr[-1_000:]}")
-    return done.stdout
 
 
 def subscribe(address: str, name: str, deadline_s: int = 600) -> str:

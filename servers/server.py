@@ -80,6 +80,10 @@ class Program:
                 raise ServerError(f"{self._command[0]} does not start a server at {self.address}: {said[-2_000:]}")
             time.sleep(0.05)
 
+    def said(self) -> str:
+        """What the server has said, since its first start."""
+        return self._log.read_text(errors="replace")
+
     def stop(self) -> None:
         """Stop the server in order, or kill it if that takes long; a stopped one stays as it is."""
         if self._guard is None:

@@ -12,19 +12,30 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-_S3_OPTIONS = {
-    "region": ("aws_region", "region", "aws_default_region", "default_region"),
-    "access_key": ("aws_access_key_id", "access_key_id"),
-    "secret_key": ("aws_secret_access_key", "secret_access_key"),
-    "session_token": ("aws_session_token", "aws_token", "session_token", "token"),
+AWAY_S = 120
+"""Seconds that each request is tried again while an object store is away: it may start anew, and its host reboot."""
+
+_S3_NAMES = {
+    "aws_region": ("aws_region", "region", "aws_default_region", "default_region"),
+    "aws_endpoint_url": ("aws_endpoint_url_s3", "aws_endpoint_url", "aws_endpoint", "endpoint_url", "endpoint"),
+    "aws_access_key_id": ("aws_access_key_id", "access_key_id"),
+    "aws_secret_access_key": ("aws_secret_access_key", "secret_access_key"),
+    "aws_session_token": ("aws_session_token", "aws_token", "session_token", "token"),
+    "aws_skip_signature": ("aws_skip_signature", "skip_signature"),
+    "aws_virtual_hosted_style_request": ("aws_virtual_hosted_style_request", "virtual_hosted_style_request"),
 }
-"""The names that delta-rs takes an option by, by PyArrow's."""
-_S3_SWITCHES = {
-    "anonymous": ("aws_skip_signature", "skip_signature"),
-    "force_virtual_addressing": ("aws_virtual_hosted_style_request", "virtual_hosted_style_request"),
+"""What PyArrow has to be told, too: by the name that delta-rs prefers, all that it takes it by, the strongest first."""
+_CREDENTIALS = {
+    "aws_access_key_id": "access_key",
+    "aws_secret_access_key": "secret_key",
+    "aws_session_token": "session_token",
 }
-_S3_ENDPOINT = ("aws_endpoint_url", "aws_endpoint", "endpoint_url", "endpoint")
-_STORES = ("s3", "s3a", "gs")
+"""PyArrow's names of what both clients find by themselves where it is in the environment, in a profile or a role."""
+_PATIENCE = {"max_retries": "1000", "retry_timeout": f"{AWAY_S}s", "backoff_config.max_backoff": "5s"}
+_ATTEMPTS = 13
+"""PyArrow's tries, each after twice as long as the last, and at most 20 s: about `AWAY_S` in all."""
+_S3 = ("s3", "s3a")
+_STORES = (*_S3, "gs")
 _LEFT: list[pafs.FileSystem] = []
 """Clients of other processes: to destroy one may wait for threads that only its own process has."""
 
@@ -81,17 +92,43 @@ class Lake(BaseModel):
     def _filesystem(self) -> pafs.FileSystem:
         if self.is_local:
             return pafs.LocalFileSystem()
-        if urlsplit(self.root).scheme not in ("s3", "s3a"):
+        if urlsplit(self.root).scheme not in _S3:
             return pafs.FileSystem.from_uri(self.root)[0]
-        given = {key.lower(): value for key, value in self.storage_options.items()}
-        options: dict[str, Any] = {ours: _first(given, names) for ours, names in _S3_OPTIONS.items()}
-        if at := _first(given, _S3_ENDPOINT):
-            endpoint = urlsplit(at)
+        given = self.options or {}
+        options: dict[str, Any] = {ours: given[name] for name, ours in _CREDENTIALS.items() if name in given}
+        endpoint = urlsplit(given.get("aws_endpoint_url", ""))
+        if endpoint.netloc:
             options |= {"endpoint_override": endpoint.netloc, "scheme": endpoint.scheme}
-        switches = {ours: (_first(given, names) or "").lower() for ours, names in _S3_SWITCHES.items()}
-        options |= {name: True for name, value in switches.items() if value in ("true", "1", "yes", "on", "y")}
-        options = {name: value for name, value in options.items() if value is not None}
-        return pafs.S3FileSystem(**options)
+        return pafs.S3FileSystem(
+            **options,
+            region=given.get("aws_region"),
+            anonymous=_is_on(given.get("aws_skip_signature")),
+            force_virtual_addressing=_is_on(given.get("aws_virtual_hosted_style_request")),
+            allow_delayed_open=True,  # one request for a small file in place of three
+            retry_strategy=pafs.AwsStandardS3RetryStrategy(max_attempts=_ATTEMPTS),
+        )
+
+    @property
+    def options(self) -> dict[str, str] | None:
+        """What Polars is told: `storage_options`, else the environment's words for S3."""
+        if urlsplit(self.root).scheme not in _S3:
+            return None
+        given = {key.lower(): value for key, value in self.storage_options.items()}
+        around = {key.lower(): value for key, value in os.environ.items() if key.startswith("AWS_")}
+        named = {}
+        for name, names in _S3_NAMES.items():
+            value = _first(given, names) or (None if name in _CREDENTIALS else _first(around, names))
+            given = {key: text for key, text in given.items() if key not in names}
+            if value is not None:
+                named[name] = value
+        if named.get("aws_endpoint_url", "").startswith("http://"):
+            named["aws_allow_http"] = "true"
+        return {**named, **given}
+
+    @property
+    def patient_options(self) -> dict[str, str] | None:
+        """What delta-rs is told: the same, and to try again for `AWAY_S`."""
+        return self.options and {**_PATIENCE, **self.options}
 
     def _at(self, path: str) -> str:
         """A path as the file system takes it: without the scheme of an object store."""
@@ -193,6 +230,10 @@ class Lake(BaseModel):
 
 def _first(given: Mapping[str, str], names: Iterable[str]) -> str | None:
     return next((given[name] for name in names if name in given), None)
+
+
+def _is_on(switch: str | None) -> bool:
+    return (switch or "").lower() in ("true", "1", "yes", "on", "y")
 
 
 def _fsync(path: str) -> None:

@@ -108,7 +108,7 @@ class Table:
         """Open the table as it is now, by a handle that is the caller's alone."""
         from deltalake import DeltaTable
 
-        return DeltaTable(self.uri, storage_options=self.lake.storage_options or None)
+        return DeltaTable(self.uri, storage_options=self.lake.patient_options)
 
     @contextmanager
     def look(self) -> Iterator[DeltaTable]:
@@ -136,7 +136,7 @@ class Table:
         """Whether a receive ever made it."""
         from deltalake import DeltaTable
 
-        return DeltaTable.is_deltatable(self.uri, storage_options=self.lake.storage_options or None)
+        return DeltaTable.is_deltatable(self.uri, storage_options=self.lake.patient_options)
 
     def ensure(self) -> None:
         """Make it, or add the columns that its model has gained; a `SchemaChangeError` where a type has changed."""
@@ -158,7 +158,7 @@ class Table:
                 mode="ignore",
                 partition_by=["window"],
                 configuration={"delta.setTransactionRetentionDuration": f"interval {KEEP_TRANSACTIONS.days} days"},
-                storage_options=self.lake.storage_options or None,
+                storage_options=self.lake.patient_options,
             )
 
     def _widen(self, handle: DeltaTable) -> None:

@@ -82,15 +82,15 @@ class LakeIOManager(dg.ConfigurableIOManager):
         import polars as pl
         from deltalake import DeltaTable
 
-        uri, options = self.lake.uri(*context.asset_key.path), self.lake.storage_options or None
-        table = DeltaTable(uri, storage_options=options)
+        uri = self.lake.uri(*context.asset_key.path)
+        table = DeltaTable(uri, storage_options=self.lake.patient_options)
         columns, windows = pa.schema(table.schema()), None
         if context.has_asset_partitions and WINDOW in table.metadata().partition_columns:
             windows = list(context.asset_partition_keys)
         kind = context.dagster_type.typing_type
         if getattr(kind, "__module__", "").startswith("pyspark."):
             return self._spark_frame(uri, table, columns, windows)
-        frame = pl.scan_delta(table, storage_options=options)
+        frame = pl.scan_delta(table, storage_options=self.lake.options)
         if windows is not None:
             frame = frame.filter(pl.col(WINDOW).is_in(windows))
         if kind is pl.LazyFrame:
@@ -105,7 +105,7 @@ class LakeIOManager(dg.ConfigurableIOManager):
         from deltalake import DeltaTable, write_deltalake
 
         rows, uri = _to_arrow(obj), self.lake.uri(*context.asset_key.path)
-        options: dict[str, Any] = {"schema_mode": "overwrite", "storage_options": self.lake.storage_options or None}
+        options: dict[str, Any] = {"schema_mode": "overwrite", "storage_options": self.lake.patient_options}
         if context.has_asset_partitions:
             keys = list(context.asset_partition_keys)
             rows = _in_windows(rows, keys, context.asset_key)

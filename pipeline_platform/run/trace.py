@@ -124,7 +124,7 @@ def _rows(table: Table, message_id: str, windows: Iterable[str] | None = None) -
     """The rows of a message, in some windows or in all, without its payload."""
     if not table.exists():
         return []
-    rows = pl.scan_delta(table.uri, storage_options=table.lake.storage_options or None)
+    rows = pl.scan_delta(table.uri, storage_options=table.lake.options)
     if windows is not None:
         rows = rows.filter(pl.col("window").is_in(list(windows)))
     if table.name in ("messages", "failed"):  # a batcher's own `data` is what came of it

@@ -153,10 +153,9 @@ def test_a_lake_on_s3_goes_all_the_way(tmp_path, warm_spark, s3):
             answer = steps.acknowledge(flow, receive)
             assert answer.acknowledged == len(payloads)
 
-    options: Any = s3
-    lines = pl.read_delta("s3://lake/here/told/lines", storage_options=options)
+    lines = pl.read_delta("s3://lake/here/told/lines", storage_options=lake.options)
     assert sorted(lines["text"]) == ["one", "two"]
-    assert pl.read_delta("s3://lake/here/told/letters", storage_options=options).height == 1
+    assert pl.read_delta("s3://lake/here/told/letters", storage_options=lake.options).height == 1
     assert flow.ledger.unfinished() == []
     assert queue.backlog().messages == 0
     again = intake_of(flow, receive.model_copy(update={"origin": "failed"})).source

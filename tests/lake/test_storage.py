@@ -1,9 +1,17 @@
 """Where a lake may lie, and what both of its clients are told of an object store."""
 
+import os
+
+import polars as pl
+import pyarrow as pa
 import pyarrow.fs as pafs
 import pytest
+from deltalake import write_deltalake
 
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.tables import CommitConflictError, Table
+
+HOW = {"allow_delayed_open": True, "retry_strategy": pafs.AwsStandardS3RetryStrategy(max_attempts=13)}
 
 
 @pytest.mark.parametrize(
@@ -37,4 +45,39 @@ def test_a_store_that_both_clients_do_not_reach_alike_is_refused(root, options, 
     ],
 )
 def test_options_of_s3_reach_files_by_every_name_that_commits_take_them_by(options, expected):
-    assert Lake(root="s3://box/lake", storage_options=options)._filesystem.equals(pafs.S3FileSystem(**expected))
+    lake = Lake(root="s3://box/lake", storage_options=options)
+    assert lake._filesystem.equals(pafs.S3FileSystem(**expected, **HOW))
+
+
+def test_options_are_stronger_than_the_environment(monkeypatch):
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    lake = Lake(root="s3://box/lake", storage_options={"default_region": "us-east-2"})
+    assert lake.options == {"aws_region": "us-east-2"}
+    assert lake._filesystem.region == "us-east-2"
+
+
+@pytest.mark.parametrize(("region", "endpoint"), [("REGION", "ENDPOINT_URL"), ("DEFAULT_REGION", "ENDPOINT_URL_S3")])
+def test_variables_of_aws_reach_files_and_commits_alike(s3, monkeypatch, region, endpoint):
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    renamed = {"AWS_REGION": f"AWS_{region}", "AWS_ENDPOINT_URL": f"AWS_{endpoint}"}
+    for name, value in s3.items():
+        monkeypatch.setenv(renamed.get(name, name), value)
+    lake = Lake(root=f"s3://lake/{endpoint}")
+
+    lake.write("alike/file", b"file")
+    write_deltalake(lake.uri("alike/table"), pa.table({"n": [1]}), storage_options=lake.patient_options)
+
+    assert lake.read("alike/file") == b"file"
+    assert {"_delta_log"} < set(lake.names("alike/table"))
+    assert pl.read_delta(lake.uri("alike/table"), storage_options=lake.options).height == 1
+
+
+def test_of_two_commits_of_one_version_the_second_is_refused(s3):
+    table = Table(Lake(root="s3://lake/twice", storage_options=s3), "p", "t", pa.schema({"window": pa.string()}))
+    table.ensure()
+    with table.look() as one, table.look() as other:
+        table.swap(one, "one", [])
+        with pytest.raises(CommitConflictError):
+            table.swap(other, "other", [])

@@ -14,11 +14,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from servers import kafka, postgres, pubsub, rabbitmq, sqs
+from servers import kafka, postgres, pubsub, rabbitmq, s3, sqs
 from servers.server import Server
 from tests.fixtures.kafka import create_topic
 from tests.fixtures.keeper import PROJECT, kept
 from tests.fixtures.rabbitmq import create_queue
+from tests.fixtures.s3 import lake_on
 from tests.fixtures.servers import ready
 
 SERVE = """
@@ -67,6 +68,16 @@ def over_rabbitmq(server: rabbitmq.RabbitMQ) -> Callable[[], bytes]:
     return take
 
 
+def over_s3(server: Server) -> Callable[[], bytes]:
+    lake = lake_on(server)
+    lake.write("kept", b"kept")
+
+    def take() -> bytes:
+        return lake.read("kept") or b""
+
+    return take
+
+
 def over_postgres(server: Server) -> Callable[[], bytes]:
     import psycopg
 
@@ -83,8 +94,8 @@ def over_postgres(server: Server) -> Callable[[], bytes]:
 
 @pytest.mark.parametrize(
     ("module", "put"),
-    [(kafka, over_kafka), (postgres, over_postgres), (rabbitmq, over_rabbitmq)],
-    ids=["kafka", "postgres", "rabbitmq"],
+    [(kafka, over_kafka), (postgres, over_postgres), (rabbitmq, over_rabbitmq), (s3, over_s3)],
+    ids=["kafka", "postgres", "rabbitmq", "s3"],
 )
 def test_a_server_that_was_stopped_gives_back_what_it_took_and_leaves_nothing(module, put, servers_folder):
     ready(module)
