@@ -1,4 +1,4 @@
-"""An S3 server for tests: versitygw. It keeps objects as files, and `If-None-Match`, by which tables are committed to."""
+"""An S3 server for tests: versitygw keeps objects as files, and `If-None-Match`, by which tables are committed to."""
 
 from __future__ import annotations
 
