@@ -44,7 +44,7 @@ def look_at_backlog(producer: Producer, source: Source) -> dg.AssetCheckResult:
         return dg.AssetCheckResult(passed=False, severity=dg.AssetCheckSeverity.WARN, description=str(error))
     age = datetime.now(UTC) - waiting.oldest if waiting.oldest else None
     seconds = None if age is None else round(age.total_seconds(), 1)
-    passed, description = _judged(waiting, age, producer.oldest_allowed)
+    passed, description = judged(waiting, producer.oldest_allowed)
     return dg.AssetCheckResult(
         passed=passed,
         severity=dg.AssetCheckSeverity.WARN,
@@ -56,16 +56,18 @@ def look_at_backlog(producer: Producer, source: Source) -> dg.AssetCheckResult:
     )
 
 
-def _judged(waiting: Backlog, age: timedelta | None, allowed: timedelta | None) -> tuple[bool, str]:
+def judged(waiting: Backlog, allowed: timedelta | None) -> tuple[bool, str]:
+    """Whether messages wait no longer than allowed, and none was lost; and a sentence that says so."""
     if waiting.lost:
         return False, f"The source lost messages: {waiting.lost}."
     if waiting.messages == 0:
         return True, "None waits."
     if allowed is None:
         return True, "The pipeline's `oldest_allowed` sets no limit."
-    if age is None:
+    if waiting.oldest is None:
         unknown = "Messages wait, and the source cannot tell for how long: watch their age at the source itself"
         return False, f"{unknown}, or leave `oldest_allowed` out."
+    age = datetime.now(UTC) - waiting.oldest
     if age > allowed:
         return False, f"The oldest has waited {age}; {allowed} are allowed."
     return True, "None waits too long."

@@ -10,6 +10,7 @@ from pipeline_platform.model.checks import check_together
 from pipeline_platform.model.partition import SOURCE
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from pipeline_platform.model.strict_options import nearest
+from pipeline_platform.orchestration.alerts import To, alerts_sensor
 from pipeline_platform.orchestration.backlog_check import backlog_check, backlog_sensor
 from pipeline_platform.orchestration.graph import asset_keys, pipeline_assets
 from pipeline_platform.orchestration.jobs import maintenance_job, pipeline_jobs
@@ -51,6 +52,7 @@ def platform_definitions(
     resources: Mapping[str, Any],
     assets: Sequence[Any] = (),
     sensors: Sequence[Any] = (),
+    alerts: To | None = None,
 ) -> dg.Definitions:
     """Put pipelines and resources together with assets and sensors of one's own.
 
@@ -63,6 +65,8 @@ def platform_definitions(
             pipelines and connectors are from.
         assets: Whatever else there is, such as assets downstream of pipelines.
         sensors: Whatever else there is.
+        alerts: A function that gets each `Alert`; the address of a webhook that they are posted to, by the name of a
+            variable, `dg.EnvVar("ALERTS_URL")`; or `Alerts`, with a bound for open failures. None for no alerts.
 
     Returns:
         Definitions that hold nothing for other assets and jobs: a project that has definitions merges both,
@@ -88,7 +92,7 @@ def platform_definitions(
         *(_definitions(pipeline, given, named) for pipeline in pipelines),
         dg.Definitions(
             assets=list(assets),
-            sensors=list(sensors),
+            sensors=[*sensors, *([alerts_sensor(pipelines, alerts)] if alerts else [])],
             resources={"acknowledger": AcknowledgerResource(), IO_MANAGER: io_manager, **resources},
         ),
     )

@@ -1,0 +1,187 @@
+"""Alerts: what is wrong is posted to a real HTTP server once, and once more when it is over."""
+
+import json
+import sqlite3
+import threading
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from pipeline_platform.connectors.table_queue import TableQueue
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.tables import FAILED, Table
+from pipeline_platform.orchestration import Alerts, platform_definitions
+from tests.fixtures.jobs_under_test import resources_at
+from tests.fixtures.sensor import Asked, Place, tags
+from tests.fixtures.small_lake import put
+
+RED, GREEN = dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.SUCCESS
+WINDOW = "2025-03-01T0100"
+
+
+class Webhook:
+    """Takes alerts at an address that is a secret; answers with a status."""
+
+    def __init__(self) -> None:
+        self.posted: list[dict[str, Any]] = []
+        self.status = 200
+        webhook = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                alert = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                if webhook.status == 200:
+                    webhook.posted.append({"path": self.path, **alert})
+                self.send_response(webhook.status)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: Any) -> None:
+                """Say nothing."""
+
+        self.server = HTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"http://127.0.0.1:{self.server.server_port}/hush"
+
+    def texts(self) -> list[str]:
+        """What was posted since the last look."""
+        texts = [alert["text"] for alert in self.posted]
+        self.posted.clear()
+        return texts
+
+
+@pytest.fixture
+def webhook(monkeypatch):
+    one = Webhook()
+    thread = threading.Thread(target=one.server.serve_forever, args=(0.01,))
+    thread.start()
+    monkeypatch.setenv("ALERTS_URL", one.address)
+    yield one
+    one.server.shutdown()
+    one.server.server_close()
+    thread.join()
+
+
+POSTED = dg.EnvVar("ALERTS_URL")
+
+
+def tick(place: Place, alerts: Any = POSTED, queue: TableQueue | None = None) -> str:
+    """A tick of the sensor, which remembers its cursor; what its page in the UI says."""
+    definitions = platform_definitions([Asked], resources_at(str(place.folder), "nowhere"), alerts=alerts)
+    lake = Lake(root=str(place.folder / "lake"))
+    context = dg.build_sensor_context(
+        instance=place.instance,
+        cursor=place.cursor,
+        resources={"queue": queue or place.queue, "control": place.control, "lake": lake},
+        definitions=definitions,
+    )
+    told = definitions.resolve_sensor_def("alerts").evaluate_tick(context)
+    place.cursor = told.cursor
+    return str(told.skip_message)
+
+
+def fail(place: Place, count: int, state: str = "open") -> None:
+    table = Table(Lake(root=str(place.folder / "lake")), "asked", "failed", FAILED)
+    table.ensure()
+    event = {"source": "queue", "attempt": 1, "state": state, "at": datetime.now(UTC), "receive_id": "r"}
+    put(table, state, *({**event, "message_id": f"{number}"} for number in range(count)), window=WINDOW)
+
+
+def away(place: Place) -> TableQueue:
+    return TableQueue(name="queue", url=f"sqlite:///{place.folder}/elsewhere.sqlite")
+
+
+def test_a_red_run_is_reported_once_and_once_that_a_later_one_is_green(place, webhook):
+    assert tick(place) == "Nothing is wrong."
+    red = place.queued(tags(5), RED)
+    said = [tick(place), tick(place)]
+    place.queued(tags(5), RED)
+    tick(place)
+    place.queued(tags(5), GREEN)
+    tick(place), tick(place)
+
+    failed = f"Run {red.run_id} of any failed."
+    assert said == [failed, failed], "the tick shows it as long as it holds"
+    first, over = webhook.posted
+    about = {"path": "/hush", "pipeline": "asked", "about": "runs", "of": "source"}
+    assert first == {**about, "text": failed, "since": first["since"], "over": False}
+    assert over == {**about, "text": f"Over: {failed}", "since": first["since"], "over": True}
+
+
+def test_a_red_run_between_two_ticks_is_reported_although_a_later_one_is_green(place, webhook):
+    tick(place)
+    red = place.queued(tags(5))
+    place.instance.report_run_failed(red)
+    place.queued(tags(5), GREEN)
+    tick(place)
+    assert webhook.texts() == [f"Run {red.run_id} of any failed."]
+    tick(place), tick(place)
+    assert webhook.texts() == [f"Over: Run {red.run_id} of any failed."]
+
+
+def test_open_failures_are_reported_above_their_bound(place, webhook):
+    bounded = Alerts(POSTED, open_failures=2)
+    fail(place, 2)
+    tick(place, bounded)
+    assert webhook.texts() == []
+    fail(place, 3)
+    tick(place, bounded), tick(place, bounded)
+    assert webhook.texts() == ["3 failures of asked are open; 2 are allowed."]
+    fail(place, 3, state="closed")
+    tick(place, bounded)
+    assert webhook.texts() == ["Over: 3 failures of asked are open; 2 are allowed."]
+
+
+def test_a_backlog_that_is_too_old_stays_reported_while_its_source_does_not_answer(place, webhook):
+    place.enqueue(1)
+    with sqlite3.connect(place.folder / "queue.sqlite") as database:
+        database.execute("UPDATE messages SET created_at = datetime(created_at, '-1 hour')")
+    tick(place)
+    (text,) = webhook.texts()
+    assert text.startswith("queue of asked: The oldest has waited 1:00:")
+    tick(place, queue=away(place)), tick(place, queue=away(place))
+    (unanswered,) = webhook.texts()
+    assert unanswered.startswith("queue of asked does not answer: ")
+    place.queue.plan(1, 1, "somebody")
+    tick(place)
+    assert webhook.texts() == [f"Over: {unanswered}", f"Over: {text}"]
+
+
+def test_what_a_webhook_refuses_is_sent_by_a_later_tick_and_no_log_has_its_address(place, webhook, caplog, capfd):
+    place.queued(tags(5), RED)
+    webhook.status = 500
+    refused = tick(place)
+    webhook.status = 200
+    tick(place)
+    assert refused.startswith("Alerts cannot be sent, HTTP status 500; the next tick tries again. Run ")
+    assert len(webhook.texts()) == 1
+    assert "hush" not in f"{refused}{place.cursor}{caplog.text}{capfd.readouterr()}"
+
+
+def test_a_function_gets_alerts_and_one_that_raises_gets_them_again(place):
+    got: list[Any] = []
+
+    def page(alert: Any) -> None:
+        got.append(alert)
+        if len(got) == 1:
+            raise ConnectionError("https://user:hush@pager")
+
+    place.queued(tags(5), RED)
+    refused = tick(place, page)
+    tick(place, page), tick(place, page)
+    assert [(one.about, one.over) for one in got] == [("runs", False)] * 2
+    assert "ConnectionError" in refused
+    assert "hush" not in refused
+
+
+def test_a_variable_that_is_not_set_is_named(place, monkeypatch):
+    monkeypatch.delenv("ALERTS_URL", raising=False)
+    with pytest.raises(ValueError, match="ALERTS_URL is not set"):
+        tick(place)
+
+
+def test_without_alerts_there_is_no_sensor(place):
+    definitions = platform_definitions([Asked], resources_at(str(place.folder), "nowhere"))
+    assert "alerts" not in {sensor.name for sensor in definitions.sensors or ()}
