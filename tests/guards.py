@@ -3,8 +3,6 @@
 Each guard is taken out of a copy of the work tree by itself, and the tests that should fail run there.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The command line beside a deployment, with Dagster not running."""
 
-from __future__ import annotations
-
 import importlib
 import subprocess
 import sys

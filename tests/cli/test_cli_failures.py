@@ -1,7 +1,5 @@
 """`pipeline-platform failures`: what failed, one of them in full, and what is launched to retry them."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

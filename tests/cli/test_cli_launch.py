@@ -1,7 +1,5 @@
 """Failures that are retried from the command line: by a real Dagster instance, with `workspace.yaml` or `-m`."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The command line on a pipeline with several producers: each is shown, paused and limited by its name."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest

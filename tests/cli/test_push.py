@@ -1,7 +1,5 @@
 """`pipeline-platform push`: lines of a file into a source."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Iterator

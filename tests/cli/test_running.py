@@ -1,7 +1,5 @@
 """`show`, `scale` and `drain`: a pipeline looked at and changed while it runs."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest

@@ -1,7 +1,5 @@
 """Leases of a queue in a SQL table: no message is given to two, none is lost."""
 
-from __future__ import annotations
-
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """What a table queue refuses, and in which words."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Callable
 from typing import Any

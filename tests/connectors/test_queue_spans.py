@@ -1,7 +1,5 @@
 """How a table queue remembers what a receive holds: spans of ids for what is new, a row for what comes again."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

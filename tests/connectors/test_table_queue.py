@@ -1,7 +1,5 @@
 """What a queue in a SQL table gives out, on SQLite and on PostgreSQL."""
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, datetime, timedelta
 from uuid import UUID

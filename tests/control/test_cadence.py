@@ -1,7 +1,5 @@
 """The cadence of runs under a rate limit, over a clock that is turned: looks of the sensor, runs and their cost."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta

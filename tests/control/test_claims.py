@@ -1,7 +1,5 @@
 """What is in flight: claims share the capacity, run out, are renewed and given back."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
 from datetime import timedelta

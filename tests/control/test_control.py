@@ -1,7 +1,5 @@
 """The control store that many processes share: at once, over forks, and what it refuses."""
 
-from __future__ import annotations
-
 import multiprocessing
 import pickle
 import threading

@@ -1,7 +1,5 @@
 """When runs are asked for, and how much."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 
 import pytest

@@ -1,7 +1,5 @@
 """Rate limits, their permits and pauses, as several runs agree on them."""
 
-from __future__ import annotations
-
 import math
 from datetime import UTC, datetime, timedelta
 from functools import partial

@@ -1,7 +1,5 @@
 """The pace of tasks: as fast as the limit allows, never faster, and fair."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import pickle

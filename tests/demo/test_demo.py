@@ -1,7 +1,5 @@
 """The demo, small: what it shows, what it leaves, and what `make dev` makes of that."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

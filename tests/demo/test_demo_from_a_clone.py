@@ -1,7 +1,5 @@
 """The first commands of somebody who has just cloned the repository."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

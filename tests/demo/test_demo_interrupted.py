@@ -1,7 +1,5 @@
 """What an interruption of the demo changes, at whatever point: nothing."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The demo over each kind of server, small, and without a terminal; apart from the other, so that both wait at once."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """What `make` says on a machine that lacks what the set-up needs."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Files of an earlier release, which lack columns: whatever reads them, these are null."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq

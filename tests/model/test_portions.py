@@ -1,7 +1,5 @@
 """Portions are within their bounds, as large as they can be, and together what was put in."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 from hypothesis import given

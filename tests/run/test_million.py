@@ -1,7 +1,5 @@
 """A million messages in PostgreSQL, four runs at a time: each once in the lake, and none left."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A receive under a rate limit is handled in portions: what waits for permits holds no core of Spark's."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections import Counter

@@ -1,7 +1,5 @@
 """`python -m servers`: what it says, and a server that it starts and ends."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The local servers of tests and the demo: they keep what they are given, and leave nothing behind."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

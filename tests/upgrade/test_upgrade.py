@@ -1,7 +1,5 @@
 """What an earlier release left in the midst of its work: `make_earlier` says what that is, and how it was made."""
 
-from __future__ import annotations
-
 import tarfile
 from collections import Counter
 from contextlib import closing
