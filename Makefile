@@ -28,15 +28,15 @@ demo: setup ## A year of flights through a queue, Dagster and Spark; ends with f
 dev: setup ## Open the Dagster UI on what the demo left (PORT=3000)
 	@$(BIN)/python -m demo dev
 
-# Three at a time, a file to each: most tests wait for servers that they started. In order, for those that wait longest
+# Four at a time, a file to each: most tests wait for servers that they started. In order, for those that wait longest
 # are in files of few tests, which would come last.
-TESTS := -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=40 --durations-min=5
+TESTS := -m pytest -n 4 --dist loadfile --no-loadscope-reorder --durations=40 --durations-min=5
 
 test: setup-dev ## Run the tests
 	@$(BIN)/python -m servers install
 	$(BIN)/python $(TESTS)
 
-faults: setup-dev ## Run what `make test` leaves: kills, storms, servers that fail
+faults: setup-dev ## Run what `make test` leaves: kills, storms, servers that fail, whole deployments
 	@$(BIN)/python -m servers install
 	$(BIN)/python $(TESTS) -m 'faults and not soak'
 

@@ -158,6 +158,7 @@ def done(instance: dg.DagsterInstance) -> bool:
     return not [run for run in instance.get_runs() if run.status.value in UNDER_WAY]
 
 
+@pytest.mark.faults
 def test_what_is_queued_comes_to_the_tables_by_sensor_and_daemon(deployed):
     payloads = [*(f"line {n}" for n in range(130)), *(f"fail {n}" for n in range(20)), *(["letter a"] * 10)]
     deployed.queue.enqueue(payload.encode() for payload in payloads)

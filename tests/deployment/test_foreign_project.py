@@ -76,6 +76,7 @@ def test_the_wheel_holds_one_package(wheel):
     assert {top for top in tops if not top.endswith(".dist-info")} == {"pipeline_platform"}
 
 
+@pytest.mark.faults
 def test_a_project_with_packages_of_the_same_names_runs_a_pipeline(environment, tmp_path):
     project, lake, queue_url = tmp_path / "project", tmp_path / "lake", f"sqlite:///{tmp_path}/queue.sqlite"
     for name, text in FILES:

@@ -216,6 +216,7 @@ def test_a_run_sees_variables_that_were_set_while_its_process_stood_by(launching
     assert launching.told(run)["variable"] == "set"
 
 
+@pytest.mark.faults
 def test_a_process_that_died_while_it_stood_by_costs_no_run(launching):
     os.kill(launching.standing_by(), signal.SIGKILL)
     assert launching.told(launching.launch("telling"))["said"] == "first"
@@ -229,6 +230,7 @@ def test_code_that_no_longer_loads_fails_the_run_with_the_reason(launching):
     assert any("nothing_of_this_name" in str(event) for event in events)
 
 
+@pytest.mark.faults
 def test_a_run_whose_process_is_killed_has_failed_at_once(launching):
     run = launching.launch("sleeping")
     os.kill(launching.at_work(run).pid, signal.SIGKILL)
@@ -249,6 +251,7 @@ def test_another_process_terminates_a_run_by_what_its_tag_says(launching):
     launching.until("its process has ended", lambda: not process.lives)
 
 
+@pytest.mark.faults
 def test_a_run_that_is_terminated_before_its_process_listens_is_canceled(launching):
     os.kill(launching.standing_by(), signal.SIGKILL)
     run = launching.launch("sleeping")
@@ -287,6 +290,7 @@ def test_a_re_execution_by_another_launcher_is_not_judged_by_the_process_of_its_
     assert launching.launcher.check_run_worker_health(again).status is WorkerStatus.RUNNING
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("tag", [PROCESS_TAG, LAUNCHER_TAG])
 def test_a_run_that_died_before_it_started_with_its_launcher_has_failed_when_the_next_one_launches(launching, tag):
     run = launching.instance.add_run(dg.DagsterRun(job_name="sleeping", status=dg.DagsterRunStatus.STARTING))
@@ -310,6 +314,7 @@ def test_what_stands_by_ends_with_the_instance_and_runs_do_not(tmp_path):
         launching.ended(run)
 
 
+@pytest.mark.faults
 def test_a_process_stands_by_no_longer_than_the_one_that_started_it(tmp_path):
     """Even one that is killed, and cannot dismiss it."""
     started = tmp_path / "started"

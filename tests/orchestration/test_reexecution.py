@@ -134,6 +134,7 @@ def left_in(location: Location) -> int:
         return int(database.execute("SELECT count(*) FROM messages").fetchone()[0])
 
 
+@pytest.mark.faults
 def test_a_termination_in_mid_handling_loses_nothing(location: Location) -> None:
     location.enqueue("one", "sleep 300")
     process = location.start("told_pull")
@@ -156,6 +157,7 @@ def test_a_termination_in_mid_handling_loses_nothing(location: Location) -> None
     assert time.monotonic() - began < 150, "the Spark work of the terminated run is ended, not waited for"
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(("module", "name"), [(reporting, "report_received"), (graph, "at_work")])
 def test_a_termination_at_the_end_of_a_step_or_the_start_of_the_next_frees_the_room_at_once(
     location: Location, module: Any, name: str

@@ -242,6 +242,7 @@ def test_a_table_that_is_dropped_before_it_is_read_fails_the_run_with_the_reason
         run_through(flow)
 
 
+@pytest.mark.faults
 def test_runs_at_once_share_the_messages(tmp_path, warm_spark, postgres_url):
     filled = filled_table(tmp_path, warm_spark, 600, postgres_url)
     lasting = filled.place.source.model_copy(update={"lease_s": 60.0})  # a slow machine takes no run for dead

@@ -64,6 +64,7 @@ def kill(server: spark_server.SparkServer) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.faults
 def test_whoever_waits_for_a_server_that_is_killed_learns_so_at_once_and_then_has_another(resource, mortal, tmp_path):
     def task(index: int) -> Iterator[pa.RecordBatch]:
         (tmp_path / "begun").touch()

@@ -37,6 +37,7 @@ def run_to_end(ground: SqsGround) -> None:
         ground.run(flow)
 
 
+@pytest.mark.faults
 def test_a_server_that_is_away_for_a_moment_in_a_receive_and_in_an_acknowledgement_costs_nothing(sqs_ground, words):
     sqs_ground.fake.cut("ReceiveMessage", range(3, 8))
     sqs_ground.fake.cut("DeleteMessageBatch", range(3, 8))
@@ -55,6 +56,7 @@ def test_a_server_that_stays_away_in_a_receive_leaves_what_came_to_be_handled(sq
     assert sqs_ground.words(flow) == words
 
 
+@pytest.mark.faults
 def test_a_server_that_gives_a_task_nothing_fails_the_receive_by_its_reason(sqs_ground, words):
     flow = sqs_ground.flow(visibility_timeout=4)  # a task that goes on may lease something yet
     receive = begun(flow)

@@ -90,6 +90,7 @@ def over_postgres(server: Server) -> Callable[[], bytes]:
     return take
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     ("module", "put"),
     [(kafka, over_kafka), (postgres, over_postgres), (rabbitmq, over_rabbitmq), (s3, over_s3)],
@@ -143,6 +144,7 @@ def folder_of_all():
         yield Path(folder)
 
 
+@pytest.mark.faults
 # RabbitMQ ends as Kafka does.
 @pytest.mark.parametrize("module", [kafka, postgres, pubsub, sqs], ids=["kafka", "postgres", "pubsub", "sqs"])
 def test_nothing_of_a_server_is_left_when_its_starter_is_killed(module, servers_folder, folder_of_all):
