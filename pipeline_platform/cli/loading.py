@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import dotenv
 import typer
@@ -16,7 +16,7 @@ import yaml
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.run.flow import Flow, no_source
+from pipeline_platform.run.flow import Flow, looked_at
 from pipeline_platform.source.contract import Source
 
 if TYPE_CHECKING:
@@ -50,12 +50,8 @@ class Deployment:
         return self.pipelines[name]
 
     def flow(self, pipeline: type[Pipeline]) -> Flow:
-        """A pipeline with what a look at its receives needs: no source, no Spark."""
-
-        def no_session() -> NoReturn:
-            raise AssertionError("a look needs no Spark")
-
-        return Flow(pipeline, no_source(pipeline, self.lake), self.lake, self.control, no_session)
+        """A pipeline with what a look at its receives needs."""
+        return looked_at(pipeline, self.lake, self.control)
 
 
 def load(module: str | None = None) -> "Built":

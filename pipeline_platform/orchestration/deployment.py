@@ -17,6 +17,7 @@ from pipeline_platform.orchestration.jobs import maintenance_job, pipeline_jobs
 from pipeline_platform.orchestration.lake_resources import IO_MANAGER, LakeIOManager
 from pipeline_platform.orchestration.limits_job import limits_job
 from pipeline_platform.orchestration.producers import producer_sensor
+from pipeline_platform.orchestration.run_checks import run_checks
 from pipeline_platform.orchestration.schedules import (
     maintenance_schedule,
     pull_schedule,
@@ -178,7 +179,7 @@ def _definitions(
     ]
     return dg.Definitions(
         assets=[] if own else [assets],
-        asset_checks=[backlog_check(pipeline, name) for name in producers],
+        asset_checks=[*run_checks(pipeline), *(backlog_check(pipeline, name) for name in producers)],
         jobs=[*pipeline_jobs(pipeline, assets), maintenance_job(pipeline), limits_job(pipeline)],
         sensors=[sensor for sensor in sensors if sensor.name not in named],
         schedules=[

@@ -1,7 +1,7 @@
 """A pipeline as one graph of ops, whose outputs are its partitioned assets."""
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from enum import Enum
 from typing import Any
@@ -41,7 +41,7 @@ class RunOrigin(Enum):
 
 
 class ReceiveConfig(dg.Config):
-    """What a run takes on. An empty config retries the open failures of its windows.
+    """What a run takes on. With an empty config the job says it, or which assets are selected.
 
     A job names its origin by a tag: Dagster takes no config for backfills of a job that has config of its own.
     """
@@ -50,7 +50,7 @@ class ReceiveConfig(dg.Config):
         default=None,
         description="`source` pulls messages, `failed` retries the open failures of the windows, "
         "`messages` replays all messages that the windows received; the new rows replace the old ones. If unset, the "
-        "job decides; without a job it is `failed`.",
+        "job decides; without a job it is `failed` where only the asset `failed` is selected, else `source`.",
     )
     demand: int | None = Field(
         default=None,
@@ -81,25 +81,23 @@ def asset_keys(pipeline: type[Pipeline]) -> dict[str, dg.AssetKey]:
 def pipeline_assets(pipeline: type[Pipeline]) -> dg.AssetsDefinition:
     """Build `<pipeline>/messages`, `<pipeline>/<batcher>` for each batcher and `<pipeline>/failed`.
 
-    They are partitioned by window, and have the checks `acknowledged` and `no_open_failures`.
+    They are partitioned by window. Whichever is materialised, all steps run: `failed` alone retries the open failures
+    of the windows, others pull.
     """
     keys = asset_keys(pipeline)
-    specs = reporting.checks_of(pipeline)
-    acknowledged_outs = [*list(keys)[1:], *(spec.get_python_identifier() for spec in specs)]
-    receive, acknowledge = _receive_op(pipeline), _acknowledge_op(pipeline, acknowledged_outs)
+    receive, acknowledge = _receive_op(pipeline), _acknowledge_op(pipeline, keys)
     handle, commit = _step_op(pipeline, "handle_messages", _handle), _step_op(pipeline, "commit", _commit)
     has_batches = any(isinstance(options, Batcher) for options in pipeline.batchers.values())
     batches = [_step_op(pipeline, "handle_batches", _handle_batches)] if has_batches else []
     handle_failed = _step_op(pipeline, "handle_failed", _handle_failed)
-    outs = {out: dg.GraphOut() for out in ("messages", *acknowledged_outs)}
 
-    @dg.graph(name=pipeline.name, description=pipeline.description(), out=outs)
+    @dg.graph(name=pipeline.name, description=pipeline.description(), out={out: dg.GraphOut() for out in keys})
     def ops() -> dict[str, Any]:
         received = _named(receive)()
         handled = _named(handle)(received)
         routed = _named(handle_failed)([handled, *(_named(batch)(handled) for batch in batches)])
         acknowledged = _named(acknowledge).with_hooks({end_as_asked})(_named(commit)(routed))
-        return {"messages": received, **{out: getattr(acknowledged, out) for out in acknowledged_outs}}
+        return {out: getattr(acknowledged, out) for out in keys}
 
     return dg.AssetsDefinition.from_graph(
         ops,
@@ -107,7 +105,7 @@ def pipeline_assets(pipeline: type[Pipeline]) -> dg.AssetsDefinition:
         internal_asset_deps={out: {keys["messages"]} - {key} for out, key in keys.items()},
         partitions_def=windows_of(pipeline),
         backfill_policy=dg.BackfillPolicy.single_run(),
-        check_specs=specs,
+        can_subset=True,  # all outputs are of the last op, so that no selection leaves out an op
         group_name=pipeline.name,
         descriptions_by_output_name=_descriptions(pipeline),
         owners_by_output_name={out: list(pipeline.owners) for out in keys},
@@ -118,10 +116,11 @@ def pipeline_assets(pipeline: type[Pipeline]) -> dg.AssetsDefinition:
 
 def _descriptions(pipeline: type[Pipeline]) -> dict[str, str]:
     sources = ", ".join(f"`{producer.source}`" for producer in pipeline.producers_of().values())
+    pulls = f"Materialising it pulls from {sources}."
     descriptions = {
-        "messages": f"Every delivery from {sources}, as received.\n\n{pipeline.description()}",
-        "failed": "Messages that could not be handled, with reason and original payload. Materialise windows of it, "
-        "with no configuration, to retry those that are open.",
+        "messages": f"Every delivery from {sources}, as received. {pulls}\n\n{pipeline.description()}",
+        "failed": "Messages that could not be handled, with reason and original payload. Materialise windows of it "
+        "alone, with no configuration, to retry those that are open.",
     }
     for name, options in pipeline.batchers.items():
         rows = "" if options.table_schema is None else f" Columns: `{options.table_schema.__name__}`."
@@ -130,7 +129,7 @@ def _descriptions(pipeline: type[Pipeline]) -> dict[str, str]:
             if isinstance(options, Batcher)
             else "The rows that `handle_message` sent here."
         )
-        descriptions[name] = f"{how}{rows} Each message once."
+        descriptions[name] = f"{how}{rows} Each message once. {pulls}"
     return descriptions
 
 
@@ -222,7 +221,8 @@ def _receive_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
     def receive_messages(context: dg.AssetExecutionContext, config: ReceiveConfig) -> None:
         """Leases messages and writes them down, once; everything later reads what is written here."""
         tags = RunTags.of(pipeline)
-        origin: Origin = (config.origin or RunOrigin(context.run.tags.get(tags.origin, "failed"))).value
+        by_hand = "failed" if context.selected_asset_keys == {asset_keys(pipeline)["failed"]} else "source"
+        origin: Origin = (config.origin or RunOrigin(context.run.tags.get(tags.origin, by_hand))).value
         producer = config.producer or context.run.tags.get(tags.producer, "")
         flow = flow_of(pipeline, context, producer)
         if origin == "source":
@@ -246,7 +246,6 @@ def _receive_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
         with heeding(flow, receive):
             manifest = steps.receive_messages(flow, receive)
             context.instance.add_run_tags(context.run.run_id, {tags.received: str(manifest.total("received"))})
-            reporting.report_received(context, receive, manifest)
 
     return receive_messages
 
@@ -349,25 +348,22 @@ def _commit(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> 
     context.add_output_metadata({f"rows in {table}": count for table, count in rows.items()})
 
 
-def _acknowledge_op(pipeline: type[Pipeline], outs: Sequence[str]) -> dg.OpDefinition:
-    tables = [*pipeline.batchers, "failed"]
-    out = {name: dg.Out(dg.Nothing if name in tables else None, io_manager_key=IO_MANAGER) for name in outs}
+def _acknowledge_op(pipeline: type[Pipeline], tables: Mapping[str, dg.AssetKey]) -> dg.OpDefinition:
+    out = {name: dg.Out(dg.Nothing, io_manager_key=IO_MANAGER, is_required=False) for name in tables}
 
     @_op(pipeline, "acknowledge", ins={"committed": dg.In(dg.Nothing)}, out=out)
     def acknowledge(context: dg.AssetExecutionContext) -> Iterator[Any]:
         """Acknowledges, in groups, what is decided and published; then reports the windows' figures."""
         flow, receive = at_work(pipeline, context)
         with nullcontext() if receive is None else heeding(flow, receive):
-            red, checks = reporting.acknowledge(context, flow, receive, context.resources.acknowledger)
+            red = reporting.acknowledge(context, flow, receive, context.resources.acknowledger)
         if red:
-            yield from checks
             context.instance.add_run_tags(context.run.run_id, {RunTags.of(pipeline).published: context.run.run_id})
             # Before the tables' outputs: a window that is materialised is green, and a backfill of it too.
             raise dg.Failure(red, allow_retries=False)
-        # Each table once, and last: what Dagster shows of it are the figures of the whole run.
-        for table in tables:
-            yield dg.Output(None, output_name=table)
-        yield from checks
+        for table, key in tables.items():
+            if key in context.selected_asset_keys:
+                yield dg.Output(None, output_name=table)
         if receive is not None:
             acknowledged(receive)
 

@@ -102,8 +102,8 @@ def run_request(
 
 def pipeline_jobs(pipeline: type[Pipeline], assets: dg.AssetsDefinition) -> list[Any]:
     """Build `<pipeline>_pull`, `<pipeline>_backfill` (open failures) and `<pipeline>_replay` (everything)."""
-    # Not the check of the backlog: it looks at the source, and would have every run do that twice.
-    selection = dg.AssetSelection.assets(*assets.keys).without_checks() | dg.AssetSelection.checks(assets)
+    # A run reports its checks itself; that of the backlog looks at the source, and every run would do that twice.
+    selection = dg.AssetSelection.assets(*assets.keys).without_checks()
     jobs: dict[Origin, tuple[str, str]] = {
         "source": ("pull", "Pulls messages from the source."),
         "failed": ("backfill", "Drives the open failures of the chosen windows once more."),

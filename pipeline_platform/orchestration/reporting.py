@@ -10,50 +10,16 @@ import dagster as dg
 from pipeline_platform.lake.failed import NONE, Counts, FailedMessages
 from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import Manifest
-from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.orchestration.run_checks import evaluation, figures_of, judge_answer, judge_failures, table
 from pipeline_platform.run import steps
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import intake_of
 from pipeline_platform.run.lease import alive
-from pipeline_platform.run.steps import Acknowledgement
 from pipeline_platform.tasks.acknowledge.acknowledger import Acknowledger
 
 _NAMED = 20
-"""Windows with open failures, and batch keys, that are named at the most."""
+"""Batch keys that are named at the most."""
 _OUTCOMES = ("handled", "failed", "returned", "duplicates")
-
-
-def checks_of(pipeline: type[Pipeline]) -> tuple[dg.AssetCheckSpec, dg.AssetCheckSpec]:
-    """The checks whose results each run of a pipeline reports."""
-    return (
-        dg.AssetCheckSpec(
-            "acknowledged",
-            asset=dg.AssetKey([pipeline.name, "messages"]),
-            description="Every message that this run decided is acknowledged, and dead ones are sent to dead_letters.",
-        ),
-        dg.AssetCheckSpec(
-            "no_open_failures",
-            asset=dg.AssetKey([pipeline.name, "failed"]),
-            description="No window has an open failure.",
-        ),
-    )
-
-
-def report_received(context: dg.AssetExecutionContext, receive: Receive, manifest: Manifest) -> None:
-    """Put figures on the materialisation of `messages`, for each window its own."""
-    took, total = _took(manifest).get("receive", 0.0), manifest.total("received")
-    figures = {
-        "demand": receive.demand,
-        "origin": receive.origin,
-        "receive_id": receive.receive_id,
-        **_producer_of(receive),
-        "seconds": round(took, 3),
-        **({"messages per second": round(total / took, 1)} if took and total else {}),
-    }
-    received = _rows_by_window(manifest.of_table("messages"))
-    for window in receive.windows:
-        asset = dg.AssetKey([receive.pipeline, "messages"])
-        context.add_asset_metadata({**figures, "received": received[window]}, asset, window)
 
 
 def of_failures(manifest: Manifest) -> dict[str, Any]:
@@ -70,21 +36,21 @@ def of_failures(manifest: Manifest) -> dict[str, Any]:
         "failed": failed,
         **({"became dead": dead} if (dead := manifest.total("dead")) else {}),
         "returned": returned,
-        "reasons": _table(counts, "reason", "messages"),
-        "failures": _table(sample, "message_id", "stage", "kind", "reason", "attempt"),
+        "reasons": table(counts, "reason", "messages"),
+        "failures": table(sample, "message_id", "stage", "kind", "reason", "attempt"),
     }
 
 
 def acknowledge(
     context: dg.AssetExecutionContext, flow: Flow, receive: Receive | None, acknowledger: Acknowledger
-) -> tuple[str | None, list[dg.AssetCheckResult]]:
+) -> str | None:
     """Acknowledge, then put figures on the materialisation of each table and window: its own counts and running totals.
 
-    The newest materialisation hides the ones before it: hence the totals. They become observations of `messages`, which
-    is materialised as soon as it is received, and of the tables of a red run, whose windows are not to be green.
+    The newest materialisation hides the ones before it: hence the totals. They become observations of the tables of a
+    red run, whose windows are not to be green; `messages` is materialised all the same.
 
     Returns:
-        Why the run is to end red, although all is published and acknowledged, or None; and the results of its checks.
+        Why the run is to end red, although all is published and acknowledged, or None.
     """
     answer, manifest, run = None, Manifest(), {}
     if receive is not None:
@@ -95,65 +61,11 @@ def acknowledge(
         run = _of_run(receive, manifest)
     failed = FailedMessages(name=flow.source.name, lake=flow.lake, pipeline=flow.pipeline.name)
     open_failures, red = failed.by_window(), _red(flow, receive, manifest)
-    _report(context, flow, manifest, {**_of_answer(answer), **run}, open_failures, is_red=red is not None)
-    acknowledged, no_open_failures = checks_of(flow.pipeline)
-    return red, [_check_answer(acknowledged, answer), check_open_failures(no_open_failures, open_failures)]
-
-
-def _of_answer(answer: Acknowledgement | None) -> dict[str, Any]:
-    answer = answer or Acknowledgement(0, 0, 0, [])
-    counts = {"acknowledged": answer.acknowledged, "unacknowledged": answer.unacknowledged, "lost": answer.lost}
-    letters, not_taken = answer.letters, answer.not_taken.messages
-    sent = {"dead letters": letters.sent, "dead letters, unsent": letters.unsent} if any(letters) else {}
-    return counts | sent | ({"not taken by acknowledge": not_taken} if not_taken else {})
-
-
-def _check_answer(spec: dg.AssetCheckSpec, answer: Acknowledgement | None) -> dg.AssetCheckResult:
-    if answer is None:
-        return _result(spec, True, "Had nothing to acknowledge.", _of_answer(answer))
-    errors = {"errors": dg.MetadataValue.json(answer.errors)} if answer.errors else {}
-    text = "The next run acknowledges the rest." if answer.unacknowledged else "Acknowledged all."
-    if answer.lost:
-        text += f" {answer.lost} were not this run's any more: a later one finds them decided, or their queue is gone."
-    if answer.letters.unsent:
-        text += f" {answer.letters.unsent} dead letters are not sent: the next run sends them."
-    passed = not answer.unacknowledged and not answer.letters.unsent
-    return _result(spec, passed, text, {**_of_answer(answer), **errors})
-
-
-def check_open_failures(spec: dg.AssetCheckSpec, waiting: Mapping[str, Counts]) -> dg.AssetCheckResult:
-    """The result of `no_open_failures`, of all windows.
-
-    A check shows its newest result alone: a run without failures would hide what an earlier one left.
-    """
-    messages, dead, windows = _sum(waiting, "open"), _sum(waiting, "dead"), len(waiting)
-    if not messages:
-        return _result(spec, True, "None waits.", {"open": 0, "dead": 0})
-    them = "this window" if windows == 1 else f"these {windows} windows"
-    also = f", {dead} of them dead" if dead else ""
-    description = f"{messages} failed messages wait{also}; materialise {them} to retry them."
-    if windows > _NAMED:
-        description += f" The oldest {_NAMED} are named."
-    named = [{"window": window, **waiting[window]._asdict()} for window in sorted(waiting)[:_NAMED]]
-    table = _table(named, "window", "open", "dead")
-    return _result(spec, False, description, {"open": messages, "dead": dead, "windows": table})
-
-
-def _sum(waiting: Mapping[str, Counts], what: str) -> int:
-    return sum(getattr(counts, what) for counts in waiting.values())
-
-
-def _result(
-    spec: dg.AssetCheckSpec, passed: bool, description: str, metadata: Mapping[str, Any]
-) -> dg.AssetCheckResult:
-    return dg.AssetCheckResult(
-        check_name=spec.name,
-        asset_key=spec.asset_key,
-        passed=passed,
-        severity=dg.AssetCheckSeverity.WARN,
-        description=description,
-        metadata=metadata,
-    )
+    _report(context, flow, manifest, {**figures_of(answer), **run}, open_failures, is_red=red is not None)
+    name = flow.pipeline.name
+    context.log_event(evaluation(name, "messages", "acknowledged", judge_answer(answer)))
+    context.log_event(evaluation(name, "failed", "no_open_failures", judge_failures(open_failures)))
+    return red
 
 
 def _report(
@@ -168,9 +80,9 @@ def _report(
     windows, batchers = context.partition_keys, list(flow.pipeline.batchers)
     received, failures = _rows_by_window(manifest.of_table("messages")), of_failures(manifest)
     for name in ("messages", *batchers, "failed"):
-        asset, table = dg.AssetKey([flow.pipeline.name, name]), flow.tables[name]
-        with table.look() as handle:
-            stored = _rows_by_window(table.files(handle, windows))
+        asset, stored_in = dg.AssetKey([flow.pipeline.name, name]), flow.tables[name]
+        with stored_in.look() as handle:
+            stored = _rows_by_window(stored_in.files(handle, windows))
         rows = _rows_by_window(manifest.of_table(name))
         keys = _batch_keys(manifest, [name] if name in batchers else batchers)
         for window in windows:
@@ -191,12 +103,15 @@ def _report(
                 **of_table.get(name, {}),
                 "rows": rows[window],
                 "dagster/partition_row_count": stored[window],
-                "dagster/uri": table.uri,
+                "dagster/uri": stored_in.uri,
                 **({"batch keys": dg.MetadataValue.json(keys)} if keys else {}),
                 **({"receive_id": run["receive_id"]} if "receive_id" in run else {}),
             }
-            if is_red or name == "messages":
+            if is_red and name != "messages":
                 context.log_event(dg.AssetObservation(asset, partition=window, metadata=metadata))
+            elif is_red or asset not in context.selected_asset_keys:
+                version = {"dagster/data_version": context.run.run_id}
+                context.log_event(dg.AssetMaterialization(asset, partition=window, metadata=metadata, tags=version))
             else:
                 context.add_asset_metadata(metadata, asset, window)
 
@@ -210,6 +125,7 @@ def _of_run(receive: Receive, manifest: Manifest) -> dict[str, Any]:
     """Figures of the whole run, not of a window."""
     seconds = (datetime.now(UTC) - receive.started_at).total_seconds()
     return {
+        "demand": receive.demand,
         "batches": manifest.total("batches"),
         "messages per second": round(manifest.total("received") / seconds, 1) if seconds else 0.0,
         "seconds": round(seconds, 3),
@@ -222,12 +138,6 @@ def _of_run(receive: Receive, manifest: Manifest) -> dict[str, Any]:
 
 def _producer_of(receive: Receive) -> dict[str, str]:
     return {"producer": receive.producer} if receive.producer else {}
-
-
-def _table(rows: Sequence[Mapping[str, Any]], *columns: str) -> dg.TableMetadataValue:
-    """A table as the UI shows it."""
-    records = [dg.TableRecord({name: row[name] for name in columns}) for row in rows]
-    return dg.MetadataValue.table(records, dg.TableSchema([dg.TableColumn(name) for name in columns]))
 
 
 def _rows_by_window(files: Sequence[Any]) -> Counter[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from pipeline_platform.control.pace import Pace
 from pipeline_platform.control.quota import Quota
@@ -114,3 +114,12 @@ class Flow:
 def no_source(pipeline: type[Pipeline], lake: Lake) -> Source:
     """What a flow of no producer has for a source: the lake, which nobody leases from or acknowledges to."""
     return FailedMessages(name=pipeline.name, lake=lake, pipeline=pipeline.name)
+
+
+def looked_at(pipeline: type[Pipeline], lake: Lake, control: ControlStore) -> Flow:
+    """A pipeline with what a look at its receives needs: no source, no Spark."""
+
+    def no_session() -> NoReturn:
+        raise AssertionError("a look needs no Spark")
+
+    return Flow(pipeline, no_source(pipeline, lake), lake, control, no_session)

@@ -11,7 +11,7 @@ from unittest import mock
 import dagster as dg
 import pytest
 
-from pipeline_platform.orchestration import graph, reporting
+from pipeline_platform.orchestration import graph
 from pipeline_platform.orchestration.jobs import RunTags
 from pipeline_platform.run import lease, steps
 from tests.fixtures.dagster import NEXT, WINDOW, Location, figures
@@ -51,7 +51,7 @@ def test_a_failed_commit_is_made_good_from_failure(location: Location) -> None:
     assert location.texts() == ["one"]
     assert location.texts("letters") == ["letter a"]
     assert location.waiting() == 0
-    (event,) = location.observations(run, "messages")
+    (event,) = location.materialisations(run, "messages")
     assert figures(event)["acknowledged"] == 3
     assert location.flow().ledger.unfinished() == []
 
@@ -123,7 +123,7 @@ def test_a_source_that_will_not_be_told_is_told_by_the_next_run(location: Locati
     assert check.severity == dg.AssetCheckSeverity.WARN
     assert check.metadata["unacknowledged"].value == 2
     assert "told to refuse" in str(check.metadata["errors"].value)
-    assert figures(location.observations(first, "messages")[0])["unacknowledged"] == 2
+    assert figures(location.materialisations(first, "messages")[0])["unacknowledged"] == 2
     assert location.checks(second)["acknowledged"].passed
     assert location.texts() == ["one"], "once, although its first acknowledgement was refused"
     assert left_in(location) == 0
@@ -158,7 +158,7 @@ def test_a_termination_in_mid_handling_loses_nothing(location: Location) -> None
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize(("module", "name"), [(reporting, "report_received"), (graph, "at_work")])
+@pytest.mark.parametrize(("module", "name"), [(steps, "receive_messages"), (graph, "at_work")])
 def test_a_termination_at_the_end_of_a_step_or_the_start_of_the_next_frees_the_room_at_once(
     location: Location, module: Any, name: str
 ) -> None:

@@ -37,7 +37,7 @@ def test_a_run_that_is_terminated_keeps_what_it_handled_and_gives_back_the_rest_
     assert back > 0, "two tasks do not handle sixty in a few seconds"
     assert len(location.texts()) == MESSAGES + 1 - back
     assert location.control.in_flight("told") + location.control.over("told") == [], "nothing is left to the next run"
-    assert figures(location.observations(run, "messages")[0])["acknowledged"] == MESSAGES + 1
+    assert figures(location.materialisations(run, "messages")[0])["acknowledged"] == MESSAGES + 1
     assert location.run("told_pull").tags[RunTags.of(Told).received] == str(back)
     assert location.texts() == sorted([f"touch {begun}", *texts])
 

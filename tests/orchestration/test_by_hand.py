@@ -1,0 +1,61 @@
+"""What people start from asset pages, the command line or GraphQL: some assets alone, some checks alone."""
+
+import dagster as dg
+
+from tests.fixtures.dagster import NEXT, WINDOW, figures
+from tests.fixtures.jobs_under_test import assets_at
+
+SUCCESS = dg.DagsterRunStatus.SUCCESS
+TABLES = ("messages", "lines", "letters", "failed")
+
+
+def test_failed_alone_retries_the_open_failures_of_its_windows_and_pulls_nothing(location):
+    location.enqueue("fail 1", "one")
+    location.run("told_pull", WINDOW)
+    location.enqueue("fail 2")
+    location.run("told_pull", NEXT)
+    location.enqueue("two")
+
+    run = location.by_hand("failed", windows=(WINDOW, NEXT), forgiving=True)
+
+    assert run.status == SUCCESS
+    assert location.open_failures() == {}
+    assert location.texts() == ["fail 1", "fail 2", "one"]
+    assert location.waiting() == 1
+    for table in TABLES:
+        windows = [event.partition for event in location.materialisations(run, table)]
+        assert windows == [WINDOW, NEXT], f"{table} has changed too"
+    assert figures(location.materialisations(run, "lines")[0])["rows"] == 1
+    assert figures(location.materialisations(run, "failed")[0])["open"] == 0
+
+
+def test_any_other_asset_alone_pulls(location):
+    for number, table in enumerate(("messages", "lines")):
+        location.enqueue(f"line {number}")
+
+        run = location.by_hand(table)
+
+        assert run.status == SUCCESS
+        assert location.waiting() == 0
+        assert {table for table in TABLES if location.materialisations(run, table)} == set(TABLES)
+    assert location.texts() == ["line 0", "line 1"]
+
+
+def test_checks_are_executed_alone_without_a_run_of_the_pipeline(location):
+    location.enqueue("fail", "one")
+    mood = location.root / "no ack"
+    mood.touch()
+    location.run("told_pull")
+    location.enqueue("two")
+    named = (("messages", "acknowledged"), ("failed", "no_open_failures"))
+    keys = [dg.AssetCheckKey(dg.AssetKey(["told", asset]), name) for asset, name in named]
+    job = assets_at(str(location.root), str(location.spark_folder))
+
+    alone = job.get_subset(asset_selection=set(), asset_check_selection=set(keys))
+    result = alone.execute_in_process(instance=location.instance)
+
+    found = location.checks(location.stored(result.run_id))
+    assert location.waiting() == 1
+    assert {name: check.passed for name, check in found.items()} == {"acknowledged": False, "no_open_failures": False}
+    assert found["acknowledged"].description == "1 receive is not acknowledged: the next run makes up for it."
+    assert "1 failed messages wait" in found["no_open_failures"].description
