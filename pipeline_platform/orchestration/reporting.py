@@ -109,11 +109,11 @@ def _report(
             }
             if is_red and name != "messages":
                 context.log_event(dg.AssetObservation(asset, partition=window, metadata=metadata))
-            elif is_red or asset not in context.selected_asset_keys:
+            elif asset in context.selected_asset_keys and not is_red:
+                context.add_asset_metadata(metadata, asset, window)
+            elif received[window]:
                 version = {"dagster/data_version": context.run.run_id}
                 context.log_event(dg.AssetMaterialization(asset, partition=window, metadata=metadata, tags=version))
-            else:
-                context.add_asset_metadata(metadata, asset, window)
 
 
 def _of_window(counts: Counts) -> dict[str, int]:
