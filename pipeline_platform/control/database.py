@@ -41,6 +41,8 @@ _CONNECTION: Final[dict[str, Any]] = {
     "keepalives_interval": 5,
     "keepalives_count": 3,
     "tcp_user_timeout": _SILENT_S * 1_000,
+    # A pooler may give each transaction another session, which would not know what an earlier one prepared.
+    "prepare_threshold": None,
 }
 """What libpq gets for each connection, unless `url` says otherwise."""
 
@@ -84,10 +86,11 @@ class Database:
         self._ways_out = dict(ways_out or {})
         self._create, self._durable, self._keep, self._now = create, durable, keep, now
         self._made: tuple[int, sa.Engine] | None = None
+        self._is_prepared = False
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave connections behind: they belong to this process."""
-        return {**self.__dict__, "_made": None}
+        """Leave connections behind: they belong to this process. A copy knows that the tables are made."""
+        return {**self.__dict__, "_made": None, "_is_prepared": self._is_prepared or self._made is not None}
 
     def __str__(self) -> str:
         """Return the URL without password and query, which may hold one, too."""
@@ -103,7 +106,7 @@ class Database:
         return self.url.get_backend_name() == "sqlite"
 
     def prepare(self, engine: sa.Engine) -> None:
-        """Make what is missing. Called in each process, before its first use; a subclass says what."""
+        """Make what is missing. Called before the first use, not in processes that get a copy; a subclass says what."""
 
     @contextmanager
     def writing(self) -> Iterator[sa.Connection]:
@@ -116,6 +119,12 @@ class Database:
         """Open a transaction that only reads, and waits for no writer."""
         with self._named_errors(), transaction(self._engine(), immediate=False) as connection:
             yield connection
+
+    @contextmanager
+    def alone(self) -> Iterator[sa.Connection]:
+        """Open a connection on which each statement is a transaction: no round trips to begin and to end one."""
+        with self._named_errors(), self._engine().connect() as connection:
+            yield connection.execution_options(isolation_level="AUTOCOMMIT")
 
     def write(
         self, work: Callable[[sa.Connection], T], *, before: Callable[[sa.Connection], object] | None = None
@@ -147,11 +156,19 @@ class Database:
 
     def now(self, connection: sa.Connection) -> int:
         """Read the time in microseconds since the epoch: by the server's clock, or this machine's for SQLite."""
-        if self._now is not None:
-            return round(self._now() * 1_000_000)
-        if self.is_sqlite:
-            return time.time_ns() // 1_000
-        return int(connection.exec_driver_sql("SELECT extract(epoch FROM clock_timestamp()) * 1000000").scalar_one())
+        return int(connection.execute(sa.select(self.clock())).scalar_one())
+
+    @property
+    def fixed_now(self) -> int | None:
+        """The time of a test's clock; None for the clock that all share."""
+        return None if self._now is None else round(self._now() * 1_000_000)
+
+    def clock(self) -> sa.ColumnElement[int]:
+        """The same as an expression, for a statement that reads more besides."""
+        fixed = time.time_ns() // 1_000 if self.is_sqlite and self._now is None else self.fixed_now
+        if fixed is not None:
+            return sa.literal(fixed)
+        return sa.cast(sa.extract("epoch", sa.func.clock_timestamp()) * 1_000_000, sa.BigInteger)
 
     def close(self) -> None:
         """Close this process's connections; the next use opens them again."""
@@ -189,7 +206,8 @@ class Database:
         if self._made is None or self._made[0] != pid:  # a forked child must not share its parent's connections
             # Two threads that meet here make one engine too many, which is collected unused.
             engine = self._open()
-            self.prepare(engine)
+            if not self._is_prepared:
+                self.prepare(engine)
             self._made = (pid, engine)
         return self._made[1]
 
@@ -204,7 +222,7 @@ class Database:
                 # The session's time zone decides what PostgreSQL writes into a column without a zone, or into JSON.
                 arguments["options"] = f"{limits} -c timezone=UTC"
             options |= {"connect_args": arguments, "isolation_level": "READ COMMITTED"}
-            return sa.create_engine(self.url, hide_parameters=True, **options)
+            return sa.create_engine(self.url, hide_parameters=True, use_native_hstore=False, **options)
         engine = sa.create_engine(self.url, hide_parameters=True, creator=self._connect_sqlite, **options)
         sa.event.listen(engine, "begin", _begin_sqlite)
         return engine

@@ -5,6 +5,7 @@ producer `<pipeline>/<producer>`.
 """
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from pipeline_platform.control.database import Database, insert
+from pipeline_platform.control.permits import take_at_once
 from pipeline_platform.model.options import RateLimiting
 
 TABLES = sa.MetaData()
@@ -90,22 +92,23 @@ class Throttle(Database):
         """
         if wanted < 1:
             raise ValueError(f"wanted is {wanted}; ask for one permit at least")
+        if not self.is_sqlite:
+            with self.alone() as connection:
+                held, stops_at, now = take_at_once(connection, limits, wanted, stops, self.fixed_now)
+            left = {key: free for key, (_, free) in held.items() if free is not None}
+            if len(left) == len(held):  # else an interval has no row yet
+                return _granted({key: limit for key, (limit, _) in held.items()}, left, wanted, stops_at, now)
         with self.writing() as connection:
-            hold = {key: limit for key in sorted(limits) if (limit := _limit(connection, key, limits[key]))}
-            stops_at = _stops_at(connection, stops)
-            if not hold and stops_at is None:
-                return Grant(wanted, math.inf)
-            now = self.now(connection)
-            stop_s = math.inf if stops_at is None else (stops_at - now) / SECOND
-            if not hold or stop_s <= 0:
-                return Grant(wanted if stop_s > 0 else 0, math.inf, stop_s)
+            hold, stops_at, now = self._look(connection, limits, stops)
+            if not hold or (stops_at is not None and stops_at <= now):
+                return _granted(hold, {}, wanted, stops_at, now)
             # In order, so that no two takers wait for each other's rows.
             left = {key: limit.allowed_messages - _used(connection, key, limit, now) for key, limit in hold.items()}
-            messages = max(0, min(wanted, *left.values()))
+            grant = _granted(hold, left, wanted, stops_at, now)
             for key, limit in hold.items():
                 taken = sa.update(_INTERVALS).where(_interval(key, limit, _bounds(limit, now)[0]))
-                connection.execute(taken.values(used=_INTERVALS.c.used + messages))
-        return Grant(messages, (_next_at(hold, left, now) - now) / SECOND, stop_s)
+                connection.execute(taken.values(used=_INTERVALS.c.used + grant.messages))
+        return grant
 
     def left_of_each(
         self, limits: Mapping[str, RateLimiting | None], stops: Sequence[str] = (), shortest: timedelta = timedelta(0)
@@ -113,18 +116,30 @@ class Throttle(Database):
         """Say what `take_of_each` could give now, and take nothing; limits of intervals below `shortest` do not count.
 
         Returns:
-            Its `seconds` are infinite where no limit counts; `messages` are 0 then.
+            Its `seconds` are infinite where no limit counts; `messages` are 0 then, or without end where none holds.
         """
         with self.reading() as connection:
-            stops_at, now = _stops_at(connection, stops), self.now(connection)
-            hold = {key: limit for key in limits if (limit := _limit(connection, key, limits[key]))}
+            hold, stops_at, now = self._look(connection, limits, stops)
             counted = {key: limit for key, limit in hold.items() if limit.interval >= shortest}
             left = {key: _left(connection, key, limit, now) for key, limit in counted.items()}
         stop_s = math.inf if stops_at is None else (stops_at - now) / SECOND
         if not counted:
-            return Grant(0, math.inf, stop_s)
+            return Grant(0 if hold else sys.maxsize, math.inf, stop_s)
         messages = min(left.values())
         return Grant(messages, (_next_at(counted, left, now) - now) / SECOND, stop_s)
+
+    def _look(
+        self, connection: sa.Connection, limits: Mapping[str, RateLimiting | None], stops: Sequence[str]
+    ) -> tuple[dict[str, RateLimiting], int | None, int]:
+        """In one statement: the limits that hold, in the order of their keys, the first of the stops, and the time."""
+        row = _PIPELINES.c
+        at_run_time = sa.select(row.pipeline, row.allowed_messages, row.interval_us).where(
+            row.pipeline.in_(list(limits)), row.allowed_messages.is_not(None)
+        )
+        stop = sa.select(sa.null(), sa.func.min(STOPS.c.stops_at), self.clock()).where(STOPS.c.key.in_(stops))
+        *found, (_, stops_at, now) = connection.execute(sa.union_all(at_run_time, stop)).all()
+        held = {**limits, **{key: _rate(allowed, interval_us) for key, allowed, interval_us in found}}
+        return {key: limit for key, limit in sorted(held.items()) if limit}, stops_at, now
 
     def spare(self, pipeline: str, rate_limiting: RateLimiting | None, horizon: timedelta) -> int | None:
         """Count the permits that the intervals which begin within `horizon` from now would still give.
@@ -249,7 +264,11 @@ def _limit(connection: sa.Connection, pipeline: str, default: RateLimiting | Non
     row = connection.execute(query.where(_PIPELINES.c.pipeline == pipeline)).first()
     if row is None or row.allowed_messages is None:
         return default
-    return RateLimiting(allowed_messages=row.allowed_messages, interval=timedelta(microseconds=row.interval_us))
+    return _rate(row.allowed_messages, row.interval_us)
+
+
+def _rate(allowed_messages: int, interval_us: int) -> RateLimiting:
+    return RateLimiting(allowed_messages=allowed_messages, interval=timedelta(microseconds=interval_us))
 
 
 def _set_limit(connection: sa.Connection, pipeline: str, limit: RateLimiting | None) -> None:
@@ -293,6 +312,16 @@ def _used(connection: sa.Connection, pipeline: str, limit: RateLimiting, now: in
         connection.execute(new.on_conflict_do_nothing())
         used = connection.execute(locked).scalar_one()
     return int(used)
+
+
+def _granted(
+    limits: Mapping[str, RateLimiting], left: Mapping[str, int], wanted: int, stops_at: int | None, now: int
+) -> Grant:
+    stop_s = math.inf if stops_at is None else (stops_at - now) / SECOND
+    if not limits or stop_s <= 0:
+        return Grant(wanted if stop_s > 0 else 0, math.inf, stop_s)
+    messages = max(0, min(wanted, *left.values()))
+    return Grant(messages, (_next_at(limits, left, now) - now) / SECOND, stop_s)
 
 
 def _left(connection: sa.Connection, pipeline: str, limit: RateLimiting, now: int) -> int:

@@ -3,6 +3,7 @@
 import logging
 import math
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -54,6 +55,7 @@ class Pace:
         beside: Other limits that the same messages take permits of, by what they limit.
         stops: What may be stopped for its messages not to begin any more: its pipeline, its producer, its receive.
         is_over: Whether that is so already.
+        looked_at: When it was seen that neither a limit nor a stop holds, in seconds since the epoch.
         sleep: Waits, in seconds; with `monotonic`, the clock of all deadlines, and `jitter`, from 0 to 1, for tests.
     """
 
@@ -65,6 +67,7 @@ class Pace:
         beside: Mapping[str, RateLimiting | None] | None = None,
         stops: Sequence[str] = (),
         is_over: bool = False,
+        looked_at: float = -math.inf,
         *,
         sleep: Callable[[float], None] = time.sleep,
         monotonic: Callable[[], float] = time.monotonic,
@@ -78,13 +81,15 @@ class Pace:
         self._granted: tuple[int, float, float] | None = None  # messages, since, until
         self.waited = 0.0
         """Seconds spent waiting for permits."""
-        self.unlimited_until = -math.inf if store else math.inf
+        self._looked_at = looked_at
+        self.unlimited_until = monotonic() + min(_LOOK_S, looked_at + _LOOK_S - time.time()) if store else math.inf
         """No limit is looked for before then, on the monotonic clock: `permitted` returns it where there is none."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy what it was built from: a monotonic clock means nothing to another process."""
         is_over = self._stop_at == -math.inf
-        return Pace, (self._store, self._pipeline, self._rate_limiting, self._beside, self._stops, is_over)
+        given = (self._store, self._pipeline, self._rate_limiting, self._beside, self._stops)
+        return Pace, (*given, is_over, self._looked_at)
 
     def end(self) -> None:
         """Let no message begin any more, here and in all copies made from now on, even if the stop is lifted."""
@@ -125,7 +130,8 @@ class Pace:
     def portion(self, wanted: int) -> int:
         """Wait until messages may begin, as `permitted` does, but take no permits; return for how many there are some.
 
-        It is for a step that others wait behind: who begins it with so many messages hardly waits in it.
+        It is for a step that others wait behind: who begins it with so many messages hardly waits in it. Where neither
+        limit nor stop holds, copies made from now on know.
 
         Returns:
             How many of those `wanted`, 1 or more; all where no limit holds, where one has intervals of less than a
@@ -134,6 +140,8 @@ class Pace:
         is_logged = False
         while self._store is not None and self._stop_at > -math.inf:
             left = self._patiently(self._store.left_of_each, self._limits, self._stops, _SHORTEST_INTERVAL)
+            # Tasks that begin soon need not look again.
+            self._looked_at = time.time() if (left.messages, left.stop_s) == (sys.maxsize, math.inf) else -math.inf
             if left.seconds == math.inf or left.stop_s <= 0:
                 break
             if left.messages:
