@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import dagster as dg
 import polars as pl
@@ -140,13 +139,14 @@ def test_the_example_handles_flights_and_fails_the_cancelled(
     assert capsys.readouterr().out == f"1 late flights in batch {info.batch_id}\n"
 
 
-def test_several_sources_have_the_sensors_and_checks_that_the_page_names() -> None:
+def test_several_sources_have_the_sensors_and_checks_that_the_page_names(
+    run: Callable[[Path], list[ModuleType]],
+) -> None:
     page = DOCS / "build" / "several-sources.md"
-    names: dict[str, Any] = {}
-    exec(compile(blocks(page)[0], "several-sources.md", "exec"), names)  # our own text
+    shown, *_ = run(page)
     queues = {key: source_resource(DummySource)(name=key) for key in ("east_queue", "west_queue")}
 
-    defined = definitions.platform_definitions([names["Orders"]], {**definitions.RESOURCES, **queues})
+    defined = definitions.platform_definitions([shown.Orders], {**definitions.RESOURCES, **queues})
 
     location = defined.get_repository_def()
     ours = {one.name for one in (*location.sensor_defs, *location.schedule_defs)}
