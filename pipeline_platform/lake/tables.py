@@ -57,6 +57,9 @@ SYSTEM = _schema(_MESSAGE, "batch_key", "batch_id", "receive_id", "window").appe
 DECIDED, FENCED, TAKEN = 1, 2, 3
 """What the transaction of a receive says in `outcomes`: it decided, it never may, or another run has taken it over."""
 
+_CUT = "error sending request"
+"""What delta-rs says of a store that it lost in the middle of a request which it does not send twice by itself."""
+
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 
 KEEP_TRANSACTIONS = timedelta(days=30)
@@ -266,6 +269,9 @@ class Table:
         try:
             yield
         except OSError as error:
+            if not self.lake.is_local and _CUT in str(error):
+                # It may have come through: whoever commits looks again, once the store is back, and finds it.
+                raise CommitConflictError(f"{self.uri} was cut off at version {self.version() + 1}") from error
             raise OSError(f"{self.uri} cannot be written to: {_plain(error)}") from error
         except DeltaError as error:
             # As conflicts, Delta reports also what it refuses for good: what only appends, a feature that it lacks.

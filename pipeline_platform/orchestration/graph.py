@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 from typing import Any
 
@@ -26,6 +26,7 @@ from pipeline_platform.run import batching, steps
 from pipeline_platform.run.begin import begin, resume
 from pipeline_platform.run.flow import Flow, no_source
 from pipeline_platform.run.lease import alive
+from pipeline_platform.run.outages import naming_outages
 from pipeline_platform.run.receive_state import ReceiveState
 from pipeline_platform.run.stopping import acknowledged, end_if_asked, heeding
 from pipeline_platform.source.connection import ConnectedSource
@@ -211,6 +212,10 @@ def _op(pipeline: type[Pipeline], name: str, **options: Any) -> Callable[..., dg
     return dg.op(name=f"{pipeline.name}__{name}", required_resource_keys=keys, **options)
 
 
+def _naming_outages(context: dg.AssetExecutionContext) -> AbstractContextManager[None]:
+    return naming_outages(context.resources.lake, context.resources.spark.remote)
+
+
 def _named(op: dg.OpDefinition) -> Any:
     """The op by its name in the pipeline's graph; in a code location, each op's own name is unique."""
     return op.alias(op.name.split("__", 1)[1])
@@ -228,24 +233,25 @@ def _receive_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
         if origin == "source":
             _expect_one_process(flow, context)
         end_claims(context.instance, flow.control, pipeline.name)
-        receive = begin(
-            flow,
-            origin=origin,
-            run_id=context.run.run_id,
-            windows=context.partition_keys,
-            demand=config.demand,
-            context=config.context,
-            selection=_selection(pipeline, config.failures),
-            although_paused=config.although_paused,
-            log=context.log.info,
-        )
-        received = {tags.origin: origin, tags.demand: str(receive.demand), tags.receive_id: receive.receive_id}
-        if producer:
-            received[tags.producer] = producer
-        context.instance.add_run_tags(context.run.run_id, received)
-        with heeding(flow, receive):
-            manifest = steps.receive_messages(flow, receive)
-            context.instance.add_run_tags(context.run.run_id, {tags.received: str(manifest.total("received"))})
+        with _naming_outages(context):
+            receive = begin(
+                flow,
+                origin=origin,
+                run_id=context.run.run_id,
+                windows=context.partition_keys,
+                demand=config.demand,
+                context=config.context,
+                selection=_selection(pipeline, config.failures),
+                although_paused=config.although_paused,
+                log=context.log.info,
+            )
+            received = {tags.origin: origin, tags.demand: str(receive.demand), tags.receive_id: receive.receive_id}
+            if producer:
+                received[tags.producer] = producer
+            context.instance.add_run_tags(context.run.run_id, received)
+            with heeding(flow, receive):
+                manifest = steps.receive_messages(flow, receive)
+                context.instance.add_run_tags(context.run.run_id, {tags.received: str(manifest.total("received"))})
 
     return receive_messages
 
@@ -287,10 +293,11 @@ Step = Callable[[Flow, Receive, dg.AssetExecutionContext], None]
 def _step_op(pipeline: type[Pipeline], name: str, step: Step) -> dg.OpDefinition:
     @_op(pipeline, name, description=step.__doc__, ins={"after": dg.In(dg.Nothing)})
     def op(context: dg.AssetExecutionContext) -> None:
-        flow, receive = at_work(pipeline, context)
-        if receive is not None:
-            with heeding(flow, receive):
-                step(flow, receive, context)
+        with _naming_outages(context):
+            flow, receive = at_work(pipeline, context)
+            if receive is not None:
+                with heeding(flow, receive):
+                    step(flow, receive, context)
 
     return op
 
@@ -354,9 +361,10 @@ def _acknowledge_op(pipeline: type[Pipeline], tables: Mapping[str, dg.AssetKey])
     @_op(pipeline, "acknowledge", ins={"committed": dg.In(dg.Nothing)}, out=out)
     def acknowledge(context: dg.AssetExecutionContext) -> Iterator[Any]:
         """Acknowledges, in groups, what is decided and published; then reports the windows' figures."""
-        flow, receive = at_work(pipeline, context)
-        with nullcontext() if receive is None else heeding(flow, receive):
-            red = reporting.acknowledge(context, flow, receive, context.resources.acknowledger)
+        with _naming_outages(context):
+            flow, receive = at_work(pipeline, context)
+            with nullcontext() if receive is None else heeding(flow, receive):
+                red = reporting.acknowledge(context, flow, receive, context.resources.acknowledger)
         if red:
             context.instance.add_run_tags(context.run.run_id, {RunTags.of(pipeline).published: context.run.run_id})
             # Before the tables' outputs: a window that is materialised is green, and a backfill of it too.

@@ -220,7 +220,7 @@ class _Server:
         token = f";token={quote(self.token)}" if self.token else ""
         session = _session({"spark.remote": f"{self.address}/{token};session_id={name}{self.params}"})
         try:
-            session.client.set_retry_policies([_retries(self._expect_alive)])
+            session.client.set_retry_policies([_retries(self.address, self._expect_alive)])
             _ship(session, code)
         except BaseException:
             _leave(session)
@@ -313,8 +313,9 @@ def _session(settings: dict[str, str]) -> SparkSession:
         return LazyPySparkResource(spark_config=settings).spark_session
 
 
-def _retries(expect_alive: Callable[[], None]) -> RetryPolicy:
+def _retries(address: str, expect_alive: Callable[[], None]) -> RetryPolicy:
     """Build a retry policy that tries again for `_OUTAGE_S`, while the server lives."""
+    log = dg.get_dagster_logger("spark")
     from pyspark.sql.connect.client.retries import DefaultPolicy
 
     class WhileAlive(DefaultPolicy):  # type: ignore[misc, unused-ignore]
@@ -327,6 +328,7 @@ def _retries(expect_alive: Callable[[], None]) -> RetryPolicy:
             now = time.monotonic()
             if now - self.seen > _CALM_S:
                 self.began = now
+                log.warning(f"Spark at {address} does not answer, and is asked again for {_OUTAGE_S:g} s: {e}")
             self.seen = now
             # Over all calls: what a failed step still has to ask of the server must not wait as long again.
             return now - self.began < _OUTAGE_S
