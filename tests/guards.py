@@ -142,7 +142,7 @@ tasks/batch/handle_batches.py: tasks/test_batch.py
 tasks/record/fan_out.py: tasks/test_fan_out.py
     if len(returned) > MOST_CHILDREN:
     if not message.is_same(one):
-tasks/handle/row_lane.py: tasks/test_handle.py tasks/test_record_unseen.py
+tasks/handle/row_lane.py: tasks/test_rescue.py
     for row in oversized(batch, most_bytes): => for row in ():
 tasks/acknowledge/acknowledger.py: tasks/test_acknowledge.py
     except Exception as error => except ZeroDivisionError as error

@@ -133,6 +133,13 @@ def test_a_claim_beats_for_the_run_that_works_on_it_alone(store):
     assert store.beat("a", 60)
 
 
+def test_a_claim_that_came_back_to_life_is_not_cleared_up(store, clock, claim):
+    claim(receive_id="a", wanted=10)
+    assert not store.end("a", if_over=True)
+    clock.now += 60
+    assert store.end("a", if_over=True)
+
+
 def test_a_beat_waits_for_who_claims_at_this_moment(postgres_url):
     """SQLite has one writer at a time."""
     with closing(ControlStore(postgres_url)) as store, ThreadPoolExecutor() as threads:

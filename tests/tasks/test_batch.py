@@ -214,6 +214,10 @@ def test_a_fault_of_handle_batch_fails_its_batch_and_no_other(lake, fault):
     failures = rows_of(lake, "obedient", manifest, "failed")
     assert {(row["stage"], row["batcher"], row["batch_key"]) for row in failures} == {("handle_batch", "plain", "k")}
     assert {row["data"] for row in failures} == {b"original"}, "not what handling made of it"
+    if fault == "others":
+        assert {row["reason"] for row in failures} == {
+            "handle_batch must return the messages it was given; it returned others"
+        }
 
 
 @pytest.mark.parametrize(("fault", "missing"), [("few", {"m0"}), ("nothing", {"m0", "m1"})])

@@ -233,8 +233,9 @@ def test_a_killer_that_handle_failed_cannot_bear_keeps_its_own_acknowledgement(l
     assert told["m2"] == "nack:60"
 
 
-def test_a_batch_that_makes_its_worker_useless_is_not_tried_for_each_of_its_messages(lake, diary):
-    batched(lake, staged("handle_batch close", *map(str, range(30))), pipeline=Gathering, careful=True)
+@pytest.mark.parametrize("told", [["handle_batch close", *map(str, range(30))], ["serialise kill"] * 30])
+def test_a_batch_that_makes_its_worker_useless_is_not_tried_for_each_of_its_messages(lake, diary, told):
+    batched(lake, staged(*told), pipeline=Gathering, careful=True)
     called = [line for line in diary.read_text().splitlines() if line == "handle_batch m0"]
     assert len(called) <= 7
 
@@ -308,3 +309,10 @@ def test_a_row_that_is_blamed_wrongly_is_not_failed_and_costs_little(rows, blame
 
     assert failed == []
     assert len(tries) <= 4 * rows
+
+
+def test_a_death_is_not_believed_of_a_host_that_had_other_tries_before():
+    """What one of these left behind, a thread say, may have ended it."""
+    failed, deaths = [], iter([Death("signal 9", "", [0], tries=2)])
+    isolated(range(1), lambda some: next(deaths, None), failed)
+    assert failed == []
