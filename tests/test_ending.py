@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -40,9 +39,7 @@ def test_long(): pass
     ],
     ids=["none", "five that pass alone", "one that fails alone", "more than five"],
 )
-def test_few_that_fail_beside_others_run_once_more_alone(
-    tmp_path: Path, failing: int, body: str, ended: int, closing: str
-) -> None:
+def test_few_that_fail_beside_others_run_once_more_alone(tmp_path, failing, body, ended, closing):
     (tmp_path / "test_it.py").write_text(TESTS.format(failing=failing, body=body))
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  faults\n  soak\n")
     command = ["-m", "pytest", "-p", "tests.fixtures.ending", "-n", "1", "-m"]

@@ -145,7 +145,7 @@ def test_a_small_backlog_is_asked_for_at_the_last_look_before_patience_is_over()
 
 
 @pytest.mark.parametrize("patience", [0.1, 5])
-def test_patience_that_is_over_at_the_next_look_waits_for_none_and_what_a_run_leaves_over_for_one(patience: float):
+def test_patience_that_is_over_at_the_next_look_waits_for_none_and_what_a_run_leaves_over_for_one(patience):
     limits = Limits(Producer(source="queue", patience=seconds(patience), max_runs=3), Processors())
 
     assert [ask.demand for ask in decide_all(Backlog(100_012), limits, NOTHING, None)] == [100_000]
@@ -154,7 +154,7 @@ def test_patience_that_is_over_at_the_next_look_waits_for_none_and_what_a_run_le
 
 
 @pytest.mark.parametrize(("batch_timeout", "patience"), [(None, 30), (20, 20), (90, 30)])
-def test_a_batch_timeout_ends_the_wait_sooner_and_never_later(batch_timeout: float | None, patience: float):
+def test_a_batch_timeout_ends_the_wait_sooner_and_never_later(batch_timeout, patience):
     timeout = None if batch_timeout is None else seconds(batch_timeout)
     limits = Limits(Producer(source="queue"), Processors(), batch_timeout=timeout)
 

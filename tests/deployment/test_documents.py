@@ -8,7 +8,6 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import ModuleType
@@ -51,7 +50,7 @@ def named(path: Path) -> str:
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], list[ModuleType]]]:
+def run(tmp_path, monkeypatch):
     """Runs the Python of a page or an example: the files that it shows, or all of it as one module."""
     monkeypatch.syspath_prepend(str(tmp_path))
     departures = imported("departures", (DOCS / "examples" / "departures.py").read_text(), tmp_path)
@@ -78,7 +77,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[P
 
 
 @pytest.mark.parametrize("page", SHOWN, ids=named)
-def test_python_that_is_shown_runs_and_its_pipelines_load(page: Path, run: Callable[[Path], list[ModuleType]]) -> None:
+def test_python_that_is_shown_runs_and_its_pipelines_load(page, run):
     made = [(module.__name__, one) for module in run(page) for one in vars(module).values() if isinstance(one, type)]
 
     pipelines = [one for name, one in made if issubclass(one, Pipeline) and one.__module__ == name]
@@ -90,15 +89,13 @@ def test_python_that_is_shown_runs_and_its_pipelines_load(page: Path, run: Calla
 
 
 @pytest.mark.parametrize(("page", "test"), TESTS, ids=[f"{named(page)}:{test}" for page, test in TESTS])
-def test_tests_that_are_shown_pass(
-    page: Path, test: str, run: Callable[[Path], list[ModuleType]], tmp_path: Path
-) -> None:
+def test_tests_that_are_shown_pass(page, test, run, tmp_path):
     (example,) = [vars(module)[test] for module in run(page) if test in vars(module)]
 
     example(*[tmp_path] * len(inspect.signature(example).parameters))
 
 
-def test_the_readme_shows_the_pipeline_and_the_commands_of_the_tutorial() -> None:
+def test_the_readme_shows_the_pipeline_and_the_commands_of_the_tutorial():
     tutorial, readme = DOCS / "start" / "quickstart.md", ROOT / "README.md"
     (ours,), theirs = blocks(readme), re.findall(r"```python\n# orders.py\n(.*?)```", tutorial.read_text(), re.S)[0]
 
@@ -114,9 +111,7 @@ def commands(page: Path) -> list[str]:
     return [re.sub(r" +# .*", "", line).strip() for line in typed]
 
 
-def test_the_example_handles_flights_and_fails_the_cancelled(
-    run: Callable[[Path], list[ModuleType]], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_example_handles_flights_and_fails_the_cancelled(run, capsys):
     (module,) = run(DOCS / "examples" / "departures.py")
     payloads = [
         b'{"carrier": "UA", "flight": 1, "dep_time": 517, "dep_delay": 2}',
@@ -139,9 +134,7 @@ def test_the_example_handles_flights_and_fails_the_cancelled(
     assert capsys.readouterr().out == f"1 late flights in batch {info.batch_id}\n"
 
 
-def test_several_sources_have_the_sensors_and_checks_that_the_page_names(
-    run: Callable[[Path], list[ModuleType]],
-) -> None:
+def test_several_sources_have_the_sensors_and_checks_that_the_page_names(run):
     page = DOCS / "build" / "several-sources.md"
     shown, *_ = run(page)
     queues = {key: source_resource(DummySource)(name=key) for key in ("east_queue", "west_queue")}
@@ -156,9 +149,7 @@ def test_several_sources_have_the_sensors_and_checks_that_the_page_names(
     assert "backlog_east" in {key.name for key in location.asset_graph.asset_check_keys}
 
 
-def test_an_asset_downstream_is_asked_for_when_a_window_is_new_and_reads_its_day(
-    run: Callable[[Path], list[ModuleType]], tmp_path: Path
-) -> None:
+def test_an_asset_downstream_is_asked_for_when_a_window_is_new_and_reads_its_day(run, tmp_path):
     (shown,) = run(DOCS / "build" / "downstream.md")
     resources = {**definitions.RESOURCES, "lake": LakeResource(root=str(tmp_path))}
     defined = definitions.platform_definitions([Flights], resources, assets=[shown.flights_of_a_day])
@@ -182,9 +173,7 @@ def test_an_asset_downstream_is_asked_for_when_a_window_is_new_and_reads_its_day
 
 
 @pytest.mark.parametrize(("key", "kind", "lease_s"), [("orders_queue", "SqsSource", 900), ("outbox", "TableQueue", 60)])
-def test_the_queues_that_are_shown_go_into_the_definitions_where_it_says(
-    monkeypatch: pytest.MonkeyPatch, key: str, kind: str, lease_s: float
-) -> None:
+def test_the_queues_that_are_shown_go_into_the_definitions_where_it_says(monkeypatch, key, kind, lease_s):
     monkeypatch.setenv("ORDERS_QUEUE_URL", "http://127.0.0.1:9/000000000000/orders")
     monkeypatch.setenv("OUTBOX_URL", "postgresql://127.0.0.1:9/sales")
     (block,) = [text for text in blocks(DOCS / "start" / "your-queue.md") if f"source_resource({kind})" in text]
@@ -195,7 +184,7 @@ def test_the_queues_that_are_shown_go_into_the_definitions_where_it_says(
 
 
 @pytest.mark.parametrize(("file", "text"), reference.texts().items())
-def test_the_reference_says_what_the_code_says(file: str, text: str) -> None:
+def test_the_reference_says_what_the_code_says(file, text):
     assert (DOCS / "reference" / file).read_text() == text, "write it anew: python -m tests.fixtures.reference"
 
 
@@ -209,7 +198,7 @@ import pipelines.flights, pipeline_platform.connectors.sqs, pipeline_platform.co
 """
 
 
-def test_workers_need_no_more_installed_than_is_said() -> None:
+def test_workers_need_no_more_installed_than_is_said():
     (said,) = re.findall(r"installed on the workers(.*?);", (ROOT / "docs" / "run" / "spark.md").read_text(), re.S)
     there = {plain(found.name) for found in importlib.metadata.distributions()}
     owners = importlib.metadata.packages_distributions()
@@ -225,7 +214,7 @@ def test_workers_need_no_more_installed_than_is_said() -> None:
 DECORATED = re.compile(r"^\s*@dg\.(op|job|graph|asset|asset_check|sensor|schedule)\b", re.M)
 
 
-def test_files_with_dagster_s_decorators_leave_types_for_dagster_to_read() -> None:
+def test_files_with_dagster_s_decorators_leave_types_for_dagster_to_read():
     folders = [ROOT / "assets", ROOT / "sensors", ROOT / "pipeline_platform" / "orchestration"]
     decorated = [file for folder in folders for file in folder.glob("*.py") if DECORATED.search(file.read_text())]
 
@@ -241,7 +230,7 @@ def headings(document: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=named)
-def test_links_lead_somewhere(document: Path) -> None:
+def test_links_lead_somewhere(document):
     links = re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)", document.read_text())
 
     assert [link for link, _ in links if not (document.parent / link).exists()] == []
@@ -249,7 +238,7 @@ def test_links_lead_somewhere(document: Path) -> None:
     assert [f"{place}#{heading}" for place, heading in places if heading not in headings(place)] == []
 
 
-def test_each_page_and_example_is_in_the_index() -> None:
+def test_each_page_and_example_is_in_the_index():
     index = set(re.findall(r"\]\(([^)]+)\)", (DOCS / "README.md").read_text()))
 
     assert {str(page.relative_to(DOCS)) for page in [*DOCS.glob("*/*.md"), *EXAMPLES]} - index == set()
@@ -268,7 +257,7 @@ def takes(line: str) -> bool:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=named)
-def test_commands_and_tests_that_are_named_exist(document: Path) -> None:
+def test_commands_and_tests_that_are_named_exist(document):
     text = document.read_text()
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
     # Of commands only: prose also says "make" and the tool's name.

@@ -8,7 +8,7 @@ import pytest
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.orchestration.graph import pipeline_assets
 from pipeline_platform.orchestration.jobs import RunTags
-from tests.fixtures.dagster import WINDOW, Location, figures, rows_of
+from tests.fixtures.dagster import WINDOW, figures, rows_of
 from tests.fixtures.jobs_under_test import job_at
 from tests.fixtures.pipelines_under_test import Lettered, Told
 
@@ -18,7 +18,7 @@ SUCCESS, FAILURE = dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE
 # What the asset graph shows
 
 
-def test_the_asset_graph_reads_like_the_pipeline() -> None:
+def test_the_asset_graph_reads_like_the_pipeline():
     assets = pipeline_assets(Told)
     specs = {spec.key.path[-1]: spec for spec in assets.specs}
 
@@ -44,7 +44,7 @@ def test_the_asset_graph_reads_like_the_pipeline() -> None:
         assert "Materialising it pulls from `queue`" in (specs[table].description or "")
 
 
-def test_the_catalog_shows_columns_with_descriptions_names_and_the_class() -> None:
+def test_the_catalog_shows_columns_with_descriptions_names_and_the_class():
     asset = pipeline_assets(Told)
     specs = {spec.key.path[-1]: spec.metadata for spec in asset.specs}
     assert specs["lines"]["dagster/table_name"] == "told.lines"
@@ -55,7 +55,7 @@ def test_the_catalog_shows_columns_with_descriptions_names_and_the_class() -> No
     assert reference.file_path.endswith("pipelines_under_test.py")
 
 
-def test_its_ops_are_the_way_of_a_message() -> None:
+def test_its_ops_are_the_way_of_a_message():
     names = [node.name for node in pipeline_assets(Told).node_def.nodes_in_topological_order]  # type: ignore[attr-defined]
 
     assert names == ["receive_messages", "handle_messages", "handle_batches", "handle_failed", "commit", "acknowledge"]
@@ -64,7 +64,7 @@ def test_its_ops_are_the_way_of_a_message() -> None:
 # Pulling
 
 
-def test_a_pull_fills_every_table_tells_all_of_it_and_empties_the_queue(location: Location) -> None:
+def test_a_pull_fills_every_table_tells_all_of_it_and_empties_the_queue(location):
     location.enqueue("one", "other", "fail", "letter a", "letter a", "letter b", "letter x")
 
     run = location.run("told_pull")
@@ -104,7 +104,7 @@ def test_a_pull_fills_every_table_tells_all_of_it_and_empties_the_queue(location
     assert "2 failed messages wait" in checks["no_open_failures"].description
 
 
-def test_an_empty_queue_still_yields_every_output(location: Location) -> None:
+def test_an_empty_queue_still_yields_every_output(location):
     run = location.run("told_pull")
 
     assert run.status == SUCCESS
@@ -114,7 +114,7 @@ def test_an_empty_queue_still_yields_every_output(location: Location) -> None:
     assert all(check.passed for check in location.checks(run).values())
 
 
-def test_a_pull_without_room_says_so_and_takes_nothing(location: Location) -> None:
+def test_a_pull_without_room_says_so_and_takes_nothing(location):
     location.enqueue("one")
     location.control.claim("told", "another", "run", wanted=200, capacity=200, lease_s=60)
 
@@ -129,7 +129,7 @@ def test_a_pull_without_room_says_so_and_takes_nothing(location: Location) -> No
 # Looking after it
 
 
-def test_the_maintenance_job_puts_files_together_and_says_so(location: Location) -> None:
+def test_the_maintenance_job_puts_files_together_and_says_so(location):
     for line in ("one", "two"):
         location.enqueue(line)
         location.run("told_pull")
@@ -148,7 +148,7 @@ def test_the_maintenance_job_puts_files_together_and_says_so(location: Location)
 # What is refused, and how
 
 
-def test_failures_turn_a_run_red_beyond_the_share_that_the_pipeline_allows(location: Location) -> None:
+def test_failures_turn_a_run_red_beyond_the_share_that_the_pipeline_allows(location):
     location.enqueue("one", "fail")
     assert location.run("lenient_pull").status == SUCCESS
     location.enqueue("one", "fail", "fail")
@@ -160,7 +160,7 @@ def test_failures_turn_a_run_red_beyond_the_share_that_the_pipeline_allows(locat
     assert not location.checks(run)["no_open_failures"].passed, "the checks are told all the same"
 
 
-def test_a_wrong_context_is_refused_before_anything_is_leased(location: Location) -> None:
+def test_a_wrong_context_is_refused_before_anything_is_leased(location):
     location.enqueue("fail")
 
     wrong = location.run("told_pull", context={"forgivng": True})
@@ -169,9 +169,7 @@ def test_a_wrong_context_is_refused_before_anything_is_leased(location: Location
     assert location.waiting() == 1
 
 
-def test_a_new_field_widens_the_table_and_a_changed_type_is_refused_before_anything_is_leased(
-    location: Location,
-) -> None:
+def test_a_new_field_widens_the_table_and_a_changed_type_is_refused_before_anything_is_leased(location):
     location.enqueue("one")
     location.run("told_pull")
     location.enqueue("two words")
@@ -186,9 +184,7 @@ def test_a_new_field_widens_the_table_and_a_changed_type_is_refused_before_anyth
     assert location.rows("lines").sort("text")["words"].to_list() == [None, 2]
 
 
-def test_wrong_credentials_are_a_clear_error_and_appear_nowhere(
-    location: Location, postgres_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_credentials_are_a_clear_error_and_appear_nowhere(location, postgres_url, monkeypatch):
     scheme, _, rest = postgres_url.partition("local:")
     secret = "hush-this-is-secret"
     monkeypatch.setenv("QUEUE_UNDER_TEST", f"{scheme}local:{secret}@{rest.partition('@')[2]}")
@@ -203,7 +199,7 @@ def test_wrong_credentials_are_a_clear_error_and_appear_nowhere(
     assert location.control.in_flight("told") == []
 
 
-def test_an_unknown_origin_is_refused_with_those_there_are(location: Location) -> None:
+def test_an_unknown_origin_is_refused_with_those_there_are(location):
     job = job_at("told_pull", str(location.root), "")
     config = {"ops": {"told": {"ops": {"receive_messages": {"config": {"origin": "sauce"}}}}}}
 
@@ -212,7 +208,7 @@ def test_an_unknown_origin_is_refused_with_those_there_are(location: Location) -
 
 
 @pytest.mark.parametrize("pipeline", ["bare", "fast"])
-def test_pipelines_without_batchers_and_by_columns_run_alike(location: Location, pipeline: str) -> None:
+def test_pipelines_without_batchers_and_by_columns_run_alike(location, pipeline):
     location.enqueue("one", "two")
 
     run = location.run(f"{pipeline}_pull")
@@ -224,7 +220,7 @@ def test_pipelines_without_batchers_and_by_columns_run_alike(location: Location,
         assert sorted(location.rows("lines", pipeline)["text"]) == ["one", "two"]
 
 
-def test_the_log_of_a_run_tells_what_callbacks_printed_and_logged(location: Location) -> None:
+def test_the_log_of_a_run_tells_what_callbacks_printed_and_logged(location):
     location.enqueue("a line", "letter x", "fail quietly", "fail deadly")
 
     run = location.run("talkative_pull")
@@ -248,7 +244,7 @@ def test_the_log_of_a_run_tells_what_callbacks_printed_and_logged(location: Loca
 SUCCESS = dg.DagsterRunStatus.SUCCESS
 
 
-def test_a_dead_message_is_sent_on_once_its_queue_is_there(location: Location) -> None:
+def test_a_dead_message_is_sent_on_once_its_queue_is_there(location):
     location.enqueue("fail", "one")
 
     away = location.run("lettered_pull")

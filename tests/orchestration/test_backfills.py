@@ -13,7 +13,7 @@ SUCCESS, FAILURE = dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE
 
 
 @pytest.fixture
-def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_waits(monkeypatch):
     """Leases and waits of seconds instead of a minute."""
     monkeypatch.setattr(lease, "CLAIM_S", 3.0)
     monkeypatch.setattr(Intake, "room_within_s", 2.0)
@@ -26,7 +26,7 @@ def three_windows_with_failures(location: Location) -> None:
     assert location.open_failures() == {WINDOW: 1, NEXT: 2, LAST: 1}
 
 
-def test_a_backfill_of_three_windows_is_one_run_with_figures_for_each_window(location: Location) -> None:
+def test_a_backfill_of_three_windows_is_one_run_with_figures_for_each_window(location):
     three_windows_with_failures(location)
 
     run = location.run("told_backfill", WINDOW, LAST, context={"forgiving": True})
@@ -58,7 +58,7 @@ def test_a_backfill_of_three_windows_is_one_run_with_figures_for_each_window(loc
     assert not location.checks(run)["no_open_failures"].passed
 
 
-def test_the_check_warns_of_open_failures_of_any_window_until_they_are_driven(location: Location) -> None:
+def test_the_check_warns_of_open_failures_of_any_window_until_they_are_driven(location):
     location.enqueue("fail 1", "fail 2", "one")
     location.run("told_pull", WINDOW)
     location.enqueue("two")
@@ -77,7 +77,7 @@ def test_the_check_warns_of_open_failures_of_any_window_until_they_are_driven(lo
     assert driven.metadata["open"].value == 0
 
 
-def test_of_many_windows_with_open_failures_the_oldest_are_named() -> None:
+def test_of_many_windows_with_open_failures_the_oldest_are_named():
     waiting = {f"2025-03-{day:02}T0000": Counts(day, 1, None) for day in range(31, 0, -1)}
 
     told = run_checks.judge_failures(waiting)
@@ -89,7 +89,7 @@ def test_of_many_windows_with_open_failures_the_oldest_are_named() -> None:
     assert [row["window"] for row in rows_of(told.metadata["windows"])] == sorted(waiting)[:20]
 
 
-def test_a_backfill_of_some_failures_leaves_the_others(location: Location) -> None:
+def test_a_backfill_of_some_failures_leaves_the_others(location):
     location.enqueue("fail", "letter x")
     location.run("told_pull")
 
@@ -106,14 +106,14 @@ def test_a_backfill_of_some_failures_leaves_the_others(location: Location) -> No
         ({"window": "x"}, "window is 'x': Extra inputs are not permitted; there is state, message_id, source, kind"),
     ],
 )
-def test_a_selection_that_does_not_exist_is_refused(location: Location, failures: dict[str, str], said: str) -> None:
+def test_a_selection_that_does_not_exist_is_refused(location, failures, said):
     run = location.run("told_backfill", failures=failures)
 
     assert run.status == FAILURE
     assert said in location.log(run)
 
 
-def test_a_backfill_of_windows_without_open_failures_says_so(location: Location) -> None:
+def test_a_backfill_of_windows_without_open_failures_says_so(location):
     run = location.run("told_backfill", WINDOW, NEXT)
 
     assert run.status == SUCCESS
@@ -122,7 +122,7 @@ def test_a_backfill_of_windows_without_open_failures_says_so(location: Location)
 
 
 @pytest.mark.faults
-def test_two_backfills_at_once_drive_nothing_twice(location: Location) -> None:
+def test_two_backfills_at_once_drive_nothing_twice(location):
     location.enqueue(*(f"fail {n}" for n in range(40)))
     location.run("told_pull")
 
@@ -135,7 +135,7 @@ def test_two_backfills_at_once_drive_nothing_twice(location: Location) -> None:
     assert location.rows("failed").filter(state="closed").height == 40
 
 
-def test_a_backfill_waits_for_room_then_takes_what_there_is(location: Location, short_waits: None) -> None:
+def test_a_backfill_waits_for_room_then_takes_what_there_is(location, short_waits):
     location.enqueue(*(f"fail {n}" for n in range(10)))
     location.run("told_pull")
     location.control.claim("told", "another", "run", wanted=196, capacity=200, lease_s=60)

@@ -4,7 +4,6 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 # Asking
 
 
-def test_it_asks_for_runs_by_demand_on_the_open_window(place: Place) -> None:
+def test_it_asks_for_runs_by_demand_on_the_open_window(place):
     place.enqueue(170)
 
     requests = place.tick().run_requests
@@ -44,13 +43,13 @@ def test_it_asks_for_runs_by_demand_on_the_open_window(place: Place) -> None:
         assert request.tags["dagster/max_retries"] == "0"
 
 
-def test_an_empty_queue_is_a_reason(place: Place) -> None:
+def test_an_empty_queue_is_a_reason(place):
     assert place.skips() == "the queue is empty"
     place.enqueue(100)
     assert place.asked() == [100], "it is looked at again"
 
 
-def test_it_looks_as_often_as_its_producer_says() -> None:
+def test_it_looks_as_often_as_its_producer_says():
     class Often(Told):
         name = "often"
         producer = Producer(source="queue", interval=timedelta(seconds=10))
@@ -59,9 +58,7 @@ def test_it_looks_as_often_as_its_producer_says() -> None:
     assert producer_sensor(Often).minimum_interval_seconds == 9, "due at its second pass, not at its first"
 
 
-def test_what_is_not_worth_a_run_waits_for_patience_and_no_longer(
-    place: Place, at: Callable[[timedelta], None]
-) -> None:
+def test_what_is_not_worth_a_run_waits_for_patience_and_no_longer(place, at):
     place.enqueue(3)
 
     assert place.skips() == "3 messages wait; a run pays from 50, or after 30 s (waited 0 s)"
@@ -69,9 +66,7 @@ def test_what_is_not_worth_a_run_waits_for_patience_and_no_longer(
     assert place.asked() == [3]
 
 
-def test_messages_wait_for_their_batches_no_longer_than_the_shortest_batch_timeout(
-    place: Place, at: Callable[[timedelta], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_messages_wait_for_their_batches_no_longer_than_the_shortest_batch_timeout(place, at, monkeypatch):
     timeouts = {"slow": timedelta(seconds=20), "fast": timedelta(seconds=10), "patient": None}
     monkeypatch.setattr(Asked, "batchers", {name: Batcher(batch_timeout=span) for name, span in timeouts.items()})
     place.enqueue(3)
@@ -81,9 +76,7 @@ def test_messages_wait_for_their_batches_no_longer_than_the_shortest_batch_timeo
     assert place.asked() == [3]
 
 
-def test_where_runs_have_a_time_to_take_it_asks_for_what_the_last_ones_handled_in_so_long(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_runs_have_a_time_to_take_it_asks_for_what_the_last_ones_handled_in_so_long(place, monkeypatch):
     processors = Processors(concurrency=2, target_run_time=timedelta(seconds=30))
     monkeypatch.setattr(Asked, "processors", processors)
     monkeypatch.setattr(Asked, "producer", Producer(source="queue", max_runs=1))
@@ -104,20 +97,20 @@ def left_by_a_dead_run(place: Place, messages: int) -> None:
     time.sleep(0.05)
 
 
-def test_what_a_dead_run_left_is_asked_for_as_if_it_waited(place: Place) -> None:
+def test_what_a_dead_run_left_is_asked_for_as_if_it_waited(place):
     left_by_a_dead_run(place, 70)
 
     assert place.asked() == [70]
     assert "will take them" in place.skips(), "one is enough"
 
 
-def test_little_that_a_dead_run_left_gets_a_run_at_once_even_where_no_message_waits(place: Place) -> None:
+def test_little_that_a_dead_run_left_gets_a_run_at_once_even_where_no_message_waits(place):
     left_by_a_dead_run(place, 7)
 
     assert place.asked() == [7]
 
 
-def test_what_a_dead_run_left_and_the_source_counts_again_is_asked_for_once(place: Place) -> None:
+def test_what_a_dead_run_left_and_the_source_counts_again_is_asked_for_once(place):
     left_by_a_dead_run(place, 70)
     place.enqueue(80)
 
@@ -127,7 +120,7 @@ def test_what_a_dead_run_left_and_the_source_counts_again_is_asked_for_once(plac
 # Holding back
 
 
-def test_a_pause_is_a_reason_until_it_ends(place: Place) -> None:
+def test_a_pause_is_a_reason_until_it_ends(place):
     place.enqueue(100)
     place.control.pause("asked", "new schema on Monday")
 
@@ -136,7 +129,7 @@ def test_a_pause_is_a_reason_until_it_ends(place: Place) -> None:
     assert place.asked() == [100]
 
 
-def test_no_more_is_asked_for_than_the_rate_limit_will_give(place: Place) -> None:
+def test_no_more_is_asked_for_than_the_rate_limit_will_give(place):
     place.enqueue(500)
 
     asked = place.asked(Limited)
@@ -147,9 +140,7 @@ def test_no_more_is_asked_for_than_the_rate_limit_will_give(place: Place) -> Non
 FAILURE, SUCCESS, STARTED = dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.STARTED
 
 
-def test_runs_that_fail_in_a_row_are_asked_for_with_a_growing_pause(
-    place: Place, at: Callable[[timedelta], None]
-) -> None:
+def test_runs_that_fail_in_a_row_are_asked_for_with_a_growing_pause(place, at):
     place.enqueue(60)
     place.queued(tags(60), FAILURE)
     assert len(place.tick().run_requests) == 1, "one failure is no row"
@@ -164,7 +155,7 @@ def test_runs_that_fail_in_a_row_are_asked_for_with_a_growing_pause(
     assert place.asked() == [60]
 
 
-def test_runs_that_fail_together_are_one_failure(place: Place) -> None:
+def test_runs_that_fail_together_are_one_failure(place):
     place.enqueue(60)
     runs = [place.queued(tags(60), dg.DagsterRunStatus.STARTED) for _ in range(6)]
     for run in runs:
@@ -173,7 +164,7 @@ def test_runs_that_fail_together_are_one_failure(place: Place) -> None:
     assert place.asked() == [60]
 
 
-def test_one_success_ends_the_pause(place: Place) -> None:
+def test_one_success_ends_the_pause(place):
     place.enqueue(60)
     for _ in range(4):
         place.queued(tags(60), FAILURE)
@@ -183,7 +174,7 @@ def test_one_success_ends_the_pause(place: Place) -> None:
     assert place.asked() == [60]
 
 
-def test_runs_of_others_and_red_ones_that_published_all_are_no_failures_in_a_row(place: Place) -> None:
+def test_runs_of_others_and_red_ones_that_published_all_are_no_failures_in_a_row(place):
     place.enqueue(60)
     for _ in range(4):
         place.queued({RunTags.of(Limited).origin: "source", RunTags.of(Limited).demand: "60"}, FAILURE)
@@ -194,7 +185,7 @@ def test_runs_of_others_and_red_ones_that_published_all_are_no_failures_in_a_row
     assert place.asked() == [60]
 
 
-def test_a_source_that_is_away_is_a_reason_and_no_error(place: Place) -> None:
+def test_a_source_that_is_away_is_a_reason_and_no_error(place):
     away = TableQueue(name="queue", url=f"sqlite:///{place.folder}/elsewhere.sqlite")
 
     told = place.tick(source=away)
@@ -204,7 +195,7 @@ def test_a_source_that_is_away_is_a_reason_and_no_error(place: Place) -> None:
     assert "url must name a file that is there" in str(told.skip_message)
 
 
-def test_a_source_that_stays_away_is_asked_less_and_less_often(place: Place) -> None:
+def test_a_source_that_stays_away_is_asked_less_and_less_often(place):
     away = TableQueue(name="queue", url=f"sqlite:///{place.folder}/elsewhere.sqlite")
     place.enqueue(170)
     place.tick(source=away)
@@ -226,7 +217,7 @@ class Mute(TableQueue):
         return Backlog(None)
 
 
-def test_a_source_that_cannot_tell_its_backlog_is_asked_less_often_while_it_gives_nothing(place: Place) -> None:
+def test_a_source_that_cannot_tell_its_backlog_is_asked_less_often_while_it_gives_nothing(place):
     mute = Mute(name="queue", url=place.queue.url)
     for _ in range(3):
         place.queued({**tags(60), TAGS.received: "0"}, SUCCESS)
@@ -238,7 +229,7 @@ def test_a_source_that_cannot_tell_its_backlog_is_asked_less_often_while_it_give
     assert place.tick(source=mute).run_requests
 
 
-def test_a_source_that_cannot_tell_its_backlog_is_asked_at_once_after_a_run_that_it_filled(place: Place) -> None:
+def test_a_source_that_cannot_tell_its_backlog_is_asked_at_once_after_a_run_that_it_filled(place):
     mute = Mute(name="queue", url=place.queue.url)
     (first,) = place.tick(source=mute).run_requests
     run = place.queued(first.tags, STARTED)
@@ -257,7 +248,7 @@ def test_a_source_that_cannot_tell_its_backlog_is_asked_at_once_after_a_run_that
     assert "after 30 s" in str(place.tick(source=mute).skip_message), "the source seems empty"
 
 
-def test_what_a_source_lost_is_said_by_one_tick_and_again_where_more_is_lost(place: Place) -> None:
+def test_what_a_source_lost_is_said_by_one_tick_and_again_where_more_is_lost(place):
     class Lossy(TableQueue):
         lost: str
 
@@ -277,7 +268,7 @@ def test_what_a_source_lost_is_said_by_one_tick_and_again_where_more_is_lost(pla
     ]
 
 
-def test_it_leases_nothing(place: Place) -> None:
+def test_it_leases_nothing(place):
     place.enqueue(170)
 
     place.tick()
@@ -286,7 +277,7 @@ def test_it_leases_nothing(place: Place) -> None:
     assert place.control.in_flight("asked") == []
 
 
-def test_neither_the_code_server_nor_a_tick_loads_spark(tmp_path: Path) -> None:
+def test_neither_the_code_server_nor_a_tick_loads_spark(tmp_path):
     script = """
 import sys, dagster as dg
 from definitions import defs
@@ -331,7 +322,7 @@ def claim(place: Place, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("alone", [True, False])
-def test_no_run_is_asked_for_beside_another(place: Place, alone: bool) -> None:
+def test_no_run_is_asked_for_beside_another(place, alone):
     place.enqueue(70)
     claim(place, alone=alone)
 
@@ -340,13 +331,13 @@ def test_no_run_is_asked_for_beside_another(place: Place, alone: bool) -> None:
     assert place.asked(InTurn) == [70]
 
 
-def test_one_run_is_asked_for_at_a_time(place: Place) -> None:
+def test_one_run_is_asked_for_at_a_time(place):
     place.enqueue(250)
 
     assert place.asked(InTurn) == [100]
 
 
-def test_a_source_that_leases_partitions_is_pulled_from_side_by_side_but_not_beside_a_backfill(place: Place) -> None:
+def test_a_source_that_leases_partitions_is_pulled_from_side_by_side_but_not_beside_a_backfill(place):
     options = {"partition_column": "customer", "one_receive_per_partition": True}
     apart = place.queue.model_copy(update={"name": "apart", "table": "apart", **options})
     apart.create()

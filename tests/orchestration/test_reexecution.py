@@ -33,7 +33,7 @@ def failing_once(name: str, error: Exception) -> Any:
     return mock.patch.object(steps, name, step)
 
 
-def test_a_failed_commit_is_made_good_from_failure(location: Location) -> None:
+def test_a_failed_commit_is_made_good_from_failure(location):
     location.enqueue("one", "fail", "letter a")
     with failing_once("publish", OSError(28, "No space left on device")):
         failed = location.run("told_pull")
@@ -56,7 +56,7 @@ def test_a_failed_commit_is_made_good_from_failure(location: Location) -> None:
     assert location.flow().ledger.unfinished() == []
 
 
-def test_a_failed_handling_goes_on_from_failure_under_a_lease_of_its_own(location: Location) -> None:
+def test_a_failed_handling_goes_on_from_failure_under_a_lease_of_its_own(location):
     location.enqueue("one", "two")
     with failing_once("handle_messages", OSError(28, "No space left on device")):
         failed = location.run("told_pull")
@@ -75,7 +75,7 @@ def test_a_failed_handling_goes_on_from_failure_under_a_lease_of_its_own(locatio
     assert location.texts() == ["one", "two"]
 
 
-def test_the_next_run_finishes_what_a_failed_one_decided(location: Location) -> None:
+def test_the_next_run_finishes_what_a_failed_one_decided(location):
     location.enqueue("one", "fail")
     with failing_once("publish", OSError(28, "No space left on device")):
         failed = location.run("told_pull")
@@ -95,7 +95,7 @@ def test_the_next_run_finishes_what_a_failed_one_decided(location: Location) -> 
 
 
 @pytest.mark.parametrize("copied_tags", [True, False])
-def test_a_re_execution_of_all_steps_receives_anew(location: Location, copied_tags: bool) -> None:
+def test_a_re_execution_of_all_steps_receives_anew(location, copied_tags):
     location.enqueue("one")
     first = location.run("told_pull")
     location.enqueue("two", "three")
@@ -108,7 +108,7 @@ def test_a_re_execution_of_all_steps_receives_anew(location: Location, copied_ta
     assert figures(location.materialisations(run, "messages")[0])["received"] == 2
 
 
-def test_a_source_that_will_not_be_told_is_told_by_the_next_run(location: Location) -> None:
+def test_a_source_that_will_not_be_told_is_told_by_the_next_run(location):
     location.enqueue("one", "fail")
     mood = location.root / "no ack"
     mood.touch()
@@ -135,7 +135,7 @@ def left_in(location: Location) -> int:
 
 
 @pytest.mark.faults
-def test_a_termination_in_mid_handling_loses_nothing(location: Location) -> None:
+def test_a_termination_in_mid_handling_loses_nothing(location):
     location.enqueue("one", "sleep 300")
     process = location.start("told_pull")
     claim = until(lambda: [claim for claim in location.control.in_flight("told") if claim.messages == 2], process)[0]
@@ -159,9 +159,7 @@ def test_a_termination_in_mid_handling_loses_nothing(location: Location) -> None
 
 @pytest.mark.faults
 @pytest.mark.parametrize(("module", "name"), [(steps, "receive_messages"), (graph, "at_work")])
-def test_a_termination_at_the_end_of_a_step_or_the_start_of_the_next_frees_the_room_at_once(
-    location: Location, module: Any, name: str
-) -> None:
+def test_a_termination_at_the_end_of_a_step_or_the_start_of_the_next_frees_the_room_at_once(location, module, name):
     """The signal is real, and Dagster's own handler takes it."""
     location.enqueue("one")
 
@@ -189,7 +187,7 @@ def until(found: Any, process: subprocess.Popen[bytes]) -> Any:
     raise AssertionError("it never came to that")
 
 
-def test_the_lease_is_renewed_while_a_commit_takes_long(location: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lease_is_renewed_while_a_commit_takes_long(location, monkeypatch):
     monkeypatch.setattr(lease, "CLAIM_S", 1.0)
     location.enqueue("one")
     seen = []

@@ -16,7 +16,7 @@ TAGS = RunTags.of(Coasts)
 
 
 @pytest.fixture
-def west(location: Location) -> TableQueue:
+def west(location):
     """The other queue; the location's own is that of the east. Ids of both begin with 1."""
     queue = TableQueue(name="beside_queue", url=f"sqlite:///{location.root}/beside.sqlite", created_column="created_at")
     queue.create()
@@ -43,7 +43,7 @@ def left(*queues: TableQueue) -> list[int | None]:
     return [queue.backlog().messages for queue in queues]
 
 
-def test_a_run_is_from_one_queue_and_says_which(location: Location, west: TableQueue) -> None:
+def test_a_run_is_from_one_queue_and_says_which(location, west):
     fill(location, west, "one", "two")
 
     run = pull(location, "west")
@@ -63,7 +63,7 @@ def test_a_run_is_from_one_queue_and_says_which(location: Location, west: TableQ
     assert left(location.queue, west) == [0, 0]
 
 
-def test_the_producer_may_be_named_by_the_tag_where_no_config_can(location: Location, west: TableQueue) -> None:
+def test_the_producer_may_be_named_by_the_tag_where_no_config_can(location, west):
     fill(location, west, "one")
 
     run = location.run("coasts_pull", tags={TAGS.producer: "west"})
@@ -81,9 +81,7 @@ def test_the_producer_may_be_named_by_the_tag_where_no_config_can(location: Loca
         ("told_pull", "west", "no producer has the name 'west'; its only one has no name: give none"),
     ],
 )
-def test_a_producer_that_cannot_be_meant_is_refused_before_anything_is_leased(
-    location: Location, west: TableQueue, job: str, producer: str, words: str
-) -> None:
+def test_a_producer_that_cannot_be_meant_is_refused_before_anything_is_leased(location, west, job, producer, words):
     fill(location, west, "one")
 
     run = location.run(job, producer=producer)
@@ -93,7 +91,7 @@ def test_a_producer_that_cannot_be_meant_is_refused_before_anything_is_leased(
     assert left(location.queue, west) == [1, 1]
 
 
-def test_a_backfill_drives_the_failures_of_both(location: Location, west: TableQueue) -> None:
+def test_a_backfill_drives_the_failures_of_both(location, west):
     fill(location, west, "fail", "one")
     pull(location, "east")
     pull(location, "west", NEXT)
@@ -107,7 +105,7 @@ def test_a_backfill_drives_the_failures_of_both(location: Location, west: TableQ
     assert location.open_failures(pipeline=Coasts) == {}
 
 
-def test_a_replay_takes_the_place_of_what_came_of_both(location: Location, west: TableQueue) -> None:
+def test_a_replay_takes_the_place_of_what_came_of_both(location, west):
     fill(location, west, "one", "fail")
     pull(location, "east")
     pull(location, "west")
@@ -121,9 +119,7 @@ def test_a_replay_takes_the_place_of_what_came_of_both(location: Location, west:
     assert location.open_failures(pipeline=Coasts) == {}
 
 
-def test_a_run_goes_on_where_it_failed_with_the_source_that_it_began_with(
-    location: Location, west: TableQueue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_goes_on_where_it_failed_with_the_source_that_it_began_with(location, west, monkeypatch):
     fill(location, west, "one")
 
     def full(*args: Any, **options: Any) -> Any:

@@ -13,7 +13,7 @@ from tests.fixtures.pipelines_under_test import Told
 MESSAGES = 60
 
 
-def test_a_run_that_is_terminated_keeps_what_it_handled_and_gives_back_the_rest_at_once(location: Location) -> None:
+def test_a_run_that_is_terminated_keeps_what_it_handled_and_gives_back_the_rest_at_once(location):
     """Dagster's launchers send this signal when somebody ends a run in the UI. It ends once all is acknowledged."""
     begun = location.root / "begun"
     texts = [f"sleep 0.3{number:03}" for number in range(MESSAGES)]
@@ -48,7 +48,7 @@ def takes_nothing(location: Location, run: dg.DagsterRun) -> Any:
     return run.tags[RunTags.of(Told).demand]
 
 
-def test_a_run_of_a_paused_pipeline_ends_green_with_nothing_unless_it_is_forced(location: Location) -> None:
+def test_a_run_of_a_paused_pipeline_ends_green_with_nothing_unless_it_is_forced(location):
     location.enqueue("one", "fail")
     location.control.pause("told", "moves")
 

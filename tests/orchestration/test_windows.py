@@ -25,7 +25,7 @@ BEGIN = {Daily: datetime(2025, 3, 2, tzinfo=UTC), Early: datetime(2025, 3, 2, 6,
 
 
 @pytest.fixture(params=[pytest.param(Daily, marks=pytest.mark.soak), Early], ids=["days", "days from half past six"])
-def pipeline(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> type[Pipeline]:
+def pipeline(request, monkeypatch):
     """A pipeline that jobs can be made of."""
     windowed: type[Pipeline] = request.param
     monkeypatch.setitem(PIPELINES, windowed.name, windowed)
@@ -74,7 +74,7 @@ def by_window(location: Location, pipeline: type[Pipeline], table: str, column: 
     return dict(zip(rows["window"], rows[column].to_list(), strict=True))
 
 
-def test_partitions_are_named_as_the_platform_names_windows(pipeline: type[Pipeline]) -> None:
+def test_partitions_are_named_as_the_platform_names_windows(pipeline):
     begin, day = BEGIN[pipeline], timedelta(days=1)
     partitions = windows_of(pipeline)
     first = begin.replace(month=1, day=1)
@@ -85,16 +85,14 @@ def test_partitions_are_named_as_the_platform_names_windows(pipeline: type[Pipel
     assert {spec.partitions_def for spec in pipeline_assets(pipeline).specs} == {partitions}
 
 
-def test_a_window_is_open_from_its_beginning_until_the_next_begins(pipeline: type[Pipeline]) -> None:
+def test_a_window_is_open_from_its_beginning_until_the_next_begins(pipeline):
     begin, day, instant = BEGIN[pipeline], timedelta(days=1), timedelta(microseconds=1)
 
     assert window_now(pipeline, begin - instant) == window_key(begin - day)
     assert window_now(pipeline, begin) == window_now(pipeline, begin + day - instant) == window_key(begin)
 
 
-def test_a_window_of_a_day_is_pulled_driven_again_replayed_and_dropped_by_itself(
-    location: Location, pipeline: type[Pipeline]
-) -> None:
+def test_a_window_of_a_day_is_pulled_driven_again_replayed_and_dropped_by_itself(location, pipeline):
     begin, name = BEGIN[pipeline], pipeline.name
     yesterday = pull(location, pipeline, begin - timedelta(minutes=1), "fail 1", "one", "letter a")
     today = pull(location, pipeline, begin, "fail 2", "two")
@@ -125,9 +123,7 @@ def test_a_window_of_a_day_is_pulled_driven_again_replayed_and_dropped_by_itself
     assert set(by_window(location, pipeline, "lines", "text")) == {yesterday, today}, "for ever"
 
 
-def test_the_clock_drives_the_failures_of_two_days_again_in_one_run(
-    location: Location, pipeline: type[Pipeline]
-) -> None:
+def test_the_clock_drives_the_failures_of_two_days_again_in_one_run(location, pipeline):
     begin = BEGIN[pipeline]
     windows = [
         pull(location, pipeline, begin - timedelta(minutes=1), "fail 1"),

@@ -1,6 +1,5 @@
 """Whatever becomes of children, and wherever runs end: each message ends once, with all of its rows or with none."""
 
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -9,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline_platform import Batcher, Message, Pipeline, Processors, Producer, Retry, Splitter, TableBatcher
+from pipeline_platform import Batcher, Message, Processors, Producer, Retry, Splitter, TableBatcher
 from pipeline_platform.lake.failure_events import Selection
 from pipeline_platform.run.flow import Flow
 from tests.fixtures import families
@@ -152,10 +151,10 @@ ENDS = st.lists(st.builds(Point, st.sampled_from(range(40)), st.booleans()), max
     "pipeline", [Families, *(pytest.param(one, marks=pytest.mark.faults) for one in (Ordered, Timed, Rescuing))]
 )
 def test_wherever_runs_end_a_message_ends_once_with_all_of_its_rows_or_with_none(
-    flows: Callable[..., Callable[[], Flow]],  # noqa: F811
-    pipeline: type[Pipeline],
-    examples: int,
-) -> None:
+    flows,  # noqa: F811
+    pipeline,
+    examples,
+):
     @settings(max_examples=examples, deadline=None)
     @given(PAYLOADS, ENDS, ENDS)
     def tried(payloads: list[str], ends: list[Point], later: list[Point]) -> None:

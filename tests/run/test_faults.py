@@ -17,7 +17,6 @@ from tests.fixtures import fault_run
 from tests.fixtures.fault_ground import FILLED, Ground, assert_each_message_once, filled_table, join
 from tests.fixtures.fault_run import LEASE_S, POINTS
 from tests.fixtures.processes import wait_until_stopped
-from tests.fixtures.spark import WarmSpark
 
 pytestmark = pytest.mark.faults
 
@@ -26,12 +25,12 @@ SERVERS = ["postgres", "kafka", "rabbitmq", pytest.param("pubsub", marks=pytest.
 
 
 @pytest.fixture
-def server() -> str:
+def server():
     return "table"
 
 
 @pytest.fixture
-def ground(request: pytest.FixtureRequest, tmp_path: Path, warm_spark: WarmSpark, server: str) -> Ground:
+def ground(request, tmp_path, warm_spark, server):
     """Filled: a table queue in SQLite, or what a session's server has."""
     if server in FILLED:
         return FILLED[server](tmp_path, warm_spark, request.getfixturevalue(f"{server}_server"), COUNT)

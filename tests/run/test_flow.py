@@ -4,7 +4,6 @@ import dataclasses
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -190,7 +189,7 @@ class Traced(Pipeline):
 
 
 @pytest.fixture
-def spans() -> Iterator[InMemorySpanExporter]:
+def spans():
     exporter, tracers = InMemorySpanExporter(), TracerProvider()
     tracers.add_span_processor(SimpleSpanProcessor(exporter))
     telemetry.attach(configuration.NAME, configuration.EXPORTED, Exporter(tracers))

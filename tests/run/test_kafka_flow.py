@@ -1,10 +1,8 @@
 """Whole flows over Kafka: each message once in the tables, the group at the end, whatever died on the way."""
 
-from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 
 import polars as pl
 import pytest
@@ -18,14 +16,11 @@ from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.lease import alive
 from tests.fixtures.flow import begun, finish, flow_of, kinds, publish, received, rows, run, worked
 from tests.fixtures.flow_pipelines import Obedient
-from tests.fixtures.kafka_source import Open, lag, set_group, until
-from tests.fixtures.spark import WarmSpark
+from tests.fixtures.kafka_source import lag, set_group, until
 
 
 @pytest.fixture
-def flow_on_spark(
-    kafka: Open, kafka_topic: Callable[..., str], tmp_path: Path, warm_spark: WarmSpark
-) -> Iterator[Flow]:
+def flow_on_spark(kafka, kafka_topic, tmp_path, warm_spark):
     """A pipeline over a topic of three partitions."""
     with closing(warm_spark.resource()) as spark:
         # The control store is the one of the source's positions.
@@ -33,7 +28,7 @@ def flow_on_spark(
 
 
 @pytest.fixture
-def flow(flow_on_spark: Flow, tasks_here: None) -> Flow:
+def flow(flow_on_spark, tasks_here):
     return flow_on_spark
 
 

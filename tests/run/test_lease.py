@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from pathlib import Path
 from unittest.mock import Mock
 
 import psycopg
@@ -17,7 +16,6 @@ from pipeline_platform.lake.decision import UnhandledError
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.run import lease, steps
 from pipeline_platform.run.clear_up import clear_up
-from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.lease import alive
 from pipeline_platform.run.receive_state import Phase, ReceiveState
 from pipeline_platform.source.contract import Patience, SourceAwayError
@@ -86,7 +84,7 @@ Lock = Callable[[], closing]  # type: ignore[type-arg]
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Flow, Lock]:
+def place(request, tmp_path, monkeypatch):
     """A flow over a queue of one message, and how another locks all of that queue."""
     monkeypatch.setattr(lease, "CLAIM_S", CLAIM_S)
     on_sqlite = request.param == "sqlite"
@@ -143,7 +141,7 @@ def test_a_queue_that_is_locked_for_long_costs_no_claim(place):
 
 
 @pytest.fixture
-def flow(tmp_path: Path) -> Flow:
+def flow(tmp_path):
     return flow_of(tmp_path, Keeping, Memory())
 
 

@@ -33,7 +33,7 @@ class Fresh(Memory):
 
 
 @pytest.fixture
-def looks(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+def looks(monkeypatch):
     """How often each table was opened and each manifest read; tasks run here."""
     counts: Counter[str] = Counter()
     opened, read = Table.open, Lake.read
@@ -55,7 +55,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 @pytest.fixture
-def lake(tmp_path: Path) -> Lake:
+def lake(tmp_path):
     return Lake(root=str(tmp_path / "lake"))
 
 

@@ -141,7 +141,7 @@ def acknowledged(flow: Flow) -> list[str]:
 
 
 @pytest.fixture
-def groups(tmp_path: Path, request: pytest.FixtureRequest, tasks_here: None) -> Flow:
+def groups(tmp_path, request, tasks_here):
     """A flow over messages of two groups; Spark is there for columns."""
     deliveries = tuple((f"m{number}", b"%d" % number) for number in range(6))
     source = Groups(name="queue", deliveries_=deliveries, folder=str(tmp_path))

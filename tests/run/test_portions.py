@@ -3,10 +3,9 @@
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,7 +75,7 @@ class Simulated:
 
 
 @pytest.fixture
-def simulated(tmp_path: Path) -> Iterator[Any]:
+def simulated(tmp_path):
     stores = []
 
     def simulate(allowed: int, interval_s: float, message_s: float) -> Simulated:

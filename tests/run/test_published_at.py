@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import boto3
 import polars as pl
@@ -24,7 +23,6 @@ from pipeline_platform.run.spark_work import SparkWork
 from pipeline_platform.source.contract import Share
 from tests.fixtures.flow_pipelines import Obedient
 from tests.fixtures.small_lake import WINDOW, Keeping, Memory, received, visible
-from tests.fixtures.spark import WarmSpark
 
 SENT = datetime(2026, 3, 1, tzinfo=UTC)
 Start = Callable[..., Flow]
@@ -72,9 +70,7 @@ def test_a_table_of_before_there_was_such_a_column_gains_it(tmp_path):
 
 
 @pytest.fixture
-def start(
-    tmp_path: Path, warm_spark: WarmSpark, sqs_queue: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Start]:
+def start(tmp_path, warm_spark, sqs_queue, monkeypatch):
     """A pipeline over one SQS queue, with options of its own each time."""
     monkeypatch.setattr(handling, "CLOCKS", timedelta(0))  # server and run are on one machine
     url, control = sqs_queue(), ControlStore(f"sqlite:///{tmp_path}/control.sqlite")

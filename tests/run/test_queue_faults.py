@@ -5,7 +5,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,9 +33,7 @@ WORDS = [payload.decode() for payload in PAYLOADS if payload != b"raise"]
 
 
 @pytest.fixture
-def flow_over(
-    request: pytest.FixtureRequest, tmp_path: Path, tasks_here: None, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., Flow]:
+def flow_over(request, tmp_path, tasks_here, monkeypatch):
     """A pipeline over a queue that holds `PAYLOADS`; a run that fails is given up after a second."""
     monkeypatch.setattr(lease, "CLAIM_S", 1.0)
     monkeypatch.setattr(queue_reading, "ROWS_PER_BATCH", 20)

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -12,13 +11,12 @@ from pipeline_platform.run.flow import Flow
 from pipeline_platform.source.contract import SourceError
 from tests.fixtures.flow import finish, flow_of, kinds, rows, run, worked
 from tests.fixtures.flow_pipelines import Obedient
-from tests.fixtures.rabbitmq_source import Built
 
 Started = Callable[..., Flow]
 
 
 @pytest.fixture
-def started(request: pytest.FixtureRequest, tmp_path: Path, tasks_here: None, rabbitmq: Built) -> Started:
+def started(request, tmp_path, tasks_here, rabbitmq):
     """A flow over a queue, and others over the same queue and lake, as of later runs."""
 
     def start(queue: str = "", **options: object) -> Flow:

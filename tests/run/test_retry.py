@@ -76,7 +76,7 @@ class Scene:
 
 
 @pytest.fixture
-def scene(tmp_path: Any) -> Scene:
+def scene(tmp_path):
     return Scene(tmp_path)
 
 

@@ -75,7 +75,7 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
+def place(tmp_path):
     return Place(tmp_path)
 
 

@@ -29,7 +29,7 @@ TOLD = pa.schema([("pid", pa.int64())])
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def folder(tmp_path_factory):
     """State folder of a server that may die; what lives there in the end is stopped."""
     made = tmp_path_factory.mktemp("mortal")
     yield made
@@ -37,13 +37,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture
-def mortal(folder: Path) -> spark_server.SparkServer:
+def mortal(folder):
     """A server that lives."""
     return spark_server.start(folder, cores=1, memory="512m")
 
 
 @pytest.fixture
-def resource(folder: Path, mortal: spark_server.SparkServer) -> Iterator[SparkResource]:
+def resource(folder, mortal):
     with closing(SparkResource(remote=WARM, state_folder=str(folder), packages=["pipeline_platform"])) as made:
         yield made
 

@@ -22,7 +22,7 @@ SECRET = "AKIA-not-to-be-told"
 
 
 @pytest.fixture
-def words(sqs_ground: SqsGround) -> list[str]:
+def words(sqs_ground):
     """What waits at the queue."""
     told = sorted(f"word {number:03}" for number in range(MANY))
     sqs_ground.fill(told)

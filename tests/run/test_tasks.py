@@ -87,7 +87,7 @@ Tasks = list[tuple[str, int]]
 
 
 @pytest.fixture
-def tasks(monkeypatch: pytest.MonkeyPatch) -> Tasks:
+def tasks(monkeypatch):
     """Has tasks run in this process; what they are of, and how many."""
     asked: Tasks = []
 

@@ -17,7 +17,7 @@ from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.trace import Delivery, trace
-from tests.fixtures.flow import WINDOW, Filled, finish, handled, run
+from tests.fixtures.flow import WINDOW, finish, handled, run
 
 
 class Word(BaseModel):
@@ -40,7 +40,7 @@ class Second(Pipeline):
 
 
 @pytest.fixture
-def flow(filled: Filled) -> Flow:
+def flow(filled):
     return filled(Second, [b"early", b"late", b"last"])
 
 
@@ -49,7 +49,7 @@ def one(flow: Flow, message_id: str) -> Delivery:
     return delivery
 
 
-def test_a_life_has_each_attempt_with_its_failure_its_rows_and_its_acknowledgement(flow: Flow) -> None:
+def test_a_life_has_each_attempt_with_its_failure_its_rows_and_its_acknowledgement(flow):
     received = run(flow)
     retried = run(flow, "failed")
 
@@ -71,7 +71,7 @@ def test_a_life_has_each_attempt_with_its_failure_its_rows_and_its_acknowledgeme
     assert first.held is second.held is None
 
 
-def test_a_life_names_the_receive_that_holds_the_message_and_how_far_it_is(flow: Flow) -> None:
+def test_a_life_names_the_receive_that_holds_the_message_and_how_far_it_is(flow):
     receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
     assert trace(flow, "1") == [], "leased, and not written down"
 
@@ -91,7 +91,7 @@ def test_a_life_names_the_receive_that_holds_the_message_and_how_far_it_is(flow:
     assert one(flow, "1").acknowledged_at
 
 
-def test_what_a_dead_run_left_is_held_by_nobody(flow: Flow) -> None:
+def test_what_a_dead_run_left_is_held_by_nobody(flow):
     receive = handled(flow)
     flow.control.let_go("test")
     held = one(flow, "1").held
@@ -102,7 +102,7 @@ def test_what_a_dead_run_left_is_held_by_nobody(flow: Flow) -> None:
 
 
 @pytest.fixture
-def printed(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> Any:
+def printed(flow, monkeypatch):
     deployment = Deployment({"second": Second}, flow.control, flow.lake, {"queue": flow.source})
     monkeypatch.setattr("pipeline_platform.cli.loading.opened", lambda *_: nullcontext(deployment))
 
@@ -114,7 +114,7 @@ def printed(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> Any:
     return call
 
 
-def test_the_command_prints_a_life_as_text_and_as_json(flow: Flow, printed: Any) -> None:
+def test_the_command_prints_a_life_as_text_and_as_json(flow, printed):
     first = "second has never received message 3, or its windows are older than retention.messages (30 days)."
     assert printed("3").splitlines() == [first, "at queue now: waits"]
     run(flow)

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -46,7 +45,7 @@ class InBatches(Keeping):
 
 
 @pytest.fixture
-def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
+def made(tmp_path, monkeypatch):
     monkeypatch.setattr(Intake, "room_within_s", 0.0)
     return partial(flow_of, tmp_path)
 

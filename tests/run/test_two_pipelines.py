@@ -16,7 +16,7 @@ SUCCESS, FAILURE = dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE
 
 
 @pytest.fixture
-def beside(location: Location) -> TableQueue:
+def beside(location):
     """The queue of the other pipeline, filled like the first one's."""
     queue = TableQueue(name="beside_queue", url=f"sqlite:///{location.root}/beside.sqlite")
     queue.create()

@@ -28,7 +28,6 @@ from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.spark_work import SparkWork
 from tests.fixtures.flow import rows, run, run_in_this_process
 from tests.fixtures.moody import BAD, BAD_IN_BATCH, GOOD, GOOD_IN_BATCH, WHOLE_BATCH, Mood, Moody, account, moods
-from tests.fixtures.spark import WarmSpark
 
 MESSAGES = moods([*BAD, "die"], [*GOOD_IN_BATCH, *BAD_IN_BATCH, *WHOLE_BATCH, "die"], most=60)
 
@@ -110,9 +109,7 @@ def ending(point: Point) -> Iterator[list[Point]]:
 
 
 @pytest.fixture
-def flows(
-    warm_spark: WarmSpark, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[..., Callable[[], Flow]]]:
+def flows(warm_spark, tmp_path_factory):
     """What makes, of a pipeline and its messages, flows over one new queue: one for each run."""
     with closing(warm_spark.resource()) as spark, mock.patch.object(SparkWork, "run", run_in_this_process):
 

@@ -20,7 +20,7 @@ ROWS = 25
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lake, list[RowRange]]:
+def files(tmp_path_factory):
     """Two files of 25 rows in row groups of four, a window each."""
     lake = Lake(root=str(tmp_path_factory.mktemp("lake")))
     found: list[RowRange] = []

@@ -116,7 +116,7 @@ class Handled(NamedTuple):
 
 
 @pytest.fixture
-def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
+def lake(tmp_path, monkeypatch):
     monkeypatch.setattr(Ordered, "diary", tmp_path / "diary", raising=False)
     return Lake(root=str(tmp_path / "lake"))
 

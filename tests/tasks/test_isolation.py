@@ -30,7 +30,7 @@ WAYS = ["exit", "close"]
 
 
 @pytest.fixture
-def diary(tmp_path, monkeypatch) -> Path:
+def diary(tmp_path, monkeypatch):
     monkeypatch.setattr(Fragile, "diary", tmp_path / "diary", raising=False)
     return tmp_path / "diary"
 
@@ -233,7 +233,7 @@ def test_a_killer_that_handle_failed_cannot_bear_keeps_its_own_acknowledgement(l
     assert told["m2"] == "nack:60"
 
 
-@pytest.mark.parametrize("told", [["handle_batch close", *map(str, range(30))], ["serialise kill"] * 30])
+@pytest.mark.parametrize("told", [["handle_batch close", *map(str, range(30))], ["fail", *["handle_failed kill"] * 30]])
 def test_a_batch_that_makes_its_worker_useless_is_not_tried_for_each_of_its_messages(lake, diary, told):
     batched(lake, staged(*told), pipeline=Gathering, careful=True)
     called = [line for line in diary.read_text().splitlines() if line == "handle_batch m0"]

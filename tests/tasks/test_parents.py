@@ -154,7 +154,7 @@ PREPARED: list[str] = []
 
 
 @pytest.fixture
-def held(monkeypatch) -> list[int]:
+def held(monkeypatch):
     """How many children a task held each time that it recorded messages."""
     counts: list[int] = []
     real = Outcomes.handled

@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from collections.abc import Callable
 from datetime import timedelta
 
 import pyarrow as pa
@@ -11,7 +10,6 @@ import pytest
 
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.options import Processors
-from pipeline_platform.orchestration.spark_resource import SparkResource
 from pipeline_platform.tasks.handle import repeats
 from pipeline_platform.tasks.handle.handle_messages import Handle
 from pipeline_platform.tasks.handle.record_unseen import RecordUnseen
@@ -107,7 +105,7 @@ def test_one_that_ends_or_holds_the_worker_that_shows_it_to_handle_failed_fails_
 
 
 @pytest.fixture
-def looked_up(spark: SparkResource) -> Callable[..., dict[tuple[str, str], int]]:
+def looked_up(spark):
     """Look some deliveries up in some outcomes, in Spark."""
     session = spark.spark_session
 

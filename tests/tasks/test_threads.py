@@ -101,7 +101,7 @@ class Held(Obedient):
 
 
 @pytest.fixture
-def held(monkeypatch) -> type[Held]:
+def held(monkeypatch):
     monkeypatch.setattr(Held, "begun", threading.Semaphore(0), raising=False)
     monkeypatch.setattr(Held, "go", threading.Event(), raising=False)
     return Held

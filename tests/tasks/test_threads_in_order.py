@@ -6,7 +6,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,7 @@ LONG_S = 60
 
 
 @pytest.fixture
-def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
+def lake(tmp_path, monkeypatch):
     monkeypatch.setattr(Ordered, "diary", tmp_path / "diary", raising=False)
     return Lake(root=str(tmp_path / "lake"))
 

@@ -30,7 +30,7 @@ class TimedBatches(Gathering):
 
 
 @pytest.fixture(autouse=True)
-def diary(tmp_path, monkeypatch) -> Path:
+def diary(tmp_path, monkeypatch):
     monkeypatch.setattr(Fragile, "diary", tmp_path / "diary", raising=False)
     return tmp_path / "diary"
 
