@@ -18,7 +18,7 @@ from benchmarks.recovery_location import NAME, Asked
 from benchmarks.recovery_sources import SOURCES, Ground
 from pipeline_platform.lake.ledger import Ledger, Receive
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.orchestration.producers import UNDER_WAY
+from pipeline_platform.orchestration.runs_under_way import UNDER_WAY
 from pipeline_platform.spark import server as spark_server
 
 ROOT = Path(__file__).parents[1]

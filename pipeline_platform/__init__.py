@@ -21,8 +21,9 @@ from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.retry import Backoff, Retry
 from pipeline_platform.model.strict_options import PipelineError
 from pipeline_platform.source import calls
+from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.connection import ConnectedSource
-from pipeline_platform.source.contract import Backlog, Held, Refused, Share, Source, SourceAwayError, SourceError
+from pipeline_platform.source.contract import Held, Refused, Share, Source, SourceAwayError, SourceError
 from pipeline_platform.source.leased import LeasedSource
 from pipeline_platform.source.log import Extent, LogSource
 

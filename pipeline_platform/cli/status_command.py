@@ -23,10 +23,12 @@ from pipeline_platform.lake.ledger import ReceiveError
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.options import Producer
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.source.contract import Source, SourceError
+from pipeline_platform.source.contract import SourceError
 
 if TYPE_CHECKING:
     import dagster as dg
+
+    from pipeline_platform.orchestration.producer_state import ProducerState
 
 Rows = dict[str, str | Text]
 Instance: TypeAlias = "dg.DagsterInstance | str | Exception"
@@ -82,11 +84,9 @@ def _producers(opened: loading.Deployment, pipeline: type[Pipeline], instance: I
     rows: Rows = {}
     for name, producer in pipeline.producers_of().items():
         key = pipeline.limits_key(name)
-        of_one = {
-            **_backlog(opened.sources[producer.source], producer),
-            **_limits(opened.control, key, producer),
-            **_in_flight(opened.control, pipeline, name, instance),
-        }
+        held = _in_flight(opened.control, pipeline, name, instance)
+        state = _state_of(opened, pipeline, name, instance)
+        of_one = {"now": state.sentence, **_backlog(state), **_limits(opened.control, key, producer), **held}
         rows |= {f"{name}: {what}" if name else what: value for what, value in of_one.items()}
     if pipeline.producers:
         at_run_time = changed(opened.control.overrides(pipeline.name))
@@ -96,15 +96,24 @@ def _producers(opened: loading.Deployment, pipeline: type[Pipeline], instance: I
     return rows
 
 
-def _backlog(source: Source, producer: Producer) -> Rows:
-    name = producer.source
+def _state_of(opened: loading.Deployment, pipeline: type[Pipeline], producer: str, instance: Instance) -> ProducerState:
+    """What the sensor's tick and the check `backlog` show, too."""
+    from pipeline_platform.orchestration.producer_state import state_of
+
+    looked = pipeline, producer, opened.sources[pipeline.producers_of(producer)[producer].source], opened.control
     try:
-        waiting = source.backlog()
-    except SourceError as error:
-        return {"backlog": Text(f"{name} does not answer: {error}", style="red")}
+        return state_of(*looked, None if isinstance(instance, str | Exception) else instance)
+    except SQLAlchemyError:  # `runs in Dagster` says so
+        return state_of(*looked, None)
+
+
+def _backlog(state: ProducerState) -> Rows:
+    name, waiting, allowed = state.source, state.backlog, state.oldest_allowed
+    if isinstance(waiting, SourceError):
+        return {"backlog": Text(f"{name} does not answer: {waiting}", style="red")}
     oldest: str | Text = "none waits" if waiting.messages == 0 else "the source cannot tell"
     if waiting.oldest is not None:
-        age, allowed = datetime.now(UTC) - waiting.oldest, producer.oldest_allowed
+        age = datetime.now(UTC) - waiting.oldest
         oldest = f"{_seconds(age.total_seconds())} ago"
         if allowed is not None and age > allowed:
             oldest = Text(f"{oldest}, longer than the {_seconds(allowed.total_seconds())} allowed", style="yellow")
@@ -158,7 +167,7 @@ def _to_lease(
     if isinstance(instance, str | Exception):
         return []
     from pipeline_platform.launcher.run_process import end_claims
-    from pipeline_platform.orchestration.producers import runs_to_lease
+    from pipeline_platform.orchestration.runs_under_way import runs_to_lease
 
     try:
         end_claims(instance, control, pipeline.name)
@@ -173,7 +182,7 @@ def _runs(pipeline: type[Pipeline], instance: Instance) -> Rows:
         return {"runs in Dagster": instance}
     from pipeline_platform.launcher.run_process import never_begins
     from pipeline_platform.orchestration.jobs import runs_of
-    from pipeline_platform.orchestration.producers import UNDER_WAY
+    from pipeline_platform.orchestration.runs_under_way import UNDER_WAY
 
     try:
         if isinstance(instance, Exception):

@@ -176,17 +176,27 @@ class Claims(Database):
             connection.execute(sa.delete(_ENDED).where(is_same | (_ENDED.c.pipeline == claim.pipeline) & is_old))
             connection.execute(sa.insert(_ENDED).values((*claim, now)))
 
-    def ended(self, pipeline: str, *, last: int | None = None, receive_ids: Sequence[str] | None = None) -> list[Ended]:
+    def ended(
+        self,
+        pipeline: str,
+        *,
+        last: int | None = None,
+        receive_ids: Sequence[str] | None = None,
+        since: datetime | None = None,
+    ) -> list[Ended]:
         """List receives of a pipeline, or of one of its producers, that were acknowledged; the latest first.
 
         Args:
             pipeline: Name of the pipeline, whose producers' are listed too, or `<pipeline>/<producer>`.
             last: How many at the most.
             receive_ids: Only these.
+            since: Only those that were acknowledged since then.
         """
         query = sa.select(_ENDED).where(_is_of(pipeline, _ENDED)).order_by(_ENDED.c.ended_at.desc()).limit(last)
         if receive_ids is not None:
             query = query.where(_ENDED.c.receive_id.in_(receive_ids))
+        if since is not None:
+            query = query.where(_ENDED.c.ended_at >= round(since.timestamp() * SECOND))
         with self.reading() as connection:
             rows = connection.execute(query).all()
         return [Ended(r.receive_id, r.run_id, r.messages, as_time(r.started_at), as_time(r.ended_at)) for r in rows]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from pydantic import AwareDatetime, BaseModel, ValidationError
 
 from pipeline_platform.control.run_size import worthwhile
 from pipeline_platform.model.options import Processors, Producer, RateLimiting
-from pipeline_platform.source.contract import ENDLESS, Backlog
+from pipeline_platform.source.backlog import ENDLESS, Backlog
 
 RUN_LASTS = timedelta(seconds=60)
 """A run plans on the permits of the intervals that begin within it, at the most."""
@@ -25,7 +25,8 @@ _LATE = timedelta(seconds=1)
 """How much later than its interval says the sensor looks again, at times."""
 LONGEST_PAUSE = timedelta(minutes=5)
 LONGEST_UNANSWERED = timedelta(minutes=1)
-_NAMED = 3
+REPORTS_EVERY = timedelta(minutes=1)
+NAMED = 3
 """Runs that a reason names at most."""
 LOOK_BACK = 12
 """Runs that are looked at: so many failures make the longest pause, from an interval of a second on."""
@@ -59,8 +60,12 @@ class InFlight:
     @property
     def named(self) -> str:
         """The runs, by the beginnings of their ids, as Dagster shows them."""
-        names = ", ".join(run_id[:8] for run_id in self.run_ids[:_NAMED])
-        more = f" and {len(self.run_ids) - _NAMED} more" if len(self.run_ids) > _NAMED else ""
+        return self.named_with({})
+
+    def named_with(self, steps: Mapping[str, str]) -> str:
+        """The runs, each with what it does, by run id."""
+        names = ", ".join(f"{one[:8]} ({steps[one]})" if one in steps else one[:8] for one in self.run_ids[:NAMED])
+        more = f" and {len(self.run_ids) - NAMED} more" if len(self.run_ids) > NAMED else ""
         return f"{'run' if len(self.run_ids) == 1 else 'runs'} {names}{more}" if names else "runs under way"
 
 
@@ -164,6 +169,8 @@ class Waiting(BaseModel, frozen=True):
         again_at: When it is looked at again, if it did not answer.
         lost: Checksum of the losses at the source that were said.
         asked: When a run was last asked for.
+        reported: When the check was last looked at.
+        shown: Checksum of what it showed.
     """
 
     since: AwareDatetime | None = None
@@ -171,6 +178,12 @@ class Waiting(BaseModel, frozen=True):
     again_at: AwareDatetime | None = None
     lost: int = 0
     asked: AwareDatetime | None = None
+    reported: AwareDatetime | None = None
+    shown: int = 0
+
+    def is_to_report(self, now: datetime) -> bool:
+        """Whether the check is to be looked at again: Dagster keeps each evaluation for ever."""
+        return self.reported is None or not self.reported <= now < self.reported + REPORTS_EVERY
 
     def waited(self, now: datetime) -> timedelta | None:
         """Return for how long; never negative, whatever clocks do."""
@@ -239,8 +252,7 @@ def decide(backlog: Backlog, limits: Limits, in_flight: InFlight, waited: timede
     `waited` is for how long something waits that was not asked for; None if nothing was seen, and nothing if it was
     left over just now.
     """
-    held = in_flight.messages if backlog.counts_held else in_flight.unleased
-    waiting = None if backlog.messages is None else max(0, backlog.messages - held)
+    waiting = not_taken(backlog, in_flight)
     if hindrance := _hindrance(backlog, limits, in_flight, waiting):
         return Ask(0, hindrance)
     most = min(limits.per_run, limits.capacity - in_flight.messages)
@@ -314,13 +326,19 @@ def count(messages: int) -> str:
 
 
 def _hindrance(backlog: Backlog, limits: Limits, in_flight: InFlight, waiting: int | None) -> str | None:
+    held = in_flight.messages
+    if limits.paused is None and backlog.messages == 0:
+        return f"the queue is empty; {in_flight.named} took on {count(held)}" if held else "the queue is empty"
+    if limits.paused is None and waiting == 0:
+        return f"{_wait(backlog.messages or 0)}, and {in_flight.named} will take them"
+    return no_room(limits, in_flight)
+
+
+def no_room(limits: Limits, in_flight: InFlight) -> str | None:
+    """Why no run may be asked for, whatever waits; or None."""
     held, runs = in_flight.messages, in_flight.runs
     if limits.paused is not None:
         return f"paused: {limits.paused}"
-    if backlog.messages == 0:
-        return f"the queue is empty; {in_flight.named} took on {count(held)}" if held else "the queue is empty"
-    if waiting == 0:
-        return f"{_wait(backlog.messages or 0)}, and {in_flight.named} will take them"
     if held >= limits.capacity:
         return f"{count(held)} in flight fill the capacity of {limits.capacity}: {in_flight.named}"
     if runs >= limits.producer.max_runs:
@@ -333,6 +351,17 @@ def _hindrance(backlog: Backlog, limits: Limits, in_flight: InFlight, waiting: i
             f"the rate limit leaves nothing {f'until {_clock(limits.permits_at)}' if limits.permits_at else 'for now'}"
         )
     return None
+
+
+def runs_allowed(limits: Limits, in_flight: InFlight) -> int:
+    """How many more runs may be asked for, where there is room for one: `no_room` says why not."""
+    return min(limits.producer.max_runs - in_flight.runs, -(-(limits.capacity - in_flight.messages) // limits.per_run))
+
+
+def not_taken(backlog: Backlog, in_flight: InFlight) -> int | None:
+    """How many messages wait that no run holds or will take; None where the source cannot tell."""
+    held = in_flight.messages if backlog.counts_held else in_flight.unleased
+    return None if backlog.messages is None else max(0, backlog.messages - held)
 
 
 def _wait(messages: int) -> str:

@@ -17,7 +17,8 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import FAILED, Table
 from pipeline_platform.model.actions import AckPolicy, Words
 from pipeline_platform.model.message import DELIVERIES
-from pipeline_platform.source.contract import Backlog, Refused, Share, Source
+from pipeline_platform.source.backlog import Backlog
+from pipeline_platform.source.contract import Refused, Share, Source
 
 _COUNTED = "_open_failures.json"
 

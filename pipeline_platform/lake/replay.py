@@ -12,7 +12,8 @@ from pipeline_platform.lake.manifest import File
 from pipeline_platform.lake.reader import keys_of, only, receive_ids, stored_file
 from pipeline_platform.lake.tables import OUTCOMES
 from pipeline_platform.model.message import DELIVERIES, MESSAGES
-from pipeline_platform.source.contract import Backlog, Share, SourceError
+from pipeline_platform.source.backlog import Backlog
+from pipeline_platform.source.contract import Share, SourceError
 
 BUCKET_ROWS = 500_000
 """Ids that one task holds, more or less: 100 MB. Each bucket is another look at all files of its window."""

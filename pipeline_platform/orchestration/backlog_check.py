@@ -1,14 +1,11 @@
-"""The check that needs no run, how long messages wait at the source, and the sensor that evaluates it."""
-
-from datetime import UTC, datetime, timedelta
+"""The check that needs no run, what waits and what goes on at the source, and the sensor that evaluates it."""
 
 import dagster as dg
 
-from pipeline_platform.model.options import Producer
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.jobs import named
+from pipeline_platform.orchestration.producer_state import ProducerState, state_of
 from pipeline_platform.orchestration.source_resources import source_of
-from pipeline_platform.source.contract import ENDLESS, Backlog, Source, SourceError
 
 
 def backlog_check(pipeline: type[Pipeline], producer: str = "") -> dg.AssetChecksDefinition:
@@ -21,12 +18,18 @@ def backlog_check(pipeline: type[Pipeline], producer: str = "") -> dg.AssetCheck
     @dg.asset_check(
         asset=dg.AssetKey([pipeline.name, "messages"]),
         name=backlog_name(producer),
-        description="No message waits at the source for longer than the pipeline allows. Looked at by the sensor "
-        f"`{named(pipeline, producer)}_backlog`, which needs no run for it.",
+        description="What waits, what runs hold and what may be asked for; it warns while a message waits for longer "
+        "than `oldest_allowed`, of a pause, and of a source that does not answer. The producer's sensor looks at it "
+        "once a minute, without a run.",
         required_resource_keys={options.source, "control"},
     )
     def backlog(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        return look_at_backlog(options, source_of(context.resources, options.source))
+        source = source_of(context.resources, options.source)
+        state = state_of(pipeline, producer, source, context.resources.control, context.instance)
+        passed, description, metadata = state.evaluation()
+        return dg.AssetCheckResult(
+            passed=passed, severity=dg.AssetCheckSeverity.WARN, description=description, metadata=metadata
+        )
 
     return backlog
 
@@ -36,41 +39,17 @@ def backlog_name(producer: str) -> str:
     return f"backlog_{producer}" if producer else "backlog"
 
 
-def look_at_backlog(producer: Producer, source: Source) -> dg.AssetCheckResult:
-    """Evaluate the check: a source that is away is a warning too."""
-    try:
-        waiting = source.backlog()
-    except SourceError as error:
-        return dg.AssetCheckResult(passed=False, severity=dg.AssetCheckSeverity.WARN, description=str(error))
-    age = datetime.now(UTC) - waiting.oldest if waiting.oldest else None
-    seconds = None if age is None else round(age.total_seconds(), 1)
-    passed, description = judged(waiting, producer.oldest_allowed)
-    return dg.AssetCheckResult(
+def evaluation_of(pipeline: type[Pipeline], producer: str, state: ProducerState) -> dg.AssetCheckEvaluation:
+    """The check's result, as a sensor reports it: a source that is away is a warning too, and so is a pause."""
+    passed, description, metadata = state.evaluation()
+    return dg.AssetCheckEvaluation(
+        asset_key=dg.AssetKey([pipeline.name, "messages"]),
+        check_name=backlog_name(producer),
         passed=passed,
         severity=dg.AssetCheckSeverity.WARN,
         description=description,
-        metadata={
-            "messages": None if (waiting.messages or 0) >= ENDLESS else waiting.messages,
-            "oldest, seconds": seconds,
-        },
+        metadata=metadata,
     )
-
-
-def judged(waiting: Backlog, allowed: timedelta | None) -> tuple[bool, str]:
-    """Whether messages wait no longer than allowed, and none was lost; and a sentence that says so."""
-    if waiting.lost:
-        return False, f"The source lost messages: {waiting.lost}."
-    if waiting.messages == 0:
-        return True, "None waits."
-    if allowed is None:
-        return True, "The pipeline's `oldest_allowed` sets no limit."
-    if waiting.oldest is None:
-        unknown = "Messages wait, and the source cannot tell for how long: watch their age at the source itself"
-        return False, f"{unknown}, or leave `oldest_allowed` out."
-    age = datetime.now(UTC) - waiting.oldest
-    if age > allowed:
-        return False, f"The oldest has waited {age}; {allowed} are allowed."
-    return True, "None waits too long."
 
 
 def backlog_sensor(pipeline: type[Pipeline], producer: str = "") -> dg.SensorDefinition:
@@ -86,15 +65,9 @@ def backlog_sensor(pipeline: type[Pipeline], producer: str = "") -> dg.SensorDef
         required_resource_keys={options.source, "control"},
     )
     def backlog(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        result = look_at_backlog(options, source_of(context.resources, options.source))
-        evaluation = dg.AssetCheckEvaluation(
-            asset_key=dg.AssetKey([pipeline.name, "messages"]),
-            check_name=backlog_name(producer),
-            passed=result.passed,
-            severity=result.severity,
-            description=result.description,
-            metadata=result.metadata,
-        )
-        return dg.SensorResult(asset_events=[evaluation], skip_reason=result.description)
+        source = source_of(context.resources, options.source)
+        state = state_of(pipeline, producer, source, context.resources.control, context.instance)
+        shown = evaluation_of(pipeline, producer, state)
+        return dg.SensorResult(asset_events=[shown], skip_reason=shown.description)
 
     return backlog

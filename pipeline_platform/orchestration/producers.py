@@ -1,34 +1,34 @@
 """The producer sensor: looks at a source, and asks for runs sized by demand and rate limit, or says why not."""
 
-import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from itertools import takewhile
+from datetime import UTC, datetime
+from typing import Any
 
 import dagster as dg
 
 from pipeline_platform.control import demand
-from pipeline_platform.control.quota import Quota
-from pipeline_platform.control.store import Claim, ControlStore, ControlStoreError, interval_end
-from pipeline_platform.lake.ledger import Origin
-from pipeline_platform.launcher.run_process import end_claims, never_begins
+from pipeline_platform.control.store import Claim, ControlStore, ControlStoreError
+from pipeline_platform.launcher.run_process import end_claims
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.asset_windows import NoWindowError, window_now
-from pipeline_platform.orchestration.jobs import RunTags, named, run_request, runs_by_producer
+from pipeline_platform.orchestration.backlog_check import evaluation_of
+from pipeline_platform.orchestration.jobs import named, run_request
+from pipeline_platform.orchestration.producer_state import state_of
+from pipeline_platform.orchestration.runs_under_way import (
+    empty_in_a_row,
+    ended_early,
+    failed_in_a_row,
+    in_flight,
+    limits,
+    was_filled,
+)
 from pipeline_platform.orchestration.source_resources import source_of
-from pipeline_platform.source.contract import Backlog, SourceError
+from pipeline_platform.source.backlog import Backlog
+from pipeline_platform.source.contract import SourceError
 from pipeline_platform.telemetry.configuration import export
 from pipeline_platform.telemetry.spans import Span, span
-
-UNDER_WAY = [
-    dg.DagsterRunStatus.QUEUED,
-    dg.DagsterRunStatus.NOT_STARTED,
-    dg.DagsterRunStatus.STARTING,
-    dg.DagsterRunStatus.STARTED,
-    dg.DagsterRunStatus.CANCELING,
-]
 
 
 def producer_sensor(pipeline: type[Pipeline], producer: str = "") -> dg.SensorDefinition:
@@ -52,80 +52,77 @@ def producer_sensor(pipeline: type[Pipeline], producer: str = "") -> dg.SensorDe
     def look(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         export()
         with span("ask", pipeline, producer=producer, source=options.source) as event:
-            return ask(context, event)
-
-    def ask(context: dg.SensorEvaluationContext, event: Span) -> dg.SensorResult | dg.SkipReason:
-        source = source_of(context.resources, options.source)
-        control: ControlStore = context.resources.control
-        now, waiting = datetime.now(UTC), demand.Waiting.from_json(context.cursor)
-        if held_back := waiting.held_back(now):
-            return dg.SkipReason(f"{options.source} {held_back}")
-        try:
-            window = window_now(pipeline)
-            end_claims(context.instance, control, pipeline.name)
-            now = datetime.now(UTC)
-            under_way = in_flight(pipeline, context.instance, control, producer)
-            bounds = limits(pipeline, control, now, producer)
-            backlog = source.backlog_up_to(demand.of_use(bounds, under_way))
-            left = _left(pipeline, control, producer)
-            bounds = _with_earlier_runs(bounds, pipeline, context.instance, producer, backlog, left, waiting.asked)
-            alone = pipeline.takes_turns(leases_partitions=source.leases_partitions)
-            turn = _awaits_turn(pipeline, control, alone=alone)
-        except SourceError as error:
-            event.fail(error)
-            waiting = waiting.without_answer(now, options.interval)
-            reason = f"{options.source} does not answer: {error}"
-            return dg.SensorResult(skip_reason=reason, cursor=waiting.to_json())
-        except (ControlStoreError, NoWindowError) as error:
-            return dg.SkipReason(str(error))
-        # A receive that is decided holds no messages, and has to be finished all the same: it counts for one.
-        held, waits = sum(max(1, claim.messages) for claim in left), backlog.messages
-        backlog = demand.with_left(backlog, held)
-        asks = demand.decide_all(backlog, bounds, under_way, waiting.waited(now))
-        if asks[0].demand and turn:
-            asks = [demand.Ask(0, turn)]
-        elif alone:
-            del asks[1:]
-        if asks[0].demand:
-            failed = failed_in_a_row(pipeline, context.instance, now, producer)
-            held_back = demand.hold_back(failed, options.interval, now)
-            asks = [demand.Ask(0, held_back)] if held_back else asks
-        said = {"lost": zlib.crc32(backlog.lost.encode())}
-        cursor = waiting.after(backlog, asks, now, under_way).model_copy(update=said).to_json()
-        demanded = [ask.demand for ask in asks if ask.demand]
-        event.add(demand=sum(demanded), runs=len(demanded), backlog=waits, in_flight=under_way.messages)
-        runs = "1 run" if len(left) == 1 else f"{len(left)} runs"
-        dead = f"; {runs} died and left {demand.count(held)}" if left else ""
-        dead += f"; {options.source}: {backlog.lost}" if backlog.lost and said["lost"] != waiting.lost else ""
-        if not asks[0].demand:
-            return dg.SensorResult(skip_reason=f"{asks[0].because}{dead}", cursor=cursor)
-        for ask in asks:
-            context.log.info("asking for %s messages: %s%s", ask.demand, ask.because, dead)
-        requests = [
-            run_request(pipeline, "source", [window], expected=ask.demand, demand=ask.demand, producer=producer)
-            for ask in asks
-        ]
-        return dg.SensorResult(run_requests=requests, cursor=cursor)
+            return _ask(context, event, pipeline, producer)
 
     return look
 
 
-def limits(pipeline: type[Pipeline], control: ControlStore, now: datetime, producer: str = "") -> demand.Limits:
-    """Take the limits of this moment from the producer's options and the control store."""
-    options, key = control.producer_of(pipeline, producer), pipeline.limits_key(producer)
-    limit = control.rate_limiting(key, options.rate_limiting)
-    ahead = demand.permits_ahead(limit, options.interval) if limit else timedelta(0)
-    permits = control.spare(key, limit, ahead)
-    return demand.Limits(
-        options,
-        control.processors_of(pipeline),
-        permits=permits,
-        permits_soon=None if permits is None else control.spare(key, limit, min(ahead, options.interval)),
-        permits_at=interval_end(limit, now) if limit else None,
-        paused=control.paused(key),
-        batch_timeout=pipeline.batch_timeout(),
-        size=Quota(pipeline, control, producer).per_pull,
+def _ask(
+    context: dg.SensorEvaluationContext, event: Span, pipeline: type[Pipeline], producer: str
+) -> dg.SensorResult | dg.SkipReason:
+    options = pipeline.producers_of(producer)[producer]
+    source = source_of(context.resources, options.source)
+    control: ControlStore = context.resources.control
+    now, waiting = datetime.now(UTC), demand.Waiting.from_json(context.cursor)
+    if held_back := waiting.held_back(now):
+        return dg.SkipReason(f"{options.source} {held_back}")
+    is_to_report = waiting.is_to_report(now)
+    try:
+        window = window_now(pipeline)
+        end_claims(context.instance, control, pipeline.name)
+        now = datetime.now(UTC)
+        under_way = in_flight(pipeline, context.instance, control, producer)
+        bounds = limits(pipeline, control, now, producer)
+        # The check and its plot show the whole backlog, the tick that reports it too.
+        most = None if is_to_report else demand.of_use(bounds, under_way)
+        looked = (pipeline, producer, source, control, context.instance)
+        state = state_of(*looked, seen=(under_way, bounds), most=most)
+        left = _left(pipeline, control, producer)
+        alone = pipeline.takes_turns(leases_partitions=source.leases_partitions)
+        turn = _awaits_turn(pipeline, control, alone=alone)
+    except (ControlStoreError, NoWindowError) as error:
+        return dg.SkipReason(str(error))
+    shown = evaluation_of(pipeline, producer, state) if is_to_report else None
+    noted: dict[str, Any] = (
+        {} if shown is None else {"reported": now, "shown": zlib.crc32(str(shown.description).encode())}
     )
+    events = [shown] if shown and noted["shown"] != waiting.shown else []
+    backlog = state.backlog
+    if isinstance(backlog, SourceError):
+        event.fail(backlog)
+        cursor = waiting.without_answer(now, options.interval).model_copy(update=noted).to_json()
+        reason = f"{options.source} does not answer: {backlog}"
+        return dg.SensorResult(skip_reason=reason, cursor=cursor, asset_events=events)
+    bounds = _with_earlier_runs(bounds, pipeline, context.instance, producer, backlog, left, waiting.asked)
+    # A receive that is decided holds no messages, and has to be finished all the same: it counts for one.
+    held, waits = sum(max(1, claim.messages) for claim in left), backlog.counted
+    backlog = demand.with_left(backlog, held)
+    asks = demand.decide_all(backlog, bounds, under_way, waiting.waited(now))
+    if asks[0].demand and turn:
+        asks = [demand.Ask(0, turn)]
+    elif alone:
+        del asks[1:]
+    if asks[0].demand:
+        failed = failed_in_a_row(pipeline, context.instance, now, producer)
+        held_back = demand.hold_back(failed, options.interval, now)
+        asks = [demand.Ask(0, held_back)] if held_back else asks
+    noted = {"reported": waiting.reported, "shown": waiting.shown, **noted, "lost": zlib.crc32(backlog.lost.encode())}
+    cursor = waiting.after(backlog, asks, now, under_way).model_copy(update=noted).to_json()
+    demanded = [ask.demand for ask in asks if ask.demand]
+    event.add(demand=sum(demanded), runs=len(demanded), backlog=waits, in_flight=under_way.messages)
+    runs = "1 run" if len(left) == 1 else f"{len(left)} runs"
+    dead = f"; {runs} died and left {demand.count(held)}" if left else ""
+    dead += f"; {options.source}: {backlog.lost}" if backlog.lost and noted["lost"] != waiting.lost else ""
+    if not asks[0].demand:
+        reason = f"{asks[0].because}{dead}. Now: {state.sentence}"
+        return dg.SensorResult(skip_reason=reason, cursor=cursor, asset_events=events)
+    for ask in asks:
+        context.log.info("asking for %s messages: %s%s. Now: %s", ask.demand, ask.because, dead, state.sentence)
+    requests = [
+        run_request(pipeline, "source", [window], expected=ask.demand, demand=ask.demand, producer=producer)
+        for ask in asks
+    ]
+    return dg.SensorResult(run_requests=requests, cursor=cursor, asset_events=events)
 
 
 def _with_earlier_runs(
@@ -160,147 +157,3 @@ def _left(pipeline: type[Pipeline], control: ControlStore, producer: str) -> lis
     """What dead runs of a producer left. Of several, the first asks for the run that finishes a backfill or replay."""
     is_first = producer == next(iter(pipeline.producers_of()))
     return control.over(pipeline.limits_key(producer), *([pipeline.name] if is_first else []))
-
-
-def in_flight(
-    pipeline: type[Pipeline], instance: dg.DagsterInstance, control: ControlStore, producer: str = ""
-) -> demand.InFlight:
-    """Count what is in flight of a producer, as what others hold leaves it.
-
-    Backfills and replays take up what room the other producers leave, and only then that of this one.
-    """
-    mine = _in_flight(pipeline, instance, control, producer)
-    if not producer or not (whole := _in_flight(pipeline, instance, control, "").messages):
-        return mine
-    names = set(pipeline.producers_of()) - {producer}
-    others = sum(_in_flight(pipeline, instance, control, name).messages for name in names)
-    free = Quota(pipeline, control).capacity - Quota(pipeline, control, producer).capacity
-    return replace(mine, messages=mine.messages + max(0, others + whole - free))
-
-
-def _in_flight(
-    pipeline: type[Pipeline], instance: dg.DagsterInstance, control: ControlStore, producer: str
-) -> demand.InFlight:
-    """Count a live claim by what it holds, a run that is to lease by what it was asked for.
-
-    A dead run stops counting when its claim is over. A run without a claim stops at once if its process is known to
-    have ended; a queued one counts until it ends.
-    """
-    key = pipeline.limits_key(producer)
-    live = control.in_flight(key)
-    claims = {claim.run_id: claim.messages for claim in live}
-    own = pipeline.producers_of(producer).get(producer)
-    limit = control.rate_limiting(key, own.rate_limiting) if live and own else None
-    to_lease = runs_to_lease(pipeline, instance, control, producer)
-    return demand.InFlight(
-        messages=sum(claims.values()) + sum(wanted for _, _, wanted in to_lease),
-        runs=len(claims) + len(to_lease),
-        run_ids=(*claims, *(run_id for run_id, _, _ in to_lease)),
-        unleased=sum(wanted for _, origin, wanted in to_lease if origin == "source"),
-        permitted=demand.had_permits([(c.messages, c.started_at) for c in live], limit, datetime.now(UTC))
-        if limit
-        else 0,
-    )
-
-
-def runs_to_lease(
-    pipeline: type[Pipeline], instance: dg.DagsterInstance, control: ControlStore, producer: str = ""
-) -> list[tuple[str, str, int]]:
-    """The runs under way that hold no claim yet and will ask for one: id, origin, and messages asked for."""
-    key, tags = pipeline.limits_key(producer), RunTags.of(pipeline)
-    known = {claim.run_id for claim in (*control.in_flight(key), *control.over(key))}
-    return [
-        (run.run_id, run.tags[tags.origin], int(run.tags[tags.demand]))
-        for record in instance.get_run_records(runs_by_producer(pipeline, UNDER_WAY, producer))
-        if (run := record.dagster_run).run_id not in known and is_under_way(record, pipeline, instance)
-    ]
-
-
-def is_under_way(record: dg.RunRecord, pipeline: type[Pipeline], instance: dg.DagsterInstance) -> bool:
-    """Whether a run that holds no claim is going to ask for one."""
-    run, now = record.dagster_run, datetime.now(UTC)
-    return not never_begins(record, instance, now) and _is_to_lease(run, pipeline, instance)
-
-
-def _is_to_lease(run: dg.DagsterRun, pipeline: type[Pipeline], instance: dg.DagsterInstance) -> bool:
-    """Whether a run that holds no claim will ask for one: not if it has had its own, or goes on with another's."""
-    tags, steps = RunTags.of(pipeline), run.step_keys_to_execute
-    if tags.demand not in run.tags:
-        return False
-    if steps is not None and f"{pipeline.name}.receive_messages" not in steps:
-        return False  # re-executes the later steps: the claim of what its parent received counts
-    received = run.tags.get(tags.receive_id)
-    if received is None:
-        return True
-    # A re-execution begins with a copy of its parent's tags.
-    parent = instance.get_run_by_id(run.parent_run_id) if run.parent_run_id else None
-    return parent is not None and parent.tags.get(tags.receive_id) == received
-
-
-def failed_in_a_row(
-    pipeline: type[Pipeline],
-    instance: dg.DagsterInstance,
-    now: datetime,
-    producer: str = "",
-    origin: Origin = "source",
-) -> demand.FailedRuns:
-    """Look at the newest runs of an origin; a red run that published all has not failed.
-
-    Runs that were under way at once count as one: whatever ends them, a dead Spark say, ends them together.
-    """
-    tags, newest = RunTags.of(pipeline), _newest(pipeline, instance, producer, origin)
-
-    def has_failed(record: dg.RunRecord) -> bool:
-        run = record.dagster_run
-        return run.status is dg.DagsterRunStatus.FAILURE and run.tags.get(tags.published) != run.run_id
-
-    failed = list(takewhile(has_failed, newest))
-    if not failed:
-        return demand.FailedRuns(0, now, "")
-    count, began = 0, math.inf
-    for record in failed:
-        if (record.end_time or record.update_timestamp.timestamp()) <= began:
-            count, began = count + 1, record.start_time or record.create_timestamp.timestamp()
-    return demand.FailedRuns(count, failed[0].update_timestamp.astimezone(UTC), failed[0].dagster_run.run_id)
-
-
-def empty_in_a_row(pipeline: type[Pipeline], instance: dg.DagsterInstance, producer: str) -> int:
-    """Count the newest runs from the source that received nothing."""
-    tag, newest = RunTags.of(pipeline).received, _newest(pipeline, instance, producer)
-    return len(list(takewhile(lambda run: run.dagster_run.tags.get(tag) == "0", newest)))
-
-
-def ended_early(pipeline: type[Pipeline], instance: dg.DagsterInstance, producer: str, since: datetime) -> bool:
-    """Whether a pull has failed or was ended since then: what it did not acknowledge waits at the source again."""
-    statuses = [dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
-    tags = RunTags.of(pipeline)
-    ended = dg.RunsFilter(
-        tags={tags.origin: "source", **({tags.producer: producer} if producer else {})},
-        statuses=statuses,
-        updated_after=since,
-    )
-    runs = [record.dagster_run for record in instance.get_run_records(ended, limit=demand.LOOK_BACK)]
-    return any(run.tags.get(tags.published) != run.run_id for run in runs)
-
-
-def was_filled(pipeline: type[Pipeline], instance: dg.DagsterInstance, producer: str) -> bool:
-    """Whether the newest pull got all that it asked for; one that is under way says so once it has received.
-
-    A re-execution says nothing: it has a copy of its parent's tags.
-    """
-    tags = RunTags.of(pipeline)
-    pulls = {tags.origin: "source", **({tags.producer: producer} if producer else {})}
-    newest = instance.get_run_records(dg.RunsFilter(tags=pulls), limit=demand.LOOK_BACK)
-    run = next((run for record in newest if (run := record.dagster_run).parent_run_id is None), None)
-    return run is not None and 0 < int(run.tags[tags.demand]) <= int(run.tags.get(tags.received, 0))
-
-
-def _newest(
-    pipeline: type[Pipeline], instance: dg.DagsterInstance, producer: str, origin: Origin = "source"
-) -> Sequence[dg.RunRecord]:
-    """The newest runs of an origin that have ended."""
-    ended = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE]
-    tags = RunTags.of(pipeline)
-    pulled_from = {tags.producer: producer} if producer else {}
-    of_origin = dg.RunsFilter(tags={tags.origin: origin, **pulled_from}, statuses=ended)
-    return instance.get_run_records(of_origin, limit=demand.LOOK_BACK)

@@ -14,7 +14,7 @@ from pipeline_platform.launcher.run_process import end_claims
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.asset_windows import NoWindowError, contiguous, window_now
 from pipeline_platform.orchestration.jobs import named, run_request, runs_of
-from pipeline_platform.orchestration.producers import UNDER_WAY, failed_in_a_row, is_under_way
+from pipeline_platform.orchestration.runs_under_way import UNDER_WAY, failed_in_a_row, is_under_way
 
 
 def pull_schedule(pipeline: type[Pipeline], cron: str, producer: str = "") -> dg.ScheduleDefinition:

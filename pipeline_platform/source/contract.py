@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pipeline_platform.model.actions import LEASED, AckPolicy, Words
 from pipeline_platform.model.message import DELIVERIES
+from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.offsets import Positions
 
 
@@ -45,39 +46,6 @@ class Patience(NamedTuple):
     least_s: float = 0.5
     most_s: float = 5.0
     within_s: float = 30.0
-
-
-ENDLESS = 2**62
-"""What a source counts that has no end."""
-
-
-class Backlog(NamedTuple):
-    """What waits at a source.
-
-    Attributes:
-        messages: How many could be received now; None where the source cannot tell, `ENDLESS` or more without an end.
-        oldest: When the oldest of them came; None where no message waits or the source cannot tell.
-        counts_held: Whether `messages` counts those that receives hold, too.
-        counts_gaps: Whether `messages` counts numbers that no message has, too: then no more than so many wait.
-        lost: Which messages the source lost before anybody read them, until a run goes on behind them; empty if none.
-        at_least: Whether there may be more than `messages`: they were counted no further.
-    """
-
-    messages: int | None
-    oldest: datetime | None = None
-    counts_held: bool = False
-    counts_gaps: bool = False
-    lost: str = ""
-    at_least: bool = False
-
-    def __str__(self) -> str:
-        """How many, for people."""
-        if self.messages is None:
-            return "the source cannot tell"
-        if self.messages >= ENDLESS:
-            return "messages without end"
-        most = "up to " if self.counts_gaps and self.messages else ""
-        return f"{most}{self.messages:,} messages{' or more' if self.at_least else ''}"
 
 
 class Share(BaseModel, frozen=True, extra="forbid"):

@@ -10,7 +10,8 @@ from typing import Any, ClassVar, NamedTuple
 from pydantic import Field, PrivateAttr
 
 from pipeline_platform.model.actions import Word, Words
-from pipeline_platform.source.contract import ENDLESS, Backlog, Held, Refused, Share, Source, SourceError
+from pipeline_platform.source.backlog import ENDLESS, Backlog
+from pipeline_platform.source.contract import Held, Refused, Share, Source, SourceError
 from pipeline_platform.source.offsets import Offsets, Place, Positions
 
 logger = logging.getLogger(__name__)

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
-from pipeline_platform.source.contract import Backlog, Held, Refused, Share
+from pipeline_platform.source.backlog import Backlog
+from pipeline_platform.source.contract import Held, Refused, Share
 from pipeline_platform.source.leased import LeasedSource
 
 

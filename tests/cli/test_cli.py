@@ -67,6 +67,7 @@ def test_status_tells_backlog_runs_and_permits(variables, control, tmp_path):
     command = [sys.executable, "-m", "pipeline_platform.cli.main", "status"]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
+    assert "1,234 wait, 70 held by run run-aliv; " in said, "as the sensor's tick and the check say it"
     assert "1,234 messages in flights_queue" in said
     assert "70 messages in 1 run" in said
     assert "400 left in the current interval" in said

@@ -12,7 +12,8 @@ from pydantic import ValidationError
 
 from pipeline_platform.connectors.pubsub import PubsubSource
 from pipeline_platform.model.message import DELIVERIES, Message
-from pipeline_platform.source.contract import Backlog, Share, SourceError
+from pipeline_platform.source.backlog import Backlog
+from pipeline_platform.source.contract import Share, SourceError
 from tests.fixtures.received import received
 from tests.fixtures.small_lake import batch_of
 

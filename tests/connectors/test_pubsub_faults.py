@@ -17,7 +17,8 @@ from grpc_status import rpc_status
 
 from pipeline_platform.connectors.pubsub import PubsubSource
 from pipeline_platform.connectors.pubsub.google_cloud import connected, explained
-from pipeline_platform.source.contract import Backlog, Share, SourceAwayError, SourceError
+from pipeline_platform.source.backlog import Backlog
+from pipeline_platform.source.contract import Share, SourceAwayError, SourceError
 from tests.fixtures.received import received
 
 MINE = "projects/local/subscriptions/mine"

@@ -10,7 +10,8 @@ from pydantic import ValidationError
 
 from pipeline_platform.connectors.table_queue import TableQueue, queue_tables
 from pipeline_platform.control.database import Database
-from pipeline_platform.source.contract import Backlog, SourceError
+from pipeline_platform.source.backlog import Backlog
+from pipeline_platform.source.contract import SourceError
 from tests.fixtures.table_queue import ids, receive
 
 

@@ -12,7 +12,8 @@ import pytest
 from pipeline_platform.connectors.rabbitmq import RabbitmqSource, mailboxes, rabbitmq_source
 from pipeline_platform.connectors.rabbitmq.rabbitmq_connection import Channel
 from pipeline_platform.model.message import DELIVERIES
-from pipeline_platform.source.contract import Backlog, Share, SourceError
+from pipeline_platform.source.backlog import Backlog
+from pipeline_platform.source.contract import Share, SourceError
 from tests.fixtures.rabbitmq_source import acknowledged, numbers, texts
 from tests.fixtures.received import received
 

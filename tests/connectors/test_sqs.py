@@ -15,7 +15,8 @@ from pydantic import ValidationError
 
 from pipeline_platform.connectors.sqs import SqsSource, sqs_source
 from pipeline_platform.model.message import DELIVERIES
-from pipeline_platform.source.contract import Backlog, Share, SourceError
+from pipeline_platform.source.backlog import Backlog
+from pipeline_platform.source.contract import Share, SourceError
 from servers import sqs as local
 from tests.fixtures.received import received
 

@@ -8,7 +8,8 @@ import pytest
 
 from pipeline_platform.connectors.table_queue import queue_reading
 from pipeline_platform.connectors.table_queue.table_queue_source import LOST, TableQueue
-from pipeline_platform.source.contract import Backlog, Refused, SourceError
+from pipeline_platform.source.backlog import Backlog
+from pipeline_platform.source.contract import Refused, SourceError
 from tests.fixtures.table_queue import do, ids, read, receive
 
 

@@ -10,7 +10,7 @@ import pytest
 from pipeline_platform.control import demand
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.model.options import Processors, Producer, RateLimiting
-from pipeline_platform.source.contract import Backlog
+from pipeline_platform.source.backlog import Backlog
 from tests.fixtures.control import NOON, Clock
 
 LOOK, START, END = 5.0, 3.0, 1.0

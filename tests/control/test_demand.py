@@ -19,7 +19,7 @@ from pipeline_platform.control.demand import (
     of_use,
 )
 from pipeline_platform.model.options import Processors, Producer
-from pipeline_platform.source.contract import Backlog
+from pipeline_platform.source.backlog import Backlog
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 LIMITS = Limits(Producer(source="queue", max_runs=2), Processors())

@@ -15,7 +15,7 @@ from pipeline_platform.control.claims import Ended
 from pipeline_platform.control.demand import InFlight, Limits, Waiting, decide_all
 from pipeline_platform.control.run_size import Rate, learn, rate_of, run_size, worthwhile
 from pipeline_platform.model.options import Processors, Producer
-from pipeline_platform.source.contract import Backlog
+from pipeline_platform.source.backlog import Backlog
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 LOOK_S, COST_S, TARGET_S, PATIENCE_S = 5.0, 1.5, 30.0, 30.0

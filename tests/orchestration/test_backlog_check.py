@@ -11,9 +11,10 @@ from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.model.options import Producer
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.orchestration.backlog_check import backlog_check, look_at_backlog
+from pipeline_platform.orchestration.backlog_check import backlog_check
 from pipeline_platform.orchestration.deployment import platform_definitions
-from pipeline_platform.source.contract import Backlog
+from pipeline_platform.orchestration.producer_state import state_of
+from pipeline_platform.source.backlog import Backlog
 from tests.fixtures.jobs_under_test import resources_at
 from tests.fixtures.pipelines_under_test import Told
 from tests.fixtures.sensor import Asked, Place
@@ -61,20 +62,21 @@ def test_it_warns_while_the_oldest_message_waits_too_long_and_needs_no_run(place
     assert fresh.passed
     assert (old.passed, old.severity) == (False, WARN)
     assert "0:05:00 are allowed" in old.description
-    assert old.metadata["messages"].value == 1
+    assert old.metadata["backlog"].value == 1
     assert (away.passed, away.severity) == (False, WARN), "a source that is away is a warning, not an error"
     assert place.instance.get_runs_count() == 0
 
 
-def test_it_warns_of_messages_that_the_source_lost():
+def test_it_warns_of_messages_that_the_source_lost(place):
     class Lossy(TableQueue):
         def backlog(self) -> Backlog:
             return Backlog(0, lost="p has lost its messages from offset 0 up to 5")
 
-    result = look_at_backlog(Producer(source="queue"), Lossy(name="queue", url="sqlite:///none.sqlite"))
+    state = state_of(Asked, "", Lossy(name="queue", url=place.queue.url), place.control, place.instance)
+    passed, description, _ = state.evaluation()
 
-    assert (result.passed, result.severity) == (False, WARN)
-    assert "from offset 0 up to 5" in str(result.description)
+    assert not passed
+    assert "from offset 0 up to 5" in description
 
 
 @pytest.mark.parametrize(

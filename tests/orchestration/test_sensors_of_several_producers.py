@@ -13,7 +13,7 @@ from pipeline_platform.model.options import Producer, RateLimiting
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.deployment import platform_definitions
 from pipeline_platform.orchestration.jobs import RunTags
-from pipeline_platform.orchestration.producers import in_flight
+from pipeline_platform.orchestration.runs_under_way import in_flight
 from tests.fixtures.jobs_under_test import resources_at
 from tests.fixtures.pipelines_under_test import Coasts, Told
 from tests.fixtures.sensor import Place
@@ -83,7 +83,7 @@ class Coast:
     def skips(self) -> str:
         told = self.tick()
         assert not told.run_requests
-        return str(told.skip_message)
+        return str(told.skip_message).partition(". Now: ")[0]
 
 
 @pytest.fixture
@@ -217,4 +217,4 @@ def test_the_backlog_check_of_one_looks_at_its_source_alone(place, west):
     found = {name: look(name, {**queues, "queue": away}) for name in ("east", "west")}
 
     assert [(e.check_name, e.passed) for e in found.values()] == [("backlog_east", False), ("backlog_west", True)]
-    assert found["west"].metadata["messages"].value == 1
+    assert found["west"].metadata["backlog"].value == 1

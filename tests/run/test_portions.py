@@ -28,7 +28,7 @@ from pipeline_platform.control import demand
 from pipeline_platform.control.pace import Pace
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.manifest import Manifest
-from pipeline_platform.orchestration.producers import limits
+from pipeline_platform.orchestration.runs_under_way import limits
 from pipeline_platform.run import steps
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.handling import in_portions

@@ -45,4 +45,5 @@ def test_definitions_load_with_it_and_their_sensor_finds_nothing(tmp_path):
         tick = defined.resolve_sensor_def("told_producer").evaluate_tick(
             dg.build_sensor_context(instance=instance, resources=given, definitions=defined)
         )
-    assert (tick.skip_message, tick.run_requests) == ("the queue is empty", [])
+    assert tick.skip_message.startswith("the queue is empty")
+    assert tick.run_requests == []

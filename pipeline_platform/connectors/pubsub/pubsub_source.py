@@ -14,7 +14,8 @@ from pipeline_platform.connectors.pubsub.google_cloud import code, connected, ex
 from pipeline_platform.connectors.pubsub.pubsub_messages import columns_of, requests_of
 from pipeline_platform.model.actions import LEASED, Words
 from pipeline_platform.source import calls
-from pipeline_platform.source.contract import Backlog, Held, Refused, Share, SourceError
+from pipeline_platform.source.backlog import Backlog
+from pipeline_platform.source.contract import Held, Refused, Share, SourceError
 from pipeline_platform.source.leased import LeasedSource
 
 logger = logging.getLogger(__name__)

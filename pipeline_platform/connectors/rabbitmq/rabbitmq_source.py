@@ -16,7 +16,8 @@ import pyarrow as pa
 
 from pipeline_platform.connectors.rabbitmq.rabbitmq_errors import explained
 from pipeline_platform.connectors.rabbitmq.rabbitmq_options import AGAIN_S, STREAM, RabbitmqOptions
-from pipeline_platform.source.contract import Backlog, Held, Refused, Share, SourceError
+from pipeline_platform.source.backlog import Backlog
+from pipeline_platform.source.contract import Held, Refused, Share, SourceError
 
 if TYPE_CHECKING:  # the code server loads this file and needs no client
     from pipeline_platform.connectors.rabbitmq.mailboxes import AmqpDelivery, Inbox

@@ -18,7 +18,8 @@ from pipeline_platform.connectors.sqs.sqs_messages import PER_CALL, batches, ent
 from pipeline_platform.connectors.sqs.sqs_refusals import NO_QUEUE, code_of, explained, refused, words_of
 from pipeline_platform.model.actions import LEASED, Words
 from pipeline_platform.source import calls
-from pipeline_platform.source.contract import Backlog, Held, Refused, Share, SourceError
+from pipeline_platform.source.backlog import Backlog
+from pipeline_platform.source.contract import Held, Refused, Share, SourceError
 from pipeline_platform.source.leased import LeasedSource
 
 logger = logging.getLogger(__name__)

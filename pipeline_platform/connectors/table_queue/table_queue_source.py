@@ -16,7 +16,8 @@ from pipeline_platform.connectors.table_queue import queue_reading
 from pipeline_platform.connectors.table_queue.leased_table import LeasedTable
 from pipeline_platform.connectors.table_queue.queue_tables import CREATE, add_spans, database_at, open_table, row_id
 from pipeline_platform.control.database import parse
-from pipeline_platform.source.contract import Backlog, Held, Refused, Share
+from pipeline_platform.source.backlog import Backlog
+from pipeline_platform.source.contract import Held, Refused, Share
 from pipeline_platform.source.leased import LeasedSource
 
 IDS_PER_TRANSACTION: Final = 100_000

@@ -1,0 +1,104 @@
+"""What holds of a producer now: the same sentence in the sensor's tick, the check `backlog` and `status`."""
+
+from datetime import timedelta
+
+import dagster as dg
+import pytest
+from dagster._core.events import DagsterEvent
+
+from pipeline_platform.connectors.table_queue import TableQueue
+from pipeline_platform.orchestration.producer_state import state_of
+from pipeline_platform.source.backlog import ENDLESS, Backlog
+from pipeline_platform.source.contract import SourceError
+from tests.fixtures.sensor import Asked, Place, tags
+
+CHECK = dg.AssetCheckKey(dg.AssetKey(["asked", "messages"]), "backlog")
+
+
+def sentence(place: Place, source: TableQueue | None = None) -> str:
+    return state_of(Asked, "", source or place.queue, place.control, place.instance).sentence
+
+
+def evaluations(place: Place, told) -> list[dg.AssetCheckEvaluation]:
+    return [event for event in told.asset_events if isinstance(event, dg.AssetCheckEvaluation)]
+
+
+def test_it_counts_what_waits_and_what_is_held_by_which_run_in_which_step(place):
+    place.enqueue(70)
+    run = place.queued(tags(30), dg.DagsterRunStatus.STARTED)
+    place.control.claim("asked", "r", run.run_id, wanted=60, capacity=200, lease_s=60)
+    begun = DagsterEvent(
+        dg.DagsterEventType.STEP_START.value, "any", step_key="asked.handle_messages", event_specific_data=None
+    )
+    place.instance.report_dagster_event(begun, run.run_id)
+
+    said = sentence(place)
+
+    step = f"60 held by run {run.run_id[:8]} (step handle_messages, 0 s)"
+    assert said == f"70 wait, {step}; 1 run may be asked for"
+
+
+@pytest.mark.parametrize(
+    ("waiting", "said"),
+    [
+        (Backlog(ENDLESS), "messages without end wait"),
+        (Backlog(None), "the source cannot tell what waits"),
+        (Backlog(1), "1 waits"),
+        (Backlog(1_000, at_least=True), "at least 1,000 wait"),
+        (SourceError("no route"), "queue does not answer (no route)"),
+    ],
+)
+def test_it_says_what_a_source_can_tell(place, waiting, said):
+    class Telling(TableQueue):
+        def backlog(self) -> Backlog:
+            if isinstance(waiting, SourceError):
+                raise waiting
+            return waiting
+
+    assert sentence(place, Telling(name="queue", url=place.queue.url)).startswith(f"{said}, none held; ")
+
+
+def test_a_tick_and_the_check_that_it_reports_say_the_same_and_link_the_runs(place):
+    place.enqueue(3)
+    run = place.queued(tags(1))
+
+    told = place.tick()
+
+    (shown,) = evaluations(place, told)
+    now = f"2 wait, 1 held by run {run.run_id[:8]} (not started); 1 run may be asked for"
+    assert told.skip_message.endswith(f". Now: {now}")
+    assert shown.description.endswith(f" Now: {now}.")
+    assert {name: value.value for name, value in shown.metadata.items() if name != "oldest, seconds"} == {
+        "backlog": 3,
+        "in flight": 1,
+        "messages per second": 0.0,
+        "run": run.run_id,
+    }
+
+
+def test_a_tick_reports_the_check_once_a_minute_and_only_what_is_new(place, at):
+    first, at_once = place.tick(), place.tick()
+    at(timedelta(seconds=61))
+    unchanged = place.tick()
+    place.enqueue(1)
+    at(timedelta(seconds=122))
+    changed = place.tick()
+
+    told = [len(evaluations(place, one)) for one in (first, at_once, unchanged, changed)]
+    assert told == [1, 0, 0, 1]
+
+
+def test_a_pause_shows_on_the_asset(place):
+    place.control.pause("asked", "new schema on Monday")
+
+    (shown,) = evaluations(place, place.tick())
+
+    assert (shown.passed, shown.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert shown.description.startswith("Paused: new schema on Monday.")
+
+
+def test_the_rate_is_of_what_was_acknowledged_of_late(place):
+    place.control.claim("asked", "r", "run", wanted=60, capacity=200, lease_s=60)
+    place.control.finish("r")
+
+    assert state_of(Asked, "", place.queue, place.control, None).rate == 0.2
