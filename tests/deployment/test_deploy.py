@@ -1,0 +1,91 @@
+"""What a team deploys, by its own linters; the processes themselves are started in tests/hosts."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from servers import go
+from servers.__main__ import FOLDER
+
+PROJECT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+COMPOSE = "github.com/compose-spec/compose-go/v2/cmd@v2.16.2"
+"""What `docker compose config` reads with."""
+
+
+@pytest.fixture
+def deploy(tmp_path):
+    """The folder in a copy of the checkout, with secrets, as a team has it."""
+    shutil.copytree(PROJECT / "deploy", tmp_path / "deploy")
+    shutil.copy(PROJECT / "dagster.yaml", tmp_path)
+    shutil.copy(tmp_path / "deploy" / "secrets.env.example", tmp_path / "deploy" / "secrets.env")
+    return tmp_path / "deploy"
+
+
+def printed(*command, expected=0):
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == expected, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def needed(program):
+    if found := shutil.which(program):
+        return found
+    if "CI" in os.environ:
+        pytest.fail(f"{program} is missing")
+    pytest.skip(f"{program} is not installed")
+
+
+def roles():
+    return set(re.findall(r"^([a-z-]+)\)", (PROJECT / "deploy" / "start").read_text(), re.M)) - {"instance"}
+
+
+def test_hadolint_finds_nothing_in_the_dockerfile(deploy):
+    assert not printed(BIN / "hadolint", deploy / "Dockerfile")
+
+
+def test_compose_reads_its_file_and_starts_each_process(deploy):
+    if missing := go.missing():
+        pytest.skip(missing)
+    home = (FOLDER / f"compose-{COMPOSE.rpartition('@')[2]}").resolve()
+    if not (home / "cmd").exists():
+        home.mkdir(parents=True, exist_ok=True)
+        go.run(home, "install", COMPOSE, GOBIN=str(home))
+    services = yaml.safe_load(printed(home / "cmd", deploy / "compose.yaml"))["services"]
+    assert {command for one in services.values() for command in one.get("command") or ()} >= roles()
+
+
+def test_kubernetes_manifests_fit_their_schemas_and_start_each_process(deploy):
+    (deploy / "kubernetes" / "instance.yaml").write_text(printed("sh", deploy / "start", "instance"))
+    manifests = deploy.parent / "manifests.yaml"
+    manifests.write_text(printed(needed("kubectl"), "kustomize", deploy))
+    printed(BIN / "kubernetes-validate", "--strict", manifests)
+    objects = list(yaml.safe_load_all(manifests.read_text()))
+    pods = [one["spec"]["template"]["spec"] for one in objects if one["kind"] == "Deployment"]
+    assert {pod["containers"][0]["args"][0] for pod in pods} == roles()
+    assert all(pod["terminationGracePeriodSeconds"] and "livenessProbe" in pod["containers"][0] for pod in pods)
+
+
+def test_the_instance_on_kubernetes_has_the_settings_of_dagster_yaml_and_a_launcher_of_its_own(deploy):
+    ours = yaml.safe_load((deploy.parent / "dagster.yaml").read_text())
+    theirs = yaml.safe_load(printed("sh", deploy / "start", "instance"))
+    assert theirs["run_launcher"]["class"] == "K8sRunLauncher"
+    assert {**ours, "run_launcher": None, "storage": None} == {**theirs, "run_launcher": None, "storage": None}
+
+
+def test_systemd_takes_its_unit(deploy):
+    unit = deploy / "systemd" / "pipeline-platform@.service"
+    here = unit.with_name("pipeline-platform@daemon.service")
+    here.write_text(unit.read_text().replace("%i", "daemon"))
+    assert not [line for line in printed(needed("systemd-analyze"), "verify", here).splitlines() if here.name in line]
+
+
+def test_an_unknown_process_is_refused_with_those_that_there_are(deploy):
+    said = printed("sh", deploy / "start", "deamon", expected=2)
+    assert set(re.search(r"start (\S+)", said)[1].split("|")) == roles()
