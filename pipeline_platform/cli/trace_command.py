@@ -34,8 +34,7 @@ def trace(
         deliveries = life(opened.flow(one), message_id, source)
         keys = dict.fromkeys(producer.source for producer in one.producers_of().values())
         sources = [opened.sources[key] for key in keys if source in (None, opened.sources[key].name)]
-        asked = {each.name: _asked(each, message_id) for each in sources}
-    at_source = {name: answer for name, answer in asked.items() if answer}
+        at_source = {each.name: _asked(each, message_id) for each in sources}
     if as_json:
         found = {"deliveries": list(map(dataclasses.asdict, deliveries)), "at_source": at_source}
         typer.echo(json.dumps(found, default=str))
@@ -53,9 +52,10 @@ def trace(
         say(f"at {name} now: {answer}")
 
 
-def _asked(source: Source, message_id: str) -> str | None:
+def _asked(source: Source, message_id: str) -> str:
     try:
-        return source.whereabouts(message_id)
+        unknown = "nothing can be known of one message without receiving it"
+        return source.whereabouts(message_id) or f"{unknown}; waiting there: {source.backlog()}"
     except SourceError as error:
         return f"it does not answer: {error}"
 

@@ -71,6 +71,21 @@ def test_a_row_holds_what_kafka_said(kafka, kafka_topic):
     }  # fmt: skip
 
 
+def test_an_offset_is_before_or_behind_what_the_group_has_committed_or_not_there(kafka, kafka_topic):
+    topic = kafka_topic()
+    source = kafka(topic)
+    source.send([b"one", b"two"])
+    (topic_id, *_), *_ = [row["message_id"].split(":") for row in received(source, "a")]
+    before = source.whereabouts(f"{topic_id}:0:1")
+    source.finish("a")
+
+    group = f"group {source.group_id} has committed"
+    assert before == f"offset 1 of {topic} [0] waits, or a run holds it: {group} 0"
+    assert source.whereabouts(f"{topic_id}:0:1") == f"offset 1 of {topic} [0] is acknowledged: {group} 2"
+    assert source.whereabouts(f"{topic_id}:0:2") == f"not there: {topic} [0] has offsets from 0, before 2"
+    assert source.whereabouts("4711").startswith("not there: '4711' is no id")
+
+
 def test_what_was_received_can_be_sent_as_it_is(kafka, kafka_topic):
     topic = kafka_topic()
     source = kafka(topic)

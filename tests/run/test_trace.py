@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from pipeline_platform.cli.loading import Deployment
 from pipeline_platform.cli.main import app
+from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import Processors, Producer, TableBatcher
 from pipeline_platform.model.pipeline import Pipeline
@@ -17,6 +18,7 @@ from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.trace import Delivery, trace
+from pipeline_platform.source.contract import Source
 from tests.fixtures.flow import WINDOW, finish, handled, run
 
 
@@ -128,3 +130,9 @@ def test_the_command_prints_a_life_as_text_and_as_json(flow, printed):
     assert [each["attempt"] for each in found["deliveries"]] == [1, 2]
     assert "no such row" in found["at_source"]["queue"]
     assert "never received" in printed("2", "--source", "another")
+
+
+def test_of_a_source_that_tells_nothing_of_one_message_it_says_how_many_wait(flow, printed, monkeypatch):
+    monkeypatch.setattr(TableQueue, "whereabouts", Source.whereabouts)
+    unknown = "nothing can be known of one message without receiving it"
+    assert printed("3").splitlines()[-1] == f"at queue now: {unknown}; waiting there: {flow.source.backlog()}"

@@ -78,6 +78,22 @@ class KafkaSource(KafkaOptions):
             extents[names[one]] = Extent(low[one], past[one], offset, begin[one], is_ours)
         return extents
 
+    def whereabouts(self, message_id: str) -> str:
+        """Say what a message's offset means, between the ends of its partition and what the group has committed."""
+        found = {name.partition(":")[2]: (name, extent) for name, extent in self.extents().items()}
+        partition, _, number = message_id.rpartition(":")
+        if partition not in found or not number.isdecimal():
+            return f"not there: {message_id!r} is no id of a message in these topics, or its topic was made again"
+        name, extent = found[partition]
+        offset, committed = int(number), extent.begin if extent.committed is None else extent.committed
+        topic, _, n = parted(name)
+        place = f"offset {offset} of {topic} [{n}]"
+        if not extent.low <= offset < extent.end:
+            return f"not there: {topic} [{n}] has offsets from {extent.low}, before {extent.end}"
+        if offset < committed:
+            return f"{place} is acknowledged: group {self.group_id} has committed {committed}"
+        return f"{place} waits, or a run holds it: group {self.group_id} has committed {committed}"
+
     def is_younger(self, partition: str, known: Iterable[str]) -> bool:
         """Whether its topic was known before, and grew or was made again. By a pattern, what is found later is new."""
         topic, _, _ = parted(partition)
