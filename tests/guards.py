@@ -91,7 +91,7 @@ run/steps.py: run/test_retry.py
     if not letters.unsent: => if True:
 run/begin.py: run/test_drained.py
     if granted and _is_held_back(
-run/begin.py: run/test_side_by_side.py lake/test_replay.py
+run/begin.py: run/test_turns.py
     if not intake.is_enough(granted, wanted):
 run/dead_letters.py: run/test_retry.py
     flow.ledger.write(receive, SENT
@@ -154,23 +154,24 @@ tasks/record/early.py: tasks/test_early.py
     _replace(certain=False) => _replace(certain=True)
 tasks/record/outcomes.py: tasks/test_early.py
     if early := self._early(rows):
-tasks/receive/read_shares.py: source/test_check_source.py lake/test_replay.py
+tasks/receive/read_shares.py: tasks/test_handle.py
     if batch.column(name).null_count:
 source/calls.py: source/test_calls.py
     if failed_in_a_row >= FAILED_CALLS:
     if not given.received: => if True:
-source/log.py: source/test_log.py
+source/log.py: source/test_log_histories.py source/test_log_source.py
     for is_free, run in _runs(some) >> if is_free => if True
     if found.offset < extent.low:
 connectors/sqs/sqs_source.py: connectors/test_sqs.py
     if hashlib.md5(body => if True or hashlib.md5(body
+connectors/sqs/sqs_source.py: connectors/test_sqs_requests.py
     if code_of(error.__cause__) != "OverLimit" => if True
 connectors/table_queue/leased_table.py: connectors/test_queue_leases.py
     self._take_turns(connection)
     self.leases.c.id).where(among).with_for_update() => self.leases.c.id).where(among)
 connectors/table_queue/leased_table.py: connectors/test_queue_spans.py
     in_spans.with_for_update(skip_locked=True) => in_spans
-connectors/kafka/kafka_source.py: connectors/test_kafka.py
+connectors/kafka/kafka_source.py: connectors/test_kafka_faults.py
     if found != one.topic_id:
 model/retry.py: run/test_retry.py
     return attempt >= self.max_attempts => return False

@@ -84,12 +84,13 @@ def test_no_more_is_planned_than_the_quota_leaves(made, caplog):
     assert flights.backlog().messages == 0, "no run can be asked for what cannot be received"
 
 
-def test_a_queue_at_its_quota_ends_a_share_with_what_it_has(made, fake, caplog):
+@pytest.mark.parametrize("calls", [0, 5])
+def test_a_queue_at_its_quota_ends_a_share_with_what_it_has(made, fake, caplog, calls):
     flights = made(200)
-    fake.refuse("ReceiveMessage", "OverLimit", "Too many messages in flight", beyond=5)
+    fake.refuse("ReceiveMessage", "OverLimit", "Too many messages in flight", beyond=calls)
 
     with caplog.at_level(logging.WARNING):
-        assert len(held(flights, Share(messages=200))) == 50
+        assert len(held(flights, Share(messages=200))) == 10 * calls
 
     assert "OverLimit" in caplog.text
     assert fake.calls["ReceiveMessage"] < 20, "it is not asked on and on"

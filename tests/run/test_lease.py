@@ -59,6 +59,17 @@ def test_leases_are_renewed_when_they_are_due_however_many_steps_there_are(fille
     assert set(beaten) == {"claim"}
 
 
+def test_a_claim_is_renewed_again_by_a_store_that_failed_over(filled, monkeypatch):
+    flow = filled(Obedient, [b"one"])
+    receive = received(flow)
+    beats = Mock(side_effect=[ControlStoreError("no route"), *[True] * 100])
+    monkeypatch.setattr(ControlStore, "beat", beats)
+    monkeypatch.setattr(lease, "CLAIM_S", 0.1)
+    with alive(flow, receive):
+        time.sleep(0.3)
+    assert beats.call_count > 1
+
+
 def test_a_decision_waits_for_a_source_that_is_away_only_as_long_as_that_source_says(filled, monkeypatch):
     flow = filled(Obedient, [b"one"])
     receive = worked(flow)
