@@ -56,6 +56,7 @@ def status(
                 **_runs(chosen, instance),
                 **_receives(opened, chosen),
                 **_failures(opened.lake, chosen),
+                **_columns(opened.lake, chosen),
             }
             for name, value in rows.items():
                 table.add_row(name, value if isinstance(value, Text) else Text(value))
@@ -231,6 +232,14 @@ def _failures(lake: Lake, pipeline: type[Pipeline]) -> Rows:
     windows = {f"  window {window}": _counted(counts.open, counts.dead) for window, counts in waiting.items()}
     every = _counted(sum(one.open for one in waiting.values()), sum(one.dead for one in waiting.values()))
     return {"open failures": Text(every, style="yellow"), **windows}
+
+
+def _columns(lake: Lake, pipeline: type[Pipeline]) -> Rows:
+    """What runs would refuse: a model that no longer fits its table."""
+    from pipeline_platform.lake.tables import Tables
+
+    refused = Tables(lake, pipeline).refusals()
+    return {"changed types": Text("\n".join(refused.values()), style="red")} if refused else {}
 
 
 def _counted(open_: int, dead: int) -> str:

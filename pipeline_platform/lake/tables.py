@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import AwareDatetime, BaseModel, ValidationError
 
+from pipeline_platform.lake.column_types import SchemaChangeError, refuse_changes
 from pipeline_platform.lake.manifest import File
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.cron import canonical
@@ -64,10 +65,6 @@ _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 
 KEEP_TRANSACTIONS = timedelta(days=30)
 """How long a table remembers the transaction of a receive. The rows of an older receive show whether it decided."""
-
-
-class SchemaChangeError(Exception):
-    """A column changed its type. Names table, column, both types and the way out."""
 
 
 class CommitConflictError(Exception):
@@ -164,18 +161,18 @@ class Table:
                 storage_options=self.lake.patient_options,
             )
 
+    def check_types(self, handle: DeltaTable) -> None:
+        """Refuse columns that changed their type, with a `SchemaChangeError`."""
+        from deltalake import Schema
+
+        refuse_changes(f"{self.pipeline}/{self.name}", handle.schema().fields, Schema.from_arrow(self.schema).fields)
+
     def _widen(self, handle: DeltaTable) -> None:
         from deltalake import Schema
 
-        there = {field.name: field.type for field in handle.schema().fields}
-        ours = Schema.from_arrow(self.schema).fields
-        for field in ours:
-            if there.get(field.name, field.type) != field.type:
-                raise SchemaChangeError(
-                    f"{self.pipeline}/{self.name}.{field.name} is {there[field.name]} in the table and {field.type} in "
-                    "the model: give the field a new name, or write the batcher to a table of another name"
-                )
-        if added := [field for field in ours if field.name not in there]:
+        self.check_types(handle)
+        there = {field.name for field in handle.schema().fields}
+        if added := [field for field in Schema.from_arrow(self.schema).fields if field.name not in there]:
             with self._committing(handle.version()):
                 handle.alter.add_columns(added)
 
@@ -324,6 +321,18 @@ class Tables:
         check_windows(self.lake, self.pipeline, self._windows_with_data)
         for name in self.names:
             self[name].ensure()
+
+    def refusals(self) -> dict[str, str]:
+        """Why runs would refuse the models of batchers, by batcher; empty where all fit their tables."""
+        refused = {}
+        for table in (self[name] for name in self.pipeline.batchers):
+            if table.exists():
+                with table.look() as handle:
+                    try:
+                        table.check_types(handle)
+                    except SchemaChangeError as error:
+                        refused[table.name] = str(error)
+        return refused
 
     def _windows_with_data(self) -> set[str]:
         found = set()

@@ -2,10 +2,14 @@
 
 from collections.abc import Container, Mapping, Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import dagster as dg
 
+from pipeline_platform.lake.column_types import SchemaChangeError
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.checks import check_together
 from pipeline_platform.model.partition import SOURCE
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
@@ -14,7 +18,7 @@ from pipeline_platform.orchestration.alerts import To, alerts_sensor
 from pipeline_platform.orchestration.backlog_check import backlog_check, backlog_sensor
 from pipeline_platform.orchestration.graph import asset_keys, pipeline_assets
 from pipeline_platform.orchestration.jobs import maintenance_job, pipeline_jobs
-from pipeline_platform.orchestration.lake_resources import IO_MANAGER, LakeIOManager
+from pipeline_platform.orchestration.lake_resources import IO_MANAGER, LakeIOManager, LakeResource
 from pipeline_platform.orchestration.limits_job import limits_job
 from pipeline_platform.orchestration.producers import producer_sensor
 from pipeline_platform.orchestration.run_checks import run_checks
@@ -78,12 +82,14 @@ def platform_definitions(
         PipelineError: Two pipelines have one name, or two producers one source, there is no resource for a source, or
             dead letters cannot be sent where a pipeline says, messages cannot be acknowledged early, or one never says
             in which partition a message is, and the pipeline goes by that.
+        SchemaChangeError: A batcher's model no longer fits its table, where the lake is a folder.
     """
     check_together(pipelines, resources)
     for pipeline in pipelines:
         check_dead_letters(pipeline, resources)
         check_early_acks(pipeline, resources)
         check_partitions(pipeline, resources)
+        check_models(pipeline, resources["lake"])
     BUILT.append(Built(tuple(pipelines), resources))
     resources = {**resources, "spark": shipping_also(resources["spark"], packages_of(pipelines, resources))}
     given = {key: asset for asset in assets if isinstance(asset, dg.AssetsDefinition) for key in asset.keys}
@@ -164,6 +170,15 @@ def check_partitions(pipeline: type[Pipeline], resources: Mapping[str, Any]) -> 
                 f"{pipeline.__qualname__}.{by_source[0]} is {SOURCE!r}: {option} {producer.source!r} is a "
                 f"{connector.__name__}, {why}, or partition by a function of the message"
             )
+
+
+def check_models(pipeline: type[Pipeline], resource: Any) -> None:
+    """Refuse a model that no longer fits its table, where the lake is a folder: each load would ask a bucket."""
+    root = resource.root if isinstance(resource, LakeResource) else ""
+    folder = Path(str((root.get_value() if isinstance(root, dg.EnvVar) else root) or ""))
+    if (folder / pipeline.name).is_dir():
+        for refusal in Tables(Lake(root=str(folder)), pipeline).refusals().values():
+            raise SchemaChangeError(refusal)
 
 
 def _definitions(

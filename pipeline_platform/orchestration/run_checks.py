@@ -6,6 +6,7 @@ from typing import Any
 import dagster as dg
 
 from pipeline_platform.lake.failed import Counts, FailedMessages
+from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.run.flow import looked_at
 from pipeline_platform.run.receive_state import ReceiveState
@@ -37,7 +38,23 @@ def run_checks(pipeline: type[Pipeline]) -> list[dg.AssetChecksDefinition]:
         failed = FailedMessages(name=pipeline.name, lake=context.resources.lake, pipeline=pipeline.name)
         return judge_failures(failed.by_window())
 
-    return [acknowledged, no_open_failures]
+    return [acknowledged, no_open_failures, *(_columns_check(pipeline, name) for name in pipeline.batchers)]
+
+
+def _columns_check(pipeline: type[Pipeline], batcher: str) -> dg.AssetChecksDefinition:
+    """Build the check `columns` of a batcher's table."""
+
+    @dg.asset_check(
+        asset=dg.AssetKey([pipeline.name, batcher]),
+        name="columns",
+        description="The model fits the table: no field has changed its type. Where one has, runs are refused.",
+        required_resource_keys={"lake"},
+    )
+    def columns(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+        refusal = Tables(context.resources.lake, pipeline).refusals().get(batcher)
+        return dg.AssetCheckResult(passed=refusal is None, description=refusal or "The model fits the table.")
+
+    return columns
 
 
 def evaluation(pipeline: str, table: str, name: str, result: dg.AssetCheckResult) -> dg.AssetCheckEvaluation:

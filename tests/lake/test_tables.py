@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from pydantic import BaseModel
 
+from pipeline_platform.lake.column_types import SchemaChangeError
 from pipeline_platform.lake.decision import decide, publish, transaction_of
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import (
@@ -16,7 +17,6 @@ from pipeline_platform.lake.tables import (
     OUTCOMES,
     CommitConflictError,
     LogExpiredError,
-    SchemaChangeError,
     Table,
     Tables,
     columns_of,
@@ -85,8 +85,37 @@ def test_a_field_that_is_gone_leaves_its_column_and_nulls(lake):
 def test_a_changed_type_is_refused_by_name_with_the_way_out(lake):
     with_columns(lake, late=pa.int64()).ensure()
 
-    with pytest.raises(SchemaChangeError, match=r"p/t.late is .*long.* in the table and .*string.*a new name"):
+    with pytest.raises(
+        SchemaChangeError, match=r"^p/t: late: integer in the table, text in the model. Give the field a"
+    ):
         with_columns(lake, late=pa.string()).ensure()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (pa.list_(pa.int64()), pa.list_(pa.string()), "a: list of integer in the table, list of text in the model"),
+        (pa.struct({"b": pa.int64()}), pa.struct({"b": pa.string()}), "a.b: integer in the table, text in the model"),
+        (
+            pa.struct({"b": pa.int64()}),
+            pa.struct({"c": pa.int64()}),
+            "a.c: not in the table, integer in the model; a.b",
+        ),
+        (pa.map_(pa.string(), pa.bool_()), pa.binary(), "a: dict of yes or no in the table, bytes in the model"),
+        (
+            pa.decimal128(38, 9),
+            pa.struct({"b": pa.date32()}),
+            "a: decimal in the table, model of b (date) in the model",
+        ),
+    ],
+)
+def test_a_changed_type_is_said_in_the_words_of_fields(lake, old, new, said):
+    with_columns(lake, a=old).ensure()
+
+    with pytest.raises(SchemaChangeError) as refused:
+        with_columns(lake, a=new).ensure()
+
+    assert str(refused.value).startswith(f"p/t: {said}")
 
 
 def test_many_may_make_and_widen_a_table_at_once(lake):
