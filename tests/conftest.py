@@ -46,12 +46,11 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
 # a file that takes minutes, begun last, would keep one process busy while the others have nothing left.
 LONGEST = (
     "test_isolation.py", "test_parents.py", "test_plan.py",
-    "test_assets.py", "test_storms.py", "test_daemon.py", "test_faults.py",
-    "test_cli.py", "test_run_launcher.py",
-    "test_demo.py", "test_demo_over_servers.py", "test_windows.py", "test_reexecution.py", "test_backfills.py",
-    "test_spark_resource.py", "test_flow.py", "test_steps_again.py",
-    "test_table_queue.py", "test_spark_cluster.py", "test_spark_death.py",
-    "test_spark_death_in_dagster.py",
+    "test_source_contract.py", "test_demo.py", "test_run_launcher.py", "test_kafka_flow.py",
+    "test_storms.py", "test_daemon.py", "test_faults.py", "test_quickstart.py",
+    "test_backfills.py", "test_assets.py", "test_flow.py", "test_reexecution.py", "test_coming_from_broadway.py",
+    "test_pubsub_flow.py", "test_spark_resource.py", "test_sqs_runs.py", "test_kafka.py", "test_otlp.py",
+    "test_spark_cluster.py", "test_spark_death.py", "test_spark_death_in_dagster.py",
 )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -22,7 +22,6 @@ from tests.fixtures.received import received
 from tests.fixtures.small_lake import handled
 from tests.fixtures.sqs_between import between
 
-Made = Callable[..., SqsSource]
 BEYOND_TWELVE_HOURS = (
     "Value 900 for parameter VisibilityTimeout is invalid. Reason: Total VisibilityTimeout for the message is beyond "
     "the limit [43200 seconds]"

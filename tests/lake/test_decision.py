@@ -16,7 +16,7 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Table, Tables
 from tests.fixtures.small_lake import Keeping, Memory, Run, visible
 
-SWAP, ADDED_SINCE = Table.swap, Table.added_since
+SWAP = Table.swap
 
 HOLDS = (("a", "b", "f1"), ("b", "c", "f1"), ("a", "c", "f2"))
 """What three receives hold at once; `f...` fails."""

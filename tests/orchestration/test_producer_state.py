@@ -12,8 +12,6 @@ from pipeline_platform.source.backlog import ENDLESS, Backlog
 from pipeline_platform.source.contract import SourceError
 from tests.fixtures.sensor import Asked, Place, tags
 
-CHECK = dg.AssetCheckKey(dg.AssetKey(["asked", "messages"]), "backlog")
-
 
 def sentence(place: Place, source: TableQueue | None = None) -> str:
     return state_of(Asked, "", source or place.queue, place.control, place.instance).sentence

@@ -1,7 +1,7 @@
 """How far back a look-up of what is decided goes: to when the oldest message came to the source, and no further."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 
@@ -25,7 +25,6 @@ from tests.fixtures.flow_pipelines import Obedient
 from tests.fixtures.small_lake import WINDOW, Keeping, Memory, received, visible
 
 SENT = datetime(2026, 3, 1, tzinfo=UTC)
-Start = Callable[..., Flow]
 
 
 class Dated(Memory):

@@ -1,25 +1,21 @@
 """Runs of a pipeline whose messages keep an order: each waits for its turn, or gets other partitions."""
 
-from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 
 import pytest
 
-from pipeline_platform import Batcher, Pipeline, PipelineError, Processors, Producer, Source
+from pipeline_platform import Batcher, PipelineError, Processors, Producer
 from pipeline_platform.control import quota
 from pipeline_platform.control.demand import RUN_LASTS
 from pipeline_platform.control.run_size import rate_of
 from pipeline_platform.lake.replay import ReplayedMessages
 from pipeline_platform.run.begin import begin, resume
-from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import Intake
 from tests.fixtures.flow import begun, flow_of, rows, run
 from tests.fixtures.flow_pipelines import Obedient, Paced
 from tests.fixtures.memory_sources import MEMORY, MemoryLog
 from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Run, numbered
-
-Made = Callable[[type[Pipeline], Source], Flow]
 
 
 class Lengths(Keeping):

@@ -4,7 +4,6 @@ import dataclasses
 import logging
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -16,18 +15,14 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from pipeline_platform import telemetry
 from pipeline_platform.connectors.table_queue import TableQueue
-from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin, resume
-from pipeline_platform.run.flow import Flow
 from pipeline_platform.source.contract import SourceError
 from pipeline_platform.telemetry import EVENTS, configuration
 from pipeline_platform.telemetry.exporter import Exporter
 from tests.fixtures.flow import WINDOW, run
 from tests.fixtures.flow_pipelines import Obedient
 from tests.fixtures.telemetry import named
-
-Here = Callable[[type[Pipeline], Iterable[bytes]], Flow]
 
 PAYLOADS = [b"one", b"two", b"raise", b"batch a", b"batch a", b"batch few"]
 
