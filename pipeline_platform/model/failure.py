@@ -2,6 +2,7 @@
 
 import re
 import traceback
+from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from pydantic import ValidationError
@@ -11,6 +12,9 @@ _REFUSALS = 5
 
 _SAID = 2_000
 """Characters of an exception's text in a traceback."""
+
+_PLATFORM = str(Path(__file__).parents[1])
+"""Where the platform's own files are, also in an archive."""
 
 _FIELD = re.compile(r"\[key\]|[A-Za-z_][\w\[\]()-]{0,39}")
 
@@ -60,8 +64,17 @@ def _place(refused: Any) -> str:
 
 
 def _traceback_of(error: BaseException) -> str:
-    """The last 8,000 characters of a traceback. Long texts of exceptions are cut first, so that no frame is lost."""
-    parts = [_without_input(part, error) for part in traceback.format_exception(error)]
+    """The last 8,000 characters of a traceback, from the callback on.
+
+    Long texts of exceptions are cut first, so that no frame is lost. Files that Spark's workers have in archives are
+    named as the project has them.
+    """
+    whole = traceback.TracebackException.from_exception(error, compact=True)
+    while whole.stack and whole.stack[0].filename.startswith(_PLATFORM):
+        del whole.stack[0]
+    for frame in whole.stack:
+        frame.filename = frame.filename.rpartition(".zip/")[2]
+    parts = [_without_input(part, error) for part in whole.format()]
     return words("".join(part if len(part) <= _SAID else f"{part[:_SAID]}...\n" for part in parts)[-8_000:])
 
 

@@ -1,8 +1,11 @@
 """What a run reports to Dagster: figures on every materialisation, window by window, and the checks."""
 
+import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import dagster as dg
@@ -19,6 +22,7 @@ from pipeline_platform.tasks.acknowledge.acknowledger import Acknowledger
 
 _NAMED = 20
 """Batch keys that are named at the most."""
+_LEVELS = logging.getLevelNamesMapping()
 _OUTCOMES = ("handled", "failed", "returned", "duplicates")
 
 
@@ -177,4 +181,14 @@ def log_output(context: dg.AssetExecutionContext, manifest: Manifest) -> None:
         if "said" in notes:
             more = f"and {notes['unsaid']} more lines, which are in Spark's log" if notes["unsaid"] else ""
             who = notes.get("who", f"callbacks of task {notes.get('task', '?')}")
-            context.log.info(f"{who} said:\n{notes['said']}{more}".rstrip())
+            for level, lines in groupby(_levels(f"{notes['said']}{more}"), itemgetter(0)):
+                context.log.log(level, "\n".join([f"{who} said:", *(line for _, line in lines)]))
+
+
+def _levels(text: str) -> Iterator[tuple[int, str]]:
+    """Each line with its level: that of its first word, and of the line before where it is indented."""
+    level = logging.INFO
+    for line in text.splitlines():
+        if not line.startswith("  "):
+            level = _LEVELS.get(line.partition(" ")[0].partition(":")[0], logging.INFO)
+        yield level, line

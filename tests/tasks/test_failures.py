@@ -125,6 +125,26 @@ def test_what_handle_failed_does_to_one_message_costs_no_other(lake, fault):
     assert manifest.total("handle_failed_errors") == (0 if fault == "twice" else 1)
 
 
+def test_a_traceback_begins_with_the_callback(lake):
+    class Calling(Obedient):
+        name = "calling"
+
+        def handle_message(self, message, context):
+            return helper(message)
+
+    def helper(message):
+        raise ValueError("deep")
+
+    manifest = handled(lake, Calling, b"1")
+
+    (failure,) = rows_of(lake, "calling", manifest, "failed")
+    frames = [line for line in failure["traceback"].splitlines() if line.startswith("  File")]
+    first, second = frames
+    assert first.startswith(f'  File "{__file__}", line ')
+    assert (first.endswith("in handle_message"), second.endswith("in helper")) == (True, True)
+    assert "pipeline_platform/" not in failure["traceback"]
+
+
 def test_a_very_long_text_of_an_exception_pushes_no_frame_out(lake):
     class Verbose(Obedient):
         name = "verbose"

@@ -4,6 +4,7 @@
 import io
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -173,3 +174,44 @@ def test_a_process_without_streams_hears_nothing(monkeypatch):
     with captured() as output:
         print("nowhere")
     assert output.notes() == {}
+
+
+class Logging(Obedient):
+    """Logs each message, by the logger of its module."""
+
+    name = "logging"
+
+    def handle_message(self, message: Any, context: Any) -> Any:
+        log = logging.getLogger(__name__)
+        log.debug("not shown")
+        log.info("has %s", message.data.decode())
+        try:
+            return super().handle_message(message, context)
+        except ValueError:
+            log.exception("as told")
+            raise
+
+
+@pytest.mark.parametrize("careful", [False, True], ids=["here", "in a host"])
+def test_log_lines_of_a_pipeline_s_package_have_their_level_and_message(lake, monkeypatch, careful):
+    unconfigure(monkeypatch)
+    (notes,) = handled(lake, Logging, b"1", b"raise", careful=careful).notes
+    first, second, third, *traceback = notes["said"].splitlines()
+    assert [first, second] == ["INFO message 'm0': has 1", "INFO message 'm1': has raise"]
+    assert third == "ERROR message 'm1': as told"
+    assert traceback
+    assert all(line.startswith("  ") for line in traceback)
+    assert logging.getLogger("tests").handlers == []
+
+
+def test_log_lines_of_handle_batch_have_its_batcher_and_key(lake, monkeypatch):
+    class Loud(Batching):
+        name = "loud"
+
+        def handle_batch(self, batcher, messages, batch_info, context):
+            logging.getLogger(__name__).warning("late")
+            return messages
+
+    unconfigure(monkeypatch)
+    (notes,) = batched(lake, staged("1", key="k"), pipeline=Loud).notes
+    assert re.fullmatch(r"WARNING batcher '\w+', batch key 'k': late\n", notes["said"])

@@ -125,8 +125,8 @@ class CallingStep(Step):
         """Have files written, and callbacks heard, meanwhile; then there is a manifest."""
         began, started, manifest = time.time(), time.monotonic(), list[pa.RecordBatch]()
         tally, task = Tally(self.pipeline.batchers), share if isinstance(share, int) else None
-        name = uuid.uuid4().hex[:4] if task is None else task
-        with self.writer(f"{self.stem}-{name}") as writer, captured() as output, self.traced(task):
+        name, package = uuid.uuid4().hex[:4] if task is None else task, self.pipeline.__module__.partition(".")[0]
+        with self.writer(f"{self.stem}-{name}") as writer, captured(package) as output, self.traced(task):
             yield writer, tally, manifest
             took = {"began": began, "seconds": time.monotonic() - started, "task": task}
             manifest += writer.close(**tally.notes(), **output.notes(), **took).to_arrow().to_batches()

@@ -1,5 +1,6 @@
 """What callbacks print and log while a task calls them, for the log of the run: so many lines, the rest counted."""
 
+import inspect
 import logging
 import mmap
 import sys
@@ -7,6 +8,8 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO, cast
+
+from pipeline_platform.model.message import BatchInfo, Message
 
 LINES = 100
 BYTES = 16 * 2**10
@@ -97,9 +100,51 @@ class _Stream:
         return getattr(self._original, name)
 
 
+class _Format(logging.Formatter):
+    """Level, the message or the batch that a callback has, and what it logs; further lines are indented."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record).replace("\n", "\n  ")
+        return f"{record.levelname} {_at_work() or record.name}: {text}"
+
+
+def _at_work() -> str:
+    """Find what a callback was called with, in the frames of the platform above its own: to note it costs each call."""
+    frame = inspect.currentframe()
+    while frame := frame and frame.f_back:
+        if frame.f_globals.get("__name__", "").startswith("pipeline_platform.tasks."):
+            known = frame.f_locals
+            if (message := known.get("message")).__class__ is Message:
+                return f"message {message.message_id!r}"
+            if (info := known.get("info")).__class__ is BatchInfo:
+                return f"batcher {info.batcher!r}, batch key {info.batch_key!r}"
+    return ""
+
+
 @contextmanager
-def captured() -> Iterator[Output]:
-    """Take what Python code of this process prints and logs meanwhile; it is written to where it was, too."""
+def _logged(package: str) -> Iterator[None]:
+    """Have the loggers of a package log meanwhile from INFO on, unless somebody has configured logging."""
+    logger = logging.getLogger(package)
+    if not package or logging.root.handlers or logger.handlers:
+        yield
+        return
+    handler, level = logging.StreamHandler(), logger.level
+    handler.setFormatter(_Format())
+    logger.addHandler(handler)
+    logger.setLevel(level or logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+@contextmanager
+def captured(package: str = "") -> Iterator[Output]:
+    """Take what Python code of this process prints and logs meanwhile; it is written to where it was, too.
+
+    The package is the pipeline's own: nothing needs to be configured for its loggers.
+    """
     output = Output()
     originals = {name: getattr(sys, name) for name in ("stdout", "stderr")}
     streams = {
@@ -109,7 +154,8 @@ def captured() -> Iterator[Output]:
         setattr(sys, name, stream)
         _redirect(originals[name], stream)
     try:
-        yield output
+        with _logged(package):
+            yield output
     finally:
         for name, stream in streams.items():
             if getattr(sys, name) is stream:

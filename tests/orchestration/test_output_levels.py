@@ -1,0 +1,21 @@
+"""What callbacks print and log, in the log of the run."""
+
+import logging
+from types import SimpleNamespace
+
+from pipeline_platform.lake.manifest import Manifest
+from pipeline_platform.orchestration.reporting import log_output
+
+
+def test_lines_are_logged_at_the_level_that_they_begin_with(caplog):
+    said = "printed\nERROR message '1': as told\n  Traceback\nWARNING:root:own format\nINFO: x\n"
+    with caplog.at_level(logging.INFO):
+        log_output(
+            SimpleNamespace(log=logging.getLogger("run")), Manifest(notes=[{"said": said, "unsaid": 2, "task": 0}])
+        )
+    assert [(record.levelname, record.message.splitlines()[1:]) for record in caplog.records] == [
+        ("INFO", ["printed"]),
+        ("ERROR", ["ERROR message '1': as told", "  Traceback"]),
+        ("WARNING", ["WARNING:root:own format"]),
+        ("INFO", ["INFO: x", "and 2 more lines, which are in Spark's log"]),
+    ]
