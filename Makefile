@@ -40,9 +40,10 @@ faults: setup-dev ## Run what `make test` leaves: kills, storms, servers that fa
 	@$(BIN)/python -m servers install
 	$(BIN)/python $(TESTS) -m 'faults and not soak'
 
-soak: setup-dev ## Run the fault tests that take hours
+soak: setup-dev ## Run the fault tests that take hours, and an hour of random deaths over five sources
 	@$(BIN)/python -m servers install
 	$(BIN)/python -m pytest -m soak --timeout=3600
+	$(BIN)/python -m benchmarks.endurance
 
 check: setup-dev ## Lint, format and types
 	$(BIN)/ruff check .

@@ -12,19 +12,21 @@ import os
 import signal
 import statistics
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import NamedTuple
 
 import dagster as dg
 
 from benchmarks.recovery_deaths import DEATHS, Death, Scene
 from benchmarks.recovery_deployment import Deployment, deployed
-from benchmarks.recovery_location import NAME, TABLE
-from benchmarks.recovery_sources import SOURCES
+from benchmarks.recovery_location import NAME, TABLE, Asked
+from benchmarks.recovery_sources import SOURCES, Ground
 from pipeline_platform.launcher.run_process import RunProcess
 
 WITHIN_S = 120.0
@@ -61,12 +63,10 @@ class Cost(NamedTuple):
 class Trial:
     """One death, and what comes of it."""
 
-    def __init__(self, deployment: Deployment, death: Death, messages: int, handles_s: float) -> None:
-        deployment.trials += 1
+    def __init__(self, deployment: Deployment, ground: Ground, death: Death, messages: int, handles_s: float) -> None:
         self._handles_s = handles_s
-        self.deployment, self._death = deployment, death
-        self._folder = deployment.folder / f"trial-{deployment.trials}"
-        self._folder.mkdir()
+        self.deployment, self._ground, self._death = deployment, ground, death
+        self._folder = Path(tempfile.mkdtemp(prefix="trial-", dir=deployment.folder))
         self._messages, self._sent = messages, 0
         self._before = {run.run_id for run in deployment.instance.get_runs()}
         self._at_end: list[Callable[[], None]] = []
@@ -90,7 +90,7 @@ class Trial:
             self._send()
             known = self._come_to_it()
             pid = max(self.marks(), default=(0.0, 0))[1]
-            died = self._death.blow(Scene(self.deployment, self.run, pid, self.at_end))
+            died = self._death.blow(Scene(self.deployment, self._ground, self.run, pid, self.at_end))
             (self._folder / "gate").touch()
             if self._death.sends_after:
                 self._send()
@@ -150,13 +150,13 @@ class Trial:
     def _is_done(self) -> bool:
         lines, failed = self._outcome()
         is_complete = len(lines) + len(failed) == self._sent
-        return is_complete and not self.deployment.unfinished() and self.deployment.ground.left() == 0
+        return is_complete and not self.deployment.unfinished(NAME) and self._ground.left() == 0
 
     def _outcome(self) -> tuple[Counter[str], Counter[str]]:
         """The trial's messages in the batcher's table, and those that failed."""
         ours = str(self._folder)
-        lines = self.deployment.rows(TABLE)["text"].to_list()
-        failed = [data.decode() for data in self.deployment.rows("failed")["data"]]
+        lines = self.deployment.rows(NAME, TABLE)["text"].to_list()
+        failed = [data.decode() for data in self.deployment.rows(NAME, "failed")["data"]]
         return Counter(text for text in lines if text.endswith(ours)), Counter(t for t in failed if t.endswith(ours))
 
     def _wrong(self) -> str:
@@ -165,8 +165,8 @@ class Trial:
             "lost": self._sent - len({*lines, *failed}),
             "twice": sum(times > 1 for times in (lines + failed).values()),
             "failed": len(failed),
-            "not acknowledged": self.deployment.ground.left(),
-            "receives unfinished": len(self.deployment.unfinished()),
+            "not acknowledged": self._ground.left(),
+            "receives unfinished": len(self.deployment.unfinished(NAME)),
         }
         return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
 
@@ -179,7 +179,7 @@ class Trial:
 
     def _send(self) -> None:
         numbers = range(self._sent, self._sent + self._messages)
-        self.deployment.ground.send([f"{n} {self._folder}".encode() for n in numbers])
+        self._ground.send([f"{n} {self._folder}".encode() for n in numbers])
         self._sent += self._messages
 
     def _until(self, what: str, found: Callable[[], object], look_s: float = LOOK_S) -> None:
@@ -190,19 +190,31 @@ class Trial:
             time.sleep(look_s)
 
 
+@contextmanager
+def _deployed(source: str, max_runs: int | None) -> Iterator[tuple[Deployment, Ground]]:
+    """Start all that a source's trials need; end it with the block."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="recovery-", ignore_cleanup_errors=True)))
+        ground: Ground = stack.enter_context(SOURCES[source](folder))
+        asked = Asked(folder=str(folder), source=ground.connector, options=ground.options)
+        asked = asked if max_runs is None else asked.model_copy(update={"max_runs": max_runs})
+        environment = {**ground.environment, "RECOVERY_BENCHMARK": asked.model_dump_json()}
+        yield stack.enter_context(deployed(folder, "benchmarks.recovery_location", environment)), ground
+
+
 def rows(source: str, deaths: list[str], given: argparse.Namespace) -> None:
     """Measure and print the rows of one source."""
     with ExitStack() as stack:
-        deployment: Deployment | None = None
+        place: tuple[Deployment, Ground] | None = None
         for name in deaths:
             costs = []
             for nth in range(given.trials):
-                deployment = deployment or stack.enter_context(deployed(source, given.max_runs))
+                place = place or stack.enter_context(_deployed(source, given.max_runs))
                 # Both tasks handle after a second. Runs begin after a look, and one that is killed at once would always
                 # wait for the next look for as long: trials are spread over the time between two.
                 handles_s = 1 + SENSOR_LOOKS_S * nth / given.trials
                 try:
-                    cost = Trial(deployment, DEATHS[name], given.messages, handles_s).measure()
+                    cost = Trial(*place, DEATHS[name], given.messages, handles_s).measure()
                     is_sound = cost.acknowledged is not None and not cost.wrong
                 except TooLongError as error:
                     cost, is_sound = Cost(None, None, str(error)), False
@@ -215,13 +227,13 @@ def rows(source: str, deaths: list[str], given: argparse.Namespace) -> None:
                 if not is_sound:  # what it left would be the next trial's
                     if given.keep:
                         print(
-                            f"left as it is: {deployment.folder}, pid {deployment.daemon.pid}",
+                            f"left as it is: {place[0].folder}, pid {place[0].daemon.pid}",
                             file=sys.stderr,
                             flush=True,
                         )
                         os._exit(1)  # nothing is cleared up
                     stack.close()
-                    deployment = None
+                    place = None
             print(_row(source, name, costs), flush=True)
 
 

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 import dagster as dg
 
 from benchmarks.recovery_deployment import Deployment
+from benchmarks.recovery_sources import Ground
 from pipeline_platform.launcher.run_process import RunProcess
 from pipeline_platform.spark import server as spark_server
 
@@ -24,13 +25,15 @@ class Scene(NamedTuple):
     """Where a death happens.
 
     Attributes:
-        deployment: All that can die but the run.
+        deployment: All that can die but the run and the source.
+        ground: The source.
         run: The trial's.
         host: Process that handled a message last; 0 where none did.
         at_end: Calls something after so many seconds, or at the trial's end, if that is before.
     """
 
     deployment: Deployment
+    ground: Ground
     run: dg.DagsterRun
     host: int
     at_end: Callable[[float, Callable[[], None]], None]
@@ -87,7 +90,7 @@ def _spark(scene: Scene) -> float:
 
 def _source(scene: Scene) -> float:
     died = time.time()
-    scene.deployment.ground.outage()
+    scene.ground.outage()
     return died
 
 

@@ -1,4 +1,4 @@
-"""What `benchmarks.recovery` deploys: a daemon, over one source and a warm Spark of its own."""
+"""What `benchmarks.recovery` and `benchmarks.endurance` deploy: a daemon, over sources and a warm Spark of its own."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import dagster as dg
 import polars as pl
 
-from benchmarks.recovery_location import NAME, Asked
-from benchmarks.recovery_sources import SOURCES, Ground
 from pipeline_platform.lake.ledger import Ledger, Receive
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.orchestration.runs_under_way import UNDER_WAY
@@ -25,15 +22,13 @@ ROOT = Path(__file__).parents[1]
 
 
 class Deployment:
-    """A daemon over one source, in a folder of its own."""
+    """A daemon over a code location of the benchmarks, in a folder of its own."""
 
-    def __init__(self, folder: Path, ground: Ground, instance: dg.DagsterInstance, asked: Asked) -> None:
-        self.folder, self.ground, self.instance = folder, ground, instance
+    def __init__(self, folder: Path, instance: dg.DagsterInstance, location: str) -> None:
+        self.folder, self.instance, self._location = folder, instance, location
         self.spark_folder = folder / "spark"
         self.lake = Lake(root=str(folder / "lake"))
-        self._environment = {**os.environ, **ground.environment, "RECOVERY_BENCHMARK": asked.model_dump_json()}
         self._started: list[subprocess.Popen[bytes]] = []
-        self.trials = 0
 
     @property
     def daemon(self) -> subprocess.Popen[bytes]:
@@ -48,7 +43,7 @@ class Deployment:
             "dagster._daemon",
             "run",
             "-m",
-            "benchmarks.recovery_location",
+            self._location,
             "-d",
             str(ROOT),
         ]
@@ -57,7 +52,6 @@ class Deployment:
                 subprocess.Popen(
                     command,
                     cwd=ROOT,
-                    env=self._environment,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -80,34 +74,30 @@ class Deployment:
         """Runs that have not ended."""
         return list(self.instance.get_runs(dg.RunsFilter(statuses=UNDER_WAY)))
 
-    def rows(self, table: str) -> pl.DataFrame:
-        """What a table of the pipeline holds."""
-        path = self.folder / "lake" / NAME / table
+    def rows(self, pipeline: str, table: str) -> pl.DataFrame:
+        """What a table of a pipeline holds."""
+        path = self.folder / "lake" / pipeline / table
         return pl.read_delta(str(path)) if path.exists() else pl.DataFrame(schema={"text": str, "data": bytes})
 
-    def unfinished(self) -> list[Receive]:
+    def unfinished(self, pipeline: str) -> list[Receive]:
         """Receives that are not acknowledged; what a run wrote into a folder after its receive ended is none."""
-        return Ledger(self.lake, NAME).under_way()[0]
+        return Ledger(self.lake, pipeline).under_way()[0]
 
 
 @contextmanager
-def deployed(source: str, max_runs: int | None) -> Iterator[Deployment]:
-    """Start all that a source's trials need; end it with the block."""
+def deployed(folder: Path, location: str, environment: Mapping[str, str]) -> Iterator[Deployment]:
+    """Start a daemon and a Spark over a code location, in `environment`; end them with the block."""
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="recovery-", ignore_cleanup_errors=True)))
-        ground: Ground = stack.enter_context(SOURCES[source](folder))
-        asked = Asked(folder=str(folder), source=ground.connector, options=ground.options)
-        asked = asked if max_runs is None else asked.model_copy(update={"max_runs": max_runs})
         home = folder / "dagster"
         home.mkdir()
         (home / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text())
-        os.environ.update({**ground.environment, "DAGSTER_HOME": str(home)})
+        os.environ.update({**environment, "DAGSTER_HOME": str(home)})
         spark = folder / "spark"
         stack.callback(spark_server.stop, spark)
         spark_server.start(spark)
         # Opened before any process: two that make the same SQLite storage at once leave it unusable.
         instance = stack.enter_context(dg.DagsterInstance.get())
-        deployment = Deployment(folder, ground, instance, asked)
+        deployment = Deployment(folder, instance, location)
         stack.callback(deployment.stop)
         deployment.start_daemon()
         yield deployment

@@ -1,0 +1,107 @@
+"""The code location that `benchmarks.endurance` deploys: a pipeline over each source that the environment names."""
+
+import json
+import os
+from typing import Any
+
+from pydantic import BaseModel
+
+from benchmarks.recovery_location import SOURCES
+from pipeline_platform.model.message import Message
+from pipeline_platform.model.options import Processors, Producer, TableBatcher
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.orchestration.deployment import platform_definitions
+from pipeline_platform.orchestration.lake_resources import ControlResource, LakeResource
+from pipeline_platform.orchestration.source_resources import source_resource
+from pipeline_platform.orchestration.spark_resource import SparkResource
+
+FAILS_EACH = 10_000
+
+
+class Kept(BaseModel):
+    """A source of the benchmark."""
+
+    connector: str
+    options: dict[str, Any]
+
+
+class Asked(BaseModel):
+    """What the benchmark asks of its location, in ENDURANCE_BENCHMARK as JSON."""
+
+    folder: str = "."
+    sources: dict[str, Kept] = {}
+
+
+ASKED = Asked.model_validate(json.loads(os.environ.get("ENDURANCE_BENCHMARK", "{}")))
+
+
+class Number(BaseModel):
+    """What becomes of a message."""
+
+    n: int
+
+
+PROCESSORS = Processors(concurrency=2, max_demand=25_000)
+BATCHERS = {"even": TableBatcher(schema=Number), "odd": TableBatcher(schema=Number)}
+
+
+class Numbers:
+    """Numbers by parity; one of ten thousand fails."""
+
+    def handle_message(self, message: Message, context: Any) -> Message:
+        """Keep a number."""
+        number = message.json()["n"]
+        if number % FAILS_EACH == 0:
+            raise ValueError(f"{number} is one of those that fail")
+        return message.put({"n": number}, batcher="odd" if number % 2 else "even")
+
+
+class OverPostgres(Numbers, Pipeline):
+    """Numbers of a table queue."""
+
+    name = "postgres"
+    producer = Producer(source="postgres")
+    processors, batchers = PROCESSORS, BATCHERS
+
+
+class OverKafka(Numbers, Pipeline):
+    """Numbers of a topic."""
+
+    name = "kafka"
+    producer = Producer(source="kafka")
+    processors, batchers = PROCESSORS, BATCHERS
+
+
+class OverRabbitmq(Numbers, Pipeline):
+    """Numbers of a RabbitMQ queue."""
+
+    name = "rabbitmq"
+    producer = Producer(source="rabbitmq")
+    processors, batchers = PROCESSORS, BATCHERS
+
+
+class OverSqs(Numbers, Pipeline):
+    """Numbers of an SQS queue."""
+
+    name = "sqs"
+    producer = Producer(source="sqs")
+    processors, batchers = PROCESSORS, BATCHERS
+
+
+class OverPubsub(Numbers, Pipeline):
+    """Numbers of a subscription."""
+
+    name = "pubsub"
+    producer = Producer(source="pubsub")
+    processors, batchers = PROCESSORS, BATCHERS
+
+
+PIPELINES: tuple[type[Pipeline], ...] = (OverPostgres, OverKafka, OverRabbitmq, OverSqs, OverPubsub)
+
+resources: dict[str, Any] = {
+    "lake": LakeResource(root=f"{ASKED.folder}/lake"),
+    "control": ControlResource(url=f"sqlite:///{ASKED.folder}/control.sqlite"),
+    "spark": SparkResource(remote="warm", state_folder=f"{ASKED.folder}/spark", packages=["benchmarks"]),
+    **{name: source_resource(SOURCES[kept.connector])(**kept.options) for name, kept in ASKED.sources.items()},
+}
+defs = platform_definitions([one for one in PIPELINES if one.name in ASKED.sources], resources)
