@@ -21,6 +21,11 @@ RESOURCES = {
 }
 
 defs = dg.Definitions.merge(
-    platform_definitions([Flights], RESOURCES, assets=[flights, delays_per_carrier], sensors=[flights_producer]),
+    platform_definitions(
+        [Flights],
+        RESOURCES,
+        assets=[flights, delays_per_carrier],
+        sensors=[flights_producer],
+    ),
     dg.Definitions(executor=dg.in_process_executor),  # Spark starts once a run, not once a step, also by hand
 )

@@ -10,6 +10,7 @@ from pipeline_platform.cli import limit_commands as limits
 from pipeline_platform.cli import loading
 from pipeline_platform.cli import spark_commands as spark
 from pipeline_platform.cli import table_queue_commands as table_queue
+from pipeline_platform.cli.new_command import new
 from pipeline_platform.cli.push_command import push
 from pipeline_platform.cli.repair_command import repair
 from pipeline_platform.cli.show_command import show
@@ -37,6 +38,7 @@ for command in (
     limits.limit,
     limits.scale,
     push,
+    new,
     repair,
 ):
     app.command()(command)

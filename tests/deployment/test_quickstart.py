@@ -1,4 +1,4 @@
-"""The tutorial of ten minutes, typed in as a reader types it: files, commands, a real Dagster and a real Spark."""
+"""The pages of ten minutes, typed in as a reader types them: files, commands, a real Dagster and a real Spark."""
 
 import os
 import re
@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shutil import copy, copytree
 
 import polars as pl
 import pytest
@@ -16,21 +17,19 @@ from servers.server import free_ports
 from tests.fixtures.documents import DOCS, files
 from tests.fixtures.keeper import PROJECT
 
-PAGE = (DOCS / "start" / "quickstart.md").read_text()
-
 ONES_OWN = ("make ", "mkdir ", "pip ", "dagster dev ")
 """Commands that prepare the machine, and the one that does not end."""
 
 
 class Reader:
-    """Somebody at a terminal, in a new folder."""
+    """Somebody at a terminal, in a folder, with a page of `docs/start`."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.typed = folder, 0
+    def __init__(self, folder: Path, page: str) -> None:
+        self.folder, self.page, self.typed = folder, (DOCS / "start" / page).read_text(), 0
         scripts = f"{PROJECT / '.venv' / 'bin'}:{os.environ['PATH']}"
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PIPELINE_"))}
-        self.variables = {**kept, "PATH": scripts, "DAGSTER_HOME": str(folder / "dagster")}
-        (folder / "dagster").mkdir()
+        self.variables = {**kept, "PATH": scripts, "DAGSTER_HOME": str(folder / ".dagster")}
+        (folder / ".dagster").mkdir()
 
     def type(self, command: str) -> str:
         bash, at = ["bash", "-c", command], {"cwd": self.folder, "env": self.variables}
@@ -40,17 +39,17 @@ class Reader:
 
     def write(self, heading: str) -> None:
         """Write the files of the page as they are after a section."""
-        (self.folder / "upto.md").write_text(PAGE.partition(f"\n## {heading}\n")[0])
+        (self.folder / "upto.md").write_text(self.page.partition(f"\n## {heading}\n")[0])
         for name, text in files(self.folder / "upto.md").items():
             (self.folder / name).write_text(text)
 
     def follow(self, heading: str) -> str:
         """Type the commands of a section, `status` until nothing is under way; return all that they print."""
-        section = PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+        section = self.page.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
         printed = []
         for line in re.findall(r"^\$ (.*)$", section, re.M):
             command = line.partition("  #")[0].strip()
-            if command.endswith(" status"):
+            if command.startswith("pipeline-platform") and " status" in command:
                 self.wait_for(command)
             elif not command.startswith(ONES_OWN) and "DAGSTER_HOME=" not in command:
                 printed.append(self.type(command))
@@ -67,9 +66,9 @@ class Reader:
         raise AssertionError(said)
 
     @contextmanager
-    def dagster(self) -> Iterator[None]:
-        command = ["dagster", "dev", "-m", "orders", "-p", str(*free_ports(1))]
-        assert f"$ {' '.join(command[:4])} &" in PAGE
+    def dagster(self, *location: str) -> Iterator[None]:
+        command = ["dagster", "dev", *location, "-p", str(*free_ports(1))]
+        assert f"$ {' '.join(command[:4])} &" in self.page
         with (self.folder / "dagster.log").open("w") as log:
             process = subprocess.Popen(
                 command, cwd=self.folder, env=self.variables, stdout=log, stderr=log, start_new_session=True
@@ -84,10 +83,10 @@ class Reader:
 @pytest.mark.timeout(600)
 @pytest.mark.faults  # two runs, each of which starts Spark: a minute
 def test_the_tutorial_ends_as_it_says(tmp_path):
-    reader = Reader(tmp_path)
+    reader = Reader(tmp_path, "quickstart.md")
     reader.write("Send messages")
     reader.follow("Send messages")
-    with reader.dagster():
+    with reader.dagster("-m", "orders"):
         looked = reader.follow("Let it run")
         assert "ValidationError" in looked
         assert pl.read_delta(str(tmp_path / "lake" / "orders" / "lake"))["number"].to_list() == [1]
@@ -99,3 +98,20 @@ def test_the_tutorial_ends_as_it_says(tmp_path):
 
         assert "1 passed" in reader.follow("Test it")
     assert reader.typed == 8
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.faults  # a run, which starts Spark
+def test_a_pipeline_that_a_command_writes_ends_in_rows(tmp_path):
+    for name in ("definitions.py", "workspace.yaml", "dagster.yaml", "pipelines", "resources", "assets", "sensors"):
+        (copytree if (PROJECT / name).is_dir() else copy)(PROJECT / name, tmp_path / name)
+    reader = Reader(tmp_path, "new.md")
+    copy(PROJECT / "dagster.yaml", tmp_path / ".dagster")
+    assert "wrote pipelines/orders.py" in reader.type("pipeline-platform new orders")
+
+    with reader.dagster("-w", "workspace.yaml"):
+        printed = reader.follow("Rows")
+
+    assert "1 passed" in printed
+    assert "│ 1      ┆ one  │" in printed
+    assert "ValidationError" in printed

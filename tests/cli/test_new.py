@@ -1,0 +1,62 @@
+"""`pipeline-platform new`: what it writes runs as it stands, is tested, and is in the deployment."""
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from pipeline_platform.cli.new_command import Kind
+from tests.fixtures.keeper import PROJECT
+
+DEPLOYMENT = ("definitions.py", "workspace.yaml", "pipelines", "resources", "assets", "sensors")
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    for name in DEPLOYMENT:
+        copy = shutil.copytree if (PROJECT / name).is_dir() else shutil.copy
+        copy(PROJECT / name, tmp_path / name)
+    for variable in ("PIPELINE_PLATFORM_HOME", "DAGSTER_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    return tmp_path
+
+
+def python(checkout, *arguments):
+    command = [sys.executable, "-W", "ignore", *arguments]
+    return subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=60, check=False)
+
+
+def new(checkout, *arguments):
+    return python(checkout, "-m", "pipeline_platform.cli.main", "new", *arguments)
+
+
+def test_pipelines_of_all_sources_are_in_the_deployment_and_their_tests_pass(checkout):
+    for kind in Kind:
+        assert new(checkout, f"from_{kind.value}", "--source", kind.value).returncode == 0
+    listed = "from definitions import defs; print(*(key.to_user_string() for key in defs.resolve_all_asset_keys()))"
+
+    loaded, tested = python(checkout, "-c", listed), python(checkout, "-m", "pytest", "-q", "pipelines")
+    linted = python(checkout, "-m", "ruff", "check", "--config", str(PROJECT / "pyproject.toml"), "--ignore", "I", ".")
+    formatted = python(checkout, "-m", "ruff", "format", "--config", str(PROJECT / "pyproject.toml"), "--check", ".")
+
+    tables = ("messages", "lake", "failed")
+    assert {f"from_{kind.value}/{table}" for kind in Kind for table in tables} <= set(loaded.stdout.split())
+    assert "5 passed" in tested.stdout
+    assert (linted.returncode, formatted.returncode) == (0, 0), linted.stdout + formatted.stderr
+
+
+def test_a_name_that_is_taken_and_a_deployment_of_another_shape_are_refused_and_nothing_is_written(checkout):
+    definitions = checkout / "definitions.py"
+    taken = new(checkout, "flights")
+    assert taken.returncode == 1
+    assert "pipelines/flights.py, resources/flights_queue.py is there already" in taken.stderr
+    before = definitions.read_text().replace("RESOURCES = {", "RESOURCES = dict() or {")
+    definitions.write_text(before)
+
+    other = new(checkout, "orders")
+
+    assert other.returncode == 1
+    assert "nothing is written. It needs these lines:" in other.stderr
+    assert 'from resources.orders_queue import orders_queue\n"orders_queue": orders_queue' in other.stderr
+    assert (definitions.read_text(), (checkout / "pipelines/orders.py").exists()) == (before, False)
