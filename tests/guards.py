@@ -159,7 +159,7 @@ tasks/receive/read_shares.py: tasks/test_handle.py
 source/calls.py: source/test_calls.py
     if failed_in_a_row >= FAILED_CALLS:
     if not given.received: => if True:
-source/log.py: source/test_log_histories.py source/test_log_source.py
+source/log.py: source/test_log_source.py source/test_check_source.py
     for is_free, run in _runs(some) >> if is_free => if True
     if found.offset < extent.low:
 connectors/sqs/sqs_source.py: connectors/test_sqs.py

@@ -1,4 +1,4 @@
-"""The pipelines of `docs/migrate/from-broadway.md`, all but one as a whole run on Spark over a real server."""
+"""The pipelines of `docs/migrate/from-broadway.md`, all but one as a whole run over a real server, one on Spark."""
 
 import importlib
 import json
@@ -42,14 +42,19 @@ Started = Callable[[str, Source], Flow]
 
 
 @pytest.fixture
-def started(tmp_path, warm_spark, request, monkeypatch):
+def started(tasks_here, started_on_spark):
+    return started_on_spark
+
+
+@pytest.fixture
+def started_on_spark(tmp_path, warm_spark, request, monkeypatch):
     """A flow of a pipeline of the document, whose file Spark's workers get as they get `pipelines`."""
     monkeypatch.syspath_prepend(str(tmp_path))
     with closing(ControlStore(f"sqlite:///{tmp_path}/control.sqlite")) as control:
 
-        def start(name: str, source: Source, environment: str = "") -> Flow:
+        def start(name: str, source: Source) -> Flow:
             file = f"of_the_document_{name.lower()}"
-            (tmp_path / f"{file}.py").write_text(environment + PIPELINES[name])
+            (tmp_path / f"{file}.py").write_text(PIPELINES[name])
             monkeypatch.delitem(sys.modules, file, raising=False)
             pipeline: type[Pipeline] = getattr(importlib.import_module(file), name)
             spark = warm_spark.resource(file)
@@ -95,14 +100,15 @@ def test_none_has_more_than_some_thirty_lines(name):
     assert len([line for line in PIPELINES[name].splitlines() if line.strip()]) <= 32
 
 
-def test_orders_go_to_s3_and_to_another_queue(started, sqs_server, sqs_queue, s3):
+def test_orders_go_to_s3_and_to_another_queue(started, sqs_server, sqs_queue, s3, monkeypatch):
     url, large = sqs_queue(), sqs_queue()
     source = SqsSource(name="orders_queue", queue_url=url, endpoint_url=sqs_server)
     orders = [{"id": number, "total": 2_000 if number % 4 == 0 else 5} for number in range(60)]
     source.send([json.dumps(order).encode() for order in orders] + [b"no order"])
     # As the operator sets it for the workers.
-    addresses = {"AWS_ENDPOINT_URL_SQS": sqs_server, "AWS_ENDPOINT_URL_S3": s3["AWS_ENDPOINT_URL"]}
-    flow = started("Orders", source, f"import os\nos.environ.update({addresses})\n")
+    for service, address in ("SQS", sqs_server), ("S3", s3["AWS_ENDPOINT_URL"]):
+        monkeypatch.setenv(f"AWS_ENDPOINT_URL_{service}", address)
+    flow = started("Orders", source)
 
     store = boto3.client("s3", endpoint_url=s3["AWS_ENDPOINT_URL"])
     store.create_bucket(Bucket="orders")
@@ -141,10 +147,10 @@ def test_payments_are_made_and_the_refused_are_dead_lettered(started, rabbitmq_s
     assert flow.ledger.get(receive.receive_id) is None
 
 
-def test_each_user_s_events_are_handled_in_order(started, kafka_server, kafka_topic, request):
+def test_each_user_s_events_are_handled_in_order(started_on_spark, kafka_server, kafka_topic, request):
     topic = kafka_topic(3)
     source = KafkaSource(name="events_topic", bootstrap_servers=kafka_server, group_id=topic, topics=(topic,))
-    flow = started("Events", source)
+    flow = started_on_spark("Events", source)
     request.addfinalizer(source.close)
     patiently(source._cluster.members)
     events = [{"user": f"user-{number % 7}", "number": number} for number in range(210)]
