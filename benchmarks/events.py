@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
-from msgspec import Struct
+from msgspec import defstruct
 from pydantic import BaseModel
 
 from pipeline_platform.model.blocks import columns
@@ -68,17 +68,8 @@ class Events(Pipeline):
         return message.put(event, batcher=batcher, batch_key=event["country"])
 
 
-class EventStruct(Struct):
-    """The same."""
-
-    id: int
-    user: str
-    kind: str
-    page: str
-    country: str
-    price: float
-    quantity: int
-    agent: str
+EventStruct: Any = defstruct("EventStruct", [(name, one.annotation) for name, one in Event.model_fields.items()])
+"""The same."""
 
 
 class ByJson(Events):

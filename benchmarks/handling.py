@@ -9,7 +9,8 @@ of them; the median of the rounds' ratios is printed, and the least and the grea
   failures and outcomes.
 - *plain query*: Spark's `from_json` of the same rows, written by Spark's partitioned Parquet writer.
 - *columns*: the same through a pipeline's `handle_messages`, written with outcomes.
-- *whole run*: from lease to acknowledgement, out of a SQLite queue, by `message.json()`.
+- *whole run*: from lease to acknowledgement, out of a SQLite queue, by an idiom.
+- *Broadway in memory* and *Broadway to files*: see `benchmarks.broadway`. Skipped where it is not.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from benchmarks.events import IDIOMS, ByJson, Event, EventColumns, Events, parsed, payloads
+from benchmarks import broadway
+from benchmarks.events import IDIOMS, Event, EventColumns, Events, parsed, payloads
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.ledger import Receive
@@ -44,6 +46,9 @@ from pipeline_platform.spark import server as spark_server
 
 WINDOW = "2026-11-21T0000"
 COUNTS = pa.schema([("table", pa.string()), ("rows", pa.int64())])
+WHOLE = ("message.json()", "message.json(Model)", "message.json(Struct)", "blocks")
+"""Idioms of whole runs."""
+PEERS = {"memory": "Broadway in memory", "files": "Broadway to files"}
 
 
 def bare(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -68,6 +73,20 @@ def timed(name: str, work: Callable[[], object]) -> dict[str, float]:
 
 def _handle(name: str, flow: Flow, receive: Receive) -> dict[str, float]:
     return timed(name, lambda: steps.handle_messages(flow, receive))
+
+
+def _broadway(mode: str, messages: int) -> dict[str, float]:
+    return {PEERS[mode]: broadway.seconds(mode, messages)}
+
+
+def _modes() -> list[str]:
+    """What Broadway can do here; says why if nothing."""
+    try:
+        broadway.seconds("memory", 1)
+    except broadway.MissingError as missing:
+        print(f"Broadway is skipped: {missing}", flush=True)
+        return []
+    return [*PEERS]
 
 
 class Bench:
@@ -111,18 +130,18 @@ class Bench:
         routed = rows.select(*Event.model_fields, "message_id", "ack_id", f.col("kind").alias("batcher"))
         routed.write.mode("overwrite").partitionBy("batcher").parquet(f"{self.root}/plain")
 
-    def whole_run(self) -> dict[str, float]:
+    def whole_run(self, idiom: str) -> dict[str, float]:
         """One run over a full queue, in all and by step, in seconds."""
         with tempfile.TemporaryDirectory(dir=self.root) as folder:
             queue = self.queue("queue", Path(folder))
-            flow = self.flow(ByJson, queue, Path(folder))
+            flow = self.flow(IDIOMS[idiom], queue, Path(folder))
             took: dict[str, float] = {}
             started = time.perf_counter()
 
             def step(name: str, work: Callable[[], Any]) -> Any:
                 begun = time.perf_counter()
                 done = work()
-                took[f"run: {name}"] = time.perf_counter() - begun
+                took[f"run by {idiom}: {name}"] = time.perf_counter() - begun
                 return done
 
             receive = step("begin", lambda: begin(flow, origin="source", run_id="bench", windows=[WINDOW]))
@@ -132,7 +151,7 @@ class Bench:
             step("publish", lambda: steps.publish(flow, receive))
             answer = step("acknowledge", lambda: steps.acknowledge(flow, receive))
             assert answer.acknowledged == self.messages
-            return {"whole run": time.perf_counter() - started, **took}
+            return {f"run by {idiom}": time.perf_counter() - started, **took}
 
 
 def measure(messages: int, rounds: int) -> dict[str, list[float]]:
@@ -154,7 +173,8 @@ def measure(messages: int, rounds: int) -> dict[str, list[float]]:
                     lambda: timed("bare", lambda: bench.bare(files)),
                     lambda: timed("plain query", lambda: bench.plain_query(column_files)),
                     lambda: timed("columns", lambda: steps.handle_messages(columns, columns_receive)),
-                    bench.whole_run,
+                    *(partial(bench.whole_run, idiom) for idiom in WHOLE),
+                    *(partial(_broadway, mode, messages) for mode in _modes()),
                     *(partial(_handle, name, *of[:2]) for name, of in received.items()),
                 ]
                 for turn in range(rounds + 1):
@@ -186,7 +206,12 @@ def report(times: dict[str, list[float]], messages: int) -> str:
         "",
         *(f"{name} / bare: {ratio(times, name, 'bare')}" for name in IDIOMS),
         f"columns / plain query: {ratio(times, 'columns', 'plain query')} (at most 1.0)",
-        f"rate of a whole run / rate of bare: {ratio(times, 'bare', 'whole run')} (at least 0.5)",
+        *(
+            f"rate of a whole run by {idiom} / rate of {peer}: {ratio(times, peer, f'run by {idiom}')}"
+            for idiom in WHOLE
+            for peer in ("bare", *PEERS.values())
+            if peer in times
+        ),
     ]
     return "\n".join(lines)
 

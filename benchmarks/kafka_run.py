@@ -16,6 +16,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, closing
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import msgspec
@@ -83,7 +84,7 @@ def _consume(
     while left:
         messages = consumer.consume(min(left, AT_ONCE), 0.5)
         left -= len(messages)
-        tables: dict[str, list[EventStruct]] = {"clicks": [], "views": []}
+        tables: dict[str, list[Any]] = {"clicks": [], "views": []}
         for message in messages:
             event = decode(message.value())
             tables["clicks" if event.kind == "click" else "views"].append(event)
