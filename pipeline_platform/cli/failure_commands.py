@@ -4,6 +4,7 @@ import json
 import shlex
 from codecs import getincrementaldecoder
 from datetime import UTC, datetime
+from functools import partial
 from getpass import getuser
 from typing import Annotated, Any, Literal
 
@@ -13,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline_platform.cli import loading
-from pipeline_platform.cli.launch import launch
+from pipeline_platform.cli.launch import launch, windows_of
 from pipeline_platform.cli.loading import counted
 from pipeline_platform.lake import closing
 from pipeline_platform.lake.failed import FailedMessages
@@ -155,10 +156,12 @@ def retry(
     chosen = Selection(**_selected(message_id, source, window, state, kind, reason, every=every))
     runs = messages = 0
     with loading.opened() as opened:
-        for launched in launch(opened, opened.pipeline(pipeline), chosen, window or ()):
+        say_wait = partial(typer.echo, err=True)
+        say_wait(f"looking for failures of {pipeline} in {opened.lake.root}")
+        for launched in launch(opened, opened.pipeline(pipeline), chosen, window or (), log=say_wait):
             runs, messages = runs + 1, messages + launched.messages
-            windows = " to ".join(dict.fromkeys((launched.windows[0], launched.windows[-1])))
-            typer.echo(f"run {launched.run_id} retries {counted(launched.messages, 'failure')} of {windows}")
+            retried = f"{counted(launched.messages, 'failure')} of {windows_of(launched.windows)}"
+            typer.echo(f"run {launched.run_id} retries {retried}")
     launches = f"{counted(messages, 'failure')} in {counted(runs, 'run')}."
     typer.echo(launches if runs else "No failure is such: nothing was launched.")
 

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -66,8 +66,9 @@ def launch(
     selection: Selection,
     windows: Sequence[str] = (),
     module: str | None = None,
+    log: Callable[[str], object] = lambda _: None,
 ) -> Iterator[Launched]:
-    """Launch them, and log each as it is launched; see `retry_failures`."""
+    """Launch them, and yield each as it is launched; see `retry_failures`. `log` gets what is waited for."""
     from pipeline_platform.orchestration.asset_windows import contiguous
     from pipeline_platform.orchestration.jobs import run_request
 
@@ -93,8 +94,15 @@ def launch(
         request = run_request(pipeline, "failed", neighbours, expected=expected, selection=selection)
         partition = {"dagster/partition": request.partition_key} if request.partition_key else {}
         tags, of_module = {**request.tags, **partition}, module or loading.chosen()
+        where = of_module or "the workspace"
+        log(f"launching {pipeline.name}_backfill of {windows_of(neighbours)}: Dagster loads {where} for it")
         run_id = _launch(f"{pipeline.name}_backfill", request.run_config, tags, of_module)
         yield Launched(run_id, neighbours, messages)
+
+
+def windows_of(neighbours: Sequence[str]) -> str:
+    """Neighbouring windows, in words."""
+    return " to ".join(dict.fromkeys((neighbours[0], neighbours[-1])))
 
 
 def _launch(job: str, config: object, tags: object, module: str | None) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import dotenv
 import typer
@@ -15,6 +15,7 @@ import yaml
 
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.failure import reason_of
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.run.flow import Flow, looked_at
 from pipeline_platform.source.contract import Source
@@ -71,7 +72,12 @@ def load(module: str | None = None) -> "Built":
     module = module or chosen() or _of_workspace()
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    importlib.import_module(module)
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # of an import within
+        raise SetUpError(f"there is no module {module} here, in {Path.cwd()}: correct workspace.yaml, or -m") from None
     if not BUILT:
         raise SetUpError(f"{module} puts no pipelines together: have it call platform_definitions")
     return BUILT[-1]
@@ -101,10 +107,20 @@ def opened(module: str | None = None) -> Iterator[Deployment]:
             for key in sources:
                 getattr(resources, key).open(resources.control)
         except dg.DagsterInvalidConfigError as error:
-            reason = str(error).partition("Stack Trace:")[0].strip()
-            raise SetUpError(f"the resources of {module} cannot be set up. {reason}") from None
+            reasons = "; ".join(map(_refusal, error.errors))
+            raise SetUpError(f"the resources of {module} cannot be set up: {reasons}") from None
+        except dg.DagsterResourceFunctionError as error:
+            key, cause = str(error).rpartition(" ")[2], error.user_exception
+            raise SetUpError(f"the resource {key} of {module} cannot be set up: {reason_of(cause)}") from None
         opened_sources = {key: getattr(resources, key) for key in sources}
         yield Deployment(pipelines, resources.control, resources.lake, opened_sources)
+
+
+def _refusal(error: Any) -> str:
+    """The key and the option of a resource, and what Dagster says of its value."""
+    key = ".".join(level for level in error.stack.levels if level != "config")
+    said = error.message.partition("PostProcessingError: ")
+    return f"{key}: {(said[2] or said[0]).strip().splitlines()[0]}"
 
 
 def counted(number: int, noun: str) -> str:

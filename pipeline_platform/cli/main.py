@@ -12,6 +12,7 @@ from pipeline_platform.cli import spark_commands as spark
 from pipeline_platform.cli import table_queue_commands as table_queue
 from pipeline_platform.cli.new_command import new
 from pipeline_platform.cli.push_command import push
+from pipeline_platform.cli.receives_command import receives
 from pipeline_platform.cli.repair_command import repair
 from pipeline_platform.cli.show_command import show
 from pipeline_platform.cli.status_command import status
@@ -30,6 +31,7 @@ app.add_typer(table_queue.app, name="table-queue")
 app.add_typer(failures.app, name="failures")
 for command in (
     status,
+    receives,
     show,
     trace,
     limits.pause,

@@ -1,27 +1,58 @@
 """`pipeline-platform show`: what a pipeline is made of, with what is changed of it at run time."""
 
-from typing import Annotated
+import json
+from datetime import timedelta
+from typing import Annotated, Any
 
 import typer
 from pydantic import BaseModel
 
 from pipeline_platform.cli import loading
+from pipeline_platform.cli.failure_commands import Json
 from pipeline_platform.cli.limit_commands import changed
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.model.blocks import name_of
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.strict_options import Options
 
+_OWN = ("partition_by", "retry", "dead_letters", "redrive", "fail_run_on", "acks_immediately", "retention")
+
 
 def show(
     pipeline: Annotated[str | None, typer.Argument(help="This pipeline only.", show_default=False)] = None,
+    as_json: Json = False,
 ) -> None:
     """Show sources, processors, batchers, tables and limits of pipelines, as they hold now."""
     with loading.opened() as opened:
         chosen = [opened.pipeline(pipeline)] if pipeline else list(opened.pipelines.values())
+        if as_json:
+            found = {one.name: _data(opened.control, one) for one in chosen}
+            about = {"control_store": str(opened.control), "lake": opened.lake.root, "pipelines": found}
+            typer.echo(json.dumps(about, default=_plain))
+            return
         typer.echo(f"Control store: {opened.control}\nLake: {opened.lake.root}")
         for one in chosen:
             typer.echo("\n".join(["", one.name, *(f"  {line}" for line in _lines(opened, one))]))
+
+
+def _data(control: ControlStore, pipeline: type[Pipeline]) -> dict[str, Any]:
+    """Options as they hold now; `set_at_run_time` are those that the class does not say so."""
+    producers = {}
+    for name, own in pipeline.producers_of().items():
+        key = pipeline.limits_key(name)
+        limit = control.rate_limiting(key, own.rate_limiting)
+        now = {"rate_limiting": limit, "paused": control.paused(key), "set_at_run_time": control.overrides(key)}
+        producers[name] = dict(control.producer_of(pipeline, name)) | now
+    batchers = {name: {"class": type(one).__name__, **dict(one)} for name, one in pipeline.batchers.items()}
+    own_options = {name: getattr(pipeline, name) for name in (*_OWN, "window_cron", "shutdown")}
+    return {"producers": producers, "processors": control.processors_of(pipeline), "batchers": batchers, **own_options}
+
+
+def _plain(value: object) -> object:
+    """What JSON has of an option: spans in seconds, functions and classes by their names."""
+    if isinstance(value, BaseModel):
+        return dict(value)
+    return value.total_seconds() if isinstance(value, timedelta) else _spelt(value)
 
 
 def _lines(opened: loading.Deployment, pipeline: type[Pipeline]) -> list[str]:
@@ -63,8 +94,7 @@ def _limits(control: ControlStore, pipeline: type[Pipeline], producer: str) -> l
 
 def _own(pipeline: type[Pipeline]) -> str:
     """Options of the class itself, where they differ from what a class has without them."""
-    names = ("partition_by", "retry", "dead_letters", "redrive", "fail_run_on", "acks_immediately", "retention")
-    given = {name: getattr(pipeline, name) for name in names}
+    given = {name: getattr(pipeline, name) for name in _OWN}
     return ", ".join(f"{name} {_spelt(value)}" for name, value in given.items() if value != getattr(Pipeline, name))
 
 

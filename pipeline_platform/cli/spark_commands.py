@@ -1,6 +1,7 @@
 """`pipeline-platform spark`: keep a warm Spark on this machine."""
 
 import importlib
+import json
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -69,10 +70,14 @@ def stop(state: State) -> None:
 
 
 @app.command()
-def status(state: State) -> None:
+def status(state: State, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Say whether the warm server runs; exits with 1 if not."""
     server = spark_server.status(state)
-    typer.echo(_described(server) if server else f"no Spark server according to {state}")
+    if as_json:
+        known = ("address", "pid", "cores", "started_at", "java")
+        typer.echo(json.dumps(server and {name: getattr(server, name) for name in known}, default=str))
+    else:
+        typer.echo(_described(server) if server else f"no Spark server according to {state}")
     if server is None:
         raise typer.Exit(1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from rich.text import Text
 from sqlalchemy.exc import SQLAlchemyError
 
 from pipeline_platform.cli import loading
+from pipeline_platform.cli.failure_commands import Json
 from pipeline_platform.cli.limit_commands import changed
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.failed import FailedMessages
@@ -37,6 +39,7 @@ Instance: TypeAlias = "dg.DagsterInstance | str | Exception"
 
 def status(
     pipeline: Annotated[str | None, typer.Argument(help="This pipeline only.", show_default=False)] = None,
+    as_json: Json = False,
 ) -> None:
     """Show backlog, limits, runs, leases, receives to be finished, and open failures of pipelines.
 
@@ -46,21 +49,29 @@ def status(
     console = Console()
     with loading.opened() as opened, _dagster() as instance:
         wanted = [opened.pipeline(pipeline)] if pipeline else opened.pipelines.values()
+        if as_json:
+            found = {chosen.name: _rows(opened, chosen, instance) for chosen in wanted}
+            about = {"control_store": str(opened.control), "lake": opened.lake.root, "pipelines": found}
+            typer.echo(json.dumps(about, default=str))
+            return
         typer.echo(f"Control store: {opened.control}\nLake: {opened.lake.root}")
         for chosen in wanted:
             table = Table(title=chosen.name, title_justify="left", title_style="bold", box=None, show_header=False)
             table.add_column(style="dim")
             table.add_column()
-            rows = {
-                **_producers(opened, chosen, instance),
-                **_runs(chosen, instance),
-                **_receives(opened, chosen),
-                **_failures(opened.lake, chosen),
-                **_columns(opened.lake, chosen),
-            }
-            for name, value in rows.items():
+            for name, value in _rows(opened, chosen, instance).items():
                 table.add_row(name, value if isinstance(value, Text) else Text(value))
             console.print(table)
+
+
+def _rows(opened: loading.Deployment, pipeline: type[Pipeline], instance: Instance) -> Rows:
+    return {
+        **_producers(opened, pipeline, instance),
+        **_runs(pipeline, instance),
+        **_receives(opened, pipeline),
+        **_failures(opened.lake, pipeline),
+        **_columns(opened.lake, pipeline),
+    }
 
 
 @contextmanager

@@ -1,10 +1,12 @@
 """`pipeline-platform table-queue`: the tables of a queue of this deployment, made and looked at."""
 
+import json
 from typing import Annotated, Literal
 
 import typer
 
 from pipeline_platform.cli import loading
+from pipeline_platform.cli.failure_commands import Json
 from pipeline_platform.connectors.table_queue import TableQueue
 
 app = typer.Typer(help="Make the tables of a table queue, or look at them.", no_args_is_help=True)
@@ -25,11 +27,16 @@ def create(
 
 
 @app.command()
-def show(key: Key) -> None:
+def show(key: Key, as_json: Json = False) -> None:
     """Show how many messages wait, since when, and which receives hold how many."""
     with loading.opened() as opened:
         queue = _queue(opened, key)
         waiting, held = queue.backlog(), queue.held()
+    if as_json:
+        leases = [dict(zip(("receive", "lease_s", "messages"), one, strict=True)) for one in held]
+        found = {"messages": waiting.messages, "oldest": waiting.oldest, "leases": leases}
+        typer.echo(json.dumps(found, default=str))
+        return
     since = f", the oldest since {waiting.oldest:%Y-%m-%d %H:%M:%S} UTC" if waiting.oldest else ""
     typer.echo(f"{waiting.messages:,} messages wait{since}.")
     for receive_id, left_s, messages in held:

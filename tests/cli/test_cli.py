@@ -208,7 +208,9 @@ def test_a_variable_that_is_not_set_is_named_without_a_traceback():
     answer = subprocess.run([sys.executable, "-c", code, "status"], capture_output=True, text=True, check=False)
 
     assert answer.returncode == 1
+    assert answer.stderr.startswith("the resources of definitions cannot be set up: control.url: ")
     assert '"NOWHERE_SET" which is not set' in answer.stderr
+    assert len(answer.stderr.splitlines()) == 1
     assert "Traceback" not in answer.stderr
 
 

@@ -1,0 +1,72 @@
+"""`pipeline-platform receives`: what runs hold, and what dead ones left."""
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from pipeline_platform.cli import loading
+from pipeline_platform.cli.failure_commands import Json, plain
+from pipeline_platform.lake.ledger import ReceiveError
+from pipeline_platform.model.pipeline import Pipeline
+
+_COLUMNS = ("pipeline", "receive", "run", "age_s", "step", "messages", "lease_s")
+
+
+def receives(
+    pipeline: Annotated[str | None, typer.Argument(help="This pipeline only.", show_default=False)] = None,
+    as_json: Json = False,
+) -> None:
+    """List the receives that are not finished: age, run, step that comes next, messages, and lease.
+
+    A lease below zero ended so long ago; without one, no run holds the receive: the next run finishes it or gives it
+    up. Ages and leases are in seconds.
+    """
+    with loading.opened() as opened:
+        chosen = [opened.pipeline(pipeline)] if pipeline else opened.pipelines.values()
+        found = [row for one in chosen for row in _rows(opened, one)]
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    table = Table(*(name.replace("_s", ", s") for name in _COLUMNS), box=None)
+    for row in found:
+        table.add_row(*(plain("none" if row[name] is None else str(row[name])) for name in _COLUMNS))
+    if found:
+        Console().print(table)
+    typer.echo(f"{loading.counted(len(found), 'receive')} not finished.")
+
+
+def _rows(opened: loading.Deployment, pipeline: type[Pipeline]) -> Iterator[dict[str, Any]]:
+    """Each receive that the lake knows as unfinished, or the control store as held."""
+    from pipeline_platform.run.receive_state import Phase, ReceiveState
+
+    next_steps = {
+        Phase.PLANNED: "receive", Phase.RECEIVED: "handle", Phase.HANDLED: "batch, decide", Phase.DECIDED: "publish",
+        Phase.PUBLISHED: "acknowledge",
+    }  # fmt: skip
+    flow, control, now = opened.flow(pipeline), opened.control, datetime.now(UTC)
+    held = [*control.over(pipeline.name, of_all=True), *control.in_flight(pipeline.name, of_all=True)]
+    claims = {claim.receive_id: claim for claim in held}
+    for receive_id in dict.fromkeys([*flow.ledger.unfinished(), *claims]):
+        state, claim, begun, step = ReceiveState(flow, receive_id), claims.get(receive_id), None, "receive"
+        messages = claim.messages if claim else None
+        try:
+            if begun := state.record:
+                step = next_steps.get(state.phase, "none: given up or finished")
+                messages = messages or flow.ledger.manifest(begun).total("received")
+        except ReceiveError as error:
+            step = str(error)
+        started = begun.started_at if begun else claim.started_at if claim else None
+        yield {
+            "pipeline": pipeline.name,
+            "receive": receive_id,
+            "run": claim.run_id if claim else begun.run_id if begun else None,
+            "age_s": started and round((now - started).total_seconds()),
+            "step": step,
+            "messages": messages,
+            "lease_s": claim and round((claim.expires_at - now).total_seconds()),
+        }

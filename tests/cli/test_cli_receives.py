@@ -1,0 +1,61 @@
+"""`receives`, and what commands print as JSON."""
+
+import json
+
+import pytest
+
+from pipeline_platform.connectors.table_queue import TableQueue
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.tables import Tables
+from tests.fixtures.pipelines_under_test import Told
+from tests.fixtures.small_lake import Keeping, Memory, Run
+
+
+@pytest.fixture
+def runs(tmp_path, control, beside):
+    """A receive that was handled and is held, one that a dead run left, and one whose run has begun nothing."""
+    tables = Tables(Lake(root=str(tmp_path / "lake")), Keeping)
+    for receive_id, lease_s in (("held", 60), ("left", -9), ("begun", 60)):
+        control.claim("keeping", receive_id, f"run of {receive_id}", wanted=7, capacity=100, lease_s=lease_s)
+    Run(tables, Memory(deliveries_=(("1", b"one"),)), "held").work()
+    Run(tables, Memory(), "left")
+    Run(tables, Memory(deliveries_=(("2", b"two"),)), "unclaimed").work().decide()
+    return beside(Keeping, memory=Memory())
+
+
+def test_receives_tell_run_next_step_messages_and_lease(runs):
+    found = {row["receive"]: row for row in json.loads(runs("receives", "--json").stdout)}
+    assert {receive: (row["run"], row["step"], row["messages"]) for receive, row in found.items()} == {
+        "held": ("run of held", "batch, decide", 7),
+        "left": ("run of left", "receive", 7),
+        "begun": ("run of begun", "receive", 7),
+        "unclaimed": ("run", "publish", 1),
+    }
+    assert 55 <= found["held"]["lease_s"] <= 60
+    assert found["left"]["lease_s"] <= -9
+    assert found["unclaimed"]["lease_s"] is None
+    assert all(row["age_s"] >= 0 for row in found.values())
+    shown = runs("receives", "keeping").stdout
+    assert "run of held" in shown
+    assert shown.endswith("4 receives not finished.\n")
+
+
+def test_reading_commands_print_json(beside, tmp_path):
+    queue = TableQueue(name="queue", url=f"sqlite:///{tmp_path}/queue.sqlite")
+    queue.create()
+    queue.enqueue([b"1", b"2"])
+    queue.plan(1, 1, "somebody")
+    cli = beside(Told, queue=queue)
+    cli("scale", "told", "--concurrency", "3")
+
+    status, show, table = (
+        json.loads(cli(*one, "--json").stdout) for one in (["status"], ["show"], ["table-queue", "show", "queue"])
+    )
+
+    assert status["pipelines"]["told"]["open failures"] == "none"
+    assert show["lake"] == f"{tmp_path}/lake"
+    told = show["pipelines"]["told"]
+    assert (told["processors"]["concurrency"], told["batchers"]["lines"]["table_schema"]) == (3, "Line")
+    assert told["producers"][""]["oldest_allowed"] == 300
+    assert table["messages"] == 1
+    assert [(one["receive"], one["messages"]) for one in table["leases"]] == [("somebody", 1)]
