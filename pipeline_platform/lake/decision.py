@@ -77,7 +77,7 @@ class Transaction(NamedTuple):
     @classmethod
     def of(cls, table: Table, handle: DeltaTable, receive_id: str, record: Receive | None) -> Self:
         """Look it up: by its rows where the receive is older than the transactions that the table keeps."""
-        version = handle.transaction_version(receive_id)
+        version = table.transaction_version(handle, receive_id)
         if version is not None:
             return cls(version % 2**_MARK_BITS, version >> _MARK_BITS)
         if record is None or not _holds(table, handle, record):
@@ -105,7 +105,9 @@ class Transaction(NamedTuple):
 
 
 def transaction_of(table: Table, receive_id: str, record: Receive | None) -> Transaction:
-    """What a table says of a receive now."""
+    """What a table says of a receive now. Once it is decided, it stays so."""
+    if (known := table.known(receive_id)) is not None and known % 2**_MARK_BITS == DECIDED:
+        return Transaction(DECIDED, known >> _MARK_BITS)
     with table.look() as handle:
         return Transaction.of(table, handle, receive_id, record)
 

@@ -196,5 +196,4 @@ class Ledger:
         folder = self.folder(receive_id)
         self._known = {path: known for path, known in self._known.items() if not path.startswith(f"{folder}/")}
         # A folder that is removed half-way is one without a record, and nobody's any more.
-        self._lake.remove_file(f"{folder}/receive.json")
-        self._lake.remove(folder)
+        self._lake.remove(folder, first="receive.json")

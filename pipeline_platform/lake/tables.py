@@ -6,24 +6,21 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import AwareDatetime, BaseModel, ValidationError
 
 from pipeline_platform.lake.column_types import SchemaChangeError, refuse_changes
+from pipeline_platform.lake.kept_windows import check_windows
 from pipeline_platform.lake.manifest import File
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.model.cron import canonical
 from pipeline_platform.model.message import MESSAGES
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.schema import arrow_schema
-from pipeline_platform.model.strict_options import PipelineError
-from pipeline_platform.model.windows import WINDOW_FORMAT
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable, WriterProperties
@@ -99,6 +96,7 @@ class Table:
         self.lake, self.pipeline, self.name, self.schema = lake, pipeline, name, schema
         self.uri = lake.uri(pipeline, name)
         self._idle: list[DeltaTable] = []
+        self._transactions: dict[str, tuple[int, int | None]] = {}
 
     def path(self, file: str) -> str:
         """A file's path under the lake's root."""
@@ -140,24 +138,30 @@ class Table:
 
     def ensure(self) -> None:
         """Make it, or add the columns that its model has gained; a `SchemaChangeError` where a type has changed."""
+        from deltalake.exceptions import TableNotFoundError
+
         while True:
             with suppress(CommitConflictError):  # another receive made or widened it just now
-                if not self._idle and not self.exists():
+                try:
+                    with self.look() as handle:
+                        self._widen(handle)
+                    return
+                except TableNotFoundError:
                     self._create()
-                with self.look() as handle:
-                    self._widen(handle)
-                return
 
     def _create(self) -> None:
         from deltalake import DeltaTable, Schema
 
+        days = f"interval {KEEP_TRANSACTIONS.days} days"
+        # To read a checkpoint takes as many requests as some seven commits.
+        often = {} if self.lake.is_local else {"delta.checkpointInterval": "10"}
         with self._committing(-1):
             DeltaTable.create(
                 self.uri,
                 schema=Schema.from_arrow(self.schema),
                 mode="ignore",
                 partition_by=["window"],
-                configuration={"delta.setTransactionRetentionDuration": f"interval {KEEP_TRANSACTIONS.days} days"},
+                configuration={"delta.setTransactionRetentionDuration": days, **often},
                 storage_options=self.lake.patient_options,
             )
 
@@ -193,7 +197,30 @@ class Table:
         Raises:
             LogExpiredError: The log does not reach back to `version` any more.
         """
-        added = []
+        adds = (action.get("add") for action in self._actions_since(handle, version))
+        return [str(add["path"]) for add in adds if add and add["dataChange"]]
+
+    def begins(self, receive_id: str) -> None:
+        """Note that nobody knows a receive yet: its transaction can only be in commits that come."""
+        if self._idle:
+            self._transactions[receive_id] = self._idle[-1].version(), None
+
+    def known(self, receive_id: str) -> int | None:
+        """What the transaction of a receive that began here said when it was last looked at, or committed."""
+        return self._transactions.get(receive_id, (0, None))[1]
+
+    def transaction_version(self, handle: DeltaTable, receive_id: str) -> int | None:
+        """What the transaction of a receive says, as of this handle; of one that began here, by new commits alone."""
+        with suppress(LogExpiredError, KeyError):
+            version, state = self._transactions[receive_id]
+            for action in self._actions_since(handle, version):
+                if (txn := action.get("txn")) and txn["appId"] == receive_id:
+                    state = txn["version"]
+            self._transactions[receive_id] = handle.version(), state
+            return state
+        return handle.transaction_version(receive_id)
+
+    def _actions_since(self, handle: DeltaTable, version: int) -> Iterator[dict[str, Any]]:
         for later in range(version + 1, handle.version() + 1):
             log = self.lake.read(self.path(f"_delta_log/{later:020d}.json"))
             if log is None:
@@ -201,9 +228,7 @@ class Table:
                     f"{self.pipeline}/{self.name} has no commit {later} in its log any more: what was added since "
                     f"version {version} is unknown"
                 )
-            adds = (json.loads(line).get("add") for line in log.splitlines())
-            added += [str(add["path"]) for add in adds if add and add["dataChange"]]
-        return added
+            yield from map(json.loads, log.splitlines())
 
     def swap(
         self,
@@ -222,7 +247,7 @@ class Table:
             CommitConflictError: Something was committed since.
             CommitError: The table refuses it.
         """
-        from deltalake import CommitProperties, Schema, Transaction
+        from deltalake import CommitProperties, PostCommitHookProperties, Schema, Transaction
         from deltalake.transaction import AddAction, RemoveAction
 
         now = int(time.time() * 1000)
@@ -236,11 +261,20 @@ class Table:
             app_transactions=[Transaction(transaction, state, now)],
             custom_metadata={"by": transaction},
         )
-        schema = Schema.from_arrow(self.schema)
-        with self._committing(handle.version()):
+        schema, version = Schema.from_arrow(self.schema), handle.version()
+        # Maintenance cleans the log up: to look what has expired lists all of it.
+        hooks = PostCommitHookProperties(cleanup_expired_logs=False)
+        with self._committing(version):
             handle.create_write_transaction(
-                [*adds, *removals], "append", schema, ["window"], commit_properties=properties
+                [*adds, *removals],
+                "append",
+                schema,
+                ["window"],
+                commit_properties=properties,
+                post_commithook_properties=hooks,
             )
+        if transaction in self._transactions:
+            self._transactions[transaction] = version + 1, state
 
     def compact(self, handle: DeltaTable, writer_properties: WriterProperties) -> int:
         """Put the small files of each window together; return how many became part of larger ones."""
@@ -334,6 +368,11 @@ class Tables:
                         refused[table.name] = str(error)
         return refused
 
+    def begins(self, receive_id: str) -> None:
+        """Note a receive that nobody knows yet; see `Table.begins`."""
+        for name in self.names:
+            self[name].begins(receive_id)
+
     def _windows_with_data(self) -> set[str]:
         found = set()
         for table in map(self.__getitem__, self.names):
@@ -341,48 +380,3 @@ class Tables:
                 with table.look() as handle:
                     found |= {file.window for file in table.files(handle)}
         return found
-
-
-class KeptWindows(BaseModel, frozen=True):
-    """The options that windows follow from."""
-
-    window_cron: str
-    first_window: AwareDatetime
-
-
-def check_windows(lake: Lake, pipeline: type[Pipeline], windows_with_data: Callable[[], Collection[str]]) -> None:
-    """Refuse options by which data would lie in other windows or in none; write down those that are new.
-
-    Without data every change is harmless, and with data a `first_window` before it: a window's beginning follows from
-    `window_cron` alone. `windows_with_data` is asked only where the options changed.
-
-    Raises:
-        PipelineError: `window_cron` changed under data, `first_window` is later than data, or what was kept cannot
-            be read.
-    """
-    name, path = pipeline.__qualname__, f"{pipeline.name}/_windows.json"
-    ours = KeptWindows(window_cron=canonical(pipeline.window_cron), first_window=pipeline.first_window)
-    content = lake.read(path)
-    try:
-        kept = None if content is None else KeptWindows.model_validate_json(content)
-    except ValidationError as error:
-        raise PipelineError(
-            f"{lake.uri(path)} cannot be read ({error.errors()[0]['type']}): restore it, or remove it if "
-            f"{name}.window_cron is what the tables were made with"
-        ) from None
-    if kept == ours:
-        return
-    if oldest := min(windows_with_data(), default=None):
-        if kept and kept.window_cron != ours.window_cron:
-            raise PipelineError(
-                f"{name}.window_cron is {pipeline.window_cron!r}: the tables of {pipeline.name} hold windows of "
-                f"{kept.window_cron!r}, whose keys would mean other times. Set it back, or give the pipeline a new name"
-            )
-        begins = datetime.strptime(oldest, WINDOW_FORMAT).replace(tzinfo=UTC)
-        if begins < pipeline.first_window:
-            raise PipelineError(
-                f"{name}.first_window is {pipeline.first_window.isoformat()}: the tables of {pipeline.name} hold data "
-                f"from window {oldest} on, and what is before first_window could not be retried. "
-                f"Set it to {begins.isoformat()} or earlier"
-            )
-    lake.write(path, ours.model_dump_json().encode())

@@ -112,6 +112,7 @@ def begin(
         taken = {"demand": granted, "asked": asked, "base": base, "replaces": replaces, "selection": selection}
         receive = receive.model_copy(update={**taken, "started_at": datetime.now(UTC)})
         if granted:
+            flow.tables.begins(receive_id)
             flow.ledger.begin(receive)
     except BaseException:
         flow.control.end(receive_id)

@@ -51,10 +51,13 @@ def test_a_removal_that_dies_half_way_leaves_nothing_to_finish(lake, ledger, mon
     ledger.begin(RECEIVE)
     ledger.write(RECEIVE, "receive", Manifest())
 
-    def die(*_):
+    remove_file = type(lake).remove_file
+
+    def die(lake, path):
+        remove_file(lake, path)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(type(lake), "remove", die)
+    monkeypatch.setattr(type(lake), "remove_file", die)
     with pytest.raises(KeyboardInterrupt):
         ledger.remove("r1")
 

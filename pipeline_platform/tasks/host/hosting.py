@@ -57,7 +57,8 @@ class CallingStep(Step):
 
         death = self._fork(host, lambda written: rows.extend(batch for *_, batch in written.batches))
         if death is None:
-            files = Manifest.of(pa.Table.from_batches(rows)).files if rows else []
+            # An object is there as a whole, or not at all.
+            files = Manifest.of(pa.Table.from_batches(rows)).files if rows and self.lake.is_local else []
             if all(is_whole(self.lake, f"{self.pipeline.name}/{file.table}/{file.path}", file) for file in files):
                 yield from rows
                 return
