@@ -69,20 +69,11 @@ class Throttle(Database):
     Where a method takes the pipeline's own option of a rate limit, one that is set at run time comes before it.
     """
 
-    def take(self, pipeline: str, rate_limiting: RateLimiting | None, wanted: int, stops: Sequence[str] = ()) -> Grant:
-        """Take up to `wanted` permits of the current interval; what is not used by its end is gone.
+    def take(self, limits: Mapping[str, RateLimiting | None], wanted: int, stops: Sequence[str] = ()) -> Grant:
+        """Take up to `wanted` permits of each limit, by what it limits: for messages that all of them hold for.
 
-        Tasks take them when they handle. A run that is late, or stalls, never adds its permits to those of an
-        interval that others handle in.
-
-        Raises:
-            ControlStoreError: The database does not answer; nothing may be handled.
-            ValueError: `wanted` is below 1.
-        """
-        return self.take_of_each({pipeline: rate_limiting}, wanted, stops)
-
-    def take_of_each(self, limits: Mapping[str, RateLimiting | None], wanted: int, stops: Sequence[str] = ()) -> Grant:
-        """Take as many permits of each of several limits, by what they limit: for messages that all of them hold for.
+        What is not used by the end of the interval is gone. Tasks take permits when they handle: a run that is late, or
+        stalls, never adds its permits to those of an interval that others handle in.
 
         `stops` are what may be stopped, by `drain` or `stop`, for these messages not to begin.
 
@@ -113,7 +104,7 @@ class Throttle(Database):
     def left_of_each(
         self, limits: Mapping[str, RateLimiting | None], stops: Sequence[str] = (), shortest: timedelta = timedelta(0)
     ) -> Grant:
-        """Say what `take_of_each` could give now, and take nothing; limits of intervals below `shortest` do not count.
+        """Say what `take` could give now, and take nothing; limits of intervals below `shortest` do not count.
 
         Returns:
             Its `seconds` are infinite where no limit counts; `messages` are 0 then, or without end where none holds.

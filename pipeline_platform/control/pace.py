@@ -110,7 +110,7 @@ class Pace:
         while (before := self._monotonic()) < (until := min(until, self._stop_at)):
             if self._store is None or before < self.unlimited_until:
                 return wanted, min(self.unlimited_until, until)
-            grant = self._take(self._store, min(wanted, self._most))
+            grant = self._patiently(self._store.take, self._limits, min(wanted, self._most), self._stops)
             now, self._stop_at = self._monotonic(), before + grant.stop_s
             until = min(until, self._stop_at)
             if grant.stop_s <= 0:
@@ -181,11 +181,6 @@ class Pace:
         seconds = max(0.0, seconds)
         self._sleep(seconds)
         self.waited += seconds
-
-    def _take(self, store: ControlStore, wanted: int) -> Grant:
-        if self._beside:
-            return self._patiently(store.take_of_each, self._limits, wanted, self._stops)
-        return self._patiently(store.take, self._pipeline, self._rate_limiting, wanted, self._stops)
 
     @property
     def _limits(self) -> dict[str, RateLimiting | None]:

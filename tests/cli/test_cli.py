@@ -60,7 +60,7 @@ def test_status_tells_backlog_runs_and_permits(variables, control, tmp_path):
     fill(tmp_path, 1_234)
     limit = RateLimiting(allowed_messages=500, interval=timedelta(days=1))
     control.set_rate_limiting("flights", limit)
-    control.take("flights", None, 100)
+    control.take({"flights": None}, 100)
     control.claim("flights", "a" * 32, "run-alive", wanted=70, capacity=1_000, lease_s=60)
     control.claim("flights", "b" * 32, "run-dead", wanted=5, capacity=1_000, lease_s=-1)
 

@@ -59,7 +59,7 @@ class Simulated:
         left = messages
         yield from self._for(START)
         while left:
-            grant = self.store.take("simulated", self.limit, left)
+            grant = self.store.take({"simulated": self.limit}, left)
             left -= grant.messages
             self.done.handled[self.clock.now - NOON.timestamp()] += grant.messages
             yield

@@ -67,11 +67,11 @@ def test_a_task_that_begins_later_looks_for_a_limit_and_a_stop(store, set_it, mo
 
 
 def test_a_block_of_permits_is_one_statement_of_a_task(store):
-    store.take("flights", HUNDRED, 1)
+    store.take({"flights": HUNDRED}, 1)
     with closing(in_a_task(store)) as task:
-        task.take("flights", HUNDRED, 1)  # SQLAlchemy asks a new connection who it is
+        task.take({"flights": HUNDRED}, 1)  # SQLAlchemy asks a new connection who it is
         with statements() as asked:
-            assert task.take("flights", HUNDRED, 10, ["flights"]).messages == 10
+            assert task.take({"flights": HUNDRED}, 10, ["flights"]).messages == 10
     assert len(asked) == 1
 
 
@@ -82,12 +82,12 @@ def test_blocks_taken_at_once_never_exceed_the_limit(postgres_url):
     def take(number):
         with closing(ControlStore(postgres_url)) as own:
             limits = dict([("flights", HUNDRED), ("trains", beside)][:: 1 if number % 2 else -1])
-            return sum(own.take_of_each(limits, 3).messages for _ in range(10))
+            return sum(own.take(limits, 3).messages for _ in range(10))
 
     with ThreadPoolExecutor(12) as threads:
         assert sum(threads.map(take, range(12))) == 70
     with closing(ControlStore(postgres_url)) as store:
-        assert store.take("flights", HUNDRED, 100).messages == 30
+        assert store.take({"flights": HUNDRED}, 100).messages == 30
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_fifty_tasks_share_two_sessions_of_a_pooler(pooled_url, postgres_url):
         store.rate_limiting("flights", HUNDRED)
         tasks = [closing_up.enter_context(closing(in_a_task(store))) for _ in range(50)]
         with ThreadPoolExecutor(50) as threads:
-            taken = threads.map(lambda task: sum(task.take("flights", HUNDRED, 3).messages for _ in range(5)), tasks)
+            taken = threads.map(lambda task: sum(task.take({"flights": HUNDRED}, 3).messages for _ in range(5)), tasks)
             taken = sum(taken)
         with psycopg.connect(postgres_url) as looking:
             others = "datname = current_database() AND pid <> pg_backend_pid()"

@@ -16,7 +16,7 @@ from tests.fixtures.processes import PROCESSES
 
 def _contend(store: ControlStore, worker: int) -> tuple[int, int, int]:
     limit = RateLimiting(allowed_messages=200, interval=MINUTE)
-    taken = sum(store.take("flights", limit, 3).messages for _ in range(40))
+    taken = sum(store.take({"flights": limit}, 3).messages for _ in range(40))
     claims = [
         store.claim("flights", f"{worker}_{number}", "run", wanted=7, capacity=200, lease_s=60) for number in range(20)
     ]
@@ -41,7 +41,7 @@ def test_claims_beats_and_takes_at_the_same_moment_take_turns(control_url):
         granted = taken = 0
         for number in range(12):
             together.wait()
-            taken += store.take(f"pipeline_{number}", TEN_A_MINUTE, 3).messages
+            taken += store.take({f"pipeline_{number}": TEN_A_MINUTE}, 3).messages
             granted += store.claim(f"pipeline_{number}", f"{worker}_{number}", "run", wanted=9, capacity=40, lease_s=1)
             store.beat(f"{worker}_{number}", 60)
         return granted, taken
@@ -55,12 +55,12 @@ def test_claims_beats_and_takes_at_the_same_moment_take_turns(control_url):
 
 def test_a_store_can_be_used_on_both_sides_of_a_fork(control_url):
     store = ControlStore(control_url, now=noon)
-    store.take("flights", TEN_A_MINUTE, 1)
-    child = multiprocessing.get_context("fork").Process(target=store.take, args=("flights", TEN_A_MINUTE, 2))
+    store.take({"flights": TEN_A_MINUTE}, 1)
+    child = multiprocessing.get_context("fork").Process(target=store.take, args=({"flights": TEN_A_MINUTE}, 2))
     child.start()
     child.join(30)
     assert child.exitcode == 0
-    assert store.take("flights", TEN_A_MINUTE, 10).messages == 7
+    assert store.take({"flights": TEN_A_MINUTE}, 10).messages == 7
     store.close()
 
 

@@ -70,7 +70,7 @@ def test_a_task_without_a_limit_notices_a_drain_within_seconds(store, clock):
 
 
 def test_a_task_that_waits_for_its_interval_gives_up_when_the_drain_s_time_is_over(store, clock):
-    store.take("told", TEN_A_MINUTE, 10)
+    store.take({"told": TEN_A_MINUTE}, 10)
     store.drain("told", "why", timedelta(seconds=12))
     ends = clock.now + 12
     assert paced(store, clock, TEN_A_MINUTE).permitted(5)[0] == 0
@@ -108,7 +108,7 @@ def test_a_drain_pauses_and_is_lifted_by_a_pause_a_resume_or_the_end_of_the_rece
     store.claim("told", "r", "run", wanted=1, capacity=1, lease_s=60)
     store.stop("r", SOON)
     store.end("r")
-    assert store.take("told", None, 1, ["r"]).stop_s == math.inf
+    assert store.take({"told": None}, 1, ["r"]).stop_s == math.inf
 
 
 def test_a_drain_of_a_pipeline_holds_for_its_producers_and_one_s_for_no_other(store, clock):

@@ -15,37 +15,37 @@ from tests.fixtures.control import MINUTE, TEN_A_MINUTE, names, one_store_for_al
 
 def test_an_interval_gives_its_permits_and_no_more(store, clock):
     clock.now += 15
-    assert store.take("flights", TEN_A_MINUTE, 7) == Grant(7, 45)
-    assert store.take("flights", TEN_A_MINUTE, 7) == Grant(3, 45)
-    assert store.take("flights", TEN_A_MINUTE, 7) == Grant(0, 45)
+    assert store.take({"flights": TEN_A_MINUTE}, 7) == Grant(7, 45)
+    assert store.take({"flights": TEN_A_MINUTE}, 7) == Grant(3, 45)
+    assert store.take({"flights": TEN_A_MINUTE}, 7) == Grant(0, 45)
 
 
 def test_pipelines_do_not_share_permits(store):
-    store.take("flights", TEN_A_MINUTE, 10)
-    assert store.take("trains", TEN_A_MINUTE, 10).messages == 10
+    store.take({"flights": TEN_A_MINUTE}, 10)
+    assert store.take({"trains": TEN_A_MINUTE}, 10).messages == 10
 
 
 def test_without_a_limit_all_is_permitted_for_ever(store):
-    assert store.take("flights", None, 10**6) == Grant(10**6, math.inf)
+    assert store.take({"flights": None}, 10**6) == Grant(10**6, math.inf)
     assert store.spare("flights", None, MINUTE) is None
 
 
 def test_asking_for_no_permit_is_refused(store):
     with pytest.raises(ValueError, match="wanted is 0"):
-        store.take("flights", TEN_A_MINUTE, 0)
+        store.take({"flights": TEN_A_MINUTE}, 0)
 
 
 def test_a_clock_set_back_finds_the_interval_as_it_was(store, clock):
-    store.take("flights", TEN_A_MINUTE, 10)
+    store.take({"flights": TEN_A_MINUTE}, 10)
     clock.now += 61
-    store.take("flights", TEN_A_MINUTE, 1)
+    store.take({"flights": TEN_A_MINUTE}, 1)
     clock.now -= 2
-    assert store.take("flights", TEN_A_MINUTE, 1).messages == 0
+    assert store.take({"flights": TEN_A_MINUTE}, 1).messages == 0
 
 
 def test_intervals_that_are_over_are_removed(store, clock):
     for _ in range(10):
-        store.take("flights", TEN_A_MINUTE, 1)
+        store.take({"flights": TEN_A_MINUTE}, 1)
         clock.now += 60
     with store.reading() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM control_intervals").scalar() <= 3
@@ -53,7 +53,7 @@ def test_intervals_that_are_over_are_removed(store, clock):
 
 def test_spare_counts_the_intervals_that_begin_before_the_horizon(store, clock):
     clock.now += 15
-    store.take("flights", TEN_A_MINUTE, 4)
+    store.take({"flights": TEN_A_MINUTE}, 4)
     spare = partial(store.spare, "flights", TEN_A_MINUTE)
     assert spare(timedelta(0)) == 6
     assert spare(timedelta(seconds=45)) == 6
@@ -63,31 +63,31 @@ def test_spare_counts_the_intervals_that_begin_before_the_horizon(store, clock):
 
 def test_a_limit_set_at_run_time_holds_until_it_is_set_back(store):
     store.set_rate_limiting("flights", RateLimiting(allowed_messages=2, interval=MINUTE))
-    assert store.take("flights", TEN_A_MINUTE, 5).messages == 2
+    assert store.take({"flights": TEN_A_MINUTE}, 5).messages == 2
     assert store.rate_limiting("flights", TEN_A_MINUTE).allowed_messages == 2
     store.set_rate_limiting("flights", None)
     assert store.rate_limiting("flights", TEN_A_MINUTE) == TEN_A_MINUTE
-    assert store.take("flights", TEN_A_MINUTE, 50).messages == 8, "what was taken before counts"
+    assert store.take({"flights": TEN_A_MINUTE}, 50).messages == 8, "what was taken before counts"
 
 
 def test_a_lower_limit_takes_nothing_back(store):
-    store.take("flights", TEN_A_MINUTE, 9)
+    store.take({"flights": TEN_A_MINUTE}, 9)
     store.set_rate_limiting("flights", RateLimiting(allowed_messages=2, interval=MINUTE))
-    assert store.take("flights", TEN_A_MINUTE, 1).messages == 0
+    assert store.take({"flights": TEN_A_MINUTE}, 1).messages == 0
     assert store.spare("flights", TEN_A_MINUTE, timedelta(0)) == 0
 
 
 def test_a_limit_can_be_set_for_a_pipeline_without_one(store):
     store.set_rate_limiting("flights", TEN_A_MINUTE)
-    assert store.take("flights", None, 11).messages == 10
+    assert store.take({"flights": None}, 11).messages == 10
 
 
 def test_changing_the_length_and_back_opens_no_interval_anew(store):
-    store.take("flights", TEN_A_MINUTE, 10)
+    store.take({"flights": TEN_A_MINUTE}, 10)
     store.set_rate_limiting("flights", RateLimiting(allowed_messages=10, interval=timedelta(seconds=1)))
-    store.take("flights", TEN_A_MINUTE, 10)
+    store.take({"flights": TEN_A_MINUTE}, 10)
     store.set_rate_limiting("flights", None)
-    assert store.take("flights", TEN_A_MINUTE, 1).messages == 0
+    assert store.take({"flights": TEN_A_MINUTE}, 1).messages == 0
 
 
 def test_a_part_of_a_limit_can_be_changed(store):
@@ -130,7 +130,7 @@ def test_what_an_interval_grants_is_all_it_has_or_all_that_was_wanted(store, clo
     wanted_of, granted_of = {}, {}
     for wanted, passed in takes:
         clock.now = round(clock.now + passed, 6)
-        grant = store.take(pipeline, limit, wanted)
+        grant = store.take({pipeline: limit}, wanted)
         ends_at = round(clock.now + grant.seconds, 6)
         assert ends_at == interval_end(limit, datetime.fromtimestamp(clock.now, UTC)).timestamp()
         wanted_of[ends_at] = wanted_of.get(ends_at, 0) + wanted

@@ -69,9 +69,9 @@ class Counted:
         self.store = store
         self.wanted: list[int] = []
 
-    def take(self, pipeline, limit, wanted, stops=()):
+    def take(self, limits, wanted, stops=()):
         self.wanted.append(wanted)
-        return self.store.take(pipeline, limit, wanted, stops)
+        return self.store.take(limits, wanted, stops)
 
 
 def test_without_a_limit_one_slice_is_everything():
@@ -216,7 +216,7 @@ class Away:
     def __init__(self, failures: float) -> None:
         self.failures = failures
 
-    def take(self, pipeline, limit, wanted, stops=()):
+    def take(self, limits, wanted, stops=()):
         self.failures -= 1
         if self.failures >= 0:
             raise ControlStoreError("no answer")
@@ -267,9 +267,9 @@ class Task:
     def _monotonic(self):
         return self.clock.now + self.offset
 
-    def take(self, pipeline, limit, wanted, stops=()):
+    def take(self, limits, wanted, stops=()):
         """Stand between the pace and the store, to see of which interval the permits are."""
-        grant = self.store.take(pipeline, limit, wanted, stops)
+        grant = self.store.take(limits, wanted, stops)
         self.interval = int(self.clock.read)
         return grant
 

@@ -88,25 +88,25 @@ def test_neither_a_producer_nor_all_of_them_ever_hold_more_than_they_may(store, 
 
 def test_rate_limits_of_producers_are_independent(store):
     store.set_rate_limiting("coasts/west", THREE_A_MINUTE)
-    assert store.take("coasts/east", TEN_A_MINUTE, 20).messages == 10
-    assert store.take("coasts/west", TEN_A_MINUTE, 20).messages == 3
+    assert store.take({"coasts/east": TEN_A_MINUTE}, 20).messages == 10
+    assert store.take({"coasts/west": TEN_A_MINUTE}, 20).messages == 3
     assert store.rate_limiting("coasts", None) is None
 
 
 def test_a_message_of_all_of_them_takes_a_permit_of_each(store):
     limits = {"coasts/east": TEN_A_MINUTE, "coasts/west": THREE_A_MINUTE, "coasts/north": None}
-    assert store.take_of_each(limits, 2).messages == 2
-    assert store.take_of_each(limits, 20).messages == 1
-    assert store.take("coasts/east", TEN_A_MINUTE, 20).messages == 7
-    assert store.take_of_each({"coasts/north": None}, 20).messages == 20
+    assert store.take(limits, 2).messages == 2
+    assert store.take(limits, 20).messages == 1
+    assert store.take({"coasts/east": TEN_A_MINUTE}, 20).messages == 7
+    assert store.take({"coasts/north": None}, 20).messages == 20
 
 
 def test_where_one_limit_gives_nothing_none_is_taken_of_the_others_and_its_next_interval_is_told(store, clock):
     day = RateLimiting(allowed_messages=5, interval=timedelta(hours=1))
-    store.take("coasts/west", THREE_A_MINUTE, 3)
-    assert store.take_of_each({"coasts/east": day, "coasts/west": THREE_A_MINUTE}, 5)[:2] == (0, 60)
-    assert store.take("coasts/east", day, 5)[:2] == (5, 3_600)
-    assert store.take_of_each({"coasts/east": day, "coasts/west": THREE_A_MINUTE}, 5)[:2] == (0, 3_600)
+    store.take({"coasts/west": THREE_A_MINUTE}, 3)
+    assert store.take({"coasts/east": day, "coasts/west": THREE_A_MINUTE}, 5)[:2] == (0, 60)
+    assert store.take({"coasts/east": day}, 5)[:2] == (5, 3_600)
+    assert store.take({"coasts/east": day, "coasts/west": THREE_A_MINUTE}, 5)[:2] == (0, 3_600)
 
 
 def test_who_handles_messages_of_all_is_as_fast_as_the_slowest_and_what_others_handle_counts(store, clock):

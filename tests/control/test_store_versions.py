@@ -47,7 +47,7 @@ def run(url: str, *statements: str) -> None:
 def look(url: str) -> tuple[object, ...]:
     """What a run sees and takes of the store, in a process of its own."""
     store = ControlStore(url, now=in_2099)
-    taken = store.take("flights", None, 2).messages
+    taken = store.take({"flights": None}, 2).messages
     granted = store.claim("flights", f"new {taken}", "another", wanted=30, capacity=100, lease_s=60)
     return store.paused("flights"), store.rate_limiting("flights", None), taken, granted, store.beat("a", 60)
 
