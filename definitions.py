@@ -10,6 +10,7 @@ from resources.acknowledger import acknowledger
 from resources.flights_queue import flights_queue
 from resources.lake import control, lake
 from resources.spark import spark
+from sensors.automation import automation
 from sensors.flights import flights_producer
 
 RESOURCES = {
@@ -25,7 +26,7 @@ defs = dg.Definitions.merge(
         [Flights],
         RESOURCES,
         assets=[flights, delays_per_carrier],
-        sensors=[flights_producer],
+        sensors=[flights_producer, automation],
     ),
     dg.Definitions(executor=dg.in_process_executor),  # Spark starts once a run, not once a step, also by hand
 )

@@ -3,13 +3,14 @@
 import dagster as dg
 import polars as pl
 
-from pipeline_platform.orchestration import IO_MANAGER
+from pipeline_platform.orchestration import IO_MANAGER, WHEN_NEW
 
 
 @dg.asset(
     key_prefix="flights",
     group_name="flights",
     io_manager_key=IO_MANAGER,
+    automation_condition=WHEN_NEW,
     kinds={"polars"},
     owners=["team:flights"],
     ins={"lake": dg.AssetIn(key=["flights", "lake"])},

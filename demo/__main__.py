@@ -51,7 +51,7 @@ def dev(
     place = Place(home)
     progress = place.progress()
     with suppress(KeyboardInterrupt), alone(place), opened(place, progress.source if progress else "table") as queue:
-        place.enter(queue.environment)
+        place.enter(queue.environment, progress)
         services = Services(place, port)
         services.wait()
         console.print(f"The Dagster UI: {services.url}/asset-groups (Ctrl-C ends it)")

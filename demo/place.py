@@ -24,11 +24,13 @@ class DemoError(Exception):
 class Progress(BaseModel, frozen=True):
     """A demo whose queue was filled, and whether its figures added up; an emptier one starts afresh.
 
-    An earlier release wrote it before the queue was filled, too, and more of it than counts here.
+    Its windows begin with `since`. An earlier release wrote it before the queue was filled, too, and had another
+    `since`.
     """
 
     source: Kind
     flights: int
+    since: str = "2026-11-01T00:00+00:00"
     finished: bool = False
     filled: bool = True
 
@@ -74,7 +76,7 @@ class Place:
             for part in self.home.glob(f"{file.name}*"):  # SQLite's -wal and -shm, too
                 part.unlink()
 
-    def enter(self, queue: Mapping[str, str]) -> None:
+    def enter(self, queue: Mapping[str, str], progress: Progress | None) -> None:
         """Set the variables of this process, and of those that it starts, to this place and its queue."""
         for name in ("LAKE", "CONTROL", "SPARK"):
             os.environ.pop(f"PIPELINE_PLATFORM_{name}", None)
@@ -83,6 +85,7 @@ class Place:
             "PIPELINE_PLATFORM_HOME": str(self.home),
             "FLIGHTS_ALERTS": str(self.alerts),
             "FLIGHTS_SOURCE": "",
+            **({"FLIGHTS_SINCE": progress.since} if progress else {}),
             "PYTHONUNBUFFERED": "1",
             **queue,
         }

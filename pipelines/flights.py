@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from pydantic import BaseModel, Field
@@ -75,7 +75,7 @@ class Flights(Pipeline):
     batchers = {"lake": TableBatcher(schema=Flight), "alerts": Batcher(schema=Flight, batch_size=10)}
     context = Rules()
     owners = ("team:flights",)
-    first_window = datetime(2026, 11, 1, tzinfo=UTC)
+    first_window = datetime.fromisoformat(os.environ.get("FLIGHTS_SINCE", "2026-11-01T00:00+00:00"))  # yours: a date
 
     def handle_message(self, message: Message, context: Rules) -> Message:
         """Route a flight by its delay; a cancelled one fails unless the rules say otherwise."""

@@ -1,6 +1,7 @@
 """A pipeline as Dagster sees it: assets, sensors, jobs, checks and resources, to put a deployment together from."""
 
 from pipeline_platform.orchestration.alerts import Alert, Alerts
+from pipeline_platform.orchestration.asset_windows import WHEN_NEW
 from pipeline_platform.orchestration.deployment import platform_definitions
 from pipeline_platform.orchestration.graph import pipeline_assets
 from pipeline_platform.orchestration.lake_resources import IO_MANAGER, ControlResource, LakeResource
@@ -10,6 +11,7 @@ from pipeline_platform.orchestration.spark_resource import SparkResource
 
 __all__ = [
     "IO_MANAGER",
+    "WHEN_NEW",
     "AcknowledgerResource",
     "Alert",
     "Alerts",

@@ -9,6 +9,9 @@ import dagster as dg
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.windows import WINDOW_FORMAT
 
+WHEN_NEW = dg.AutomationCondition.eager().without(~dg.AutomationCondition.any_deps_missing())
+"""For assets downstream: as `eager()`, whenever a window is new, although windows without messages stay missing."""
+
 
 class NoWindowError(Exception):
     """No window has begun yet."""

@@ -1,0 +1,10 @@
+"""Materialises assets by their automation conditions. Dagster's own sensor for it is off until somebody turns it on."""
+
+import dagster as dg
+
+automation = dg.AutomationConditionSensorDefinition(
+    "default_automation_condition_sensor",
+    target=dg.AssetSelection.all(),
+    default_status=dg.DefaultSensorStatus.RUNNING,
+    minimum_interval_seconds=5,
+)
