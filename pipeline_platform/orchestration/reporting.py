@@ -13,7 +13,7 @@ import dagster as dg
 from pipeline_platform.lake.failed import NONE, Counts, FailedMessages
 from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import Manifest
-from pipeline_platform.orchestration.run_checks import evaluation, figures_of, judge_answer, judge_failures, table
+from pipeline_platform.orchestration.run_checks import FITS, evaluation, figures_of, judge_answer, judge_failures, table
 from pipeline_platform.run import steps
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import intake_of
@@ -69,6 +69,8 @@ def acknowledge(
     name = flow.pipeline.name
     context.log_event(evaluation(name, "messages", "acknowledged", judge_answer(answer)))
     context.log_event(evaluation(name, "failed", "no_open_failures", judge_failures(open_failures)))
+    for batcher in flow.pipeline.batchers:
+        context.log_event(evaluation(name, batcher, "columns", FITS))
     return red
 
 

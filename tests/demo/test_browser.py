@@ -90,7 +90,7 @@ def test_the_ui_shows_what_came_of_the_demo_and_retries_failed_alone(browser, tm
     with dev(demo) as url:
         walk = Walk(browser, url, tmp_path)
 
-        walk.go("/asset-groups", "delays_per_carrier", "100% filled", r"2 / 2 Passed|3 / 3 Passed", "1 / 1 Passed")
+        walk.go("/asset-groups", "delays_per_carrier", "100% filled", "1 / 1 Passed")
         assert "0% filled" not in walk.see("lake").replace("100% filled", "")
         walk.go(
             f"{LOCATION}/sensors/flights_producer", "flights_producer", "the queue is empty|0 messages|runs? requested"
