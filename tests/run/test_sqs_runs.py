@@ -14,6 +14,8 @@ from pipeline_platform.source.contract import Share
 from tests.fixtures.flow import handled, received, worked
 from tests.fixtures.sqs_flow import HIDDEN, WAITING
 
+pytestmark = pytest.mark.usefixtures("tasks_here")
+
 
 def test_a_full_queue_costs_a_fifth_of_a_request_for_each_message(sqs_ground):
     sqs_ground.fill(f"word {number}" for number in range(2_500))
