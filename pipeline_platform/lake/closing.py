@@ -55,11 +55,21 @@ def _opening(failed: FailedMessages) -> Iterator[tuple[str, pa.Table]]:
         mine = [keys_of(rows.filter(pc.equal(rows["kind"], BY_HAND)), *_ATTEMPT) for rows in ends]
         closed = pa.chunked_array(mine, pa.string())
         for path in paths if len(closed) else ():
+            # Payloads of those files alone that hold one of them.
+            if not any(
+                len(_failures(rows, closed)) for rows in failure_events.events(failed.lake, path, "state", *_ATTEMPT)
+            ):
+                continue
             for rows in failure_events.events(failed.lake, path, *_KEPT):
-                is_failure = pc.and_(pc.not_equal(rows["state"], "closed"), pc.is_in(keys_of(rows, *_ATTEMPT), closed))
-                failures = rows.filter(is_failure)
+                failures = _failures(rows, closed)
                 attempt = pc.add(failures["attempt"], pa.scalar(1, pa.int32()))
                 yield window, filled(failures, FAILED, state="open", attempt=attempt, due_at=None, at=datetime.now(UTC))
+
+
+def _failures(rows: pa.Table, closed: pa.ChunkedArray) -> pa.Table:
+    """The failures among events whose attempts are these."""
+    is_one = pc.and_(pc.not_equal(rows["state"], "closed"), pc.is_in(keys_of(rows, *_ATTEMPT), closed))
+    return rows.filter(is_one)
 
 
 def _commit(tables: Tables, failed: FailedMessages, events: Iterator[tuple[str, pa.Table]]) -> int:
