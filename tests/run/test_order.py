@@ -12,7 +12,7 @@ from pipeline_platform.connectors.sqs import SqsSource
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.run.flow import Flow
-from tests.fixtures.flow import flow_of, handled, kinds, rows, run
+from tests.fixtures.flow import handled, kinds, rows, run
 from tests.fixtures.flow_pipelines import Word
 
 Handled = dict[str, list[int]]
@@ -132,7 +132,7 @@ def test_kafka_s_partitions_keep_their_order_in_a_pull_a_backfill_and_a_replay(
         assert by_partition(flow) == {str(one): list(range(one, 300, 3)) for one in range(3)}
 
 
-def test_groups_of_an_sqs_fifo_queue_keep_their_order(sqs_server, sqs_queue, tmp_path, tasks_here):
+def test_groups_of_an_sqs_fifo_queue_keep_their_order(sqs_server, sqs_queue, tmp_path, warm_spark):
     url = sqs_queue(FifoQueue="true", ContentBasedDeduplication="true")
     source = SqsSource(name="queue", queue_url=url, endpoint_url=sqs_server)
     numbers = range(9)
@@ -140,8 +140,10 @@ def test_groups_of_an_sqs_fifo_queue_keep_their_order(sqs_server, sqs_queue, tmp
         [f"{number % 3} {number}".encode() for number in numbers],
         [{"attributes": {"MessageGroupId": f"group {number % 3}"}} for number in numbers],
     )
-    flow = flow_of(tmp_path, BySource, source)
-    while source.backlog().messages:
-        run(flow)  # the local server gives out one message of each group at a time
+    control = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
+    with closing(control), closing(warm_spark.resource()) as spark:
+        flow = Flow(BySource, source, Lake(root=str(tmp_path / "lake")), control, lambda: spark.spark_session)
+        while source.backlog().messages:
+            run(flow)  # the local server gives out one message of each group at a time
 
-    assert by_partition(flow) == {str(one): list(range(one, 9, 3)) for one in range(3)}
+        assert by_partition(flow) == {str(one): list(range(one, 9, 3)) for one in range(3)}
