@@ -71,6 +71,7 @@ def _rows(opened: loading.Deployment, pipeline: type[Pipeline], instance: Instan
         **_receives(opened, pipeline),
         **_failures(opened.lake, pipeline),
         **_columns(opened.lake, pipeline),
+        **_coming_back(opened.lake, pipeline),
     }
 
 
@@ -251,6 +252,17 @@ def _columns(lake: Lake, pipeline: type[Pipeline]) -> Rows:
 
     refused = Tables(lake, pipeline).refusals()
     return {"changed types": Text("\n".join(refused.values()), style="red")} if refused else {}
+
+
+def _coming_back(lake: Lake, pipeline: type[Pipeline]) -> Rows:
+    from pipeline_platform.lake.coming_back import coming_back
+    from pipeline_platform.lake.tables import Tables
+
+    found = coming_back(Tables(lake, pipeline)["outcomes"])
+    if found is None:
+        return {}
+    much = f"{loading.counted(found.messages, 'message')}, given back up to {found.deliveries:,} times"
+    return {"come back": Text(f"{much}, the oldest since window {found.oldest}", style="yellow")}
 
 
 def _counted(open_: int, dead: int) -> str:

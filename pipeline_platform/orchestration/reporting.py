@@ -92,6 +92,7 @@ def _report(
         rows = _rows_by_window(manifest.of_table(name))
         keys = _batch_keys(manifest, [name] if name in batchers else batchers)
         for window in windows:
+            still_open = open_failures.get(window, NONE).open
             of_table = {
                 "messages": {
                     "received": received[window],
@@ -108,7 +109,8 @@ def _report(
             metadata = {
                 **of_table.get(name, {}),
                 "rows": rows[window],
-                "dagster/partition_row_count": stored[window],
+                # Of failures people count those that are open; the table has an event for each end of one, too.
+                "dagster/partition_row_count": still_open if name == "failed" else stored[window],
                 "dagster/uri": stored_in.uri,
                 **({"batch keys": dg.MetadataValue.json(keys)} if keys else {}),
                 **({"receive_id": run["receive_id"]} if "receive_id" in run else {}),

@@ -45,6 +45,8 @@ def test_a_backfill_of_three_windows_is_one_run_with_figures_for_each_window(loc
     ]
     failed = {event.partition: figures(event)["failed"] for event in location.materialisations(run, "failed")}
     assert failed == {WINDOW: 0, NEXT: 0, LAST: 1}
+    failures = [figures(event) for event in location.materialisations(run, "failed")]
+    assert [told["dagster/partition_row_count"] for told in failures] == [0, 0, 1], "those that are open"
     assert location.texts() == ["fail 1", "fail 2", "fail 3", "one", "two"]
     assert location.open_failures() == {LAST: 1}, "the letter still does not go"
     events_of = location.rows("failed").sort("message_id", "attempt")
