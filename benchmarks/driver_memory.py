@@ -1,7 +1,8 @@
 """Memory of a run's driver against the number of messages: it must not grow with them.
 
 Run it as `python -m benchmarks.driver_memory [--messages N ...]`: for each number, a process of its own runs once from
-lease to acknowledgement on a warm server and tells its peak, and another replays what the first received.
+lease to acknowledgement on a warm server and tells its peak, and another replays what the first received. Then two
+processes run at once, each with so many messages: one of them decides after the other, and has to look at its commit.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import multiprocessing
 import resource
 import tempfile
 from contextlib import closing
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 from benchmarks.events import Events, payloads
@@ -26,16 +28,23 @@ from pipeline_platform.spark import server as spark_server
 
 
 def run_once(
-    root: str, queue: TableQueue, spark_folder: str, origin: Origin, peaks: multiprocessing.Queue[int]
+    root: str,
+    queue: TableQueue,
+    spark_folder: str,
+    origin: Origin,
+    demand: int,
+    peaks: multiprocessing.Queue[int],
+    together: Barrier,
 ) -> None:
-    """Run once; tell the peak in MB."""
+    """Run once; decide when all others of `together` are about to; tell the peak in MB."""
     resource_ = SparkResource(remote=WARM, state_folder=spark_folder, packages=["benchmarks"])
     with closing(resource_) as spark:
         control = ControlStore(f"sqlite:///{root}/control.sqlite")
         flow = Flow(Events, queue, Lake(root=f"{root}/lake"), control, lambda: spark.spark_session)
-        receive = begin(flow, origin=origin, run_id="bench", windows=["2026-11-21T0000"])
+        receive = begin(flow, origin=origin, run_id="bench", windows=["2026-11-21T0000"], demand=demand)
         steps.receive_messages(flow, receive)
         steps.handle_messages(flow, receive)
+        together.wait()
         steps.decide(flow, receive)
         steps.publish(flow, receive)
         steps.acknowledge(flow, receive)
@@ -56,15 +65,20 @@ def main() -> None:
                 root.mkdir()
                 queue = TableQueue(name="queue", url=f"sqlite:///{root}/queue.sqlite")
                 queue.create()
-                queue.enqueue(payloads(messages))
-                for origin in ("source", "messages"):
+                queue.enqueue(payloads(3 * messages))
+                cases: list[tuple[str, Origin, int]] = [
+                    ("received", "source", 1), ("replayed", "messages", 1), ("received beside as many", "source", 2)
+                ]  # fmt: skip
+                for what, origin, runs in cases:
                     peaks: multiprocessing.Queue[int] = processes.Queue()
-                    given = (str(root), queue, f"{folder}/spark", origin, peaks)
-                    process = processes.Process(target=run_once, args=given)
-                    process.start()
-                    what = "received" if origin == "source" else "replayed"
-                    print(f"{messages:9,} messages {what}: driver's peak {peaks.get(timeout=300)} MB", flush=True)
-                    process.join()
+                    given = (str(root), queue, f"{folder}/spark", origin, messages, peaks, processes.Barrier(runs))
+                    working = [processes.Process(target=run_once, args=given) for _ in range(runs)]
+                    for process in working:
+                        process.start()
+                    peak = max(peaks.get(timeout=600) for _ in working)
+                    print(f"{messages:9,} messages {what}: driver's peak {peak} MB", flush=True)
+                    for process in working:
+                        process.join()
         finally:
             spark_server.stop(Path(folder) / "spark")
 

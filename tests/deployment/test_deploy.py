@@ -76,6 +76,7 @@ def test_the_instance_on_kubernetes_has_the_settings_of_dagster_yaml_and_a_launc
     ours = yaml.safe_load((deploy.parent / "dagster.yaml").read_text())
     theirs = yaml.safe_load(printed("sh", deploy / "start", "instance"))
     assert theirs["run_launcher"]["class"] == "K8sRunLauncher"
+    assert "postgres" in theirs["storage"]
     assert {**ours, "run_launcher": None, "storage": None} == {**theirs, "run_launcher": None, "storage": None}
 
 

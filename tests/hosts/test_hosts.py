@@ -1,0 +1,93 @@
+"""The layout of `deploy/` on five hosts: each message is in the table once, whatever dies or is cut off."""
+
+import logging
+import os
+import time
+from collections import Counter
+from contextlib import suppress
+
+import polars as pl
+import psycopg
+import pytest
+
+from tests.hosts.layout import ADDRESSES, SERVERS, Layout, await_, missing
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(1_800)]
+
+DOWN_S = 90
+ALL = 200_000
+FAULTS = [*(("link", host) for host in ADDRESSES), *(("server", server) for server in SERVERS), ("gone", "e")]
+EACH = int(os.environ.get("HOSTS_MESSAGES", -(-ALL // len(FAULTS))))
+"""Messages that are on their way while one thing fails."""
+WITHIN_S = 600
+
+
+class Counting:
+    """What is counted from outside: the queue by PostgreSQL's socket, and the lake's files where S3 keeps them."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout, self.sent = layout, 0
+
+    def send(self, messages: int) -> None:
+        with psycopg.connect(self._layout.at_the_database) as connection:
+            rows = "SELECT convert_to(json_build_object('n', n)::text, 'UTF8') FROM generate_series(%s::int, %s) AS n"
+            connection.execute(f"INSERT INTO messages (data) {rows}", (self.sent, self.sent + messages - 1))
+        self.sent += messages
+
+    def waiting(self) -> int:
+        with psycopg.connect(self._layout.at_the_database) as connection:
+            row = connection.execute("SELECT count(*) FROM messages").fetchone()
+        return row[0] if row else 0
+
+    def stored(self) -> Counter[int]:
+        tables = list(self._layout.objects.glob("lake/**/numbers/_delta_log"))
+        return Counter(pl.read_delta(str(tables[0].parent))["n"]) if tables else Counter()
+
+    def handled(self) -> int:
+        with suppress(Exception):  # a commit may be under way
+            return self.stored().total()
+        return 0
+
+
+@pytest.fixture(scope="module")
+def layout(tmp_path_factory):
+    if why := missing():
+        pytest.skip(why)
+    layout = Layout(tmp_path_factory.mktemp("hosts"))
+    try:
+        layout.open()
+        yield layout
+    finally:
+        layout.close()
+
+
+@pytest.fixture(scope="module")
+def counting(layout):
+    return Counting(layout)
+
+
+@pytest.mark.parametrize(("kind", "which"), [("none", "none"), *FAULTS])
+def test_each_message_once(kind, which, layout, counting):
+    before = counting.handled()
+    counting.send(EACH)
+    began = time.monotonic()
+    try:
+        await_(lambda: counting.handled() > before, WITHIN_S)  # others are under way
+        if kind == "link":
+            layout.link(which, "down")
+            time.sleep(DOWN_S)
+            layout.link(which, "up")
+        elif kind == "server":
+            layout.kill(which)
+            layout.start(which)
+        elif kind == "gone":
+            layout.link(which, "down")
+            layout.kill(f"worker-{which}")
+        mended = time.monotonic()
+        await_(lambda: counting.handled() >= counting.sent and not counting.waiting(), WITHIN_S)
+    except BaseException as error:
+        error.add_note(layout.logs())
+        raise
+    took = f"{mended - began:.0f} s to the mend, {time.monotonic() - mended:.0f} s after it"
+    logging.getLogger(__name__).warning("%s %s: %d messages, %s", kind, which, EACH, took)
+    assert counting.stored() == Counter(range(counting.sent))
