@@ -1,0 +1,78 @@
+"""A lake that is copied while a run works, in the order of docs/run/backup.md, and goes on elsewhere."""
+
+import os
+import re
+import sqlite3
+import subprocess
+from contextlib import closing
+
+import pytest
+
+from pipeline_platform.connectors.table_queue import TableQueue
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.run import steps
+from pipeline_platform.run.flow import Flow
+from tests.fixtures.flow import begun, rows, run
+from tests.fixtures.keeper import PROJECT
+from tests.fixtures.pipelines_under_test import Told
+
+(BLOCK,) = re.findall(r"```bash\n(.*?)```", (PROJECT / "docs/run/backup.md").read_text(), re.DOTALL)
+COPIES = BLOCK.splitlines()
+STEPS = (steps.receive_messages, steps.handle_messages, steps.decide, steps.publish, steps.acknowledge)
+DECIDED, PUBLISHED, ACKNOWLEDGED = 3, 4, 5
+
+
+def flow_at(folder, queue, spark):
+    control = ControlStore(f"sqlite:///{folder}/control.sqlite")
+    return Flow(Told, queue, Lake(root=f"{folder}/lake"), control, lambda: spark.spark_session)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    "after",
+    ["0000", "2333", "2345", "3333", "3345", "3555", "4444", "4555", "5555"],
+)
+@pytest.mark.parametrize("old_goes_on", [True, False], ids=["finished", "died"])
+def test_a_copy_goes_on_with_each_message_once(tasks_here, spark, tmp_path, after, old_goes_on):
+    """`after` says how many steps of a run are done before each part of the copy."""
+    queue = TableQueue(name="queue", url=f"sqlite:///{tmp_path}/queue.sqlite", lease_s=2.0)
+    queue.create()
+    old = flow_at(tmp_path / "old", queue, spark)
+    queue.enqueue([b"before"])
+    run(old)
+    queue.enqueue([b"meanwhile"])
+    copy = tmp_path / "new" / "lake" / "told"
+    copy.mkdir(parents=True)
+
+    receive, done = begun(old), 0
+
+    def work(until):
+        nonlocal done
+        for step in STEPS[done:until]:
+            step(old, receive)
+        done = max(done, until)
+
+    for part, until in zip(COPIES, map(int, after), strict=True):
+        work(until)
+        place = {"COPY": str(copy), "PATH": os.environ["PATH"]}
+        subprocess.run(["bash", "-c", part], cwd=tmp_path / "old/lake/told", env=place, check=False)
+    with (
+        closing(sqlite3.connect(tmp_path / "old/control.sqlite")) as there,
+        closing(sqlite3.connect(tmp_path / "new/control.sqlite")) as here,
+    ):
+        there.backup(here)
+    if old_goes_on:
+        work(len(STEPS))
+    queue.enqueue([b"after"])
+
+    new = flow_at(tmp_path / "new", queue, spark)
+    new.control.end(receive.receive_id)  # as its claim is over after a minute
+    queue.abandon(receive.receive_id, list)
+    run(new)
+    run(new)
+
+    texts = sorted(rows(new, "lines")["text"])
+    lost = done == ACKNOWLEDGED and int(after[2]) < PUBLISHED and int(after[0]) < DECIDED
+    assert texts == sorted({"before", "after"} | (set() if lost else {"meanwhile"}))
+    assert new.ledger.unfinished() == []
