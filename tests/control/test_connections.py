@@ -7,6 +7,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from datetime import timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import psycopg
 import pytest
@@ -91,7 +93,7 @@ def test_blocks_taken_at_once_never_exceed_the_limit(postgres_url):
 
 
 @pytest.fixture
-def pooled_url(postgres_url, tmp_path):
+def pooled_url(postgres_url):
     """The same database through pgbouncer, which gives each transaction one of two sessions."""
     if not (program := shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")):
         pytest.skip("pgbouncer not found; on Debian: apt-get install pgbouncer")
@@ -100,30 +102,31 @@ def pooled_url(postgres_url, tmp_path):
     with psycopg.connect(postgres_url, autocommit=True) as administrator:
         for setting in ("idle_in_transaction_session_timeout = '30s'", "lock_timeout = '60s'", "timezone = 'UTC'"):
             administrator.execute(f"ALTER DATABASE {url.database} SET {setting}")
-    (tmp_path / "users").write_text(f'"{url.username}" "{url.password}"\n')
-    (tmp_path / "pooler.ini").write_text(
-        f"""
-        [databases]
-        {url.database} = host={url.host} port={url.port}
-        [pgbouncer]
-        listen_addr = 127.0.0.1
-        listen_port = {port}
-        unix_socket_dir =
-        auth_type = plain
-        auth_file = {tmp_path}/users
-        pool_mode = transaction
-        default_pool_size = 2
-        ignore_startup_parameters = options
-        """.replace("\n        ", "\n")
-    )
-    # It refuses to run as root.
-    shutil.chown(tmp_path, "nobody")
-    begin = ["setpriv", "--reuid=nobody", "--clear-groups"] if os.getuid() == 0 else []
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)
-    pooled = url.set(port=port).render_as_string(hide_password=False)
-    with Program(pooled, [*begin, program, f"{tmp_path}/pooler.ini"], tmp_path, "process up", {}).running():
-        yield pooled
+    begin = []
+    with TemporaryDirectory() as at:
+        if os.getuid() == 0:  # it refuses to run as root
+            shutil.chown(at, "nobody")
+            begin = ["setpriv", "--reuid=nobody", "--clear-groups"]
+        folder = Path(at)
+        (folder / "users").write_text(f'"{url.username}" "{url.password}"\n')
+        (folder / "pooler.ini").write_text(
+            f"""
+            [databases]
+            {url.database} = host={url.host} port={url.port}
+            [pgbouncer]
+            listen_addr = 127.0.0.1
+            listen_port = {port}
+            unix_socket_dir =
+            auth_type = plain
+            auth_file = {folder}/users
+            pool_mode = transaction
+            default_pool_size = 2
+            ignore_startup_parameters = options
+            """.replace("\n            ", "\n")
+        )
+        pooled = url.set(port=port).render_as_string(hide_password=False)
+        with Program(pooled, [*begin, program, f"{folder}/pooler.ini"], folder, "process up", {}).running():
+            yield pooled
 
 
 @pytest.mark.faults
