@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -167,8 +168,8 @@ def killing(deployment: Deployment, feeds: list[Feed], watch: Watch, seconds: fl
     """Kill now and then, for so long."""
     timers: list[threading.Timer] = []
 
-    def later(after_s: float, call: object) -> None:
-        timers.append(threading.Timer(after_s, call))  # type: ignore[arg-type]
+    def later(after_s: float, call: Callable[[], None]) -> None:
+        timers.append(threading.Timer(after_s, call))
         timers[-1].start()
 
     end = time.monotonic() + seconds
