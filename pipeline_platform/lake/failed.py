@@ -54,7 +54,6 @@ class LakeSource(Source):
 
     def acknowledge(self, action: str, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
         """Do nothing: their outcome is in the tables."""
-        del action, ack_ref, ack_ids
         return []
 
 
@@ -171,7 +170,6 @@ class FailedMessages(LakeSource):
 
     def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]:
         """Share out the windows with such failures, oldest first; a window is never divided."""
-        del concurrency, receive_id
         shares = []
         paths = self.paths()
         for window, count in self._chosen(paths).items():
@@ -183,7 +181,6 @@ class FailedMessages(LakeSource):
 
     def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
         """Read the payloads of a window's failures, each with the attempt that is to come."""
-        del receive_id
         left = share.messages
         for rows in self._rows(share.at["paths"], "data", "metadata", "partition", "sequence"):
             driven = rows.slice(0, left)

@@ -67,7 +67,6 @@ class ReplayedMessages(LakeSource):
 
         A replay of half a window would lose the other half, for it replaces them all.
         """
-        del demand, receive_id
         messages = self._files("messages", MESSAGES)
         shares = []
         for window, outcomes in sorted(self._outcomes().items()):
@@ -88,7 +87,6 @@ class ReplayedMessages(LakeSource):
         Raises:
             SourceError: The raw log does not hold all of it.
         """
-        del receive_id
         decided = self._decided(share.at["outcomes"], share.at["bucket"], share.at["of"])
         mine, first = set(keys_of(decided, *_IDENTITY).to_pylist()), 0
         for path in share.at["messages"]:

@@ -101,7 +101,6 @@ class Pipeline:
         It must return as many messages, in the same order. The whole chunk fails if it raises, or returns fewer or
         more. Where `handle_messages` takes blocks, this takes and returns them, too, before permits are taken.
         """
-        del context
         return messages
 
     def handle_message(self, message: Message, context: Any) -> Message | list[Message]:
@@ -148,7 +147,6 @@ class Pipeline:
         not failed, if `Processors(rescue=True)` or the batcher's `Batcher(rescue=True)` allows it; otherwise it stays
         failed. If it raises or returns something else, messages stay as they were.
         """
-        del context
         return messages
 
     def acknowledge(self, ack_ref: str, successful: list[Message], failed: list[Message], context: Any) -> None:
@@ -158,7 +156,6 @@ class Pipeline:
         reason, batcher and batch key. If it raises, these messages are not acknowledged yet, and the next run calls it
         again; so it does after a crash. It does not get messages that are given back or retried.
         """
-        del ack_ref, successful, failed, context
 
     @classmethod
     def uses_columns(cls) -> bool:

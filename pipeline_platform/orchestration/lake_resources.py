@@ -35,7 +35,6 @@ class LakeResource(dg.ConfigurableResource[Lake]):
 
     def create_resource(self, context: dg.InitResourceContext) -> Lake:
         """Hand out the lake."""
-        del context
         return Lake(root=self.root, storage_options=self.storage_options)
 
 
@@ -48,7 +47,6 @@ class ControlResource(dg.ConfigurableResource[ControlStore]):
 
     def create_resource(self, context: dg.InitResourceContext) -> ControlStore:
         """Hand out the control store."""
-        del context
         return ControlStore(self.url)
 
     @contextmanager

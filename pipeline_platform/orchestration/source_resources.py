@@ -118,5 +118,4 @@ class AcknowledgerResource(dg.ConfigurableResource[Acknowledger]):
 
     def create_resource(self, context: dg.InitResourceContext) -> Acknowledger:
         """Hand out the acknowledger."""
-        del context
         return Acknowledger(self.attempts, self.wait_s)

@@ -109,7 +109,7 @@ class SparkResource(dg.ConfigurableResource["SparkResource"]):
         return remote
 
     @contextmanager
-    def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator[Self]:  # noqa: ARG002
+    def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator[Self]:
         """Lend the resource to a run; then close what it opened."""
         with closing(self):
             yield self

@@ -68,12 +68,10 @@ class Intake(ABC):
 
     def wanted(self, asked: int, log: Callable[[str], None]) -> int:
         """How many messages to claim room for; `log` hears why these are fewer than asked for."""
-        del log
         return min(asked, self.flow.quota.per_run)
 
     def is_enough(self, granted: int, wanted: int) -> bool:
         """Whether the run may begin with the room that it got."""
-        del granted, wanted
         return True
 
     def replaces(self) -> tuple[str, ...]:
@@ -82,7 +80,6 @@ class Intake(ABC):
 
     def left_out(self, receive: Receive, given_back: int) -> str | None:
         """What a run that is over left out and nobody asks for again, for people; None if nothing."""
-        del receive, given_back
         return None
 
 
@@ -174,12 +171,10 @@ class Replay(Intake):
 
     def asked(self, demand: int | None) -> int:
         """All, whatever the demand."""
-        del demand
         return self.source.backlog().messages or 0
 
     def wanted(self, asked: int, log: Callable[[str], None]) -> int:
         """All, up to what all runs may hold together."""
-        del log
         return min(asked, self.flow.quota.capacity)
 
     def is_enough(self, granted: int, wanted: int) -> bool:

@@ -157,7 +157,6 @@ class Source(BaseModel, ABC):
         Args:
             options: All of its options. One that comes from the environment is not known yet: it is a `dg.EnvVar`.
         """
-        del options
         return None
 
     def __getstate__(self) -> dict[Any, Any]:
@@ -202,7 +201,6 @@ class Source(BaseModel, ABC):
         Args:
             positions: What receives hold of a log, in the control store.
         """
-        del positions
 
     def close(self) -> None:
         """Close what this process opened, at the end of a run."""
@@ -216,12 +214,10 @@ class Source(BaseModel, ABC):
 
         A source that takes long to count a large backlog counts less of it here.
         """
-        del most
         return self.backlog()
 
     def whereabouts(self, message_id: str) -> str | None:
         """Say where a message is at the source now, in words; None where a source cannot be asked for one message."""
-        del message_id
         return None
 
     @abstractmethod
@@ -260,7 +256,6 @@ class Source(BaseModel, ABC):
         Raises:
             SourceError: The source cannot be reached; the next run calls this again.
         """
-        del receive_id
 
     def give_back(self, receive_id: str, not_begun: Held, begun: Held) -> None:
         """Give back the messages that a stopped run did not begin, before `finish`. It may be called twice.
@@ -272,7 +267,6 @@ class Source(BaseModel, ABC):
             not_begun: Its messages that come again.
             begun: All its other messages.
         """
-        del receive_id, not_begun, begun
 
     def extend(self, receive_id: str, held: Held) -> bool:
         """Hold a receive's messages for longer; return False if it no longer has them.
@@ -283,7 +277,6 @@ class Source(BaseModel, ABC):
         Raises:
             SourceError: It no longer has them, and the source knows why: the run ends with these words.
         """
-        del receive_id, held
         return True
 
     def abandon(self, receive_id: str, held: Held) -> None:
@@ -293,7 +286,6 @@ class Source(BaseModel, ABC):
             receive_id: The receive.
             held: The messages that it wrote to the lake before it died; it may have leased more.
         """
-        del receive_id, held
 
     def holders(self) -> set[str]:
         """Receives that hold messages until they are abandoned. Empty for a source whose leases run out."""
@@ -309,7 +301,6 @@ class Source(BaseModel, ABC):
         Raises:
             SourceError: It takes no messages from here, or refused some.
         """
-        del payloads, metadata
         raise SourceError(f"source {self.name!r} takes no messages: {type(self).__name__} has no send()")
 
     def labelled(self, labels: Mapping[str, str]) -> Mapping[str, Any] | None:

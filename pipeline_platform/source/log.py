@@ -124,7 +124,6 @@ class LogSource(Source):
             partition: Its name.
             known: Names of those that were seen before; at the first look there are none, and nobody asks.
         """
-        del partition, known
         return False
 
     def backlog(self) -> Backlog:
@@ -164,7 +163,6 @@ class LogSource(Source):
 
     def acknowledge(self, action: str, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
         """Do nothing: positions move once for a whole receive, in `finish`."""
-        del action, ack_ref, ack_ids
         return []
 
     def give_back(self, receive_id: str, not_begun: Held, begun: Held) -> None:
@@ -201,7 +199,6 @@ class LogSource(Source):
 
     def abandon(self, receive_id: str, held: Held) -> None:
         """Free the spans of a dead receive."""
-        del held
         self.positions.give_back(self.name, receive_id)
 
     def _look(self) -> tuple[dict[str, Place], dict[str, Extent], dict[str, Place]]:

@@ -18,25 +18,20 @@ class DummySource(LeasedSource):
 
     def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]:
         """There is nothing to divide."""
-        del demand, concurrency, receive_id
         return []
 
     def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
         """There is nothing to read."""
-        del share, receive_id
         return iter(())
 
     def extend(self, receive_id: str, held: Held) -> bool:
         """A receive of nothing still has all that it had."""
-        del receive_id, held
         return True
 
     def ack(self, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
         """Refuse what is not from here."""
-        del ack_ref
         return [Refused(ack_id, "a DummySource gives nothing out", lost=True) for ack_id in ack_ids]
 
     def release(self, ack_ref: str, ack_ids: Sequence[str], delay_s: int = 0) -> list[Refused]:
         """Refuse what is not from here."""
-        del delay_s
         return self.ack(ack_ref, ack_ids)

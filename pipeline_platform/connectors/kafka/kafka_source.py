@@ -101,7 +101,6 @@ class KafkaSource(KafkaOptions):
 
     def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
         """Read exactly the ranges of a share, and end where they do, whatever is missing in them."""
-        del receive_id
         ranges = [OffsetRange.of(span) for span in share.at["spans"]]
         errors: list[KafkaError] = []
         self._expect_same_topics(ranges)

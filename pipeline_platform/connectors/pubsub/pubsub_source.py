@@ -132,7 +132,6 @@ class PubsubSource(LeasedSource):
 
     def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]:
         """Divide the demand into equal shares, each worth a full pull at least. Nothing is leased yet."""
-        del receive_id
         shares = min(concurrency, -(-demand // self.max_number_of_messages))
         return [Share(messages=demand // shares + (i < demand % shares)) for i in range(shares)]
 
@@ -142,7 +141,6 @@ class PubsubSource(LeasedSource):
         It ends after a third of the lease, too: what takes longer could be given to another before the run has written
         it down and extends it.
         """
-        del receive_id
         found = self._subscription()  # connects, too, before the threads do
         is_held = found is not None and found.ack_deadline_seconds == self.ack_deadline_s
         for messages in calls.receive(
@@ -177,7 +175,6 @@ class PubsubSource(LeasedSource):
         Returns:
             False if all messages are others' by now.
         """
-        del receive_id
         asked, left = 0, list[Refused]()
         for subscription, ack_ids in held():
             asked += len(ack_ids)
@@ -190,7 +187,6 @@ class PubsubSource(LeasedSource):
 
     def abandon(self, receive_id: str, held: Held) -> None:
         """Give back at once what a dead receive wrote down; what it did not waits for its deadline."""
-        del receive_id
         for subscription, ack_ids in held():
             self.release(subscription, ack_ids)
 

@@ -92,7 +92,6 @@ class RabbitmqSource(RabbitmqOptions):
     @classmethod
     def without_partitions(cls, options: Mapping[str, Any]) -> str | None:
         """A queue has none."""
-        del options
         return "whose queues have no partitions: leave it out"
 
     def backlog(self) -> Backlog:
@@ -112,7 +111,6 @@ class RabbitmqSource(RabbitmqOptions):
 
     def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]:
         """One share: the connection receives by itself, whatever the concurrency. Nothing is reserved yet."""
-        del concurrency, receive_id
         messages = min(demand, self.prefetch_count or demand)
         return [Share(messages=messages)] if messages else []
 

@@ -145,7 +145,6 @@ class SqsSource(LeasedSource):
         The demand is cut to what the queue's quota of messages in flight leaves and, where a task does not wait for
         messages, to what seems to be there: tasks that find the end of the queue poll for nothing.
         """
-        del receive_id
         if demand < 1:
             return []
         most = self.max_number_of_messages
@@ -167,7 +166,6 @@ class SqsSource(LeasedSource):
 
         What takes longer could be visible again before the run has written it down and extends it.
         """
-        del receive_id
         _ = self._client  # made once, before the threads ask for it
         for messages in calls.receive(
             self._receive,
@@ -205,7 +203,6 @@ class SqsSource(LeasedSource):
         Returns:
             False if all messages are others' by now.
         """
-        del receive_id
         started, asked, left = time.monotonic(), 0, list[Refused]()
         for queue_url, handles in held():
             asked += len(handles)
@@ -223,7 +220,6 @@ class SqsSource(LeasedSource):
 
     def abandon(self, receive_id: str, held: Held) -> None:
         """Make what a dead receive wrote down visible at once; what it did not waits for its lease to end."""
-        del receive_id
         for queue_url, handles in held():
             self.release(queue_url, handles)
 

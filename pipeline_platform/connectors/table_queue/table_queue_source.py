@@ -217,13 +217,11 @@ class TableQueue(LeasedSource):
             if the lease had run out, as long as nobody has planned since. False when the receive is over (it ran
             out and somebody planned, or it was abandoned), was never planned, or has no message left.
         """
-        del held
         table = self._table()
         return table.database.write(lambda connection: table.renew(connection, receive_id, self.lease_s))
 
     def abandon(self, receive_id: str, held: Held) -> None:
         """Give back all that a receive still holds, in one row. Until another is given a message, `ack` still works."""
-        del held
         table = self._table()
         table.database.write(lambda connection: table.give_back_all(connection, receive_id))
 

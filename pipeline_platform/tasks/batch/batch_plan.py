@@ -71,7 +71,6 @@ class CutBatches(CallingStep):
 
     def blocks(self, share: int, skip: int) -> Iterator[tuple[int, pa.Table]]:
         """All that is known of the messages."""
-        del share
         if not skip:
             yield 1, self._known()
 

@@ -72,12 +72,10 @@ class Watch:
 
     def each(self, callback: str, messages: Iterable[Message]) -> Iterable[Message]:
         """Yield messages, each as its callback begins."""
-        del callback
         return messages
 
     def busy(self, callback: str, messages: Sequence[Message]) -> AbstractContextManager[None]:
         """A callback has these messages, as long as this is entered."""
-        del callback, messages
         return _NOTHING
 
     def name(self, places: Sequence[int]) -> None:
@@ -85,7 +83,6 @@ class Watch:
 
     def of_threads(self, callback: str, threads: int) -> Sequence[Watch]:
         """One for each of several threads that call a callback."""
-        del callback
         return [self] * threads
 
 
@@ -202,7 +199,6 @@ class _OfThread(Watch):
 
     def each(self, callback: str, messages: Iterable[Message]) -> Iterator[Message]:
         """Yield messages, each as its callback begins. Between two of them the thread may wait for permits."""
-        del callback  # see `of_threads`
         cells, at, number = self._cells, self._at, self._number
         try:
             for message in messages:
