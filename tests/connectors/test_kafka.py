@@ -24,26 +24,6 @@ from tests.fixtures.kafka_source import (
 # Receiving
 
 
-@pytest.mark.parametrize("partitions", [1, 3])
-def test_every_message_comes_once_and_the_lag_is_gone_when_all_are_acknowledged(kafka, kafka_topic, partitions):
-    topic = kafka_topic(partitions)
-    source = kafka(topic)
-    places = ({"partition": number % partitions} for number in range(300))
-    assert source.send((b"%d" % number for number in range(300)), places) == 300
-    assert source.backlog().messages == 300
-
-    rows = received(source, "a")
-
-    assert sorted(int(row["data"]) for row in rows) == [*range(300)]
-    assert len({row["message_id"] for row in rows}) == 300
-    assert not any(row["redelivered"] for row in rows)
-    assert lag(source, topic, partitions) == [300 // partitions] * partitions
-    source.finish("a")
-    assert lag(source, topic, partitions) == [0] * partitions
-    assert source.backlog().messages == 0
-    assert source.acknowledge("ack", "", []) == []
-
-
 def test_a_row_holds_what_kafka_said(kafka, kafka_topic):
     topic = kafka_topic(2)
     source = kafka(topic)

@@ -1,7 +1,6 @@
 """What may be set of a Kafka source, what it refuses, and what it never tells."""
 
 import logging
-import pickle
 import time
 from typing import Any
 
@@ -202,14 +201,6 @@ def test_a_group_in_which_others_read_is_refused_before_anything_is_received(kaf
     member.close()
     ours.finish("a")
     assert ours.backlog().messages == 0
-
-
-def test_a_task_gets_no_connection(kafka, kafka_topic):
-    ours = kafka(kafka_topic())
-    ours.backlog()
-    copy = pickle.loads(pickle.dumps(ours))
-    assert copy.model_dump() == ours.model_dump()
-    assert "_cluster" not in copy.__dict__
 
 
 def test_what_is_closed_connects_again_when_it_is_used(kafka, kafka_topic):

@@ -2,20 +2,17 @@
 
 import json
 import os
-import pickle
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from pydantic import ValidationError
 
 from pipeline_platform.connectors.pubsub import PubsubSource
-from pipeline_platform.model.message import DELIVERIES, Message
+from pipeline_platform.model.message import DELIVERIES
 from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.contract import Share, SourceError
 from tests.fixtures.received import received
-from tests.fixtures.small_lake import batch_of
 
 PATH = "projects/shop/subscriptions/flights"
 
@@ -96,12 +93,6 @@ def test_a_source_says_what_becomes_of_messages_by_pubsub_s_words(option):
         source(**{option: "nack:601"})
     with pytest.raises(ValidationError, match=rf"{option}: flights acknowledges .*not 'reject'"):
         source(**{option: "reject"})
-    (message,) = Message.each(batch_of(b"1"), source().ack_policy)
-    for known in ("noop", "nack", "nack:600"):
-        assert known in message.configure_ack(**{option: known}).actions
-    for unknown in ("reject", "nack:601"):
-        with pytest.raises(ValueError, match=f"^flights acknowledges .*up to 600.*, not {unknown!r}"):
-            message.configure_ack(**{option: unknown})
     assert (source().on_success, source().on_failure) == ("ack", "ack")
 
 
@@ -114,13 +105,6 @@ def test_shares_are_equal_and_no_smaller_than_a_pull_is_good_for(demand, concurr
 
 
 # Receiving
-
-
-def test_less_than_the_demand_is_all_that_there_is(subscribed):
-    flights = subscribed()
-    assert flights.send([b"1", b"2"]) == 2
-
-    assert sorted(row["data"] for row in received(flights, 10)) == [b"1", b"2"]
 
 
 def test_more_than_the_demand_stays_and_no_pull_asks_for_more(subscribed, monkeypatch):
@@ -227,20 +211,6 @@ def test_a_key_s_messages_come_in_the_order_in_which_they_were_published(subscri
     assert came == {"A": [0, 2, 4], "B": [1, 3, 5]}
 
 
-def test_many_tasks_and_threads_share_a_subscription(subscribed):
-    flights = subscribed(max_number_of_messages=50)
-    flights.send(b"%d" % n for n in range(3_000))
-    shares = flights.plan(2_500, 2, "r1")
-
-    with ThreadPoolExecutor(2) as tasks:
-        read = tasks.map(lambda share: [row for b in flights.read(share, "r1") for row in b.to_pylist()], shares)
-        rows = [row for share in read for row in share]
-
-    assert len({row["message_id"] for row in rows}) == len(rows) == 2_500
-    assert flights.ack(flights._path, [row["ack_id"] for row in rows]) == []
-    assert len(received(flights, 5_000)) == 500
-
-
 # Acknowledging
 
 
@@ -321,17 +291,6 @@ def test_what_cannot_be_sent_says_which_option_to_set(subscribed):
 
 
 # Processes
-
-
-def test_a_source_that_was_used_is_copied_without_its_connection(subscribed):
-    flights = subscribed(ack_deadline_s=30)
-    assert flights.backlog() == Backlog(None)
-
-    copied = pickle.loads(pickle.dumps(flights))
-
-    assert "_clients" not in copied.__dict__
-    assert copied == flights
-    assert (copied.lease_s, copied.backlog()) == (30, Backlog(None))
 
 
 def test_a_fork_makes_a_connection_of_its_own(subscribed):

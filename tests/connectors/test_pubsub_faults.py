@@ -102,18 +102,6 @@ def test_a_server_that_stops_in_the_middle_of_an_acknowledgement_refuses_what_ma
     assert received(flights, 1) == []
 
 
-def test_a_server_that_does_not_answer_is_away_until_it_does(subscribed, own_pubsub_server):
-    flights = subscribed(address=own_pubsub_server.address, timeout_s=1)
-    flights.backlog()
-    own_pubsub_server.stop()
-    for call in (flights.backlog, lambda: received(flights, 1), lambda: flights.ack(flights._path, ["a"])):
-        with pytest.raises(SourceAwayError, match=r"source 'flights': emulator_host .* does not answer"):
-            call()
-    own_pubsub_server.start()
-
-    assert flights.backlog() == Backlog(None)
-
-
 def test_a_server_that_is_gone_is_named_within_the_time_for_a_call(subscribed):
     flights = subscribed().model_copy(update={"emulator_host": "127.0.0.1:1", "timeout_s": 1, "_clients": {}})
     with pytest.raises(SourceAwayError, match=r"emulator_host 127.0.0.1:1 does not answer .*Connection refused"):
@@ -241,19 +229,6 @@ def test_ids_that_an_exactly_once_subscription_names_are_lost_or_to_be_tried_aga
     ]  # fmt: skip
     assert [one.reason for one in refused[:3]] == list(WORDS.values())
     assert "said" in refused[3].reason
-
-
-def test_a_confirmed_acknowledgement_is_one_that_the_server_answered(stub_server):
-    acknowledged = []
-
-    def confirmed(request, _):
-        acknowledged.extend(AcknowledgeRequest.deserialize(request).ack_ids)
-        return b""
-
-    stub_server.answers["Acknowledge"] = confirmed
-
-    assert mine(stub_server).ack(MINE, ["a", "b"]) == []
-    assert acknowledged == ["a", "b"]
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,8 @@ from pipeline_platform.connectors.pubsub import PubsubSource
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.orchestration.source_resources import source_resource
-from pipeline_platform.run import steps
-from pipeline_platform.run.begin import begin
 from pipeline_platform.run.flow import Flow
-from tests.fixtures.flow import WINDOW, kinds, rows, run
+from tests.fixtures.flow import kinds, rows, run
 from tests.fixtures.flow_pipelines import Obedient
 from tests.fixtures.received import received
 
@@ -42,30 +40,6 @@ def test_spark_s_tasks_receive_handle_and_acknowledge(flow):
     assert isinstance(flow.source, PubsubSource)
     flow.source.release(flow.source._path, rows(flow, "messages")["ack_id"].to_list())
     assert received(flow.source, 1) == [], "all was acknowledged, what failed, too: none is there to be given back"
-
-
-def test_a_message_that_comes_twice_in_one_receive_is_in_the_table_once(flow, monkeypatch):
-    flow.source.send([b"one", b"two", b"three"])
-    pull, pulled = PubsubSource._pull, []
-
-    def let_go_of_the_first(source: PubsubSource, most: int, **options: Any) -> list[Any]:
-        messages = pull(source, most, **options)
-        if not pulled:
-            source.release(source._path, [one.ack_id for one in messages])
-        pulled.extend(messages)
-        return messages
-
-    monkeypatch.setattr(PubsubSource, "_pull", let_go_of_the_first)
-    receive = begin(flow, origin="source", run_id="test", windows=[WINDOW], demand=50)  # few: read in this process
-    steps.receive_messages(flow, receive)
-    steps.handle_messages(flow, receive)
-    steps.decide(flow, receive)
-    steps.publish(flow, receive)
-    steps.acknowledge(flow, receive)
-
-    assert len(pulled) == 6
-    assert sorted(rows(flow, "words")["word"]) == ["one", "three", "two"]
-    assert received(flow.source, 1) == []
 
 
 class Tenants(PubsubSource):

@@ -12,13 +12,6 @@ from pipeline_platform.source.contract import Refused, SourceError
 from tests.fixtures.table_queue import Rows, do, ids, numbers, read, receive
 
 
-def test_fewer_messages_than_tasks_make_fewer_shares(queue):
-    queue.enqueue([b"1", b"2"])
-    assert [share.messages for share in queue.plan(10, 8, "a")] == [1, 1]
-    assert queue.plan(10, 8, "b") == []
-    assert queue.plan(0, 8, "c") == []
-
-
 def test_the_oldest_are_leased_first_wherever_leases_are(queue, run_sql):
     for number in (10, 20, 30):
         run_sql("INSERT INTO messages (id, data) VALUES (:id, :data)", id=number, data=b"")
@@ -90,19 +83,6 @@ def test_an_acknowledgement_waits_for_a_planner_who_takes_the_message_over(postg
     assert do(postgres_url, "SELECT id FROM messages") == do(postgres_url, "SELECT id FROM messages_leases") == [(1,)]
 
 
-def test_a_lease_that_ran_out_is_delivered_again_and_marked(queue, let_run_out):
-    queue.enqueue([b"1", b"2", b"3"], metadata=[{"key": 1}, None, None])
-    receive(queue, "a", demand=2)
-    let_run_out("a")
-    rows = receive(queue, "b")
-    assert [(row["message_id"], row["redelivered"], row["attempt"]) for row in rows] == [
-        ("1", True, 1),
-        ("2", True, 1),
-        ("3", False, 1),
-    ]
-    assert [json.loads(row["metadata"] or "{}") for row in rows] == [{"key": 1, "deliveries": 2}, {"deliveries": 2}, {}]
-
-
 def test_a_tiny_lease_runs_out_by_the_clock_of_the_database(queue):
     queue.enqueue([b"1"])
     hasty = queue.model_copy(update={"lease_s": 1e-6})
@@ -146,27 +126,6 @@ def test_extending_fails_once_another_planned_after_it_ran_out(queue, let_run_ou
     assert ids(receive(queue, "c")) == ["2", "3"]
 
 
-def test_extending_fails_where_nothing_is_held(queue):
-    queue.enqueue([b"1"])
-    queue.plan(1, 1, "a")
-    queue.ack("a", ["1"])
-    assert not queue.extend("a", list)
-    assert not queue.extend("never planned", list)
-
-
-@pytest.mark.parametrize("theirs", [["2"], ["2", "3"]])
-def test_acknowledging_never_deletes_what_another_holds(queue, let_run_out, theirs):
-    queue.enqueue([b"1", b"2", b"3", b"4"])
-    receive(queue, "a")
-    queue.ack("a", ["1"])
-    let_run_out("a")
-    assert ids(receive(queue, "b", demand=len(theirs))) == theirs
-    refused = queue.ack("a", ["1", "2", "3", "4"])
-    assert sorted(refused) == [Refused(id_, LOST, lost=True) for id_ in theirs]
-    assert queue.ack("b", theirs) == []
-    assert receive(queue, "c") == []
-
-
 def test_scattered_and_contiguous_ids_are_acknowledged_exactly(queue, monkeypatch, let_run_out):
     monkeypatch.setattr("pipeline_platform.connectors.table_queue.table_queue_source.IDS_PER_TRANSACTION", 100)
     queue.enqueue(b"x" for _ in range(1_000))
@@ -178,12 +137,12 @@ def test_scattered_and_contiguous_ids_are_acknowledged_exactly(queue, monkeypatc
 
 
 def test_deliveries_are_counted_exactly(queue):
-    queue.enqueue([b"1", b"2"])
+    queue.enqueue([b"1", b"2"], metadata=[{"key": 1}, None])
     for nth in range(3):
         receive(queue, f"run-{nth}", demand=1)
         queue.release(f"run-{nth}", ["1"])
     rows = receive(queue, "last")
-    assert [row["metadata"] for row in rows] == ['{"deliveries": 4}', None]
+    assert [json.loads(row["metadata"] or "{}") for row in rows] == [{"key": 1, "deliveries": 4}, {}]
 
 
 def test_finished_receives_leave_no_rows_behind(queue, run_sql, let_run_out):

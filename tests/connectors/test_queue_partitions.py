@@ -18,12 +18,6 @@ def apart(url):
     return queue
 
 
-def test_a_message_carries_its_partition_and_its_place(apart):
-    rows = receive(apart, "a", concurrency=1)
-    assert [row["partition"] for row in rows] == ["0", "1", "2"] * 4
-    assert [row["sequence"] for row in rows] == list(range(1, 13))
-
-
 def test_a_partition_is_leased_to_one_receive_until_that_has_acknowledged_it(apart):
     first = receive(apart, "a", demand=2, concurrency=1)
     second = receive(apart, "b")

@@ -9,11 +9,9 @@ import pytest
 
 from pipeline_platform.connectors.rabbitmq import RabbitmqSource, rabbitmq_source
 from pipeline_platform.connectors.rabbitmq.rabbitmq_options import WORDS
-from pipeline_platform.model.message import Message
 from pipeline_platform.source.contract import SourceError
 from tests.fixtures.rabbitmq_source import acknowledged, numbers
 from tests.fixtures.received import received
-from tests.fixtures.small_lake import batch_of
 
 
 @pytest.mark.parametrize(
@@ -44,17 +42,6 @@ def test_requeue_once_is_another_word_the_second_time():
     assert ack_policy.of_delivery("reject_and_requeue_once", redelivered=False) == "reject_and_requeue_once"
     assert ack_policy.of_delivery("reject_and_requeue_once", redelivered=True) == "reject"
     assert [word for word in WORDS if ack_policy.ends(word)] == ["ack", "reject"]
-
-
-def test_an_unknown_word_is_refused():
-    with pytest.raises(ValueError, match=r"on_failure: flights acknowledges a message by .*'reject'.*, not 'nack'"):
-        RabbitmqSource(name="flights", url="amqp://host", queue="q", on_failure="nack")
-    source = RabbitmqSource(name="flights", url="amqp://host", queue="q")
-    (message,) = Message.each(batch_of(b"1"), source.ack_policy)
-
-    assert message.configure_ack(on_failure="reject").actions == (None, "reject")
-    with pytest.raises(ValueError, match=r"^flights acknowledges a message by .*'reject'.*, not 'nack'"):
-        message.configure_ack(on_failure="nack")
 
 
 @pytest.mark.parametrize(

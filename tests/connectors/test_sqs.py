@@ -15,7 +15,6 @@ from pydantic import ValidationError
 
 from pipeline_platform.connectors.sqs import SqsSource, sqs_source
 from pipeline_platform.model.message import DELIVERIES
-from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.contract import Share, SourceError
 from servers import sqs as local
 from tests.fixtures.received import received
@@ -168,18 +167,6 @@ def test_rows_hold_what_sqs_said(aws, queue):
     }
 
 
-def test_fifo_groups_and_numbers_are_in_the_metadata(aws):
-    queue = aws.create_queue(QueueName="flights.fifo", Attributes={"FifoQueue": "true"})["QueueUrl"]
-    for i in range(2):
-        aws.send_message(QueueUrl=queue, MessageBody=f"{i}", MessageGroupId="UA", MessageDeduplicationId=f"{i}")
-
-    rows = received(source(queue_url=queue), 2)
-
-    attributes = [json.loads(row["metadata"])["attributes"] for row in rows]
-    assert {each["MessageGroupId"] for each in attributes} == {"UA"}
-    assert len({each["SequenceNumber"] for each in attributes}) == len(rows)
-
-
 def test_a_damaged_body_is_left_to_its_lease_and_costs_no_other(aws, queue, caplog, monkeypatch):
     send(aws, queue, 3)
     flights = source(queue_url=queue)
@@ -329,19 +316,6 @@ def test_a_refusal_says_what_to_do_and_refused_credentials_are_never_repeated(aw
 
 
 # A real server: threads, processes, its own clock
-
-
-def test_tasks_share_a_queue_among_many_threads_and_delete_what_they_received(sqs_server, sqs_queue):
-    queue = sqs_queue()
-    assert local.fill(queue, (f"message {i}" for i in range(2_345))) == 2_345
-    flights = source(queue_url=queue, endpoint_url=sqs_server)
-
-    rows = received(flights, 2_001, concurrency=2)
-
-    assert len({row["message_id"] for row in rows}) == len({row["data"] for row in rows}) == 2_001
-    assert flights.backlog() == Backlog(344), "never more than the demand"
-    assert flights.ack(queue, [row["ack_id"] for row in rows]) == []
-    assert flights.ack(queue, [row["ack_id"] for row in rows[:10]]) == [], "twice is harmless"
 
 
 def test_a_lease_that_is_over_is_lost_to_whoever_received_since(sqs_server, sqs_queue):

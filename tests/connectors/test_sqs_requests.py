@@ -1,6 +1,5 @@
 """What a run asks of SQS, and what is sent there: whole calls within its limits, quotas, FIFO groups in order."""
 
-import hashlib
 import json
 import logging
 import time
@@ -12,14 +11,9 @@ import pytest
 
 from pipeline_platform.connectors.sqs import SqsSource
 from pipeline_platform.connectors.sqs.sqs_messages import sequence_of
-from pipeline_platform.lake.storage import Lake
-from pipeline_platform.model.message import Message
-from pipeline_platform.model.options import Producer
-from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.source.contract import Share, SourceError
 from servers import sqs
 from tests.fixtures.received import received
-from tests.fixtures.small_lake import handled
 from tests.fixtures.sqs_between import between
 
 BEYOND_TWELVE_HOURS = (
@@ -118,14 +112,6 @@ def test_messages_that_were_received_twelve_hours_ago_are_no_others_yet(made, fa
         assert flights.extend("r1", lambda: [(flights.queue_url, handles)])
 
     assert "3 of 3 messages cannot be hidden for longer: InvalidParameterValue" in caplog.text
-
-
-def test_messages_that_are_all_others_by_now_are_no_longer_held(made):
-    flights = made(3)
-    handles = held(flights, Share(messages=3))
-    flights.release(flights.queue_url, handles)
-
-    assert not flights.extend("r1", lambda: [(flights.queue_url, handles)])
 
 
 def test_an_extension_that_takes_longer_than_a_third_of_the_lease_says_what_to_change(made, fake, caplog):
@@ -248,25 +234,3 @@ def test_sequence_numbers_of_aws_keep_their_order_in_63_bits():
 
     assert fitted == sorted(fitted)
     assert all(0 <= number < 2**63 for number in fitted)
-
-
-def test_what_sqs_says_of_a_message_reaches_the_callback(made, tmp_path):
-    seen: list[dict[str, Any]] = []
-
-    class Seeing(Pipeline):
-        name = "seeing"
-        producer = Producer(source="flights")
-
-        def handle_message(self, message: Message, context: Any) -> Message:
-            seen.append(message.metadata)
-            return message
-
-    flights, trace = made(), {"trace": {"DataType": "String", "StringValue": "t1"}}
-    flights.send([b"one"], [{"message_attributes": trace}])
-
-    handled(Lake(root=str(tmp_path)), Seeing, source=flights)
-
-    (metadata,) = seen
-    assert metadata["message_attributes"] == trace
-    assert metadata["attributes"]["ApproximateReceiveCount"] == "1"
-    assert metadata["md5_of_body"] == hashlib.md5(b"one").hexdigest()

@@ -35,12 +35,6 @@ def test_a_receive_gets_the_oldest_messages_as_they_were_put_in(queue):
     assert rows[1]["metadata"] is None
 
 
-def test_payloads_come_out_as_they_went_in(queue):
-    payloads = [b"", b"\x00", b"a\x00b", b"\xff\xfe", b"\\x41\t\n\\N", b"x" * 1_000_000]
-    queue.enqueue(payloads)
-    assert [row["data"] for row in receive(queue, "a")] == payloads
-
-
 def test_large_payloads_come_in_small_batches(queue):
     queue.enqueue(b"%d" % number * 500_000 for number in range(1, 61))
     [share] = queue.plan(60, 1, "a")

@@ -93,18 +93,6 @@ def test_a_session_that_stood_still_says_so(queue, monkeypatch):
         queue.extend("a", list)
 
 
-def test_a_wait_for_a_lock_ends_with_who_to_look_for(queue, monkeypatch):
-    monkeypatch.setattr(database, "LOCK_S", 1)
-    queue_tables.open_table.cache_clear()
-    queue.plan(1, 1, "a")
-    with another_session(queue.url) as connection:
-        connection.execute("SELECT * FROM messages FOR UPDATE")
-        with pytest.raises(SourceError, match=r"flights.*lock timeout\. Another session.*pg_blocking_pids\(\) and end"):
-            queue.ack("a", ["1"])
-    assert queue.ack("a", ["1"]) == []
-    assert queue.backlog().messages == 1
-
-
 def test_a_task_that_reads_may_stand_still_while_it_writes(queue, monkeypatch):
     monkeypatch.setattr(database, "IDLE_S", 1)
     monkeypatch.setattr(queue_reading, "ROWS_PER_BATCH", 1)

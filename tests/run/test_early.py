@@ -51,13 +51,6 @@ def test_a_run_tells_early_once_and_keeps_what_fails_later(filled, monkeypatch):
     assert flow.ledger.unfinished() == []
 
 
-def test_a_failure_that_goes_back_early_decides_nothing(filled):
-    flow = filled(Early, [b"early nack"])
-    run(flow)
-    assert rows(flow, "outcomes")["outcome"].to_list() == ["returned"]
-    assert flow.source.backlog().messages == 1
-
-
 class Returns(Early):
     """Gives all back, and tells nothing early."""
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipeline_platform import Batcher, PipelineError, Processors, Producer, Retry, TableBatcher
-from pipeline_platform.connectors.table_queue import TableQueue
+from pipeline_platform import Batcher, PipelineError, Processors, Producer, TableBatcher
 from pipeline_platform.lake.decision import UnhandledError
 from pipeline_platform.lake.ledger import Ledger, Receive
 from pipeline_platform.run import batching, steps
@@ -136,13 +135,6 @@ class Hanging(families.Families):
         return super().handle_batch(batcher, messages, batch_info, context)
 
 
-class Dead(Hanging):
-    """Sends on what failed."""
-
-    retry = Retry(max_attempts=1)
-    dead_letters = "letters"
-
-
 @pytest.mark.faults
 def test_a_child_whose_batch_hangs_or_dies_fails_its_message_alone(filled):
     flow = filled(Hanging, [*FEW, b"lake=x left=hang right=y", b"lake=z right=leave left=w"])
@@ -150,24 +142,6 @@ def test_a_child_whose_batch_hangs_or_dies_fails_its_message_alone(filled):
     assert kept(flow) == FEW_WORDS
     assert sorted(rows(flow, "failed")["kind"]) == ["timeout", "worker killed"]
     assert flow.source.backlog().messages == 0
-
-
-@pytest.mark.faults
-def test_a_dead_message_is_sent_once_whichever_of_its_children_failed(filled, tmp_path):
-    bad = [b"left=fail right=fail left=raise", b"lake=x right=leave"]
-    letters = TableQueue(name="letters", url=f"sqlite:///{tmp_path}/letters.sqlite", metadata_column="metadata")
-    letters.create()
-    made = filled(Dead, [*FEW, *bad])
-    flow = Flow(Dead, made.source, made.lake, made.control, made.session, dead_letters=letters)
-
-    run(flow)
-
-    assert kept(flow) == FEW_WORDS
-    assert set(rows(flow, "failed")["state"]) == {"dead"}
-    assert letters.backlog().messages == len(bad)
-    run(flow, "messages")
-    assert kept(flow) == FEW_WORDS
-    assert Counter(rows(flow, "outcomes")["outcome"]) == {"handled": 3, "failed": 2}
 
 
 @pytest.mark.faults

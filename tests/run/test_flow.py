@@ -62,18 +62,6 @@ def test_columns_and_blocks_route_fail_and_miss_rows_like_the_other_lane(filled_
     assert flow.source.backlog().messages == 0
 
 
-def test_a_row_that_kills_the_host_of_its_block_or_raises_fails_alone_each_time(filled_on_spark):
-    flow = filled_on_spark(Blocks, [*(b"%d" % number for number in range(60)), b"kill", b"raise"])
-
-    run(flow)
-    run(flow, origin="failed")
-
-    assert sorted(map(int, rows(flow, "words")["word"])) == list(range(60))
-    failed = rows(flow, "failed").sort("attempt", "kind")
-    assert failed["kind"].to_list() == ["ValueError", "worker killed"] * 2
-    assert flow.source.backlog().messages == 0
-
-
 @pytest.mark.parametrize(
     ("fault", "said"),
     [

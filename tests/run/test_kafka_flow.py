@@ -65,46 +65,10 @@ def test_each_message_is_once_in_a_table_and_the_lag_is_gone(flow_on_spark):
     assert sorted(partitions["len"]) == [300, 300, 301]
 
 
-def died_after_reserving(flow: Flow) -> None:
-    receive = begun(flow)
-    assert flow.source.plan(receive.demand, 2, receive.receive_id)
-
-
-def died_after_reading(flow: Flow) -> None:
-    steps.receive_messages(flow, begun(flow))
-
-
-def died_after_handling(flow: Flow) -> None:
-    worked(flow)
-
-
-def died_after_deciding(flow: Flow) -> None:
-    steps.decide(flow, worked(flow))
-
-
-def died_before_finishing(flow: Flow) -> None:
-    receive = decided(flow)
-    steps.publish(flow, receive)
-
-
 def decided(flow: Flow) -> Receive:
     receive = worked(flow)
     steps.decide(flow, receive)
     return receive
-
-
-@pytest.mark.parametrize(
-    "die", [died_after_reserving, died_after_reading, died_after_handling, died_after_deciding, died_before_finishing]
-)
-def test_what_a_killed_run_left_is_finished_or_given_back_by_the_next(flow, die):
-    send(flow, *numbers(0, 30))
-    die(flow)
-    assert flow.source.backlog().messages == 0
-    flow.control.let_go("test")
-    send(flow, *numbers(30, 60))
-    run(flow)
-    run(flow)
-    assert_each_once(flow, numbers(0, 60))
 
 
 def test_a_receive_that_stays_open_holds_back_no_other_and_the_position_follows_it(flow):

@@ -2,7 +2,6 @@
 
 import os
 import signal
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from pipeline_platform import Batcher, BatchInfo, Message, Pipeline, Processors, Producer, TableBatcher
-from tests.fixtures.flow import handled, kinds, rows, run
+from tests.fixtures.flow import kinds, rows, run
 from tests.fixtures.fragile import Gathering
 from tests.fixtures.small_lake import Row
 
@@ -40,16 +39,6 @@ def test_a_message_that_ends_its_worker_fails_alone(filled_on_spark):
     stages = {row["data"].decode(): row["stage"] for row in rows(flow, "failed").to_dicts()}
     assert stages == {one: one.split()[0].replace("serialise", "lake") for one in poison}
     assert flow.source.backlog().messages == 0, "nothing is left to fail the next run"
-
-
-def test_one_poison_message_costs_what_came_before_it_one_more_try(filled, tmp_path, monkeypatch):
-    monkeypatch.setattr(Poisoned, "diary", tmp_path / "diary")
-    payloads = [b"handle_message kill" if number == 90 else b"word %d" % number for number in range(200)]
-    handled(filled(Poisoned, payloads))
-    lines = (line.split() for line in (tmp_path / "diary").read_text().splitlines())
-    calls = Counter(message for callback, message in lines if callback == "handle_message")
-    assert max(calls.values()) == 2, "the killer once with all others, once alone"
-    assert Counter(calls.values()) == {1: 109, 2: 91}, "of its task those before it began once in vain, and no other"
 
 
 # The fast lane

@@ -15,7 +15,7 @@ from pipeline_platform.control.store import ControlStore
 from pipeline_platform.run import lease, steps
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.steps import Acknowledgement
-from pipeline_platform.source.contract import SourceAwayError, SourceError
+from pipeline_platform.source.contract import SourceAwayError
 from pipeline_platform.tasks.acknowledge.acknowledger import Acknowledger
 from servers.server import Server
 from tests.fixtures import fault_run
@@ -178,65 +178,6 @@ def test_a_control_store_on_the_same_server_comes_back_with_it(flow_over, own_po
     time.sleep(1.5)
     run_to_end(flow)
     assert_each_message_once(flow)
-
-
-@pytest.mark.parametrize("method", ["read", "acknowledge"])
-def test_a_password_changed_under_a_run_is_said_and_the_next_run_has_the_new_one(
-    flow_over, own_postgres_server, monkeypatch, method
-):
-    with administrator(own_postgres_server.address) as connection:
-        connection.execute("CREATE ROLE runs LOGIN SUPERUSER PASSWORD 'the-old-one'")
-    host = own_postgres_server.address.partition("@")[2]
-    flow = flow_over(f"postgresql://runs:the-old-one@{host}")
-
-    def change() -> None:
-        with administrator(own_postgres_server.address) as connection:
-            connection.execute("ALTER ROLE runs PASSWORD 'the-new-one'")
-            cut_all_others(connection)
-
-    once(monkeypatch, method, change)
-    if method == "read":
-        with pytest.raises(SourceError) as failed:
-            run_through(flow)
-        said = str(failed.value)
-    else:
-        said, *_ = acknowledged_by(flow, attempts=2, wait_s=0).errors
-        assert "correct user and password in url" in said
-    with pytest.raises(SourceError, match="correct user and password in url") as refused:
-        run_through(flow)
-    assert "the-old-one" not in said + str(refused.value)
-
-    renewed = flow.source.model_copy(update={"url": f"postgresql://runs:the-new-one@{host}"})
-    run_to_end(Flow(Obedient, renewed, flow.lake, flow.control, flow.session))
-    assert_each_message_once(flow)
-
-
-def test_a_table_that_is_dropped_under_a_run_is_said_and_what_was_decided_stays(flow_over, postgres_url):
-    flow = flow_over(postgres_url)
-    receive = worked(flow)
-    publish(flow, receive)
-    with administrator(postgres_url) as connection:
-        connection.execute("DROP TABLE messages, messages_leases, messages_receives")
-    told = steps.acknowledge(flow, receive)
-    assert told.unacknowledged == COUNT
-    assert "does not exist. Correct url or table, or run `pipeline-platform table-queue create`" in told.errors[0]
-    flow.source.create()
-    run_to_end(flow)
-    assert_each_message_once(flow)
-
-
-def test_a_table_that_is_dropped_before_it_is_read_fails_the_run_with_the_reason(flow_over, postgres_url, monkeypatch):
-    flow, read = flow_over(postgres_url), TableQueue.read
-
-    def dropped(*arguments: Any) -> Any:
-        with administrator(postgres_url) as connection:
-            connection.execute("DROP TABLE messages, messages_leases, messages_receives")
-        return read(*arguments)
-
-    monkeypatch.setattr(TableQueue, "read", dropped)
-
-    with pytest.raises(SourceError, match=r"does not exist\. Correct url or table, or run `pipeline-platform"):
-        run_through(flow)
 
 
 @pytest.mark.faults

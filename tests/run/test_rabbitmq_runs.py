@@ -109,15 +109,3 @@ def test_messages_without_an_id_are_not_decided_once_their_connection_is_lost(st
     source_of(later).close()
     assert words(later) == sorted(SENT), "each once, by the run that could acknowledge it"
     assert source_of(later).backlog().messages == 0
-
-
-def test_a_run_that_died_holding_messages_costs_none(started):
-    flow = started()
-    source_of(flow).send([text.encode() for text in SENT])
-    worked(flow)
-    source_of(flow).close()
-    later = started(source_of(flow).queue)
-    run(later)
-    source_of(later).close()
-    assert words(later) == sorted(SENT)
-    assert source_of(later).backlog().messages == 0

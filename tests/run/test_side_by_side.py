@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pipeline_platform import Batcher, BatchInfo, Message, Pipeline, Processors, Producer, Splitter
+from pipeline_platform import Batcher, BatchInfo, Message, Pipeline, Processors, Producer
 from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.run import batching, steps
@@ -96,33 +96,6 @@ def test_what_one_batcher_wrote_is_kept_when_another_fails_and_its_batches_are_n
 
     assert (calls(folder, "left"), calls(folder, "right")) == (1, 1)
     assert [rows(flow, name).height for name in ("left", "right")] == [1, 1]
-
-
-def end_here(message: Message, acc: None) -> Any:
-    """A splitter that ends its process."""
-    if message.data == "leave":
-        os._exit(3)
-    return "emit", acc
-
-
-class Splitting(Pair):
-    """Its batches are cut by a splitter."""
-
-    name = "splitting"
-    batchers = {"left": Batcher(batch_size=Splitter(initial=None, step=end_here)), "right": Batcher()}
-
-
-def test_a_message_that_ends_the_worker_in_a_splitter_fails_alone(filled_on_spark, tmp_path):
-    flow, folder = (
-        filled_on_spark(Splitting, [b"left one", b"left leave", b"left two", b"right three"]),
-        tmp_path / "calls",
-    )
-    receive = received(flow, folder)
-    steps.batch_messages(flow, receive)
-    finish(flow, receive)
-    assert sorted(rows(flow, "left")["data"]) == ['"one"', '"two"']
-    assert rows(flow, "failed")["reason"].to_list() == ["batch_size ended the worker (exit code 3)"]
-    assert rows(flow, "right").height == 1
 
 
 def test_a_run_that_is_terminated_ends_the_work_of_all_its_batchers(filled_on_spark, tmp_path):

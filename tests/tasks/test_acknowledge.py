@@ -6,13 +6,12 @@ from typing import Any
 import pyarrow as pa
 from pydantic import PrivateAttr
 
-from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.lake.reader import RowRange
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import OUTCOMES
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.source.contract import Refused, SourceError
-from pipeline_platform.tasks.acknowledge.acknowledger import ONCE, AcknowledgeOutcomes, Acknowledger, Answer
+from pipeline_platform.tasks.acknowledge.acknowledger import AcknowledgeOutcomes, Acknowledger, Answer
 from tests.fixtures.small_lake import WINDOW, Memory, returned
 
 
@@ -58,20 +57,6 @@ def test_an_error_of_one_group_holds_back_no_other_and_is_told_in_words(lake):
     assert ("ack", "sound", ["3"]) in source.told
     assert notes["acknowledged"] == 1
     assert notes["errors"] == ["ack of 2 messages of memory: SourceError: no answer"]
-
-
-class Keeping(Memory):
-    """Takes nothing back."""
-
-    def release(self, ack_ref, ack_ids, delay_s=0):
-        raise SourceError("no way back")
-
-
-def test_an_error_of_one_action_holds_back_no_other(lake):
-    source = Keeping()
-    notes = told_by(lake, source, ("q", "1", "nack"), ("q", "2", "ack"))
-    assert source.told == [("ack", "q", ["2"])]
-    assert (notes["acknowledged"], len(notes["errors"])) == (1, 1)
 
 
 def test_noop_leaves_a_message_alone_nack_gives_it_back_after_its_delay_and_then_the_rest_is_acknowledged(lake):
@@ -144,41 +129,3 @@ def test_a_group_without_an_answer_is_asked_again_until_attempts_are_over():
     broken = patiently(Moody(), "broken", ["a", "b"], attempts=2)
     assert answer == Answer(2, [], [])
     assert (broken.acknowledged, len(broken.errors)) == (0, 1)
-
-
-class OutOfOrder(TableQueue):
-    """A table queue that has no answer for one group."""
-
-    broken: str = ""
-
-    def ack(self, ack_ref, ack_ids):
-        if ack_ref == self.broken:
-            raise SourceError("no answer")
-        return super().ack(ack_ref, ack_ids)
-
-
-def leased(queue: TableQueue, ack_ref: str, count: int) -> list[str]:
-    """Lease messages as one group; return what acknowledges them."""
-    shares = queue.plan(count, 1, ack_ref)
-    return [ack_id for share in shares for rows in queue.read(share, ack_ref) for ack_id in rows["ack_id"].to_pylist()]
-
-
-def test_a_queue_is_told_group_by_group_and_one_that_raises_holds_back_no_other(tmp_path):
-    queue = OutOfOrder(name="queue", url=f"sqlite:///{tmp_path}/queue.sqlite", on_failure="nack", broken="broken")
-    queue.create()
-    queue.enqueue([b"1", b"2", b"3", b"4", b"5"])
-    groups = {"broken": leased(queue, "broken", 2), "sound": leased(queue, "sound", 3)}
-
-    answers = {
-        ref: ONCE.acknowledge(queue, ref, "ack", ids[:-1]) + ONCE.acknowledge(queue, ref, queue.on_failure, ids[-1:])
-        for ref, ids in groups.items()
-    }
-
-    assert answers["broken"].errors == ["ack of 1 messages of queue: SourceError: no answer"]
-    assert [answer.acknowledged for answer in answers.values()] == [1, 3], (
-        "a failure is given back, whatever became of the rest"
-    )
-    assert [answer.refused for answer in answers.values()] == [[], []]
-    assert queue.backlog().messages == 2, "one failure of each group"
-    again = patiently(queue.model_copy(update={"broken": ""}), "broken", groups["broken"][:1])
-    assert (again.acknowledged, again.errors) == (1, []), "what raised is there to be told again"

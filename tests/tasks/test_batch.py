@@ -1,7 +1,6 @@
 """Batching: whole batches, whatever lies between their messages, and `handle_batch` held to its contract."""
 
 import math
-from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -128,67 +127,46 @@ def batched(
 # Cutting, and reading back what was cut
 
 
-class Flushing(Pipeline):
-    """Has the batch of a message that says `flush` delivered."""
+class Keyed(Pipeline):
+    """The first word is the key of a message."""
 
-    name = "flushing"
+    name = "keyed"
     producer = Producer(source="memory")
     batchers = {"plain": Batcher(batch_size=3)}
 
     def handle_message(self, message, context):
-        key, text = message.data.decode().split(maxsplit=1)
-        routed = message.put_batcher("plain").put_batch_key(key)
-        return routed.put_batch_mode("flush") if text.startswith("flush") else routed
+        return message.put_batcher("plain").put_batch_key(message.data.decode().split()[0])
 
     def handle_batch(self, batcher, messages, batch_info, context):
-        SEEN.append((batch_info, [message.data.decode() for message in messages]))
+        SEEN.append([message.data.decode() for message in messages])
         return messages
 
 
-SEEN: list[tuple[BatchInfo, list[str]]] = []
+SEEN: list[list[str]] = []
 
 
-def through(lake: Lake, *payloads: str, batch_size: int = 3, tasks: int = 1) -> list[list[tuple[str, list[str]]]]:
-    """What each task gives to `handle_batch`: why, and which messages."""
-    manifest = handled(lake, Flushing, *(one.encode() for one in payloads))
-    whole = ranges(manifest, "flushing", staged_table("r1", "plain"))
-    shared = Flushing, None, Memory().ack_policy, lake, "r1", "plain"
+def through(lake: Lake, *payloads: str, batch_size: int = 3, tasks: int = 1) -> list[list[list[str]]]:
+    """What each task gives to `handle_batch`."""
+    manifest = handled(lake, Keyed, *(one.encode() for one in payloads))
+    whole = ranges(manifest, "keyed", staged_table("r1", "plain"))
+    shared = Keyed, None, Memory().ack_policy, lake, "r1", "plain"
     planned = returned(CutBatches(*shared, Batcher(batch_size=batch_size), whole)(0))
-    plan = ranges(planned, "flushing", plan_table("r1", "plain"))
+    plan = ranges(planned, "keyed", plan_table("r1", "plain"))
     task = HandleBatches(*shared, whole, plan, tasks)
     told = []
     for index in range(tasks):
         SEEN.clear()
         done(task, index)
-        told.append([(info.trigger, messages) for info, messages in SEEN])
+        told.append([*SEEN])
     return told
-
-
-def test_messages_of_a_key_come_in_batches_in_their_order(lake):
-    assert through(lake, "a 1", "b 2", "a 3", "a 4", "a 5", "b 6") == [
-        [("size", ["a 1", "a 3", "a 4"]), ("flush", ["b 2", "b 6"]), ("flush", ["a 5"])]
-    ]
-
-
-def test_a_message_in_mode_flush_ends_its_batch_and_no_other_keys(lake):
-    payloads = "a 1", "b 1", "a flush", "a 2", "b 2", "a 3", "b 3", "a flush again", "a flush once more", "a 4"
-    assert through(lake, *payloads) == [
-        [
-            ("flush", ["a 1", "a flush"]),
-            ("size", ["b 1", "b 2", "b 3"]),
-            ("size", ["a 2", "a 3", "a flush again"]),
-            ("flush", ["a flush once more"]),
-            ("flush", ["a 4"]),
-        ]
-    ]
 
 
 def test_batches_are_dealt_in_turn_and_a_task_makes_nothing_of_those_of_others(lake, monkeypatch):
     made, each = [], cutting.each
     monkeypatch.setattr(cutting, "each", lambda batches: made.append(batches.num_rows) or each(batches))
     first, second = through(lake, *(f"k {number}" for number in range(12)), tasks=2)
-    assert [messages[0] for _, messages in first] == ["k 0", "k 6"]
-    assert [messages[0] for _, messages in second] == ["k 3", "k 9"]
+    assert [messages[0] for messages in first] == ["k 0", "k 6"]
+    assert [messages[0] for messages in second] == ["k 3", "k 9"]
     assert made == [2, 2]
 
 
@@ -197,8 +175,8 @@ def test_however_many_batches_are_read_together_they_are_the_same(lake, monkeypa
     monkeypatch.setattr(handle_batches, "GROUP_BYTES", at_once)
     payloads = [f"{number % 7} {number}" for number in range(100)]
     (told,) = through(lake, *payloads, batch_size=4)
-    assert sorted(one for _, messages in told for one in messages) == sorted(payloads)
-    for _, messages in told:
+    assert sorted(one for messages in told for one in messages) == sorted(payloads)
+    for messages in told:
         assert len({one.split()[0] for one in messages}) == 1
         assert [int(one.split()[1]) for one in messages] == sorted(int(one.split()[1]) for one in messages)
 
@@ -266,28 +244,16 @@ def test_an_odd_value_that_handle_batch_sets_fails_its_message_alone(
 
 
 def test_what_handle_batch_returned_is_the_batchers_table(lake):
-    manifest = batched(lake, staged("bytes", {"a": 1}, b"text", [1.5]))
+    manifest = batched(lake, staged("bytes", {"a": 1}, b"text", [1.5], {"n": math.nan}, {"n": math.inf}))
     rows = rows_of(lake, "obedient", manifest, "plain")
-    assert [row["data"] for row in rows] == ['{"base64": "/w=="}', '{"a":1}', '"text"', "[1.5]"]
+    assert [row["data"] for row in rows] == [
+        '{"base64": "/w=="}', '{"a":1}', '"text"', "[1.5]", '{"n":null}', '{"n":null}'
+    ], "nothing but JSON"  # fmt: skip
     assert {row["batch_key"] for row in rows} == {"k"}
     assert {row["batch_id"] for row in rows} == {INFOS[0].batch_id}
 
 
-def test_a_table_without_a_model_holds_nothing_but_json(lake):
-    manifest = batched(lake, staged({"number": 1.5}, {"number": math.nan}, {"number": math.inf}))
-    rows = rows_of(lake, "obedient", manifest, "plain")
-    assert [row["data"] for row in rows] == ['{"number":1.5}', '{"number":null}', '{"number":null}']
-
-
 # What a batch is told
-
-
-def test_a_batch_knows_its_size_and_why_it_is_delivered(lake):
-    batched(lake, staged("1", "2", "3", full=True), staged("4", batch=1))
-    assert [(info.batcher, info.batch_key, info.size, info.trigger) for info in INFOS] == [
-        ("plain", "k", 3, "size"),
-        ("plain", "k", 1, "flush"),
-    ]
 
 
 def test_a_batchs_id_is_the_same_at_every_try_and_no_others(lake):
@@ -377,17 +343,3 @@ def test_handle_failed_is_shown_what_failed_of_a_batch_and_all_of_one_that_raise
     batched(lake, staged("fail one", "2"), staged("raise", "4", key="other"), staged("5", key="good"))
 
     assert shown == [["fail one"], ["raise", "4"]]
-
-
-def test_a_handle_failed_that_raises_changes_nothing_of_a_batch(lake, monkeypatch):
-    def handle_failed(self, messages, context):
-        raise ConnectionError("nobody to tell")
-
-    monkeypatch.setattr(Obedient, "handle_failed", handle_failed)
-
-    manifest = batched(lake, staged("fail one", "2"), staged("3", "4", key="other"))
-
-    ended = Counter(row["outcome"] for row in rows_of(lake, "obedient", manifest, "outcomes"))
-    assert ended == {"failed": 1, "handled": 3}
-    assert [row["reason"] for row in rows_of(lake, "obedient", manifest, "failed")] == ["as told"]
-    assert manifest.total("handle_failed_errors") == 1

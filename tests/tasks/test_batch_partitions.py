@@ -69,18 +69,6 @@ def of(*payloads: str) -> Memory:
     return Memory(deliveries_=numbered(*(payload.encode() for payload in payloads)))
 
 
-def test_a_batch_holds_one_partition_and_says_which(lake):
-    told = through(lake, Batched, of("k 7 a", "k 10 b", "k 7 c", "l 7 d", "k 7 e"))
-    seen = [(info.batch_key, info.partition, info.trigger, texts) for task in told for info, texts in task]
-    assert seen == [
-        ("k", 7, "size", ["k 7 a", "k 7 c"]),
-        ("l", 7, "flush", ["l 7 d"]),
-        ("k", 7, "flush", ["k 7 e"]),
-        ("k", 10, "flush", ["k 10 b"]),
-    ]
-    assert len({info.batch_id for task in told for info, _ in task}) == 4
-
-
 def test_all_batches_of_a_partition_are_one_task_s_in_order_and_partitions_are_dealt_evenly(lake):
     payloads = [f"{'kl'[place % 3 > 1]} {place % 5} {place:02}" for place in range(50)]
     told = through(lake, Batched, of(*payloads))

@@ -23,10 +23,6 @@ def batches(table: pa.Table, batch_size: int, batch_bytes: int = 10**9) -> list[
     return [(one["rows"], one["trigger"]) for one in cutting.cut(table, batch_size, batch_bytes).to_pylist()]
 
 
-def test_no_messages_make_no_batch():
-    assert batches(waiting(), 3) == []
-
-
 def test_a_batch_never_exceeds_its_bytes_but_for_one_larger_message():
     sizes = (4, 4, 4, 30, 4, 10)
     assert batches(waiting(*({"size": size} for size in sizes)), 100, 10) == [

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline_platform import Batcher, Pipeline, Processors, Producer, Splitter, TableBatcher
+from pipeline_platform import Batcher, Pipeline, Processors, Producer, TableBatcher
 from pipeline_platform.tasks.batch.batch_plan import CutBatches, plan_table
 from pipeline_platform.tasks.batch.handle_batches import HandleBatches
 from pipeline_platform.tasks.handle.handle_messages import Handle
@@ -145,28 +145,6 @@ def test_a_batch_that_spoils_its_process_fails_with_all_its_messages_and_no_othe
     assert len(told) == 10
 
 
-def weigh(message, weight):
-    """A splitter that spoils its process at one message."""
-    if message.data.endswith(b"json"):
-        json.dumps = None
-    return ("emit", 0) if weight == 2 else ("cont", weight + 1)
-
-
-def test_a_splitter_that_spoils_its_process_fails_one_message(lake):
-    class Splitting(Hostile):
-        batchers = {"called": Batcher(batch_size=Splitter(initial=0, step=weigh))}
-
-    payloads = [*[b"handle_batch"] * 5, b"handle_batch - json", *[b"handle_batch"] * 4]
-    whole = ranges(hosted(lake, *payloads, pipeline=Splitting), "hostile", staged_table("r1", "called"))
-    options = Splitting.batchers["called"]
-
-    plan = returned(CutBatches(Splitting, None, Memory().ack_policy, lake, "r1", "called", options, whole)(0))
-
-    planned = rows_of(lake, "hostile", plan, plan_table("r1", "called"))
-    assert [batch["rows"] for batch in planned if batch["failure"]] == [[5]]
-    assert sorted(row for batch in planned for row in batch["rows"]) == list(range(10))
-
-
 def test_a_file_that_is_not_as_its_host_names_it_is_in_no_manifest(lake, monkeypatch):
     real = hosting.in_a_fork
 
@@ -228,22 +206,6 @@ def test_forking_again_and_again_harms_neither_process(times):
         garbage.append(pa.table({"n": pa.array(range(number % 300))}))
         del garbage[:-600]
         assert in_a_fork(lambda progress, give: None, garbage.append) is None
-
-
-def test_what_a_fork_wrote_comes_back(tmp_path):
-    def work(progress: Progress, give: Give) -> None:
-        for pid in os.getpid(), 0:
-            written = Written(pid=pid)
-            written.write("t", "w", staged("a", "b").rows)
-            give(written)
-
-    given: list[Written] = []
-    assert in_a_fork(work, given.append) is None
-
-    assert [written.notes["pid"] == 0 for written in given] == [False, True]
-    assert given[0].notes["pid"] != os.getpid()
-    ((table, window, rows),) = given[0].batches
-    assert (table, window, rows.to_pylist()) == ("t", "w", staged("a", "b").rows.to_pylist())
 
 
 def test_much_comes_back_and_what_a_fork_gave_before_it_died_does():

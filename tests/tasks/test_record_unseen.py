@@ -13,12 +13,11 @@ from pipeline_platform.model.options import Processors
 from pipeline_platform.tasks.handle import repeats
 from pipeline_platform.tasks.handle.handle_messages import Handle
 from pipeline_platform.tasks.handle.record_unseen import RecordUnseen
-from pipeline_platform.tasks.handle.repeats import KNOWN, REPEATS, Repeats, WriteRepeats
+from pipeline_platform.tasks.handle.repeats import KNOWN, REPEATS, WriteRepeats
 from tests.fixtures.small_lake import (
     WINDOW,
     Keeping,
     Memory,
-    batch_of,
     done,
     numbered,
     ranges,
@@ -34,12 +33,6 @@ def known(lake: Lake, **keep: int):
     stage = WriteRepeats(lake, "keeping", "r1", WINDOW)
     manifest = returned(stage(iter([pa.RecordBatch.from_pylist(rows, schema=REPEATS)])))
     return ranges(manifest, "keeping", stage.table)
-
-
-def test_rows_are_told_apart_by_what_is_known_of_them():
-    repeats = Repeats({("memory", "m0"): KNOWN, ("memory", "m2"): 1, ("other", "m1"): KNOWN})
-    split = repeats.split(batch_of(b"0", b"1", b"2"))
-    assert [part.column("message_id").to_pylist() for part in split] == [["m1"], ["m0"], ["m2"]]
 
 
 def test_what_is_decided_is_acknowledged_and_another_copy_is_left_to_its_lease(lake):

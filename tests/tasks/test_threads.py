@@ -12,7 +12,6 @@ import pytest
 from pipeline_platform import Message, Processors
 from pipeline_platform.tasks.handle.row_lane import Handler
 from pipeline_platform.tasks.handle.threads import at_once
-from pipeline_platform.tasks.host.progress import Progress
 from tests.fixtures.obedient import Obedient
 from tests.fixtures.small_lake import batch_of, handled, outcomes, rows_of
 
@@ -150,25 +149,6 @@ def test_an_error_of_the_rate_limit_ends_the_task_once_what_was_begun_is_done():
         at_once(range(9), [worker, worker], permits(), {1: 2})
 
     assert sorted(done) == [0, 1, 2]
-
-
-def test_a_fork_says_which_messages_its_threads_are_at():
-    progress = Progress()
-    messages = list(Message.each(batch_of(b"0", b"1", b"2")))
-    first, second = progress.of_threads("handle_message", 2)
-    assert progress.rows == []
-
-    ours, others = first.each("handle_message", messages[:1]), second.each("handle_message", messages[1:])
-    next(ours)
-    next(others)
-    assert (progress.callback, progress.rows) == ("handle_message", [0, 1])
-    assert [progress.rows_of(call) for call in progress.calls] == [[0], [1]]
-    next(others)
-    assert next(ours, None) is None
-    assert (progress.rows, len(progress.calls)) == ([2], 1)
-    with progress.busy("handle_failed", messages):
-        assert (progress.callback, progress.rows, len(progress.calls)) == ("handle_failed", [0, 1, 2], 1)
-    assert progress.calls == []
 
 
 class Deadly(Obedient):
