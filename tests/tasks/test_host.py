@@ -19,7 +19,7 @@ from pipeline_platform.tasks.batch.batch_plan import CutBatches, plan_table
 from pipeline_platform.tasks.batch.handle_batches import HandleBatches
 from pipeline_platform.tasks.handle.handle_messages import Handle
 from pipeline_platform.tasks.host import hosting
-from pipeline_platform.tasks.host.fork import Give, Written, in_a_fork
+from pipeline_platform.tasks.host.fork import Death, Give, Written, in_a_fork
 from pipeline_platform.tasks.host.progress import Progress
 from pipeline_platform.tasks.record.staging import staged_table
 from tests.fixtures.small_lake import Memory, Row, numbered, outcomes, ranges, received, returned, rows_of
@@ -164,6 +164,12 @@ def test_a_file_that_is_not_as_its_host_names_it_is_in_no_manifest(lake, monkeyp
     (file,) = manifest.of_table("outcomes")
     path = f"{lake.root}/hostile/outcomes/{file.path}"
     assert (pq.read_metadata(path).num_rows, os.path.getsize(path)) == (2, file.bytes)
+
+
+def test_a_host_that_dies_before_its_first_try_costs_no_message(lake, monkeypatch):
+    real, deaths = hosting.in_a_fork, [Death("signal 6")] * 2
+    monkeypatch.setattr(hosting, "in_a_fork", lambda *given, **more: deaths.pop() if deaths else real(*given, **more))
+    assert outcomes(lake, "hostile", hosted(lake, b"1")) == {"m0": "handled"}
 
 
 def _outcomes(lake):
