@@ -82,10 +82,6 @@ def test_what_is_asked_for(backlog, limits, in_flight, waited, demands):
     assert [ask.demand for ask in asks] == demands
 
 
-def test_one_run_takes_on_no_more_than_its_tasks_hold():
-    assert decide(Backlog(1_000_000), LIMITS, NOTHING, None).demand == 100_000
-
-
 def test_a_wait_for_room_says_so():
     assert decide(Backlog(1_000_000), LIMITS, InFlight(199_997, runs=1), None).because == (
         "1000000 messages wait, of which 3 could be taken on; a run pays from 50000, or after 30 s (waited 0 s)"

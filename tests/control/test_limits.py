@@ -13,18 +13,6 @@ from pipeline_platform.model.options import RateLimiting
 from tests.fixtures.control import MINUTE, TEN_A_MINUTE, names, one_store_for_all_examples
 
 
-def test_an_interval_gives_its_permits_and_no_more(store, clock):
-    clock.now += 15
-    assert store.take({"flights": TEN_A_MINUTE}, 7) == Grant(7, 45)
-    assert store.take({"flights": TEN_A_MINUTE}, 7) == Grant(3, 45)
-    assert store.take({"flights": TEN_A_MINUTE}, 7) == Grant(0, 45)
-
-
-def test_pipelines_do_not_share_permits(store):
-    store.take({"flights": TEN_A_MINUTE}, 10)
-    assert store.take({"trains": TEN_A_MINUTE}, 10).messages == 10
-
-
 def test_without_a_limit_all_is_permitted_for_ever(store):
     assert store.take({"flights": None}, 10**6) == Grant(10**6, math.inf)
     assert store.spare("flights", None, MINUTE) is None

@@ -22,14 +22,6 @@ def claim(store, key, receive_id, wanted):
     return store.claim(key, receive_id, "run", wanted=wanted, capacity=capacity, lease_s=60)
 
 
-def test_what_one_holds_never_counts_against_the_other(store):
-    assert claim(store, "coasts/east", "a", 500) == EAST
-    assert claim(store, "coasts/west", "b", 500) == WEST
-    assert [c.receive_id for c in store.in_flight("coasts/east")] == ["a"]
-    assert [c.receive_id for c in store.in_flight("coasts", of_all=True)] == ["a", "b"]
-    assert store.in_flight("coasts") == []
-
-
 def test_a_backfill_takes_the_room_that_all_of_them_leave_and_they_take_what_it_leaves(store):
     claim(store, "coasts/east", "a", 120)
     assert claim(store, "coasts", "backfill", 500) == ALL - 120
