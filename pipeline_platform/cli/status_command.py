@@ -131,7 +131,10 @@ def _backlog(state: ProducerState) -> Rows:
         if allowed is not None and age > allowed:
             oldest = Text(f"{oldest}, longer than the {_seconds(allowed.total_seconds())} allowed", style="yellow")
     lost = {"lost": Text(waiting.lost, style="red")} if waiting.lost else {}
-    return {"backlog": f"{waiting} in {name}", "oldest": oldest, **lost}
+    rows: Rows = {"backlog": f"{waiting} in {name}", "oldest": oldest, **lost}
+    if waiting.others is None:
+        rows["other deployments"] = "the source cannot tell whether others read it"
+    return rows
 
 
 def _state(control: ControlStore, key: str) -> Rows:

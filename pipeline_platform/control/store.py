@@ -1,19 +1,31 @@
 """The control store: permits, limits, pauses, claims and positions in logs, in one SQL database of all runs."""
 
+import os
+import socket
+import time
+import uuid
 from collections.abc import Callable
 from typing import Any, Final
 
 import sqlalchemy as sa
 
 from pipeline_platform.control.claims import Claim, Claims
-from pipeline_platform.control.database import transaction
+from pipeline_platform.control.database import insert, transaction
 from pipeline_platform.control.limits import TABLES, Grant, Throttle, interval_end
 from pipeline_platform.control.overrides import Overriding
 from pipeline_platform.control.reserved_offsets import LogPositions
+from pipeline_platform.source.readers import Reader
 
 __all__ = ["Claim", "ControlStore", "ControlStoreError", "Grant", "interval_end"]
 
 _VERSION = sa.Table("control_version", TABLES, sa.Column("version", sa.Integer, primary_key=True))
+_DEPLOYMENT = sa.Table(
+    "control_deployment",
+    TABLES,
+    sa.Column("one", sa.Integer, primary_key=True),
+    sa.Column("id", sa.Text, nullable=False),
+)
+"""One row: the id of this store, made at the first use."""
 
 
 def _add_alone(connection: sa.Connection) -> None:
@@ -24,6 +36,7 @@ STEPS: Final[list[Callable[[sa.Connection], None]]] = [
     lambda _: None,  # control_stops and control_overrides
     _add_alone,
     lambda _: None,  # control_ended
+    lambda _: None,  # control_deployment
 ]
 """The first step changes the tables of version 1, with what is in them, to those of version 2; and so on.
 
@@ -64,10 +77,20 @@ class ControlStore(Throttle, Claims, Overriding, LogPositions):
     """
 
     def __init__(self, url: str, now: Callable[[], float] | None = None) -> None:
-        self.run_id = ""
+        self.run_id = self._id = ""
         # Not durable: a power cut may cost permits and claims, which are of no use after it.
         options: dict[str, Any] = {"ways_out": _WAYS_OUT, "durable": False, "keep": True}
         super().__init__(url, "the control store", ControlStoreError, now=now, **options)
+
+    def reader(self) -> Reader:
+        """Say which deployment reads with this store, now: its id, and host and store for people."""
+        if not self._id:
+            with self.writing() as connection:
+                new = insert(connection, _DEPLOYMENT).values(one=1, id=str(uuid.uuid4()))
+                connection.execute(new.on_conflict_do_nothing())
+                self._id = connection.execute(sa.select(_DEPLOYMENT.c.id)).scalar_one()
+        host = os.environ.get("DAGSTER_CLOUD_DEPLOYMENT_NAME") or socket.gethostname()
+        return Reader(self._id, f"{host} (control store {self})", time.time())
 
     def prepare(self, engine: sa.Engine) -> None:
         """Make the tables that are missing, and bring those of an earlier release up to this one."""

@@ -45,7 +45,12 @@ class ProducerState(NamedTuple):
         asks = f"no run may be asked for: {room}" if room else f"{_counted(runs)} may be asked for"
         held = self.in_flight.messages
         holds = f"{held:,} held by {self.in_flight.named_with(self.steps)}" if held else "none held"
-        return f"{self._waiting}, {holds}; {asks}"
+        return f"{self._waiting}, {holds}; {asks}{f'; {self.others}' if self.others else ''}"
+
+    @property
+    def others(self) -> str:
+        """Which other deployments read the source; empty if none, or if nothing can be known."""
+        return "" if isinstance(self.backlog, SourceError) else self.backlog.others or ""
 
     @property
     def _waiting(self) -> str:
@@ -77,7 +82,8 @@ class ProducerState(NamedTuple):
             return False, "The source does not answer."
         if self.limits.paused is not None and not self.backlog.lost:
             return False, f"Paused: {self.limits.paused}."
-        return judged(self.backlog, self.oldest_allowed)
+        passed, words = judged(self.backlog, self.oldest_allowed)
+        return (False, f"{words} Each message goes to one deployment only.") if self.others else (passed, words)
 
 
 def judged(waiting: Backlog, allowed: timedelta | None) -> tuple[bool, str]:

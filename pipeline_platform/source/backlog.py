@@ -17,6 +17,8 @@ class Backlog(NamedTuple):
         counts_gaps: Whether `messages` counts numbers that no message has, too: then no more than so many wait.
         lost: Which messages the source lost before anybody read them, until a run goes on behind them; empty if none.
         at_least: Whether there may be more than `messages`: they were counted no further.
+        others: Which deployments read it lately besides this one, in words; empty if none, None where nothing can be
+            known of that.
     """
 
     messages: int | None
@@ -25,6 +27,7 @@ class Backlog(NamedTuple):
     counts_gaps: bool = False
     lost: str = ""
     at_least: bool = False
+    others: str | None = None
 
     @property
     def counted(self) -> int | None:

@@ -11,12 +11,13 @@ from datetime import datetime
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import pyarrow as pa
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 from pipeline_platform.model.actions import LEASED, AckPolicy, Words
 from pipeline_platform.model.message import DELIVERIES
 from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.offsets import Positions
+from pipeline_platform.source.readers import Reader, others
 
 
 class SourceError(Exception):
@@ -150,6 +151,8 @@ class Source(BaseModel, ABC):
         "again; otherwise it is only in the table of failed messages.",
     )
 
+    _positions: Positions | None = PrivateAttr(default=None)
+
     @classmethod
     def without_partitions(cls, options: Mapping[str, Any]) -> str | None:
         """Why a source with these options never says in which partition a message is, and how it may; None if it may.
@@ -162,7 +165,10 @@ class Source(BaseModel, ABC):
     def __getstate__(self) -> dict[Any, Any]:
         """Leave out what this process opened: a source is pickled to tasks, clients and connections are not."""
         state = super().__getstate__()
-        return {**state, "__dict__": {k: v for k, v in state["__dict__"].items() if k in type(self).model_fields}}
+        # And the control store: tasks that read plan nothing, and its address may hold a password.
+        private = {**(state["__pydantic_private__"] or {}), "_positions": None}
+        options = {k: v for k, v in state["__dict__"].items() if k in type(self).model_fields}
+        return {**state, "__dict__": options, "__pydantic_private__": private}
 
     @model_validator(mode="after")
     def _actions_are_known(self) -> Self:
@@ -201,6 +207,17 @@ class Source(BaseModel, ABC):
         Args:
             positions: What receives hold of a log, in the control store.
         """
+        self._positions = positions
+
+    @property
+    def deployment(self) -> Reader | None:
+        """Who reads, for a source that can be marked by it; None where `open` was not called."""
+        return self._positions.reader() if self._positions else None
+
+    def others(self, readers: Iterable[Reader] | None) -> str | None:
+        """What a `Backlog` says of other deployments, by the marks that were found; None where nothing is known."""
+        me = None if readers is None else self.deployment
+        return others(readers or (), me) if me else None
 
     def close(self) -> None:
         """Close what this process opened, at the end of a run."""

@@ -3,16 +3,17 @@
 import logging
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from operator import itemgetter
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
-from pydantic import Field, PrivateAttr
+from pydantic import Field
 
 from pipeline_platform.model.actions import Word, Words
 from pipeline_platform.source.backlog import ENDLESS, Backlog
 from pipeline_platform.source.contract import Held, Refused, Share, Source, SourceError
 from pipeline_platform.source.offsets import Offsets, Place, Positions
+from pipeline_platform.source.readers import Reader
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +30,7 @@ class Extent(NamedTuple):
         committed: Where its readers go on, as the log remembers it; None if nothing was committed, or it has forgotten.
         begin: Where reading begins if nobody ever read it.
         is_ours: Whether `commit` said so. If not, somebody has set the log to another place.
+        readers: Marks of the deployments that committed here; None for a log that keeps none.
     """
 
     low: int
@@ -36,6 +38,7 @@ class Extent(NamedTuple):
     committed: int | None
     begin: int
     is_ours: bool = False
+    readers: Sequence[Reader] | None = None
 
     @property
     def end(self) -> int:
@@ -69,7 +72,6 @@ class LogSource(Source):
     one_receive_per_partition: bool = Field(
         False, description="Whether a partition is given to one receive at a time, which keeps its order."
     )
-    _positions: Positions | None = PrivateAttr(default=None)
 
     @property
     def leases_partitions(self) -> bool:  # type: ignore[override]
@@ -80,15 +82,6 @@ class LogSource(Source):
     def words(self) -> Words:
         """An offset is acknowledged or not, so all is acknowledged."""
         return {"ack": Word(ends=True)}
-
-    def open(self, positions: Positions) -> None:
-        """Remember who knows what receives hold."""
-        self._positions = positions
-
-    def __getstate__(self) -> dict[Any, Any]:
-        """Leave the control store behind: tasks that read plan nothing, and its address may hold a password."""
-        state = super().__getstate__()
-        return {**state, "__pydantic_private__": {**(state["__pydantic_private__"] or {}), "_positions": None}}
 
     @property
     def positions(self) -> Positions:
@@ -133,11 +126,13 @@ class LogSource(Source):
         free = (free_offsets(extent, places[one], starts[one].offset) for one, extent in extents.items())
         is_held = {one: any(span.holder for span in places[one].spans) for one in extents}
         lost = [f"{one} {starts[one].what}" for one in sorted(extents) if starts[one].is_loss and not is_held[one]]
+        marks = [extent.readers for extent in extents.values() if extent.readers is not None]
         more = f"; and {len(lost) - _NAMED} partitions more" if len(lost) > _NAMED else ""
         return Backlog(
             sum(span.past - span.first for spans in free for span in spans),
             counts_gaps=self.has_gaps,
             lost="; ".join(lost[:_NAMED]) + more,
+            others=self.others(chain(*marks) if marks else None),
         )
 
     def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]:

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
+from pipeline_platform.source.readers import Reader
+
 
 class Offsets(NamedTuple):
     """A range of offsets of one partition, from `first` up to but without `past`.
@@ -51,7 +53,11 @@ def without(held: Iterable[Offsets], freed: Iterable[Offsets]) -> list[Offsets]:
 
 
 class Positions(Protocol):
-    """The part of the control store that remembers logs."""
+    """The part of the control store that remembers logs, and which deployment it is of."""
+
+    def reader(self) -> Reader:
+        """Say who reads with this control store, now."""
+        ...
 
     def places(self, source: str) -> dict[str, Place]:
         """Say what is known of each partition of a source."""

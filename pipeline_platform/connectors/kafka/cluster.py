@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pipeline_platform.connectors.kafka.kafka_options import KafkaOptions
 from pipeline_platform.source.contract import SourceAwayError, SourceError
+from pipeline_platform.source.readers import Reader, as_text, of_text
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, TopicPartition
@@ -24,7 +25,8 @@ client_logger = logging.getLogger(f"{__name__}.client")
 K = TypeVar("K")
 
 OURS = "pipeline-platform"
-"""Metadata of the offsets that this connector commits. Tools that reset offsets leave another, or none."""
+"""The metadata of offsets that this connector commits begin so; marks of deployments follow. Tools that reset offsets
+leave others, or none."""
 
 _LATE_S = 2.0
 _AWAY = "_(TRANSPORT|TIMED_OUT|ALL_BROKERS_DOWN|RESOLVE|MSG_TIMED_OUT|WAIT_COORD|TIMED_OUT_QUEUE|DESTROY)"
@@ -83,6 +85,11 @@ def is_refusal(error: KafkaError) -> bool:
     return re.fullmatch(_REFUSED, error.name()) is not None
 
 
+def _noted(metadata: str) -> tuple[bool, list[Reader]]:
+    is_ours = metadata.startswith(OURS)
+    return is_ours, of_text(metadata.removeprefix(OURS)) if is_ours else []
+
+
 class Cluster:
     """Asks a cluster by one client, which stays connected while the cluster answers.
 
@@ -137,8 +144,8 @@ class Cluster:
         )
         return lambda: {partition: answer.offset for partition, answer in ask().items() if answer is not None}
 
-    def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, tuple[int, bool]]:
-        """What the group remembers of each partition of which it does: the offset, and whether it is ours."""
+    def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, tuple[int, bool, list[Reader]]]:
+        """What the group remembers of each partition of which it does: offset, whether it is ours, and who reads."""
         from confluent_kafka import TopicPartition
 
         try:
@@ -147,16 +154,21 @@ class Cluster:
             self.member.poll(0)
             raise self._explained(error) from None
         return {
-            TopicPartition(one.topic, one.partition): (one.offset, one.metadata == OURS)
+            TopicPartition(one.topic, one.partition): (one.offset, *_noted(one.metadata or ""))
             for one in self._accepted(found)
             if one.offset >= 0
         }
 
-    def commit(self, offsets: Mapping[tuple[str, int], int]) -> None:
-        """Have the group remember an offset of each partition."""
+    def commit(self, offsets: Mapping[tuple[str, int], int], me: Reader | None = None) -> None:
+        """Have the group remember an offset of each partition, and who committed lately: me, and others."""
         from confluent_kafka import KafkaError, TopicPartition
 
-        wanted = [TopicPartition(topic, partition, at, OURS) for (topic, partition), at in offsets.items()]
+        note = OURS
+        if me:
+            found = self.committed([TopicPartition(*partition) for partition in offsets]).values()
+            readers = {one.id: one for _, _, marks in found for one in marks if not one.is_late} | {me.id: me}
+            note += as_text(readers.values())
+        wanted = [TopicPartition(topic, partition, at, note) for (topic, partition), at in offsets.items()]
         end, self._answered = time.monotonic() + self._timeout_s, None
         # Not by a call that waits: without a broker it does so for longer than anybody chose.
         self.member.commit(offsets=wanted, asynchronous=True)

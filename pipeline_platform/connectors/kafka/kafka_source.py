@@ -74,8 +74,8 @@ class KafkaSource(KafkaOptions):
             begin = {**low, **{one: past[one] if offset < 0 else offset for one, offset in later.items()}}
         extents = {}
         for one in ready:
-            offset, is_ours = committed.get(one, (None, False))
-            extents[names[one]] = Extent(low[one], past[one], offset, begin[one], is_ours)
+            offset, is_ours, readers = committed.get(one, (None, False, []))
+            extents[names[one]] = Extent(low[one], past[one], offset, begin[one], is_ours, readers)
         return extents
 
     def whereabouts(self, message_id: str) -> str:
@@ -126,7 +126,7 @@ class KafkaSource(KafkaOptions):
         if len(there) < len(wanted):
             logger.warning("%s: %d partitions are gone with their topics", self.name, len(wanted) - len(there))
         if there:
-            self._cluster.commit(there)
+            self._cluster.commit(there, self.deployment)
 
     def check_ready(self) -> None:
         """Raise `SourceError` also where others read in the group, which would not let its offsets be committed."""

@@ -1,12 +1,11 @@
 """A SQL table whose rows are leased: its statements, the same on SQLite and PostgreSQL.
 
-Three tables. The **queue** is only ever inserted into and deleted from, so that a lease never rewrites a payload and
-any table with a unique id can be a queue. Beside it `<table>_receives` has one row for each receive: until when its
-lease lasts, and the spans of consecutive ids that it leased as the first to do so. Leasing a million new messages is
-an insert of one row, and renewing their lease an update of it. `<table>_leases` has one narrow row for each message
-that was leased otherwise and not acknowledged: whose it is and how often it was delivered. There are those that come
-again, those whose ids are no integers or lie scattered, and all where partitions are kept apart. Where a message has a
-row there, what spans say of it does not count.
+The **queue** is only ever inserted into and deleted from, so that a lease never rewrites a payload and any table with a
+unique id can be a queue. Beside it `<table>_receives` has one row for each receive: until when its lease lasts, and the
+spans of consecutive ids that it leased as the first to do so. Leasing a million new messages is an insert of one row,
+and renewing their lease an update of it. `<table>_leases` has one narrow row for each message that was leased otherwise
+and not acknowledged: whose it is and how often it was delivered. There are those that come again, those whose ids are
+no integers or lie scattered, and all where partitions are kept apart. There, what spans say does not count.
 
 A message waits when no receive holds it, or when its receive is over. A receive is over once a planner finds that it
 ran out, or once it is given back; it never revives. Until a planner comes by, a late driver may still renew it. The
@@ -29,13 +28,14 @@ from sqlalchemy.dialects import postgresql
 
 from pipeline_platform.connectors.table_queue import id_spans
 from pipeline_platform.connectors.table_queue.id_spans import HOLE, IdSpan
+from pipeline_platform.connectors.table_queue.queue_readers import QueueReaders
 from pipeline_platform.control.database import Database, insert
 from pipeline_platform.source.contract import Share
 
 
 @dataclass(frozen=True)
 class LeasedTable:
-    """The three tables as one process knows them. Each method is a part of the transaction that it is given.
+    """The tables as one process knows them. Each method is a part of the transaction that it is given.
 
     Attributes:
         database: Where they are.
@@ -43,6 +43,7 @@ class LeasedTable:
         leases: `id`, `receive` (NULL where it was given back), `attempts` (how often it was delivered).
         receives: `id`, `receive_id` (NULL for a delay), `leased_until` in seconds since 1970, NULL once it is over, and
             `spans`, a JSON list of first and last ids.
+        readers: Marks of the deployments that lease.
         kind: What an id is in Python: `int`, `str` or `UUID`.
         columns: Columns of `queue` by the names of the options.
         partitions_apart: Whether the messages of a partition are leased to one receive at a time.
@@ -52,6 +53,7 @@ class LeasedTable:
     queue: sa.TableClause
     leases: sa.Table
     receives: sa.Table
+    readers: QueueReaders
     kind: type[int] | type[str] | type[UUID]
     columns: Mapping[str, sa.ColumnClause[Any]]
     partitions_apart: bool = False
@@ -104,8 +106,7 @@ class LeasedTable:
         over = sa.or_(receives.c.leased_until <= self._now(connection), receives.c.receive_id == receive_id)
         connection.execute(receives.update().where(over).values(leased_until=sa.null()))
         connection.execute(receives.update().where(receives.c.receive_id == receive_id).values(receive_id=sa.null()))
-        ended = receives.c.leased_until.is_(None)
-        # One that is acknowledging at this moment is for the next planner.
+        ended = receives.c.leased_until.is_(None)  # one that acknowledges at this moment is for the next planner
         in_spans = sa.select(receives.c.id, receives.c.spans).where(ended, receives.c.spans.is_not(None))
         for receive, spans in connection.execute(in_spans.with_for_update(skip_locked=True)).all():
             within = self._joined(id_spans.parse(spans), self.id)
@@ -225,8 +226,8 @@ class LeasedTable:
     def renew(self, connection: sa.Connection, receive_id: str, lease_s: float) -> bool:
         """Set a receive's lease to `lease_s` from now; False where it is over or has nothing left."""
         receives = self.receives
-        mine = sa.and_(receives.c.receive_id == receive_id, receives.c.leased_until.is_not(None))
-        left = self._has_rows()
+        mine, left = receives.c.receive_id == receive_id, self._has_rows()
+        mine &= receives.c.leased_until.is_not(None)
         for near in id_spans.near(self._spans(connection, mine), HOLE):
             within = sa.select(self.id).where(self.id.between(near[0][0], near[-1][1])).limit(1)
             if connection.execute(within).first():
@@ -237,18 +238,17 @@ class LeasedTable:
 
     def give_back_all(self, connection: sa.Connection, receive_id: str) -> None:
         """Mark a receive as over."""
-        row = self.receives.update().where(self.receives.c.receive_id == receive_id)
-        connection.execute(row.values(leased_until=sa.null()))
+        row = self.receives.c.receive_id == receive_id
+        connection.execute(self.receives.update().where(row).values(leased_until=sa.null()))
 
     def is_live(self, connection: sa.Connection, receive_id: str) -> bool:
         """Whether a receive is not over."""
-        found = self._receive(receive_id).where(self.receives.c.leased_until.is_not(None))
-        return connection.execute(found).scalar() is not None
+        live = self._receive(receive_id).where(self.receives.c.leased_until.is_not(None))
+        return connection.execute(live).scalar() is not None
 
     def acknowledge(self, connection: sa.Connection, receive_id: str, ids: Sequence[Any]) -> list[Any]:
         """Delete messages under a receive, with their leases; return the ids that are still there."""
-        in_spans, by_row = self._of(connection, receive_id, ids)
-        deleted = 0
+        (in_spans, by_row), deleted = self._of(connection, receive_id, ids), 0
         if in_spans:
             mine = sa.delete(self.queue).where(self._among(self.id, in_spans))
             bounds = sa.select(self.leases.c.id).where(self.leases.c.id.between(in_spans[0], in_spans[-1])).limit(1)
@@ -270,10 +270,11 @@ class LeasedTable:
         in_spans, by_row = self._of(connection, receive_id, ids)
         freed = 0
         if in_spans:
-            freed += self._give_rows(connection, to, sa.select(self.id).where(self._among(self.id, in_spans)))
+            freed = self._give_rows(connection, to, sa.select(self.id).where(self._among(self.id, in_spans)))
         if by_row:
-            rows = leases.update().where(self._held(receive_id, by_row)).values(receive=to)
-            freed += connection.execute(rows).rowcount
+            freed += connection.execute(
+                leases.update().where(self._held(receive_id, by_row)).values(receive=to)
+            ).rowcount
         others = sa.or_(leases.c.id.is_(None), leases.c.receive.is_distinct_from(to))
         return [] if freed == len(ids) else self._still_there(connection, ids, others)
 
@@ -381,8 +382,9 @@ class LeasedTable:
         return sa.select(self.receives.c.id).where(self.receives.c.receive_id == receive_id)
 
     def _held(self, receive_id: str, ids: Sequence[Any]) -> sa.ColumnElement[bool]:
-        mine = self.leases.c.receive == self._receive(receive_id).scalar_subquery()
-        return sa.and_(mine, self._among(self.leases.c.id, ids))
+        return (self.leases.c.receive == self._receive(receive_id).scalar_subquery()) & self._among(
+            self.leases.c.id, ids
+        )
 
     def _still_there(
         self, connection: sa.Connection, ids: Sequence[Any], condition: sa.ColumnElement[bool]

@@ -7,6 +7,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from pipeline_platform.connectors.table_queue.leased_table import LeasedTable
+from pipeline_platform.connectors.table_queue.queue_readers import QueueReaders, readers_table
 from pipeline_platform.control.database import Database
 from pipeline_platform.source.contract import SourceAwayError, SourceError
 
@@ -26,7 +27,7 @@ _WAYS_OUT: Final = {
     "permission denied for sequence": "Grant the user of url USAGE on it",
     # UPDATE on the queue, too: nothing changes its rows, but a planner locks those that it leases.
     "permission denied": "Grant the user of url SELECT, UPDATE and DELETE on the queue, with INSERT to enqueue, "
-    "and SELECT, INSERT, UPDATE and DELETE on the two tables beside it",
+    "and SELECT, INSERT, UPDATE and DELETE on the tables beside it",
 }
 
 
@@ -60,6 +61,7 @@ def open_table(
         id_ = str(options["id_column"])
         unique: list[Any] = [inspector.get_pk_constraint(name, schema=schema)["constrained_columns"]]
         unique += [constraint["column_names"] for constraint in inspector.get_unique_constraints(name, schema=schema)]
+        is_marked = inspector.has_table(f"{name}_readers", schema=schema)
         unique += [index["column_names"] for index in inspector.get_indexes(name, schema=schema) if index["unique"]]
     if [id_] not in unique:
         raise database.refusal(f"id_column is {id_!r}, which is not unique; name a primary key or a unique column")
@@ -76,8 +78,9 @@ def open_table(
     id_type = found[id_]
     if database.is_sqlite:
         id_type = sa.Integer() if kind is int else sa.Text()
-    beside = _beside(schema, name, id_type, kind)
-    return LeasedTable(database, queue, *beside, kind=kind, columns=columns, partitions_apart=partitions_apart)
+    leases, receives, marks = _beside(schema, name, id_type, kind)
+    readers = QueueReaders(database, marks, is_there=is_marked)
+    return LeasedTable(database, queue, leases, receives, readers, kind, columns, partitions_apart)
 
 
 def database_at(what: str, url: str, *, create: bool) -> Database:
@@ -105,7 +108,7 @@ def _python_type(type_: sa.types.TypeEngine[Any]) -> type | None:
         return None
 
 
-def _beside(schema: str | None, name: str, id_type: sa.types.TypeEngine[Any], kind: type) -> tuple[sa.Table, sa.Table]:
+def _beside(schema: str | None, name: str, id_type: sa.types.TypeEngine[Any], kind: type) -> tuple[sa.Table, ...]:
     tables = sa.MetaData(schema=schema)
     leases = sa.Table(
         f"{name}_leases",
@@ -125,4 +128,4 @@ def _beside(schema: str | None, name: str, id_type: sa.types.TypeEngine[Any], ki
         sa.Column("spans", sa.Text),
         sqlite_autoincrement=True,
     )
-    return leases, receives
+    return leases, receives, readers_table(tables, name)

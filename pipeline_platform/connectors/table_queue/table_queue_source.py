@@ -25,7 +25,6 @@ IDS_PER_TRANSACTION: Final = 100_000
 
 LOST: Final = "not leased by this receive any more: another has it, or it was given back"
 
-
 Payload = Literal["bytes", "json"]
 
 
@@ -33,9 +32,9 @@ class TableQueue(LeasedSource):
     """Messages in a SQL table, leased to one receive at a time, oldest (lowest id) first.
 
     `create` makes the tables. To use a table of one's own, name its columns and call `create` once: it leaves the
-    table as it is and makes the two small ones beside it. Acknowledging a message deletes its row: a table of one's
-    own should be an outbox, or a copy. On SQLite it also turns on write-ahead logging for the
-    file, so that readers and the writer do not wait for each other; that needs a local disk.
+    table as it is and makes the small ones beside it. Acknowledging a message deletes its row: a table of one's own
+    should be an outbox, or a copy. On SQLite it also turns on write-ahead logging for the file, so that readers and
+    the writer do not wait for each other; that needs a local disk.
     """
 
     reads_again: ClassVar[bool] = True
@@ -95,8 +94,7 @@ class TableQueue(LeasedSource):
         Raises:
             SourceError: The database cannot be reached, or a table of one's own lacks what the options name.
         """
-        schema, name = self._schema_and_name()
-        database = database_at(self._what, self.url, create=True)
+        (schema, name), database = self._schema_and_name(), database_at(self._what, self.url, create=True)
         with database.writing() as connection:
             if not sa.inspect(connection).has_table(name, schema=schema):
                 if self.data_column is None:
@@ -108,6 +106,7 @@ class TableQueue(LeasedSource):
         table = self._table()
         table.database.write(table.leases.metadata.create_all)
         table.database.write(lambda connection: add_spans(connection, table.receives))
+        open_table.cache_clear()
 
     def enqueue(self, payloads: Iterable[bytes], metadata: Iterable[Mapping[str, Any] | None] | None = None) -> int:
         """Add messages, all or none, and return how many; they are on disk then.
@@ -158,7 +157,8 @@ class TableQueue(LeasedSource):
         with table.database.reading() as connection:
             messages = table.count_waiting(connection, most)
             oldest = table.oldest_waiting(connection) if messages else None
-        return Backlog(messages, self._time(oldest), at_least=most is not None and messages >= most)
+        others, at_least = self.others(table.readers.found()), most is not None and messages >= most
+        return Backlog(messages, self._time(oldest), at_least=at_least, others=others)
 
     def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]:
         """Lease up to `demand` messages, oldest first, and divide them into shares with equal counts.
@@ -170,10 +170,14 @@ class TableQueue(LeasedSource):
             return []
         table = self._table()
         lease = (receive_id, self.lease_s, demand, concurrency)
-        return table.database.write(
+        me = self.deployment  # an error after the lease would leave messages leased
+        shares = table.database.write(
             lambda connection: table.lease(connection, *lease),
             before=lambda connection: table.end_what_ran_out(connection, receive_id),
         )
+        if me:
+            table.readers.mark(me)
+        return shares
 
     def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
         """Read what this receive still holds of a share; a task may do so again.

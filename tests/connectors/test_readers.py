@@ -1,0 +1,77 @@
+"""Two deployments on one source: each hears of the other, by name, as long as it was seen lately."""
+
+import time
+
+import pytest
+
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.source import readers
+from pipeline_platform.source.backlog import Backlog
+from pipeline_platform.source.readers import Reader
+from tests.fixtures.kafka_source import received
+from tests.fixtures.table_queue import receive
+
+
+@pytest.fixture
+def stores(tmp_path):
+    return [ControlStore(f"sqlite:///{tmp_path / name}.db") for name in ("blue", "green")]
+
+
+def test_deployments_that_lease_from_one_table_are_named_to_each_other(queue, stores, monkeypatch):
+    queue.enqueue([b"1", b"2"])
+    blue, green = (queue.model_copy() for _ in stores)
+    for source, store in zip((blue, green), stores, strict=True):
+        source.open(store)
+
+    receive(blue, "a", demand=1)
+
+    assert blue.backlog().others == ""
+    assert "blue.db), last seen" in green.backlog().others
+    assert green.backlog().others.endswith("UTC, also reads this source")
+    later = time.time() + readers.LATELY_S + 60
+    monkeypatch.setattr(readers.time, "time", lambda: later)
+    assert green.backlog().others == "", "one that was switched off is forgotten"
+
+
+def test_a_table_that_cannot_be_marked_is_read_all_the_same(queue, stores, run_sql, caplog):
+    queue.enqueue([b"1"])
+    queue.open(stores[0])
+    queue.backlog()
+    run_sql("DROP TABLE messages_readers")
+
+    assert len(receive(queue, "a")) == 1
+    assert queue.backlog().others is None
+    assert len([one for one in caplog.records if "which deployments read" in one.message]) == 1
+
+
+def test_deployments_that_commit_in_one_group_are_named_to_each_other(kafka, kafka_topic, stores):
+    blue = kafka(kafka_topic())
+    green = blue.model_copy()
+    blue.open(stores[0])
+    green.open(stores[1])
+    blue.send([b"1", b"2"])
+
+    received(blue, "a", demand=1)
+    blue.finish("a")
+    assert blue.backlog().others == ""
+    assert "blue.db), last seen" in green.backlog().others
+
+    received(green, "b", demand=1)
+    green.finish("b")
+    assert "green.db), last seen" in blue.backlog().others
+    assert "blue.db), last seen" in green.backlog().others, "a commit keeps the marks of others"
+
+
+def test_a_source_that_keeps_no_marks_can_tell_nothing():
+    assert Backlog(3).others is None
+
+
+def test_a_store_keeps_its_id(stores):
+    again = ControlStore(str(stores[0].url))
+    assert stores[0].reader().id == again.reader().id != stores[1].reader().id
+
+
+def test_what_is_no_mark_is_passed_over():
+    assert readers.of_text("set by hand") == readers.of_text("[[1]]") == []
+    one = Reader("id", "host", 5.0)
+    assert readers.of_text(readers.as_text([one])) == [one]
