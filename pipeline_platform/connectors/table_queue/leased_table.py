@@ -6,12 +6,10 @@ spans of consecutive ids that it leased as the first to do so. Leasing a million
 and renewing their lease an update of it. `<table>_leases` has one narrow row for each message that was leased otherwise
 and not acknowledged: whose it is and how often it was delivered. There are those that come again, those whose ids are
 no integers or lie scattered, and all where partitions are kept apart. There, what spans say does not count.
-
 A message waits when no receive holds it, or when its receive is over. A receive is over once a planner finds that it
 ran out, or once it is given back; it never revives. Until a planner comes by, a late driver may still renew it. The
 planner gives each message that is left in its spans a row; until another receive takes that over, a late
 acknowledgement counts.
-
 Two planners never lease one message: they take turns, SQLite's by its only writer, PostgreSQL's by a lock of their own.
 On PostgreSQL a planner skips messages that an acknowledgement locks, and takes a row over only if its count of
 deliveries is still the one it saw.
