@@ -21,7 +21,8 @@ import grpc
 from google.pubsub_v1 import PublisherClient, SubscriberClient
 
 from pipeline_platform.connectors.pubsub.google_cloud import connected
-from pipeline_platform.connectors.pubsub.pubsub_source import ACK_IDS, THREADS, PubsubSource
+from pipeline_platform.connectors.pubsub.pubsub_source import ACK_IDS, PubsubSource
+from pipeline_platform.source.calls import THREADS
 from pipeline_platform.source.contract import Share
 from servers import pubsub
 

@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.events import LongKnown, payloads
-from pipeline_platform.connectors.sqs.sqs_source import THREADS, SqsSource
+from pipeline_platform.connectors.sqs.sqs_source import SqsSource
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import OUTCOMES
@@ -38,6 +38,7 @@ from pipeline_platform.orchestration.spark_resource import WARM, SparkResource
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin
 from pipeline_platform.run.flow import Flow
+from pipeline_platform.source.calls import THREADS
 from pipeline_platform.source.contract import Share
 from pipeline_platform.spark import server as spark_server
 from pipeline_platform.tasks.receive.read_shares import ReadShares

@@ -158,7 +158,7 @@ tasks/receive/read_shares.py: tasks/test_handle.py
     if batch.column(name).null_count:
 source/calls.py: source/test_calls.py
     if failed_in_a_row >= FAILED_CALLS:
-    if not given.received: => if True:
+    if not calls.received: => if True:
 source/log.py: source/test_log_source.py source/test_check_source.py
     for is_free, run in _runs(some) >> if is_free => if True
     if found.offset < extent.low:

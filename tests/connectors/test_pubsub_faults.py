@@ -80,7 +80,7 @@ def test_a_server_that_stops_in_the_middle_of_a_receive_ends_it_with_what_came(
 def test_a_server_that_stops_in_the_middle_of_an_acknowledgement_refuses_what_may_be_tried_again(
     subscribed, own_pubsub_server, monkeypatch
 ):
-    monkeypatch.setattr("pipeline_platform.connectors.pubsub.pubsub_source.THREADS", 1)
+    monkeypatch.setattr("pipeline_platform.source.calls.THREADS", 1)
     flights = subscribed(address=own_pubsub_server.address, timeout_s=1)
     flights.send(b"%d" % n for n in range(6_000))
     rows = received(flights, 6_000)

@@ -88,7 +88,7 @@ def test_actions_keep_to_twelve_hours_from_the_receive(option):
 @pytest.fixture
 def aws(monkeypatch):
     """Moto's SQS in this process, and a client of it. One thread a task: its backend is not made for more."""
-    monkeypatch.setattr(sqs_source, "THREADS", 1)
+    monkeypatch.setattr("pipeline_platform.source.calls.THREADS", 1)
     with mock_aws():
         yield boto3.client("sqs", region_name="eu-west-1")
 

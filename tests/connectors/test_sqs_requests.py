@@ -111,7 +111,7 @@ def test_messages_that_were_received_twelve_hours_ago_are_no_others_yet(made, fa
     with caplog.at_level(logging.WARNING):
         assert flights.extend("r1", lambda: [(flights.queue_url, handles)])
 
-    assert "3 of 3 messages cannot be hidden for longer: InvalidParameterValue" in caplog.text
+    assert "3 of 3 messages cannot be kept for longer: InvalidParameterValue" in caplog.text
 
 
 def test_an_extension_that_takes_longer_than_a_third_of_the_lease_says_what_to_change(made, fake, caplog):

@@ -30,8 +30,13 @@ class Server:
 
 
 def batches(server: Server, wanted: int, **options: Any) -> list[list[int]]:
-    given = {"per_call": 10, "threads": 1, "empty_replies": 3, **options}
+    given = {"per_call": 10, "empty_replies": 3, **options}
     return list(calls.receive(server.receive, wanted, size=lambda _: 1, **given))
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    monkeypatch.setattr(calls, "THREADS", 1)
 
 
 @pytest.mark.parametrize(
@@ -56,21 +61,23 @@ def test_batches_are_bounded_by_rows_and_by_bytes(bound, monkeypatch):
     assert [len(batch) for batch in batches(Server(45), 45)] == [20, 20, 5]
 
 
-def test_calls_are_under_way_at_once_and_never_take_more_than_is_wanted():
+def test_calls_are_under_way_at_once_and_never_take_more_than_is_wanted(monkeypatch):
+    monkeypatch.setattr(calls, "THREADS", 4)
     server, meet = Server(100), threading.Barrier(4, timeout=10)
 
     def together(most: int) -> list[int]:
         meet.wait()
         return server.receive(most)
 
-    received = calls.receive(together, 40, per_call=10, threads=4, empty_replies=1, size=lambda _: 1)
+    received = calls.receive(together, 40, per_call=10, empty_replies=1, size=lambda _: 1)
 
     assert sorted(number for batch in received for number in batch) == list(range(40))
 
 
-def test_past_the_end_calls_are_made_one_by_one():
+def test_past_the_end_calls_are_made_one_by_one(monkeypatch):
+    monkeypatch.setattr(calls, "THREADS", 8)
     server = Server(40)
-    assert sorted(chain(*batches(server, 10_000, threads=8))) == list(range(40))
+    assert sorted(chain(*batches(server, 10_000))) == list(range(40))
     assert len(server.asked) <= 4 + 7 + 3
 
 
@@ -109,20 +116,20 @@ def failing(fails: Callable[[int], bool]) -> tuple[list[Sequence[str]], Callable
 
 def test_ids_are_acknowledged_in_groups_and_what_is_refused_is_returned():
     made, call = failing(lambda number: False)
-    assert calls.in_groups(call, IDS[:25], per_call=10, threads=1) == [Refused("h3", "not now")]
+    assert calls.in_groups(call, IDS[:25], 10) == [Refused("h3", "not now")]
     assert made == [IDS[:10], IDS[10:20], IDS[20:25]]
-    assert calls.in_groups(call, [], per_call=10, threads=1) == []
+    assert calls.in_groups(call, [], 10) == []
 
 
 def test_a_failed_call_holds_back_no_other_group():
     _, call = failing(lambda number: number == 2)
-    refused = calls.in_groups(call, IDS[:30], per_call=10, threads=1)
+    refused = calls.in_groups(call, IDS[:30], 10)
     assert refused == [Refused("h3", "not now"), *(Refused(ack_id, "cut off") for ack_id in IDS[10:20])]
 
 
 def test_where_calls_go_on_failing_the_rest_is_not_tried_but_reported():
     made, call = failing(lambda number: number > 1)
-    refused = calls.in_groups(call, IDS, per_call=10, threads=1)
+    refused = calls.in_groups(call, IDS, 10)
     assert len(made) == 1 + calls.FAILED_CALLS
     assert [entry.ack_id for entry in refused] == ["h3", *IDS[10:]]
     assert refused[-1].reason == "not tried after 3 failed calls: cut off"
@@ -130,14 +137,16 @@ def test_where_calls_go_on_failing_the_rest_is_not_tried_but_reported():
 
 def test_where_no_call_succeeds_the_error_is_raised():
     with pytest.raises(OSError, match="cut off"):
-        calls.in_groups(failing(lambda number: True)[1], IDS, per_call=10, threads=1)
+        calls.in_groups(failing(lambda number: True)[1], IDS, 10)
 
 
-def test_groups_are_acknowledged_at_once():
+def test_groups_are_acknowledged_at_once(monkeypatch):
+    monkeypatch.setattr(calls, "THREADS", 10)
+
     def slowly(group: Sequence[str]) -> list[Refused]:
         time.sleep(0.1)
         return []
 
     began = time.monotonic()
-    calls.in_groups(slowly, IDS, per_call=10, threads=10)
+    calls.in_groups(slowly, IDS, 10)
     assert time.monotonic() - began < 0.8, "ten calls one after the other take a second"

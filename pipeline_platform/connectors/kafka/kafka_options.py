@@ -19,37 +19,28 @@ the time of reading.
 LARGEST = 2_147_483_647
 """Bytes of an answer that a client takes at the most: as many as the client library can."""
 
-OWNED = {
-    "acks": "send() says that messages are safe",
-    "auto.commit.enable": "offsets are committed once all before them is acknowledged",
-    "auto.offset.reset": "offsets that are gone are an error, never skipped",
-    "bootstrap.servers": "set bootstrap_servers",
-    "client.id": "set client_id",
-    "enable.auto.commit": "offsets are committed once all before them is acknowledged",
-    "enable.auto.offset.store": "offsets are committed once all before them is acknowledged",
-    "enable.idempotence": "send() sends no message twice",
-    "enable.partition.eof": "it ends a range whose last offsets are gaps",
-    "fetch.max.bytes": "set fetch_max_bytes",
-    "fetch.min.bytes": "set fetch_min_bytes",
-    "fetch.wait.max.ms": "set fetch_max_wait_s",
-    "group.id": "set group_id",
-    "group.instance.id": "nothing here joins the group",
-    "group.protocol": "nothing here joins the group",
-    "isolation.level": "set isolation_level",
-    "metadata.broker.list": "set bootstrap_servers",
-    "partition.assignment.strategy": "nothing here joins the group",
-    "request.required.acks": "send() says that messages are safe",
-    "sasl.mechanism": "set sasl_mechanism",
-    "sasl.mechanisms": "set sasl_mechanism",
-    "sasl.password": "set sasl_password",
-    "sasl.username": "set sasl_username",
-    "security.protocol": "set security_protocol",
-    "socket.timeout.ms": "set request_timeout_s",
-    "ssl.ca.location": "set ssl_ca_location",
-    "ssl.certificate.location": "set ssl_certificate_location",
-    "ssl.key.location": "set ssl_key_location",
-    "ssl.key.password": "set ssl_key_password",
-    "transactional.id": "send() begins no transaction",
+_PASSED = (
+    "bootstrap_servers", "client_id", "security_protocol", "sasl_mechanism", "sasl_username", "sasl_password",
+    "ssl_ca_location", "ssl_certificate_location", "ssl_key_location", "ssl_key_password",
+)  # fmt: skip
+"""Options that every client gets as they are: the client library has them with dots for underscores."""
+_OWNED_FOR = {
+    "offsets are committed once all before them is acknowledged": "auto.commit.enable enable.auto.commit "
+    "enable.auto.offset.store",
+    "offsets that are gone are an error, never skipped": "auto.offset.reset",
+    "send() says that messages are safe": "acks request.required.acks",
+    "send() sends no message twice": "enable.idempotence",
+    "send() begins no transaction": "transactional.id",
+    "it ends a range whose last offsets are gaps": "enable.partition.eof",
+    "nothing here joins the group": "group.instance.id group.protocol partition.assignment.strategy",
+    "set bootstrap_servers": "metadata.broker.list",
+    "set fetch_max_wait_s": "fetch.wait.max.ms",
+    "set request_timeout_s": "socket.timeout.ms",
+    "set sasl_mechanism": "sasl.mechanisms",
+}
+OWNED = {name: why for why, names in _OWNED_FOR.items() for name in names.split()} | {
+    option.replace("_", "."): f"set {option}"
+    for option in (*_PASSED, "fetch_max_bytes", "fetch_min_bytes", "group_id", "isolation_level")
 }
 """Options of the client library that this connector sets itself, and why or by what."""
 
@@ -168,16 +159,7 @@ class KafkaOptions(LogSource):
     def settings(self, **more: str | int | bool) -> dict[str, Any]:
         """What any client gets, in the client library's words; `more` with underscores for dots."""
         given = {
-            "bootstrap.servers": self.bootstrap_servers,
-            "client.id": self.client_id,
-            "security.protocol": self.security_protocol,
-            "sasl.mechanism": self.sasl_mechanism,
-            "sasl.username": self.sasl_username,
-            "sasl.password": self.sasl_password,
-            "ssl.ca.location": self.ssl_ca_location,
-            "ssl.certificate.location": self.ssl_certificate_location,
-            "ssl.key.location": self.ssl_key_location,
-            "ssl.key.password": self.ssl_key_password,
+            **{option.replace("_", "."): getattr(self, option) for option in _PASSED},
             "socket.timeout.ms": round(self.request_timeout_s * 1_000),
             "reconnect.backoff.max.ms": 1_000,
             **{name.replace("_", "."): value for name, value in more.items()},

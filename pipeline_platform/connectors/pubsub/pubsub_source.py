@@ -5,18 +5,16 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import pyarrow as pa
 from pydantic import Field, model_validator
 
 from pipeline_platform.connectors.pubsub.google_cloud import code, connected, explained, last, tries
 from pipeline_platform.connectors.pubsub.pubsub_messages import columns_of, requests_of
-from pipeline_platform.model.actions import LEASED, Words
 from pipeline_platform.source import calls
 from pipeline_platform.source.backlog import Backlog
-from pipeline_platform.source.contract import Held, Refused, Share, SourceError
-from pipeline_platform.source.leased import LeasedSource
+from pipeline_platform.source.contract import Refused, Share, SourceError
 
 logger = logging.getLogger(__name__)
 
@@ -25,13 +23,11 @@ LONGEST_S = 600
 ACK_IDS = 2_500
 ACK_BYTES = 500 * 1024
 """What one request acknowledges at the most: Pub/Sub takes 512 KiB, and an id has some 200 bytes."""
-THREADS = 8
-"""Calls under way at once in one task. A call to Google is mostly waiting, and a pull brings fewer than it may."""
 EMPTY_REPLIES = 2
 """Pulls in a row without a message that end a share: one alone may be empty although messages wait."""
 
 
-class PubsubSource(LeasedSource):
+class PubsubSource(calls.CalledSource):
     """A pull subscription of Google Cloud Pub/Sub, or of a server that speaks its protocol.
 
     - The lease is the deadline of each message. A run extends it after a third, once it has written messages down.
@@ -44,6 +40,8 @@ class PubsubSource(LeasedSource):
     - Only a subscription with exactly-once delivery refuses an acknowledgement that comes after the deadline. Any other
       may end a message that another receive holds by then. That receive finds it decided.
     """
+
+    lease_option: ClassVar[str] = "ack_deadline_s"
 
     subscription: str = Field(description="projects/<project>/subscriptions/<name>, or its name alone beside project.")
     project: str | None = Field(None, description="Google Cloud project of subscription and topic given by name.")
@@ -82,20 +80,14 @@ class PubsubSource(LeasedSource):
     )
 
     @model_validator(mode="after")
-    def _has_full_names_and_one_lease(self) -> Self:
+    def _has_full_names(self) -> Self:
         _ = self._path, self._topic
-        if "lease_s" in self.model_fields_set and self.lease_s != self.ack_deadline_s:
-            raise ValueError(
-                f"lease_s is {self.lease_s}, but the lease of a Pub/Sub message is ack_deadline_s "
-                f"({self.ack_deadline_s} s): set that one, and leave lease_s out"
-            )
-        self.__dict__["lease_s"] = float(self.ack_deadline_s)  # the model is frozen from here on
         return self
 
     @property
-    def words(self) -> Words:
-        """The delay is a deadline."""
-        return {**LEASED, "nack": LEASED["nack"]._replace(longest_s=LONGEST_S)}
+    def longest_delay_s(self) -> int:
+        """A delay is a deadline."""
+        return LONGEST_S
 
     @property
     def _path(self) -> str:
@@ -147,7 +139,6 @@ class PubsubSource(LeasedSource):
             partial(self._pull, is_held=is_held),
             share.messages,
             per_call=self.max_number_of_messages,
-            threads=THREADS,
             empty_replies=EMPTY_REPLIES,
             size=lambda received: len(received.message.data),
             within_s=self.extend_every_s,
@@ -162,33 +153,12 @@ class PubsubSource(LeasedSource):
         """
         return self._in_groups("acknowledge", ack_ref, ack_ids)
 
-    def release(self, ack_ref: str, ack_ids: Sequence[str], delay_s: int = 0) -> list[Refused]:
-        """Have messages delivered again after `delay_s` seconds, 600 at the most; 0 follows the retry policy."""
-        return self._in_groups(_HOLD, ack_ref, ack_ids, ack_deadline_seconds=min(delay_s, LONGEST_S))
+    def hold(self, ack_ref: str, ack_ids: Sequence[str], seconds: int) -> list[Refused]:
+        """Set the deadline of messages to so many seconds from now, 2,500 a call; 0 follows the retry policy.
 
-    def extend(self, receive_id: str, held: Held) -> bool:
-        """Keep the messages for `ack_deadline_s` from now.
-
-        Only a subscription with exactly-once delivery says which it gave to another receive, or does not keep for
-        another reason. The run goes on: what another decides first is left out of what it decides.
-
-        Returns:
-            False if all messages are others' by now.
+        Only a subscription with exactly-once delivery says which it gave to another receive.
         """
-        asked, left = 0, list[Refused]()
-        for subscription, ack_ids in held():
-            asked += len(ack_ids)
-            left += self._in_groups(_HOLD, subscription, ack_ids, ack_deadline_seconds=self.ack_deadline_s)
-        if left:
-            logger.warning(
-                "%s: %d of %d messages cannot be kept for longer: %s", self.name, len(left), asked, left[0].reason
-            )
-        return not asked or sum(one.lost for one in left) < asked
-
-    def abandon(self, receive_id: str, held: Held) -> None:
-        """Give back at once what a dead receive wrote down; what it did not waits for its deadline."""
-        for subscription, ack_ids in held():
-            self.release(subscription, ack_ids)
+        return self._in_groups(_HOLD, ack_ref, ack_ids, ack_deadline_seconds=seconds)
 
     def labelled(self, labels: Mapping[str, str]) -> Mapping[str, Any]:
         """As attributes."""
@@ -296,10 +266,7 @@ class PubsubSource(LeasedSource):
         _ = self._client  # made once, before the threads ask for it
         per_call = min(ACK_IDS, ACK_BYTES // max(map(len, ack_ids)))
         return calls.in_groups(
-            lambda group: self._request(operation, subscription, group, **options),
-            ack_ids,
-            per_call=per_call,
-            threads=THREADS,
+            lambda group: self._request(operation, subscription, group, **options), ack_ids, per_call
         )
 
     def _request(self, operation: str, subscription: str, ack_ids: Sequence[str], **options: Any) -> list[Refused]:

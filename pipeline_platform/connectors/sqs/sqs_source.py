@@ -3,38 +3,30 @@
 import hashlib
 import logging
 import re
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, cached_property
 from itertools import islice
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
 import pyarrow as pa
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from pipeline_platform.connectors.sqs.sqs_messages import PER_CALL, batches, entry_of, metadata_of, sequence_of
 from pipeline_platform.connectors.sqs.sqs_refusals import NO_QUEUE, code_of, explained, refused, words_of
-from pipeline_platform.model.actions import LEASED, Words
 from pipeline_platform.source import calls
 from pipeline_platform.source.backlog import Backlog
-from pipeline_platform.source.contract import Held, Refused, Share, SourceError
-from pipeline_platform.source.leased import LeasedSource
+from pipeline_platform.source.contract import Refused, Share, SourceError
 
 logger = logging.getLogger(__name__)
 
 LONGEST_S = 43_200
 """Twelve hours: the longest that SQS hides a message, counted from its receive (SQS API, ReceiveMessage)."""
-THREADS = 8
-"""Calls under way at once in one task. A call to AWS is mostly waiting: measured with 10 ms a call, one thread
-deletes 730 messages a second, four 2,100 and eight 4,100."""
 EMPTY_REPLIES = 3
 """Empty short polls in a row that end a share. A short poll asks a random part of the servers (SQS guide, short
 and long polling). If it asks half of them, three polls miss a waiting message once in eight; that message stays in the
 backlog, for the next run. A long poll asks all servers: one empty reply is enough."""
-
-_HIDE = "change_message_visibility_batch"
 
 AttributeName = Literal[
     "All", "AWSTraceHeader", "ApproximateFirstReceiveTimestamp", "ApproximateReceiveCount", "DeadLetterQueueSourceArn",
@@ -42,7 +34,7 @@ AttributeName = Literal[
 ]  # fmt: skip
 
 
-class SqsSource(LeasedSource):
+class SqsSource(calls.CalledSource):
     """A queue of Amazon SQS, or of a server that speaks its JSON protocol.
 
     Credentials come from where AWS clients look for them: environment, profile, container or instance role. They
@@ -60,6 +52,8 @@ class SqsSource(LeasedSource):
     - On a FIFO queue `partition` is `MessageGroupId`, and `sequence` follows `SequenceNumber`. SQS gives out up to ten
       messages of a group at once, and no others of it until these are deleted or visible again.
     """
+
+    lease_option: ClassVar[str] = "visibility_timeout"
 
     queue_url: str = Field(description="URL of the queue; also what its messages are acknowledged by.")
     visibility_timeout: int = Field(
@@ -104,16 +98,6 @@ class SqsSource(LeasedSource):
             raise ValueError(f"must end with the queue's name, as `aws sqs get-queue-url` prints it; got {url!r}")
         return url
 
-    @model_validator(mode="after")
-    def _is_within_twelve_hours(self) -> Self:
-        if "lease_s" in self.model_fields_set and self.lease_s != self.visibility_timeout:
-            raise ValueError(
-                f"lease_s is {self.lease_s}, but the lease of an SQS message is visibility_timeout "
-                f"({self.visibility_timeout} s): set that one, and leave lease_s out"
-            )
-        self.__dict__["lease_s"] = float(self.visibility_timeout)  # the model is frozen from here on
-        return self
-
     @classmethod
     def without_partitions(cls, options: Mapping[str, Any]) -> str | None:
         """A FIFO queue says it: its groups. An address from the environment is not known."""
@@ -126,12 +110,8 @@ class SqsSource(LeasedSource):
         return self._is_fifo
 
     @property
-    def words(self) -> Words:
-        """The delay is what SQS hides a message for, less what its lease may have taken."""
-        return {**LEASED, "nack": LEASED["nack"]._replace(longest_s=self._longest_delay_s)}
-
-    @property
-    def _longest_delay_s(self) -> int:
+    def longest_delay_s(self) -> int:
+        """What SQS hides a message for, less what its lease may have taken."""
         return LONGEST_S - self.visibility_timeout
 
     def backlog(self) -> Backlog:
@@ -171,7 +151,6 @@ class SqsSource(LeasedSource):
             self._receive,
             share.messages,
             per_call=self.max_number_of_messages,
-            threads=THREADS,
             empty_replies=1 if self.wait_time_seconds else EMPTY_REPLIES,
             size=lambda message: len(message["Body"]),
             within_s=self.extend_every_s,
@@ -185,43 +164,9 @@ class SqsSource(LeasedSource):
         """
         return self._in_groups("delete_message_batch", ack_ref, ack_ids)
 
-    def release(self, ack_ref: str, ack_ids: Sequence[str], delay_s: int = 0) -> list[Refused]:
-        """Make messages visible again after `delay_s` seconds, ten a call.
-
-        SQS refuses a delay that could take a message beyond twelve hours from its receive: it is cut to twelve hours
-        less `visibility_timeout`.
-        """
-        delay_s = min(delay_s, self._longest_delay_s)
-        return self._in_groups(_HIDE, ack_ref, ack_ids, VisibilityTimeout=delay_s)
-
-    def extend(self, receive_id: str, held: Held) -> bool:
-        """Hide the messages for `visibility_timeout` from now: a request for each ten.
-
-        What SQS refuses stays hidden as long as it was: it is another receive's, or was received twelve hours ago.
-        The run goes on, for what another decides first is left out of what it decides.
-
-        Returns:
-            False if all messages are others' by now.
-        """
-        started, asked, left = time.monotonic(), 0, list[Refused]()
-        for queue_url, handles in held():
-            asked += len(handles)
-            left += self._in_groups(_HIDE, queue_url, handles, VisibilityTimeout=self.visibility_timeout)
-        if left:
-            how_many = f"{len(left)} of {asked}"
-            logger.warning("%s: %s messages cannot be hidden for longer: %s", self.name, how_many, left[0].reason)
-        if (took := time.monotonic() - started) > (self.extend_every_s or 0):
-            logger.warning(
-                "%s: to hide %d messages for longer took %.0f s, more than a third of visibility_timeout (%d s): some "
-                "may come twice. Raise it, or lower the demand of a run",
-                *(self.name, asked, took, self.visibility_timeout),
-            )
-        return not asked or sum(one.lost for one in left) < asked
-
-    def abandon(self, receive_id: str, held: Held) -> None:
-        """Make what a dead receive wrote down visible at once; what it did not waits for its lease to end."""
-        for queue_url, handles in held():
-            self.release(queue_url, handles)
+    def hold(self, ack_ref: str, ack_ids: Sequence[str], seconds: int) -> list[Refused]:
+        """Hide messages for so many seconds from now, ten a call, to at most twelve hours from their receive."""
+        return self._in_groups("change_message_visibility_batch", ack_ref, ack_ids, VisibilityTimeout=seconds)
 
     def send(self, payloads: Iterable[bytes], metadata: Iterable[Mapping[str, Any] | None] | None = None) -> int:
         """Send messages, up to ten and 1 MiB a call; on a FIFO queue one call after the other, which keeps their order.
@@ -237,7 +182,7 @@ class SqsSource(LeasedSource):
         """
         pairs = ((one, None) for one in payloads) if metadata is None else zip(payloads, metadata, strict=True)
         calls_, sent = batches(self._entry(*each) for each in enumerate(pairs)), 0
-        at_once = 1 if self._is_fifo else THREADS
+        at_once = 1 if self._is_fifo else calls.THREADS
         _ = self._client
         with ThreadPoolExecutor(at_once) as pool:
             while some := list(islice(calls_, at_once)):
@@ -271,7 +216,7 @@ class SqsSource(LeasedSource):
         session.register_component("data_loader", _descriptions(session.get_config_variable("data_path")))
         config = Config(
             retries={"mode": "standard", "total_max_attempts": 4},
-            max_pool_connections=THREADS,
+            max_pool_connections=calls.THREADS,
             # A sensor's tick has 60 s for everything; four attempts of the defaults' 60 s would take it.
             connect_timeout=4,
             read_timeout=10 + self.wait_time_seconds,
@@ -367,7 +312,7 @@ class SqsSource(LeasedSource):
             return [refused(ten[int(failure["Id"])], failure) for failure in reply.get("Failed", [])]
 
         _ = self._client if handles else None
-        return calls.in_groups(ask, handles, per_call=PER_CALL, threads=THREADS)
+        return calls.in_groups(ask, handles, PER_CALL)
 
 
 @cache
