@@ -1,15 +1,12 @@
 """Runs that retry failures, launched on the deployment's Dagster instance: for the commands and for Python."""
 
-import json
 import os
-import subprocess
-import sys
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
 from pipeline_platform.cli import loading
+from pipeline_platform.cli.launch_runs import launching
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.failure_events import Selection, State
 from pipeline_platform.model.pipeline import Pipeline
@@ -87,32 +84,19 @@ def launch(
         raise loading.SetUpError(
             f"failures of the sources {', '.join(sources)} have the id {selection.message_id!r}: name one as source"
         )
-    waiting = failed.chosen_by_window()
-    for neighbours in contiguous(pipeline, waiting):
-        messages = sum(waiting[window] for window in neighbours)
-        expected = min(messages, opened.control.processors_of(pipeline).per_run)
-        request = run_request(pipeline, "failed", neighbours, expected=expected, selection=selection)
-        partition = {"dagster/partition": request.partition_key} if request.partition_key else {}
-        tags, of_module = {**request.tags, **partition}, module or loading.chosen()
-        where = of_module or "the workspace"
-        log(f"launching {pipeline.name}_backfill of {windows_of(neighbours)}: Dagster loads {where} for it")
-        run_id = _launch(f"{pipeline.name}_backfill", request.run_config, tags, of_module)
-        yield Launched(run_id, neighbours, messages)
+    waiting, of_module, job = failed.chosen_by_window(), module or loading.chosen(), f"{pipeline.name}_backfill"
+    if not waiting:
+        return
+    log(f"launching {job}: Dagster loads {of_module or 'the workspace'} for it")
+    with launching(job, of_module) as launch_one:
+        for neighbours in contiguous(pipeline, waiting):
+            messages = sum(waiting[window] for window in neighbours)
+            expected = min(messages, opened.control.processors_of(pipeline).per_run)
+            request = run_request(pipeline, "failed", neighbours, expected=expected, selection=selection)
+            partition = {"dagster/partition": request.partition_key} if request.partition_key else {}
+            yield Launched(launch_one(request.run_config, {**request.tags, **partition}), neighbours, messages)
 
 
 def windows_of(neighbours: Sequence[str]) -> str:
     """Neighbouring windows, in words."""
     return " to ".join(dict.fromkeys((neighbours[0], neighbours[-1])))
-
-
-def _launch(job: str, config: object, tags: object, module: str | None) -> str:
-    """Have Dagster's own command line launch a job; return the run's id."""
-    run_id = str(uuid.uuid4())
-    where = ["--workspace", "workspace.yaml"] if module is None else ["--module-name", module]
-    command = [sys.executable, "-m", "dagster", "job", "launch", "--job", job, "--run-id", run_id, *where]
-    given = ["--config-json", json.dumps(config), "--tags", json.dumps(tags)]
-    done = subprocess.run([*command, *given], capture_output=True, text=True, check=False)  # noqa: S603 - no shell
-    if done.returncode:
-        lines = (done.stderr or done.stdout).strip().splitlines()
-        raise loading.SetUpError(f"Dagster did not launch {job}: {lines[-1] if lines else 'it said nothing'}")
-    return run_id

@@ -144,8 +144,12 @@ def _of_workspace() -> str:
     workspace = Path("workspace.yaml")
     if not workspace.is_file():
         raise SetUpError(f"there is no workspace.yaml in {Path.cwd()}: go where it lies, or name a module with -m")
-    entries = [entry.get("python_module") for entry in yaml.safe_load(workspace.read_text()).get("load_from", [])]
-    modules = [entry if isinstance(entry, str) else entry["module_name"] for entry in entries if entry]
+    try:
+        entries = [entry.get("python_module") for entry in yaml.safe_load(workspace.read_text()).get("load_from", [])]
+        modules = [entry if isinstance(entry, str) else entry["module_name"] for entry in entries if entry]
+    except (yaml.YAMLError, AttributeError, KeyError, TypeError, UnicodeDecodeError) as error:
+        where = f"line {mark.line + 1}" if (mark := getattr(error, "problem_mark", None)) else "its load_from"
+        raise SetUpError(f"workspace.yaml cannot be read, at {where}: mend it, or name a module with -m") from None
     if len(modules) != 1:
         raise SetUpError(f"workspace.yaml names {len(modules)} modules ({', '.join(modules)}): choose one with -m")
     return str(modules[0])

@@ -13,6 +13,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 import definitions
+from pipeline_platform.cli import loading
 from pipeline_platform.cli.main import app
 from pipeline_platform.cli.status_command import _seconds
 from pipeline_platform.connectors.table_queue import TableQueue
@@ -92,6 +93,23 @@ def leased(tables: Tables, receive_id: str, *payloads: bytes, window: str = "202
 
 def lines(answer: Result) -> list[str]:
     return [line.rstrip() for line in answer.stdout.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("load_from: [", "line 1"),
+        ("load_from: 3", "load_from"),
+        ("- a", "load_from"),
+        ("load_from: [{python_module: {x: 1}}]", "load_from"),
+    ],
+)
+def test_a_workspace_that_cannot_be_read_is_named_in_a_line(tmp_path, monkeypatch, text, where):
+    (tmp_path / "workspace.yaml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    loading.choose(None)
+    with pytest.raises(loading.SetUpError, match=f"^workspace.yaml cannot be read, at .*{where}: mend it.*$"):
+        loading.load()
 
 
 def test_status_tells_receives_that_are_not_decided_from_those_that_are_not_finished(cli, keeping):

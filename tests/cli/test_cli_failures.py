@@ -1,6 +1,7 @@
 """`pipeline-platform failures`: what failed, one of them in full, and what is launched to retry them."""
 
 import json
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -37,12 +38,15 @@ def launched(monkeypatch):
     """The run config and the tags of what would be launched."""
     runs: list[tuple[Any, Any]] = []
 
-    def launch_one(job: str, config: Any, tags: Any, module: str | None) -> str:
-        assert job == "keeping_backfill"
+    def launch_one(config, tags):
         runs.append((config["ops"]["keeping"]["ops"]["receive_messages"]["config"], tags))
         return f"run-{len(runs)}"
 
-    monkeypatch.setattr(launch, "_launch", launch_one)
+    def launching(job, module):
+        assert (job, module) == ("keeping_backfill", None)
+        return nullcontext(launch_one)
+
+    monkeypatch.setattr(launch, "launching", launching)
     return runs
 
 

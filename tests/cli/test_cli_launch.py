@@ -10,6 +10,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
+from pipeline_platform.cli.launch_runs import launching
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.orchestration.asset_windows import window_now
 from pipelines.flights import Flights
@@ -51,6 +52,18 @@ def test_failures_are_driven_by_a_run_in_the_queue_of_the_instance(cli, tmp_path
     assert receive == {"origin": "failed", "failures": {"kind": "KeyError"}}
     assert run.tags["dagster/partition"] == window
     assert run.tags["pipeline_platform.origin/flights"] == "failed"
+
+
+def test_where_dagster_lacks_what_loads_once_its_command_launches(cli, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "dagster._cli.job", None)
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    monkeypatch.chdir(ROOT)
+    receive = {"config": {"origin": "failed", "failures": {}}}
+    config = {"ops": {"flights": {"ops": {"receive_messages": receive}}}}
+    with launching("flights_backfill", None) as launch:
+        run_id = launch(config, {"dagster/partition": window_now(Flights, datetime.now(UTC))})
+    with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
+        assert [run.run_id for run in instance.get_runs()] == [run_id]
 
 
 def test_a_module_that_is_named_is_the_one_that_is_loaded(cli):

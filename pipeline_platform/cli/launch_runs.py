@@ -1,0 +1,68 @@
+"""Launching runs of one job on the instance in DAGSTER_HOME: the deployment is loaded once for all of them.
+
+Dagster has a command for one run only. What that command does is called here by names that Dagster calls private, tried
+with 1.13; where another release lacks one, the command itself is run for each.
+"""
+
+import json
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from pipeline_platform.cli.loading import SetUpError
+
+Launch = Callable[[Mapping[str, Any], Mapping[str, str]], str]
+"""Launches a run with this configuration and these tags; returns its id."""
+
+
+@contextmanager
+def launching(job: str, module: str | None) -> Iterator[Launch]:
+    """Load the deployment, of a module or of `workspace.yaml`, and lend what launches runs of a job of it.
+
+    Raises:
+        SetUpError: Dagster would not.
+    """
+    try:
+        import click
+        import dagster as dg
+        from dagster._cli.job import _create_run
+        from dagster._cli.workspace import cli_target
+        from dagster_shared.cli import WorkspaceOpts
+    except ImportError:
+        yield lambda config, tags: _by_command(job, config, tags, module)
+        return
+    options = WorkspaceOpts(workspace=("workspace.yaml",)) if module is None else WorkspaceOpts(module_name=(module,))
+    opened = cli_target.get_workspace_from_cli_opts
+    try:
+        with (
+            dg.DagsterInstance.get() as instance,
+            opened(instance, dg.__version__, options, log_level="WARNING") as workspace,
+        ):
+            location = cli_target.get_code_location_from_workspace(workspace, None)
+            of_location = cli_target.get_remote_repository_from_code_location(location, None)
+            remote_job = cli_target.get_remote_job_from_remote_repo(of_location, job)
+
+            def launch(config: Mapping[str, Any], tags: Mapping[str, str]) -> str:
+                about = {"code_location": location, "remote_repo": of_location, "remote_job": remote_job}
+                given = {"run_config": config, "tags": tags, "op_selection": None, "run_id": str(uuid.uuid4())}
+                run = _create_run(instance=instance, **about, **given)
+                return instance.submit_run(run.run_id, workspace).run_id
+
+            yield launch
+    except (click.ClickException, dg.DagsterError) as error:
+        raise SetUpError(f"Dagster did not launch {job}: {str(error).strip().splitlines()[-1]}") from None
+
+
+def _by_command(job: str, config: Mapping[str, Any], tags: Mapping[str, str], module: str | None) -> str:
+    run_id = str(uuid.uuid4())
+    where = ["--workspace", "workspace.yaml"] if module is None else ["--module-name", module]
+    command = [sys.executable, "-m", "dagster", "job", "launch", "--job", job, "--run-id", run_id, *where]
+    given = ["--config-json", json.dumps(config), "--tags", json.dumps(tags)]
+    done = subprocess.run([*command, *given], capture_output=True, text=True, check=False)  # noqa: S603 - no shell
+    if done.returncode:
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        raise SetUpError(f"Dagster did not launch {job}: {lines[-1] if lines else 'it said nothing'}")
+    return run_id
