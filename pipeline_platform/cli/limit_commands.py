@@ -1,5 +1,6 @@
 """`pipeline-platform pause`, `resume`, `drain`, `limit` and `scale`: what a pipeline may do, changed while it runs."""
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -8,6 +9,7 @@ from typing import Annotated
 import typer
 
 from pipeline_platform.cli import loading
+from pipeline_platform.cli.failure_commands import Json, Name
 from pipeline_platform.cli.loading import counted
 from pipeline_platform.control.drain import drain as drain_and_wait
 from pipeline_platform.control.store import ControlStore
@@ -17,13 +19,12 @@ from pipeline_platform.model.strict_options import PipelineError
 
 _SHORTEST_S, _LONGEST_S = 0.001, 366 * 86_400
 
-Name = Annotated[str, typer.Argument(help="Name of the pipeline.")]
 Reason = Annotated[str, typer.Option(help="Shown while the pipeline is paused.")]
 Of = Annotated[str, typer.Option("--producer", help="This producer only, where the pipeline has several.")]
 
 
 @contextmanager
-def chosen(name: str, producer: str) -> Iterator[tuple[loading.Deployment, type[Pipeline]]]:
+def chosen(name: str, producer: str, *, as_json: bool = False) -> Iterator[tuple[loading.Deployment, type[Pipeline]]]:
     """The deployment, and the pipeline of this name, which has the producer."""
     with loading.opened() as opened:
         pipeline = opened.pipeline(name)
@@ -31,14 +32,16 @@ def chosen(name: str, producer: str) -> Iterator[tuple[loading.Deployment, type[
             pipeline.producers_of(producer)
         except PipelineError as error:
             raise typer.BadParameter(str(error), param_hint="--producer") from None
-        typer.echo(f"Control store: {opened.control}")
+        typer.echo(f"Control store: {opened.control}", err=as_json)
         yield opened, pipeline
 
 
 @contextmanager
-def _of(name: str, producer: str) -> Iterator[tuple[ControlStore, str, Mapping[str, Producer]]]:
+def _of(
+    name: str, producer: str, *, as_json: bool = False
+) -> Iterator[tuple[ControlStore, str, Mapping[str, Producer]]]:
     """The control store, what it knows the producer or the whole pipeline by, and of which producers that is."""
-    with chosen(name, producer) as (opened, pipeline):
+    with chosen(name, producer, as_json=as_json) as (opened, pipeline):
         of_keys = {pipeline.limits_key(one): options for one, options in pipeline.producers_of(producer).items()}
         yield opened.control, pipeline.limits_key(producer), of_keys
 
@@ -82,6 +85,7 @@ def limit(
     interval: Annotated[float | None, typer.Option(help="Length of an interval, seconds.")] = None,
     reset: Annotated[bool, typer.Option("--reset", help="Back to the pipeline's own option.")] = False,
     producer: Of = "",
+    as_json: Json = False,
 ) -> None:
     """Change the rate limit, from the next permits on; without options, print the present one."""
     if reset and (allowed is not None or interval is not None):
@@ -89,7 +93,7 @@ def limit(
     if interval is not None and not _SHORTEST_S <= interval <= _LONGEST_S:
         raise typer.BadParameter(f"--interval is {interval}; give seconds, from {_SHORTEST_S} to {_LONGEST_S}")
     span = None if interval is None else timedelta(seconds=interval)
-    with _of(pipeline, producer) as (control, key, producers):
+    with _of(pipeline, producer, as_json=as_json) as (control, key, producers):
         if key not in producers:
             names = ", ".join(each.partition("/")[2] for each in producers)
             several = f"each producer of {pipeline} has a limit of its own: choose one of {names}"
@@ -105,7 +109,10 @@ def limit(
                     f"{key} has no rate limit to change a part of; give both --allowed and --interval"
                 ) from None
         holds = control.rate_limiting(key, own)
-    if holds is None:
+    if as_json:
+        rate = holds and {"allowed_messages": holds.allowed_messages, "interval_s": holds.interval.total_seconds()}
+        typer.echo(json.dumps({key: rate}))
+    elif holds is None:
         typer.echo(f"{key} has no rate limit.")
     else:
         typer.echo(f"{key} handles at most {holds.allowed_messages:,} messages in {holds.interval}.")
@@ -118,6 +125,7 @@ def scale(
     max_runs: Annotated[int | None, typer.Option(help="Runs that may be under way at once.")] = None,
     reset: Annotated[bool, typer.Option("--reset", help="Back to the pipeline's own options.")] = False,
     producer: Of = "",
+    as_json: Json = False,
 ) -> None:
     """Change options from the next run on, in place of the class's own; without options, print the changed ones."""
     given = {"concurrency": concurrency, "max_demand": max_demand, "max_runs": max_runs}
@@ -125,12 +133,15 @@ def scale(
         changes = Overrides(**given)
         if reset and any(value is not None for value in given.values()):
             raise PipelineError("--reset goes back to the pipeline's own options; give it alone")
-        with chosen(pipeline, producer) as (opened, of):
+        with chosen(pipeline, producer, as_json=as_json) as (opened, of):
             if reset:
                 opened.control.reset_overrides(of, producer)
             now, key = opened.control.override(of, changes, producer), of.limits_key(producer)
     except PipelineError as error:
         raise typer.BadParameter(str(error)) from None
+    if as_json:
+        typer.echo(json.dumps({key: now.model_dump()}))
+        return
     typer.echo(f"{key}: {changed(now) or 'nothing is changed; its own options hold'}.")
 
 

@@ -7,7 +7,8 @@ from typing import IO, Annotated, Any, NamedTuple
 
 import typer
 
-from pipeline_platform.cli.limit_commands import Name, chosen
+from pipeline_platform.cli.failure_commands import Name
+from pipeline_platform.cli.limit_commands import chosen
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.portions import portions
 from pipeline_platform.source.contract import Source, SourceError

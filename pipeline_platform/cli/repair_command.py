@@ -1,11 +1,12 @@
 """`pipeline-platform repair`: tables with files that nobody can read."""
 
+import json
 from typing import Annotated
 
 import typer
 
 from pipeline_platform.cli import loading
-from pipeline_platform.cli.limit_commands import Name
+from pipeline_platform.cli.failure_commands import Json, Name
 from pipeline_platform.lake.repair import repair as repair_tables
 from pipeline_platform.lake.repair import unreadable
 from pipeline_platform.lake.tables import Tables
@@ -13,11 +14,18 @@ from pipeline_platform.lake.tables import Tables
 _APPLY = "Take the files out, and record anew what became of their messages; else they are only named."
 
 
-def repair(pipeline: Name, apply: Annotated[bool, typer.Option("--apply", help=_APPLY)] = False) -> None:
+def repair(
+    pipeline: Name, apply: Annotated[bool, typer.Option("--apply", help=_APPLY)] = False, as_json: Json = False
+) -> None:
     """Find files of a pipeline's tables that lack the end or the length that the table's log names."""
     with loading.opened() as opened:
         tables = Tables(opened.lake, opened.pipeline(pipeline))
         broken = unreadable(tables)
+        if as_json:
+            again = repair_tables(tables) if broken and apply else 0
+            files = [file._asdict() for file in broken]
+            typer.echo(json.dumps({"unreadable": files, "taken_out": apply, "open_again": again}, default=str))
+            return
         for file in broken:
             typer.echo(f"{pipeline}/{file.table}: {file.path} cannot be read ({file.rows:,} rows).")
         if not broken:

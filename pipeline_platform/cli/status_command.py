@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar
 
 import typer
 from rich.console import Console
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from pipeline_platform.orchestration.producer_state import ProducerState
 
+T = TypeVar("T")
 Rows = dict[str, str | Text]
 Instance: TypeAlias = "dg.DagsterInstance | str | Exception"
 """Dagster's, or why it cannot be asked."""
@@ -94,30 +95,33 @@ def _dagster() -> Iterator[Instance]:
 
 def _producers(opened: loading.Deployment, pipeline: type[Pipeline], instance: Instance) -> Rows:
     """What waits and what may be done, of each producer; of several under its name, then what holds for them all."""
-    rows: Rows = {}
+    from pipeline_platform.launcher.run_process import end_claims
+    from pipeline_platform.orchestration.producer_state import state_of
+    from pipeline_platform.orchestration.runs_under_way import in_flight
+
+    rows, control = Rows(), opened.control
+    _asking(instance, lambda known: end_claims(known, control, pipeline.name) if known else None)
     for name, producer in pipeline.producers_of().items():
-        key = pipeline.limits_key(name)
-        held = _in_flight(opened.control, pipeline, name, instance)
-        state = _state_of(opened, pipeline, name, instance)
-        of_one = {"now": state.sentence, **_backlog(state), **_limits(opened.control, key, producer), **held}
+        key, looked = pipeline.limits_key(name), (pipeline, name, opened.sources[producer.source], control)
+        state = _asking(instance, lambda known, looked=looked: state_of(*looked, known))  # type: ignore[misc]
+        held = _in_flight(control, key, state.in_flight.to_lease)
+        of_one = {"now": state.sentence, **_backlog(state), **_limits(control, key, producer), **held}
         rows |= {f"{name}: {what}" if name else what: value for what, value in of_one.items()}
     if pipeline.producers:
-        at_run_time = changed(opened.control.overrides(pipeline.name))
+        at_run_time = changed(control.overrides(pipeline.name))
         rows |= {"set at run time": at_run_time} if at_run_time else {}
-        of_all = {**_state(opened.control, pipeline.name), **_in_flight(opened.control, pipeline, "", instance)}
+        to_lease = _asking(instance, lambda known: in_flight(pipeline, known, control)).to_lease
+        of_all = {**_state(control, pipeline.name), **_in_flight(control, pipeline.name, to_lease)}
         rows |= {f"backfills, replays: {what}": value for what, value in of_all.items()}
     return rows
 
 
-def _state_of(opened: loading.Deployment, pipeline: type[Pipeline], producer: str, instance: Instance) -> ProducerState:
-    """What the sensor's tick and the check `backlog` show, too."""
-    from pipeline_platform.orchestration.producer_state import state_of
-
-    looked = pipeline, producer, opened.sources[pipeline.producers_of(producer)[producer].source], opened.control
+def _asking(instance: Instance, look: Callable[[dg.DagsterInstance | None], T]) -> T:
+    """What a look tells that asks Dagster, too, if it answers; `runs in Dagster` says why it does not."""
     try:
-        return state_of(*looked, None if isinstance(instance, str | Exception) else instance)
-    except SQLAlchemyError:  # `runs in Dagster` says so
-        return state_of(*looked, None)
+        return look(None if isinstance(instance, str | Exception) else instance)
+    except SQLAlchemyError:
+        return look(None)
 
 
 def _backlog(state: ProducerState) -> Rows:
@@ -159,12 +163,10 @@ def _limits(control: ControlStore, key: str, producer: Producer) -> Rows:
     return {**rows, "permits": f"{left:,} left in the current interval"}
 
 
-def _in_flight(control: ControlStore, pipeline: type[Pipeline], producer: str, instance: Instance) -> Rows:
+def _in_flight(control: ControlStore, key: str, to_lease: Mapping[str, int]) -> Rows:
     """What the sensor counts: what runs hold, and what those will take on that hold nothing yet."""
-    to_lease = _to_lease(control, pipeline, producer, instance)
-    key = pipeline.limits_key(producer)
     live, now = control.in_flight(key), datetime.now(UTC)
-    messages = sum(claim.messages for claim in live) + sum(wanted for _, _, wanted in to_lease)
+    messages = sum(claim.messages for claim in live) + sum(to_lease.values())
     rows: Rows = {"in flight": f"{messages:,} messages in {loading.counted(len(live) + len(to_lease), 'run')}"}
     for claim in live:
         began, left = _seconds((now - claim.started_at).total_seconds()), (claim.expires_at - now).total_seconds()
@@ -173,23 +175,7 @@ def _in_flight(control: ControlStore, pipeline: type[Pipeline], producer: str, i
         since = _seconds((now - claim.expires_at).total_seconds())
         dead = f"{claim.messages:,} messages, dead or stalled: its lease ended {since} ago"
         rows[f"  run {claim.run_id[:8]}"] = Text(dead, style="yellow")
-    rows |= {f"  run {run_id[:8]}": f"will take on {wanted:,} messages" for run_id, _, wanted in to_lease}
-    return rows
-
-
-def _to_lease(
-    control: ControlStore, pipeline: type[Pipeline], producer: str, instance: Instance
-) -> list[tuple[str, str, int]]:
-    if isinstance(instance, str | Exception):
-        return []
-    from pipeline_platform.launcher.run_process import end_claims
-    from pipeline_platform.orchestration.runs_under_way import runs_to_lease
-
-    try:
-        end_claims(instance, control, pipeline.name)
-        return runs_to_lease(pipeline, instance, control, producer)
-    except SQLAlchemyError:  # `runs in Dagster` says so
-        return []
+    return rows | {f"  run {run_id[:8]}": f"will take on {wanted:,} messages" for run_id, wanted in to_lease.items()}
 
 
 def _runs(pipeline: type[Pipeline], instance: Instance) -> Rows:

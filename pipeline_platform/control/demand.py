@@ -49,6 +49,7 @@ class InFlight:
         unleased: Those that are not leased yet: the source still counts them.
         permitted: Those that had their permits, of intervals that are over.
         run_ids: Of these runs, for people.
+        to_lease: Messages that runs will take on which hold none yet, by run id.
     """
 
     messages: int = 0
@@ -56,6 +57,7 @@ class InFlight:
     unleased: int = 0
     permitted: int = 0
     run_ids: tuple[str, ...] = field(default=(), compare=False)
+    to_lease: Mapping[str, int] = field(default_factory=dict, compare=False)
 
     @property
     def named(self) -> str:

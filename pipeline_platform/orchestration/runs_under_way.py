@@ -77,6 +77,7 @@ def _in_flight(
         messages=sum(claims.values()) + sum(wanted for _, _, wanted in to_lease),
         runs=len(claims) + len(to_lease),
         run_ids=(*claims, *(run_id for run_id, _, _ in to_lease)),
+        to_lease={run_id: wanted for run_id, _, wanted in to_lease},
         unleased=sum(wanted for _, origin, wanted in to_lease if origin == "source"),
         permitted=demand.had_permits([(c.messages, c.started_at) for c in live], limit, datetime.now(UTC))
         if limit

@@ -1,5 +1,6 @@
 """`show`, `scale` and `drain`: a pipeline looked at and changed while it runs."""
 
+import json
 from datetime import timedelta
 
 import pytest
@@ -32,6 +33,15 @@ def test_show_tells_of_an_option_that_is_yes_or_no_which_it_is(cli):
     said = cli("show", "told").stdout
     assert "rescue False" in said
     assert "rescue 0" not in said
+
+
+def test_what_changes_a_pipeline_prints_it_as_json_alone(cli):
+    limited = cli("limit", "told", "--allowed", "5", "--interval", "2", "--json")
+    scaled = cli("scale", "told", "--max-runs", "7", "--json")
+    assert json.loads(limited.stdout) == {"told": {"allowed_messages": 5, "interval_s": 2.0}}
+    assert json.loads(scaled.stdout) == {"told": {"concurrency": None, "max_demand": None, "max_runs": 7}}
+    assert json.loads(cli("limit", "told", "--reset", "--json").stdout) == {"told": None}
+    assert json.loads(cli("repair", "told", "--json").stdout) == {"unreadable": [], "taken_out": False, "open_again": 0}
 
 
 @pytest.mark.filterwarnings("error")
