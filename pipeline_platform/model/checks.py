@@ -90,16 +90,7 @@ _OPTIONS: Mapping[str, tuple[Callable[[Any], object], str]] = {
 
 
 def check_class(cls: _Class, base: _Class) -> None:
-    """Refuse a class that cannot work, or not as its author means it.
-
-    Args:
-        cls: The class, as it was just built.
-        base: `Pipeline` itself.
-
-    Raises:
-        PipelineError: An attribute's name is like that of an option or callback, or is that of a method of the
-            platform; an option or a callback is not what it has to be, or one is never called.
-    """
+    """Refuse a class that cannot work, or not as its author means it; `base` is `Pipeline` itself."""
     _check_names(cls, base)
     for option, (fits, allowed) in _OPTIONS.items():
         if not fits(value := getattr(cls, option, None)):
@@ -120,15 +111,7 @@ def check_class(cls: _Class, base: _Class) -> None:
 
 
 def check_together(pipelines: Sequence[_Class], resources: Mapping[str, Any]) -> None:
-    """Refuse pipelines, and producers of a pipeline, that cannot be defined side by side.
-
-    Args:
-        pipelines: All of a deployment.
-        resources: Its resources by key.
-
-    Raises:
-        PipelineError: Two have one name or one source, there is no resource for a source, or one is no class.
-    """
+    """Refuse, with a `PipelineError`, pipelines and producers of a pipeline that cannot be defined side by side."""
     names: dict[str, _Class] = {}
     pulling: list[_Pulling] = []
     for pipeline in pipelines:

@@ -10,16 +10,7 @@ from pipeline_platform.model.strict_options import PipelineError, did_you_mean, 
 
 
 def overridden(context: BaseModel, values: Mapping[str, Any], path: str) -> BaseModel:
-    """A copy of a context with other values in some fields.
-
-    Args:
-        context: As the class has it.
-        values: By field.
-        path: What errors call the context.
-
-    Raises:
-        PipelineError: A field is unknown, or a value does not fit.
-    """
+    """A copy of a context with other values in some fields; a `PipelineError` names it by `path`."""
     model = type(context)
     for name in values:
         if name not in model.model_fields:

@@ -21,14 +21,7 @@ def encode(data: Any, model: ModelClass | None = None) -> tuple[bytes, str]:
     """Write the data of a message, and say how: `bytes` as they are, all else as `json`.
 
     With a model the values of its fields cross: validators and serializers have no say. Without one data crosses as
-    its own JSON.
-
-    Args:
-        data: What handling made of a message: bytes, an instance of the model, a dict of its fields, or plain JSON.
-        model: The batcher's, or None.
-
-    Raises:
-        Exception: It has no JSON, or the model does not take it (a ColumnError).
+    its own JSON. It raises where data has no JSON, or the model does not take it (a ColumnError).
     """
     if isinstance(data, bytes):
         return data, "bytes"
@@ -42,11 +35,7 @@ def encode(data: Any, model: ModelClass | None = None) -> tuple[bytes, str]:
 
 
 def decode(value: bytes, encoding: str, model: ModelClass | None = None) -> Any:
-    """The inverse of `encode`; with a model an instance of it, with the very values that were put.
-
-    Raises:
-        ValidationError: A value is not of its field's type.
-    """
+    """The inverse of `encode`; with a model an instance of it with the very values, or a ValidationError."""
     if encoding == "bytes":
         return value
     return from_json(value) if model is None else _crossing(model).decode(value)

@@ -7,12 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 
 class Fields(NamedTuple):
-    """The names of an event's fields.
-
-    Attributes:
-        start: Those that it has from the start on.
-        stop: Those that it has besides when it stops.
-    """
+    """The names of the fields that an event has from the start on, and of those that it has besides when it stops."""
 
     start: tuple[str, ...]
     stop: tuple[str, ...]

@@ -64,11 +64,7 @@ def _place(refused: Any) -> str:
 
 
 def _traceback_of(error: BaseException) -> str:
-    """The last 8,000 characters of a traceback, from the callback on.
-
-    Long texts of exceptions are cut first, so that no frame is lost. Files that Spark's workers have in archives are
-    named as the project has them.
-    """
+    """The last 8,000 characters of a traceback, from the callback on; long texts of exceptions are cut first."""
     whole = traceback.TracebackException.from_exception(error, compact=True)
     while whole.stack and whole.stack[0].filename.startswith(_PLATFORM):
         del whole.stack[0]

@@ -25,14 +25,7 @@ Schema = Annotated[ModelClass, PlainValidator(_model)]
 
 
 class ModelField(NamedTuple):
-    """A field of a model.
-
-    Attributes:
-        annotation: Its type.
-        is_required: Whether there is no default.
-        has_none: Whether it may hold None, which a default of None allows, too.
-        of: Where it was declared.
-    """
+    """A field of a model; `has_none` says that it may hold None, which a default of None allows, too."""
 
     annotation: Any
     is_required: bool

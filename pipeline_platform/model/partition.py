@@ -40,13 +40,7 @@ PartitionBy = Annotated[Any, AfterValidator(_checked)]
 
 
 def partition_of(function: Callable[[Any], object], message: object) -> str:
-    """Ask a function for the partition of a message, as text.
-
-    Raises:
-        Exception: What the function raises.
-        TypeError: It returned no int.
-        ValueError: It returned one below 0.
-    """
+    """Ask a function for the partition of a message, as text; raise where it is no int of 0 or more."""
     value = function(message)
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"partition_by must return an int of 0 or more, got {type(value).__name__}: convert it")

@@ -12,13 +12,9 @@ T = TypeVar("T")
 def portions(
     items: Iterable[T], size: Callable[[T], int], max_bytes: int, max_items: int = sys.maxsize
 ) -> Iterator[list[T]]:
-    """Group items in order: as many as are within both bounds. An item of more than `max_bytes` is alone.
+    """Group items in order, each with its size in bytes: as many as are within both bounds; a larger one is alone.
 
-    Args:
-        items: Any number; read at most one ahead of what is yielded.
-        size: The bytes of an item.
-        max_bytes: Bytes of a portion.
-        max_items: Items of a portion.
+    It reads at most one item ahead of what it yields.
     """
     portion, held = list[T](), 0
     for item in items:

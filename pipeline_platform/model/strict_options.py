@@ -79,8 +79,7 @@ Cron = Annotated[str, AfterValidator(_cron)]
 class Options(BaseModel):
     """What all options share: unknown names are refused, no value is converted, nothing changes once built.
 
-    Raises:
-        PipelineError: An option is unknown, missing or not what it has to be.
+    What is refused raises a `PipelineError`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, arbitrary_types_allowed=True)

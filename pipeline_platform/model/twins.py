@@ -90,11 +90,7 @@ def _twin(model: ModelClass) -> type[Struct]:
 
 
 def _type(node: Mapping[str, Any], known: Mapping[str, Any]) -> Any:
-    """The type that decodes what a node of a schema does.
-
-    Raises:
-        _NoTwinError: The node has a rule of which nothing is known here.
-    """
+    """The type that decodes what a node of a schema does; a `_NoTwinError` where the node has an unknown rule."""
     kind, more = node["type"], node.keys() - _SAID
     if kind in _PLAIN and not more:
         return _PLAIN[kind]

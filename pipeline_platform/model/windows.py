@@ -12,11 +12,7 @@ def window_key(start: datetime) -> str:
 
 
 def expect_window(key: str) -> None:
-    """Refuse what is no window's key.
-
-    Raises:
-        ValueError: It is none.
-    """
+    """Raise a `ValueError` where a key is no window's."""
     try:
         is_one = window_key(datetime.strptime(key, WINDOW_FORMAT).replace(tzinfo=UTC)) == key
     except ValueError:

@@ -69,13 +69,10 @@ class CalledSource(LeasedSource):
         return self.hold(ack_ref, ack_ids, min(delay_s, self.longest_delay_s))
 
     def extend(self, receive_id: str, held: Held) -> bool:
-        """Keep the messages for another lease from now, in as many requests as it takes.
-
-        What the server refuses is left as it is: it is another receive's, or is not kept for another reason. The run
-        goes on, for what another decides first is left out of what it decides.
+        """Keep the messages for another lease. What the server refuses is another receive's, or stays as it is.
 
         Returns:
-            False if all messages are others' by now.
+            False if all messages are others' by now: what another decides first is left out of what the run decides.
         """
         started, asked, left = time.monotonic(), 0, list[Refused]()
         for ack_ref, ack_ids in held():

@@ -50,10 +50,9 @@ class Patience(NamedTuple):
 
 
 class Share(BaseModel, frozen=True, extra="forbid"):
-    """What one task reads: the source's own description of a part of a receive.
+    """What one task reads: `at`, the source's own description, is plain JSON without payloads.
 
     Attributes:
-        at: Where to read, in the source's own words: plain JSON, no payloads.
         window: Partition key of its messages; None for the window of the run.
         messages: Messages to read at the most.
     """
@@ -157,8 +156,7 @@ class Source(BaseModel, ABC):
     def without_partitions(cls, options: Mapping[str, Any]) -> str | None:
         """Why a source with these options never says in which partition a message is, and how it may; None if it may.
 
-        Args:
-            options: All of its options. One that comes from the environment is not known yet: it is a `dg.EnvVar`.
+        An option that comes from the environment is not known yet: it is a `dg.EnvVar`.
         """
         return None
 
@@ -200,13 +198,7 @@ class Source(BaseModel, ABC):
         return Patience()
 
     def open(self, positions: Positions) -> None:
-        """Prepare for a run or a sensor. It is called before planning, acknowledging and looking at the backlog.
-
-        Connect at the first use, not here.
-
-        Args:
-            positions: What receives hold of a log, in the control store.
-        """
+        """Prepare for a run or a sensor, with what receives hold of logs. Connect at the first use, not here."""
         self._positions = positions
 
     @property
@@ -268,11 +260,7 @@ class Source(BaseModel, ABC):
         """
 
     def finish(self, receive_id: str) -> None:
-        """Finish a receive: all its messages are acknowledged. It may be called twice.
-
-        Raises:
-            SourceError: The source cannot be reached; the next run calls this again.
-        """
+        """Finish a receive, all of which is acknowledged. Where it raises, the next run calls it again."""
 
     def give_back(self, receive_id: str, not_begun: Held, begun: Held) -> None:
         """Give back the messages that a stopped run did not begin, before `finish`. It may be called twice.
@@ -299,9 +287,7 @@ class Source(BaseModel, ABC):
     def abandon(self, receive_id: str, held: Held) -> None:
         """Give back everything that a dead receive holds. It may be called twice, and if it never held anything.
 
-        Args:
-            receive_id: The receive.
-            held: The messages that it wrote to the lake before it died; it may have leased more.
+        `held` is what it wrote to the lake before it died; it may have leased more.
         """
 
     def holders(self) -> set[str]:

@@ -38,11 +38,7 @@ class LeasedSource(Source):
 
     @abstractmethod
     def ack(self, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
-        """Acknowledge messages that are done with, in the source's largest unit; return what it refused.
-
-        Raises:
-            SourceError: A whole call failed; earlier ones hold.
-        """
+        """Acknowledge messages that are done with, in the source's largest unit; see `acknowledge`."""
 
     @abstractmethod
     def release(self, ack_ref: str, ack_ids: Sequence[str], delay_s: int = 0) -> list[Refused]:

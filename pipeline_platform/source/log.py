@@ -92,21 +92,14 @@ class LogSource(Source):
 
     @abstractmethod
     def extents(self) -> dict[str, Extent]:
-        """Say what each partition holds. Sensors call it: it is quick.
+        """Say what each partition holds, or raise `SourceError`. Sensors call it: it is quick.
 
         A partition's name is the same for ever, and no other log's: it names the topic's own id, where there is one.
-
-        Raises:
-            SourceError: It cannot be reached, or is not there.
         """
 
     @abstractmethod
     def commit(self, acknowledged_to: Mapping[str, int]) -> None:
-        """Have the log remember how far partitions are acknowledged.
-
-        Raises:
-            SourceError: It would not take that.
-        """
+        """Have the log remember how far partitions are acknowledged, or raise `SourceError`."""
 
     def is_younger(self, partition: str, known: Iterable[str]) -> bool:
         """Whether a partition that is seen for the first time was made since the first look at this source.
@@ -161,11 +154,7 @@ class LogSource(Source):
         return []
 
     def give_back(self, receive_id: str, not_begun: Held, begun: Held) -> None:
-        """Free the spans of what was not begun, so that positions wait for them.
-
-        Raises:
-            SourceError: A message names no partition, or no offset.
-        """
+        """Free the spans of what was not begun, so that positions wait for them."""
         offsets: dict[str, list[tuple[int, bool]]] = {}
         for is_free, groups in (False, begun()), (True, not_begun()):
             for partition, ack_ids in groups:

@@ -7,11 +7,7 @@ from pipeline_platform.source.readers import Reader
 
 
 class Offsets(NamedTuple):
-    """A range of offsets of one partition, from `first` up to but without `past`.
-
-    Attributes:
-        holder: Id of the receive that has it; None where it is acknowledged, and waits for what lies before it.
-    """
+    """Offsets of a partition, from `first` to before `past`; without a `holder` they are acknowledged already."""
 
     partition: str
     first: int
@@ -73,13 +69,10 @@ class Positions(Protocol):
         receive_id: str,
         choose: Callable[[Mapping[str, Place]], tuple[list[Offsets], dict[str, int]]],
     ) -> list[Offsets]:
-        """Give spans to a receive, so that no other planner is given them.
+        """Give spans to a receive, so that no other planner is given them; what it held before is given back.
 
-        Args:
-            source: Whose partitions.
-            receive_id: What they are held under. What it held before is given back.
-            choose: Is called with what is known, while no other planner of the source is at work. Returns free spans,
-                and the offset that each partition counts as acknowledged up to from now on.
+        `choose` is called with what is known, while no other planner of the source is at work. It returns free spans,
+        and the offset that each partition counts as acknowledged up to from now on.
 
         Returns:
             The spans, once a power cut cannot make them forgotten.
@@ -87,19 +80,14 @@ class Positions(Protocol):
         ...
 
     def acknowledge(self, source: str, receive_id: str) -> dict[str, int]:
-        """Count all spans of a receive as acknowledged.
-
-        Returns:
-            Of each partition whose position is to move: the offset before which all is acknowledged.
-        """
+        """Count all spans of a receive as acknowledged; return the offsets to which partitions are to move."""
         ...
 
     def committed(self, source: str, acknowledged_to: Mapping[str, int]) -> dict[str, int]:
-        """Record what was committed; acknowledged spans before that are forgotten.
+        """Record what was committed, and forget acknowledged spans before that.
 
         Returns:
-            Of each of these partitions that others have acknowledged further meanwhile: the offset to commit.
-            Who commits at the same time may have committed that before, and be overruled by now.
+            The offset to commit of each partition that others have acknowledged further, or overruled, meanwhile.
         """
         ...
 

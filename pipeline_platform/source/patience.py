@@ -17,12 +17,7 @@ USUAL = Patience()
 
 
 def patiently(call: Callable[[], T], patience: Patience = USUAL) -> T:
-    """Call what changes nothing where it fails, and again after pauses while the source is away.
-
-    Raises:
-        SourceAwayError: It was away for longer.
-        Exception: Whatever else `call` raised, at once.
-    """
+    """Call what changes nothing where it fails, and again after pauses while it raises `SourceAwayError`."""
     gives_up_at_once = patience.backoff == "stop"
     tries = Retrying(
         retry=retry_if_exception_type(SourceAwayError),

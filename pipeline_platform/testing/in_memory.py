@@ -28,12 +28,7 @@ from pipeline_platform.tasks.record.staging import CUT_BY, staged_messages, stag
 
 
 class EarlyCalls(EarlyAcks):
-    """Hears what `ack_immediately` says, in the place of a source.
-
-    Attributes:
-        messages: Those that were acknowledged, in order.
-        actions: The word for each, by its id.
-    """
+    """Hears what `ack_immediately` says, in the place of a source: the messages, and the word for each, by its id."""
 
     def __init__(
         self, ack_policy: AckPolicy, acknowledge: Callable[[str, list[Message], list[Message]], object]
@@ -54,11 +49,7 @@ class EarlyCalls(EarlyAcks):
 
 
 class Kept(Outcomes):
-    """Outcomes in memory, and the messages that they are of.
-
-    Attributes:
-        ended: Messages that are handled or failed, by position.
-    """
+    """Outcomes in memory, and the messages that they are of: those handled or failed in `ended`, by position."""
 
     def __init__(self, step: Step, instance: Pipeline, early_acks: EarlyAcks | None = None) -> None:
         self._files = Written()

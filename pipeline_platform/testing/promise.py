@@ -12,11 +12,7 @@ Check = Callable[[Any], None]
 
 
 class BrokenPromiseError(AssertionError):
-    """A source does not keep a promise.
-
-    Attributes:
-        promise: Its name.
-    """
+    """A source does not keep a promise; its name is in `promise`."""
 
     def __init__(self, promise: Promise, expected: str, seen: str) -> None:
         self.promise = promise.name

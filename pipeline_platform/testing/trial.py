@@ -26,14 +26,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Received:
-    """What one receive got.
-
-    Attributes:
-        source: What received it, as if in a process of its own.
-        receive_id: What it is held under.
-        shares: As planned.
-        rows: As delivered.
-    """
+    """What one receive got: as planned, and as delivered."""
 
     source: Source
     receive_id: str
@@ -58,19 +51,9 @@ class Received:
 
 
 class Trial:
-    """A new queue with messages in it, and a source of it.
+    """A new queue with the messages `sent` in it, and an open source of it.
 
-    Args:
-        promise: What is tried.
-        build: Makes a source of a new queue.
-        server: What its author knows.
-        folder: For files of this trial.
-
-    Attributes:
-        source: It; open.
-        sent: Payloads that wait.
-        lease_s: How long a lease lasts that nobody extends; None where nothing runs out.
-        figures: What was measured, in seconds.
+    A lease lasts `lease_s` where nobody extends it; None where nothing runs out. `figures` are measured, in seconds.
     """
 
     def __init__(self, promise: Promise, build: Callable[[], Source], server: Server, folder: Path) -> None:

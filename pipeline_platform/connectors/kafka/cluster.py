@@ -129,10 +129,8 @@ class Cluster:
     ) -> Callable[[], dict[TopicPartition, int]]:
         """Begin to ask for an offset of each partition; return what waits for the answers, of those that are ready.
 
-        Args:
-            partitions: Of topics.
-            at: `OFFSET_BEGINNING`, `OFFSET_END`, or a time in milliseconds: of the first message since then, or -1.
-            read_committed: Whether the end is where the first open transaction begins.
+        `at` is `OFFSET_BEGINNING`, `OFFSET_END`, or a time in milliseconds: the first message since then, or -1. With
+        `read_committed` the end is where the first open transaction begins.
         """
         from confluent_kafka import IsolationLevel
         from confluent_kafka.admin import OffsetSpec
@@ -194,8 +192,7 @@ class Cluster:
     def member(self) -> Consumer:
         """A client that knows the group, and never joins it.
 
-        The other one could read and commit offsets, too; but librdkafka up to 2.16 ends the whole process where a
-        coordinator that is one no more, or not yet, answers an admin client that asks for them.
+        librdkafka up to 2.16 ends the process where what is no coordinator any more answers an admin client.
         """
         from confluent_kafka import Consumer
 

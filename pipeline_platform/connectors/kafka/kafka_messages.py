@@ -41,10 +41,7 @@ def bounded(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
 
 
 def columns(pieces: Iterable[Piece]) -> dict[str, Any]:
-    """Build what `Source.deliveries` takes.
-
-    By columns, and JSON by hand: a dict and a dump for each message would take longer than to receive it.
-    """
+    """Build what `Source.deliveries` takes, by columns and JSON by hand: dumps would take longer than to receive."""
     made: dict[str, list[Any]] = defaultdict(list)
     for one, messages in pieces:
         begin, place = f"{one.topic_id}:{one.partition}:", f"{one.topic}:{one.partition}"
@@ -116,9 +113,6 @@ def send(
     """Send messages as `KafkaSource.send` does; return how many there were, and why some of them were refused.
 
     The producer waits until all replicas have a message, and sends none twice.
-
-    Raises:
-        SourceError: It cannot be known where to send a message, or with which key or headers.
     """
     refused: list[SourceError] = []
     together: list[dict[str, Any]] = []

@@ -21,11 +21,7 @@ WAIT_S = 0.1
 
 
 class OffsetRange(NamedTuple):
-    """Offsets of one partition, from `first` up to but without `past`.
-
-    Attributes:
-        reached: Messages before this offset may have been read before.
-    """
+    """Offsets of one partition; messages before `reached` may have been read before."""
 
     topic: str
     topic_id: str
@@ -72,13 +68,9 @@ def parted(name: str) -> tuple[str, str, int]:
 
 
 class Reading:
-    """Some ranges that are being read.
+    """Some ranges that are being read, by a consumer in no group, until nothing comes for `patience_s` seconds.
 
-    Args:
-        consumer: In no group. It says where a partition ends, and fails where an offset is not there any more.
-        ranges: What to read; those of one partition do not overlap.
-        patience_s: Seconds in which nothing comes, after which reading fails.
-        errors: Of the client that are of no partition; it grows meanwhile.
+    `errors` of the client that are of no partition grow meanwhile.
     """
 
     def __init__(

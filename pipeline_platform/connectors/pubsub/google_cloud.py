@@ -22,13 +22,7 @@ _EXPLANATIONS = {
 
 
 def connected(service: Any, emulator: str | None, **options: str | None) -> Any:
-    """Make a client.
-
-    Args:
-        service: Class of the client.
-        emulator: `host:port` of a server without TLS and credentials; None for Google's.
-        options: Google's `credentials_file` and `api_endpoint`; None for what is found in the environment.
-    """
+    """Make a client of a service's class: Google's, by the options that are set, or of an emulator's `host:port`."""
     import grpc
 
     if not emulator:
@@ -57,15 +51,7 @@ def code(error: BaseException | None) -> str:
 
 
 def explained(error: BaseException, source: str, what: str, place: str, credentials: str) -> SourceError:
-    """Put an error into words; `SourceAwayError` where it may pass.
-
-    Args:
-        error: What a client raised.
-        source: Name of the source.
-        what: Which resource it was about, as `subscription 'projects/p/subscriptions/s'`.
-        place: The option that says which server, and its value.
-        credentials: The option that says which credentials, and its value.
-    """
+    """Put an error about `what` into words; `place` and `credentials` are options that may be to blame."""
     name = code(error)
     found = (way_out for names, way_out in _EXPLANATIONS.items() if re.fullmatch(names, name))
     way_out, text = next(found, "{what} failed: {text}"), f"{name}: {error}"

@@ -45,12 +45,7 @@ def _metadata(received: Any) -> dict[str, Any]:
 def requests_of(
     payloads: Iterable[bytes], metadata: Iterable[Mapping[str, Any] | None] | None, source: str
 ) -> Iterator[list[dict[str, Any]]]:
-    """Group messages into what one request publishes, in order.
-
-    Raises:
-        SourceError: What is given beside a payload cannot be published.
-        ValueError: There are more or fewer metadata than payloads.
-    """
+    """Group messages into what one request publishes, in order; a `SourceError` where metadata cannot be published."""
     pairs = zip(payloads, itertools.repeat(None) if metadata is None else metadata, strict=metadata is not None)
     messages = (_message(n, data, meant or {}, source) for n, (data, meant) in enumerate(pairs))
     return portions(messages, lambda message: len(message["data"]), PUBLISH_BYTES, PUBLISH_MESSAGES)

@@ -110,10 +110,7 @@ class PubsubSource(calls.CalledSource):
         return f"projects/{self.project}/{option}s/{name}"
 
     def backlog(self) -> Backlog:
-        """Look whether the subscription is there and may be pulled from; Pub/Sub's API does not say what waits.
-
-        A subscriber's rights are enough. With those alone, Pub/Sub says only whether they are there.
-        """
+        """Look whether the subscription is there, with a subscriber's rights; Pub/Sub's API does not say what waits."""
         found = self._subscription()
         if found is None:
             self._expect_rights()
@@ -128,10 +125,9 @@ class PubsubSource(calls.CalledSource):
         return [Share(messages=demand // shares + (i < demand % shares)) for i in range(shares)]
 
     def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
-        """Pull until the share's demand is met, the subscription seems empty or a call fails.
+        """Pull until the demand is met, the subscription seems empty, a call fails or a third of the lease is over.
 
-        It ends after a third of the lease, too: what takes longer could be given to another before the run has written
-        it down and extends it.
+        What takes longer could be given to another before the run has written it down and extends it.
         """
         found = self._subscription()  # connects, too, before the threads do
         is_held = found is not None and found.ack_deadline_seconds == self.ack_deadline_s
@@ -146,11 +142,7 @@ class PubsubSource(calls.CalledSource):
             yield self.deliveries(**columns_of(messages), ack_ref=self._path)
 
     def ack(self, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
-        """Acknowledge messages, 2,500 a call.
-
-        All are lost where the subscription `ack_ref` is gone and `subscription` names another by now: its messages
-        went with it.
-        """
+        """Acknowledge messages, 2,500 a call; all are lost where the subscription `ack_ref` is gone."""
         return self._in_groups("acknowledge", ack_ref, ack_ids)
 
     def hold(self, ack_ref: str, ack_ids: Sequence[str], seconds: int) -> list[Refused]:

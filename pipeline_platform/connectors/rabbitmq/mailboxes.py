@@ -33,14 +33,7 @@ _TO_JSON = partial(to_json, inf_nan_mode="null", fallback=str)
 
 
 class AmqpDelivery(NamedTuple):
-    """One message as it came.
-
-    Attributes:
-        tag: What the channel knows it by.
-        id: That the publisher gave it; empty if none.
-        metadata: Where it came by and all its properties that are set, as JSON.
-        redelivered: Whether the server may have delivered it before.
-    """
+    """One message as it came; `id` is empty if the publisher gave none."""
 
     tag: int
     id: str
@@ -71,11 +64,7 @@ class Parcel(NamedTuple):
 
     @classmethod
     def of(cls, payload: bytes, note: Mapping[str, Any], queue: str, id_header: str | None) -> Self:
-        """Address a payload: to the queue, unless the note says otherwise; persistent, and with an id of its own.
-
-        Raises:
-            TypeError: The payload is not bytes, or the note has what AMQP has no property for.
-        """
+        """Address a payload: to the queue, unless the note says otherwise; persistent, and with an id of its own."""
         if not isinstance(payload, bytes):
             raise TypeError(f"a payload is bytes, not {type(payload).__name__}; encode it")
         known = {"exchange": "", "routing_key": queue, "delivery_mode": 2, "message_id": uuid4().hex, **note}
@@ -90,13 +79,7 @@ class Parcel(NamedTuple):
 
 
 class Inbox:
-    """The messages that one channel was given: those that nobody took yet, and those that are not acknowledged.
-
-    Attributes:
-        channel: Theirs.
-        is_cancelled: The server ended the consumer: its queue was deleted, or moved.
-        is_stopped: The consumer was ended here.
-    """
+    """The messages that one channel was given: those that nobody took yet, and those that are not acknowledged."""
 
     def __init__(self, channel: Channel, queue: str, messages: int, id_header: str | None) -> None:
         self.channel, self._queue, self._id_header = channel, queue, id_header
@@ -146,13 +129,9 @@ class Inbox:
         return self.channel.request(act)
 
     def take(self, quiet_s: float) -> list[AmqpDelivery]:
-        """Wait for the next batch.
+        """Wait for a full batch, or for what has come once nothing more does for `quiet_s` seconds: maybe nothing.
 
-        Returns:
-            A full one, or what has come once nothing more does for `quiet_s` seconds: maybe nothing.
-
-        Raises:
-            Exception: The channel or its connection was lost, and with it what came by it.
+        It raises where the channel or its connection was lost, and with it what came by it.
         """
         before = -1
         while not self._full:
@@ -181,9 +160,7 @@ class Inbox:
     def acknowledge(self, tags: Collection[int], call: Callable[[Any, int, bool], None]) -> None:
         """Acknowledge messages; when this returns, the server has done so. Those that are acknowledged already stay so.
 
-        Args:
-            tags: Their delivery tags.
-            call: Pika's, for one message; or, where true, for all up to it that are not acknowledged.
+        `call` is pika's: for one tag; or, where true, for all up to it that are not acknowledged.
         """
 
         def act(channel: Any, done: Future[Any]) -> None:

@@ -74,14 +74,9 @@ class Connection:
         return opened
 
     def ask(self, act: Callable[[Future[Any]], object], within_s: float | None = None) -> Any:
-        """Have the thread act, and wait for the result that it promises.
+        """Have the thread act, and wait for the result that it promises; raise what it raised, or why all ended.
 
-        Args:
-            act: Sees to it that the promise is kept.
-            within_s: Seconds after which the connection counts as lost; None for as long as there are heartbeats.
-
-        Raises:
-            Exception: `act` failed, or the connection ended.
+        After `within_s` seconds the connection counts as lost; None waits for as long as there are heartbeats.
         """
         return self._wait(self.request(act), within_s)
 
@@ -153,12 +148,7 @@ class Connection:
 
 
 class Channel:
-    """A channel. Once the server closes it, over an error of whoever uses it, it is of no use any more.
-
-    Attributes:
-        ref: No other channel has it, of no connection.
-        connection: Where it is.
-    """
+    """A channel, by a `ref` of its own. Once the server closes it, over an error of its user, it is of no use."""
 
     def __init__(self, connection: Connection, channel: Any) -> None:
         self.ref = uuid4().hex
@@ -173,10 +163,7 @@ class Channel:
         return self._closed or self.connection.ended
 
     def ask(self, method: str, within_s: float | None = None, **arguments: Any) -> Any:
-        """Call a method of pika's channel that the server answers, as `queue_declare`, and return the answer.
-
-        It raises where the server refused, and closed the channel, or the connection was lost, as `Connection.ask`.
-        """
+        """Call a method of pika's channel that the server answers, as `queue_declare`; return the answer."""
         return self.act(lambda channel, done: getattr(channel, method)(callback=done.set_result, **arguments), within_s)
 
     def act(self, act: Callable[[Any, Future[Any]], object], within_s: float | None = None) -> Any:

@@ -48,14 +48,7 @@ _NAMELESS = "?"
 
 @dataclass
 class _Opened:
-    """What this process holds of a source.
-
-    Attributes:
-        connection: The newest; it may be lost by now.
-        inboxes: By their `ack_ref`, with the id of their receive.
-        lost: `ack_ref`s that are known to be.
-        no_stream: The connection that found no stream.
-    """
+    """What this process holds of a source; the newest connection may be lost by now."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     connection: Connection | None = None
@@ -115,11 +108,7 @@ class RabbitmqSource(RabbitmqOptions):
         return [Share(messages=messages)] if messages else []
 
     def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
-        """Receive what waits now, up to the share; what comes meanwhile, too, where there is a `wait_time_s`.
-
-        Raises:
-            SourceError: The server cannot be reached, refuses, or was lost: it gives all of this to the next run.
-        """
+        """Receive what waits now, up to the share; what comes meanwhile, too, where there is a `wait_time_s`."""
         begun = self._on_connection(lambda connection: self._begin(connection, share.messages, receive_id))
         if begun is None:
             return
@@ -151,12 +140,10 @@ class RabbitmqSource(RabbitmqOptions):
         return [Refused(one, lost, lost=True) for one in ack_ids] if lost else []
 
     def extend(self, receive_id: str, held: Held) -> bool:
-        """Say whether a receive may still be decided: its connection lives, or its messages are known when they return.
-
-        A message without an id would be handled twice.
+        """Say whether a receive may be decided: its connection lives, or its messages are known when they return.
 
         Raises:
-            SourceError: It may not, with the reason for which the channel was closed.
+            SourceError: A message without an id would be handled twice; with why the channel was closed.
         """
         mine = [inbox for owner, inbox in self._opened.inboxes.values() if owner == receive_id]
         ended = [inbox.channel.ended for inbox in mine if inbox.channel.ended]

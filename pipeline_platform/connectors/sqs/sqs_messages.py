@@ -26,8 +26,7 @@ def metadata_of(message: Mapping[str, Any]) -> dict[str, Any]:
 def sequence_of(number: str) -> int:
     """Fit a `SequenceNumber`, of 20 digits and beyond 64 bits, into 63 bits; the order of numbers stays.
 
-    Those of AWS have lain between two and three times 2**63 since there are FIFO queues, and rise by less than a
-    thousandth of that in a year.
+    Those of AWS lie between two and three times 2**63, and rise by less than a thousandth of that in a year.
     """
     return int(number) % 2**63
 

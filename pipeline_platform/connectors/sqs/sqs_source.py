@@ -158,10 +158,7 @@ class SqsSource(calls.CalledSource):
             yield self._batch(messages)
 
     def ack(self, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
-        """Delete messages by their receipt handles, ten a call.
-
-        All are lost where the queue `ack_ref` is gone and `queue_url` names another by now: its messages went with it.
-        """
+        """Delete messages by their receipt handles, ten a call; all are lost where the queue `ack_ref` is gone."""
         return self._in_groups("delete_message_batch", ack_ref, ack_ids)
 
     def hold(self, ack_ref: str, ack_ids: Sequence[str], seconds: int) -> list[Refused]:

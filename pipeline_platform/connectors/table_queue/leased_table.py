@@ -1,18 +1,14 @@
 """A SQL table whose rows are leased: its statements, the same on SQLite and PostgreSQL.
 
-The **queue** is only ever inserted into and deleted from, so that a lease never rewrites a payload and any table with a
-unique id can be a queue. Beside it `<table>_receives` has one row for each receive: until when its lease lasts, and the
-spans of consecutive ids that it leased as the first to do so. Leasing a million new messages is an insert of one row,
-and renewing their lease an update of it. `<table>_leases` has one narrow row for each message that was leased otherwise
-and not acknowledged: whose it is and how often it was delivered. There are those that come again, those whose ids are
-no integers or lie scattered, and all where partitions are kept apart. There, what spans say does not count.
-A message waits when no receive holds it, or when its receive is over. A receive is over once a planner finds that it
-ran out, or once it is given back; it never revives. Until a planner comes by, a late driver may still renew it. The
-planner gives each message that is left in its spans a row; until another receive takes that over, a late
-acknowledgement counts.
-Two planners never lease one message: they take turns, SQLite's by its only writer, PostgreSQL's by a lock of their own.
-On PostgreSQL a planner skips messages that an acknowledgement locks, and takes a row over only if its count of
-deliveries is still the one it saw.
+The **queue** is only inserted into and deleted from: a lease rewrites no payload, and any table with a unique id can be
+a queue. `<table>_receives` has a row for each receive, with its deadline and the spans of consecutive ids that it
+leased first: to lease or renew a million messages is one row. `<table>_leases` has a row for each message that was
+leased otherwise (again, by scattered ids or ids that are no integers, or by partition); it counts before any span.
+
+A receive is over once a planner finds that it ran out, or once it is given back; it never revives. The planner gives
+each message left in its spans a row; until another receive takes that over, a late acknowledgement counts. Planners
+take turns (SQLite's only writer, a lock of their own on PostgreSQL), skip messages that an acknowledgement locks, and
+take a row over only if its count of deliveries is the one they saw.
 """
 
 import json
@@ -97,8 +93,7 @@ class LeasedTable:
     def end_what_ran_out(self, connection: sa.Connection, receive_id: str) -> None:
         """Mark receives as over whose lease ran out, and an earlier plan of this one; forget those that left nothing.
 
-        It needs a transaction of its own, before the lease: planners who lease for seconds do not hold each other up
-        over these rows.
+        In a transaction of its own, before the lease: planners who lease for seconds do not wait for each other's rows.
         """
         receives = self.receives
         over = sa.or_(receives.c.leased_until <= self._now(connection), receives.c.receive_id == receive_id)
@@ -158,10 +153,7 @@ class LeasedTable:
         return int(connection.execution_options(preserve_rowcount=True).execute(taken).rowcount)
 
     def _give_rows(self, connection: sa.Connection, receive: int | None, ids: sa.Select[Any]) -> int:
-        """Give messages of spans a row each where they have none; return how many.
-
-        By the conflict, and not by a join: PostgreSQL plans that for the few rows which the table has before.
-        """
+        """Give messages of spans a row where they have none, by the conflict, which PostgreSQL plans best."""
         holder = sa.cast(sa.literal(receive), self.leases.c.receive.type)
         once = ids.add_columns(holder, sa.literal(1)).where(sa.true())
         new = insert(connection, self.leases).from_select(["id", "receive", "attempts"], once)
@@ -205,10 +197,7 @@ class LeasedTable:
         return [one for one in listed if one[2]]
 
     def look_up(self, connection: sa.Connection, id_: int | str | UUID) -> tuple[str | None, float] | None:
-        """Say which receive holds a message, and for how many seconds more; None if there is no such message.
-
-        No receive and some seconds where it waits for a delay, and 0 where it just waits.
-        """
+        """A message's receive, or None, and seconds until it comes again; None if there is no such message."""
         if connection.execute(sa.select(self.id).where(self.id == id_)).first() is None:
             return None
         receives, leases = self.receives, self.leases

@@ -76,11 +76,7 @@ def _fetched(table: LeasedTable, connection: sa.Connection, query: sa.Select[Any
 
 
 def _as_text(table: LeasedTable, column: sa.ColumnClause[Any]) -> sa.ColumnElement[Any]:
-    """A column as text, or as the bytes it holds.
-
-    PostgreSQL's driver would parse JSON, and stop at what is nested too deep. SQLite's would stop at text that is
-    not UTF-8.
-    """
+    """A column as text, or as the bytes it holds: drivers stop at JSON too deep, and at text that is not UTF-8."""
     if table.database.is_sqlite:
         return sa.cast(column, sa.LargeBinary)
     return column if isinstance(column.type, sa.LargeBinary) else sa.cast(column, sa.Text)

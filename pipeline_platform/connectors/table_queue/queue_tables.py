@@ -44,9 +44,6 @@ def open_table(
         name: Of the queue.
         partitions_apart: See `LeasedTable`.
         options: Names of columns, by option.
-
-    Raises:
-        SourceError: The queue's table or a column is not there, or its id cannot be one.
     """
     database = database_at(what, url, create=False)
     with database.reading() as connection:

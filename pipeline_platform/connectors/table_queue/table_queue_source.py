@@ -31,10 +31,9 @@ Payload = Literal["bytes", "json"]
 class TableQueue(LeasedSource):
     """Messages in a SQL table, leased to one receive at a time, oldest (lowest id) first.
 
-    `create` makes the tables. To use a table of one's own, name its columns and call `create` once: it leaves the
-    table as it is and makes the small ones beside it. Acknowledging a message deletes its row: a table of one's own
-    should be an outbox, or a copy. On SQLite it also turns on write-ahead logging for the file, so that readers and
-    the writer do not wait for each other; that needs a local disk.
+    `create` makes the tables; beside a table of one's own, which it leaves as it is, the two small ones. Acknowledging
+    deletes a message's row: a table of one's own should be an outbox, or a copy. On SQLite `create` also turns on
+    write-ahead logging, so that readers and the writer do not wait for each other; that needs a local disk.
     """
 
     reads_again: ClassVar[bool] = True
@@ -109,9 +108,7 @@ class TableQueue(LeasedSource):
         open_table.cache_clear()
 
     def enqueue(self, payloads: Iterable[bytes], metadata: Iterable[Mapping[str, Any] | None] | None = None) -> int:
-        """Add messages, all or none, and return how many; they are on disk then.
-
-        On SQLite the write lock is held meanwhile: hand over what is at hand, not what takes long to come.
+        """Add messages, all or none, and return how many; they are on disk then. SQLite's write lock is held meanwhile.
 
         Args:
             payloads: One per message.
@@ -161,10 +158,9 @@ class TableQueue(LeasedSource):
         return Backlog(messages, self._time(oldest), at_least=at_least, others=others)
 
     def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]:
-        """Lease up to `demand` messages, oldest first, and divide them into shares with equal counts.
+        """Lease up to `demand` messages, what comes again first, then the oldest, in shares with equal counts.
 
-        Two planners never lease one message: they take turns. What comes again is leased before what is new. Planned
-        again under the same `receive_id`, what the first plan leased is given back: the earlier shares are void.
+        Planned again under the same `receive_id`, what the first plan leased is given back: earlier shares are void.
         """
         if demand < 1:
             return []
@@ -180,13 +176,10 @@ class TableQueue(LeasedSource):
         return shares
 
     def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
-        """Read what this receive still holds of a share; a task may do so again.
+        """Read what this receive still holds of a share, what comes again first, each in the order of ids.
 
-        What comes again is first, then what is new, each in the order of ids.
-
-        `redelivered` is exact: it was leased before. Metadata then say `deliveries`, this one included. A payload
-        that is not binary comes as its text in UTF-8, NULL as empty, a whole row as JSON with binary columns as
-        a backslash, x and hexadecimal digits.
+        `redelivered` is exact; metadata then say `deliveries`, this one included. A payload that is not binary comes as
+        its text in UTF-8, NULL as empty, a row as JSON with binary columns as a backslash, x and hexadecimal digits.
 
         Raises:
             SourceError: The receive is over, or the database cannot be reached.
@@ -204,8 +197,7 @@ class TableQueue(LeasedSource):
     def ack(self, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
         """Delete messages that are leased under `ack_ref`, 100,000 a transaction; several tasks may do so at once.
 
-        The lease may have run out, as long as no other receive was given the message. What is gone already is
-        fine. What is there and not under `ack_ref` is returned as lost.
+        What is gone already is fine, and so is a lease that ran out while no other receive was given the message.
         """
         return self._each(ack_ids, lambda table, connection, ids: table.acknowledge(connection, ack_ref, ids))
 
@@ -217,9 +209,8 @@ class TableQueue(LeasedSource):
         """Renew the lease of a whole receive by `lease_s` from now: one row, however many messages.
 
         Returns:
-            True when all that the receive has neither acknowledged nor released is its own for `lease_s` more, even
-            if the lease had run out, as long as nobody has planned since. False when the receive is over (it ran
-            out and somebody planned, or it was abandoned), was never planned, or has no message left.
+            False when the receive is over (it ran out and somebody planned, or it was abandoned), was never planned, or
+            has no message left.
         """
         table = self._table()
         return table.database.write(lambda connection: table.renew(connection, receive_id, self.lease_s))

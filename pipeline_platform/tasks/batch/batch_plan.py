@@ -31,12 +31,7 @@ SPLIT_ROWS, SPLIT_BYTES = 8_192, 16 * 2**20
 class CutBatches(CallingStep):
     """Cuts the staged messages of a batcher into batches, and writes which rows make which: no payloads.
 
-    Attributes:
-        batcher: Name of the batcher.
-        options: Its.
-        staged: Whole files, in the order of their positions.
-        rest: The trigger of what is left when no more messages come.
-        tasks: Tasks that partitions are dealt to.
+    Files are whole, in the order of their positions; `rest` is the trigger of what is left when no more come.
     """
 
     batcher: str

@@ -121,13 +121,7 @@ def _put(rows: pa.Table, **columns: Any) -> pa.Table:
 
 
 class _Ends(NamedTuple):
-    """Where batches end.
-
-    Attributes:
-        starts: Of each batch, and where the last one ends. Rows that failed lie within batches.
-        triggers: Of each batch.
-        failures: By row.
-    """
+    """Where batches start, and the last one ends, why each does, and what failed, by row: that lies within batches."""
 
     starts: list[int]
     triggers: list[Trigger]

@@ -40,14 +40,7 @@ GROUP_BYTES = 64 * 2**20
 
 
 class Batch(NamedTuple):
-    """A batch of staged messages.
-
-    Attributes:
-        window: Theirs.
-        info: What `handle_batch` knows of it.
-        messages: Rows of `STAGED`, with their window.
-        failure: Why its only message fails, if the splitter failed it.
-    """
+    """A batch of staged messages: rows of `STAGED`, with their window; `failure` if a splitter failed its only one."""
 
     window: str
     info: BatchInfo
@@ -59,10 +52,7 @@ class Batch(NamedTuple):
 class HandleBatches(CallingStep):
     """Task `n` of `tasks` handles, one at a time, its partitions' batches and each `tasks`-th of the others.
 
-    Attributes:
-        batcher: Whose batches.
-        staged: Whole files of staged messages, in the order of their positions.
-        plan: The files that say which of their rows make which batch.
+    The files of `plan` say which rows of the files `staged`, in the order of their positions, make which batch.
     """
 
     batcher: str
@@ -184,11 +174,7 @@ def _killers(batch: Batch) -> dict[int, Failure]:
 def handle_batch(
     pipeline: Pipeline, batcher: str, messages: Sequence[Message], info: BatchInfo, context: Any
 ) -> list[Message]:
-    """Call `handle_batch`, and hold it to its contract.
-
-    It may change data, status and how messages are acknowledged. What it does not return fails, and so does what it
-    sends elsewhere. It may add no message.
-    """
+    """Call `handle_batch`. What it does not return fails, and what it sends elsewhere. It may add no message."""
     known = {"batch_id": info.batch_id, "trigger": info.trigger}
     try:
         with span("batch", type(pipeline), batcher=batcher, **known, messages=len(messages)) as event:

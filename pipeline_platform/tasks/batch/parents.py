@@ -23,13 +23,7 @@ _READ_ROWS, _HELD_ROWS = 1_024, 65_536
 
 @dataclass(frozen=True)
 class EndParents(HandleInOrder):
-    """Task `n` of `tasks` records what became of its share of the parents.
-
-    Attributes:
-        plan: The files of `PARENTS`.
-        ends: The files of `ENDS`.
-        tasks: How many tasks there are.
-    """
+    """Task `n` of `tasks` records its share of the parents: files of `PARENTS` in `plan`, of `ENDS` in `ends`."""
 
     ends: Sequence[RowRange] = ()
     tasks: int = 1
