@@ -8,17 +8,18 @@ from pipeline_platform.model.blocks import ack_immediately, columns
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import BatchInfo, Message
 from pipeline_platform.model.options import (
+    Backoff,
     Batcher,
     Processors,
     Producer,
     RateLimiting,
     Retention,
+    Retry,
     Splitter,
     TableBatcher,
 )
 from pipeline_platform.model.payload import PayloadError
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.model.retry import Backoff, Retry
 from pipeline_platform.model.strict_options import PipelineError
 from pipeline_platform.source import calls
 from pipeline_platform.source.backlog import Backlog

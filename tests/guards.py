@@ -173,7 +173,7 @@ connectors/table_queue/leased_table.py: connectors/test_queue_spans.py
     in_spans.with_for_update(skip_locked=True) => in_spans
 connectors/kafka/kafka_source.py: connectors/test_kafka_faults.py
     if found != one.topic_id:
-model/retry.py: run/test_retry.py
+model/options.py: run/test_retry.py
     return attempt >= self.max_attempts => return False
 """
 

@@ -19,11 +19,11 @@ from pipeline_platform.model.options import (
     Producer,
     RateLimiting,
     Retention,
+    Retry,
     Splitter,
     TableBatcher,
 )
 from pipeline_platform.model.partition import ALLOWED, SOURCE, is_partitioning
-from pipeline_platform.model.retry import Retry
 from pipeline_platform.model.schema import ColumnError, arrow_schema
 from pipeline_platform.model.strict_options import DURATION, PipelineError, did_you_mean, is_duration, nearest, shown
 

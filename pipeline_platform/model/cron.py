@@ -1,7 +1,4 @@
-"""Cron schedules, as Dagster takes them.
-
-Dagster has its own check, but tasks load pipelines too, and need no Dagster.
-"""
+"""Cron schedules, as Dagster takes them; tasks load pipelines, too, and need no Dagster."""
 
 import re
 

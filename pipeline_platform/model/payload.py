@@ -22,9 +22,7 @@ class PayloadError(ValueError):
 
 
 def decoded(data: Any) -> Any:
-    """Decode a payload of JSON.
-
-    Whole numbers come back exactly, whatever their length. Of two members of one name the last one counts.
+    """Decode a payload of JSON. Whole numbers come back exactly. Of two members of one name the last one counts.
 
     Raises:
         PayloadError: It is no JSON, or has NaN, an infinity, a number that no float holds, half a surrogate pair,
@@ -41,10 +39,7 @@ def decoded(data: Any) -> Any:
 
 @lru_cache(maxsize=256)
 def decoder(model: ModelClass) -> Callable[[Any], Any]:
-    """What decodes a payload of JSON to an instance of a model.
-
-    It raises a ValidationError where a pydantic model refuses, a PayloadError where a `msgspec.Struct` does.
-    """
+    """What decodes JSON to an instance of a model, or raises a ValidationError, or a struct's PayloadError."""
     if issubclass(model, BaseModel):
         return model.model_validate_json
     decode = msgspec.json.Decoder(model).decode

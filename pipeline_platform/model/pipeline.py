@@ -7,17 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from pipeline_platform.model.blocks import KINDS, annotated, name_of
 from pipeline_platform.model.checks import check_class
-from pipeline_platform.model.context import overridden
 from pipeline_platform.model.events import Event
 from pipeline_platform.model.message import BatchInfo, Message
-from pipeline_platform.model.options import Batcher, Processors, Producer, Retention, TableBatcher
+from pipeline_platform.model.options import Batcher, Processors, Producer, Retention, Retry, TableBatcher
 from pipeline_platform.model.partition import SOURCE
-from pipeline_platform.model.retry import Retry
-from pipeline_platform.model.strict_options import PipelineError, did_you_mean, shown
+from pipeline_platform.model.strict_options import PipelineError, did_you_mean, shown, without_prefix
 
 __all__ = ["Pipeline", "PipelineError"]
 
@@ -235,3 +234,25 @@ class Pipeline:
             fields = ", ".join(map(str, overrides))
             raise PipelineError(f"{cls.__qualname__}.context is None: there is nothing to override by {fields}")
         return overridden(cls.context, overrides, f"{cls.__qualname__}.context")
+
+
+def overridden(context: BaseModel, values: Mapping[str, Any], path: str) -> BaseModel:
+    """A copy of a context with other values in some fields; a `PipelineError` names it by `path`."""
+    model = type(context)
+    for name in values:
+        if name not in model.model_fields:
+            raise PipelineError(f"{path}.{name}: there is no such field; {did_you_mean(str(name), model.model_fields)}")
+    try:
+        return model.model_validate({**context.model_dump(), **values})
+    except ValidationError as error:
+        refused = error.errors(include_url=False)
+    raise PipelineError("; ".join(_refusal(model, each, path) for each in refused))
+
+
+def _refusal(model: type[BaseModel], refused: ErrorDetails, path: str) -> str:
+    """Say on one line what pydantic refused, without a value that the model keeps to itself."""
+    place, why = ".".join([path, *map(str, refused["loc"])]), without_prefix(refused["msg"])
+    field = model.model_fields.get(str(refused["loc"][0])) if refused["loc"] else None
+    if field is None or not field.repr or "Secret" in str(field.annotation):
+        return f"{place}: {why}"
+    return f"{place} is {shown(refused['input'])}: {why}"

@@ -34,13 +34,9 @@ class _NoTwinError(Exception):
 
 
 class Decoder(NamedTuple):
-    """How payloads are decoded by a model's rules.
+    """How payloads are decoded by a model's rules: to what is `made`, the model or its twin.
 
-    Attributes:
-        made: What they are decoded to: instances of the model, or of its twin.
-        short: Decodes what is UTF-8 and has fewer bytes than `SHORT`, or raises.
-        fast: Decodes what is UTF-8.
-        exact: Decodes, or refuses, anything.
+    `short` takes what is UTF-8 and has fewer bytes than `SHORT`, or raises; `fast` what is UTF-8; `exact` anything.
     """
 
     made: ModelClass

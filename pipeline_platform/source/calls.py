@@ -110,15 +110,12 @@ def receive(
     fails the next receive before it leases anything.
 
     Args:
-        call: Receives at most so many messages, in a thread.
+        call: Receives at most so many messages, `per_call` or less, in a thread.
         wanted: Messages to ask for in all.
         per_call: The most that one call asks for.
         empty_replies: Empty replies in a row after which the queue seems empty.
         size: Bytes of a message.
-        within_s: Seconds after which no call is begun any more; None for no such bound.
-
-    Raises:
-        Exception: Whatever `call` raised, where nothing was received.
+        within_s: Seconds after which no call is begun any more.
     """
     calls = _Calls(call, wanted, per_call, empty_replies, size)
     calls.until = math.inf if within_s is None else time.monotonic() + within_s
@@ -217,11 +214,8 @@ def in_groups(
 ) -> list[Refused]:
     """Acknowledge or release messages in groups; return what was refused, in order.
 
-    A failed call refuses its group alone, with the error as the reason. Refusals are not tried again here:
-    `tasks.acknowledge` does that for every source.
-
-    Raises:
-        Exception: Whatever `call`, in one of so many threads, raised last, where no call succeeded.
+    A failed call refuses its group alone, with the error as the reason; the last error is raised where no call
+    succeeded. Refusals are not tried again here: `tasks.acknowledge` does that for every source.
     """
     succeeded, failed_in_a_row = False, 0
     error: Exception | None = None

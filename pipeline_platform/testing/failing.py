@@ -6,7 +6,7 @@ from pipeline_platform.source.connection import ConnectedSource
 from pipeline_platform.source.contract import Refused, Source, SourceError
 from pipeline_platform.testing.acknowledging import ACKNOWLEDGES, LAPSES, POSITIONS
 from pipeline_platform.testing.promise import promise
-from pipeline_platform.testing.trial import MANY, Received, Trial, some
+from pipeline_platform.testing.trial import MANY, Received, Trial, error_of, some
 
 LATE = (
     "acknowledging_late_touches_nothing", "acknowledging_twice_is_harmless", "acknowledging_works_elsewhere",
@@ -84,14 +84,8 @@ def _receive(source: Source) -> None:
 
 
 def _expect_error(trial: Trial, what: str, call: Callable[[], object]) -> None:
-    try:
-        seen = call()
-    except SourceError:
-        return
-    except Exception as error:
-        trial.expect(False, f"a SourceError from {what}", f"{type(error).__name__}: {error}")
-    else:
-        trial.expect(False, f"a SourceError from {what}", f"no error, but {seen}")
+    error = error_of(call)
+    trial.expect(isinstance(error, SourceError), f"a SourceError from {what}", repr(error))
 
 
 def _expect_refused(trial: Trial, received: Received, word: str, refused: list[Refused], *, lost: bool) -> None:

@@ -24,16 +24,12 @@ class NotAskedError(Exception):
 
 
 class Promise(NamedTuple):
-    """What sources promise.
+    """What sources promise: what it says, in one sentence, of which family, and a check that raises where it is broken.
 
     Attributes:
-        name: Of the function that tries it.
-        says: The promise in one sentence.
-        family: Sources that make it.
         builds_on: Names of promises without which it cannot be kept; it is not asked where one of them is broken.
         messages: How many wait when it is tried; None for all payloads.
         many: Whether so many wait that they take several calls of the server: `Server.many` in place of `payloads`.
-        check: Raises `BrokenPromiseError` or `NotAskedError`.
     """
 
     name: str

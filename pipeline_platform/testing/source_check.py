@@ -8,24 +8,20 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from pipeline_platform.source.contract import Source
-from pipeline_platform.testing import acknowledging, answers, delivering, failing, logs, returning
+from pipeline_platform.testing import acknowledging, answers, delivering, failing, returning
 from pipeline_platform.testing.promise import PROMISES, BrokenPromiseError, NotAskedError, Promise
 from pipeline_platform.testing.server_under_test import Server
 from pipeline_platform.testing.trial import Trial
 
-ROOMS = (delivering, returning, acknowledging, failing, answers, logs)
+ROOMS = (delivering, returning, acknowledging, failing, answers)
 """Modules of promises: to import one makes them."""
 
 
 @dataclass
 class Report:
-    """What came of a check that found nothing broken.
+    """What came of a check that found nothing broken: names of promises, kept or not asked, and why.
 
-    Attributes:
-        source: Name of its class.
-        kept: Names of promises that the source keeps.
-        not_asked: Names of promises that do not concern it, and why.
-        figures: What was measured, in seconds; a look at the backlog is best below 0.05.
+    `figures` are in seconds; a look at the backlog is best below 0.05.
     """
 
     source: str = ""

@@ -211,6 +211,15 @@ class Trial:
             yield
 
 
+def error_of(call: Callable[[], object]) -> Exception | None:
+    """What a call raises; None if nothing."""
+    try:
+        call()
+    except Exception as error:
+        return error
+    return None
+
+
 def some(payloads: Collection[bytes]) -> str:
     """A few payloads, in words."""
     shown = ", ".join(repr(payload[:40]) for payload in sorted(payloads)[:SHOWN])

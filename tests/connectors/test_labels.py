@@ -6,11 +6,11 @@ import pytest
 
 from pipeline_platform.connectors.kafka import KafkaSource, kafka_messages
 from pipeline_platform.connectors.pubsub import PubsubSource
-from pipeline_platform.connectors.pubsub.pubsub_messages import requests_of
+from pipeline_platform.connectors.pubsub.pubsub_source import requests_of
 from pipeline_platform.connectors.rabbitmq import RabbitmqSource
 from pipeline_platform.connectors.rabbitmq.mailboxes import Parcel
 from pipeline_platform.connectors.sqs import SqsSource
-from pipeline_platform.connectors.sqs.sqs_messages import entry_of
+from pipeline_platform.connectors.sqs.sqs_api import entry_of
 from pipeline_platform.connectors.table_queue import TableQueue
 from tests.fixtures.small_lake import Memory
 

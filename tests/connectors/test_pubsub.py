@@ -266,8 +266,8 @@ def test_what_a_subscription_held_is_lost_once_it_is_gone_and_another_took_its_p
 
 
 def test_messages_are_published_in_requests_that_pubsub_takes(subscribed, monkeypatch):
-    monkeypatch.setattr("pipeline_platform.connectors.pubsub.pubsub_messages.PUBLISH_MESSAGES", 3)
-    monkeypatch.setattr("pipeline_platform.connectors.pubsub.pubsub_messages.PUBLISH_BYTES", 10)
+    monkeypatch.setattr("pipeline_platform.connectors.pubsub.pubsub_source.PUBLISH_MESSAGES", 3)
+    monkeypatch.setattr("pipeline_platform.connectors.pubsub.pubsub_source.PUBLISH_BYTES", 10)
     flights = subscribed()
     payloads = [b"1", b"2", b"3", b"4", b"x" * 8, b"y" * 50, b"z"]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pipeline_platform.connectors.sqs import SqsSource
-from pipeline_platform.connectors.sqs.sqs_messages import sequence_of
+from pipeline_platform.connectors.sqs.sqs_api import sequence_of
 from pipeline_platform.source.contract import Share, SourceError
 from servers import sqs
 from tests.fixtures.received import received

@@ -12,7 +12,7 @@ from pipeline_platform.connectors.kafka import KafkaSource
 from pipeline_platform.connectors.pubsub import PubsubSource
 from pipeline_platform.connectors.rabbitmq import RabbitmqSource
 from pipeline_platform.connectors.rabbitmq.rabbitmq_options import WORDS, Binding, ConsumeOptions, Declare
-from pipeline_platform.connectors.sqs import SqsSource, sqs_refusals
+from pipeline_platform.connectors.sqs import SqsSource, sqs_api
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.model.message import Message
@@ -186,7 +186,7 @@ def test_the_document_of_rabbitmq_describes_options_within_options():
 
 
 def test_the_document_of_sqs_names_the_permissions_that_an_error_names():
-    (said,) = [text for codes, text in sqs_refusals._EXPLANATIONS.items() if codes.startswith("AccessDenied")]
+    (said,) = [text for codes, text in sqs_api._EXPLANATIONS.items() if codes.startswith("AccessDenied")]
     asked = set(re.findall(r"sqs:\w+", said))
     assert len(asked) == 5
     assert asked <= set(re.findall(r"sqs:\w+", DOCUMENTS["sqs"]))

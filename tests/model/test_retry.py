@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from pipeline_platform.model.retry import Backoff, Retry
+from pipeline_platform.model.options import Backoff, Retry
 
 FAILED_AT = datetime(2026, 1, 1, tzinfo=UTC)
 SECOND = timedelta(seconds=1)

@@ -127,11 +127,7 @@ class Cluster:
     def offsets(
         self, partitions: Iterable[TopicPartition], at: int, *, read_committed: bool
     ) -> Callable[[], dict[TopicPartition, int]]:
-        """Begin to ask for an offset of each partition; return what waits for the answers, of those that are ready.
-
-        `at` is `OFFSET_BEGINNING`, `OFFSET_END`, or a time in milliseconds: the first message since then, or -1. With
-        `read_committed` the end is where the first open transaction begins.
-        """
+        """Begin to ask for offsets of partitions, by a mark or a time in milliseconds; return what waits for them."""
         from confluent_kafka import IsolationLevel
         from confluent_kafka.admin import OffsetSpec
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
 from itertools import groupby, repeat
 from json.encoder import encode_basestring
 from operator import itemgetter
@@ -101,9 +100,6 @@ def _pairs(headers: Iterable[Any]) -> str:
     return f"[{', '.join(f'[{encode_basestring(name)}, {_text(value)}]' for name, value in headers)}]"
 
 
-_TOO_LARGE = "MSG_SIZE_TOO_LARGE"
-
-
 def send(
     producer: Producer,
     source: KafkaOptions,
@@ -118,21 +114,18 @@ def send(
     together: list[dict[str, Any]] = []
     """Messages of which one, or all that the client had put into one batch, are too large."""
 
-    def answered(message: dict[str, Any], *, alone: bool, error: KafkaError | None, _: Message) -> None:
-        if error is None:
-            return
-        if error.name() == _TOO_LARGE and not alone:
-            together.append(message)
-        else:
-            refused.append(explained(error, source, f"topic {message['topic']!r}"))
-
     def produce(message: dict[str, Any], *, alone: bool) -> None:
         from confluent_kafka import KafkaException
 
-        delivered = partial(answered, message, alone=alone)
+        def answered(error: KafkaError | None, _: Message) -> None:
+            if error is not None and error.name() == "MSG_SIZE_TOO_LARGE" and not alone:
+                together.append(message)
+            elif error is not None:
+                refused.append(explained(error, source, f"topic {message['topic']!r}"))
+
         while True:
             try:
-                producer.produce(**message, on_delivery=lambda error, sent: delivered(error=error, _=sent))
+                producer.produce(**message, on_delivery=answered)
             except BufferError:  # the client holds as many as it may
                 producer.poll(0.1)
                 continue

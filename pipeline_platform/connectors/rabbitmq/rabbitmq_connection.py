@@ -1,7 +1,4 @@
-"""A connection to an AMQP 0-9-1 server with a thread of its own, which keeps it alive whatever the process does.
-
-What is called `channel` in signatures is pika's, and belongs to that thread; everybody else asks it by `Channel.ask`.
-"""
+"""A connection to an AMQP 0-9-1 server with a thread that keeps it alive; what is called `channel` there is pika's."""
 
 from __future__ import annotations
 
@@ -26,12 +23,9 @@ CLOSED_S = 10.0
 
 
 class Connection:
-    """An open connection.
+    """An open connection, until it has `ended` for a reason.
 
-    Attributes:
-        ended: Why it is of no use any more; None while it is.
-        before_reading: What the thread calls each time before it reads from the socket; it returns soon. While somebody
-            waits for an answer, which may come after much else, it is not called.
+    The thread calls `before_reading` before it reads from the socket, but not while somebody waits for an answer.
     """
 
     def __init__(self, parameters: Any, within_s: float = 30.0) -> None:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
-from pipeline_platform.connectors.rabbitmq.rabbitmq_errors import explained
-from pipeline_platform.connectors.rabbitmq.rabbitmq_options import AGAIN_S, STREAM, RabbitmqOptions
+from pipeline_platform.connectors.rabbitmq.rabbitmq_options import AGAIN_S, STREAM, RabbitmqOptions, explained
 from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.contract import Held, Refused, Share, SourceError
 

@@ -13,8 +13,18 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 from pydantic import Field, ValidationInfo, field_validator
 
-from pipeline_platform.connectors.sqs.sqs_messages import PER_CALL, batches, entry_of, metadata_of, sequence_of
-from pipeline_platform.connectors.sqs.sqs_refusals import NO_QUEUE, code_of, explained, refused, words_of
+from pipeline_platform.connectors.sqs.sqs_api import (
+    NO_QUEUE,
+    PER_CALL,
+    batches,
+    code_of,
+    entry_of,
+    explained,
+    metadata_of,
+    refused,
+    sequence_of,
+    words_of,
+)
 from pipeline_platform.source import calls
 from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.contract import Refused, Share, SourceError
@@ -122,8 +132,7 @@ class SqsSource(calls.CalledSource):
     def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]:
         """Divide the demand into shares of whole calls. Nothing is leased yet.
 
-        The demand is cut to what the queue's quota of messages in flight leaves and, where a task does not wait for
-        messages, to what seems to be there: tasks that find the end of the queue poll for nothing.
+        It is cut to what the quota leaves and, where a task does not wait, to what seems to be there.
         """
         if demand < 1:
             return []

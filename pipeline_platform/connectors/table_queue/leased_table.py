@@ -29,16 +29,12 @@ from pipeline_platform.source.contract import Share
 
 @dataclass(frozen=True)
 class LeasedTable:
-    """The tables as one process knows them. Each method is a part of the transaction that it is given.
+    """The three tables as one process knows them. Each method is a part of the transaction that it is given.
 
     Attributes:
-        database: Where they are.
-        queue: The messages.
         leases: `id`, `receive` (NULL where it was given back), `attempts` (how often it was delivered).
         receives: `id`, `receive_id` (NULL for a delay), `leased_until` in seconds since 1970, NULL once it is over, and
             `spans`, a JSON list of first and last ids.
-        readers: Marks of the deployments that lease.
-        kind: What an id is in Python: `int`, `str` or `UUID`.
         columns: Columns of `queue` by the names of the options.
         partitions_apart: Whether the messages of a partition are leased to one receive at a time.
     """

@@ -37,13 +37,8 @@ def open_table(
 ) -> LeasedTable:
     """Look the tables up, once per process: a queue is pickled and copied, so it keeps nothing itself.
 
-    Args:
-        what: The queue's name, for errors.
-        url: Of the database.
-        schema: Of the tables; None for the default.
-        name: Of the queue.
-        partitions_apart: See `LeasedTable`.
-        options: Names of columns, by option.
+    `what` names the queue in errors, `options` are names of columns. It raises `SourceError` where the table or a
+    column is not there, or its id cannot be one.
     """
     database = database_at(what, url, create=False)
     with database.reading() as connection:

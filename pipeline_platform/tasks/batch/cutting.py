@@ -56,17 +56,17 @@ def cut(
     """Cut messages of the same window, partition and key into batches, in order of arrival.
 
     A batch ends when it has `batch_size` messages or its splitter says so, before a message that would take it above
-    `batch_bytes`, and after a message in mode `flush`.
+    `batch_bytes` (a larger one is alone), and after a message in mode `flush`.
 
     Args:
         messages: Rows of `MESSAGES`; a row is named by its index.
         batch_size: Messages in a batch, at the most, or what says where batches end.
-        batch_bytes: Bytes in a batch, at the most. A single larger message is a batch.
+        batch_bytes: Bytes in a batch, at the most.
         rest: The trigger of a batch that is delivered because no more messages come.
-        read: Gives the messages to a splitter; needed for no other.
+        read: Gives the messages to a splitter.
 
     Returns:
-        Rows of `BATCHES`, in order of the arrival of their first messages; nobody has dealt them to tasks.
+        Rows of `BATCHES`, by the arrival of their first messages; nobody has dealt them to tasks.
     """
     if not messages.num_rows:
         return BATCHES.empty_table()
@@ -96,8 +96,7 @@ def cut_and_deal(
 ) -> pa.Table:
     """Cut messages into batches; those of partitions in the order of their source, each dealt to its partition's task.
 
-    `messages` are rows as `cut` takes them, and `SOURCE_ORDER`: there `partition` is the source's, and `own` is the one
-    that batches are cut by. All else is as for `cut`.
+    `messages` are also rows of `SOURCE_ORDER`: there `partition` is the source's, and `own` the one to cut by.
     """
     own, messages = messages["own"], messages.drop_columns("own")
     has_partitions = own.null_count < messages.num_rows
