@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from pipeline_platform.model.failure import reason_of
 from pipeline_platform.model.fields import ModelClass
 from pipeline_platform.model.message import Message, acknowledge_at_once
+from pipeline_platform.model.payload import SHORT, decoder_of
 from pipeline_platform.model.schema import RowType, arrow_schema
-from pipeline_platform.model.twins import SHORT, decoder_of
 
 if TYPE_CHECKING:
     import polars as pl

@@ -60,10 +60,7 @@ class _Crossing:
         return to_json(values, bytes_mode="base64", inf_nan_mode="constants")
 
 
-@lru_cache(maxsize=256)
-def _crossing(model: ModelClass) -> _Crossing:
-    """Made once a model: that takes as long as hundreds of messages."""
-    return _Crossing(model)
+_crossing = lru_cache(maxsize=256)(_Crossing)  # to make one takes as long as hundreds of messages
 
 
 def _extra(model: ModelClass) -> Any:

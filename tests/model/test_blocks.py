@@ -19,8 +19,8 @@ from pipeline_platform import Message, columns
 from pipeline_platform.model.blocks import ROUTING, annotated, as_arrow, as_block
 from pipeline_platform.model.failure import reason_of
 from pipeline_platform.model.fields import ModelClass
+from pipeline_platform.model.payload import decoder_of
 from pipeline_platform.model.schema import RowType
-from pipeline_platform.model.twins import decoder_of
 from tests.fixtures.small_lake import batch_of
 
 if TYPE_CHECKING:
