@@ -1,4 +1,4 @@
-"""Payloads of JSON, decoded strictly; twins are structs that do so as a pydantic model does, in a quarter of its time."""
+"""Payloads of JSON, decoded strictly, by a model or by its twin: a struct that does so in a quarter of the time."""
 
 from __future__ import annotations
 

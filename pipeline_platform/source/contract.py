@@ -260,7 +260,7 @@ class Source(BaseModel, ABC):
         """
 
     def finish(self, receive_id: str) -> None:
-        """Finish a receive, all of which is acknowledged. Where it raises, the next run calls it again."""
+        """Finish a receive, all of which is acknowledged. It may be called twice; the next run does if it raises."""
 
     def give_back(self, receive_id: str, not_begun: Held, begun: Held) -> None:
         """Give back the messages that a stopped run did not begin, before `finish`. It may be called twice.
