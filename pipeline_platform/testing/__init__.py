@@ -6,9 +6,9 @@ promises; a `DummySource` takes the place of a source in definitions.
 
 from pipeline_platform.testing.callbacks import Acknowledged, test_batch, test_message
 from pipeline_platform.testing.dummy import DummySource
-from pipeline_platform.testing.promise import BrokenPromiseError
 from pipeline_platform.testing.server_under_test import PAGES, PAYLOADS, TEXTS, Server
 from pipeline_platform.testing.source_check import Report, check_source, promises_of
+from pipeline_platform.testing.trial import BrokenPromiseError
 
 __all__ = [
     "PAGES",

@@ -5,9 +5,8 @@ from contextlib import suppress
 
 from pipeline_platform.source.contract import Refused, SourceError
 from pipeline_platform.source.log import LogSource
-from pipeline_platform.testing.promise import promise
 from pipeline_platform.testing.returning import RETURNS
-from pipeline_platform.testing.trial import Received, Trial
+from pipeline_platform.testing.trial import Received, Trial, promise
 
 ACKNOWLEDGES = (*RETURNS, "what_is_ended_is_gone")
 LAPSES = (*RETURNS, "leases_end")

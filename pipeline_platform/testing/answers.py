@@ -13,8 +13,7 @@ from pydantic import SecretStr
 
 from pipeline_platform.source.contract import Source, SourceError
 from pipeline_platform.testing.acknowledging import ACKNOWLEDGES
-from pipeline_platform.testing.promise import promise
-from pipeline_platform.testing.trial import Trial, error_of
+from pipeline_platform.testing.trial import Trial, error_of, promise
 
 NO_ACTION = "word-that-nobody-knows"
 

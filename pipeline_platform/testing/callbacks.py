@@ -75,19 +75,7 @@ def test_message(
     metadata: Metadata | None = None,  # noqa: PT028 - not pytest's
     **given: Unpack[Given],
 ) -> Acknowledged:
-    """Give one message to a pipeline's callbacks, and deliver its batch at once.
-
-    Args:
-        pipeline: The class; or an instance, which a test may have given clients of its own.
-        data: The payload, as a source delivers it. Text is encoded.
-        metadata: What the source says beside the payload.
-        given: See `Given`.
-
-    Raises:
-        PipelineError: The context does not fit, or `handle_messages` takes Spark's columns.
-        TypeError: An argument is of another type.
-        ValueError: The attempt is below 1.
-    """
+    """Give one message to a pipeline's callbacks, and deliver its batch at once; otherwise as `test_batch`."""
     return _test(pipeline, [data], [metadata], "flush", **given)
 
 
@@ -101,7 +89,7 @@ def test_batch(
     """Give messages to a pipeline's callbacks, as a run does with those of one receive.
 
     Args:
-        pipeline: The class or an instance.
+        pipeline: The class; or an instance, which a test may have given clients of its own.
         data: The payloads, as a source delivers them. Text is encoded.
         batch_mode: `bulk` fills batches, and delivers what is left in the end. `flush` delivers each message at once,
             in a batch of its own.

@@ -7,8 +7,7 @@ import pyarrow as pa
 
 from pipeline_platform.model.message import DELIVERIES
 from pipeline_platform.source.contract import Share, Source
-from pipeline_platform.testing.promise import promise
-from pipeline_platform.testing.trial import MANY, Received, Row, Trial, some
+from pipeline_platform.testing.trial import MANY, Received, Row, Trial, promise, some
 
 FILLED = ("source", "message_id", "data", "ack_ref", "ack_id", "attempt", "redelivered")
 """Columns without nulls."""

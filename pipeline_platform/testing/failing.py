@@ -5,8 +5,7 @@ from collections.abc import Callable
 from pipeline_platform.source.connection import ConnectedSource
 from pipeline_platform.source.contract import Refused, Source, SourceError
 from pipeline_platform.testing.acknowledging import ACKNOWLEDGES, LAPSES, POSITIONS
-from pipeline_platform.testing.promise import promise
-from pipeline_platform.testing.trial import MANY, Received, Trial, error_of, some
+from pipeline_platform.testing.trial import MANY, Received, Trial, error_of, promise, some
 
 LATE = (
     "acknowledging_late_touches_nothing", "acknowledging_twice_is_harmless", "acknowledging_works_elsewhere",

@@ -5,8 +5,7 @@ from typing import Any
 
 from pipeline_platform.source.connection import ConnectedSource
 from pipeline_platform.source.contract import SourceError
-from pipeline_platform.testing.promise import DELIVERS, promise
-from pipeline_platform.testing.trial import MANY, Received, Row, Trial, some
+from pipeline_platform.testing.trial import DELIVERS, MANY, Received, Row, Trial, promise, some
 
 RETURNS = (*DELIVERS, "nothing_is_acknowledged_early")
 """What all build on that look at a message twice."""

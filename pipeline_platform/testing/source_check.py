@@ -9,9 +9,8 @@ from tempfile import TemporaryDirectory
 
 from pipeline_platform.source.contract import Source
 from pipeline_platform.testing import acknowledging, answers, delivering, failing, returning
-from pipeline_platform.testing.promise import PROMISES, BrokenPromiseError, NotAskedError, Promise
 from pipeline_platform.testing.server_under_test import Server
-from pipeline_platform.testing.trial import Trial
+from pipeline_platform.testing.trial import PROMISES, BrokenPromiseError, NotAskedError, Promise, Trial
 
 ROOMS = (delivering, returning, acknowledging, failing, answers)
 """Modules of promises: to import one makes them."""

@@ -1,4 +1,4 @@
-"""One promise tried on a queue of its own: receives, what becomes of them, and what is expected to come."""
+"""One promise of sources, tried on a queue of its own: receives, what becomes of them, and what is expected to come."""
 
 from __future__ import annotations
 
@@ -8,11 +8,70 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline_platform.source.contract import Refused, Share, Source
-from pipeline_platform.testing.promise import BrokenPromiseError, NotAskedError, Promise
 from pipeline_platform.testing.server_under_test import Server
+
+Check = Callable[[Any], None]
+"""Takes a `Trial`."""
+
+
+class BrokenPromiseError(AssertionError):
+    """A source does not keep a promise; its name is in `promise`."""
+
+    def __init__(self, promise: Promise, expected: str, seen: str) -> None:
+        self.promise = promise.name
+        super().__init__(f"{promise.name}: {promise.says}\n  expected: {expected}\n  seen:     {seen}")
+
+
+class NotAskedError(Exception):
+    """A promise does not concern this source; the message says why."""
+
+
+class Promise(NamedTuple):
+    """What sources promise: what it says, in one sentence, of which family, and a check that raises where it is broken.
+
+    Attributes:
+        builds_on: Names of promises without which it cannot be kept; it is not asked where one of them is broken.
+        messages: How many wait when it is tried; None for all payloads.
+        many: Whether so many wait that they take several calls of the server: `Server.many` in place of `payloads`.
+    """
+
+    name: str
+    says: str
+    family: type[Any]
+    builds_on: Sequence[str]
+    messages: int | None
+    many: bool
+    check: Check
+
+
+PROMISES: dict[str, Promise] = {}
+"""All there are, by name."""
+
+DELIVERS = (
+    "nothing_is_lost", "payloads_are_untouched", "pickles_without_clients", "closing_unused_is_harmless",
+)  # fmt: skip
+"""What nearly all others build on."""
+
+
+def promise(
+    *,
+    family: type[Any] = Source,
+    builds_on: Sequence[str] = DELIVERS,
+    messages: int | None = None,
+    many: bool = False,
+) -> Callable[[Check], Check]:
+    """Make a promise of a function that tries it; the first line of its docstring is what it says."""
+
+    def register(check: Check) -> Check:
+        name, says = check.__name__, str(check.__doc__).partition("\n")[0]
+        PROMISES[name] = Promise(name, says, family, builds_on, messages, many, check)
+        return check
+
+    return register
+
 
 MANY = 10_000
 """A demand that takes all."""

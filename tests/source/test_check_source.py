@@ -23,7 +23,7 @@ from pipeline_platform.testing import (
     check_source,
     promises_of,
 )
-from pipeline_platform.testing.promise import PROMISES
+from pipeline_platform.testing.trial import PROMISES
 from tests.control.test_demand import LIMITS
 from tests.fixtures.broken_sources import BROKEN, Altered, CountsWhatIsHeld, LosesOne
 from tests.fixtures.memory_sources import MEMORY, MemoryChannel, MemoryLog, MemoryQueue, away, cut

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, wait
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from pipeline_platform.connectors.kafka.kafka_options import KafkaOptions
 from pipeline_platform.source.contract import SourceAwayError, SourceError
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 client_logger = logging.getLogger(f"{__name__}.client")
 """Hears what the client library says."""
-
-K = TypeVar("K")
 
 OURS = "pipeline-platform"
 """The metadata of offsets that this connector commits begin so; marks of deployments follow. Tools that reset offsets
@@ -107,9 +105,7 @@ class Cluster:
         from confluent_kafka import TopicCollection
 
         names = TopicCollection([*topics])
-        found = self._ask(
-            lambda admin, left: admin.describe_topics(names, request_timeout=left), "UNKNOWN_TOPIC_OR_PART"
-        )
+        found = self._ask("describe_topics", names, none="UNKNOWN_TOPIC_OR_PART")
         return {
             topic: (str(one.topic_id), sorted(partition.id for partition in one.partitions))
             for topic, one in found.items()
@@ -133,9 +129,7 @@ class Cluster:
 
         wanted = dict.fromkeys(partitions, OffsetSpec(at))
         level = IsolationLevel.READ_COMMITTED if read_committed else IsolationLevel.READ_UNCOMMITTED
-        ask = self._begin(
-            lambda admin, left: admin.list_offsets(wanted, isolation_level=level, request_timeout=left), _BUSY
-        )
+        ask = self._begin("list_offsets", wanted, none=_BUSY, isolation_level=level)
         return lambda: {partition: answer.offset for partition, answer in ask().items() if answer is not None}
 
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, tuple[int, bool, list[Reader]]]:
@@ -179,9 +173,7 @@ class Cluster:
 
     def members(self) -> int:
         """How many consumers are in the group."""
-        group = [self._source.group_id]
-        none = "GROUP_ID_NOT_FOUND"
-        found = self._ask(lambda admin, left: admin.describe_consumer_groups(group, request_timeout=left), none)
+        found = self._ask("describe_consumer_groups", [self._source.group_id], none="GROUP_ID_NOT_FOUND")
         return sum(len(one.members) for one in found.values() if one is not None)
 
     @cached_property
@@ -234,22 +226,20 @@ class Cluster:
                 raise explained(one.error, self._source, f"{one.topic} [{one.partition}]")
         return partitions
 
-    def _ask(self, call: Callable[[AdminClient, float], Mapping[K, Future[Any]]], none: str = "") -> dict[K, Any]:
+    def _ask(self, method: str, what: object, *, none: str) -> dict[Any, Any]:
         """Call, and wait; nothing else is under way here, so what the client lost since can be seen to."""
         self.admin.poll(0)  # hands over its errors, and its log
         if self._error is not None:
             self._renew()
-        return self._begin(call, none)()
+        return self._begin(method, what, none=none)()
 
-    def _begin(
-        self, call: Callable[[AdminClient, float], Mapping[K, Future[Any]]], none: str = ""
-    ) -> Callable[[], dict[K, Any]]:
+    def _begin(self, method: str, what: object, *, none: str, **options: object) -> Callable[[], dict[Any, Any]]:
         """Begin a call; return what waits for its answers. Errors of a code in `none` mean that there is nothing."""
-        asked = call(self.admin, self._timeout_s)
+        asked = getattr(self.admin, method)(what, request_timeout=self._timeout_s, **options)
 
-        def answers() -> dict[K, Any]:
+        def answers() -> dict[Any, Any]:
             self._wait(asked.values())
-            found: dict[K, Any] = {}
+            found: dict[Any, Any] = {}
             for key, one in asked.items():
                 error = one.exception()
                 cause = kafka_error(error) if error is not None else None
