@@ -2,6 +2,7 @@
 
 import logging
 import math
+import mmap
 import random
 import sys
 import time
@@ -82,14 +83,19 @@ class Pace:
         self.waited = 0.0
         """Seconds spent waiting for permits."""
         self._looked_at = looked_at
-        self.unlimited_until = monotonic() + min(_LOOK_S, looked_at + _LOOK_S - time.time()) if store else math.inf
-        """No limit is looked for before then, on the monotonic clock: `permitted` returns it where there is none."""
+        self._unlimited = memoryview(mmap.mmap(-1, 8)).cast("d")  # forks of this process share it: one looks for all
+        self._unlimited[0] = monotonic() + min(_LOOK_S, looked_at + _LOOK_S - time.time()) if store else math.inf
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy what it was built from: a monotonic clock means nothing to another process."""
         is_over = self._stop_at == -math.inf
         given = (self._store, self._pipeline, self._rate_limiting, self._beside, self._stops)
         return Pace, (*given, is_over, self._looked_at)
+
+    @property
+    def unlimited_until(self) -> float:
+        """No limit is looked for before then, on the monotonic clock: `permitted` returns it where there is none."""
+        return self._unlimited[0]
 
     def end(self) -> None:
         """Let no message begin any more, here and in all copies made from now on, even if the stop is lifted."""
@@ -116,7 +122,7 @@ class Pace:
             if grant.stop_s <= 0:
                 break
             if grant.seconds == math.inf:
-                self.unlimited_until = now + _LOOK_S
+                self._unlimited[0] = min(now + _LOOK_S, self._stop_at)
                 return wanted, min(self.unlimited_until, until)
             valid_until = before + grant.seconds
             if not grant.messages:

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import os
 import pickle
 import time
 from collections import Counter
@@ -87,6 +88,19 @@ def test_a_pipeline_without_a_limit_looks_for_one_now_and_then(store, clock):
     store.set_rate_limiting("flights", TEN_A_SECOND)
     clock.now += 5
     assert pace.permitted(1_000) == (1, clock.now + 1)
+
+
+def test_what_one_fork_of_a_task_saw_saves_the_others_a_look(store, clock):
+    pace = Pace(store, "flights", sleep=clock.sleep, monotonic=clock)
+    child = os.fork()
+    if child == 0:
+        try:
+            pace.permitted(1)
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+
+    assert pace.unlimited_until > clock.now
 
 
 @pytest.mark.parametrize("until", [math.inf, START + 1_000])

@@ -203,8 +203,9 @@ class _Agenda:
             death = death._replace(callback="", rows=(), tries=death.tries + 1)
         if self._try is not None:
             self.next(death)
-        # Each process reads anew: files and connections that are open are no other's.
-        self._blocks = self._known = None
+        self._known = None
+        if not self._step.lake.is_local:  # connections that are open are no other process's: the next one reads anew
+            self._blocks = None
 
 
 def _try_all(agenda: _Agenda, outcomes: Outcomes, each: Callable[[Any], None] = lambda _: None) -> None:
