@@ -1,5 +1,7 @@
 """The check that needs no run, what waits and what goes on at the source, and the sensor that evaluates it."""
 
+from typing import Any
+
 import dagster as dg
 
 from pipeline_platform.model.pipeline import Pipeline
@@ -24,14 +26,18 @@ def backlog_check(pipeline: type[Pipeline], producer: str = "") -> dg.AssetCheck
         required_resource_keys={options.source, "control"},
     )
     def backlog(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        source = source_of(context.resources, options.source)
-        state = state_of(pipeline, producer, source, context.resources.control, context.instance)
-        passed, description, metadata = state.evaluation()
+        found = _look(context, pipeline, producer)
         return dg.AssetCheckResult(
-            passed=passed, severity=dg.AssetCheckSeverity.WARN, description=description, metadata=metadata
+            passed=found.passed, severity=found.severity, description=found.description, metadata=found.metadata
         )
 
     return backlog
+
+
+def _look(context: Any, pipeline: type[Pipeline], producer: str) -> dg.AssetCheckEvaluation:
+    source = source_of(context.resources, pipeline.producers_of(producer)[producer].source)
+    state = state_of(pipeline, producer, source, context.resources.control, context.instance)
+    return evaluation_of(pipeline, producer, state)
 
 
 def backlog_name(producer: str) -> str:
@@ -65,9 +71,7 @@ def backlog_sensor(pipeline: type[Pipeline], producer: str = "") -> dg.SensorDef
         required_resource_keys={options.source, "control"},
     )
     def backlog(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        source = source_of(context.resources, options.source)
-        state = state_of(pipeline, producer, source, context.resources.control, context.instance)
-        shown = evaluation_of(pipeline, producer, state)
+        shown = _look(context, pipeline, producer)
         return dg.SensorResult(asset_events=[shown], skip_reason=shown.description)
 
     return backlog

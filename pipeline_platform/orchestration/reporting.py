@@ -101,7 +101,8 @@ def _report(
                     **run,
                 },
                 "failed": {
-                    **_of_window(open_failures.get(window, NONE)),
+                    "open": still_open,
+                    "dead": open_failures.get(window, NONE).dead,
                     **failures,
                     "failed": manifest.total(f"failed@{window}"),
                 },
@@ -124,11 +125,6 @@ def _report(
                 context.log_event(dg.AssetMaterialization(asset, partition=window, metadata=metadata, tags=version))
 
 
-def _of_window(counts: Counts) -> dict[str, int]:
-    """Running totals of a window's failures."""
-    return {"open": counts.open, "dead": counts.dead}
-
-
 def _of_run(receive: Receive, manifest: Manifest) -> dict[str, Any]:
     """Figures of the whole run, not of a window."""
     seconds = (datetime.now(UTC) - receive.started_at).total_seconds()
@@ -140,12 +136,8 @@ def _of_run(receive: Receive, manifest: Manifest) -> dict[str, Any]:
         **{f"seconds: {step}": round(value, 3) for step, value in _took(manifest).items()},
         "origin": receive.origin,
         "receive_id": receive.receive_id,
-        **_producer_of(receive),
+        **({"producer": receive.producer} if receive.producer else {}),
     }
-
-
-def _producer_of(receive: Receive) -> dict[str, str]:
-    return {"producer": receive.producer} if receive.producer else {}
 
 
 def _rows_by_window(files: Sequence[Any]) -> Counter[str]:
