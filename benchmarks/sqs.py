@@ -142,7 +142,7 @@ def extend(endpoint: str, messages: int) -> None:
     )
 
 
-def write_history(flow: Flow, rows: int) -> None:
+def write_history(flow: Flow, rows: int, *, in_order: bool = True) -> None:
     """Commit outcomes as runs of the last days would have, one each hour, the last of them an hour ago."""
     from deltalake import CommitProperties, Schema
     from deltalake.transaction import AddAction, RemoveAction
@@ -152,7 +152,10 @@ def write_history(flow: Flow, rows: int) -> None:
     each = rows // hours
     for ago in range(hours, 0, -1):
         at = datetime.now(UTC) - timedelta(hours=ago)
-        ids = [str(uuid.UUID(int=ago << 64 | number)) for number in range(each)]
+        ids = [
+            str(uuid.UUID(int=ago << 64 | number) if in_order else uuid.uuid5(uuid.NAMESPACE_OID, f"{ago}:{number}"))
+            for number in range(each)
+        ]
         same = {"source": "queue", "attempt": 1, "receive_id": f"{ago:032x}", "outcome": "handled", "action": "ack"}
         columns = {name: pa.repeat(value, each) for name, value in {**same, "ack_ref": "bench"}.items()}
         schema = pa.schema([field for field in OUTCOMES if field.name != "window"])

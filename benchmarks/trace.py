@@ -1,0 +1,40 @@
+"""`trace` of one message in a lake of many outcomes, of four days in 96 files, whose ids are in no order.
+
+Run it as `python -m benchmarks.trace [--history N] [--rounds N]`.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+import uuid
+
+from benchmarks.events import LongKnown
+from benchmarks.sqs import write_history
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.run.flow import looked_at
+from pipeline_platform.run.trace import trace
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--history", type=int, default=10_000_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        flow = looked_at(LongKnown, Lake(root=f"{folder}/lake"), ControlStore(f"sqlite:///{folder}/control.sqlite"))
+        write_history(flow, given.history, in_order=False)
+        took = []
+        for number in range(given.rounds):
+            started = time.perf_counter()
+            (found,) = trace(flow, str(uuid.uuid5(uuid.NAMESPACE_OID, f"40:{number}")))
+            took.append(time.perf_counter() - started)
+            assert found.outcome == "handled"
+    spread = f"{min(took):.2f} to {max(took):.2f}"
+    print(f"trace among {given.history:,} outcomes: {statistics.median(took):.2f} s ({spread})")
+
+
+if __name__ == "__main__":
+    main()
