@@ -41,6 +41,11 @@ Measured: with 3 s and one message each five seconds the next run came before it
 were in each other's way. A run of one message works for 1.5 to 2 s.
 """
 
+_TERMINATE_TAG = ".dagster/pipeline_platform/terminate"
+"""On a run that the daemon that launched it is to terminate: its process is on another host than who was asked."""
+_LOOK_S = 5
+"""Seconds between two looks at that tag."""
+
 
 class StandbyRunLauncher(dg.DefaultRunLauncher):
     """Runs of code locations that Dagster loads on this machine begin in a process that has loaded them before.
@@ -88,11 +93,15 @@ class StandbyRunLauncher(dg.DefaultRunLauncher):
         if run.is_finished:
             return False
         self._instance.report_run_canceling(run)
-        if process.is_here and process.lives:
+        if not process.is_here:
+            self._instance.add_run_tags(run_id, {_TERMINATE_TAG: run_id})
+            asked = f"The daemon on {process.host} asks its process {process.pid} to end, within {_LOOK_S} s."
+            self._instance.report_engine_event(asked, run, cls=type(self))
+            return True
+        if process.lives:
             os.kill(process.pid, signal.SIGTERM)
             return True
-        refusal = f"Its process {process.pid} has ended, or only a web server or daemon on {process.host} can end it."
-        self._instance.report_engine_event(refusal, run, cls=type(self))
+        self._instance.report_engine_event(f"Its process {process.pid} has ended.", run, cls=type(self))
         return False
 
     @property
@@ -135,9 +144,22 @@ class StandbyRunLauncher(dg.DefaultRunLauncher):
                     self._waiting[location.name] = Standby(location)
         except OSError as error:  # no memory for one more process, say
             dg.get_dagster_logger("standby").warning(f"No process stands by for {location.name}: {error}")
+        while not self._is_terminated_elsewhere(run_id):
+            with suppress(subprocess.TimeoutExpired):
+                standby.process.wait(_LOOK_S)
+                break
+        else:
+            standby.process.terminate()
         code = standby.process.wait()
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         self._report_death(run_id, how)
+
+    def _is_terminated_elsewhere(self, run_id: str) -> bool:
+        """Whether a launcher of another host was to terminate the run; what cannot be asked now is asked again."""
+        with suppress(Exception):
+            run = self._instance.get_run_by_id(run_id) if self.has_instance else None
+            return run is not None and not run.is_finished and run.tags.get(_TERMINATE_TAG) == run_id
+        return False
 
     def _look_back(self) -> None:
         """Once, report the runs that died before they started, and their launcher with them.

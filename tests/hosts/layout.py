@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 from pipeline_platform.spark import jvm
@@ -37,6 +38,8 @@ def missing() -> str | None:
     if subprocess.run(["ip", "netns", "add", f"pp-try-{os.getpid()}"], capture_output=True, check=False).returncode:
         return "network namespaces are not allowed here"
     _ip("netns", "del", f"pp-try-{os.getpid()}")
+    if not find_spec("dagster_postgres"):
+        return "Dagster's storage on PostgreSQL needs the extra `postgres`"
     return postgres.missing() or s3.missing()
 
 
@@ -166,8 +169,6 @@ class Layout:
     def _make_database(self) -> None:
         home, binaries = self.folder / "postgres", postgres._binaries()
         home.mkdir()
-        for parent in self.folder.parents[:3]:
-            parent.chmod(0o755)
         self.folder.chmod(0o755)
         unprivileged = postgres._unprivileged(home)
         (home / "password").write_text(self._password)

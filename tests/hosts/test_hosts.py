@@ -2,9 +2,11 @@
 
 import logging
 import os
+import tempfile
 import time
 from collections import Counter
 from contextlib import suppress
+from pathlib import Path
 
 import polars as pl
 import psycopg
@@ -50,15 +52,17 @@ class Counting:
 
 
 @pytest.fixture(scope="module")
-def layout(tmp_path_factory):
+def layout():
     if why := missing():
         pytest.skip(why)
-    layout = Layout(tmp_path_factory.mktemp("hosts"))
-    try:
-        layout.open()
-        yield layout
-    finally:
-        layout.close()
+    # Not below pytest's folder, which another pytest closes to the user that PostgreSQL runs as.
+    with tempfile.TemporaryDirectory(prefix="hosts-", ignore_cleanup_errors=True) as folder:
+        layout = Layout(Path(folder))
+        try:
+            layout.open()
+            yield layout
+        finally:
+            layout.close()
 
 
 @pytest.fixture(scope="module")

@@ -251,6 +251,16 @@ def test_another_process_terminates_a_run_by_what_its_tag_says(launching):
     launching.until("its process has ended", lambda: not process.lives)
 
 
+def test_a_web_server_on_another_host_terminates_a_run(launching, monkeypatch):
+    run = launching.launch("sleeping")
+    process = launching.at_work(run)
+    with dg.DagsterInstance.from_ref(launching.instance.get_ref()) as other, monkeypatch.context() as there:
+        there.setattr("socket.gethostname", lambda: "elsewhere")
+        assert other.run_launcher.terminate(run)
+    assert launching.ended(run) is dg.DagsterRunStatus.CANCELED
+    launching.until("its process has ended", lambda: not process.lives)
+
+
 @pytest.mark.faults
 def test_a_run_that_is_terminated_before_its_process_listens_is_canceled(launching):
     os.kill(launching.standing_by(), signal.SIGKILL)

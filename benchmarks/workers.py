@@ -1,0 +1,107 @@
+"""What a second worker gains: whole runs on a cluster of one worker and of two, of one core each, by turns.
+
+Run it as `python -m benchmarks.workers [--messages N] [--rounds N] [--computes]`. A callback waits for a millisecond,
+as for a service that it asks, so that the workers need not share this machine's cores; or computes for as long.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from benchmarks.events import IDIOMS, ByJson
+from benchmarks.handling import Bench
+from pipeline_platform.model.message import Message
+from pipeline_platform.model.options import Processors
+from pipeline_platform.spark import engine
+from tests.fixtures.spark_cluster import cluster
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+COST_S = 0.001
+
+
+class Waits(ByJson):
+    """Each message waits."""
+
+    name = "waits"
+    processors = Processors(concurrency=4, max_demand=500_000)
+
+    def handle_message(self, message: Message, context: Any) -> Message:
+        """Wait, then parse and route."""
+        time.sleep(COST_S)
+        return super().handle_message(message, context)
+
+
+class Computes(Waits):
+    """Each message takes a core."""
+
+    name = "computes"
+
+    def handle_message(self, message: Message, context: Any) -> Message:
+        """Compute, then parse and route."""
+        until = time.thread_time() + COST_S
+        while time.thread_time() < until:
+            pass
+        return ByJson.handle_message(self, message, context)
+
+
+def executors(session: SparkSession) -> set[int]:
+    """The executors that take tasks, by the processes that their Python workers come from."""
+
+    def name(_: int) -> Iterator[pa.RecordBatch]:
+        time.sleep(0.2)
+        yield pa.record_batch({"executor": [os.getppid()]})
+
+    return set(engine.run(session, name, 8, pa.schema([("executor", pa.int64())]))["executor"].to_pylist())
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--messages", type=int, default=20_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--computes", action="store_true")
+    given = parser.parse_args()
+    idiom = Computes if given.computes else Waits
+    IDIOMS[idiom.name] = idiom
+    times: dict[tuple[str, int], list[float]] = {}
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-") as folder,
+        cluster(Path(folder)) as spark,
+        closing(spark.resource("benchmarks")) as resource,
+    ):
+        bench = Bench(Path(folder), resource, given.messages)
+        for _ in range(given.rounds):
+            for workers in (2, 1):
+                if len(spark.workers) > workers:
+                    spark.kill_a_worker()
+                elif len(spark.workers) < workers:
+                    spark.add_a_worker()
+                while len(executors(bench.session)) != workers:
+                    time.sleep(1)
+                for bench.messages in (1_000, given.messages):  # the first warms up what began anew
+                    took = bench.whole_run(idiom.name)
+                whole, handling = took[f"run by {idiom.name}"], took[f"run by {idiom.name}: handle"]
+                print(f"{workers} workers: run {whole:.1f} s, handling {handling:.1f} s", flush=True)
+                for what, seconds in ("handling", handling), ("whole run", whole), ("rest", whole - handling):
+                    times.setdefault((what, workers), []).append(seconds)
+    print()
+    for what in ("handling", "whole run", "rest"):
+        ratios = [one / two for one, two in zip(times[what, 1], times[what, 2], strict=True)]
+        print(f"{what}: with two workers {statistics.median(ratios):.2f} times as fast "
+              f"({min(ratios):.2f} to {max(ratios):.2f})")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
