@@ -6,7 +6,9 @@ dagster-pyspark makes the session on first use. Loading this file loads no Spark
 from __future__ import annotations
 
 import atexit
+import json
 import os
+import subprocess
 import sys
 import tempfile
 import threading
@@ -17,7 +19,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
 import dagster as dg
@@ -229,8 +231,7 @@ class _Server:
 
     def _expect_alive(self) -> None:
         if self.warm is not None and not self.warm.lives:
-            assert self.folder is not None
-            _revive_once(self.folder, self.life)
+            _revive_once(self)
             raise spark_server.SparkServerDiedError(
                 f"the warm Spark server (process {self.warm.pid}, since {self.warm.started_at}) died: this run's "
                 "messages come back, and another server starts unless it was stopped"
@@ -238,10 +239,19 @@ class _Server:
 
 
 @cache
-def _revive_once(folder: Path, life: str) -> None:
-    """Have another server started for one that died, however many threads of this process meet its death."""
-    del life
-    spark_server.revive_meanwhile(folder)
+def _revive_once(place: _Server) -> None:
+    """Have another server started and warmed for one that died, however many threads of this process meet its death.
+
+    A process of its own does it: who met the death need not wait, and the next run less.
+    """
+    revive = f"from {__name__} import *; spark_server.revive(Path(options['state_folder']))"
+    warm = "SparkResource(**options).warm_up(*options['packages'])"
+    command = f"import json, sys; sys.path[:], options = json.loads(sys.argv[1]); {revive} and {warm}"
+    assert place.warm
+    options = {"remote": WARM, "state_folder": str(place.folder), "packages": place.packages, "cores": place.warm.cores}
+    quiet: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    given = json.dumps((sys.path, options))
+    subprocess.Popen([sys.executable, "-c", command, given], start_new_session=True, **quiet)  # noqa: S603
 
 
 _Place = _Process | _Server

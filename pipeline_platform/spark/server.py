@@ -148,15 +148,6 @@ def revive(folder: Path, log: Callable[[str], None] = _LOG.warning) -> SparkServ
         return _start(folder, known.cores, known.memory, START_WITHIN_S, log)
 
 
-def revive_meanwhile(folder: Path) -> None:
-    """Have a process of its own `revive` the server: who met its death need not wait, and the next one less."""
-    null, command = subprocess.DEVNULL, "import pathlib, sys; from pipeline_platform.spark import server; "
-    command += "server.revive(pathlib.Path(sys.argv[1]))"
-    subprocess.Popen(  # noqa: S603
-        [sys.executable, "-c", command, str(folder)], stdin=null, stdout=null, stderr=null, start_new_session=True
-    )
-
-
 def stop(folder: Path) -> bool:
     """End the server that `start` started, and no other process; return whether there was one."""
     if not ((folder / _STATE).exists() or (folder / _STARTING).exists()):

@@ -86,9 +86,12 @@ def test_whoever_waits_for_a_server_that_is_killed_learns_so_at_once_and_then_ha
     while spark_server.status(folder) is None:
         assert time.monotonic() < until, "another is started at once, before anybody asks for it"
         time.sleep(0.1)
-    assert pids(resource), "the same resource goes on with another session"
     after = spark_server.status(folder)
     assert after is not None
+    while not any(file.read_text() for file in Path(f"/proc/{after.pid}/task").glob("*/children")):
+        assert time.monotonic() < until, "its Python workers begin before anybody asks for them"
+        time.sleep(0.1)
+    assert pids(resource), "the same resource goes on with another session"
     assert after.pid != mortal.pid
     assert (after.cores, after.memory) == (1, "512m"), "what the dead one was started with"
 
