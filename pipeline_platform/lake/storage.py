@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cached_property, lru_cache
 from typing import Any, Self
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -60,8 +60,16 @@ class Lake(BaseModel):
     @field_validator("root")
     @classmethod
     def _the_same_for_tasks(cls, root: str) -> str:
-        """Make a folder absolute: tasks run in folders of their own."""
-        return root if "://" in root else os.path.abspath(root)
+        """Make a folder absolute, for tasks run in folders of their own; refuse one whose tables Polars cannot read."""
+        if "://" in root:
+            return root
+        real = os.path.realpath(root)
+        if quote(real) != real:  # deltalake quotes what it says of files, and Polars takes that for their paths
+            raise ValueError(
+                f"root is {real}: Polars finds no files in such a folder. Choose one that is named, from / on, by "
+                "digits, letters without accents and _ . - ~"
+            )
+        return os.path.abspath(root)
 
     @model_validator(mode="after")
     def _is_reached_alike(self) -> Self:

@@ -20,10 +20,11 @@ HOW = {"allow_delayed_open": True, "retry_strategy": pafs.AwsStandardS3RetryStra
         ("abfss://box@account.dfs.core.windows.net/lake", {}, "root begins with abfss://: .* a folder .* or gs://"),
         ("az://box/lake", {"azure_storage_account_key": "hidden"}, "root begins with az://"),
         ("file:///tmp/lake", {}, "give its path"),
+        ("/home/Jane Doe/lake", {}, "root is /home/Jane Doe/lake: .* Polars finds no files"),
         ("gs://box", {"google_service_account": "hidden"}, "sets google_service_account, .*GOOGLE_APPLICATION_CRED"),
     ],
 )
-def test_a_store_that_both_clients_do_not_reach_alike_is_refused(root, options, said):
+def test_a_store_that_not_all_clients_reach_alike_is_refused(root, options, said):
     with pytest.raises(ValueError, match=said) as refused:
         Lake(root=root, storage_options=options)
     assert "hidden" not in str(refused.value)
