@@ -128,6 +128,7 @@ class Layout:
         command = self._commands().get(server) or [str(self._checkout / "deploy" / "start"), STARTS.get(server, server)]
         scratch = self.folder / f"scratch-{server}"
         own = {"DEPLOY_HOST": ADDRESSES[host], "SPARK_WORKER_DIR": str(scratch), "SPARK_LOCAL_DIRS": str(scratch)}
+        own["SPARK_RECOVERY_DIR"] = str(scratch)
         with (self.folder / f"{server}.log").open("ab") as log:
             self._running[server] = subprocess.Popen(
                 ["ip", "netns", "exec", self._host(host), *command],
