@@ -57,7 +57,11 @@ def limits_job(pipeline: type[Pipeline]) -> dg.JobDefinition:
     def change_limits(context: dg.OpExecutionContext, config: LimitsConfig) -> None:
         change(pipeline, context.resources.control, config, context.log.info)
 
-    @dg.job(name=f"{pipeline.name}_limits", description="Pauses, drains, resumes or limits the pipeline.")
+    @dg.job(
+        name=f"{pipeline.name}_limits",
+        description="Pauses, drains, resumes or limits the pipeline.",
+        executor_def=dg.in_process_executor,
+    )
     def job() -> None:
         change_limits.alias("change")()
 

@@ -21,6 +21,11 @@ def changed(root: Path, config: dict[str, object], instance: dg.DagsterInstance)
     return job.execute_in_process({"ops": {"change": {"config": config}}}, instance=instance, raise_on_error=False)
 
 
+def test_it_runs_in_one_process_whatever_the_deployment_uses(tmp_path):
+    job = job_at("told_limits", str(tmp_path), str(tmp_path / "spark"))
+    assert job.executor_def is dg.in_process_executor
+
+
 @pytest.mark.parametrize("activity", ["pause", "drain"])
 def test_a_run_of_it_changes_what_its_config_says(tmp_path, activity):
     with dg.DagsterInstance.ephemeral() as instance:
