@@ -15,11 +15,10 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.orchestration.lake_resources import LakeIOManager, LakeResource
 from pipeline_platform.orchestration.spark_resource import SparkResource
-from pipeline_platform.run import steps
-from pipeline_platform.run.begin import begin
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import intake_of
 from tests.fixtures.dagster import NEXT, WINDOW, Location, empty_location
+from tests.fixtures.flow import run
 from tests.fixtures.pipelines_under_test import SINCE, Told
 
 HOURLY = dg.HourlyPartitionsDefinition(start_date=SINCE, fmt="%Y-%m-%dT%H%M", timezone="UTC")
@@ -144,14 +143,8 @@ def test_a_lake_on_s3_goes_all_the_way(tmp_path, warm_spark, s3):
         flow = Flow(Told, queue, lake, control, lambda: spark.spark_session)
         for payloads in ([b"one", b"fail", b"letter a"], [b"two"]):
             queue.enqueue(payloads)
-            receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
-            steps.receive_messages(flow, receive)
-            steps.handle_messages(flow, receive)
-            steps.batch_messages(flow, receive, "letters")
-            steps.decide(flow, receive)
-            steps.publish(flow, receive)
-            answer = steps.acknowledge(flow, receive)
-            assert answer.acknowledged == len(payloads)
+            receive = run(flow, windows=[WINDOW])
+            assert queue.held() == [], "all is acknowledged"
 
     lines = pl.read_delta("s3://lake/here/told/lines", storage_options=lake.options)
     assert sorted(lines["text"]) == ["one", "two"]

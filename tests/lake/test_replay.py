@@ -1,24 +1,17 @@
 """A full replay: every message of some windows once more, in the place of what they became before."""
 
 import tracemalloc
-from contextlib import closing
 from typing import Any
 
-import polars as pl
 import pytest
 
-from pipeline_platform.connectors.table_queue import TableQueue
-from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake import replay as replaying
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.replay import ReplayedMessages
-from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
-from pipeline_platform.run import steps
-from pipeline_platform.run.begin import begin
-from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.spark_work import FEW
 from pipeline_platform.source.contract import Share, SourceError
+from tests.fixtures.flow import rows, run
 from tests.fixtures.flow_pipelines import Obedient
 from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Row, Run, visible
 
@@ -236,25 +229,15 @@ def test_a_task_holds_the_ids_of_its_bucket_and_no_others(tables, monkeypatch):
     assert peak(of=20) < peak(of=1) / 5
 
 
-def test_a_replay_of_more_than_a_hundred_messages_is_read_in_spark_tasks(tmp_path, warm_spark, monkeypatch):
+def test_a_replay_of_more_than_a_hundred_messages_is_read_in_spark_tasks(filled_on_spark, monkeypatch):
     def in_the_driver(*_: Any) -> None:
         raise AssertionError("the driver read messages")
 
-    queue = TableQueue(name="queue", url=f"sqlite:///{tmp_path}/queue.sqlite")
-    queue.create()
-    queue.enqueue(b"%d" % number for number in range(FEW + 1))
-    lake, control = Lake(root=str(tmp_path / "lake")), ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
-    with closing(warm_spark.resource()) as spark, closing(control):
-        flow = Flow(Obedient, queue, lake, control, lambda: spark.spark_session)
-        for origin in ("source", "messages"):
-            receive = begin(flow, origin=origin, run_id="test", windows=[WINDOW])  # type: ignore[arg-type]
-            steps.receive_messages(flow, receive)
-            steps.handle_messages(flow, receive)
-            steps.decide(flow, receive)
-            steps.publish(flow, receive)
-            steps.acknowledge(flow, receive)
-            monkeypatch.setattr(ReplayedMessages, "read", in_the_driver)
+    flow = filled_on_spark(Obedient, (b"%d" % number for number in range(FEW + 1)))
+    run(flow)
+    monkeypatch.setattr(ReplayedMessages, "read", in_the_driver)
+    replayed = run(flow, "messages")
 
-    words = pl.read_delta(flow.tables["words"].uri)
+    words = rows(flow, "words")
     assert sorted(map(int, words["word"])) == list(range(FEW + 1))
-    assert set(words["receive_id"]) == {receive.receive_id}
+    assert set(words["receive_id"]) == {replayed.receive_id}

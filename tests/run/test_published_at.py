@@ -16,13 +16,13 @@ from pipeline_platform.lake.reader import RowRange
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Table, Tables
 from pipeline_platform.model.message import MESSAGES
-from pipeline_platform.run import handling, steps
-from pipeline_platform.run.begin import begin
+from pipeline_platform.run import handling
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.spark_work import SparkWork
 from pipeline_platform.source.contract import Share
+from tests.fixtures.flow import finish, handled
 from tests.fixtures.flow_pipelines import Obedient
-from tests.fixtures.small_lake import WINDOW, Keeping, Memory, received, visible
+from tests.fixtures.small_lake import Keeping, Memory, received, visible
 
 SENT = datetime(2026, 3, 1, tzinfo=UTC)
 
@@ -99,12 +99,8 @@ def run(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     with monkeypatch.context() as patch:
         patch.setattr(SparkWork, "scan", spy)
-        receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
-        steps.receive_messages(flow, receive)
-        steps.handle_messages(flow, receive)
-    steps.decide(flow, receive)
-    steps.publish(flow, receive)
-    assert steps.acknowledge(flow, receive).acknowledged
+        receive = handled(flow)
+    assert finish(flow, receive).acknowledged
     return looked_at
 
 

@@ -14,11 +14,21 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.model.crossing import encode
 from pipeline_platform.tasks.batch import cutting, handle_batches
-from pipeline_platform.tasks.batch.batch_plan import CutBatches, plan_table
+from pipeline_platform.tasks.batch.batch_plan import plan_table
 from pipeline_platform.tasks.batch.handle_batches import HandleBatches
 from pipeline_platform.tasks.record.staging import STAGED, staged_table
 from tests.fixtures.obedient import ODD
-from tests.fixtures.small_lake import WINDOW, Memory, batch_of, done, handled, outcomes, ranges, returned, rows_of
+from tests.fixtures.small_lake import (
+    WINDOW,
+    Memory,
+    batch_of,
+    batching,
+    done,
+    handled,
+    outcomes,
+    ranges,
+    rows_of,
+)
 
 
 class Stop(BaseModel):
@@ -148,11 +158,7 @@ SEEN: list[list[str]] = []
 def through(lake: Lake, *payloads: str, batch_size: int = 3, tasks: int = 1) -> list[list[list[str]]]:
     """What each task gives to `handle_batch`."""
     manifest = handled(lake, Keyed, *(one.encode() for one in payloads))
-    whole = ranges(manifest, "keyed", staged_table("r1", "plain"))
-    shared = Keyed, None, Memory().ack_policy, lake, "r1", "plain"
-    planned = returned(CutBatches(*shared, Batcher(batch_size=batch_size), whole)(0))
-    plan = ranges(planned, "keyed", plan_table("r1", "plain"))
-    task = HandleBatches(*shared, whole, plan, tasks)
+    task = batching(lake, Keyed, manifest, "plain", Batcher(batch_size=batch_size), tasks=tasks)
     told = []
     for index in range(tasks):
         SEEN.clear()

@@ -4,10 +4,7 @@ from typing import Any
 
 from pipeline_platform import Batcher, BatchInfo, Message, Pipeline, Processors, Producer
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.tasks.batch.batch_plan import CutBatches, plan_table
-from pipeline_platform.tasks.batch.handle_batches import HandleBatches
-from pipeline_platform.tasks.record.staging import staged_table
-from tests.fixtures.small_lake import Memory, done, handled, numbered, outcomes, ranges, returned, rows_of
+from tests.fixtures.small_lake import Memory, batching, done, handled, numbered, outcomes, rows_of
 from tests.tasks.test_in_order import Keyed
 
 SEEN: list[tuple[BatchInfo, list[str]]] = []
@@ -51,16 +48,11 @@ def through(
     lake: Lake, pipeline: type[Pipeline], source: Memory, batch_size: int = 2, tasks: int = 2
 ) -> list[list[tuple[BatchInfo, list[str]]]]:
     """What each task gives to `handle_batch`."""
-    name, manifest = pipeline.name, handled(lake, pipeline, source=source)
-    whole = ranges(manifest, name, staged_table("r1", "plain"))
-    options = Batcher(batch_size=batch_size)
-    shared = pipeline, None, source.ack_policy, lake, "r1", "plain"
-    planned = returned(CutBatches(*shared, options, whole, tasks=tasks)(0))
-    plan = ranges(planned, name, plan_table("r1", "plain"))
-    told = []
+    manifest, told = handled(lake, pipeline, source=source), []
+    task = batching(lake, pipeline, manifest, "plain", Batcher(batch_size=batch_size), tasks=tasks)
     for index in range(tasks):
         SEEN.clear()
-        done(HandleBatches(*shared, whole, plan, tasks), index)
+        done(task, index)
         told.append(list(SEEN))
     return told
 

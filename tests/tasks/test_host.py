@@ -15,14 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline_platform import Batcher, Pipeline, Processors, Producer, TableBatcher
-from pipeline_platform.tasks.batch.batch_plan import CutBatches, plan_table
-from pipeline_platform.tasks.batch.handle_batches import HandleBatches
 from pipeline_platform.tasks.handle.handle_messages import Handle
 from pipeline_platform.tasks.host import hosting
 from pipeline_platform.tasks.host.fork import Death, Give, Written, in_a_fork
 from pipeline_platform.tasks.host.progress import Progress
-from pipeline_platform.tasks.record.staging import staged_table
-from tests.fixtures.small_lake import Memory, Row, numbered, outcomes, ranges, received, returned, rows_of
+from tests.fixtures.small_lake import Memory, Row, batching, numbered, outcomes, ranges, received, returned, rows_of
 from tests.tasks.test_batch import staged
 
 
@@ -134,12 +131,7 @@ def test_a_message_that_is_spoiled_itself_fails_alone(lake):
 
 def test_a_batch_that_spoils_its_process_fails_with_all_its_messages_and_no_other(lake):
     payloads = [*[b"handle_batch"] * 5, b"handle_batch spoil json", *[b"handle_batch"] * 4]
-    whole = ranges(hosted(lake, *payloads), "hostile", staged_table("r1", "called"))
-    ack_policy, options = Memory().ack_policy, Hostile.batchers["called"]
-    plan = returned(CutBatches(Hostile, None, ack_policy, lake, "r1", "called", options, whole)(0))
-    files = ranges(plan, "hostile", plan_table("r1", "called"))
-    task = HandleBatches(Hostile, None, ack_policy, lake, "r1", batcher="called", staged=whole, plan=files)
-    manifest = returned(task(0))
+    manifest = returned(batching(lake, Hostile, hosted(lake, *payloads), "called")(0))
     told = outcomes(lake, "hostile", manifest)
     assert {name for name, outcome in told.items() if outcome == "failed"} == {"m4", "m5", "m6", "m7"}
     assert len(told) == 10

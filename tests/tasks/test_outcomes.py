@@ -8,11 +8,8 @@ from pydantic import BaseModel, computed_field, field_validator
 
 from pipeline_platform import Batcher, Pipeline, Producer, TableBatcher
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.tasks.batch.batch_plan import CutBatches, plan_table
-from pipeline_platform.tasks.batch.handle_batches import HandleBatches
-from pipeline_platform.tasks.record.staging import staged_table
 from tests.fixtures.obedient import Obedient
-from tests.fixtures.small_lake import WINDOW, Memory, Row, done, handled, outcomes, ranges, returned, rows_of
+from tests.fixtures.small_lake import WINDOW, Row, batching, done, handled, outcomes, rows_of
 from tests.model.test_columns import EVERYTHING, Everything
 
 
@@ -183,10 +180,7 @@ class Both(Pipeline):
 def test_a_batchers_table_holds_what_a_table_batchers_would(tmp_path):
     lake = Lake(root=str(tmp_path))
     first = handled(lake, Both, b"table", b"callback")
-    whole = ranges(first, "both", staged_table("r1", "callback"))
-    planned = returned(CutBatches(Both, None, Memory().ack_policy, lake, "r1", "callback", Batcher(), whole)(0))
-    plan = ranges(planned, "both", plan_table("r1", "callback"))
-    second = done(HandleBatches(Both, None, Memory().ack_policy, lake, "r1", "callback", whole, plan))
+    second = done(batching(lake, Both, first, "callback"))
     assert outcomes(lake, "both", second) == {"m1": "handled"}
     (expected,), (got,) = rows_of(lake, "both", first, "table"), rows_of(lake, "both", second, "callback")
     names = Everything.model_fields.keys()

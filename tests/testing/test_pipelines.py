@@ -11,13 +11,10 @@ from pydantic import BaseModel
 from pipeline_platform import Batcher, Message, Pipeline, Processors, Producer, Splitter, TableBatcher
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.actions import Word, Words
-from pipeline_platform.tasks.batch.batch_plan import CutBatches, plan_table
-from pipeline_platform.tasks.batch.handle_batches import HandleBatches
-from pipeline_platform.tasks.record.staging import staged_table
 from pipeline_platform.testing import Acknowledged, DummySource, test_batch, test_message
 from tests.fixtures.early import Early, Together
 from tests.fixtures.obedient import Obedient
-from tests.fixtures.small_lake import Memory, handled, ranges, returned, rows_of
+from tests.fixtures.small_lake import batching, handled, returned, rows_of
 from tests.tasks.test_handle import FAULTS
 
 
@@ -115,14 +112,8 @@ def in_a_run(lake: Lake, payloads: Sequence[bytes]) -> Iterator[dict[str, Any]]:
     first = handled(lake, Stops, *payloads, context=Rules())
     yield from rows_of(lake, "stops", first, "outcomes")
     for batcher in ("typed", "plain"):
-        options = Stops.batchers[batcher]
-        assert isinstance(options, Batcher)
-        staged = ranges(first, "stops", staged_table("r1", batcher))
-        shared = Stops, Rules(), Memory().ack_policy, lake, "r1", batcher
-        planned = returned(CutBatches(*shared, options, staged)(0))
-        plan = ranges(planned, "stops", plan_table("r1", batcher))
-        task = HandleBatches(*shared, staged, plan)
-        yield from rows_of(lake, "stops", returned(task(0)), "outcomes")
+        done = returned(batching(lake, Stops, first, batcher, context=Rules())(0))
+        yield from rows_of(lake, "stops", done, "outcomes")
 
 
 def test_what_is_acknowledged_is_what_a_run_acknowledges(tmp_path):
