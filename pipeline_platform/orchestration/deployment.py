@@ -189,7 +189,7 @@ def _definitions(
     assets, producers = own or pipeline_assets(pipeline), pipeline.producers_of()
     sensors = [
         *(producer_sensor(pipeline, name) for name in producers),
-        *(backlog_sensor(pipeline, name) for name, one in producers.items() if one.oldest_allowed),
+        *(backlog_sensor(pipeline, name) for name, one in producers.items() if one.oldest_allowed or one.schedule),
         *([retry_sensor(pipeline)] if pipeline.retry else []),
     ]
     return dg.Definitions(

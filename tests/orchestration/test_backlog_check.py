@@ -29,6 +29,13 @@ class Clocked(Told):
     producer = Producer(source="queue", schedule="7 * * * *", oldest_allowed=timedelta(minutes=5))
 
 
+class Hourly(Told):
+    """Pulled by the clock; its messages may wait for ever."""
+
+    name = "hourly"
+    producer = Producer(source="queue", schedule="7 * * * *")
+
+
 def shown(place: Place, pipeline: type[Pipeline], queue: TableQueue | None = None) -> Any:
     """What the UI shows of the check after a tick, which the daemon reports as here."""
     definitions = platform_definitions([pipeline], resources_at(str(place.folder), "nowhere"))
@@ -65,6 +72,16 @@ def test_it_warns_while_the_oldest_message_waits_too_long_and_needs_no_run(place
     assert old.metadata["backlog"].value == 1
     assert (away.passed, away.severity) == (False, WARN), "a source that is away is a warning, not an error"
     assert place.instance.get_runs_count() == 0
+
+
+def test_a_pause_of_a_pipeline_that_only_the_clock_starts_shows_on_its_asset(place):
+    going = shown(place, Hourly)
+    place.control.pause("hourly", "new schema on Monday")
+    paused = shown(place, Hourly)
+
+    assert going.passed
+    assert (paused.passed, paused.severity) == (False, WARN)
+    assert "paused: new schema on Monday" in paused.description
 
 
 def test_it_warns_of_messages_that_the_source_lost(place):

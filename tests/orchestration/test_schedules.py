@@ -92,7 +92,10 @@ def test_a_pause_holds_for_the_clock_too(place, schedule):
     [
         (Limited, {"limited_producer", "limited_maintenance_schedule"}),
         (Asked, {"asked_producer", "asked_backlog", "asked_maintenance_schedule"}),
-        (Clocked, {"clocked_pull_schedule", "clocked_redrive_schedule", "clocked_maintenance_schedule"}),
+        (
+            Clocked,
+            {"clocked_pull_schedule", "clocked_backlog", "clocked_redrive_schedule", "clocked_maintenance_schedule"},
+        ),
     ],
     ids=["by sensor", "with oldest_allowed", "by the clock"],
 )
