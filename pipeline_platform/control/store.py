@@ -25,7 +25,7 @@ _DEPLOYMENT = sa.Table(
     sa.Column("one", sa.Integer, primary_key=True),
     sa.Column("id", sa.Text, nullable=False),
 )
-"""One row: the id of this store, made at the first use."""
+"""One row: the id of this store, made with its tables."""
 
 
 def _add_alone(connection: sa.Connection) -> None:
@@ -85,9 +85,7 @@ class ControlStore(Throttle, Claims, Overriding, LogPositions):
     def reader(self) -> Reader:
         """Say which deployment reads with this store, now: its id, and host and store for people."""
         if not self._id:
-            with self.writing() as connection:
-                new = insert(connection, _DEPLOYMENT).values(one=1, id=str(uuid.uuid4()))
-                connection.execute(new.on_conflict_do_nothing())
+            with self.reading() as connection:
                 self._id = connection.execute(sa.select(_DEPLOYMENT.c.id)).scalar_one()
         host = os.environ.get("DAGSTER_CLOUD_DEPLOYMENT_NAME") or socket.gethostname()
         return Reader(self._id, f"{host} (control store {self})", time.time())
@@ -108,6 +106,8 @@ class ControlStore(Throttle, Claims, Overriding, LogPositions):
                     "pipeline-platform here to the release that changed them, or name another store"
                 )
             TABLES.create_all(connection)
+            new = insert(connection, _DEPLOYMENT).values(one=1, id=str(uuid.uuid4()))
+            connection.execute(new.on_conflict_do_nothing())
             for step in STEPS[found - 1 :]:
                 step(connection)
             connection.execute(sa.delete(_VERSION))
