@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar
 
 import typer
@@ -84,6 +87,9 @@ def _dagster() -> Iterator[Instance]:
     if not os.environ.get("DAGSTER_HOME"):
         yield "DAGSTER_HOME is not set"
         return
+    if not _is_made(Path(os.environ["DAGSTER_HOME"])):
+        yield "none yet: Dagster has not been started with this DAGSTER_HOME"
+        return
     try:
         instance = dg.DagsterInstance.get()
     except Exception as error:  # of whatever storage the instance has: the rest is reported all the same
@@ -91,6 +97,18 @@ def _dagster() -> Iterator[Instance]:
         return
     with instance:
         yield instance
+
+
+def _is_made(home: Path) -> bool:
+    """Whether Dagster's own SQLite files are whole: two processes that make them at once leave them unusable."""
+    settings, last = home / "dagster.yaml", home / "schedules" / "schedules.db"
+    if not home.is_dir() or (settings.is_file() and re.search(r"^(run_)?storage:", settings.read_text(), re.M)):
+        return True  # somewhere else, or nowhere: Dagster says so
+    if not last.is_file():
+        return False
+    with closing(sqlite3.connect(last)) as database, suppress(sqlite3.OperationalError):
+        return database.execute("SELECT 1 FROM alembic_version").fetchone() is not None
+    return False
 
 
 def _producers(opened: loading.Deployment, pipeline: type[Pipeline], instance: Instance) -> Rows:

@@ -1,6 +1,7 @@
 """The command line beside a deployment, with Dagster not running."""
 
 import importlib
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -177,7 +178,10 @@ def test_status_counts_runs_that_dagster_has_queued_or_started(cli, control, tmp
     home.mkdir()
     (home / "dagster.yaml").write_text("telemetry: {enabled: false}")
     monkeypatch.setenv("DAGSTER_HOME", str(home))
-    before = lines(cli("status"))
+    unmade = lines(cli("status"))
+    assert os.listdir(home) == ["dagster.yaml"], "while Dagster makes its files, nobody else may"
+    with dg.DagsterInstance.get():
+        before = lines(cli("status"))
     runs = {"flights": ["NOT_STARTED", "NOT_STARTED", "STARTED", "SUCCESS", "FAILURE"], "another": ["STARTED"]}
     with dg.DagsterInstance.get() as instance:
         for pipeline, statuses in runs.items():
@@ -194,6 +198,7 @@ def test_status_counts_runs_that_dagster_has_queued_or_started(cli, control, tmp
     assert " in flight            40 messages in 1 run" in said
     assert f"   run {wanting.run_id[:8]}       will take on 40 messages" in said
     assert f"   run {ended.run_id[:8]}       7 messages, dead or stalled: its lease ended" in "\n".join(said)
+    assert " runs in Dagster      none yet: Dagster has not been started with this DAGSTER_HOME" in unmade
     assert " runs in Dagster      none under way" in before
     assert " runs in Dagster      3 not started, 1 started" in said
 
