@@ -7,6 +7,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -23,6 +24,7 @@ from tests.fixtures.servers import ready
 SERVE = """
 import sys
 from importlib import import_module
+from contextlib import suppress
 from pathlib import Path
 with import_module(f"servers.{sys.argv[1]}").serve(Path(sys.argv[2])) as server:
     print(server.address, flush=True)
@@ -184,7 +186,12 @@ def descendants() -> set[psutil.Process]:
 
 def started_since(before: set[psutil.Process]) -> set[psutil.Process]:
     """Those that came since, but for children of earlier ones: another test's Spark may still start workers."""
-    return {process for process in descendants() - before if not before & set(process.parents())}
+    started = set()
+    for process in descendants() - before:
+        with suppress(psutil.NoSuchProcess):
+            if not before & set(process.parents()):
+                started.add(process)
+    return started
 
 
 def remaining(started: set[psutil.Process], within_s: float = 10) -> set[psutil.Process]:
