@@ -244,14 +244,19 @@ def _revive_once(place: _Server) -> None:
 
     A process of its own does it: who met the death need not wait, and the next run less.
     """
-    revive = f"from {__name__} import *; spark_server.revive(Path(options['state_folder']))"
-    warm = "SparkResource(**options).warm_up(*options['packages'])"
-    command = f"import json, sys; sys.path[:], options = json.loads(sys.argv[1]); {revive} and {warm}"
     assert place.warm
     options = {"remote": WARM, "state_folder": str(place.folder), "packages": place.packages, "cores": place.warm.cores}
+    call = f"from {__name__} import revive_warm; revive_warm(**options)"
+    command = f"import json, sys; sys.path[:], options = json.loads(sys.argv[1]); {call}"
     quiet: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
     given = json.dumps((sys.path, options))
     subprocess.Popen([sys.executable, "-c", command, given], start_new_session=True, **quiet)  # noqa: S603
+
+
+def revive_warm(**options: Any) -> None:
+    """Revive the server of these options of a `SparkResource`, and begin what runs find warm."""
+    if spark_server.revive(Path(options["state_folder"])):
+        SparkResource(**options).warm_up(*options["packages"])
 
 
 _Place = _Process | _Server

@@ -209,8 +209,8 @@ class LeasedTable:
     def renew(self, connection: sa.Connection, receive_id: str, lease_s: float) -> bool:
         """Set a receive's lease to `lease_s` from now; False where it is over or has nothing left."""
         receives = self.receives
-        mine, left = receives.c.receive_id == receive_id, self._has_rows()
-        mine &= receives.c.leased_until.is_not(None)
+        mine = sa.and_(receives.c.receive_id == receive_id, receives.c.leased_until.is_not(None))
+        left = self._has_rows()
         for near in id_spans.near(self._spans(connection, mine), HOLE):
             within = sa.select(self.id).where(self.id.between(near[0][0], near[-1][1])).limit(1)
             if connection.execute(within).first():
@@ -231,7 +231,8 @@ class LeasedTable:
 
     def acknowledge(self, connection: sa.Connection, receive_id: str, ids: Sequence[Any]) -> list[Any]:
         """Delete messages under a receive, with their leases; return the ids that are still there."""
-        (in_spans, by_row), deleted = self._of(connection, receive_id, ids), 0
+        in_spans, by_row = self._of(connection, receive_id, ids)
+        deleted = 0
         if in_spans:
             mine = sa.delete(self.queue).where(self._among(self.id, in_spans))
             bounds = sa.select(self.leases.c.id).where(self.leases.c.id.between(in_spans[0], in_spans[-1])).limit(1)
@@ -255,9 +256,8 @@ class LeasedTable:
         if in_spans:
             freed = self._give_rows(connection, to, sa.select(self.id).where(self._among(self.id, in_spans)))
         if by_row:
-            freed += connection.execute(
-                leases.update().where(self._held(receive_id, by_row)).values(receive=to)
-            ).rowcount
+            rows = leases.update().where(self._held(receive_id, by_row)).values(receive=to)
+            freed += connection.execute(rows).rowcount
         others = sa.or_(leases.c.id.is_(None), leases.c.receive.is_distinct_from(to))
         return [] if freed == len(ids) else self._still_there(connection, ids, others)
 
@@ -365,9 +365,8 @@ class LeasedTable:
         return sa.select(self.receives.c.id).where(self.receives.c.receive_id == receive_id)
 
     def _held(self, receive_id: str, ids: Sequence[Any]) -> sa.ColumnElement[bool]:
-        return (self.leases.c.receive == self._receive(receive_id).scalar_subquery()) & self._among(
-            self.leases.c.id, ids
-        )
+        mine = self.leases.c.receive == self._receive(receive_id).scalar_subquery()
+        return sa.and_(mine, self._among(self.leases.c.id, ids))
 
     def _still_there(
         self, connection: sa.Connection, ids: Sequence[Any], condition: sa.ColumnElement[bool]

@@ -31,7 +31,7 @@ Payload = Literal["bytes", "json"]
 class TableQueue(LeasedSource):
     """Messages in a SQL table, leased to one receive at a time, oldest (lowest id) first.
 
-    `create` makes the tables; beside a table of one's own, which it leaves as it is, the two small ones. Acknowledging
+    `create` makes the tables; beside a table of one's own, which it leaves as it is, three small ones. Acknowledging
     deletes a message's row: a table of one's own should be an outbox, or a copy. On SQLite `create` also turns on
     write-ahead logging, so that readers and the writer do not wait for each other; that needs a local disk.
     """
@@ -93,7 +93,8 @@ class TableQueue(LeasedSource):
         Raises:
             SourceError: The database cannot be reached, or a table of one's own lacks what the options name.
         """
-        (schema, name), database = self._schema_and_name(), database_at(self._what, self.url, create=True)
+        schema, name = self._schema_and_name()
+        database = database_at(self._what, self.url, create=True)
         with database.writing() as connection:
             if not sa.inspect(connection).has_table(name, schema=schema):
                 if self.data_column is None:
