@@ -18,7 +18,7 @@ from tests.fixtures.flow_pipelines import Columns, Obedient
 from tests.fixtures.small_lake import Keeping
 from tests.fixtures.telemetry import flow_here
 
-SLOW = 60
+SLOW = 30
 
 
 def outcomes(flow: Flow, receive_id: str) -> Counter[str]:
@@ -30,7 +30,7 @@ def test_a_run_that_is_drained_keeps_what_it_handled_and_gives_back_the_rest_at_
     texts = [f"sleep 0.1{number:05}" for number in range(SLOW)]
     flow = filled(Obedient, [b"batch trigger", *(text.encode() for text in texts)])
     receive = received(flow)
-    flow.control.drain("obedient", "moves", timedelta(seconds=2))
+    flow.control.drain("obedient", "moves", timedelta(seconds=1))
 
     steps.handle_messages(flow, receive)
     steps.batch_messages(flow, receive, "batches")
@@ -127,7 +127,7 @@ def test_messages_in_order_are_cut_at_the_end_of_their_partition(filled):
     payloads = [f"sleep 0.1{number:03}" for number in range(SLOW)]
     flow = filled(ByLast, [one.encode() for one in payloads])
     receive = received(flow)
-    flow.control.drain("by_last", "moves", timedelta(seconds=2))
+    flow.control.drain("by_last", "moves", timedelta(seconds=1))
 
     steps.handle_messages(flow, receive)
     finish(flow, receive)

@@ -122,10 +122,10 @@ def test_a_group_that_takes_no_offsets_is_told_by_the_next_run(flow):
 @pytest.mark.parametrize("dies", [False, True])
 def test_a_run_that_is_drained_leaves_the_rest_of_its_ranges_to_the_next(flow, monkeypatch, dies):
     flow = replace(flow, pipeline=InTurn)
-    words = [f"sleep 0.1{number:04}" for number in range(60)]
+    words = [f"sleep 0.1{number:04}" for number in range(30)]
     send(flow, *words)
     receive = received(flow)
-    flow.control.drain("in_turn", "moves", timedelta(seconds=2))
+    flow.control.drain("in_turn", "moves", timedelta(seconds=1))
     steps.handle_messages(flow, receive)
     publish(flow, receive)
     if dies:
@@ -141,9 +141,9 @@ def test_a_run_that_is_drained_leaves_the_rest_of_its_ranges_to_the_next(flow, m
     begun = sorted(rows(flow, "words")["word"])
     left = [partition[sum(word in begun for word in partition) :] for partition in (words[n::3] for n in range(3))]
     assert begun == sorted({*words} - {word for some in left for word in some}), "of each partition the first"
-    assert len(begun) < 60
+    assert len(begun) < 30
     assert lags(flow) == [len(some) for some in left]
-    assert flow.source.backlog().messages == 60 - len(begun)
+    assert flow.source.backlog().messages == 30 - len(begun)
     assert (flow.source.holders(), flow.ledger.unfinished()) == (set(), [])
 
     flow.control.resume("in_turn")
@@ -151,16 +151,16 @@ def test_a_run_that_is_drained_leaves_the_rest_of_its_ranges_to_the_next(flow, m
 
     assert_each_once(flow, words)
     came_to = rows(flow, "outcomes").filter(pl.col("receive_id") == again.receive_id)["outcome"]
-    assert came_to.to_list() == ["handled"] * (60 - len(begun)), "nothing is read twice that was handled"
+    assert came_to.to_list() == ["handled"] * (30 - len(begun)), "nothing is read twice that was handled"
 
 
 def test_what_two_tasks_of_a_drained_run_left_of_a_partition_is_read_once(flow_on_spark):
     """Its offsets are handled, free, handled and free."""
     flow = flow_on_spark
-    words = [f"sleep 0.1{number:04}" for number in range(150)]
+    words = [f"sleep 0.1{number:04}" for number in range(80)]
     flow.source.send([word.encode() for word in words], ({"partition": 0} for _ in words))
     receive = received(flow)
-    flow.control.drain("obedient", "moves", timedelta(seconds=2))
+    flow.control.drain("obedient", "moves", timedelta(seconds=1))
     steps.handle_messages(flow, receive)
     finish(flow, receive)
 
@@ -173,7 +173,7 @@ def test_what_two_tasks_of_a_drained_run_left_of_a_partition_is_read_once(flow_o
     again = run(flow)
 
     assert_each_once(flow, words)
-    assert rows(flow, "messages").filter(pl.col("receive_id") == again.receive_id).height == 150 - begun
+    assert rows(flow, "messages").filter(pl.col("receive_id") == again.receive_id).height == 80 - begun
 
 
 def end(*_: object) -> None:

@@ -67,7 +67,7 @@ def test_both_pipelines_of_a_run_are_received_handled_and_acknowledged(location,
     assert len(receives) == 2
 
 
-@pytest.mark.parametrize("step", ["handle_messages", "publish", "acknowledge"])
+@pytest.mark.parametrize("step", ["publish", "acknowledge"])
 def test_both_pipelines_of_a_run_go_on_where_it_failed(location, beside, step, monkeypatch):
     with monkeypatch.context() as patch:
 
