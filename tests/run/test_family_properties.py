@@ -12,8 +12,9 @@ from pipeline_platform import Batcher, Message, Processors, Producer, Retry, Spl
 from pipeline_platform.lake.failure_events import Selection
 from pipeline_platform.run.flow import Flow
 from tests.fixtures import families
-from tests.fixtures.families import FAULTS, Word
+from tests.fixtures.families import FAULTS
 from tests.fixtures.flow import rows, run
+from tests.fixtures.flow_pipelines import Word
 from tests.run.test_whole_run_properties import Point, ending, flows, run_to_end  # noqa: F401 - a fixture
 
 TABLES = ("lake", "left", "right")

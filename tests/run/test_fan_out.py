@@ -13,8 +13,8 @@ from pipeline_platform.lake.ledger import Ledger, Receive
 from pipeline_platform.run import batching, steps
 from pipeline_platform.run.flow import Flow
 from tests.fixtures import families
-from tests.fixtures.families import Word
 from tests.fixtures.flow import finish, handled, received, rows, run
+from tests.fixtures.flow_pipelines import Word
 
 TABLES = ("lake", "left", "right")
 

@@ -5,7 +5,6 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 from typer.testing import CliRunner
 
 from pipeline_platform.cli.loading import Deployment
@@ -20,10 +19,7 @@ from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.trace import Delivery, trace
 from pipeline_platform.source.contract import Source
 from tests.fixtures.flow import WINDOW, finish, handled, run
-
-
-class Word(BaseModel):
-    word: str
+from tests.fixtures.flow_pipelines import Word
 
 
 class Second(Pipeline):

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from pipeline_platform import Batcher, Message, PipelineError, Processors, Producer, TableBatcher, testing
 from pipeline_platform.tasks.record.staging import staged_table
-from tests.fixtures.families import FAULTS, SHOWN, Families, Word
+from tests.fixtures.families import FAULTS, SHOWN, Families
+from tests.fixtures.flow_pipelines import Word
 from tests.fixtures.small_lake import handled, outcomes, rows_of
 
 

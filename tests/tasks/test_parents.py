@@ -18,7 +18,8 @@ from pipeline_platform.tasks.host.fork import Written
 from pipeline_platform.tasks.record.fan_out import ends_table, parents_table
 from pipeline_platform.tasks.record.outcomes import Outcomes
 from pipeline_platform.tasks.record.staging import staged_table
-from tests.fixtures.families import Families, Word
+from tests.fixtures.families import Families
+from tests.fixtures.flow_pipelines import Word
 from tests.fixtures.small_lake import (
     DRIVEN_AGAIN,
     Memory,
