@@ -261,12 +261,10 @@ def test_an_option_that_a_limit_has_not_is_refused(cli):
     assert "No such option: --per" in answer.stderr
 
 
-def test_who_changes_a_limit_is_told_whose(cli, tmp_path):
-    assert f"Control store: sqlite:///{tmp_path}/control.sqlite" in cli("pause", "flights").stdout
-
-
-def test_a_pause_holds_until_it_is_resumed(cli, control):
-    assert "is paused: the lake is moving" in cli("pause", "flights", "--reason", "the lake is moving").stdout
+def test_a_pause_holds_until_it_is_resumed(cli, control, tmp_path):
+    said = cli("pause", "flights", "--reason", "the lake is moving").stdout
+    assert "is paused: the lake is moving" in said
+    assert f"Control store: sqlite:///{tmp_path}/control.sqlite" in said, "who changes something is told whose"
     assert control.paused("flights") == "the lake is moving"
     assert "asks for runs again" in cli("resume", "flights").stdout
     assert control.paused("flights") is None
@@ -274,17 +272,14 @@ def test_a_pause_holds_until_it_is_resumed(cli, control):
 
 
 def test_a_limit_is_set_changed_and_reset(cli, control):
-    cli("limit", "flights", "--allowed", "5", "--interval", "2")
+    cli("limit", "flights", "--allowed", "5")
+    assert control.rate_limiting("flights", None) == RateLimiting(allowed_messages=5, interval=timedelta(seconds=1))
+    cli("limit", "flights", "--interval", "2")
     cli("limit", "flights", "--allowed", "6")
     held = control.rate_limiting("flights", None)
     assert held == RateLimiting(allowed_messages=6, interval=timedelta(seconds=2))
     assert "at most 100,000 messages in 0:00:01" in cli("limit", "flights", "--reset").stdout, "the pipeline's own"
     assert control.rate_limiting("flights", None) is None
-
-
-def test_a_part_of_a_limit_changes_the_pipeline_s_own(cli, control):
-    cli("limit", "flights", "--allowed", "5")
-    assert control.rate_limiting("flights", None) == RateLimiting(allowed_messages=5, interval=timedelta(seconds=1))
 
 
 class Unlimited(Told):

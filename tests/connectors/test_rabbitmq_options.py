@@ -56,8 +56,6 @@ def test_the_url_is_printed_nowhere():
     ("options", "said"),
     [
         ({"queue": ""}, r"queue\n.*at least 1 character"),
-        ({"queue": None}, r"queue\n.*valid string"),
-        ({"queue": 5}, r"queue\n.*valid string"),
         ({"url": f"{URL}&hartbeat=5"}, r"url\n.*no parameter 'hartbeat'; did you mean 'heartbeat'\?"),
         ({"prefetch_count": 0}, r"prefetch_count\n.*greater than or equal to 1"),
         ({"wait_time_s": 61}, r"wait_time_s\n.*less than or equal to 60"),
@@ -70,9 +68,7 @@ def test_the_url_is_printed_nowhere():
         ({"consume_options": {"no_ack": True}}, r"consume_options.no_ack\n.*Extra inputs"),
         ({"backoff_type": "linear"}, r"backoff_type\n.*'exp', 'rand', 'rand_exp' or 'stop'"),
         ({"backoff_min_s": 0}, r"backoff_min_s\n.*greater than 0"),
-        ({"backoff_min_s": "soon"}, r"backoff_min_s\n.*valid number"),
         ({"backoff_max_s": 0}, r"backoff_max_s\n.*greater than 0"),
-        ({"backoff_max_s": -1}, r"backoff_max_s\n.*greater than 0"),
         ({"backoff_min_s": 31}, r"backoff_min_s is 31, above backoff_max_s \(30\)"),
         ({"colour": "red"}, r"colour\n.*Extra inputs"),
     ],

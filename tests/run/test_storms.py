@@ -88,16 +88,10 @@ def seeds(few: int, many: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("seed", seeds(0, 20))
-def test_a_storm_of_kills_and_stalls_over_a_table(tmp_path, warm_spark, seed):
-    ground = filled_table(tmp_path, warm_spark, 1_500)
-    storm(ground, seed, runs=10)
-    fault_run.run_to_end(ground.place, ground.left)
-    assert_each_message_once(ground, 1_500)
-
-
-@pytest.mark.parametrize("seed", seeds(0, 20))
-def test_a_storm_of_kills_and_stalls_over_postgresql(tmp_path, warm_spark, postgres_url, seed):
-    ground = filled_table(tmp_path, warm_spark, 1_500, postgres_url)
+@pytest.mark.parametrize("database", ["sqlite", "postgres_url"])
+def test_a_storm_of_kills_and_stalls_over_a_table(tmp_path, warm_spark, request, database, seed):
+    url = [] if database == "sqlite" else [request.getfixturevalue(database)]
+    ground = filled_table(tmp_path, warm_spark, 1_500, *url)
     storm(ground, seed, runs=10)
     fault_run.run_to_end(ground.place, ground.left)
     assert_each_message_once(ground, 1_500)

@@ -26,16 +26,21 @@ def test_one_that_stays_away_is_the_reason():
         patiently(_away, Patience(within_s=0.0))
 
 
-def test_a_refusal_is_not_tried_again():
+@pytest.mark.parametrize(
+    ("error", "patience"),
+    [(SourceError("no such queue"), Patience()), (SourceAwayError("gone"), Patience("stop"))],
+    ids=["a refusal", "asked to stop"],
+)
+def test_what_no_wait_helps_is_asked_once(error, patience):
     tries = []
 
     def ask() -> None:
         tries.append(1)
-        raise SourceError("no such queue")
+        raise error
 
-    with pytest.raises(SourceError, match="no such queue"):
-        patiently(ask)
-    assert tries == [1]
+    with pytest.raises(SourceError) as told:
+        patiently(ask, patience)
+    assert (told.value, tries) == (error, [1])
 
 
 def _away() -> None:
@@ -86,15 +91,3 @@ def test_each_wait_begins_with_the_shortest_pause(backoff):
             assert patiently(ask, patience) == "here"
         assert slept[0] == 0.01
         assert all(pause <= longest for pause, longest in zip(slept, [0.01, 0.02, 0.04], strict=True))
-
-
-def test_who_is_asked_to_stop_asks_once():
-    tries = []
-
-    def ask() -> None:
-        tries.append(1)
-        raise SourceAwayError("gone")
-
-    with pytest.raises(SourceAwayError):
-        patiently(ask, Patience("stop"))
-    assert tries == [1]

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from pydantic import BaseModel
 
-from pipeline_platform import Batcher, BatchInfo, Message, Pipeline, Producer
+from pipeline_platform import Batcher, BatchInfo, Message, Pipeline
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.writer import Writer
@@ -20,6 +20,7 @@ from pipeline_platform.tasks.record.staging import STAGED, staged_table
 from tests.fixtures.obedient import ODD
 from tests.fixtures.small_lake import (
     WINDOW,
+    Keeping,
     Memory,
     batch_of,
     batching,
@@ -39,11 +40,10 @@ INFOS: list[BatchInfo] = []
 OTHERS = {"m1": "handled", "m2": "handled"}
 
 
-class Obedient(Pipeline):
+class Obedient(Keeping):
     """Does with a batch what its first message says."""
 
     name = "obedient"
-    producer = Producer(source="memory")
     batchers = {"plain": Batcher(batch_size=3), "typed": Batcher(schema=Stop)}
 
     def handle_message(self, message, context):
@@ -137,11 +137,10 @@ def batched(
 # Cutting, and reading back what was cut
 
 
-class Keyed(Pipeline):
+class Keyed(Keeping):
     """The first word is the key of a message."""
 
     name = "keyed"
-    producer = Producer(source="memory")
     batchers = {"plain": Batcher(batch_size=3)}
 
     def handle_message(self, message, context):

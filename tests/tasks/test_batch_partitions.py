@@ -2,9 +2,11 @@
 
 from typing import Any
 
-from pipeline_platform import Batcher, BatchInfo, Message, Pipeline, Processors, Producer
+import pytest
+
+from pipeline_platform import Batcher, BatchInfo, Message, Pipeline, Processors
 from pipeline_platform.lake.storage import Lake
-from tests.fixtures.small_lake import Memory, batching, done, handled, numbered, outcomes, rows_of
+from tests.fixtures.small_lake import Keeping, Memory, batching, done, handled, numbered, outcomes, rows_of
 from tests.tasks.test_in_order import Keyed
 
 SEEN: list[tuple[BatchInfo, list[str]]] = []
@@ -15,11 +17,10 @@ def number(message: Message) -> int:
     return int(message.data["partition"])
 
 
-class Batched(Pipeline):
+class Batched(Keeping):
     """A payload is its key, its partition and more."""
 
     name = "batched"
-    producer = Producer(source="memory")
     processors = Processors(partition_by=lambda _: 0)
     batchers = {"plain": Batcher(batch_size=2, concurrency=2, partition_by=number)}
 
@@ -84,19 +85,14 @@ def test_a_message_that_the_function_gives_no_partition_fails_alone(lake):
     assert manifest.total("staged:plain") == 2
 
 
-def test_batches_follow_the_source_s_own_order_and_hold_its_partition(lake):
-    source = Keyed(deliveries_=numbered(b"a4", b"b2", b"a2", b"b1", b"a3", b"a1"))
-    told = through(lake, BySource, source)
-    assert [[(info.partition, texts) for info, texts in task] for task in told] == [
-        [("a", ["a1", "a2"]), ("a", ["a3", "a4"])],
-        [("b", ["b1", "b2"])],
-    ]
-
-
-def test_messages_without_a_partition_share_batches_that_any_task_may_take(lake):
-    source = Keyed(deliveries_=numbered(b"01", b"a2", b"03", b"a4", b"05"))
-    told = through(lake, BySource, source)
-    assert [[(info.partition, texts) for info, texts in task] for task in told] == [
-        [("a", ["a2", "a4"]), (None, ["05"])],
-        [(None, ["01", "03"])],
-    ]
+@pytest.mark.parametrize(
+    ("payloads", "batches"),
+    [
+        ("a4 b2 a2 b1 a3 a1", [[("a", ["a1", "a2"]), ("a", ["a3", "a4"])], [("b", ["b1", "b2"])]]),
+        ("01 a2 03 a4 05", [[("a", ["a2", "a4"]), (None, ["05"])], [(None, ["01", "03"])]]),
+    ],
+    ids=["in the source's own order", "those without one go where there is least to do"],
+)
+def test_batches_hold_messages_of_the_source_s_partition(lake, payloads, batches):
+    told = through(lake, BySource, Keyed(deliveries_=numbered(*payloads.encode().split())))
+    assert [[(info.partition, texts) for info, texts in task] for task in told] == batches

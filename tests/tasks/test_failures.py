@@ -187,27 +187,25 @@ def test_a_failure_that_goes_back_to_the_source_is_no_decision_and_no_open_failu
     assert rows_of(lake, "failing", manifest, "failed") == [], "it comes back by intent"
 
 
-def test_the_sources_own_setting_holds_where_a_message_has_none(lake):
-    source = Memory(deliveries_=numbered(b"ok", b"x"), on_success="noop", on_failure="nack:5")
-    manifest = handled(lake, Failing, source=source)
-    told = [(row["outcome"], row["action"]) for row in rows_of(lake, "failing", manifest, "outcomes")]
-    assert told == [("handled", "noop"), ("returned", "nack:5")]
+class Choosing(Obedient):
+    """Says of each message itself what the source is told."""
+
+    name = "choosing"
+
+    def handle_message(self, message, context):
+        return super().handle_message(message.configure_ack(on_success="noop", on_failure="nack:7"), context)
 
 
-def test_what_a_message_says_of_itself_holds_before_the_sources_setting(lake):
-    class Choosing(Obedient):
-        name = "choosing"
-
-        def handle_message(self, message, context):
-            done = message.configure_ack(on_success="noop", on_failure="nack:7").put({"text": ""}, batcher="kept")
-            return done.failed("as told") if message.data == b"fail" else done
-
-    source = Memory(deliveries_=numbered(b"ok", b"fail"), on_failure="nack:5")
-
-    manifest = handled(lake, Choosing, source=source)
-
-    told = [(row["outcome"], row["action"]) for row in rows_of(lake, "choosing", manifest, "outcomes")]
-    assert told == [("handled", "noop"), ("returned", "nack:7")]
+@pytest.mark.parametrize(
+    ("pipeline", "settings", "back"),
+    [(Obedient, {"on_success": "noop"}, "nack:5"), (Choosing, {}, "nack:7")],
+    ids=["the source's", "a message's own before it"],
+)
+def test_what_the_source_is_told_is_as_set(lake, pipeline, settings, back):
+    source = Memory(deliveries_=numbered(b"ok", b"fail"), on_failure="nack:5", **settings)
+    manifest = handled(lake, pipeline, source=source)
+    told = [(row["outcome"], row["action"]) for row in rows_of(lake, pipeline.name, manifest, "outcomes")]
+    assert told == [("handled", "noop"), ("returned", back)]
 
 
 class Twice(Memory):

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from pipeline_platform import Failure, Message, Pipeline, Processors, Producer, TableBatcher
+from pipeline_platform import Failure, Message, Pipeline, Processors
 from tests.fixtures.obedient import ODD, GhostlyText, Obedient, PanicError
-from tests.fixtures.small_lake import Memory, Row, handled, numbered, outcomes, received, rows_of
+from tests.fixtures.small_lake import Keeping, Memory, Row, handled, numbered, outcomes, received, rows_of
 
 FAULTS = {
     "raise": ("ValueError", "as told"),
@@ -168,12 +168,10 @@ def test_a_source_that_delivers_a_message_without_an_id_is_named(lake):
         received(lake, "p", Nameless(deliveries_=numbered(b"")))
 
 
-class Odd(Pipeline):
+class Odd(Keeping):
     """The callback that `where` names sets `what`, past the methods, on the message `odd`, and may raise then."""
 
     name = "odd"
-    producer = Producer(source="memory")
-    batchers = {"kept": TableBatcher(schema=Row)}
     where, raises = "", False
     what: tuple[str, Any] = ("", None)
 
@@ -251,12 +249,10 @@ def test_a_kind_of_text_is_text_whatever_it_makes_of_itself(lake):
     assert [row["batch_key"] for row in rows_of(lake, "odd", manifest, "kept")] == ["default", "k"]
 
 
-class Oddly(Pipeline):
+class Oddly(Keeping):
     """Fails what it gets, for no reason that is text."""
 
     name = "oddly"
-    producer = Producer(source="memory")
-    batchers = {"kept": TableBatcher(schema=Row)}
 
     def handle_message(self, message: Message, context: Any) -> Message:
         return message.failed(Failure(kind=ValueError, reason=None, stage=5))  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline_platform import Pipeline, Processors, Producer, TableBatcher
+from pipeline_platform import Processors
 from pipeline_platform.control.pace import Pace
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.tasks.host import isolation
@@ -23,7 +23,7 @@ from pipeline_platform.tasks.host.fork import Death, Written
 from pipeline_platform.tasks.host.isolation import BEGUN_AGAIN, Try, isolate
 from pipeline_platform.tasks.record.staging import STAGED
 from tests.fixtures.fragile import Fragile, Gathering, harm
-from tests.fixtures.small_lake import Row, handled, outcomes, rows_of
+from tests.fixtures.small_lake import Keeping, Row, handled, outcomes, rows_of
 from tests.tasks.test_batch import batched, staged
 
 WAYS = ["exit", "close"]
@@ -115,11 +115,9 @@ def test_a_block_of_many_killers_is_not_begun_for_each_of_them(lake, diary):
 
 @pytest.mark.parametrize(("quick_s", "given"), [(10**6, [10, 20, 40, 30]), (0, [10] * 10)])
 def test_tries_grow_as_long_as_they_are_quick_and_one_host_makes_them(lake, monkeypatch, quick_s, given):
-    class Placed(Pipeline):
+    class Placed(Keeping):
         name = "placed"
-        producer = Producer(source="memory")
         processors = Processors(chunk_size=10)
-        batchers = {"kept": TableBatcher(schema=Row)}
 
         def handle_message(self, message, context):
             return message.put(Row(text=str(os.getpid())), batcher="kept")
@@ -148,10 +146,8 @@ def test_a_killer_of_a_serializer_costs_its_block_two_more_tries(lake, diary, sm
 
 
 def test_a_thread_that_kills_after_its_message_returned_costs_no_message_for_good(lake):
-    class Late(Pipeline):
+    class Late(Keeping):
         name = "late"
-        producer = Producer(source="memory")
-        batchers = {"kept": TableBatcher(schema=Row)}
 
         def handle_message(self, message, context):
             if message.data == b"later":
@@ -169,10 +165,8 @@ def test_a_thread_that_kills_after_its_message_returned_costs_no_message_for_goo
 
 
 def test_each_try_has_an_instance_and_connections_of_its_own(lake, tmp_path):
-    class Connected(Pipeline):
+    class Connected(Keeping):
         name = "connected"
-        producer = Producer(source="memory")
-        batchers = {"kept": TableBatcher(schema=Row)}
 
         def __init__(self):
             self.made_in = os.getpid()

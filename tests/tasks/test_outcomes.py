@@ -9,14 +9,13 @@ from pydantic import BaseModel, computed_field, field_validator
 from pipeline_platform import Batcher, Pipeline, Producer, TableBatcher
 from pipeline_platform.lake.storage import Lake
 from tests.fixtures.obedient import Obedient
-from tests.fixtures.small_lake import WINDOW, Row, batching, done, handled, outcomes, rows_of
+from tests.fixtures.small_lake import WINDOW, Keeping, Row, batching, done, handled, outcomes, rows_of
 from tests.model.test_columns import EVERYTHING, Everything
 
 
 def test_messages_go_to_their_batchers_with_their_keys(lake):
-    class Sorting(Pipeline):
+    class Sorting(Keeping):
         name = "sorting"
-        producer = Producer(source="memory")
         batchers = {"odd": TableBatcher(schema=Row), "even": TableBatcher(schema=Row)}
 
         def handle_message(self, message, context):
@@ -71,9 +70,8 @@ class Camel(BaseModel):
         return value
 
 
-class Batching(Pipeline):
+class Batching(Keeping):
     name = "batching"
-    producer = Producer(source="memory")
     batchers = {"typed": Batcher(schema=Camel), "plain": Batcher()}
 
     def handle_message(self, message, context):
@@ -115,10 +113,8 @@ def test_many_reasons_and_keys_do_not_fill_the_tasks_memory(lake, monkeypatch):
 
 
 def test_a_long_batch_key_is_cut_in_what_the_driver_is_told_and_whole_in_its_table(lake):
-    class Verbose(Pipeline):
+    class Verbose(Keeping):
         name = "verbose"
-        producer = Producer(source="memory")
-        batchers = {"kept": TableBatcher(schema=Row)}
 
         def handle_message(self, message, context):
             return message.put_batcher("kept").put_data(Row(text="")).put_batch_key(message.data.decode() * 10_000)
@@ -130,9 +126,8 @@ def test_a_long_batch_key_is_cut_in_what_the_driver_is_told_and_whole_in_its_tab
 
 
 def test_what_the_driver_is_told_is_a_sample_without_payloads(lake):
-    class Typed(Pipeline):
+    class Typed(Keeping):
         name = "typed"
-        producer = Producer(source="memory")
         batchers = {"kept": TableBatcher(schema=Flight)}
 
         def handle_message(self, message, context):
@@ -162,11 +157,10 @@ class Flight(BaseModel):
     late: int
 
 
-class Both(Pipeline):
+class Both(Keeping):
     """The same data to a table and to a callback that changes nothing."""
 
     name = "both"
-    producer = Producer(source="memory")
     batchers = {"table": TableBatcher(schema=Everything), "callback": Batcher(schema=Everything)}
 
     def handle_message(self, message, context):

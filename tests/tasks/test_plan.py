@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import BaseModel
 
-from pipeline_platform import Batcher, BatchInfo, Failure, Message, Pipeline, Producer, Retry, Splitter
+from pipeline_platform import Batcher, BatchInfo, Failure, Message, Retry, Splitter
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.reader import RowRange
 from pipeline_platform.lake.storage import Lake
@@ -15,7 +15,7 @@ from pipeline_platform.tasks.batch import batch_plan
 from pipeline_platform.tasks.batch.batch_plan import CutBatches, plan_table
 from pipeline_platform.tasks.batch.handle_batches import HandleBatches
 from pipeline_platform.tasks.record.staging import staged_table
-from tests.fixtures.small_lake import Memory, done, handled, outcomes, ranges, returned, rows_of
+from tests.fixtures.small_lake import Keeping, Memory, done, handled, outcomes, ranges, returned, rows_of
 
 
 class Parcel(BaseModel):
@@ -40,11 +40,10 @@ def load(message: Message, weight: int) -> Any:
     return ("emit" if weight >= 10 else "cont"), weight
 
 
-class Boxes(Pipeline):
+class Boxes(Keeping):
     """Puts parcels into boxes, by their destination."""
 
     name = "boxes"
-    producer = Producer(source="memory")
     batchers = {"box": Batcher(schema=Parcel, batch_size=Splitter(initial=0, step=load))}
 
     def handle_message(self, message, context):

@@ -5,18 +5,17 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from pipeline_platform import Batcher, Message, Pipeline, Processors, Producer, TableBatcher
+from pipeline_platform import Batcher, Message, Processors, TableBatcher
 from pipeline_platform.tasks.record.staging import staged_table
 from tests.fixtures.obedient import Obedient
-from tests.fixtures.small_lake import DRIVEN_AGAIN, Memory, Row, handled, numbered, outcomes, rows_of
+from tests.fixtures.small_lake import DRIVEN_AGAIN, Keeping, Memory, Row, handled, numbered, outcomes, rows_of
 from tests.tasks.test_batch import batched, staged
 
 
-class Rescuing(Pipeline):
+class Rescuing(Keeping):
     """Fails messages where their words say, and brings back those that say `back`."""
 
     name = "rescuing"
-    producer = Producer(source="memory")
     processors = Processors(chunk_size=3, rescue=True)
     batchers = {"kept": TableBatcher(schema=Row), "called": Batcher(rescue=True)}
     seen: list[str | None] = []
