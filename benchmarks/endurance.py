@@ -71,8 +71,12 @@ class Feed:
         self._thread.join()
 
     def is_through(self, deployment: Deployment) -> bool:
-        """Whether the source waits for nothing, and no receive of it is unfinished."""
-        return not deployment.unfinished(self.name) and not self.ground.left()
+        """Whether each message is in a table, the source waits for none, and no receive of it is unfinished.
+
+        Of Pub/Sub nobody can tell what is leased: what no table has may still come.
+        """
+        is_idle = not deployment.unfinished(self.name) and not self.ground.left()
+        return is_idle and not self.account(deployment)[0]["lost"]
 
     def account(self, deployment: Deployment) -> tuple[dict[str, int], str]:
         """Count what came of the messages, and say what is wrong with it."""
@@ -164,6 +168,16 @@ def grown(series: list[tuple[float, float]]) -> tuple[float, float]:
     return statistics.median(third or fourth), statistics.median(fourth)
 
 
+def python_of(server: int) -> list[int]:
+    """Spark's Python processes: of its session, for workers outlive the daemon that forked them, and serve on."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, ProcessLookupError):
+            if os.getsid(process.pid) == os.getsid(server) and "preloading_daemon" in process.cmdline():
+                found.append(process.pid)
+    return found
+
+
 def killing(deployment: Deployment, feeds: list[Feed], watch: Watch, seconds: float, chance: random.Random) -> None:
     """Kill now and then, for so long."""
     timers: list[threading.Timer] = []
@@ -179,11 +193,7 @@ def killing(deployment: Deployment, feeds: list[Feed], watch: Watch, seconds: fl
         feed = chance.choice(feeds)
         running = deployment.under_way()
         server = spark_server.status(deployment.spark_folder)
-        python = [
-            child.pid
-            for child in (psutil.Process(server.pid).children(recursive=True) if server else [])
-            if child.name().startswith("python")
-        ]
+        python = python_of(server.pid) if server else []
         if not (running and python):  # all wait for the server that died last
             continue
         scene = Scene(deployment, feed.ground, chance.choice(running), chance.choice(python), later)
