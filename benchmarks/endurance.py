@@ -71,12 +71,13 @@ class Feed:
         self._thread.join()
 
     def is_through(self, deployment: Deployment) -> bool:
-        """Whether each message is in a table, the source waits for none, and no receive of it is unfinished.
+        """Whether no receive is unfinished, each message is in a table, and the source waits for none.
 
-        Of Pub/Sub nobody can tell what is leased: what no table has may still come.
+        The source is asked last: of Pub/Sub only a pull tells, and one that is given up keeps what it would have got.
         """
-        is_idle = not deployment.unfinished(self.name) and not self.ground.left()
-        return is_idle and not self.account(deployment)[0]["lost"]
+        if deployment.unfinished(self.name) or self.account(deployment)[0]["lost"]:
+            return False
+        return not self.ground.left()
 
     def account(self, deployment: Deployment) -> tuple[dict[str, int], str]:
         """Count what came of the messages, and say what is wrong with it."""

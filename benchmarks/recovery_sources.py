@@ -23,6 +23,9 @@ SERVERS = Path(os.environ.get("PIPELINE_SERVERS", Path(__file__).parents[1] / ".
 AWAY_S = 10.0
 """For how long a server is away that dies."""
 
+PUBSUB_LEASE_S = 60
+"""Well below the ten minutes after which the local Pub/Sub forgets what nobody holds."""
+
 
 class Ground(NamedTuple):
     """A source that exists.
@@ -144,9 +147,10 @@ def on_pubsub(folder: Path) -> Iterator[Ground]:
     from pipeline_platform.connectors.pubsub.google_cloud import connected
 
     with pubsub.serve(SERVERS) as server:
-        subscription = pubsub.subscribe(server.address, f"recovery-{uuid4().hex[:8]}")
+        subscription = pubsub.subscribe(server.address, f"recovery-{uuid4().hex[:8]}", PUBSUB_LEASE_S)
         topic = subscription.replace("/subscriptions/", "/topics/")
-        options = {"name": "queue", "subscription": subscription, "topic": topic, "emulator_host": server.address}
+        options: dict[str, Any] = {"name": "queue", "subscription": subscription, "topic": topic}
+        options |= {"emulator_host": server.address, "ack_deadline_s": PUBSUB_LEASE_S}
 
         def left() -> int:
             with connected(SubscriberClient, server.address) as client:

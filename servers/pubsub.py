@@ -1,6 +1,7 @@
 """A Google Cloud Pub/Sub server for tests and the demo: Google's own `pstest`, in the small Go program of `pubsub/`.
 
-It keeps everything in memory and checks no credentials. Clients find it by `PUBSUB_EMULATOR_HOST`.
+It keeps everything in memory and checks no credentials. Clients find it by `PUBSUB_EMULATOR_HOST`. Unlike Pub/Sub, it
+drops what nobody holds ten minutes after it was sent: keep leases shorter where those that hold messages are killed.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ _SPANS = sa.Table(
 
 
 class LogPositions(Database):
-    """The part of the control store that remembers logs; see `source.positions.Positions`."""
+    """The part of the control store that remembers logs; see `source.offsets.Positions`."""
 
     def places(self, source: str) -> dict[str, Place]:
         """Say what is known of each partition of a source."""
