@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline_platform.lake.column_types import SchemaChangeError, refuse_changes
-from pipeline_platform.lake.kept_windows import check_windows
 from pipeline_platform.lake.manifest import File
+from pipeline_platform.lake.refused_changes import SchemaChangeError, check_windows, refuse_changes
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.message import MESSAGES
 from pipeline_platform.model.pipeline import Pipeline

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import dagster as dg
 
-from pipeline_platform.lake.column_types import SchemaChangeError
+from pipeline_platform.lake.refused_changes import SchemaChangeError
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.checks import check_together

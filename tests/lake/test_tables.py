@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 from pydantic import BaseModel
 
-from pipeline_platform.lake.column_types import SchemaChangeError
 from pipeline_platform.lake.decision import decide, publish, transaction_of
+from pipeline_platform.lake.refused_changes import SchemaChangeError
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import (
     FENCED,

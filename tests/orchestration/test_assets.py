@@ -7,7 +7,7 @@ import dagster as dg
 import pytest
 
 from pipeline_platform.connectors.table_queue import TableQueue
-from pipeline_platform.lake.column_types import SchemaChangeError
+from pipeline_platform.lake.refused_changes import SchemaChangeError
 from pipeline_platform.orchestration.graph import pipeline_assets
 from pipeline_platform.orchestration.jobs import RunTags
 from tests.fixtures.dagster import WINDOW, figures, rows_of
