@@ -19,6 +19,7 @@ from pipeline_platform.orchestration.backlog_check import backlog_check, backlog
 from pipeline_platform.orchestration.graph import asset_keys, pipeline_assets
 from pipeline_platform.orchestration.jobs import maintenance_job, pipeline_jobs
 from pipeline_platform.orchestration.lake_resources import IO_MANAGER, LakeIOManager, LakeResource
+from pipeline_platform.orchestration.launchpad import out_of_launchpad
 from pipeline_platform.orchestration.limits_job import limits_job
 from pipeline_platform.orchestration.producers import producer_sensor
 from pipeline_platform.orchestration.run_checks import run_checks
@@ -95,12 +96,15 @@ def platform_definitions(
     given = {key: asset for asset in assets if isinstance(asset, dg.AssetsDefinition) for key in asset.keys}
     named = {sensor.name for sensor in sensors}
     io_manager = LakeIOManager(lake=resources["lake"], spark=resources["spark"])
+    resources = {"acknowledger": AcknowledgerResource(), IO_MANAGER: io_manager, **resources}
+    for resource in resources.values():
+        out_of_launchpad(resource)
     return dg.Definitions.merge(
         *(_definitions(pipeline, given, named) for pipeline in pipelines),
         dg.Definitions(
             assets=list(assets),
             sensors=[*sensors, *([alerts_sensor(pipelines, alerts)] if alerts else [])],
-            resources={"acknowledger": AcknowledgerResource(), IO_MANAGER: io_manager, **resources},
+            resources=resources,
         ),
     )
 

@@ -1,0 +1,38 @@
+"""Resources whose options the launchpad leaves out, and takes all the same.
+
+Needs what is private in Dagster, tried with 1.13.27; where that is another, the launchpad spells all options out.
+"""
+
+import copy
+from typing import Any
+
+import dagster as dg
+
+try:
+    from dagster._core.definitions.definition_config_schema import ConfiguredDefinitionConfigSchema
+except ImportError:  # pragma: no cover - of a later Dagster
+    ConfiguredDefinitionConfigSchema = None  # type: ignore[assignment, misc]
+
+
+def out_of_launchpad(resource: Any) -> None:
+    """Keep a resource's options out of the config that the launchpad opens with; those that are given hold."""
+    if ConfiguredDefinitionConfigSchema is None or not isinstance(resource, dg.ConfigurableResource):
+        return
+    definition = resource.get_resource_definition()  # the same at each call
+    bound = copy.copy(definition)
+    field = bound.get_config_field()
+    if isinstance(definition.config_schema, ConfiguredDefinitionConfigSchema) or not field.default_provided:
+        return
+    values, kind = field.default_value, field.config_type
+    assert isinstance(kind, dg.Shape)
+    options = {
+        name: dg.Field(one.config_type, is_required=False, description=one.description)
+        for name, one in kind.fields.items()
+    }
+
+    class Bound(ConfiguredDefinitionConfigSchema):
+        default_provided = True
+        default_value_as_json_str = field.default_value_as_json_str  # the page of resources shows it
+
+    schema = dg.ResourceDefinition(lambda _: None, options).config_schema
+    definition._config_schema = Bound(bound, schema, lambda given: {**values, **given})
