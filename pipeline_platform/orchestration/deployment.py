@@ -94,15 +94,16 @@ def platform_definitions(
     BUILT.append(Built(tuple(pipelines), resources))
     resources = {**resources, "spark": shipping_also(resources["spark"], packages_of(pipelines, resources))}
     given = {key: asset for asset in assets if isinstance(asset, dg.AssetsDefinition) for key in asset.keys}
+    pulled = [asset_keys(pipeline)["messages"] for pipeline in pipelines]
     named = {sensor.name for sensor in sensors}
     io_manager = LakeIOManager(lake=resources["lake"], spark=resources["spark"])
     resources = {"acknowledger": AcknowledgerResource(), IO_MANAGER: io_manager, **resources}
     for resource in resources.values():
         out_of_launchpad(resource)
     return dg.Definitions.merge(
-        *(_definitions(pipeline, given, named) for pipeline in pipelines),
+        *(_definitions(pipeline, given, named, resources) for pipeline in pipelines),
         dg.Definitions(
-            assets=list(assets),
+            assets=[asset for asset in assets if asset not in [given.get(key) for key in pulled]],
             sensors=[*sensors, *([alerts_sensor(pipelines, alerts)] if alerts else [])],
             resources=resources,
         ),
@@ -186,18 +187,27 @@ def check_models(pipeline: type[Pipeline], resource: Any) -> None:
 
 
 def _definitions(
-    pipeline: type[Pipeline], given: Mapping[dg.AssetKey, dg.AssetsDefinition], named: Container[str]
+    pipeline: type[Pipeline],
+    given: Mapping[dg.AssetKey, dg.AssetsDefinition],
+    named: Container[str],
+    resources: Mapping[str, Any],
 ) -> dg.Definitions:
-    """What one pipeline is in Dagster, but for assets and sensors that are given; each producer has its own sensors."""
-    own = given.get(asset_keys(pipeline)["messages"])
-    assets, producers = own or pipeline_assets(pipeline), pipeline.producers_of()
+    """What one pipeline is in Dagster, but for sensors that are given; each producer has its own sensors."""
+    messages, producers = asset_keys(pipeline)["messages"], pipeline.producers_of()
+    connectors = filter(None, (connector_of(resources[one.source]) for one in producers.values()))
+    kinds = {connector.__name__.removesuffix("Source").lower() for connector in connectors}
+    # Dagster takes three kinds at most, and Spark and Delta are two.
+    (assets,) = dg.map_asset_specs(
+        lambda spec: spec.merge_attributes(kinds=kinds) if spec.key == messages and len(kinds) == 1 else spec,
+        [given.get(messages) or pipeline_assets(pipeline)],
+    )
     sensors = [
         *(producer_sensor(pipeline, name) for name in producers),
         *(backlog_sensor(pipeline, name) for name, one in producers.items() if one.oldest_allowed or one.schedule),
         *([retry_sensor(pipeline)] if pipeline.retry else []),
     ]
     return dg.Definitions(
-        assets=[] if own else [assets],
+        assets=[assets],
         asset_checks=[*run_checks(pipeline), *(backlog_check(pipeline, name) for name in producers)],
         jobs=[*pipeline_jobs(pipeline, assets), maintenance_job(pipeline), limits_job(pipeline)],
         sensors=[sensor for sensor in sensors if sensor.name not in named],

@@ -167,6 +167,14 @@ def test_each_job_knows_its_origin_on_any_partition_and_leaves_the_config_to_who
     assert job.tags["dagster/max_retries"] == "0"
 
 
+def test_messages_show_the_kind_of_their_source():
+    defs = platform_definitions([Told], resources_at("nowhere", "nowhere"))
+
+    kinds = {node.key.path[-1]: node.kinds for node in defs.resolve_asset_graph().asset_nodes}
+    assert kinds["messages"] == {"spark", "deltalake", "moodyqueue"}
+    assert kinds["lines"] == {"spark", "deltalake"}
+
+
 def test_runs_of_a_job_do_not_look_at_the_backlog():
     job = platform_definitions([Told], resources_at("nowhere", "nowhere")).resolve_job_def("told_pull")
     assert [node.name for node in job.graph.nodes] == ["told"]
