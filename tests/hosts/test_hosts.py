@@ -76,7 +76,8 @@ def test_each_message_once(kind, which, layout, counting):
     counting.send(EACH)
     began = time.monotonic()
     try:
-        await_(lambda: counting.handled() > before, WITHIN_S)  # others are under way
+        await_(lambda: counting.handled() > before, WITHIN_S)
+        assert counting.handled() < counting.sent, "a fault after the work shows nothing: raise HOSTS_MESSAGES"
         if kind == "link":
             layout.link(which, "down")
             time.sleep(DOWN_S)
