@@ -274,14 +274,14 @@ def main() -> None:
         for feed in feeds:
             feed.join()
             _say(f"{feed.name}: all {feed.sent:,} sent")
-        end = time.monotonic() + DONE_WITHIN_S
-        while time.monotonic() < end and not all(feed.is_through(deployment) for feed in feeds):
+        end, waiting = time.monotonic() + DONE_WITHIN_S, feeds
+        while (waiting := [feed for feed in waiting if not feed.is_through(deployment)]) and time.monotonic() < end:
             time.sleep(2)
         watch.end()
         print("| source | sent | kept | failed | twice | lost | |\n|-|-|-|-|-|-|-|")
         for feed in feeds:
             counts, what = feed.account(deployment)
-            if not feed.is_through(deployment):
+            if feed in waiting:
                 what = f"{what} not through after {DONE_WITHIN_S:.0f} s".strip()
             wrong += [what] if what else []
             print(f"| {feed.name} | {' | '.join(f'{count:,}' for count in counts.values())} | {what} |")

@@ -94,7 +94,7 @@ def platform_definitions(
     BUILT.append(Built(tuple(pipelines), resources))
     resources = {**resources, "spark": shipping_also(resources["spark"], packages_of(pipelines, resources))}
     given = {key: asset for asset in assets if isinstance(asset, dg.AssetsDefinition) for key in asset.keys}
-    pulled = [asset_keys(pipeline)["messages"] for pipeline in pipelines]
+    own = [given.get(asset_keys(pipeline)["messages"]) for pipeline in pipelines]
     named = {sensor.name for sensor in sensors}
     io_manager = LakeIOManager(lake=resources["lake"], spark=resources["spark"])
     resources = {"acknowledger": AcknowledgerResource(), IO_MANAGER: io_manager, **resources}
@@ -103,7 +103,7 @@ def platform_definitions(
     return dg.Definitions.merge(
         *(_definitions(pipeline, given, named, resources) for pipeline in pipelines),
         dg.Definitions(
-            assets=[asset for asset in assets if asset not in [given.get(key) for key in pulled]],
+            assets=[asset for asset in assets if asset not in own],
             sensors=[*sensors, *([alerts_sensor(pipelines, alerts)] if alerts else [])],
             resources=resources,
         ),

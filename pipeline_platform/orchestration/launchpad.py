@@ -1,6 +1,6 @@
 """Resources whose options the launchpad leaves out, and takes all the same.
 
-Needs what is private in Dagster, tried with 1.13.27; where that is another, the launchpad spells all options out.
+Needs what is private in Dagster 1.13.27; where the class that it names is gone, the launchpad spells all options out.
 """
 
 import copy
