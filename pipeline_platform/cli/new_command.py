@@ -1,7 +1,6 @@
 """`pipeline-platform new`: a pipeline in this checkout, its source, a test, and its lines in `definitions.py`."""
 
 import re
-from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
 from string import Template
@@ -53,7 +52,7 @@ $options
 _PIPELINE = '''\
 """The pipeline `$name`: what its messages are, and what becomes of them."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from pydantic import BaseModel
@@ -74,7 +73,6 @@ class $Class(Pipeline):
     name = "$name"
     producer = Producer(source="$key", patience=timedelta(seconds=5))
     batchers = {"lake": TableBatcher(schema=Row)}
-    first_window = datetime($now, tzinfo=UTC)
 
     def handle_message(self, message: Message, context: Any) -> Message:
         """Put a message into the table; one that does not fit `Row` fails, and waits in `$name/failed`."""
@@ -119,7 +117,6 @@ def new(
         "connector": connector,
         "imports": "" if source is Kind.table else "import dagster as dg\n\n",
         "home": "from pipeline_platform.home import home\n" if source is Kind.table else "",
-        "now": f"{datetime.now(UTC):%Y, %-m, %-d, %-H}",
     }
     words["options"] = "\n".join(f"    {Template(option).substitute(words)}," for option in options)
     texts = {f"pipelines/{name}.py": _PIPELINE, f"pipelines/test_{name}.py": _TEST, f"resources/{key}.py": _SOURCE}

@@ -27,6 +27,14 @@ _DEPLOYMENT = sa.Table(
 )
 """One row: the id of this store, made with its tables."""
 
+_WINDOWS = sa.Table(
+    "control_windows",
+    TABLES,
+    sa.Column("pipeline", sa.Text, primary_key=True),
+    sa.Column("first_window", sa.Text, nullable=False),
+)
+"""The first window of each pipeline whose class leaves it open, by its key."""
+
 
 def _add_alone(connection: sa.Connection) -> None:
     connection.exec_driver_sql("ALTER TABLE control_receives ADD COLUMN alone BOOLEAN DEFAULT FALSE NOT NULL")
@@ -37,6 +45,7 @@ STEPS: Final[list[Callable[[sa.Connection], None]]] = [
     _add_alone,
     lambda _: None,  # control_ended
     lambda _: None,  # control_deployment
+    lambda _: None,  # control_windows
 ]
 """The first step changes the tables of version 1, with what is in them, to those of version 2; and so on.
 
@@ -89,6 +98,18 @@ class ControlStore(Throttle, Claims, Overriding, LogPositions):
                 self._id = connection.execute(sa.select(_DEPLOYMENT.c.id)).scalar_one()
         host = os.environ.get("DAGSTER_CLOUD_DEPLOYMENT_NAME") or socket.gethostname()
         return Reader(self._id, f"{host} (control store {self})", time.time())
+
+    def first_window(self, pipeline: str, unless_kept: Callable[[], str]) -> str:
+        """Return the first window of a pipeline, the same for all that ask; `unless_kept` says it if nobody has yet."""
+        kept = sa.select(_WINDOWS.c.first_window).where(_WINDOWS.c.pipeline == pipeline)
+        with self.reading() as connection:
+            if found := connection.execute(kept).scalar():
+                return str(found)
+        window = unless_kept()
+        with self.writing() as connection:
+            new = insert(connection, _WINDOWS).values(pipeline=pipeline, first_window=window)
+            connection.execute(new.on_conflict_do_nothing())
+            return str(connection.execute(kept).scalar_one())
 
     def prepare(self, engine: sa.Engine) -> None:
         """Make the tables that are missing, and bring those of an earlier release up to this one."""

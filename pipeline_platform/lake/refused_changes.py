@@ -78,7 +78,7 @@ class KeptWindows(BaseModel, frozen=True):
     """The options that windows follow from."""
 
     window_cron: str
-    first_window: AwareDatetime
+    first_window: AwareDatetime | None
 
 
 def check_windows(lake: Lake, pipeline: type[Pipeline], windows_with_data: Callable[[], Collection[str]]) -> None:
@@ -110,7 +110,7 @@ def check_windows(lake: Lake, pipeline: type[Pipeline], windows_with_data: Calla
                 f"{kept.window_cron!r}, whose keys would mean other times. Set it back, or give the pipeline a new name"
             )
         begins = datetime.strptime(oldest, WINDOW_FORMAT).replace(tzinfo=UTC)
-        if begins < pipeline.first_window:
+        if pipeline.first_window and begins < pipeline.first_window:
             raise PipelineError(
                 f"{name}.first_window is {pipeline.first_window.isoformat()}: the tables of {pipeline.name} hold data "
                 f"from window {oldest} on, and what is before first_window could not be retried. "

@@ -351,7 +351,7 @@ class Tables:
 
     def ensure(self) -> None:
         """Make or widen every table, by `check_windows` and `Table.ensure`. A run does it before it leases anything."""
-        check_windows(self.lake, self.pipeline, self._windows_with_data)
+        check_windows(self.lake, self.pipeline, self.windows_with_data)
         for name in self.names:
             self[name].ensure()
 
@@ -372,7 +372,8 @@ class Tables:
         for name in self.names:
             self[name].begins(receive_id)
 
-    def _windows_with_data(self) -> set[str]:
+    def windows_with_data(self) -> set[str]:
+        """The windows that any table has files of."""
         found = set()
         for table in map(self.__getitem__, self.names):
             if table.exists():

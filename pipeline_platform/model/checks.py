@@ -78,7 +78,7 @@ _OPTIONS: Mapping[str, tuple[Callable[[Any], object], str]] = {
     "acks_immediately": (_is(bool), "it is True or False"),
     "shutdown": (is_duration, DURATION),
     "first_window": (
-        lambda value: isinstance(value, datetime) and value.utcoffset() is not None,
+        lambda value: value is None or (isinstance(value, datetime) and value.utcoffset() is not None),
         "it must be a time with its zone: datetime(2026, 1, 1, tzinfo=UTC)",
     ),
     "telemetry": (are_functions, f"it must be a dict of plain functions by event; there is {', '.join(EVENTS)}"),

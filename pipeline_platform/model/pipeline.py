@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ValidationError
@@ -46,7 +46,8 @@ class Pipeline:
             `staticmethod`.
         context: A pydantic model with defaults, handed to every callback; a run can override its fields.
         window_cron: When a window begins, in UTC; hourly by default. Once there is data, another one is refused.
-        first_window: When the first one begins, with its time zone. Once there is data, a later begin is refused.
+        first_window: When the first one begins, with its time zone. Once there is data, a later begin is refused. None
+            for the window in which the definitions are first loaded; the control store keeps it.
         retention: How long windows are kept.
         fail_run_on: `never`, `any`, or the share of failed messages (0 to 1) above which a run ends red, after
             everything is published and acknowledged.
@@ -69,7 +70,7 @@ class Pipeline:
     partition_by: ClassVar[Callable[[Message], int] | Literal["source"] | None] = None
     context: ClassVar[BaseModel | None] = None
     window_cron: ClassVar[str] = "0 * * * *"
-    first_window: ClassVar[datetime] = datetime(2026, 1, 1, tzinfo=UTC)
+    first_window: ClassVar[datetime | None] = None
     retention: ClassVar[Retention] = Retention()
     fail_run_on: ClassVar[Literal["never", "any"] | float] = "never"
     retry: ClassVar[Retry | None] = None

@@ -6,6 +6,10 @@ WINDOW_FORMAT = "%Y-%m-%dT%H%M"
 """A window's key is its beginning in UTC. Nothing in it needs quoting in a path, and keys sort as times do."""
 
 
+EARLIEST = datetime(2026, 1, 1, tzinfo=UTC)
+"""Before any data that there can be: where the first window is not known, none is missing."""
+
+
 def window_key(start: datetime) -> str:
     """The key of the window that begins at `start`."""
     return start.astimezone(UTC).strftime(WINDOW_FORMAT)

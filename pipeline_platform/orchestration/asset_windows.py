@@ -1,13 +1,21 @@
 """The partitions of a pipeline's assets."""
 
-from collections.abc import Collection
+import warnings
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import groupby
+from typing import Any
 
 import dagster as dg
 
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.tables import Tables
+from pipeline_platform.model.failure import reason_of
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.model.windows import WINDOW_FORMAT
+from pipeline_platform.model.windows import EARLIEST, WINDOW_FORMAT
+
+_FIRST: dict[type[Pipeline], datetime] = {}
+"""The first windows of classes that leave it open, as the control store that their deployment has keeps them."""
 
 WHEN_NEW = dg.AutomationCondition.eager().without(~dg.AutomationCondition.any_deps_missing())
 """For assets downstream: as `eager()`, whenever a window is new, although windows without messages stay missing."""
@@ -17,11 +25,40 @@ class NoWindowError(Exception):
     """No window has begun yet."""
 
 
+def find_first_windows(pipelines: Sequence[type[Pipeline]], resources: Mapping[str, Any]) -> None:
+    """Have the windows of pipelines that name no first one begin where the control store says.
+
+    Each process makes the partitions when it loads the definitions, and all have to agree. The first that loads them
+    keeps the window of that moment, or the oldest with data. One that cannot ask begins earlier, and misses none.
+    """
+    unsaid = [pipeline for pipeline in pipelines if pipeline.first_window is None]
+    for pipeline in unsaid:
+        _FIRST.pop(pipeline, None)
+    if not unsaid:
+        return
+    try:
+        with dg.build_resources({key: resources[key] for key in ("control", "lake")}) as built:
+            for pipeline in unsaid:
+                first = built.control.first_window(pipeline.name, lambda one=pipeline: _first_of(one, built.lake))
+                _FIRST[pipeline] = datetime.strptime(first, WINDOW_FORMAT).replace(tzinfo=UTC)
+    except Exception as error:  # whatever a resource of theirs raises
+        names = ", ".join(pipeline.name for pipeline in unsaid if pipeline not in _FIRST)
+        warnings.warn(
+            f"{names}: windows begin with {EARLIEST:%Y-%m-%d} until the definitions are loaded again, for it cannot be "
+            f"known when the first one began: {reason_of(error)}",
+            stacklevel=3,
+        )
+
+
+def _first_of(pipeline: type[Pipeline], lake: Lake) -> str:
+    return min({window_now(pipeline)} | Tables(lake, pipeline).windows_with_data())
+
+
 def windows_of(pipeline: type[Pipeline]) -> dg.TimeWindowPartitionsDefinition:
     """A partition for each window, the one that is open now among them."""
     return dg.TimeWindowPartitionsDefinition(
         cron_schedule=pipeline.window_cron,
-        start=pipeline.first_window.astimezone(UTC),  # Dagster would put its zone in place of another
+        start=_begin(pipeline).astimezone(UTC),  # Dagster would put its zone in place of another
         fmt=WINDOW_FORMAT,
         timezone="UTC",
         end_offset=1,
@@ -33,8 +70,12 @@ def window_now(pipeline: type[Pipeline], now: datetime | None = None) -> str:
     with dg.partition_loading_context(effective_dt=now or datetime.now(UTC)):
         key = windows_of(pipeline).get_last_partition_key()
     if key is None:
-        raise NoWindowError(f"{pipeline.name}: no window has begun yet; first_window is {pipeline.first_window}")
+        raise NoWindowError(f"{pipeline.name}: no window has begun yet; first_window is {_begin(pipeline)}")
     return key
+
+
+def _begin(pipeline: type[Pipeline]) -> datetime:
+    return pipeline.first_window or _FIRST.get(pipeline, EARLIEST)
 
 
 def contiguous(pipeline: type[Pipeline], windows: Collection[str]) -> list[list[str]]:

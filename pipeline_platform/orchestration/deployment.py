@@ -15,6 +15,7 @@ from pipeline_platform.model.partition import SOURCE
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from pipeline_platform.model.strict_options import nearest
 from pipeline_platform.orchestration.alerts import To, alerts_sensor
+from pipeline_platform.orchestration.asset_windows import find_first_windows, windows_of
 from pipeline_platform.orchestration.backlog_check import backlog_check, backlog_sensor
 from pipeline_platform.orchestration.graph import asset_keys, pipeline_assets
 from pipeline_platform.orchestration.jobs import maintenance_job, pipeline_jobs
@@ -86,6 +87,7 @@ def platform_definitions(
         SchemaChangeError: A batcher's model no longer fits its table, where the lake is a folder.
     """
     check_together(pipelines, resources)
+    find_first_windows(pipelines, resources)
     for pipeline in pipelines:
         check_dead_letters(pipeline, resources)
         check_early_acks(pipeline, resources)
@@ -196,11 +198,14 @@ def _definitions(
     messages, producers = asset_keys(pipeline)["messages"], pipeline.producers_of()
     connectors = filter(None, (connector_of(resources[one.source]) for one in producers.values()))
     kinds = {connector.__name__.removesuffix("Source").lower() for connector in connectors}
-    # Dagster takes three kinds at most, and Spark and Delta are two.
-    (assets,) = dg.map_asset_specs(
-        lambda spec: spec.merge_attributes(kinds=kinds) if spec.key == messages and len(kinds) == 1 else spec,
-        [given.get(messages) or pipeline_assets(pipeline)],
-    )
+    windows = windows_of(pipeline)  # assets that are given were made before they were known
+
+    def completed(spec: dg.AssetSpec) -> dg.AssetSpec:
+        # Dagster takes three kinds at most, and Spark and Delta are two.
+        own = kinds if spec.key == messages and len(kinds) == 1 else set()
+        return spec.replace_attributes(partitions_def=windows).merge_attributes(kinds=own)
+
+    (assets,) = dg.map_asset_specs(completed, [given.get(messages) or pipeline_assets(pipeline)])
     sensors = [
         *(producer_sensor(pipeline, name) for name in producers),
         *(backlog_sensor(pipeline, name) for name, one in producers.items() if one.oldest_allowed or one.schedule),

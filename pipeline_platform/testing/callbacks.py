@@ -13,7 +13,7 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.message import BULK, MESSAGES, BatchInfo, BatchMode, Message
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.strict_options import PipelineError
-from pipeline_platform.model.windows import window_key
+from pipeline_platform.model.windows import EARLIEST, window_key
 from pipeline_platform.source.contract import Source
 from pipeline_platform.tasks.acknowledge.notify_author import ENDED, ROWS, ended
 from pipeline_platform.tasks.handle.handle_messages import READ
@@ -138,7 +138,7 @@ def _test(
     step = Step(kind, kind.context_of(context), source.ack_policy, Lake(root=os.devnull), _NAME)
     if not data:
         return Acknowledged()
-    window = window_key(kind.first_window)
+    window = window_key(kind.first_window or EARLIEST)
     acknowledge = acknowledger or (lambda *_: None)
     early_acks = EarlyCalls(step.ack_policy, acknowledge) if kind.acks_immediately else None
     instance = pipeline if isinstance(pipeline, Pipeline) else kind()
