@@ -2,17 +2,21 @@
 
 import warnings
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import closing
 from datetime import UTC, datetime
+from functools import partial
 from itertools import groupby
 from typing import Any
 
 import dagster as dg
 
+from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.failure import reason_of
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.windows import EARLIEST, WINDOW_FORMAT
+from pipeline_platform.orchestration.lake_resources import values_of
 
 _FIRST: dict[type[Pipeline], datetime] = {}
 """The first windows of classes that leave it open, as the control store that their deployment has keeps them."""
@@ -37,11 +41,12 @@ def find_first_windows(pipelines: Sequence[type[Pipeline]], resources: Mapping[s
     if not unsaid:
         return
     try:
-        with dg.build_resources({key: resources[key] for key in ("control", "lake")}) as built:
+        lake = Lake(**values_of(resources["lake"]))
+        with closing(ControlStore(**values_of(resources["control"]))) as control:
             for pipeline in unsaid:
-                first = built.control.first_window(pipeline.name, lambda one=pipeline: _first_of(one, built.lake))
+                first = control.first_window(pipeline.name, partial(_first_of, pipeline, lake))
                 _FIRST[pipeline] = datetime.strptime(first, WINDOW_FORMAT).replace(tzinfo=UTC)
-    except Exception as error:  # whatever a resource of theirs raises
+    except Exception as error:  # of whatever lies behind
         names = ", ".join(pipeline.name for pipeline in unsaid if pipeline not in _FIRST)
         warnings.warn(
             f"{names}: windows begin with {EARLIEST:%Y-%m-%d} until the definitions are loaded again, for it cannot be "

@@ -19,7 +19,7 @@ from pipeline_platform.orchestration.asset_windows import find_first_windows, wi
 from pipeline_platform.orchestration.backlog_check import backlog_check, backlog_sensor
 from pipeline_platform.orchestration.graph import asset_keys, pipeline_assets
 from pipeline_platform.orchestration.jobs import maintenance_job, pipeline_jobs
-from pipeline_platform.orchestration.lake_resources import IO_MANAGER, LakeIOManager, LakeResource
+from pipeline_platform.orchestration.lake_resources import IO_MANAGER, LakeIOManager, LakeResource, values_of
 from pipeline_platform.orchestration.launchpad import out_of_launchpad
 from pipeline_platform.orchestration.limits_job import limits_job
 from pipeline_platform.orchestration.producers import producer_sensor
@@ -181,8 +181,7 @@ def check_partitions(pipeline: type[Pipeline], resources: Mapping[str, Any]) -> 
 
 def check_models(pipeline: type[Pipeline], resource: Any) -> None:
     """Refuse a model that no longer fits its table, where the lake is a folder: each load would ask a bucket."""
-    root = resource.root if isinstance(resource, LakeResource) else ""
-    folder = Path(str((root.get_value() if isinstance(root, dg.EnvVar) else root) or ""))
+    folder = Path((values_of(resource)["root"] or "") if isinstance(resource, LakeResource) else "")
     if (folder / pipeline.name).is_dir():
         for refusal in Tables(Lake(root=str(folder)), pipeline).refusals().values():
             raise SchemaChangeError(refusal)

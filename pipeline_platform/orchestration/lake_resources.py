@@ -64,6 +64,17 @@ class ControlResource(dg.ConfigurableResource[ControlStore]):
                         store.let_go(store.run_id)
 
 
+def values_of(resource: LakeResource | ControlResource) -> dict[str, Any]:
+    """The options of a resource, with those that name a variable as it is set; Dagster has no context for it yet."""
+
+    def value(given: Any) -> Any:
+        if isinstance(given, dict):
+            return {key: value(one) for key, one in given.items()}
+        return given.get_value() if isinstance(given, dg.EnvVar) else given
+
+    return {name: value(given) for name, given in resource}
+
+
 class LakeIOManager(dg.ConfigurableIOManager):
     """Gives a downstream asset the windows of a table, by the type of its argument, and stores what it returns.
 
