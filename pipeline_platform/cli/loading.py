@@ -21,6 +21,8 @@ from pipeline_platform.run.flow import Flow, looked_at
 from pipeline_platform.source.contract import Source
 
 if TYPE_CHECKING:
+    import dagster as dg
+
     from pipeline_platform.orchestration.deployment import Built
 
 _CHOSEN: dict[str, str] = {}
@@ -84,11 +86,12 @@ def load(module: str | None = None) -> "Built":
 
 
 @contextmanager
-def opened(module: str | None = None) -> Iterator[Deployment]:
+def opened(module: str | None = None, instance: "dg.DagsterInstance | None" = None) -> Iterator[Deployment]:
     """Load the deployment and set up what the command line looks at; no Spark.
 
     Args:
         module: As of `load`.
+        instance: Dagster's, if it is open: else Dagster makes one in memory, which takes half a second.
 
     Raises:
         SetUpError: There is none here; or a variable that a resource is configured by is not set, or a value is wrong.
@@ -103,7 +106,7 @@ def opened(module: str | None = None) -> Iterator[Deployment]:
     with ExitStack() as set_up:
         try:
             needed = {key: built.resources[key] for key in ("lake", "control", *sources)}
-            resources = set_up.enter_context(dg.build_resources(needed))
+            resources = set_up.enter_context(dg.build_resources(needed, instance))
             for key in sources:
                 getattr(resources, key).open(resources.control)
         except dg.DagsterInvalidConfigError as error:

@@ -102,7 +102,7 @@ def test_what_a_dead_run_left_is_held_by_nobody(flow):
 @pytest.fixture
 def printed(flow, monkeypatch):
     deployment = Deployment({"second": Second}, flow.control, flow.lake, {"queue": flow.source})
-    monkeypatch.setattr("pipeline_platform.cli.loading.opened", lambda *_: nullcontext(deployment))
+    monkeypatch.setattr("pipeline_platform.cli.loading.opened", lambda *_, **__: nullcontext(deployment))
 
     def call(*arguments: str) -> str:
         answer = CliRunner().invoke(app, ["trace", "second", *arguments])
