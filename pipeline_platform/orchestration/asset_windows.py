@@ -21,8 +21,12 @@ from pipeline_platform.orchestration.lake_resources import values_of
 _FIRST: dict[type[Pipeline], datetime] = {}
 """The first windows of classes that leave it open, as the control store that their deployment has keeps them."""
 
-WHEN_NEW = dg.AutomationCondition.eager().without(~dg.AutomationCondition.any_deps_missing())
-"""For assets downstream: as `eager()`, whenever a window is new, although windows without messages stay missing."""
+WHEN_NEW = (
+    dg.AutomationCondition.any_deps_updated().since_last_handled()
+    & ~dg.AutomationCondition.any_deps_in_progress()
+    & ~dg.AutomationCondition.in_progress()
+).with_label("when_new")
+"""For assets downstream: whenever a window gets rows, be it by a retry of its failures. Others are nothing new."""
 
 
 class NoWindowError(Exception):

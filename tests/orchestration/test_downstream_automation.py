@@ -1,0 +1,85 @@
+"""Assets downstream of a pipeline fire by `WHEN_NEW` whenever a window gets rows, although other windows stay empty."""
+
+from datetime import timedelta
+
+import dagster as dg
+import pytest
+
+from pipeline_platform.model.windows import window_key
+from pipeline_platform.orchestration import WHEN_NEW
+from pipeline_platform.orchestration.asset_windows import windows_of
+from pipeline_platform.orchestration.graph import asset_keys, pipeline_assets
+from tests.fixtures.pipelines_under_test import SINCE, Told
+
+LINES, COUNTED = asset_keys(Told)["lines"], dg.AssetKey("counted")
+(UPSTREAM,) = (spec for spec in pipeline_assets(Told).specs if spec.key == LINES)
+PARTITIONS = {
+    "none": (None, lambda _: None),
+    "days": (dg.DailyPartitionsDefinition(SINCE, end_offset=1), lambda window: window[:10]),
+    "windows": (windows_of(Told), lambda window: window),
+}
+
+
+class Daemon:
+    """Evaluates the condition as Dagster's daemon does, tick by tick, and materialises what it asks for.
+
+    The table is in another code location: all that Dagster knows of it is its spec.
+    """
+
+    def __init__(self, partitions: dg.PartitionsDefinition | None) -> None:
+        @dg.asset(deps=[LINES], partitions_def=partitions, automation_condition=WHEN_NEW)
+        def counted() -> None: ...
+
+        self.definitions = dg.Definitions(assets=[UPSTREAM, counted])
+        self.instance = dg.DagsterInstance.ephemeral()
+        self.cursor: dg.AutomationConditionCursor | None = None
+        self.now = SINCE + timedelta(minutes=5)
+
+    def publishes(self, window: str) -> None:
+        self.instance.report_runless_asset_event(dg.AssetMaterialization(LINES, partition=window))
+
+    def asks(self) -> set[str | None]:
+        """The partitions that a tick asks for; `{None}` for an asset without."""
+        result = dg.evaluate_automation_conditions(
+            self.definitions,
+            self.instance,
+            asset_selection=dg.AssetSelection.assets(COUNTED),
+            evaluation_time=self.now,
+            cursor=self.cursor,
+        )
+        self.cursor = result.cursor
+        asked = result.get_requested_partitions(COUNTED)
+        for partition in asked:
+            self.instance.report_runless_asset_event(dg.AssetMaterialization(COUNTED, partition=partition))
+        return set(asked)
+
+
+@pytest.fixture(params=PARTITIONS)
+def partitioned(request):
+    """A daemon that knows an asset with such partitions, and which of these a window belongs to."""
+    partitions, partition_of = PARTITIONS[request.param]
+    return Daemon(partitions), partition_of
+
+
+def test_each_window_with_messages_fires_once_also_after_hours_without(partitioned):
+    daemon, partition_of = partitioned
+    assert daemon.asks() == set(), "nothing was published"
+
+    for pause in (timedelta(hours=1), timedelta(hours=7), timedelta(days=3)):
+        daemon.now += pause
+        assert daemon.asks() == set(), "an hour without messages is nothing new"
+        daemon.publishes(window := window_key(daemon.now.replace(minute=0)))
+        assert daemon.asks() == {partition_of(window)}
+        assert daemon.asks() == set()
+
+
+def test_a_past_window_that_gets_rows_by_a_retry_fires_again(partitioned):
+    daemon, partition_of = partitioned
+    window = window_key(SINCE)
+    daemon.publishes(window)
+    daemon.now += timedelta(days=2)
+    daemon.asks()
+
+    daemon.publishes(window)
+
+    assert daemon.asks() == {partition_of(window)}
