@@ -9,7 +9,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -124,15 +124,20 @@ def deployed(tmp_path_factory, warm_spark):
 
 @contextmanager
 def deployment(
-    folder: Path, spark_folder: Path, module: str = "tests.fixtures.location_under_test"
+    folder: Path, spark_folder: Path, module: str = "tests.fixtures.location_under_test", files: Sequence[Path] = ()
 ) -> Iterator[Deployed]:
-    """Daemon and web server over a code location, at work in a folder, on the warm Spark of another."""
+    """Daemon and web server over a code location, or one for each file, at work in a folder, on a warm Spark."""
     home = folder / "dagster"
     home.mkdir()
     (home / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text())
     where = {"module_name": module, "location_name": "under_test", "working_directory": str(ROOT)}
     workspace = folder / "workspace.yaml"
-    workspace.write_text(json.dumps({"load_from": [{"python_module": where}]}))
+    places = [
+        {"relative_path": str(file), "working_directory": str(file.parent), "location_name": file.parent.name}
+        for file in files
+    ]
+    locations = [{"python_file": place} for place in places] or [{"python_module": where}]
+    workspace.write_text(json.dumps({"load_from": locations}))
     environment = {
         **os.environ,
         "DAGSTER_HOME": str(home),
@@ -382,4 +387,4 @@ def test_what_a_run_held_that_is_terminated_in_the_ui_is_taken_by_the_next(deplo
 def handling_in(instance: dg.DagsterInstance, run_id: str) -> int | None:
     """The process of a run that has come to its handling."""
     starts = instance.all_logs(run_id, of_type=dg.DagsterEventType.STEP_START)
-    return next((one.dagster_event.pid for one in starts if one.step_key == "told.handle_messages"), None)
+    return next((one.dagster_event.pid for one in starts if (one.step_key or "").endswith(".handle_messages")), None)

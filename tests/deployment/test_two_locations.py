@@ -1,0 +1,143 @@
+"""Two code locations of one Dagster instance, on one control store, one lake and one warm Spark."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import polars as pl
+import pytest
+
+from pipeline_platform.connectors.table_queue import TableQueue
+from pipeline_platform.control.store import ControlStore
+from tests.deployment.test_daemon import Deployed, deployment, done, handling_in
+
+LOCATION = """
+import dagster as dg
+
+from handling import Lines
+from pipeline_platform.connectors.table_queue import TableQueue
+from pipeline_platform.orchestration import ControlResource, LakeResource, SparkResource
+from pipeline_platform.orchestration import platform_definitions, source_resource
+from pipeline_platform.run import lease
+
+lease.CLAIM_S = 4.0
+RESOURCES = {{
+    "lake": LakeResource(root="{shared}/lake"),
+    "control": ControlResource(url="sqlite:///{shared}/control.sqlite"),
+    "spark": SparkResource(remote="warm", state_folder="{spark}"),
+    "queue": source_resource(TableQueue)(name="queue", url="sqlite:///{shared}/{name}.sqlite", lease_s=4.0),
+}}
+defs = platform_definitions([Lines], RESOURCES)
+"""
+HANDLING = """
+import time
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from pipeline_platform import Pipeline, Processors, Producer, TableBatcher
+
+
+class Line(BaseModel):
+    {column}: str
+
+
+class Lines(Pipeline):
+    name = "{name}"
+    producer = Producer(source="queue", max_runs=1)
+    processors = Processors(concurrency=2, max_demand=75)
+    batchers = {{"lines": TableBatcher(schema=Line)}}
+
+    def handle_message(self, message, context):
+        text = message.data.decode()
+        while text.startswith("wait for ") and not Path(text.removeprefix("wait for ")).exists():
+            time.sleep(0.1)
+        return message.put(Line({column}=text), batcher="lines")
+"""
+EAST, WEST = ("east", "said"), ("east_late", "heard")
+"""Names and columns; one name begins with the other, and files, classes, sources and tables are named alike."""
+
+
+@pytest.fixture
+def deployed(tmp_path, warm_spark):
+    """Daemon and web server over both locations; their queues are empty."""
+    files = []
+    for name, column in (EAST, WEST):
+        place = {"name": name, "column": column, "shared": tmp_path, "spark": warm_spark.folder}
+        files.append(tmp_path / name / "location.py")
+        files[-1].parent.mkdir()
+        files[-1].write_text(LOCATION.format(**place))
+        files[-1].with_name("handling.py").write_text(HANDLING.format(**place))
+        queue(tmp_path, name).create()
+    with deployment(tmp_path, warm_spark.folder, files=files) as started:
+        yield started
+
+
+def queue(folder: Path, name: str) -> TableQueue:
+    return TableQueue(name="queue", url=f"sqlite:///{folder}/{name}.sqlite")
+
+
+def rows(deployed: Deployed, name: str) -> list[str]:
+    """What the table of a location holds."""
+    (column,) = (column for one, column in (EAST, WEST) if one == name)
+    return sorted(pl.read_delta(str(deployed.folder / "lake" / name / "lines"))[column])
+
+
+def status(deployed: Deployed, name: str) -> dict[str, Any]:
+    """What `status` in the folder of a location says of its pipelines."""
+    command = [sys.executable, "-m", "pipeline_platform.cli.main", "-m", "location", "status", "--json"]
+    place: dict[str, Any] = {"cwd": deployed.folder / name, "env": deployed.environment}
+    shown = subprocess.run(command, **place, capture_output=True, text=True, timeout=120, check=False)
+    assert shown.returncode == 0, shown.stderr[-3_000:]
+    said: dict[str, Any] = json.loads(shown.stdout)["pipelines"]
+    return said
+
+
+@pytest.mark.faults
+def test_locations_that_share_all_leave_each_others_runs_claims_and_receives_alone(deployed):
+    control = ControlStore(f"sqlite:///{deployed.folder}/control.sqlite")
+    gate = deployed.folder / "gate"
+    sent = {"east": [f"wait for {gate}", *(f"line {n}" for n in range(149))], "east_late": []}
+    queue(deployed.folder, "east").enqueue(text.encode() for text in sent["east"])
+
+    def held() -> Any:
+        found = [claim.run_id for claim in control.in_flight("east") if claim.messages == 150]
+        return (found[0], pid) if found and (pid := handling_in(deployed.instance, found[0])) else None
+
+    run_id, pid = deployed.until("a run of one location handles its messages", held)
+
+    def west_takes(beginning: str) -> None:
+        more = [f"{beginning} {n}" for n in range(150)]
+        sent["east_late"] += more
+        queue(deployed.folder, "east_late").enqueue(text.encode() for text in more)
+        deployed.until("the other's are done", lambda: queue(deployed.folder, "east_late").backlog().messages == 0)
+        deployed.until("its run has ended", lambda: not control.in_flight("east_late"))
+
+    west_takes("line")
+    west, east = status(deployed, "east_late"), status(deployed, "east")
+    assert (list(west), list(east)) == (["east_late"], ["east"])
+    assert west["east_late"]["in flight"] == "0 messages in 0 runs"
+    assert west["east_late"]["runs in Dagster"] == "none under way"
+    assert east["east"]["in flight"] == "150 messages in 1 run"
+    assert east["east"]["runs in Dagster"] == "1 started"
+
+    control.pause("east", "so that none but the other location's run could clear up")
+    os.kill(pid, signal.SIGKILL)
+    deployed.until("its lease is over", lambda: control.over("east"))
+    west_takes("later")
+    assert [claim.run_id for claim in control.over("east")] == [run_id]
+    control.resume("east")
+    gate.touch()
+    deployed.until("all is done", lambda: queue(deployed.folder, "east").backlog().messages == 0)
+    deployed.until("the runs have ended", lambda: done(deployed.instance))
+
+    for name, texts in sent.items():
+        assert rows(deployed, name) == sorted(texts)
+    ended = {run.run_id: run.status for run in deployed.instance.get_runs()}
+    assert ended.pop(run_id) == dg.DagsterRunStatus.FAILURE
+    assert set(ended.values()) == {dg.DagsterRunStatus.SUCCESS}
