@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from pipeline_platform.cli.new_command import Kind
+from pipeline_platform.new_pipeline import Kind
 from tests.fixtures.keeper import PROJECT
 
 DEPLOYMENT = ("definitions.py", "workspace.yaml", "pipelines", "resources", "assets", "sensors")
