@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -25,6 +26,9 @@ A task may have written such a file for a commit to come, or compaction may have
 reading it. A receive's own files are never older than the receive, and `maintain` goes back to the oldest one that is
 not finished, however long a pipeline was paused. For readers, a week is what Delta tables promise by default.
 """
+
+CROWDED = 500
+"""So many files that could be fewer slow down all who open a table: it is not left like this until the night."""
 
 _TRIES = 5
 
@@ -100,10 +104,30 @@ def _has_open(table: Table, files: Iterable[File], window: str) -> bool:
     return bool(open_failures(table.lake, paths).num_rows)
 
 
+def is_crowded(tables: Tables) -> bool:
+    """Whether a table has as many files as `CROWDED` beside others of their window."""
+    return any(sum(_several(table).values()) >= CROWDED for table in map(tables.__getitem__, tables.names))
+
+
+def _several(table: Table) -> dict[str, int]:
+    """The windows of a table that have several files, and how many, from the oldest on."""
+    if not table.exists():
+        return {}
+    with table.look() as handle:
+        files = Counter(file.window for file in table.files(handle))
+    return {window: count for window, count in sorted(files.items()) if count > 1}
+
+
 def _compact(table: Table) -> int:
-    """Put the small files of each window together; give up, until next time, where live commits keep getting in."""
+    """Put the small files of each window together, in a commit for each: what ends in the middle has done a part.
+
+    Where live commits keep getting in, a window waits until next time.
+    """
     properties = WriterProperties(compression="ZSTD", max_row_group_size=ROW_GROUP_ROWS)
-    for _ in range(_TRIES):
-        with table.look() as handle, suppress(CommitConflictError):  # a replay replaced what was being compacted
-            return table.compact(handle, properties)
-    return 0
+    compacted = 0
+    for window in _several(table):
+        for _ in range(_TRIES):
+            with table.look() as handle, suppress(CommitConflictError):  # a replay replaced what was being compacted
+                compacted += table.compact(handle, window, properties)
+                break
+    return compacted

@@ -275,12 +275,14 @@ class Table:
         if transaction in self._transactions:
             self._transactions[transaction] = version + 1, state
 
-    def compact(self, handle: DeltaTable, writer_properties: WriterProperties) -> int:
-        """Put the small files of each window together; return how many became part of larger ones."""
-        before = {file.path for file in self.files(handle)}
+    def compact(self, handle: DeltaTable, window: str, writer_properties: WriterProperties) -> int:
+        """Put the small files of a window together; return how many became part of larger ones."""
+        before = {file.path for file in self.files(handle, [window])}
         with self._committing(handle.version()):
-            metrics = handle.optimize.compact(max_concurrent_tasks=1, writer_properties=writer_properties)
-        self.lake.sync(*(self.path(file.path) for file in self.files(handle) if file.path not in before))
+            metrics = handle.optimize.compact(
+                [("window", "=", window)], max_concurrent_tasks=1, writer_properties=writer_properties
+            )
+        self.lake.sync(*(self.path(file.path) for file in self.files(handle, [window]) if file.path not in before))
         return int(metrics["numFilesRemoved"])
 
     def shorten_log(self, handle: DeltaTable) -> None:

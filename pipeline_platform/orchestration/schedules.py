@@ -9,12 +9,17 @@ from pipeline_platform.control.quota import Quota
 from pipeline_platform.control.store import ControlStore, ControlStoreError
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.failure_events import Selection
+from pipeline_platform.lake.maintenance import CROWDED, is_crowded
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.tables import Tables
 from pipeline_platform.launcher.run_process import end_claims
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.asset_windows import NoWindowError, contiguous, window_now
 from pipeline_platform.orchestration.jobs import named, run_request, runs_of
 from pipeline_platform.orchestration.runs_under_way import UNDER_WAY, failed_in_a_row, is_under_way
+
+_NIGHT = 2
+"""The hour, UTC, of which half is past when all tables are seen to."""
 
 
 def pull_schedule(pipeline: type[Pipeline], cron: str, producer: str = "") -> dg.ScheduleDefinition:
@@ -70,13 +75,24 @@ def redrive_schedule(pipeline: type[Pipeline], cron: str) -> dg.ScheduleDefiniti
 
 def maintenance_schedule(pipeline: type[Pipeline]) -> dg.ScheduleDefinition:
     """Build a schedule that compacts the tables and drops what is older than the pipeline keeps."""
-    return dg.ScheduleDefinition(
+
+    @dg.schedule(
         name=f"{pipeline.name}_maintenance_schedule",
         job_name=f"{pipeline.name}_maintenance",
-        cron_schedule="30 2 * * *",
+        cron_schedule="30 * * * *",
         default_status=dg.DefaultScheduleStatus.RUNNING,
-        description="Compacts tables and drops old windows.",
+        description="Compacts tables and drops old windows: each night, and once there are many small files.",
+        required_resource_keys={"lake"},
     )
+    def maintenance(context: dg.ScheduleEvaluationContext) -> dg.SkipReason | dg.RunRequest:
+        is_night = context.scheduled_execution_time.hour == _NIGHT
+        if not is_night and not is_crowded(Tables(context.resources.lake, pipeline)):
+            return dg.SkipReason(
+                f"no table has {CROWDED} files that could be fewer; the rest waits until {_NIGHT:02}:30 UTC"
+            )
+        return dg.RunRequest()
+
+    return maintenance
 
 
 def _held_back(limits_key: str, context: dg.ScheduleEvaluationContext) -> dg.SkipReason | None:

@@ -3,8 +3,10 @@
 import os
 import threading
 import time
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pyarrow as pa
@@ -13,7 +15,7 @@ import pytest
 from pipeline_platform.lake import maintenance
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.ledger import Ledger
-from pipeline_platform.lake.maintenance import SAFE_AGE, maintain, over_before
+from pipeline_platform.lake.maintenance import SAFE_AGE, is_crowded, maintain, over_before
 from pipeline_platform.lake.replay import ReplayedMessages
 from pipeline_platform.lake.tables import Table, Tables
 from pipeline_platform.lake.writer import Writer
@@ -63,6 +65,41 @@ def test_many_small_files_of_a_window_become_one_that_every_reader_finds(tables)
     assert sorted(row["text"] for row in visible(tables, "kept")) == ["m0", "m1", "m2", "m3", "m4", "x"]
     by_hive = pl.read_parquet(tables["kept"].open().file_uris(), hive_schema={"window": pl.String})
     assert set(by_hive["window"]) == {WINDOW, "2026-01-02T0000"}
+
+
+def test_what_ends_in_the_middle_has_compacted_a_part_and_the_next_does_the_rest(tables, monkeypatch):
+    later = "2026-01-02T0000"
+    for number in range(6):
+        finish(tables, f"r{number}", f"m{number}", window=later if number % 2 else WINDOW)
+    compact = Table.compact
+
+    def dies(table: Table, handle: Any, window: str, *options: Any) -> int:
+        if window == later:
+            raise KeyboardInterrupt
+        return compact(table, handle, window, *options)
+
+    monkeypatch.setattr(Table, "compact", dies)
+    with pytest.raises(KeyboardInterrupt):
+        maintain(tables, FOR_EVER)
+    monkeypatch.undo()
+    messages = tables["messages"]
+
+    assert Counter(file.window for file in messages.files(messages.open())) == {WINDOW: 1, later: 3}, "oldest first"
+    assert maintain(tables, FOR_EVER)["messages"]["compacted"] == 3
+    assert sorted(row["text"] for row in visible(tables, "kept")) == [f"m{number}" for number in range(6)]
+
+
+def test_a_table_is_crowded_by_files_that_could_be_fewer(tables, monkeypatch):
+    monkeypatch.setattr(maintenance, "CROWDED", 3)
+    assert not is_crowded(tables), "there is none yet"
+    for number, window in enumerate([WINDOW, WINDOW, "2026-01-02T0000", "2026-01-03T0000"]):
+        finish(tables, f"r{number}", f"m{number}", window=window)
+    assert not is_crowded(tables), "two windows have one each"
+
+    finish(tables, "last", "x", window=WINDOW)
+    assert is_crowded(tables)
+    maintain(tables, FOR_EVER)
+    assert not is_crowded(tables)
 
 
 def test_compacted_files_keep_row_groups_small(lake, monkeypatch):

@@ -12,6 +12,7 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.options import Producer
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.windows import WINDOW_FORMAT
+from pipeline_platform.orchestration import schedules
 from pipeline_platform.orchestration.asset_windows import NoWindowError, contiguous, window_now, windows_of
 from pipeline_platform.orchestration.deployment import platform_definitions
 from pipeline_platform.orchestration.jobs import RunTags
@@ -31,17 +32,20 @@ class Clocked(Told):
 TAGS = RunTags.of(Clocked)
 
 
-def scheduled(schedule: str, place: Place) -> Any:
-    return scheduled_of(Clocked, schedule, place)
+MIDNIGHT = datetime(2025, 3, 2, tzinfo=UTC)
 
 
-def scheduled_of(pipeline: type[Pipeline], schedule: str, place: Place) -> Any:
+def scheduled(schedule: str, place: Place, at: datetime = MIDNIGHT) -> Any:
+    return scheduled_of(Clocked, schedule, place, at)
+
+
+def scheduled_of(pipeline: type[Pipeline], schedule: str, place: Place, at: datetime = MIDNIGHT) -> Any:
     """What a tick of a schedule comes to."""
     definitions = platform_definitions([pipeline], resources_at(str(place.folder), "nowhere"))
     with dg.build_schedule_context(
         instance=place.instance,
         resources={"queue": place.queue, "lake": Lake(root=str(place.folder / "lake")), "control": place.control},
-        scheduled_execution_time=datetime(2025, 3, 2, tzinfo=UTC),
+        scheduled_execution_time=at,
         repository_def=definitions.get_repository_def(),
     ) as context:
         return definitions.resolve_schedule_def(schedule).evaluate_tick(context)
@@ -68,9 +72,18 @@ def test_the_redriving_schedule_asks_for_a_run_per_contiguous_range_of_open_fail
     assert driven == {"state": "waiting"}, "dead ones are left to people"
 
 
-def test_the_keeping_of_tables_just_runs_its_job(place):
-    (request,) = scheduled("clocked_maintenance_schedule", place).run_requests
-    assert not request.run_config
+def test_the_tables_are_seen_to_each_night_and_in_an_hour_in_which_one_is_crowded(place, monkeypatch):
+    night = datetime(2025, 3, 2, 2, 30, tzinfo=UTC)
+
+    def asked(at: datetime) -> Any:
+        return scheduled("clocked_maintenance_schedule", place, at)
+
+    assert len(asked(night).run_requests) == 1
+    assert asked(night + timedelta(hours=1)).skip_message == (
+        "no table has 500 files that could be fewer; the rest waits until 02:30 UTC"
+    )
+    monkeypatch.setattr(schedules, "is_crowded", lambda tables: tables.pipeline is Clocked)
+    assert len(asked(night + timedelta(hours=1)).run_requests) == 1
 
 
 @pytest.mark.parametrize("schedule", ["clocked_pull_schedule", "clocked_redrive_schedule"])
