@@ -68,7 +68,7 @@ def maintain(
                 # A message is looked up by when it was decided, which may be long after its window.
                 wanted_since = now - deduplicate_for if table.name == "outcomes" else None
                 dropped = _drop_windows(table, now - time, busy, wanted_since)
-            compacted = _compact(table)
+            compacted = compact(table)
             with table.look() as handle:
                 table.shorten_log(handle)
                 if not unreadable:
@@ -118,7 +118,7 @@ def _several(table: Table) -> dict[str, int]:
     return {window: count for window, count in sorted(files.items()) if count > 1}
 
 
-def _compact(table: Table) -> int:
+def compact(table: Table) -> int:
     """Put the small files of each window together, in a commit for each: what ends in the middle has done a part.
 
     Where live commits keep getting in, a window waits until next time.

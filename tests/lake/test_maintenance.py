@@ -108,7 +108,7 @@ def test_compacted_files_keep_row_groups_small(lake, monkeypatch):
     table.ensure()
     for number in range(3):
         put(table, f"r{number}", *({"n": n} for n in range(200)))
-    maintenance._compact(table)
+    maintenance.compact(table)
     (path,) = table.open().file_uris()
     assert max(pl.scan_parquet(path).collect().height, 1) == 600
     metadata = pa.parquet.read_metadata(path)
@@ -122,7 +122,7 @@ def test_times_are_found_to_the_microsecond_after_compaction(lake):
     times = [datetime(2026, 1, 1, 0, 0, 0, micro, UTC) for micro in (999_999, 1)]
     for number, at in enumerate(times):
         put(table, f"r{number}", {"at": at})
-    assert maintenance._compact(table) == 2
+    assert maintenance.compact(table) == 2
     for at in times:
         assert pl.scan_delta(table.uri).filter(pl.col("at") == at).collect().height == 1
 
