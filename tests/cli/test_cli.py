@@ -4,7 +4,6 @@ import importlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -26,8 +25,6 @@ from pipeline_platform.orchestration.lake_resources import ControlResource
 from pipeline_platform.orchestration.source_resources import source_resource
 from tests.fixtures.pipelines_under_test import Lettered, Told
 from tests.fixtures.small_lake import Keeping, Memory, Run
-
-Cli = Callable[..., Result]
 
 
 @pytest.fixture
@@ -253,12 +250,6 @@ def test_an_interval_that_is_none_is_refused(cli, interval):
     answer = cli("limit", "flights", "--allowed", "5", "--interval", interval)
     assert answer.exit_code == 2
     assert "give seconds, from 0.001" in answer.stderr
-
-
-def test_an_option_that_a_limit_has_not_is_refused(cli):
-    answer = cli("limit", "flights", "--allowed", "5", "--per", "1")
-    assert answer.exit_code == 2
-    assert "No such option: --per" in answer.stderr
 
 
 def test_a_pause_holds_until_it_is_resumed(cli, control, tmp_path):

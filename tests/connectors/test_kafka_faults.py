@@ -3,7 +3,6 @@
 import os
 import pickle
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -103,21 +102,6 @@ def test_messages_that_are_removed_between_plan_and_read_are_an_error_and_then_a
     assert any("has lost its messages from offset 0 up to 5, which nobody had read" in text for text in caplog.messages)
 
 
-def test_what_retention_takes_unread_is_said(kafka, kafka_topic, kafka_server, caplog):
-    source = kafka(topic := kafka_topic(retention_ms="500", segment_ms="100"))
-    source.send(b"%d" % number for number in range(10))
-    assert source.backlog().messages == 10
-    time.sleep(0.2)
-    source.send([b"a new segment"])
-    until(lambda: source.extents().popitem()[1].low >= 10)
-    assert "has lost its messages from offset 0 up to" in source.backlog().lost
-    source.send([b"too young to be taken"])  # by now retention may have taken all others, too
-    received(source, "a")
-    source.finish("a")
-    assert any("has lost its messages from offset 0 up to" in text for text in caplog.messages)
-    assert lag(source, topic) == [0]
-
-
 @pytest.mark.parametrize("again", [False, True])
 def test_a_topic_that_is_deleted_between_plan_and_read_is_named(kafka, kafka_topic, kafka_server, *, again):
     source = kafka(topic := kafka_topic())
@@ -152,30 +136,7 @@ def test_what_was_acknowledged_of_a_topic_that_is_gone_holds_no_other_back(kafka
     assert lag(source, kept) == [0]
 
 
-# Two at once, and large messages
-
-
-def test_two_planners_at_once_share_what_waits(kafka, kafka_topic):
-    topic = kafka_topic(3)
-    planners = [kafka(topic) for _ in range(4)]
-    planners[0].send([b""] * 400, [{"partition": n % 3} for n in range(400)])
-    given: list[str] = []
-
-    def plan(source: KafkaSource, nth: int) -> None:
-        for time_ in range(3):
-            given.extend(row["message_id"] for row in received(source, f"{nth}-{time_}", demand=40))
-
-    threads = [threading.Thread(target=plan, args=(one, nth)) for nth, one in enumerate(planners)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert len(given) == len(set(given)) == 400
-    for nth in range(4):
-        for time_ in (2, 0, 1):
-            planners[0].finish(f"{nth}-{time_}")
-    assert lag(planners[0], topic, 3) == [0, 0, 0]
+# Large messages
 
 
 def test_the_largest_messages_come_among_small_ones_in_batches_of_few(kafka, kafka_topic):

@@ -83,13 +83,6 @@ def test_an_acknowledgement_waits_for_a_planner_who_takes_the_message_over(postg
     assert do(postgres_url, "SELECT id FROM messages") == do(postgres_url, "SELECT id FROM messages_leases") == [(1,)]
 
 
-def test_a_tiny_lease_runs_out_by_the_clock_of_the_database(queue):
-    queue.enqueue([b"1"])
-    hasty = queue.model_copy(update={"lease_s": 1e-6})
-    hasty.plan(1, 1, "a")
-    assert ids(receive(queue, "b")) == ["1"]
-
-
 def test_a_receive_that_is_over_reads_nothing(queue, let_run_out):
     queue.enqueue([b"1"])
     [share] = queue.plan(1, 1, "a")

@@ -178,15 +178,6 @@ def test_the_compare_and_swap_is_what_keeps_decisions_single(others, without):
             others.check()
 
 
-def test_a_fence_stops_a_run_that_stalls_right_before_its_commit(others):
-    others.pending = [("decide", 0), ("fence", 0)]
-    with pytest.MonkeyPatch.context() as patch:
-        others.interleaved(patch)
-
-    assert visible(others.tables, "outcomes") == []
-    assert others.runs[0].ledger.get("r0") is None, "its messages are another run's now"
-
-
 def test_a_run_that_finds_itself_fenced_says_so(others):
     fence(others.tables, others.runs[0].receive)
 

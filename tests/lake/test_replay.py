@@ -114,14 +114,6 @@ def test_what_was_given_back_to_the_source_is_not_replayed(tables):
     assert [row["message_id"] for row in given_out(source_of(tables))] == ["a"]
 
 
-def test_what_came_while_a_replay_ran_stays(tables):
-    Run(tables, Memory(deliveries_=(("a", b"a"),)), "r1").finish()
-    run = replay(tables, "r2").work()
-    Run(tables, Memory(deliveries_=(("b", b"b"),)), "r3").finish()
-    run.decide().publish()
-    assert texts(tables) == ["A", "b"]
-
-
 @pytest.mark.parametrize("step", ["before work", "before decide", "before publish"])
 def test_compaction_at_any_time_changes_nothing(tables, step):
     Run(tables, Memory(deliveries_=(("a", b"a"), ("b", b"fail b"))), "r1").finish()

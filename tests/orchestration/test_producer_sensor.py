@@ -276,15 +276,6 @@ def test_what_a_source_lost_is_said_by_one_tick_and_again_where_more_is_lost(pla
     ]
 
 
-def test_it_leases_nothing(place):
-    place.enqueue(170)
-
-    place.tick()
-
-    assert place.queue.backlog().messages == 170
-    assert place.control.in_flight("asked") == []
-
-
 def test_neither_the_code_server_nor_a_tick_loads_spark(tmp_path):
     script = """
 import sys, dagster as dg

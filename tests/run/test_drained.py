@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from pipeline_platform import PipelineError, Producer
+from pipeline_platform import PipelineError
 from pipeline_platform.control.overrides import Overrides
 from pipeline_platform.lake.decision import FencedError
 from pipeline_platform.run import steps, stopping
@@ -121,32 +121,6 @@ def test_a_replay_that_is_drained_leaves_its_windows_as_they_were(filled):
     flow.control.resume("obedient")
     assert outcomes(flow, run(flow, "messages").receive_id) == {"handled": 20, "failed": 1}
     assert outcomes(flow, words.receive_id) == {}
-
-
-def test_messages_in_order_are_cut_at_the_end_of_their_partition(filled):
-    payloads = [f"sleep 0.1{number:03}" for number in range(SLOW)]
-    flow = filled(ByLast, [one.encode() for one in payloads])
-    receive = received(flow)
-    flow.control.drain("by_last", "moves", timedelta(seconds=1))
-
-    steps.handle_messages(flow, receive)
-    finish(flow, receive)
-
-    begun = set(rows(flow, "words")["word"])
-    assert len(begun) < SLOW
-    for last in range(10):
-        mine = payloads[last::10]
-        count = len(begun & {*mine})
-        assert begun & {*mine} == {*mine[:count]}, "what comes later is in order after it"
-    assert flow.source.backlog().messages == SLOW - len(begun)
-
-
-class ByLast(Obedient):
-    """Those with the same last digit in order."""
-
-    name = "by_last"
-    producer = Producer(source="queue")
-    partition_by = lambda message: int(message.data[-1:])  # type: ignore[assignment]  # noqa: E731
 
 
 def test_the_fast_lane_is_not_cut(filled):

@@ -1,9 +1,8 @@
 """Whole flows on a real Spark: queue to tables to acknowledgement."""
 
 import dataclasses
-import random
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -12,7 +11,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from pipeline_platform import Batcher, BatchInfo, Message, Pipeline, Processors, Producer, TableBatcher, telemetry
+from pipeline_platform import Batcher, BatchInfo, Message, Pipeline, Processors, Producer, telemetry
 from pipeline_platform.model.pipeline import PipelineError
 from pipeline_platform.run import steps
 from pipeline_platform.spark.engine import TaskError
@@ -20,7 +19,7 @@ from pipeline_platform.telemetry import Event, configuration
 from pipeline_platform.telemetry.exporter import Exporter
 from pipeline_platform.telemetry.tracing import traceparent
 from tests.fixtures.flow import begun, kinds, received, rows, run
-from tests.fixtures.flow_pipelines import Blocks, Columns, Obedient, Paced, Place, Twisted, Word
+from tests.fixtures.flow_pipelines import Blocks, Columns, Obedient, Place, Twisted
 from tests.fixtures.pooled import Pooled, Splitting, Timed
 
 
@@ -85,55 +84,6 @@ def test_the_fast_lane_may_use_the_names_of_a_delivery_for_its_own(filled_on_spa
     run(flow)
     assert sorted(rows(flow, "words")["message_id"]) == ["1", "2"]
     assert flow.source.backlog().messages == 0
-
-
-def test_no_interval_sees_more_than_the_rate_limit_allows(filled_on_spark):
-    flow = filled_on_spark(Paced, [b"word"] * 45)
-    run(flow)
-    handled = Counter(int(float(at)) for at in rows(flow, "words")["word"])
-    assert handled.total() == 45
-    # One in each task may have looked at the clock right before an interval's end and been held up there.
-    assert max(handled.values()) <= 10 + Paced.processors.concurrency
-
-
-LONG_S = 120
-"""Waited for at the most by a message that waits for others."""
-
-
-def partition(message: Message) -> int:
-    return int(message.data.split(b"-")[1])
-
-
-class AtOnce(Pipeline):
-    """Ten partitions of three messages each, of which the first ones meet; each writes down its place, late."""
-
-    name = "at_once"
-    producer = Producer(source="queue")
-    processors = Processors(concurrency=2, threads=5, max_demand=15, partition_by=partition)
-    batchers = {"words": TableBatcher(schema=Word)}
-    context = Place()
-
-    def handle_message(self, message: Message, context: Place) -> Message:
-        word = message.data.decode()
-        (Path(context.folder) / word).touch()
-        until = time.monotonic() + LONG_S
-        while len(list(Path(context.folder).iterdir())) < 10:
-            if time.monotonic() > until:
-                return message.failed("the others have not begun")
-            time.sleep(0.01)
-        time.sleep(random.uniform(0, 0.05))
-        with (Path(context.folder).parent / f"partition-{partition(message)}").open("ab") as diary:
-            diary.write(message.data[-1:])
-        return message.put(Word(word=word), batcher="words")
-
-
-def test_ten_partitions_are_at_work_at_once_and_each_in_order(filled_on_spark, tmp_path):
-    words = [f"word-{number}-{place}" for place in range(3) for number in range(10)]
-    flow, folder = filled_on_spark(AtOnce, [word.encode() for word in words]), tmp_path / "meeting"
-    folder.mkdir()
-    run(flow, context={"folder": str(folder)})
-    assert sorted(rows(flow, "words")["word"]) == sorted(words)
-    assert [(tmp_path / f"partition-{number}").read_text() for number in range(10)] == ["012"] * 10
 
 
 def test_tasks_that_fork_in_workers_with_threads_of_a_library_do_not_hang(filled_on_spark):

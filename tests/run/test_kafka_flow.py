@@ -13,10 +13,9 @@ from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.run import steps
 from pipeline_platform.run.clear_up import clear_up
 from pipeline_platform.run.flow import Flow
-from pipeline_platform.run.lease import alive
 from tests.fixtures.flow import begun, finish, flow_of, kinds, publish, received, rows, run, worked
 from tests.fixtures.flow_pipelines import Obedient
-from tests.fixtures.kafka_source import lag, set_group, until
+from tests.fixtures.kafka_source import lag, until
 
 
 @pytest.fixture
@@ -69,29 +68,6 @@ def decided(flow: Flow) -> Receive:
     receive = worked(flow)
     steps.decide(flow, receive)
     return receive
-
-
-def test_a_receive_that_stays_open_holds_back_no_other_and_the_position_follows_it(flow):
-    send(flow, *numbers(0, 30))
-    slow = worked(flow)
-    with alive(flow, slow):
-        for first in (30, 60):
-            send(flow, *numbers(first, first + 30))
-            run(flow)
-    assert sorted(rows(flow, "words")["word"]) == numbers(30, 90)
-    assert lags(flow) == [30, 30, 30]
-    finish(flow, slow)
-    assert_each_once(flow, numbers(0, 90))
-
-
-def test_messages_that_come_again_after_a_reset_are_not_handled_again(flow):
-    send(flow, *numbers(0, 30))
-    run(flow)
-    (topic,) = flow.source.topics  # type: ignore[attr-defined]
-    set_group(flow.source, topic, 0)  # type: ignore[arg-type]
-    assert flow.source.backlog().messages == 10
-    run(flow)
-    assert_each_once(flow, numbers(0, 30))
 
 
 def test_a_group_that_takes_no_offsets_is_told_by_the_next_run(flow):

@@ -3,37 +3,21 @@
 import logging
 import math
 from collections import Counter
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline_platform import (
-    Batcher,
-    BatchInfo,
-    Message,
-    Pipeline,
-    Processors,
-    Producer,
-    RateLimiting,
-    Refused,
-    TableBatcher,
-)
-from pipeline_platform.connectors.table_queue import TableQueue
-from pipeline_platform.control import demand
+from pipeline_platform import Message, Pipeline, Processors, Producer, RateLimiting, TableBatcher
 from pipeline_platform.control.pace import Pace
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.manifest import Manifest
-from pipeline_platform.orchestration.runs_under_way import limits
-from pipeline_platform.run import steps
-from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.handling import in_portions
 from pipeline_platform.run.steps import handle_messages, receive_messages
-from tests.fixtures.flow import begun, finish, handled, publish, rows
+from tests.fixtures.flow import begun, finish, rows
 from tests.fixtures.kafka_source import until
 from tests.fixtures.small_lake import Row
 
@@ -217,52 +201,3 @@ def test_a_pipeline_that_waits_for_permits_holds_up_no_other(filled_on_spark, pi
 
     finish(held, waiting)
     assert sorted(rows(held, "lines")["text"]) == sorted(f"{number}" for number in range(12))
-
-
-TEN_A_DAY = RateLimiting(allowed_messages=10, interval=timedelta(days=1))
-
-
-class Trackings(Pipeline):
-    """Ten an interval, in batches of ten."""
-
-    name = "trackings"
-    producer = Producer(source="queue", concurrency=1, rate_limiting=TEN_A_DAY)
-    batchers = {"tens": Batcher(batch_size=10)}
-
-    def handle_message(self, message: Message, context: Any) -> Message:
-        return message.put_data({"text": message.data.decode()}).put_batcher("tens")
-
-    def handle_batch(self, batcher: str, messages: list[Message], batch_info: BatchInfo, context: Any) -> list[Message]:
-        return [message.put_data({"size": batch_info.size}) for message in messages]
-
-
-def asked(flow: Flow) -> demand.Ask:
-    """What the sensor would ask for now, with nothing under way."""
-    bounds = limits(Trackings, flow.control, datetime.now(UTC))
-    return demand.decide(flow.source.backlog(), bounds, demand.NOTHING, None)
-
-
-def test_each_interval_s_ten_are_one_run_one_batch_and_one_acknowledgement(filled, monkeypatch):
-    flow, acknowledged = filled(Trackings, (b"%d" % number for number in range(25))), []
-    ack = TableQueue.ack
-
-    def seen(self: TableQueue, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
-        acknowledged.append(len(ack_ids))
-        return ack(self, ack_ref, ack_ids)
-
-    monkeypatch.setattr(TableQueue, "ack", seen)
-
-    for _ in range(2):
-        ask = asked(flow)
-        receive = handled(flow, demand=ask.demand)
-        steps.batch_messages(flow, receive, "tens")
-        publish(flow, receive)
-        assert steps.acknowledge(flow, receive).acknowledged == 10
-        assert asked(flow).because.startswith("the rate limit leaves nothing until")
-        # The next interval: of another length, which has given nothing yet.
-        longer = TEN_A_DAY.interval + timedelta(days=1)
-        flow.control.set_rate_limiting("trackings", RateLimiting(allowed_messages=10, interval=longer))
-
-    assert acknowledged == [10, 10]
-    assert set(rows(flow, "tens")["data"]) == {'{"size":10}'}
-    assert flow.source.backlog().messages == 5

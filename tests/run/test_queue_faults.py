@@ -11,7 +11,6 @@ import pytest
 
 from pipeline_platform.connectors.table_queue import TableQueue, queue_reading
 from pipeline_platform.connectors.table_queue.leased_table import LeasedTable
-from pipeline_platform.control.store import ControlStore
 from pipeline_platform.run import lease, steps
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.steps import Acknowledgement
@@ -38,12 +37,11 @@ def flow_over(request, tmp_path, tasks_here, monkeypatch):
     monkeypatch.setattr(lease, "CLAIM_S", 1.0)
     monkeypatch.setattr(queue_reading, "ROWS_PER_BATCH", 20)
 
-    def over(url: str, control: str = "") -> Flow:
+    def over(url: str) -> Flow:
         queue = TableQueue(name="queue", url=url, lease_s=2)
         queue.create()
         queue.enqueue(PAYLOADS)
-        flow = flow_of(tmp_path, Obedient, queue, session=lambda: request.getfixturevalue("spark").spark_session)
-        return replace(flow, control=ControlStore(control)) if control else flow
+        return flow_of(tmp_path, Obedient, queue, session=lambda: request.getfixturevalue("spark").spark_session)
 
     return over
 
@@ -167,16 +165,6 @@ def test_a_connection_that_is_cut_costs_nothing(flow_over, postgres_url, monkeyp
         assert acknowledged_by(flow, attempts=2, wait_s=0).acknowledged == COUNT
 
     assert remaining(flow.source) == 0
-    assert_each_message_once(flow)
-
-
-def test_a_control_store_on_the_same_server_comes_back_with_it(flow_over, own_postgres_server, monkeypatch):
-    flow = flow_over(own_postgres_server.address, control=own_postgres_server.address)
-    once(monkeypatch, "read", lambda: restart(own_postgres_server, 1))
-    with pytest.raises(SourceAwayError):
-        run_through(flow)
-    time.sleep(1.5)
-    run_to_end(flow)
     assert_each_message_once(flow)
 
 

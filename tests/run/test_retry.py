@@ -158,8 +158,6 @@ def test_what_was_sent_before_an_error_is_not_sent_again(scene, refused_at, monk
 
 
 def test_a_message_that_dies_of_its_last_attempt_is_sent_by_the_run_that_drove_it(scene):
-    from pipeline_platform.lake.failed import FailedMessages
-
     run = scene.decided("r1", b"later")
     scene.acknowledge(run)
     assert scene.sent == []

@@ -177,12 +177,3 @@ def test_a_server_that_is_away_when_a_run_begins_may_be_tried_again(sqs_ground):
     with pytest.raises(SourceAwayError, match="does not answer"):
         flow.source.backlog()
     begun(flow)
-
-
-def test_messages_of_the_largest_size_go_through_a_run(sqs_ground):
-    largest = [str(number) * 2**20 for number in range(3)]
-    flow = sqs_ground.flow()
-    assert sqs_ground.source(flow).send(text.encode() for text in largest) == 3
-    assert sqs_ground.fake.calls["SendMessageBatch"] == 3
-    assert sqs_ground.run(flow).acknowledged == 3
-    assert sqs_ground.words(flow) == largest

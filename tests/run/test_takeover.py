@@ -223,18 +223,6 @@ def test_what_a_re_execution_decided_and_left_is_finished_by_the_next_run(filled
     assert_each_once(flow)
 
 
-def test_what_a_re_execution_left_undecided_is_given_up_by_the_next_run(filled):
-    flow = filled(Obedient, PAYLOADS)
-    first = worked(flow)
-    later = resume(flow, first, "another run")
-    flow.control.let_go("another run")  # it is killed here
-    assert clear_up(flow) == [first.receive_id]
-    for run in (first, later):
-        with pytest.raises(FencedError):
-            steps.decide(flow, run)
-    assert flow.source.backlog().messages == len(PAYLOADS)
-
-
 def test_of_several_runs_that_take_a_receive_over_at_once_one_decides(filled):
     flow = filled(Obedient, PAYLOADS)
     first = worked(flow)

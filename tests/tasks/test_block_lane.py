@@ -11,7 +11,6 @@ import pyarrow.compute as pc
 import pytest
 
 from pipeline_platform import Batcher, Message, Pipeline, PipelineError, Processors, ack_immediately
-from pipeline_platform.control.pace import Pace
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.model.actions import EARLY
 from pipeline_platform.tasks.handle.repeats import KNOWN, REPEATS
@@ -22,6 +21,7 @@ from tests.fixtures.small_lake import WINDOW, Memory, Row, batch_of, handled, nu
 from tests.tasks.test_early import actions, early
 from tests.tasks.test_early import lake as lake_of_early  # noqa: F401 - a fixture
 from tests.tasks.test_in_order import Keyed, handle, memory
+from tests.tasks.test_permits import Permits
 
 OK = [b"%d" % number for number in range(20)]
 IN = "handle_messages"
@@ -151,20 +151,8 @@ def test_a_block_is_prepared_before_it_is_handled_and_what_fails_there_goes_no_f
     assert sum(Preparing.blocks) == 2
 
 
-class Pairs(Pace):
-    """Permits for two messages at once."""
-
-    def __init__(self) -> None:
-        super().__init__(None, "pairs")
-        self.asked = 0
-
-    def permitted(self, wanted: int, until: float = float("inf")) -> tuple[int, float]:
-        self.asked += (count := min(wanted, 2))
-        return count, until
-
-
 def test_every_try_of_a_row_takes_its_permit(lake):
-    permits = Pairs()
+    permits = Permits()
 
     manifest = handled(lake, ObedientBlocks, b"1", b"2", b"3", b"raise", pace=permits)
 

@@ -100,19 +100,6 @@ def test_a_killer_costs_its_block_one_more_try(lake, diary, small_blocks, killer
         assert times[number] == 1 + sum(number < killer for killer in killers)
 
 
-def test_a_block_of_many_killers_is_not_begun_for_each_of_them(lake, diary):
-    class Large(Fragile):
-        name = "large"
-        processors = Processors(chunk_size=40)
-
-    payloads = [b"handle_message kill" if number % 2 else b"1" for number in range(40)]
-
-    manifest = handled(lake, Large, *payloads, careful=True)
-
-    assert Counter(outcomes(lake, "large", manifest).values()) == {"handled": 20, "failed": 20}
-    assert calls(diary)["handle_message"].total() <= 5 * 40, "of 420, were it begun for each"
-
-
 @pytest.mark.parametrize(("quick_s", "given"), [(10**6, [10, 20, 40, 30]), (0, [10] * 10)])
 def test_tries_grow_as_long_as_they_are_quick_and_one_host_makes_them(lake, monkeypatch, quick_s, given):
     class Placed(Keeping):

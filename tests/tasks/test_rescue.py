@@ -147,29 +147,6 @@ def test_a_message_that_is_larger_than_the_pipeline_takes_is_not_rescued(lake):
     assert manifest.total("not_rescued") == 1
 
 
-@pytest.mark.parametrize("fault", ["fewer", "more", "others", "raise"])
-def test_what_handle_failed_does_not_bring_back_by_its_rules_stays_failed(lake, fault):
-    class Faulty(Rescuing):
-        name = "faulty"
-
-        def handle_failed(self, messages, context):
-            first = messages[0].rescued()
-            match fault:
-                case "fewer":
-                    return [first]
-                case "more":
-                    return [first, first, *messages[1:]]
-                case "others":
-                    return [first, None]
-            raise ConnectionError("nobody to tell")
-
-    manifest = handled(lake, Faulty, b"fail 1", b"fail 2")
-
-    first = "failed" if fault in ("others", "raise") else "handled"
-    assert outcomes(lake, "faulty", manifest) == {"m0": first, "m1": "failed"}
-    assert manifest.total("handle_failed_errors") == (0 if fault == "more" else 1)
-
-
 # Batches
 
 

@@ -1,7 +1,5 @@
 """Threads: messages of one task that are handled at once, each as if it were alone."""
 
-import os
-import signal
 import threading
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
@@ -40,26 +38,6 @@ def test_ten_messages_are_handled_at_once_in_order_and_each_fails_alone(lake):
     }
     assert [row["text"] for row in rows_of(lake, "together", manifest, "kept")] == ["0", "2", "4", "6", "8"]
     assert [row["message_id"] for row in rows_of(lake, "together", manifest, "failed")] == sorted(failed)
-
-
-def test_results_are_in_order_whichever_message_is_done_first(lake):
-    class Backwards(Obedient):
-        """A message is done when the one after it is."""
-
-        name = "backwards"
-        processors = Processors(threads=5)
-        done = [threading.Event() for _ in range(5)]
-
-        def handle_message(self, message, context):
-            number = int(message.data)
-            if number < 4:
-                assert self.done[number + 1].wait(LONG_S)
-            self.done[number].set()
-            return super().handle_message(message, context)
-
-    manifest = handled(lake, Backwards, *(b"%d" % number for number in range(5)))
-
-    assert [row["text"] for row in rows_of(lake, "backwards", manifest, "kept")] == ["0", "1", "2", "3", "4"]
 
 
 def test_prepare_messages_gets_chunks_by_itself_and_all_threads_share_an_instance(lake):
@@ -149,28 +127,6 @@ def test_an_error_of_the_rate_limit_ends_the_task_once_what_was_begun_is_done():
         at_once(range(9), [worker, worker], permits(), {1: 2})
 
     assert sorted(done) == [0, 1, 2]
-
-
-class Deadly(Obedient):
-    """Ends its process while others are at work."""
-
-    name = "deadly"
-    processors = Processors(threads=4, chunk_size=20)
-
-    def handle_message(self, message: Message, context: Any) -> Any:
-        if message.data == b"die":
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().handle_message(message, context)
-
-
-@pytest.mark.parametrize("deadly", [{0}, {7}, {3, 4, 19}])
-def test_in_forks_those_that_end_their_worker_fail_alone(lake, deadly):
-    payloads = [b"die" if number in deadly else b"%d" % number for number in range(20)]
-    manifest = handled(lake, Deadly, *payloads, careful=True)
-    told = outcomes(lake, "deadly", manifest)
-    assert told == {f"m{number}": "failed" if number in deadly else "handled" for number in range(20)}
-    failed = rows_of(lake, "deadly", manifest, "failed")
-    assert {(row["kind"], row["stage"]) for row in failed} == {("worker killed", "handle_message")}
 
 
 class Hanging(Obedient):

@@ -79,21 +79,6 @@ def test_a_source_s_partitions_keep_their_sequence_and_messages_without_one_wait
     assert {"07", "08", "09"} < set(lines)
 
 
-def test_as_many_are_at_work_as_there_are_threads_and_partitions(lake):
-    class Together(Threaded):
-        name = "together"
-        begun = threading.Barrier(4)
-
-        def handle_message(self, message: Message, context: Any) -> Message:
-            self.begun.wait(LONG_S)
-            return super().handle_message(message, context)
-
-    handled = handle(lake, Together, memory(*(f"{partition} {place}" for place in range(3) for partition in range(4))))
-
-    assert set(outcomes(lake, "together", handled.manifest).values()) == {"handled"}
-    assert len(handled.all) == 12
-
-
 def test_a_hot_partition_stops_no_other(lake):
     class Hot(Threaded):
         """The first message of the hot partition is done when all others of the cold ones are."""
