@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from pipeline_platform.cli.loading import SetUpError
+from pipeline_platform.cli.loading import Location, SetUpError, location_of
 
 Launch = Callable[[Mapping[str, Any], Mapping[str, str]], str]
 """Launches a run with this configuration and these tags; returns its id."""
@@ -22,9 +22,12 @@ Launch = Callable[[Mapping[str, Any], Mapping[str, str]], str]
 def launching(job: str, module: str | None) -> Iterator[Launch]:
     """Load the deployment, of a module or of `workspace.yaml`, and lend what launches runs of a job of it.
 
+    The daemon finds a run's code by the name of its location: what `workspace.yaml` names is loaded by that.
+
     Raises:
         SetUpError: Dagster would not.
     """
+    of = location_of(module)
     try:
         import click
         import dagster as dg
@@ -32,16 +35,16 @@ def launching(job: str, module: str | None) -> Iterator[Launch]:
         from dagster._cli.workspace import cli_target
         from dagster_shared.cli import WorkspaceOpts
     except ImportError:
-        yield lambda config, tags: _by_command(job, config, tags, module)
+        yield lambda config, tags: _by_command(job, config, tags, of)
         return
-    options = WorkspaceOpts(workspace=("workspace.yaml",)) if module is None else WorkspaceOpts(module_name=(module,))
+    options = WorkspaceOpts(workspace=("workspace.yaml",)) if of.name else WorkspaceOpts(module_name=(of.module,))
     opened = cli_target.get_workspace_from_cli_opts
     try:
         with (
             dg.DagsterInstance.get() as instance,
             opened(instance, dg.__version__, options, log_level="WARNING") as workspace,
         ):
-            location = cli_target.get_code_location_from_workspace(workspace, None)
+            location = cli_target.get_code_location_from_workspace(workspace, of.name)
             of_location = cli_target.get_remote_repository_from_code_location(location, None)
             remote_job = cli_target.get_remote_job_from_remote_repo(of_location, job)
 
@@ -56,9 +59,9 @@ def launching(job: str, module: str | None) -> Iterator[Launch]:
         raise SetUpError(f"Dagster did not launch {job}: {str(error).strip().splitlines()[-1]}") from None
 
 
-def _by_command(job: str, config: Mapping[str, Any], tags: Mapping[str, str], module: str | None) -> str:
+def _by_command(job: str, config: Mapping[str, Any], tags: Mapping[str, str], of: Location) -> str:
     run_id = str(uuid.uuid4())
-    where = ["--workspace", "workspace.yaml"] if module is None else ["--module-name", module]
+    where = ["--workspace", "workspace.yaml", "--location", of.name] if of.name else ["--module-name", of.module]
     command = [sys.executable, "-m", "dagster", "job", "launch", "--job", job, "--run-id", run_id, *where]
     given = ["--config-json", json.dumps(config), "--tags", json.dumps(tags)]
     done = subprocess.run([*command, *given], capture_output=True, text=True, check=False)  # noqa: S603 - no shell

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dotenv
 import typer
@@ -31,6 +31,14 @@ _CHOSEN: dict[str, str] = {}
 
 class SetUpError(Exception):
     """There is no deployment here, or a resource of it cannot be set up; the message names what is missing."""
+
+
+class Location(NamedTuple):
+    """A code location: the module that it loads, the folders to find that in, and its name in `workspace.yaml`."""
+
+    module: str
+    folders: tuple[str, ...] = ()
+    name: str | None = None
 
 
 @dataclass(frozen=True)
@@ -63,7 +71,8 @@ def load(module: str | None = None) -> "Built":
     A file `.env` in the working directory sets variables that are not set, as it does for Dagster.
 
     Args:
-        module: Its module; by default what the command line names, or `workspace.yaml`.
+        module: Its module, or the name of its location in `workspace.yaml`; by default what the command line names,
+            or the only one of `workspace.yaml`.
 
     Raises:
         SetUpError: There is none here.
@@ -71,9 +80,10 @@ def load(module: str | None = None) -> "Built":
     from pipeline_platform.orchestration.deployment import BUILT
 
     dotenv.load_dotenv(Path(".env"))
-    module = module or chosen() or _of_workspace()
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    module, folders, _ = location_of(module or chosen())
+    for folder in map(os.path.abspath, (os.curdir, *folders)):
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
     try:
         importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -98,8 +108,7 @@ def opened(module: str | None = None, instance: "dg.DagsterInstance | None" = No
     """
     import dagster as dg
 
-    module = module or chosen() or _of_workspace()
-    built = load(module)
+    built, named = load(module), location_of(module or chosen()).module
     pipelines: dict[str, type[Pipeline]] = {pipeline.name: pipeline for pipeline in built.pipelines}
     sources = {producer.source for pipeline in built.pipelines for producer in pipeline.producers_of().values()}
     sources |= {pipeline.dead_letters for pipeline in built.pipelines if pipeline.dead_letters}
@@ -111,10 +120,10 @@ def opened(module: str | None = None, instance: "dg.DagsterInstance | None" = No
                 getattr(resources, key).open(resources.control)
         except dg.DagsterInvalidConfigError as error:
             reasons = "; ".join(map(_refusal, error.errors))
-            raise SetUpError(f"the resources of {module} cannot be set up: {reasons}") from None
+            raise SetUpError(f"the resources of {named} cannot be set up: {reasons}") from None
         except dg.DagsterResourceFunctionError as error:
             key, cause = str(error).rpartition(" ")[2], error.user_exception
-            raise SetUpError(f"the resource {key} of {module} cannot be set up: {reason_of(cause)}") from None
+            raise SetUpError(f"the resource {key} of {named} cannot be set up: {reason_of(cause)}") from None
         opened_sources = {key: getattr(resources, key) for key in sources}
         yield Deployment(pipelines, resources.control, resources.lake, opened_sources)
 
@@ -143,16 +152,42 @@ def chosen() -> str | None:
     return _CHOSEN.get("module")
 
 
-def _of_workspace() -> str:
+def location_of(module: str | None) -> Location:
+    """The code location of a module, or of a name in `workspace.yaml`; without one the only one there.
+
+    Raises:
+        SetUpError: `workspace.yaml` cannot be read, or leaves open which is meant.
+    """
     workspace = Path("workspace.yaml")
     if not workspace.is_file():
+        if module:
+            return Location(module)
         raise SetUpError(f"there is no workspace.yaml in {Path.cwd()}: go where it lies, or name a module with -m")
     try:
-        entries = [entry.get("python_module") for entry in yaml.safe_load(workspace.read_text()).get("load_from", [])]
-        modules = [entry if isinstance(entry, str) else entry["module_name"] for entry in entries if entry]
+        entries = yaml.safe_load(workspace.read_text())["load_from"]
+        known = [_location(*loaded) for entry in entries for loaded in entry.items()]
     except (yaml.YAMLError, AttributeError, KeyError, TypeError, UnicodeDecodeError) as error:
         where = f"line {mark.line + 1}" if (mark := getattr(error, "problem_mark", None)) else "its load_from"
         raise SetUpError(f"workspace.yaml cannot be read, at {where}: mend it, or name a module with -m") from None
-    if len(modules) != 1:
-        raise SetUpError(f"workspace.yaml names {len(modules)} modules ({', '.join(modules)}): choose one with -m")
-    return str(modules[0])
+    found = [one for one in known if one and module in (None, one.name)]
+    found = found or [one for one in known if one and module == one.module]
+    if len(found) == 1:
+        return found[0]
+    if module and not found:
+        return Location(module)
+    names = ", ".join(str(one.name) for one in found)
+    raise SetUpError(f"workspace.yaml names {len(found)} code locations ({names}): choose one with -m")
+
+
+def _location(kind: str, entry: Any) -> Location | None:
+    """What an entry of `workspace.yaml` loads, named as Dagster names it; None where that is a server of its own."""
+    if kind not in ("python_module", "python_file"):
+        return None
+    options = entry if isinstance(entry, dict) else {}
+    loaded = str(options["module_name" if kind == "python_module" else "relative_path"] if options else entry)
+    folders, module = [str(options.get("working_directory") or os.curdir)], loaded
+    if kind == "python_file":
+        file = Path(loaded)
+        folders, module, loaded = [*folders, str(file.parent)], file.stem, file.name
+    attribute = f":{options['attribute']}" if options.get("attribute") else ""
+    return Location(module, tuple(folders), options.get("location_name") or f"{loaded}{attribute}")

@@ -51,7 +51,11 @@ for command in (
 def options(
     module: Annotated[
         str | None,
-        typer.Option("-m", "--module", help="Module of the deployment; by default what workspace.yaml names."),
+        typer.Option(
+            "-m",
+            "--module",
+            help="Module of the deployment, or name of its location in workspace.yaml; by default the only one there.",
+        ),
     ] = None,
 ) -> None:
     """Look at the pipelines of a deployment, change their limits, retry failures, run a warm Spark."""

@@ -110,6 +110,22 @@ def test_a_workspace_that_cannot_be_read_is_named_in_a_line(tmp_path, monkeypatc
         loading.load()
 
 
+BOTH = """
+load_from:
+  - python_file: {relative_path: east/defs.py, working_directory: east, location_name: east}
+  - python_file: west.py
+"""
+
+
+@pytest.mark.parametrize(("named", "module"), [("east", "defs"), ("defs", "defs"), ("west.py", "west"), ("x", "x")])
+def test_a_location_is_found_by_its_name_or_its_module(tmp_path, monkeypatch, named, module):
+    (tmp_path / "workspace.yaml").write_text(BOTH)
+    monkeypatch.chdir(tmp_path)
+    assert loading.location_of(named).module == module
+    with pytest.raises(loading.SetUpError, match=r"names 2 code locations \(east, west.py\): choose one with -m"):
+        loading.location_of(None)
+
+
 def test_status_tells_receives_that_are_not_decided_from_those_that_are_not_finished(cli, keeping):
     leased(keeping, "begun00000000000")
     leased(keeping, "handled000000000", b"one").work()

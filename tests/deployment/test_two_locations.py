@@ -57,6 +57,8 @@ class Lines(Pipeline):
         text = message.data.decode()
         while text.startswith("wait for ") and not Path(text.removeprefix("wait for ")).exists():
             time.sleep(0.1)
+        if text.startswith("fail until ") and not Path(text.removeprefix("fail until ")).exists():
+            return message.failed("not yet")
         return message.put(Line({column}=text), batcher="lines")
 """
 EAST, WEST = ("east", "said"), ("east_late", "heard")
@@ -88,28 +90,35 @@ def rows(deployed: Deployed, name: str) -> list[str]:
     return sorted(pl.read_delta(str(deployed.folder / "lake" / name / "lines"))[column])
 
 
-def status(deployed: Deployed, name: str) -> dict[str, Any]:
-    """What `status` in the folder of a location says of its pipelines."""
-    command = [sys.executable, "-m", "pipeline_platform.cli.main", "-m", "location", "status", "--json"]
-    place: dict[str, Any] = {"cwd": deployed.folder / name, "env": deployed.environment}
-    shown = subprocess.run(command, **place, capture_output=True, text=True, timeout=120, check=False)
+def call(deployed: Deployed, name: str, *command: str) -> str:
+    """What a command prints that is asked about a location."""
+    program = [sys.executable, "-m", "pipeline_platform.cli.main", "-m", name, *command]
+    place: dict[str, Any] = {"cwd": deployed.folder, "env": deployed.environment}
+    shown = subprocess.run(program, **place, capture_output=True, text=True, timeout=120, check=False)
     assert shown.returncode == 0, shown.stderr[-3_000:]
-    said: dict[str, Any] = json.loads(shown.stdout)["pipelines"]
+    return shown.stdout
+
+
+def status(deployed: Deployed, name: str) -> dict[str, Any]:
+    """What `status` says of the pipelines of a location."""
+    said: dict[str, Any] = json.loads(call(deployed, name, "status", "--json"))["pipelines"]
     return said
 
 
 @pytest.mark.faults
+@pytest.mark.timeout(900)
 def test_locations_that_share_all_leave_each_others_runs_claims_and_receives_alone(deployed):
     control = ControlStore(f"sqlite:///{deployed.folder}/control.sqlite")
-    gate = deployed.folder / "gate"
-    sent = {"east": [f"wait for {gate}", *(f"line {n}" for n in range(149))], "east_late": []}
+    gate, mended = deployed.folder / "gate", deployed.folder / "mended"
+    sent = {"east": [f"wait for {gate}", *(f"line {n}" for n in range(149))], "east_late": [f"fail until {mended}"]}
+    queue(deployed.folder, "east_late").enqueue(text.encode() for text in sent["east_late"])
     queue(deployed.folder, "east").enqueue(text.encode() for text in sent["east"])
 
     def held() -> Any:
         found = [claim.run_id for claim in control.in_flight("east") if claim.messages == 150]
         return (found[0], pid) if found and (pid := handling_in(deployed.instance, found[0])) else None
 
-    run_id, pid = deployed.until("a run of one location handles its messages", held)
+    run_id, pid = deployed.until("a run of one location handles its messages", held, within_s=200)
 
     def west_takes(beginning: str) -> None:
         more = [f"{beginning} {n}" for n in range(150)]
@@ -133,6 +142,8 @@ def test_locations_that_share_all_leave_each_others_runs_claims_and_receives_alo
     assert [claim.run_id for claim in control.over("east")] == [run_id]
     control.resume("east")
     gate.touch()
+    mended.touch()
+    call(deployed, "east_late", "failures", "retry", "east_late", "--all")
     deployed.until("all is done", lambda: queue(deployed.folder, "east").backlog().messages == 0)
     deployed.until("the runs have ended", lambda: done(deployed.instance))
 
