@@ -40,19 +40,6 @@ BATCHED = [f"batch {number}" for number in range(6)]
 ARRIVED = sorted([*SENT, *(json.dumps({"word": text}, separators=(",", ":")) for text in BATCHED)])
 
 
-def test_a_run_handles_each_message_once_and_leaves_the_queue_empty(started, rabbitmq_queue, rabbitmq):
-    dead = rabbitmq()
-    flow = started(rabbitmq_queue(x_dead_letter_exchange="", x_dead_letter_routing_key=dead.queue))
-    source_of(flow).send([text.encode() for text in (*SENT, *BATCHED, "raise")])
-    receive = run(flow)
-    source_of(flow).close()
-    assert flow.ledger.get(receive.receive_id) is None, "it is finished"
-    assert words(flow) == ARRIVED
-    assert kinds(flow) == {"raise": "ValueError"}
-    assert source_of(flow).backlog().messages == 0
-    assert dead.backlog().messages == 0, "a failure is acknowledged, unless told"
-
-
 def test_failed_messages_go_where_their_word_says_and_all_others_by_one_frame(
     started, rabbitmq_queue, rabbitmq, monkeypatch
 ):

@@ -1,16 +1,11 @@
 """Whole runs over SQS: what they cost in requests, what they hold while they work, what a killed one leaves."""
 
 import logging
-from collections.abc import Iterator
 
-import polars as pl
-import pyarrow as pa
 import pytest
 
-from pipeline_platform.connectors.sqs import SqsSource
 from pipeline_platform.run import steps
 from pipeline_platform.run.lease import alive, held
-from pipeline_platform.source.contract import Share
 from tests.fixtures.flow import handled, received, worked
 from tests.fixtures.sqs_flow import HIDDEN, WAITING
 
@@ -44,30 +39,6 @@ def test_a_run_that_outlasts_the_visibility_timeout_keeps_its_messages(sqs_groun
     sqs_ground.go_on(flow, receive)
     assert steps.acknowledge(flow, receive).acknowledged == 3
     assert sqs_ground.count() == 0
-
-
-class Twice(SqsSource):
-    """Receives, and then receives copies of the same messages."""
-
-    def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
-        for batch in super().read(share, receive_id):
-            yield batch
-            self.release(self.queue_url, batch.column("ack_id").to_pylist())
-            yield from super().read(Share(messages=batch.num_rows), receive_id)
-
-
-def test_of_two_copies_in_one_receive_one_is_handled_and_the_queue_is_empty_in_the_end(sqs_ground):
-    sqs_ground.fill(["one", "two"])
-    flow = sqs_ground.flow(Twice, visibility_timeout=2)
-    sqs_ground.run(flow)
-    assert pl.read_delta(flow.tables["messages"].uri).height == 4, "both were received"
-    outcomes = pl.read_delta(flow.tables["outcomes"].uri)
-    assert sorted(outcomes["outcome"]) == ["duplicate", "duplicate", "handled", "handled"]
-    assert sqs_ground.words(flow) == ["one", "two"]
-    later = sqs_ground.flow(visibility_timeout=2)
-    while sqs_ground.count():
-        sqs_ground.run(later)
-    assert sqs_ground.words(flow) == ["one", "two"]
 
 
 def test_a_message_that_another_receive_took_does_not_end_the_run_that_had_it(sqs_ground, caplog):

@@ -6,7 +6,6 @@ import pytest
 
 from pipeline_platform import Batcher, BatchInfo, Message, Pipeline, Producer
 from pipeline_platform.testing import DummySource, test_batch
-from pipeline_platform.testing import test_batch as try_batch
 
 Call = tuple[str, list[Any], list[tuple[Any, str | None]]]
 
@@ -41,7 +40,7 @@ class Marks(Pipeline):
 
 def test_it_is_told_of_what_was_delivered_before_the_source_is():
     pipeline = Marks()
-    try_batch(pipeline, [b"one", b"fail", b"several"], acknowledger=pipeline.of_source)
+    test_batch(pipeline, [b"one", b"fail", b"several"], acknowledger=pipeline.of_source)
     assert pipeline.calls == [
         ("own", [b"one", b"several"], [(b"fail", "fail")]),
         ("source", ["changed", 1, 2], [(b"fail", "fail")]),
@@ -58,35 +57,31 @@ def test_where_it_raises_the_source_is_not_told():
     pipeline = Raises()
 
     with pytest.raises(OSError, match="the database is away"):
-        try_batch(pipeline, [b"one"], acknowledger=pipeline.of_source)
+        test_batch(pipeline, [b"one"], acknowledger=pipeline.of_source)
 
     assert pipeline.calls == []
 
 
 def test_it_is_not_told_of_messages_that_come_again():
     pipeline = Marks()
-    try_batch(pipeline, [b"one", b"fail"], source=DummySource(name="queue", on_failure="nack:0"))
-    try_batch(pipeline, [b"fail"], source=DummySource(name="queue", on_failure="nack:0"))
+    test_batch(pipeline, [b"one", b"fail"], source=DummySource(name="queue", on_failure="nack:0"))
+    test_batch(pipeline, [b"fail"], source=DummySource(name="queue", on_failure="nack:0"))
     assert pipeline.calls == [("own", [b"one"], [])]
 
 
 def test_thousands_are_told_a_thousand_at_a_time():
     pipeline = Marks()
-    try_batch(pipeline, [*[b"one"] * 1_001, *[b"fail"] * 1_000])
+    test_batch(pipeline, [*[b"one"] * 1_001, *[b"fail"] * 1_000])
     counts = [(len(successful), len(failed)) for _, successful, failed in pipeline.calls]
     assert counts == [(1_000, 0), (1, 999), (0, 1)]
 
 
-def first_number(message: Message) -> int:
-    return int(message.data.split()[0])
+class BySource(Pipeline):
+    """The source of a test names no partition, so batches have none."""
 
-
-class Accounts(Pipeline):
-    """A payload begins with its account."""
-
-    name = "accounts"
+    name = "by_source"
     producer = Producer(source="memory")
-    partition_by = first_number
+    partition_by = "source"
     batchers = {"out": Batcher(batch_size=2)}
 
     def handle_message(self, message: Message, context: Any) -> Message:
@@ -94,27 +89,6 @@ class Accounts(Pipeline):
 
     def handle_batch(self, batcher: str, messages: list[Message], batch_info: BatchInfo, context: Any) -> list[Message]:
         return [message.put(f"{batch_info.partition}: {message.data}") for message in messages]
-
-
-def test_batches_hold_one_partition_each_and_what_has_none_fails():
-    done = test_batch(Accounts, ["1 a", "2 b", "one c", "1 d", "1 e"])
-    assert [message.data for message in done.successful] == ["1: 1 a", "2: 2 b", "1: 1 d", "1: 1 e"]
-    assert [(message.data, message.reason.split(":")[0]) for message in done.failed] == [
-        (b"one c", "invalid literal for int() with base 10")
-    ]
-    assert [(info.partition, info.size) for info in done.batches] == [(1, 2), (2, 1), (1, 1)]
-
-
-def test_where_nothing_has_a_partition_all_fail():
-    done = test_batch(Accounts, ["one", "two"])
-    assert (len(done.successful), len(done.failed), done.batches) == (0, 2, [])
-
-
-class BySource(Accounts):
-    """The source of a test names no partition, so batches have none."""
-
-    name = "by_source"
-    partition_by = "source"
 
 
 def test_without_a_partition_from_the_source_batches_have_none():

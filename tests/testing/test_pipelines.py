@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from pipeline_platform import Batcher, Message, Pipeline, Processors, Producer, Splitter, TableBatcher
+from pipeline_platform import Batcher, Message, Pipeline, Processors, Producer, TableBatcher
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.actions import Word, Words
 from pipeline_platform.testing import Acknowledged, DummySource, test_batch, test_message
@@ -25,12 +25,6 @@ class Stop(BaseModel):
 
 class Rules(BaseModel):
     limit: int = 3
-
-
-def at_each_half(message: Message, acc: None) -> Any:
-    if message.data["name"] == "broken":
-        raise ValueError("as told")
-    return ("emit" if message.data["name"] == "half" else "cont"), acc
 
 
 class Stops(Pipeline):
@@ -165,25 +159,6 @@ def test_batches_are_filled_or_each_message_is_delivered_at_once():
     assert [info.size for info in test_batch(Stops, payloads, "flush").batches] == [1, 1, 1]
     triggers = [info.trigger for info in test_batch(Stops, ["plain a", "plain now", "plain b"]).batches]
     assert triggers == ["flush", "timeout"], "as in a run that pulls"
-
-
-class Halves(Stops):
-    """Ends a batch at each `half`."""
-
-    name = "halves"
-    batchers = {**Stops.batchers, "plain": Batcher(batch_size=Splitter(initial=None, step=at_each_half))}
-
-
-def test_a_splitter_ends_batches_as_in_a_run():
-    done = test_batch(Halves, ["plain a", "plain half", "plain broken", "plain b"])
-    assert [(info.size, info.trigger) for info in done.batches] == [(2, "size"), (1, "timeout")]
-    assert reasons_of(done) == ["as told"]
-
-
-def test_a_payload_that_is_too_large_fails():
-    assert reasons_of(test_message(Stops, "lake " + "x" * 96)) == [
-        "its payload has 101 bytes, and processors.max_message_bytes allows 100"
-    ]
 
 
 def test_a_failure_handler_that_raises_is_in_the_notes():
