@@ -6,5 +6,7 @@ from pipeline_platform.orchestration import SparkResource
 from resources.environment import secret
 
 spark = SparkResource(
-    remote=os.environ.get("PIPELINE_PLATFORM_SPARK", "warm"), token=secret("PIPELINE_PLATFORM_SPARK_TOKEN")
+    remote=os.environ.get("PIPELINE_PLATFORM_SPARK", "warm"),
+    token=secret("PIPELINE_PLATFORM_SPARK_TOKEN"),
+    ui=os.environ.get("PIPELINE_PLATFORM_SPARK_UI", ""),
 )

@@ -46,12 +46,14 @@ class Deployment:
     """The pipelines that are defined, and what they share.
 
     Pipelines are by name. Sources are by key: those that are pulled from, and those that dead letters are sent to.
+    `spark_ui` is the address of Spark's UI, or empty.
     """
 
     pipelines: dict[str, type[Pipeline]]
     control: ControlStore
     lake: Lake
     sources: dict[str, Source]
+    spark_ui: str = ""
 
     def pipeline(self, name: str) -> type[Pipeline]:
         """One pipeline; a `BadParameter` if there is none of that name."""
@@ -114,7 +116,7 @@ def opened(module: str | None = None, instance: "dg.DagsterInstance | None" = No
     sources |= {pipeline.dead_letters for pipeline in built.pipelines if pipeline.dead_letters}
     with ExitStack() as set_up:
         try:
-            needed = {key: built.resources[key] for key in ("lake", "control", *sources)}
+            needed = {key: built.resources[key] for key in ("lake", "control", "spark", *sources)}
             resources = set_up.enter_context(dg.build_resources(needed, instance))
             for key in sources:
                 getattr(resources, key).open(resources.control)
@@ -125,7 +127,7 @@ def opened(module: str | None = None, instance: "dg.DagsterInstance | None" = No
             key, cause = str(error).rpartition(" ")[2], error.user_exception
             raise SetUpError(f"the resource {key} of {named} cannot be set up: {reason_of(cause)}") from None
         opened_sources = {key: getattr(resources, key) for key in sources}
-        yield Deployment(pipelines, resources.control, resources.lake, opened_sources)
+        yield Deployment(pipelines, resources.control, resources.lake, opened_sources, resources.spark.ui)
 
 
 def _refusal(error: Any) -> str:

@@ -29,6 +29,7 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.options import Producer
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.source.contract import SourceError
+from pipeline_platform.spark.late_tasks import late_tasks
 
 if TYPE_CHECKING:
     import dagster as dg
@@ -126,14 +127,14 @@ def _producers(opened: loading.Deployment, pipeline: type[Pipeline], instance: I
     for name, producer in pipeline.producers_of().items():
         key, looked = pipeline.limits_key(name), (pipeline, name, opened.sources[producer.source], control)
         state = _asking(instance, lambda known, looked=looked: state_of(*looked, known))  # type: ignore[misc]
-        held = _in_flight(control, key, state.in_flight.to_lease)
+        held = _in_flight(control, key, state.in_flight.to_lease, opened.spark_ui)
         of_one = {"now": state.sentence, **_backlog(state), **_limits(control, key, producer), **held}
         rows |= {f"{name}: {what}" if name else what: value for what, value in of_one.items()}
     if pipeline.producers:
         at_run_time = changed(control.overrides(pipeline.name))
         rows |= {"set at run time": at_run_time} if at_run_time else {}
         to_lease = _asking(instance, lambda known: in_flight(pipeline, known, control)).to_lease
-        of_all = {**_state(control, pipeline.name), **_in_flight(control, pipeline.name, to_lease)}
+        of_all = {**_state(control, pipeline.name), **_in_flight(control, pipeline.name, to_lease, opened.spark_ui)}
         rows |= {f"backfills, replays: {what}": value for what, value in of_all.items()}
     return rows
 
@@ -185,7 +186,7 @@ def _limits(control: ControlStore, key: str, producer: Producer) -> Rows:
     return {**rows, "permits": f"{left:,} left in the current interval"}
 
 
-def _in_flight(control: ControlStore, key: str, to_lease: Mapping[str, int]) -> Rows:
+def _in_flight(control: ControlStore, key: str, to_lease: Mapping[str, int], spark_ui: str) -> Rows:
     """What the sensor counts: what runs hold, and what those will take on that hold nothing yet."""
     live, now = control.in_flight(key), datetime.now(UTC)
     messages = sum(claim.messages for claim in live) + sum(to_lease.values())
@@ -193,6 +194,8 @@ def _in_flight(control: ControlStore, key: str, to_lease: Mapping[str, int]) -> 
     for claim in live:
         began, left = _seconds((now - claim.started_at).total_seconds()), (claim.expires_at - now).total_seconds()
         rows[f"  run {claim.run_id[:8]}"] = f"{claim.messages:,} messages for {began}, lease for {_seconds(left)} more"
+        if spark_ui and (late := late_tasks(spark_ui, claim.receive_id)):
+            rows[f"  late in {claim.run_id[:8]}"] = Text(late, style="yellow")
     for claim in control.over(key):
         since = _seconds((now - claim.expires_at).total_seconds())
         dead = f"{claim.messages:,} messages, dead or stalled: its lease ended {since} ago"

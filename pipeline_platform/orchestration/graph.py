@@ -31,6 +31,7 @@ from pipeline_platform.run.receive_state import ReceiveState
 from pipeline_platform.run.stopping import acknowledged, end_if_asked, heeding
 from pipeline_platform.source.connection import ConnectedSource
 from pipeline_platform.source.contract import SourceError
+from pipeline_platform.spark.late_tasks import naming_late_tasks
 
 
 class RunOrigin(Enum):
@@ -216,6 +217,10 @@ def _naming_outages(context: dg.AssetExecutionContext) -> AbstractContextManager
     return naming_outages(context.resources.lake, context.resources.spark.remote)
 
 
+def _naming_late_tasks(context: dg.AssetExecutionContext, receive: Receive) -> AbstractContextManager[None]:
+    return naming_late_tasks(context.resources.spark.ui, receive.receive_id, context.log.info)
+
+
 def _named(op: dg.OpDefinition) -> Any:
     """The op by its name in the pipeline's graph; in a code location, each op's own name is unique."""
     return op.alias(op.name.split("__", 1)[1])
@@ -249,7 +254,7 @@ def _receive_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
             if producer:
                 received[tags.producer] = producer
             context.instance.add_run_tags(context.run.run_id, received)
-            with heeding(flow, receive):
+            with heeding(flow, receive), _naming_late_tasks(context, receive):
                 manifest = steps.receive_messages(flow, receive)
                 context.instance.add_run_tags(context.run.run_id, {tags.received: str(manifest.total("received"))})
 
@@ -296,7 +301,7 @@ def _step_op(pipeline: type[Pipeline], name: str, step: Step) -> dg.OpDefinition
         with _naming_outages(context):
             flow, receive = at_work(pipeline, context)
             if receive is not None:
-                with heeding(flow, receive):
+                with heeding(flow, receive), _naming_late_tasks(context, receive):
                     step(flow, receive, context)
 
     return op

@@ -77,6 +77,11 @@ class SparkResource(dg.ConfigurableResource["SparkResource"]):
         default=None,
         description="Token for the server at an `sc://` address, as an environment variable (`dg.EnvVar`).",
     )
+    ui: str = Field(
+        default="",
+        description="Address of the UI of the server at an `sc://` address, such as `http://10.0.0.1:4040`: the log of "
+        "a run and `status` then say which tasks take longer than a minute, and on which host.",
+    )
     cores: int = Field(default=0, ge=0, description="Tasks at a time in a session of the run's own; 0 takes all cores.")
     memory: str = Field(default="1g", description="Memory of the JVM of a session of the run's own.")
     spark_config: dict[str, str] = Field(
