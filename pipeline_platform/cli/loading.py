@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import dotenv
 import typer
 import yaml
 
@@ -21,6 +20,8 @@ from pipeline_platform.run.flow import Flow, looked_at
 from pipeline_platform.source.contract import Source
 
 if TYPE_CHECKING:
+    import dagster as dg
+
     from pipeline_platform.orchestration.deployment import Built
 
 _CHOSEN: dict[str, str] = {}
@@ -58,8 +59,6 @@ class Deployment:
 def load(module: str | None = None) -> "Built":
     """Load the deployment.
 
-    A file `.env` in the working directory sets variables that are not set, as it does for Dagster.
-
     Args:
         module: Its module; by default what the command line names, or `workspace.yaml`.
 
@@ -68,7 +67,6 @@ def load(module: str | None = None) -> "Built":
     """
     from pipeline_platform.orchestration.deployment import BUILT
 
-    dotenv.load_dotenv(Path(".env"))
     module = module or chosen() or _of_workspace()
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -84,11 +82,12 @@ def load(module: str | None = None) -> "Built":
 
 
 @contextmanager
-def opened(module: str | None = None) -> Iterator[Deployment]:
+def opened(module: str | None = None, instance: "dg.DagsterInstance | None" = None) -> Iterator[Deployment]:
     """Load the deployment and set up what the command line looks at; no Spark.
 
     Args:
         module: As of `load`.
+        instance: Dagster's, where it is open already: without one Dagster makes one in memory, which takes long.
 
     Raises:
         SetUpError: There is none here; or a variable that a resource is configured by is not set, or a value is wrong.
@@ -103,7 +102,7 @@ def opened(module: str | None = None) -> Iterator[Deployment]:
     with ExitStack() as set_up:
         try:
             needed = {key: built.resources[key] for key in ("lake", "control", *sources)}
-            resources = set_up.enter_context(dg.build_resources(needed))
+            resources = set_up.enter_context(dg.build_resources(needed, instance))
             for key in sources:
                 getattr(resources, key).open(resources.control)
         except dg.DagsterInvalidConfigError as error:

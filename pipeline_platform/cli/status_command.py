@@ -51,7 +51,7 @@ def status(
     take some on, as the instance in DAGSTER_HOME tells. `runs in Dagster` are those that it has queued or started.
     """
     console = Console()
-    with loading.opened() as opened, _dagster() as instance:
+    with _dagster() as instance, loading.opened(None, _known(instance)) as opened:
         wanted = [opened.pipeline(pipeline)] if pipeline else opened.pipelines.values()
         if as_json:
             found = {chosen.name: _rows(opened, chosen, instance) for chosen in wanted}
@@ -134,10 +134,14 @@ def _producers(opened: loading.Deployment, pipeline: type[Pipeline], instance: I
     return rows
 
 
+def _known(instance: Instance) -> dg.DagsterInstance | None:
+    return None if isinstance(instance, str | Exception) else instance
+
+
 def _asking(instance: Instance, look: Callable[[dg.DagsterInstance | None], T]) -> T:
     """What a look tells that asks Dagster, too, if it answers; `runs in Dagster` says why it does not."""
     try:
-        return look(None if isinstance(instance, str | Exception) else instance)
+        return look(_known(instance))
     except SQLAlchemyError:
         return look(None)
 
